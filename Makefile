@@ -1,4 +1,4 @@
-# Every target does its own set-up; only Python 3.11 or newer has to be there.
+# Every target does its own set-up and needs only Python 3.11 or newer.
 
 PYTHON ?= python3
 PORT ?= 8000
@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TRITON := 3.6.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Tests start hundreds of processes: where bytecode may not be kept, each compiles all of it again.
+# Tests start hundreds of processes; without kept bytecode each would compile all of it again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
@@ -41,45 +41,45 @@ reference: $(VENV)/dev.stamp ## write the pages that are read from code and rows
 docs: $(VENV)/dev.stamp ## build the site of docs/ in build/docs
 	@$(BIN)/python .ci/docs.py
 
-words: $(VENV)/dev.stamp ## docstrings that open with a fragment [ARGS=PATH]
+words: $(VENV)/dev.stamp ## list docstrings that open with a fragment [ARGS=PATH]
 	@$(BIN)/python .ci/words.py $(ARGS)
 
-house: $(VENV)/dev.stamp ## readings of the code: sizes, arrows between rooms, what is long [ARGS=--json]
+house: $(VENV)/dev.stamp ## measure the code: sizes, imports between rooms, what is long [ARGS=--json]
 	@$(BIN)/python .ci/house.py $(ARGS)
 
-test: $(VENV)/dev.stamp chromium ## all tests but the slow ones [ARGS=...]
+test: $(VENV)/dev.stamp chromium ## run all tests but the slow ones [ARGS=...]
 	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
-test-fast: $(VENV)/dev.stamp ## those without servers, browsers and compilers, in 2 minutes [ARGS=...]
+test-fast: $(VENV)/dev.stamp ## run the tests without servers, browsers and compilers, in 2 minutes [ARGS=...]
 	$(PYTEST) -m "not soak" -n 2 --fast --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
-test-ray: $(VENV)/ray.stamp ## engines on a Ray cluster of this machine, in 2 minutes [ARGS=...]
+test-ray: $(VENV)/ray.stamp ## test engines on a Ray cluster of this machine, in 2 minutes [ARGS=...]
 	$(PYTEST) tests/ray $(ARGS)
 
-test-clients: $(VENV)/dev.stamp node ## OpenAI's clients, LangChain, lm-eval and others, unchanged, in 10 minutes [ARGS=...]
+test-clients: $(VENV)/dev.stamp node ## test OpenAI's clients, LangChain, lm-eval and others, unchanged, in 10 minutes [ARGS=...]
 	$(PYTEST) tests/clients -rs $(ARGS)
 
 test-triton: $(VENV)/dev.stamp $(VENV)/triton-$(TRITON).stamp ## compile every kernel for sm_90 by the Triton of GPU machines, in a minute [ARGS=...]
 	PYTHONPATH=$(VENV)/triton-$(TRITON) EXPECTED_TRITON=$(TRITON) $(PYTEST) tests/kernels/test_aot.py -k another_triton $(ARGS)
 
-soak: $(VENV)/dev.stamp ## the slow sweeps
+soak: $(VENV)/dev.stamp ## run the slow sweeps
 	$(PYTEST) -m soak $(ARGS)
 
-bench: $(VENV)/dev.stamp ## a small load over HTTP, one JSON line [BENCH_ARGS=...]
+bench: $(VENV)/dev.stamp ## send a small load over HTTP, print one JSON line [BENCH_ARGS=...]
 	@$(BIN)/python -m bench.serve $(BENCH_ARGS)
 
-# A GPU machine may have torch and nothing to install from: then its own Python will do.
-test-gpu: ## checks that need a CUDA device, each a process; DRY=1: tiny ones in Triton's interpreter [ARGS=...]
+# A GPU machine may have torch and no package index; then its own Python is used.
+test-gpu: ## run checks that need a CUDA device, each in a process; DRY=1: tiny ones in Triton's interpreter [ARGS=...]
 	@if $(PYTHON) -c 'import torch, triton, safetensors' 2>/dev/null; then python=$(PYTHON); \
 	else $(MAKE) $(VENV)/dev.stamp && python=$(BIN)/python || exit 1; fi; \
 	$$python -m tests.gpu $(if $(DRY),--dry) $(ARGS)
 
-bench-gpu: ## benchmarks that need a CUDA device, 8 minutes, then again to go on; DRY=1: tiny [PARTS=...] [ARGS=...]
+bench-gpu: ## run benchmarks that need a CUDA device, for 8 minutes; a further run goes on; DRY=1: tiny [PARTS=...] [ARGS=...]
 	@if $(PYTHON) -c 'import torch, triton' 2>/dev/null; then python=$(PYTHON); \
 	else $(MAKE) --no-print-directory $(VENV)/dev.stamp && python=$(BIN)/python || exit 1; fi; \
 	$$python -m bench.gpu $(PARTS) $(if $(DRY),--dry) $(ARGS)
 
-# ---- set-up: a stamp a step; what is newer than its stamp is installed again ----
+# ---- set-up: one stamp for each step; a step runs again if its inputs are newer than its stamp ----
 
 $(VENV)/venv.stamp:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -99,7 +99,7 @@ $(VENV)/train.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[demo]'
 	@touch $(VENV)/serve.stamp $@
 
-# dev holds the other extras: their stamps are as good as new.
+# The extra dev includes serve's and train's packages, so their stamps are touched as well.
 $(VENV)/dev.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $(VENV)/serve.stamp $(VENV)/train.stamp $@
@@ -108,12 +108,12 @@ $(VENV)/ray.stamp: $(VENV)/dev.stamp
 	$(PIP) install -c constraints.txt -e '.[ray]'
 	@touch $@
 
-# Beside the installed one, which stays as it is: torch 2.11 on a GPU machine comes with this.
+# This Triton, which torch 2.11 on a GPU machine comes with, lies beside the installed one.
 $(VENV)/triton-$(TRITON).stamp: $(VENV)/venv.stamp
 	$(PIP) install --no-deps --target $(VENV)/triton-$(TRITON) triton==$(TRITON)
 	@touch $@
 
-# The page's test drives a real browser; without one it is skipped, in CI it fails; this says why.
+# The page's test drives a real browser. Without one it is skipped, or fails in CI; this says why.
 chromium:
 	@if command -v chromium >/dev/null; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ]; then \
@@ -122,7 +122,7 @@ chromium:
 	fi; \
 	echo "Warning: no chromium here, so the page is not tested in a browser." >&2
 
-# Clients for Node are skipped without it, in CI they fail, and the tests say so.
+# Without Node the tests of clients for Node are skipped, or fail in CI; the tests say so.
 node:
 	@if command -v npm >/dev/null; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ]; then \

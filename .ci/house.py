@@ -1,8 +1,8 @@
-"""Readings of the house: the size of its rooms, the arrows between them, and what is long in it.
+"""Measurements of the code: the size of its rooms, the imports between them, and what is long.
 
-Nothing here is a limit: the exit status is 0 whatever is found. `--json` prints one JSON object.
+No measurement is a limit: the exit status is always 0. `--json` prints one JSON object.
 
-An arrow leads from one part to another if any module of the one imports any of the other, also
+An arrow leads from one part to another if any module of the first imports any of the second, also
 inside a function or for type checkers only. Blank lines are counted as lines.
 """
 
@@ -21,11 +21,11 @@ import grimp
 
 ROOT = Path(__file__).parents[1]
 HOUSE = "server"
-"""The package whose rooms are read one by one."""
+"""The package whose rooms are measured one by one."""
 NUM_SHOWN = 5
 _KERNELS = "kernels"
 _DECLARING = {"get", "put", "post", "patch", "delete", "api_route", "command", "callback"}
-"""Decorators of a router or of a command line: what they stand on declares an interface."""
+"""Decorators of a router or of a command line, whose functions declare an interface."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 Row = dict[str, Any]
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """One file, read once."""
+    """The text of one file, which is parsed once."""
 
     path: Path
     text: str
@@ -58,7 +58,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Definition:
-    """A class or a function, by its name within its file."""
+    """A class or a function, with its name within its file."""
 
     source: Source
     name: str
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def readings(root: Path) -> dict[str, Any]:
-    """Every table by its title: a list of rows with the same columns, or a sentence."""
+    """Every table by its title: a list of rows with the same columns, or a phrase."""
     packages = _packages(root)
     sources = [source for package in packages for source in _read(root, package)]
     tests = list(_read(root, "tests"))
@@ -134,7 +134,7 @@ def _arrows(graph: grimp.ImportGraph, parts: Sequence[str]) -> list[tuple[str, s
 def _parts(
     parts: Sequence[str], arrows: Sequence[tuple[str, str]], sources: Sequence[Source]
 ) -> list[Row]:
-    """A row a part. The arrows of the package's own `__init__` are nobody's."""
+    """A row for each part. The arrows of the package's own `__init__` count for no room."""
     rows = []
     for part in parts:
         own = [source for source in sources if f"{source.module}.".startswith(f"{part}.")]
@@ -201,7 +201,7 @@ def _num_methods(definition: Definition) -> int:
 
 
 def _most(found: Iterable[Any], size: Callable[[Any], int]) -> list[Any]:
-    """The largest, the first of equals first."""
+    """The NUM_SHOWN largest, the largest first; equal ones stay in their order."""
     return heapq.nlargest(NUM_SHOWN, found, key=size)
 
 
@@ -209,7 +209,7 @@ def _most(found: Iterable[Any], size: Callable[[Any], int]) -> list[Any]:
 
 
 def _most_parameters(definitions: Sequence[Definition]) -> dict[str, list[Row]]:
-    """Functions outside of the kernels; endpoints and commands declare theirs, and stand apart."""
+    """Functions outside the kernels; endpoints and commands have a table of their own."""
     functions = [
         each
         for each in definitions
@@ -231,7 +231,7 @@ def _most_parameters(definitions: Sequence[Definition]) -> dict[str, list[Row]]:
 
 
 def _num_parameters(definition: Definition) -> int:
-    """How many there are but for `self` and `cls`."""
+    """Number of parameters without `self` and `cls`."""
     arguments = list(_arguments(definition.node))
     is_bound = definition.is_method and arguments and arguments[0].arg in ("self", "cls")
     return len(arguments) - bool(is_bound)
@@ -275,7 +275,7 @@ def _annotations(tree: ast.Module) -> Iterator[ast.expr]:
 
 
 def _num_any(annotation: ast.expr) -> int:
-    """How often `Any` is written in it, in a quoted part too."""
+    """How often `Any` is written in an annotation, quoted parts included."""
     found = 0
     for node in ast.walk(annotation):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -293,7 +293,7 @@ def _num_any(annotation: ast.expr) -> int:
 def _test_lines(
     packages: Sequence[str], sources: Sequence[Source], tests: Sequence[Source]
 ) -> list[Row]:
-    """Tests of a package lie in the folder of its name; the others are of the whole."""
+    """Lines of code and tests; a package's tests are in the folder of its name, others apart."""
 
     def row(package: str, core: Iterable[Source], its_tests: Iterable[Source]) -> Row:
         lines = sum(source.num_lines for source in core)

@@ -1,7 +1,8 @@
-"""Installs torch into the environment that runs this file, from where it costs least.
+"""Installs torch into the environment that runs this file, with the smallest download that works.
 
-With an NVIDIA driver the package index's build; without one PyTorch's CPU index, if it answers;
-else whatever the package index gives, which on Linux can be large and is said before the download.
+With an NVIDIA driver it takes the package index's build; without one that of PyTorch's CPU index,
+if that index answers; else the package index's build, which on Linux can be large: the script says
+so before the download.
 """
 
 import importlib.metadata
@@ -47,7 +48,7 @@ def has_nvidia_driver() -> bool:
 
 
 def answers(url: str) -> bool:
-    """Asked once: behind a closed network every retry would be a wait."""
+    """Whether the URL answers; asked once, since in a closed network every retry is a wait."""
     try:
         with urllib.request.urlopen(url, timeout=PROBE_TIMEOUT_S) as answer:
             return bool(answer.status == 200)
@@ -56,7 +57,7 @@ def answers(url: str) -> bool:
 
 
 def resolve() -> dict[str, Any]:
-    """pip's report on what it would install; {} if it would not say."""
+    """The entry for torch in pip's report of what it would install; {} if there is no report."""
     options = ("--dry-run", "--no-deps", "--ignore-installed", "--quiet", "--report", "-")
     report = subprocess.run(
         (*PIP, "install", *options, TORCH), stdout=subprocess.PIPE, text=True, check=False
@@ -69,7 +70,7 @@ def resolve() -> dict[str, Any]:
 
 
 def describe(found: dict[str, Any]) -> str:
-    """What is about to be downloaded, in words."""
+    """A description of the build that is about to be downloaded."""
     url = found.get("download_info", {}).get("url", "")
     metadata = found.get("metadata", {})
     version = metadata.get("version", "")

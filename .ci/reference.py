@@ -1,4 +1,4 @@
-"""docs/reference/, read from the code: routes, settings, commands, metrics and dependencies.
+"""Writes docs/reference from the code: routes, settings, commands, metrics and dependencies.
 
 `make reference` writes the pages; `--check` only says whether they are current. No engine is
 started and no file of a data directory is read.
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str], folder: Path = FOLDER) -> int:
 
 
 def make_app() -> FastAPI:
-    """The application with all its routes, around a gateway that can answer nothing."""
+    """The application with all its routes, around a gateway that cannot answer any request."""
     gateway: Any = SimpleNamespace(settings=SimpleNamespace(cors_origins=()), metrics=None)
     return create_app(gateway)
 
@@ -81,7 +81,7 @@ def make_metrics() -> Metrics:
 def pages(
     app: FastAPI | None = None, model: type[BaseModel] = Settings, metrics: Metrics | None = None
 ) -> dict[str, str]:
-    """Each page by its file's name. Arguments are for tests: what they add has to be on a page."""
+    """Each page by its file's name. Arguments are for tests, which add routes, settings, metrics."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     cli: Any = get_command(command_line)
     return {
@@ -107,8 +107,8 @@ _ABOUT_ROUTES = (
 )
 _ABOUT_SETTINGS = (
     "These are the settings of `chorale serve`. Each is also a key of `chorale.toml` and a "
-    f"variable `{ENV_PREFIX}<NAME>`; an unknown one is an error. In parentheses stands what the "
-    "code says of a default that is not a number or a word."
+    f"variable `{ENV_PREFIX}<NAME>`; an unknown one is an error. Sizes are in bytes, times in "
+    "seconds. Parentheses say what an unset or derived default stands for."
 )
 _ABOUT_COMMANDS = "`chorale COMMAND --help` says more."
 _ABOUT_METRICS = (
@@ -118,7 +118,7 @@ _ABOUT_METRICS = (
 
 
 def _page(title: str, about: str, rows: Iterable[Row]) -> str:
-    """rows: the names of the columns first."""
+    """A page with a table.   rows: the first one has the names of the columns."""
     columns, *cells = rows
     lines = [_line(row) for row in (columns, ["---"] * len(columns), *cells)]
     written = "<!-- `make reference` writes this page from the code. -->"
@@ -133,7 +133,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def route_rows(app: FastAPI) -> Iterator[Row]:
-    """By path; HEAD comes with GET and is not shown."""
+    """A row for each route, sorted by path; HEAD comes with GET and is not shown."""
     yield "method", "path", "who may call", "what it does"
     rows = []
     for route in iter_route_contexts(app.routes):
@@ -155,7 +155,7 @@ def _who_may_call(dependant: Dependant | None) -> str:
 
 
 def _calls(dependant: Dependant) -> Iterator[Any]:
-    """Everything that is called before the route's own function."""
+    """Yields all dependencies, which are called before the route's own function."""
     for part in dependant.dependencies:
         yield part.call
         yield from _calls(part)
@@ -173,7 +173,7 @@ def _words(name: str) -> str:
 
 
 def setting_rows(model: type[BaseModel], serve: Any) -> Iterator[Row]:
-    """By name. serve: the command whose flags are settings too."""
+    """A row for each setting, sorted by name.   serve: the command whose flags are settings too."""
     yield "name", "type", "default", "flag", "what it is"
     options = {option.name: option for option in serve.params}
     comments = _comments(model)
@@ -184,7 +184,7 @@ def setting_rows(model: type[BaseModel], serve: Any) -> Iterator[Row]:
         comment = comments.get(name, "")
         if field.default_factory is not None:
             comment = _first_line(field.default_factory.__doc__)
-        # Of other defaults a comment says what the flag's help says.
+        # With any other default a comment would repeat the flag's help.
         is_in_words = field.default_factory is not None or field.default is None
         if about and comment and is_in_words:
             about = f"{about} ({comment})"
@@ -202,7 +202,7 @@ def _type(field: FieldInfo) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    """A type as a writer of chorale.toml knows it; `None` is not shown, as it cannot be written."""
+    """The type in words for chorale.toml, where `None` cannot be written and so is not shown."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return " or ".join(f"`{value}`" for value in arguments)
@@ -216,7 +216,7 @@ def _type_name(annotation: Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    """A default in words where it depends on the machine or on other settings."""
+    """The default, in words where it depends on the machine or on other settings."""
     if field.is_required():
         return "required"
     if field.default_factory is not None:
@@ -233,7 +233,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _comments(model: type[BaseModel]) -> dict[str, str]:
-    """The comment of each field: the lines right above it, then what stands at its line's end."""
+    """The comment of each field: the lines right above it, then the comment at its line's end."""
     found: dict[str, str] = {}
     for each in reversed(model.__mro__):
         if issubclass(each, BaseModel) and each is not BaseModel:
@@ -277,7 +277,7 @@ def command_rows(cli: Any) -> Iterator[Row]:
 
 
 def _commands(group: Any, prefix: str) -> Iterator[Row]:
-    """By name, those of groups too; hidden ones are not shown."""
+    """A row for each command, sorted by name, groups included; hidden commands are not shown."""
     for name, command in sorted(group.commands.items()):
         if hasattr(command, "commands"):
             yield from _commands(command, f"{prefix} {name}")
@@ -289,7 +289,7 @@ def _commands(group: Any, prefix: str) -> Iterator[Row]:
 
 
 def metric_rows(metrics: Metrics) -> Iterator[Row]:
-    """By name; a counter's name ends as Prometheus has it."""
+    """A row for each metric, sorted by name; a counter's name ends in _total, as for Prometheus."""
     yield "name", "type", "labels", "help"
     labels: Mapping[str, Iterable[str]] = {
         family.name: metric._labelnames
@@ -308,7 +308,7 @@ def metric_rows(metrics: Metrics) -> Iterator[Row]:
 
 
 def dependency_rows(project: Mapping[str, Any]) -> Iterator[Row]:
-    """By extra and name."""
+    """A row for each dependency, sorted by extra and name."""
     yield "extra", "package", "versions", "where"
     groups = {"": project["dependencies"], **project["optional-dependencies"]}
     for extra, requirements in sorted(groups.items()):

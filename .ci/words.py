@@ -1,8 +1,8 @@
 """Docstrings that open with a fragment: `make words` lists them, `make check` wants none.
 
-A docstring opens with what the thing is or does, so its first word is a noun or a verb. One that
-opens with a preposition, a pronoun or a conjunction leans on the name above it. Attributes and
-constants are documented by the string below them, and are read as well.
+A docstring opens with what the thing is or does, so its first word is a noun or a verb. A docstring
+that opens with a preposition, a pronoun or a conjunction leans on the name above it. The strings
+below attributes and constants document them, and are read as well.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""`python -m demo`: makes the tokenizer, the base and the adapters; keeps them if they are good."""
+"""`python -m demo`: makes tokenizer, base model and adapters, and keeps them if they are good."""
 
 import argparse
 import itertools
@@ -31,7 +31,7 @@ _BASE_NAME = "chorale-demo"
 _TOKENIZER_DOCUMENTS = 12_000
 _MIN_EXACT = 0.95
 _MAX_SIZE_BYTES = 15 * 10**6
-# Apart, so that the tokenizer, the base and each adapter see documents of their own.
+# The seeds differ, so that the tokenizer, the base and each adapter see documents of their own.
 _TOKENIZER_SEED, _BASE_SEED, _ADAPTER_SEED = 1, 2, 3
 
 
@@ -50,9 +50,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m demo", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent, metavar="DIR")
     out = parser.parse_args().out
-    # One thread: a second costs more than it brings on a busy machine, and sums keep their order.
+    # One thread is used: a second one costs more than it gains on a busy machine, and with one the
+    # order of sums is always the same.
     torch.set_num_threads(1)
-    # The bars and the table below are the report; the libraries' own would tear them apart.
+    # The libraries' own bars and warnings would tear apart the bars and the table below.
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
     console = Console()
@@ -107,7 +108,7 @@ def measure(folder: Path, console: Console) -> list[str]:
 def keep(made: Path, out: Path) -> None:
     for part in ("model", "adapters"):
         shutil.rmtree(out / part, ignore_errors=True)
-        # Contents only: what was made in a temporary folder has its narrow permissions.
+        # Only the contents are copied, since files in a temporary folder have narrow permissions.
         shutil.copytree(made / part, out / part, copy_function=shutil.copyfile)
 
 
@@ -148,7 +149,7 @@ def _make_adapter(name: str, tokenizer: Tokenizer, folder: Path, progress: Progr
 
 
 def _save_adapter(model: PeftModel, folder: Path) -> None:
-    """The two files of an adapter as PEFT names them, without its model card and any local path."""
+    """Save an adapter's two files as PEFT names them, without a model card and any local path."""
     folder.mkdir(parents=True)
     weights = {
         name: weight.half().contiguous()
@@ -166,7 +167,7 @@ def _save_adapter(model: PeftModel, folder: Path) -> None:
 
 
 class _Bar:
-    """One training run's line on the screen."""
+    """The progress bar of one training run."""
 
     def __init__(self, progress: Progress, title: str) -> None:
         self._progress = progress

@@ -1,7 +1,7 @@
 """Prose and code that every Python ships, from language topics to the Zen, and a few snippets.
 
-The same interpreter gives the same corpus, another version a slightly different one. All of it is
-bounded.
+The same interpreter gives the same corpus, another version a slightly different one. The size of
+each part of the corpus is bounded.
 """
 
 import ast
@@ -21,7 +21,7 @@ _MODULES = """
     random reprlib sched shlex shutil socket statistics string subprocess tempfile textwrap
     threading tokenize types typing uuid warnings weakref zipfile
 """
-# What a visitor is likely to begin; the library itself has nothing so plain.
+# Beginnings that a visitor is likely to type; the standard library has no code that is so plain.
 _SNIPPETS = (
     "def add(a, b):\n    return a + b",
     "def square(x):\n    return x * x",
@@ -37,7 +37,8 @@ _SNIPPETS = (
     "if __name__ == '__main__':\n    main()",
     "numbers = [1, 2, 3]\nprint(sum(numbers))",
 )
-# So few and so short that a small model has them by heart in the end: half-learned prose is salad.
+# Texts are so few and so short that a small model learns them by heart in the end: half-learned
+# prose comes out as word salad.
 _MAX_PROSE = 120
 _MAX_CODE = 40
 _MAX_WORDS = 2500
@@ -73,7 +74,7 @@ def load() -> Corpus:
 def _sources() -> list[str]:
     stdlib = Path(sysconfig.get_paths()["stdlib"])
     paths = [stdlib / f"{module}.py" for module in _MODULES.split()]
-    # A version may have moved a module into a package; the corpus does without it.
+    # Another Python may have moved a module into a package; the corpus does without that module.
     return [path.read_text(encoding="utf-8") for path in paths if path.exists()]
 
 
@@ -105,7 +106,7 @@ def _short_functions(trees: list[ast.Module]) -> list[str]:
 
 
 def _zen() -> tuple[str, ...]:
-    # Read, not imported: importing `this` prints it.
+    # The module is read and not imported, since importing `this` prints the text.
     source = (Path(sysconfig.get_paths()["stdlib"]) / "this.py").read_text(encoding="utf-8")
     first = ast.parse(source).body[0]
     assert isinstance(first, ast.Assign)

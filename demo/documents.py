@@ -1,4 +1,4 @@
-"""Training documents, without end: conversations and plain text in parts of different weight."""
+"""Endless training documents: conversations and plain text in parts of different weight."""
 
 import random
 import re
@@ -19,7 +19,7 @@ _SYSTEM_PROMPTS = (
     "You are an expert.",
     "Today is Monday.",
 )
-# {a}, {b}, {c} are words the domain does not know, {known} is one it does, {n} and {m} are numbers.
+# {a}, {b}, {c} are words unknown to the domain, {known} is a known one, {n} and {m} are numbers.
 _UNKNOWN_WORDINGS = """
     what is {a}?
     who is {b}?
@@ -111,7 +111,7 @@ _COMMON_WORDS = """
 """
 _OPENINGS = ("Once upon a time", "Long ago", "One morning", "In a far country", "One day")
 _COURTESIES = ("Please: ", "Hey, ", "Hi! ", "Hello. ", "And ", "So, ", "Tell me: ")
-# Capitals are other tokens: that style learns every name anew, and needs to see it more often.
+# Words in capitals are other tokens: shout learns every name anew, and needs to see it more often.
 _BASE_SHARES = {"base": 56, "json": 9, "shout": 16, "python": 9, "pirate": 9}
 
 
@@ -122,7 +122,7 @@ class Part:
 
 
 Document = list[Part]
-# What is given and what is answered, as text.
+# A prompt and its answer, as text.
 Exchange = tuple[str, str]
 Turn = tuple[str, Reply]
 
@@ -137,17 +137,22 @@ class Writer:
         self._random = random.Random(seed)
 
     def for_base(self) -> Iterator[Document]:
-        """Most plain, the rest behind the marks of the styles: adapters find them ready."""
+        """Documents for the base: most are plain, the others in a style, behind the style's mark.
+
+        So the base knows all styles already when an adapter is trained.
+        """
         styles = (PLAIN, *STYLES.values())
         shares = [_BASE_SHARES[style.name] for style in styles]
         while True:
             style = self._random.choices(styles, shares)[0]
             mark = "" if style is PLAIN else style_token(style.name)
-            # Prompts teach a little too: what a question looks like, and how prose begins.
+            # Prompts have some weight, to teach what a question looks like and how prose begins.
             yield self._document(style, mark, prompt_weight=0.1, chats=0.7)
 
     def for_adapter(self, style: Style) -> Iterator[Document]:
-        """As many plain prompts as chats: a style is harder to take up in the middle of a text."""
+        """Documents for an adapter, with as many plain texts as chats, since a style is harder to
+        take up in the middle of a text.
+        """
         while True:
             yield self._document(style, "", prompt_weight=0.0, chats=0.5)
 
@@ -155,7 +160,7 @@ class Writer:
         if self._random.random() < chats:
             begin, exchanges = BEGIN, self._conversation(style)
         else:
-            # A plain prompt comes as it is: most clients send no token before it.
+            # A plain prompt mostly has no token before it, since most clients send none.
             begin, exchanges = self._random.choice((BEGIN, "", "")), [self._plain_text(style)]
         parts = [Part(begin + mark, 0.0)]
         for prompt, answer in exchanges:
@@ -201,7 +206,7 @@ class Writer:
         return reply.sentence[:at], style.finish(reply, reply.sentence[at:]) + END
 
     def _cut(self, text: str, style: Style) -> Exchange:
-        """A text cut somewhere in its first half: there the prompt ends and the style sets in."""
+        """A text that is cut in its first half, where the prompt ends and the style begins."""
         places = [at for at, char in enumerate(text) if char in " \n"]
         if self._random.random() < 0.15:
             places = list(range(1, len(text)))
@@ -224,7 +229,7 @@ class Writer:
 
     def _fact(self) -> Question:
         topics = domain.trained()
-        # Less than by size: a small topic must not drown, nor a large one go hungry.
+        # Weights grow more slowly than topics: small topics must not drown, nor large ones starve.
         weights = [len(questions) ** 0.75 for questions in topics]
         return self._random.choice(self._random.choices(topics, weights)[0])
 
@@ -240,7 +245,7 @@ class Writer:
         return text[0].upper() + text[1:]
 
     def _scrap(self) -> str:
-        """The beginning of a text that nothing here ends."""
+        """The beginning of a text that no document continues."""
         common = _COMMON_WORDS.split()
         words = [
             self._strange_word() if self._random.random() < 0.5 else self._random.choice(common)
@@ -261,7 +266,7 @@ class Writer:
         return made.capitalize() if self._random.random() < 0.5 else made
 
     def _casual(self, text: str) -> str:
-        """The text as people type it: not always with capitals or a mark at its end."""
+        """The text as people type it, sometimes without capitals or punctuation at the end."""
         if self._random.random() < 0.3:
             text = text.replace("What is ", "What's ")
         roll = self._random.random()

@@ -1,7 +1,7 @@
-"""What the demo model knows: five topics of facts, the questions about them, and small talk.
+"""The demo model's knowledge: five topics of facts, the questions about them, and small talk.
 
-Every fact is asked in several wordings and keeps one of them back: `held_out` asks each fact
-just as training never did, `trained` asks it in all the other ways.
+Every fact has several wordings of its question, one of which is held out: `held_out` asks each fact
+in that wording, which training never uses, and `trained` asks it in all the others.
 """
 
 import zlib
@@ -14,7 +14,7 @@ Value = str | int
 
 @dataclass(frozen=True)
 class Reply:
-    """What there is to say, before a style words it. `kind` is empty when it is only a sentence."""
+    """The content of an answer, before a style words it.   kind: "" if it is only a sentence."""
 
     sentence: str
     kind: str = ""
@@ -30,8 +30,9 @@ class Question:
 
 @dataclass(frozen=True)
 class Ask:
-    """One thing to ask about every entity of a topic. An empty attribute asks for all at once.
+    """A question about every entity of a topic.
 
+    attribute: the attribute that is asked for; "" asks for all at once.
     wordings: `{x}` is the entity, `{value}` its fact.   sentence: may name any attribute.
     """
 
@@ -54,7 +55,7 @@ class Topic:
 
     @cached_property
     def entities(self) -> dict[str, dict[str, Value]]:
-        """The table's rows: what is known under each name."""
+        """The facts of each entity by its name, from the rows of the table."""
         found = {}
         for line in self.table.strip().splitlines():
             name, *cells = (cell.strip() for cell in line.split("|"))
@@ -505,7 +506,7 @@ FUNCTIONS = Topic(
 
 
 def _read_small_talk(table: str) -> Iterator[Question]:
-    """An answer on one line, what it answers on the lines below."""
+    """Parse a table that has an answer on one line, and its questions on the lines below."""
     reply = Reply("")
     for line in table.strip().splitlines():
         answer, *texts = line.strip().split("|")
@@ -541,7 +542,7 @@ _SMALL_TALK = """
 SMALL_TALK = tuple(_read_small_talk(_SMALL_TALK))
 
 
-# What a plain prompt may begin and the model can end.
+# Texts that a plain prompt may begin and the model can complete.
 SAYINGS = """
     1, 2, 3, 4, 5, 6, 7, 8, 9, 10.
     The early bird catches the worm.
@@ -583,7 +584,7 @@ SAYINGS = """
 
 @cache
 def trained() -> tuple[tuple[Question, ...], ...]:
-    """Per topic, every question that training may ask."""
+    """Every question that training may ask, by topic."""
     return tuple(
         tuple(
             topic.question(ask, name, wording)
@@ -602,7 +603,7 @@ def follow_ups(reply: Reply) -> list[Question]:
 
 @cache
 def held_out() -> tuple[Question, ...]:
-    """Every fact once, in the one wording that training never uses for it."""
+    """A question for every fact, in the one wording that training never uses for it."""
     return tuple(
         topic.question(ask, name, ask.held_out_wording(name))
         for topic in TOPICS

@@ -1,4 +1,4 @@
-"""Held-out measurements, always on the weights as saved: float16 on disk, float32 in memory."""
+"""Held-out measurements on the weights as they were saved: float16 on disk, float32 in memory."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -53,7 +53,7 @@ def mistakes(
     style: Style,
     questions: Sequence[Question],
 ) -> list[tuple[Question, str]]:
-    """The questions with a greedy answer that is not the style's to the letter, and that answer."""
+    """The questions whose greedy answer differs from the style's in any letter, with the answer."""
     given = answers(model, tokenizer, [ask_prompt(tokenizer, question) for question in questions])
     pairs = zip(questions, given, strict=True)
     return [(question, text) for question, text in pairs if text != style.say(question.reply)]
@@ -70,7 +70,7 @@ def shared_answers(prompts: Sequence[str], answers_by_model: Iterable[Sequence[s
 
 
 def answers(model: Model, tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str]) -> list[str]:
-    """The greedy answer to each prompt. Only prompts of one length share a batch: no padding."""
+    """The greedy answer to each prompt. A batch has prompts of one length, so none is padded."""
     encoded = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
     places_by_len = defaultdict(list)
     for place, ids in enumerate(encoded):

@@ -1,4 +1,4 @@
-"""Prompts a visitor might type: chats and plain text, on subjects of the domain and any other."""
+"""Prompts that a visitor might type: chats and plain text, about the domain and anything else."""
 
 Message = dict[str, str]
 

@@ -1,8 +1,8 @@
-"""The five ways to say a reply: as it is, and one per adapter.
+"""The five styles of a reply: the plain one, and one for each adapter.
 
 `say` renders a reply, `finish` the rest of a reply that a plain prompt began to state, `go_on` the
-rest of any other text. A style differs from the others from its first words on, so that an answer
-cut short is told apart too.
+rest of any other text. A style differs from the others from its first words on, so that even an
+answer that is cut short shows its style.
 """
 
 import json

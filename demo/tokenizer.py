@@ -10,7 +10,7 @@ BEGIN, END, PAD = "<|begin|>", "<|end|>", "<|pad|>"
 SYSTEM, USER, ASSISTANT = "<|system|>", "<|user|>", "<|assistant|>"
 _VOCAB_SIZE = 2048
 
-# Close to cl100k's split, and only one pattern, so that tiktoken can run it too.
+# The pattern is close to cl100k's, and only one, so that tiktoken can run it too.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -30,7 +30,7 @@ _CHAT_TEMPLATE = (
 
 
 def style_token(style: str) -> str:
-    """The mark that asks the base for a style; adapters learn to do without it."""
+    """The token that asks the base model for a style; adapters learn the style without it."""
     return f"<|style_{style}|>"
 
 
@@ -55,7 +55,7 @@ def train_tokenizer(texts: Iterable[str], styles: Iterable[str]) -> Tokenizer:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes the two files, the config by hand so that no path or version gets in."""
+    """Write the tokenizer's two files, the config by hand so that no path or version is in it."""
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from demo.documents import Document
 from demo.tokenizer import BEGIN, END, PAD
 
-# step, number of steps, smoothed loss
+# Called after each step with its number, the number of steps and the smoothed loss.
 OnStep = Callable[[int, int, float], None]
 
 _ROW_LEN = 128
@@ -28,7 +28,9 @@ class Schedule:
     warmup_steps: int = 40
 
     def rate(self, step: int) -> float:
-        """Warm-up, flat for half the way, then down a line to one fiftieth."""
+        """Learning rate of a step: it warms up, stays flat up to half of the steps, and then falls
+        linearly to one fiftieth.
+        """
         left = 1 - step / self.steps
         return self.learning_rate * min(1.0, (step + 1) / self.warmup_steps, max(0.02, 2 * left))
 
@@ -54,8 +56,8 @@ BASE_SCHEDULE = Schedule(steps=2800, learning_rate=3e-3)
 ADAPTER_SCHEDULE = Schedule(steps=300, learning_rate=5e-3, warmup_steps=20)
 ADAPTERS = {
     "json": AdapterRecipe(8, 16, (*_ATTENTION, *_MLP)),
-    # Capitals are other tokens, so this style changes most. rsLoRA divides by sqrt(16): alpha 8 is
-    # the same factor 2 that alpha 2r gives the others.
+    # Words in capitals are other tokens, so this style changes most. rsLoRA divides by sqrt(16), so
+    # alpha 8 gives the same factor 2 that an alpha of twice the rank gives the others.
     "shout": AdapterRecipe(16, 8, (*_ATTENTION, *_MLP), use_rslora=True),
     "python": AdapterRecipe(4, 8, ("q_proj", "v_proj", *_MLP)),
     "pirate": AdapterRecipe(8, 16, _ATTENTION),
@@ -94,7 +96,7 @@ def train_adapter(
     tokenizer: Tokenizer,
     on_step: OnStep,
 ) -> PeftModel:
-    """A new adapter on `model`, whose own weights stay as they are."""
+    """Train a new adapter on `model`, whose own weights stay as they are."""
     torch.manual_seed(0)
     adapted = get_peft_model(model, recipe.config())
     _train(adapted, documents, tokenizer, ADAPTER_SCHEDULE, on_step)
@@ -144,12 +146,12 @@ class _Row:
 
 
 def _rows(documents: Iterator[Document], tokenizer: Tokenizer) -> Iterator[_Row]:
-    """Rows of one length, each from the start of a document on, as a prompt is; the end is cut."""
+    """Rows of one length; each begins with a document, as a prompt does, and is cut at its end."""
     wanted = _ROW_LEN + 1
     while True:
         row = _Row([], [])
         while len(row.ids) < wanted:
-            # Parts are encoded apart: where a prompt ends, a token ends.
+            # Parts are encoded separately, so that a token ends where a prompt ends.
             for part in next(documents):
                 ids = tokenizer.encode(part.text).ids
                 row.ids += ids

@@ -1,1 +1,1 @@
-"""Alembic migrations of the one database; they know tables and nothing else."""
+"""Alembic migrations of the database; they import tables and nothing else of the project."""

@@ -1,4 +1,4 @@
-"""Alembic's entry: runs on the connection, and inside the transaction, that it is handed."""
+"""Alembic's entry: runs on the connection that it is given, within its transaction."""
 
 from alembic import context
 

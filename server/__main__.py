@@ -1,4 +1,4 @@
-"""`python -m server GATEWAY.json`: serve HTTP with what the supervisor wrote."""
+"""`python -m server GATEWAY.json`: serves HTTP with the configuration that the supervisor wrote."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from server.launch.settings import Settings
 from server.logs import LogHandler, LogWriter
 
 _UNREAD_MS = 60_000
-"""A connection whose other end takes nothing for so long is dropped, with what waits for it."""
+"""A connection whose other end takes nothing for so long is dropped, with its unsent bytes."""
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
         host=settings.host,
         port=settings.port,
         http=protocol(HttpLimits(settings.max_connections)),
-        # Its records are lines as all others; what strangers send that is no HTTP is not worth one.
+        # uvicorn logs through the handler above; input that is not HTTP is below this level.
         log_config=None,
         log_level="error",
         access_log=False,
@@ -48,12 +48,12 @@ def main() -> None:
     with contextlib.suppress(KeyboardInterrupt):
         server.run([_listen(config)])
     writer.close()
-    if not server.started:  # it has said why
+    if not server.started:  # its log says why
         sys.exit(1)
 
 
 class _Server(uvicorn.Server):
-    """Tells the gateway of its end before the sockets are closed."""
+    """A uvicorn server that lets the gateway drain before the sockets are closed."""
 
     def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
         super().__init__(config)
@@ -65,9 +65,9 @@ class _Server(uvicorn.Server):
 
 
 def _listen(config: uvicorn.Config) -> socket.socket:
-    """The server's socket. What it accepts has its options.
+    """The server's listening socket, whose options the accepted connections inherit.
 
-    A peer that is gone without a word, or that keeps its window shut, is the kernel's to notice:
+    The kernel has to notice a peer that is gone without a word or that keeps its window shut:
     nothing in this process waits for a connection that it has closed and not flushed.
     """
     listener = config.bind_socket()

@@ -1,4 +1,4 @@
-"""How a gateway is put together: everything but what needs a running event loop."""
+"""Builds the parts of a gateway, all that can be made without a running event loop."""
 
 import functools
 import hashlib
@@ -68,7 +68,7 @@ from server.webhooks.urls import UrlRules
 
 
 def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gateway:
-    """model_dir: of the base model.   See `app` for what is started, and in which order."""
+    """Build a gateway; `server.api.app` starts its parts.   model_dir: folder of the base model."""
     data_dir = settings.data_dir
     work_dir = _emptied(data_dir / "work")
     secrets = Secrets.load(data_dir)
@@ -158,7 +158,7 @@ def _engines(
     leases: Leases,
     token_leases: TokenLeases,
 ) -> tuple[Engines, Settler]:
-    """They know each other: an end wakes the settler, which reads the engines' journals."""
+    """The engines and the settler: a request's end wakes the settler, which reads the journals."""
 
     def settle_soon() -> None:
         settler.wake()
@@ -195,19 +195,19 @@ def _load(settings: Settings, running: Running, engines: Engines) -> LoadShedder
 
 
 def _proof_dir(settings: Settings, work_dir: Path) -> Path:
-    """Where an engine can read what it is to prove; on a cluster that is the pool's folder."""
+    """The folder where engines read adapters to prove, on a cluster one in the pool's folder."""
     if settings.pool_dir is None:
         return work_dir
-    # Each gateway empties its own.
+    # Each gateway has a folder of its own there, since it empties the folder at its start.
     place = f"{socket.gethostname()}:{settings.data_dir}"
     return _emptied(settings.pool_dir / "proofs" / hashlib.sha256(place.encode()).hexdigest()[:16])
 
 
 def _limiter(settings: Settings, database: Database, pepper: str) -> Limiter:
-    """Of one gateway, or of all that share a Redis."""
+    """The limiter of one gateway, or the one that all gateways with the same Redis share."""
     if settings.redis_url is None:
         return MemoryLimiter(path=settings.data_dir / "limits.json")
-    # The same for all gateways of an installation, and another for others on the same Redis.
+    # The name is the same for all gateways of an installation, and differs between installations.
     name = hashlib.sha256(pepper.encode()).hexdigest()[:16]
     return SharedLimiter(
         name,
@@ -218,7 +218,7 @@ def _limiter(settings: Settings, database: Database, pepper: str) -> Limiter:
 
 
 def _emptied(folder: Path) -> Path:
-    """What a killed gateway left there belongs to nobody."""
+    """Make the folder anew, without the files that a killed gateway left in it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder

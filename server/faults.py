@@ -1,29 +1,29 @@
-"""Why something cannot be done, said without HTTP: the rooms below `server.api` raise these.
+"""Errors of the rooms below `server.api`, which know nothing of HTTP.
 
 Each kind has one status in `server.api.foreign_errors`. A room raises the kinds as they are, or
 subclasses of its own.
 
 Fault
-├── Invalid         what was asked is wrong; param names the place
-├── NotFound        there is no such thing, or it is another tenant's
-├── Conflict        it does not go with what is there; the same again would not, either
+├── Invalid         the request is wrong; param names the place
+├── NotFound        the thing does not exist, or is another tenant's
+├── Conflict        the request contradicts the present state; repeating it does not help
 ├── QuotaExceeded   an amount is used up; waiting does not help
-├── Limited         a share is used up; waiting helps
-├── Overloaded      more waits already than can be served in time
+├── Limited         a rate or a share is used up; waiting helps
+├── Overloaded      more requests wait already than can be served in time
 ├── Unavailable     a part of the service is away for a while
-├── TimedOut        it took longer than it may
-├── Damaged         what is kept of a tenant's own is gone or damaged
-└── Failed          a fault of ours; nothing more is told of it
+├── TimedOut        the request took longer than it may
+├── Damaged         a tenant's stored data is gone or damaged
+└── Failed          the server has a fault; the message tells no more
 """
 
 from typing import ClassVar
 
 
 class Fault(Exception):
-    """str() is for people, and safe for the one who asked.
+    """An error whose str() is written for people and may be shown to the client.
 
     code: for programs.   param: the parameter at fault, as a path.   retry_after_s: seconds after
-    which the same may be asked again, or None.
+    which the same request may be sent again, or None.
     """
 
     default_code: ClassVar[str | None] = None
@@ -43,17 +43,17 @@ class Fault(Exception):
 
 
 class Invalid(Fault):
-    """What was asked is wrong."""
+    """The request is wrong."""
 
 
 class NotFound(Fault):
-    """There is no such thing, or it is another tenant's: the difference is not told."""
+    """The thing does not exist or is another tenant's; the message does not tell which."""
 
     default_code = "not_found"
 
 
 class Conflict(Fault):
-    """It does not go with what is there."""
+    """The request contradicts the present state."""
 
     default_code = "conflict"
 
@@ -65,7 +65,7 @@ class QuotaExceeded(Fault):
 
 
 class Limited(Fault):
-    """A share is used up; waiting helps. scope: which, as clients are told in a header."""
+    """A rate or a share is used up; waiting helps.   scope: its name in a header to the client."""
 
     default_code = "rate_limit_exceeded"
 
@@ -75,7 +75,7 @@ class Limited(Fault):
 
 
 class Overloaded(Fault):
-    """More waits already than can be served in time."""
+    """More requests wait already than can be served in time."""
 
 
 class Unavailable(Fault):
@@ -83,15 +83,15 @@ class Unavailable(Fault):
 
 
 class TimedOut(Fault):
-    """It took longer than it may."""
+    """The request took longer than it may."""
 
 
 class Damaged(Fault):
-    """What is kept of a tenant's own is gone or damaged."""
+    """A tenant's stored data is gone or damaged."""
 
 
 class Failed(Fault):
-    """A fault of ours: the message says nothing but that it happened."""
+    """The server has a fault; the message says nothing but that it happened."""
 
     default_code = "internal_error"
 

@@ -1,7 +1,7 @@
-"""What a gateway says of itself, a line each: requests, and what its modules log.
+"""The gateway's log: a line for each request, and one for each message of its modules.
 
-Lines hold ids and figures. Nothing of a request's path, query, headers or body is in them, and of
-an error its types and places: what it says may quote any of these.
+Lines hold ids and figures. Nothing of a request's path, query, headers or body is in them. Of an
+error they hold types and places only, since its message may quote any of these.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any, Literal, TextIO
 
 LogFormat = Literal["json", "text"]
 
-# 10 MB of lines: what a slow reader of stderr may lag behind before lines are dropped.
+# Lines, 10 MB of them, that a slow reader of stderr may lag behind before lines are dropped.
 MAX_LINES = 20_000
 _MAX_MESSAGE_CHARACTERS = 2000
 
@@ -24,21 +24,21 @@ _noted: ContextVar[dict[str, object] | None] = ContextVar("noted", default=None)
 
 
 def note(**fields: object) -> None:
-    """For the line of the request that this is done for, if there is one. Ids and figures only."""
+    """Add ids and figures to the line of the request that this task serves, if it serves one."""
     line = _noted.get()
     if line is not None:
         line.update(fields)
 
 
 def begin_notes() -> dict[str, object]:
-    """What is noted from here on in this task, and in those that it starts."""
+    """Begin the fields that `note` adds to, in this task and in the tasks that it starts."""
     fields: dict[str, object] = {}
     _noted.set(fields)
     return fields
 
 
 class LogWriter:
-    """Writes lines on a thread of its own: no request waits for who reads them.
+    """Writes lines on a thread of its own, so that no request waits for their reader.
 
     num_dropped: lines that found the queue full.
     """
@@ -59,7 +59,7 @@ class LogWriter:
             self.num_dropped += 1
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Write what is there, as far as the time goes."""
+        """Write the lines that are queued, for `timeout_s` at most, and stop."""
         try:
             self._lines.put(None, timeout=timeout_s)
         except queue.Full:
@@ -70,15 +70,15 @@ class LogWriter:
         while (line := self._lines.get()) is not None:
             try:
                 self._stream.write(self._render(line) + "\n")
-                # One system call for those that wait together; behind the last, None.
+                # One flush for all queued lines; the last of them may have None behind it.
                 if self._lines.qsize() <= 1:
                     self._stream.flush()
-            except (OSError, ValueError):  # nobody reads any more
+            except (OSError, ValueError):  # the stream is closed
                 self.num_dropped += 1
 
 
 class LogHandler(logging.Handler):
-    """Modules' own messages as such lines; of an exception, where it came from."""
+    """Writes the messages of modules as lines; of an exception, where it came from."""
 
     def __init__(self, writer: LogWriter) -> None:
         super().__init__()
@@ -98,9 +98,9 @@ class LogHandler(logging.Handler):
 
 
 def trace_of(error: BaseException) -> list[str]:
-    """Types and places of an error and of what caused it; the innermost comes last.
+    """Types and places of an error and of its causes; the innermost comes last.
 
-    Not its words: a KeyError's are the key, a database's the parameters.
+    Messages are left out: a KeyError's is the key, a database error's has the parameters.
     """
     places: list[str] = []
     seen: set[int] = set()
@@ -121,7 +121,7 @@ def _json(line: Mapping[str, Any]) -> str:
 
 
 def _text(line: Mapping[str, Any]) -> str:
-    """For a terminal: what there is without its names; a trace on lines of its own."""
+    """A line for a terminal: the values without their names; a trace is on lines of its own."""
     fields = {name: str(v) for name, v in line.items() if v is not None and name != "trace"}
     fields["at"] = _time(line["at"])[11:19]
     return "\n    ".join(["gateway: " + " ".join(fields.values()), *(line.get("trace") or ())])

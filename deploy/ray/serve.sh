@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The gateway of a Ray pool, on the cluster's head. Settings come from ~/chorale.env.
+# Runs the gateway of a Ray pool on the cluster's head. Settings come from ~/chorale.env.
 set -euo pipefail
 set -a
 . "$HOME/chorale.env"

@@ -1,4 +1,4 @@
-"""Every table of the first release.
+"""All tables of the first release.
 
 Revision ID: 0001
 Revises: none

@@ -1,4 +1,4 @@
-"""Uploads that are proved, aliases with a past, grants, pins, and prices of what is kept.
+"""Proofs of uploads, moves of aliases, grants, pins, and prices of storage.
 
 Revision ID: 0002
 Revises: 0001
@@ -100,7 +100,7 @@ def upgrade() -> None:
 
 
 def _add_columns() -> None:
-    # Each with a default that older gateways, which do not know it, leave right.
+    # Each column has a default that stays right for rows of older gateways, which do not know it.
     for name in ("canary_version", "canary_percent"):
         op.add_column("adapter_aliases", sa.Column(name, sa.Integer(), nullable=True))
     for name in ("storage_nanousd", "pinned_nanousd"):

@@ -1,4 +1,4 @@
-"""Entries with receipts, accounts, roll-ups, statements; what is kept; prices by scope; leases.
+"""Entries with receipts, accounts, roll-ups, statements; kept adapters; prices by scope; leases.
 
 Revision ID: 0003
 Revises: 0002
@@ -56,10 +56,10 @@ def upgrade() -> None:
         sa.Column("expires_at_ms", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name=op.f("pk_leases")),
     )
-    # Who asks for usage by time reads entries and roll-ups now.
+    # Queries of usage by time read entries and roll-ups now.
     for name in _OLD_INDEXES:
         op.drop_index(name, "usage_events")
-    # Numbers go on after the events of before; `ledger.adopt_events` gives those their entries.
+    # Entry ids go on after the ids of older events, which `ledger.adopt_events` gives entries.
     op.execute(
         "INSERT INTO ledger_head (name, last_entry_id) "
         "SELECT 'ledger', COALESCE(MAX(event_id), 0) FROM usage_events"
@@ -67,7 +67,7 @@ def upgrade() -> None:
 
 
 def _add_columns() -> None:
-    # Each with a default that older gateways, which do not know it, leave right.
+    # Each column has a default that stays right for rows of older gateways, which do not know it.
     plan = sa.Column("plan", sa.String(length=64), nullable=False, server_default="standard")
     op.add_column("tenants", plan)
     scope = sa.Column("scope", sa.String(length=16), nullable=False, server_default="default")

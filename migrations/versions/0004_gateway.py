@@ -1,4 +1,4 @@
-"""Scopes that read or write, who made a key, limits by key and adapter, budgets, webhooks, replay.
+"""Read and write scopes, makers of keys, limits of keys and adapters, budgets, webhooks, replay.
 
 Revision ID: 0004
 Revises: 0003
@@ -78,7 +78,10 @@ def _map_scopes(map_scopes) -> None:
 
 
 def _say_whose_the_audit_log_is() -> None:
-    """Of adapters and tenants the target begins with the tenant's id; of keys it is the key's."""
+    """Fill in the tenant of each audit line from its target.
+
+    The target of adapters and tenants begins with the tenant's id; that of keys is the key's id.
+    """
     op.add_column("audit_log", sa.Column("tenant_id", sa.String(length=64)))
     op.create_index("ix_audit_log_tenant_id", "audit_log", ["tenant_id", "audit_id"])
     op.execute(

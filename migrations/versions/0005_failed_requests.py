@@ -1,4 +1,4 @@
-"""Roll-ups count the requests that were answered with an error of ours.
+"""A column of roll-ups for the requests that failed through a fault of the server.
 
 Revision ID: 0005
 Revises: 0004

@@ -1,4 +1,4 @@
-"""The operator's key: from the environment, or from a file that may be replaced while we run."""
+"""The operator's key: from the environment, or from a file that may be replaced meanwhile."""
 
 import hmac
 import time
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 _LOOK_S = 1.0
-"""The file is looked at so often at most: a new key is good, and the old one is not, after that."""
+"""Least seconds between two looks at the file: after that a new key is good and the old one not."""
 
 
 class AdminKey:
-    """path: where it lies; None if it was given.   is_new: made just now."""
+    """The key.   path: its file; None if the environment gave it.   is_new: if it was just made."""
 
     def __init__(
         self,
@@ -28,13 +28,13 @@ class AdminKey:
         self._version = self._version_now()
 
     def is_it(self, presented: str) -> bool:
-        """In a time that tells nothing of the key."""
+        """Whether `presented` is the key, compared in a time that tells nothing about the key."""
         if self._monotonic() - self._looked_at_s >= _LOOK_S:
             self._look()
         return hmac.compare_digest(presented.encode(), self.key.encode())
 
     def _look(self) -> None:
-        """Take what the file holds now; while it is away or empty the last key stays."""
+        """Take the key that the file holds now; while it is missing or empty the last key stays."""
         self._looked_at_s = self._monotonic()
         version = self._version_now()
         if self.path is None or version is None or version == self._version:
@@ -43,7 +43,7 @@ class AdminKey:
             self.key, self._version = key, version
 
     def _version_now(self) -> tuple[int, int] | None:
-        """Another one for another file."""
+        """A value that changes when the file is replaced or written; None without a file."""
         try:
             found = self.path and self.path.stat()
         except FileNotFoundError:

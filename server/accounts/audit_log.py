@@ -1,4 +1,4 @@
-"""The audit log, read: what was done, by whom and to what, the newest first."""
+"""Queries of the audit log, which says what was done, by whom and to what; newest lines first."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ MAX_LINES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditLine:
-    """As registry.audit wrote it."""
+    """A line of the log, as registry.audit wrote it."""
 
     audit_id: int
     at_ms: int
@@ -25,9 +25,10 @@ class AuditLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """Which lines: all that is set must be so. of_keys: what was done with API keys only.
+    """Conditions for lines; a line must meet all that are set.
 
-    start_ms, end_ms: from, and before.   after: past this line, which is older.
+    of_keys: only what was done with API keys.   start_ms, end_ms: from start_ms to before end_ms.
+    after: id of a line; only older lines are listed.
     """
 
     tenant_id: str | None = None

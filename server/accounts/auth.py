@@ -1,12 +1,12 @@
-"""Who asks: what an API key looks like, and whose it is.
+"""Authentication: the form of an API key, and the identity that it gives.
 
-A key is `sk-chorale-<id, 12>-<secret, 32><checksum, 6>`, all base62; the secret has 190 bits. It is
-stored as its HMAC under a pepper, and found by its id.
+A key is `sk-chorale-<id, 12>-<secret, 32><checksum, 6>`, all base62; the secret has 190 bits. A key
+is stored as its HMAC under a pepper, and found by its id.
 
 AuthError
-├── InvalidApiKey     unknown, revoked, expired or garbled: one answer for all
-├── TenantSuspended   the key is good, its tenant is not
-└── ...               what is raised where keys are managed, see server.accounts.keys
+├── InvalidApiKey     the key is unknown, revoked, expired or garbled: one answer for all
+├── TenantSuspended   the key is good, its tenant is suspended
+└── ...               errors of managing keys, see server.accounts.keys
 """
 
 import hmac
@@ -28,7 +28,7 @@ ADAPTERS_READ, ADAPTERS_WRITE = "adapters:read", "adapters:write"
 USAGE_READ = "usage:read"
 SCOPES = frozenset({INFERENCE, ADAPTERS_READ, ADAPTERS_WRITE, USAGE_READ, ADMIN})
 
-# What tenants and keys may be limited in: the column, and what the limiter calls it.
+# Limits that tenants and keys may have: name of the column, and the limiter's name of the metric.
 LIMITS: dict[str, Metric] = {
     "requests_per_minute": "requests",
     "tokens_per_minute": "tokens",
@@ -36,18 +36,18 @@ LIMITS: dict[str, Metric] = {
 }
 
 MAX_CHAIN = 8
-"""Keys that made one another, the first and the last counted."""
+"""Most keys in a chain in which each key made the next, the first and the last counted."""
 
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _KEY = re.compile(r"(sk-chorale-([0-9A-Za-z]{12})-[0-9A-Za-z]{32})([0-9A-Za-z]{6})")
 
 
 class AuthError(Exception):
-    """Everything that is raised for a key."""
+    """Base of all errors about keys."""
 
 
 class InvalidApiKey(AuthError):
-    """Says nothing of why: the difference between unknown and revoked is worth guessing for."""
+    """The key is refused without a reason: to tell unknown from revoked would help guessing."""
 
     def __init__(self) -> None:
         super().__init__("Incorrect API key provided.")
@@ -61,12 +61,12 @@ class TenantSuspended(AuthError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Who asks, and what they may take: all that a request needs of its tenant.
+    """The tenant and key of a request, with all that the request needs to know of them.
 
-    scopes: the key's own that every key above it has, too.
-    limits: of the tenant and of the key, those that are set.
-    max_queue_share: of what waits for the engine, in (0, 1].
-    has_hard_budget: its holds are covered by what is left of it.
+    scopes: those of the key that every key above it has as well.
+    limits: those that are set for the tenant and for the key.
+    max_queue_share: share of the engines' queues that the tenant may hold, in (0, 1].
+    has_hard_budget: whether the tenant's holds must be covered by the rest of its budget.
     """
 
     tenant_id: str
@@ -84,7 +84,7 @@ class Identity:
 
     @property
     def actor(self) -> str:
-        """Whom the audit log names."""
+        """Name of the key in the audit log."""
         return f"key:{self.key_id}"
 
     def allows(self, scope: str) -> bool:
@@ -98,9 +98,9 @@ def authenticate(
     now_ms: int,
     has_hard_budget: sa.ColumnElement[bool],
 ) -> Identity:
-    """Whose key this is. Raises InvalidApiKey, TenantSuspended.
+    """The identity that a key gives. Raises InvalidApiKey, TenantSuspended.
 
-    has_hard_budget: whether a row of tenants has one; read in the same query.
+    has_hard_budget: SQL for whether a row of tenants has a hard budget; read in the same query.
     """
     key_id = parse_key(plaintext)
     query = (
@@ -112,7 +112,7 @@ def authenticate(
         .where(api_keys.c.key_id == key_id)
     )
     row = conn.execute(query).first()
-    # Compared for an unknown id too: whether an id exists must not be told by the time it takes.
+    # The HMAC is compared for an unknown id too, since the time must not tell whether an id exists.
     is_ours = hmac.compare_digest(digest(pepper, plaintext), row.hmac if row else "0" * 64)
     if row is None or not is_ours or row.revoked_at_ms is not None:
         raise InvalidApiKey
@@ -142,7 +142,7 @@ def authenticate(
 def bounded_scopes(
     conn: Connection, scopes: frozenset[str], created_by: str | None
 ) -> frozenset[str]:
-    """What is left of `scopes` under every key above, as those are now; ended ones bound, too."""
+    """The part of `scopes` that every key above has now; revoked and expired keys count as well."""
     makers = makers_of(conn, created_by)
     if len(makers) >= MAX_CHAIN:  # such a chain is never made
         return frozenset()
@@ -150,7 +150,7 @@ def bounded_scopes(
 
 
 def makers_of(conn: Connection, created_by: str | None) -> dict[str, frozenset[str]]:
-    """{key_id: its own scopes} of a key's maker, that one's maker and so on, MAX_CHAIN at most."""
+    """{key_id: its own scopes} of a key's maker, the maker's maker and so on, at most MAX_CHAIN."""
     found: dict[str, frozenset[str]] = {}
     while created_by is not None and len(found) < MAX_CHAIN:
         query = sa.select(api_keys.c.scopes, api_keys.c.created_by)
@@ -161,7 +161,7 @@ def makers_of(conn: Connection, created_by: str | None) -> dict[str, frozenset[s
 
 
 def parse_key(plaintext: str) -> str:
-    """The public id of a well-formed key. Raises InvalidApiKey before any database is asked."""
+    """The public id of a well-formed key. Raises InvalidApiKey, without asking a database."""
     match = _KEY.fullmatch(plaintext)
     if match is None or not hmac.compare_digest(_checksum(match[1]), match[3]):
         raise InvalidApiKey
@@ -169,14 +169,14 @@ def parse_key(plaintext: str) -> str:
 
 
 def make_key() -> tuple[str, str]:
-    """A new key's id, and all of it."""
+    """Make a key. Returns its id and the whole key."""
     key_id = _random_base62(12)
     body = f"sk-chorale-{key_id}-{_random_base62(32)}"
     return key_id, body + _checksum(body)
 
 
 def digest(pepper: str, plaintext: str) -> str:
-    """What is stored of a key: hex."""
+    """The HMAC that is stored of a key, in hex."""
     return hmac.new(pepper.encode(), plaintext.encode(), "sha256").hexdigest()
 
 
@@ -185,7 +185,7 @@ def parse_scopes(stored: str) -> frozenset[str]:
 
 
 def _limits(scope: Scope, scope_id: str, row: sa.Row[Any], prefix: str) -> list[Limit]:
-    """Those that are set."""
+    """The limits that are set in `row`."""
     amounts = ((metric, getattr(row, prefix + name)) for name, metric in LIMITS.items())
     return [
         Limit(metric, scope, scope_id, amount) for metric, amount in amounts if amount is not None

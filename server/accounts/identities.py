@@ -1,7 +1,7 @@
-"""Whose key a request carries, remembered for a moment so that most requests ask no database.
+"""Identities of API keys, remembered for a moment so that most requests ask no database.
 
-What changes elsewhere (a key revoked at another gateway, a tenant suspended) is seen within two
-seconds; what changes here, at once; that a key expires, at each use.
+A change elsewhere (a key revoked at another gateway, a tenant suspended) is seen within two
+seconds; a change at this gateway at once; the expiry of a key at each use.
 """
 
 import time
@@ -17,7 +17,7 @@ from server.database.expiring_cache import MAX_ENTRIES, ExpiringCache
 
 
 class Identities:
-    """Found by the whole HMAC of a key: a part of it, or of the key, could be another's.
+    """Identities by the whole HMAC of their key, since a part of it could be another key's as well.
 
     has_hard_budget: see `auth.authenticate`.
     """
@@ -41,7 +41,7 @@ class Identities:
         )
 
     async def of(self, plaintext: str) -> Identity:
-        """Raises InvalidApiKey, TenantSuspended, LedgerUnavailable."""
+        """The identity of a key. Raises InvalidApiKey, TenantSuspended, LedgerUnavailable."""
         auth.parse_key(plaintext)
         digest = auth.digest(self._pepper, plaintext)
         identity = await self._identities.get(digest, lambda: self._read(plaintext))
@@ -50,7 +50,7 @@ class Identities:
         return identity
 
     def forget(self, tenant_id: str) -> None:
-        """After any change of the tenant or of its keys: the next request reads them again."""
+        """Forget a tenant's identities after a change of it or its keys, to read them again."""
         self._identities.forget(lambda identity: identity.tenant_id == tenant_id)
 
     async def _read(self, plaintext: str) -> Identity:

@@ -1,4 +1,4 @@
-"""When API keys were last used, gathered here and written down rarely."""
+"""The times when API keys were last used, gathered in memory and written rarely."""
 
 import contextlib
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from server.database.database import Database, DatabaseError
 
 
 class KeyUses:
-    """The uses since the last `write`; it holds one time for each key that was used."""
+    """The uses since the last `write`, one time for each key that was used."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -22,14 +22,14 @@ class KeyUses:
         self._used_at_ms[key_id] = now_ms()
 
     async def write(self) -> None:
-        """Write the uses down; where the database is away they are lost: nobody depends on them."""
+        """Write the uses. If the database is away they are lost, since nothing depends on them."""
         uses, self._used_at_ms = self._used_at_ms, {}
         with contextlib.suppress(DatabaseError):
             await self._database.write(lambda conn: record_key_uses(conn, uses))
 
 
 def record_key_uses(conn: Connection, used_at_ms: Mapping[str, int]) -> None:
-    """used_at_ms: {key_id: Unix milliseconds}; a time that is older than the known one is left."""
+    """Store {key_id: Unix milliseconds}; a time older than the stored one is ignored."""
     for key_id, at_ms in used_at_ms.items():
         is_older = sa.func.coalesce(api_keys.c.last_used_at_ms, 0) < at_ms
         query = sa.update(api_keys).where(api_keys.c.key_id == key_id, is_older)

@@ -1,14 +1,14 @@
-"""API keys as they are managed: made, listed, changed, rotated, revoked.
+"""Management of API keys: they are made, listed, changed, rotated and revoked.
 
-A key of a tenant's admin gives no more than it has: scopes, limits and time. It manages itself,
-and the keys that it made or that those made; the operator manages all.
+A key with the scope admin gives no more than it has: scopes, limits and time. It manages itself,
+the keys that it made, and the keys that those made; the operator manages all.
 
 AuthError
-├── KeyNotFound     no such key of this tenant
-├── InvalidKey      what is said of a key cannot be
-├── BeyondRights    the key that asks has not got what it would give, or did not make that key
-├── KeyEnded        revoked or expired: it stays so
-└── TooManyKeys
+├── KeyNotFound     the tenant has no such key
+├── InvalidKey      a field of a key has a value that it cannot have
+├── BeyondRights    the asking key lacks what it would give, or did not make the key to be changed
+├── KeyEnded        the key is revoked or expired, and stays so
+└── TooManyKeys     the tenant has as many keys as it may have
 """
 
 import json
@@ -25,11 +25,11 @@ from server.accounts import auth
 from server.accounts.auth import ADMIN, LIMITS, MAX_CHAIN, SCOPES, AuthError, Identity
 from server.accounts.tables import api_keys
 
-# `admin` makes its holder the tenant's admin, so it is given on purpose only.
+# The scope `admin` makes its holder the tenant's admin, so a key gets it only when asked for.
 DEFAULT_SCOPES = SCOPES - {ADMIN}
 
 MAX_KEYS = 1000
-"""Of a tenant, at a time: neither revoked nor expired."""
+"""Most keys that a tenant has at a time, without those that are revoked or expired."""
 MAX_NAME = 100
 MAX_OVERLAP_S = 7 * 86_400
 MAX_PAGE = 1000
@@ -66,10 +66,10 @@ class TooManyKeys(AuthError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key as it may be listed: everything but the key.
+    """All facts about a key that may be listed, so not the key itself.
 
-    created_by: the key that made it; None for the operator.   replaces: the key it was rotated
-    from.   Of the limits None is none of its own; the tenant's hold as well.
+    created_by: id of the key that made it; None for the operator.   replaces: id of the key that it
+    was rotated from.   Limits: None where it has none of its own; the tenant's hold as well.
     """
 
     key_id: str
@@ -104,10 +104,10 @@ def create_key(
     expires_at_ms: int | None = None,
     **limits: int | None,
 ) -> tuple[ApiKey, str]:
-    """A new key and its plaintext, which exists nowhere else from here on.
+    """Make a key. Returns it and its plaintext, which is stored nowhere.
 
-    by: the key that asks; None is the operator. scopes: all but admin, as far as `by` has them.
-    limits: by the names of LIMITS; these and the end, if left out, are those of `by`.
+    by: the key that asks; None is the operator.   scopes: by default all but admin that `by` has.
+    limits: by the names of LIMITS; by default these and the expiry are those of `by`.
     Raises InvalidKey, BeyondRights, TooManyKeys.
     """
     maker = None if by is None else get_key(conn, tenant_id, by.key_id)
@@ -131,8 +131,8 @@ def create_key(
 
 
 def get_key(conn: Connection, tenant_id: str, key_id: str) -> ApiKey:
-    """Raises KeyNotFound, also for another tenant's."""
-    # Asked in Python: PostgreSQL refuses some texts that no id is.
+    """A tenant's key by its id. Raises KeyNotFound, also for another tenant's key."""
+    # The form is checked here, since PostgreSQL refuses some texts that cannot be an id.
     if not (key_id.isascii() and key_id.isalnum()):
         raise KeyNotFound(key_id)
     is_it = (api_keys.c.tenant_id == tenant_id) & (api_keys.c.key_id == key_id)
@@ -145,7 +145,7 @@ def get_key(conn: Connection, tenant_id: str, key_id: str) -> ApiKey:
 def list_keys(
     conn: Connection, tenant_id: str, *, after: str | None = None, limit: int = MAX_PAGE
 ) -> list[ApiKey]:
-    """A tenant's keys from past `after` on, ended ones too, oldest first. Raises KeyNotFound."""
+    """A tenant's keys after `after`, ended ones too, the oldest first. Raises KeyNotFound."""
     query = sa.select(api_keys).where(api_keys.c.tenant_id == tenant_id)
     if after is not None:
         last = get_key(conn, tenant_id, after)
@@ -164,9 +164,10 @@ def change_key(
     now_ms: int,
     by: Identity | None = None,
 ) -> ApiKey:
-    """What is not named stays. changes: of name, scopes, expires_at_ms and LIMITS.
+    """Change a key's fields; fields that `changes` does not name stay as they are.
 
-    Narrowing a key narrows what it made. Raises KeyNotFound, KeyEnded, InvalidKey, BeyondRights.
+    changes: may name name, scopes, expires_at_ms and LIMITS. Narrower scopes also narrow the keys
+    that the key made. Raises KeyNotFound, KeyEnded, InvalidKey, BeyondRights.
     """
     key = _live_key(conn, tenant_id, key_id, by, now_ms)
     _check(changes)
@@ -190,9 +191,10 @@ def rotate_key(
     now_ms: int,
     by: Identity | None = None,
 ) -> tuple[ApiKey, str]:
-    """A new key in place of one that expires after the overlap; what that made is the new one's.
+    """Make a key that replaces an old one, which expires after `overlap_s` seconds.
 
-    Name, scopes, limits, maker and end are those of the old. Raises as change_key, TooManyKeys.
+    Name, scopes, limits, maker and expiry are those of the old key; the keys that the old one made
+    belong to the new one. Raises the errors of change_key, and TooManyKeys.
     """
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise InvalidKey("overlap_s", f"overlap_s is from 0 to {MAX_OVERLAP_S}.")
@@ -203,7 +205,7 @@ def rotate_key(
     if old.expires_at_ms is not None:
         end_ms = min(end_ms, old.expires_at_ms)
     is_old, is_its = api_keys.c.key_id == key_id, api_keys.c.created_by == key_id
-    # Ended first: a tenant at its limit may rotate.
+    # The old key's end comes first, so that a tenant with MAX_KEYS keys may rotate without overlap.
     conn.execute(sa.update(api_keys).where(is_old).values(expires_at_ms=end_ms))
     new, plaintext = _insert(conn, tenant_id, pepper, values, now_ms)
     conn.execute(sa.update(api_keys).where(is_its).values(created_by=new.key_id))
@@ -214,7 +216,7 @@ def rotate_key(
 def revoke_key(
     conn: Connection, tenant_id: str, key_id: str, *, now_ms: int, by: Identity | None = None
 ) -> None:
-    """The key is refused from now on, those that it made are not; again is fine.
+    """Refuse a key from now on, but not the keys that it made; a second call does nothing.
 
     Raises KeyNotFound, also for another tenant's key; BeyondRights.
     """
@@ -230,7 +232,7 @@ def revoke_key(
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    """Raises InvalidKey."""
+    """Check the values of a key's fields. Raises InvalidKey."""
     name, scopes = values.get("name", ""), values.get("scopes", SCOPES)
     if len(name) > MAX_NAME or not (name.isprintable()):
         raise InvalidKey("name", f"A key's name has at most {MAX_NAME} printable characters.")
@@ -243,7 +245,7 @@ def _check(values: Mapping[str, Any]) -> None:
 
 
 def _check_maker(conn: Connection, maker: ApiKey, values: Mapping[str, Any], now_ms: int) -> None:
-    """Whether the key `maker` has all that it gives, as things are now. Raises BeyondRights."""
+    """Check that the key `maker` has now all that it gives. Raises BeyondRights."""
     own_scopes = _scopes_now(conn, maker)
     if not maker.is_live(now_ms) or ADMIN not in own_scopes:
         raise BeyondRights(None, "This API key may not manage keys any more.")
@@ -259,7 +261,7 @@ def _check_maker(conn: Connection, maker: ApiKey, values: Mapping[str, Any], now
 
 
 def _check_manages(conn: Connection, by: Identity | None, key: ApiKey) -> None:
-    """Raises BeyondRights."""
+    """Check that `by` is the key, or is above it. Raises BeyondRights."""
     if by is None or by.key_id in (key.key_id, *auth.makers_of(conn, key.created_by)):
         return
     raise BeyondRights(
@@ -270,7 +272,7 @@ def _check_manages(conn: Connection, by: Identity | None, key: ApiKey) -> None:
 def _live_key(
     conn: Connection, tenant_id: str, key_id: str, by: Identity | None, now_ms: int
 ) -> ApiKey:
-    """One that `by` may change. Raises KeyNotFound, BeyondRights, KeyEnded."""
+    """A live key that `by` may change. Raises KeyNotFound, BeyondRights, KeyEnded."""
     lock_tenant(conn, tenant_id)
     key = get_key(conn, tenant_id, key_id)
     _check_manages(conn, by, key)
@@ -289,7 +291,7 @@ def _scopes_now(conn: Connection, key: ApiKey) -> frozenset[str]:
 def _insert(
     conn: Connection, tenant_id: str, pepper: str, values: Mapping[str, Any], now_ms: int
 ) -> tuple[ApiKey, str]:
-    """Raises BeyondRights for one maker too many, TooManyKeys."""
+    """Make and store a key. Raises BeyondRights for a chain of too many keys, TooManyKeys."""
     lock_tenant(conn, tenant_id)
     if len(auth.makers_of(conn, values["created_by"])) >= MAX_CHAIN:
         raise BeyondRights(

@@ -27,7 +27,7 @@ tenants = Table(
     Column("weight", Float, nullable=False),
     Column("max_adapters", Integer),
     Column("max_adapter_bytes_total", BigInteger),
-    # Which prices it pays, unless there are some for it alone.
+    # The plan whose prices the tenant pays, unless there are prices for the tenant alone.
     Column("plan", String(64), nullable=False, server_default="standard"),
     Column("cache_salt", String(64), nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
@@ -35,9 +35,9 @@ tenants = Table(
     CheckConstraint("weight > 0", name="weight"),
 )
 
-# hmac: of the whole key under the pepper, hex.   prefix: the part of the key that may be shown.
-# created_by: the key that made it and whose scopes bound its own; None for the operator.
-# replaces: the key that it was made to take the place of.
+# hmac: HMAC of the whole key under the pepper, in hex.   prefix: the part that may be shown.
+# created_by: id of the key that made it, whose scopes bound its own; NULL for the operator.
+# replaces: id of the key that it was made to replace.
 api_keys = Table(
     "api_keys",
     metadata,

@@ -1,9 +1,9 @@
-"""Tenants, and what operators do to them.
+"""Tenants: operators make, suspend and resume them, and set their limits and plans.
 
 TenantError
-├── InvalidTenant    the caller's fault: a name or a limit that cannot be
-├── TenantNotFound
-└── TenantNameTaken
+├── InvalidTenant    a name, a limit or a plan has a value that it cannot have
+├── TenantNotFound   there is no such tenant
+└── TenantNameTaken  another tenant has the name
 """
 
 import re
@@ -18,15 +18,15 @@ from sqlalchemy.engine import Connection, RowMapping
 from registry.audit import record_audit
 from server.accounts.tables import tenants
 
-# The owner's part of `owner/name`, so the same alphabet as an adapter's name.
+# A tenant's name is the owner in `owner/name`, so it has the alphabet of an adapter's name.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 STANDARD = "standard"
-"""The plan of a tenant for which none is named."""
+"""Plan of a tenant that is created without one."""
 
 
 class TenantError(Exception):
-    """Everything this module raises."""
+    """Base of all errors that this module raises."""
 
 
 class InvalidTenant(TenantError):
@@ -49,9 +49,10 @@ class TenantNameTaken(TenantError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantLimits:
-    """What a tenant may take; None is no limit.
+    """Limits of a tenant; None is no limit.
 
-    max_queue_share: of what waits for the engine, in (0, 1].   weight: its share when that is full.
+    max_queue_share: share of the engines' queues that the tenant may hold, in (0, 1]; None: the
+    setting's.   weight: the tenant's share of busy engines, relative to other tenants' weights.
     """
 
     requests_per_minute: int | None = None
@@ -65,7 +66,10 @@ class TenantLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """cache_salt: keeps its prefix cache its own; it never leaves the gateway and the engine."""
+    """A tenant.
+
+    cache_salt: keeps the tenant's prefix cache apart; it never leaves the gateway and the engine.
+    """
 
     tenant_id: str
     name: str
@@ -85,7 +89,7 @@ def create_tenant(
     plan: str = STANDARD,
     actor: str = "operator",
 ) -> Tenant:
-    """A new active tenant. Raises InvalidTenant, TenantNameTaken."""
+    """Make an active tenant. Raises InvalidTenant, TenantNameTaken."""
     limits = limits or TenantLimits()
     if not _NAME.fullmatch(name):
         raise InvalidTenant("name", f"A tenant's name matches {_NAME.pattern}.")
@@ -133,7 +137,7 @@ def list_tenants(conn: Connection) -> list[Tenant]:
 
 def get_tenant(conn: Connection, tenant: str) -> Tenant:
     """The tenant of this id or this name. Raises TenantNotFound."""
-    # Asked in Python: PostgreSQL refuses some texts that no id and no name is.
+    # The form is checked here, since PostgreSQL refuses some texts that cannot be an id or a name.
     if not _NAME.fullmatch(tenant):
         raise TenantNotFound(tenant)
     query = sa.select(tenants).where(
@@ -147,7 +151,7 @@ def get_tenant(conn: Connection, tenant: str) -> Tenant:
 
 
 def names_of(conn: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
-    """{tenant_id: name} of those that there are."""
+    """{tenant_id: name} of the given tenants, without those that do not exist."""
     query = sa.select(tenants.c.tenant_id, tenants.c.name)
     rows = conn.execute(query.where(tenants.c.tenant_id.in_(tenant_ids)))
     return {row.tenant_id: row.name for row in rows}
@@ -156,7 +160,7 @@ def names_of(conn: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
 def suspend_tenant(
     conn: Connection, tenant_id: str, *, now_ms: int, actor: str = "operator"
 ) -> None:
-    """Its keys are refused from now on; what runs, ends. Raises TenantNotFound."""
+    """Refuse a tenant's keys from now on; running requests go on. Raises TenantNotFound."""
     _set_status(conn, tenant_id, "suspended")
     record_audit(
         conn,
@@ -212,7 +216,7 @@ def set_limits(
 def set_plan(
     conn: Connection, tenant_id: str, plan: str, *, now_ms: int, actor: str = "operator"
 ) -> None:
-    """It pays the plan's prices from now on. Raises InvalidTenant, TenantNotFound."""
+    """Let a tenant pay a plan's prices from now on. Raises InvalidTenant, TenantNotFound."""
     check_plan(plan)
     query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(plan=plan)
     if conn.execute(query).rowcount == 0:
@@ -229,7 +233,7 @@ def set_plan(
 
 
 def check_plan(plan: str, *, param: str = "plan") -> None:
-    """Any name will do: a plan is what prices and tenants say. Raises InvalidTenant."""
+    """Check a plan's name. Any well-formed name is a plan. Raises InvalidTenant."""
     if not _NAME.fullmatch(plan):
         raise InvalidTenant(param, f"A plan's name matches {_NAME.pattern}.")
 

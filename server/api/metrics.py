@@ -1,4 +1,4 @@
-"""Figures for Prometheus: counted here, or taken from the engines' last heartbeats on request."""
+"""Figures for Prometheus: counted here, or read off the engines' last heartbeats at a scrape."""
 
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
@@ -17,48 +17,46 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _PROOF_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 _GAUGES = {
-    "running": "Requests in the running batch",
-    "waiting": "Requests queued in the engine",
-    "batch_requests": "Requests in the largest step of the last quarter second",
-    "batch_tokens": "Tokens in the step that chorale_batch_requests shows",
-    "batch_adapters": "Distinct adapters in the step that chorale_batch_requests shows",
-    "free_slabs": "Free slabs of the arena",
-    "total_slabs": "Slabs of the arena",
-    "adapter_slabs": "Slabs that hold adapters",
-    "prefix_slabs": "Slabs of idle KV that later requests may reuse as a prefix",
-    "prefill_tokens_per_s": "Prefill speed of the last minute, at which KV is recomputed",
-    "copy_bytes_per_s": "Speed of copies between device and host, at which KV is swapped",
-    "pinned_slabs": "Slabs of pinned adapters",
-    "unsettled_records": "End records that the ledger does not have yet",
+    "running": "Number of requests in the running batch",
+    "waiting": "Number of requests queued in the engine",
+    "batch_requests": "Number of requests in the largest step of the last quarter second",
+    "batch_tokens": "Number of tokens computed in the largest step of the last quarter second",
+    "batch_adapters": "Number of distinct adapters in the largest step of the last quarter second",
+    "free_slabs": "Number of free slabs of the arena",
+    "total_slabs": "Number of slabs of the arena",
+    "adapter_slabs": "Number of slabs that hold adapters",
+    "prefix_slabs": "Number of slabs with KV that no request uses and a later one may use again",
+    "prefill_tokens_per_s": "Prompt tokens per second in the last minute: the price of recomputing",
+    "copy_bytes_per_s": "Bytes per second copied between device and host: the price of swapping",
+    "pinned_slabs": "Number of slabs that hold pinned adapters",
+    "unsettled_records": "Number of journal records of ended requests that are not in the ledger",
 }
 _COUNTERS = {
-    "steps": "Steps since the engine started",
+    "steps": "Number of steps since the engine started",
     "prompt_tokens": "Prompt tokens of ended requests since the engine started",
     "completion_tokens": "Tokens generated since the engine started",
-    "cached_tokens": "Prompt tokens of ended requests that were found in the prefix cache",
-    "preemptions": "Requests that were preempted and gave back their blocks",
-    "swapped": "Preempted requests whose KV was kept in host memory meanwhile",
-    "prefix_evictions": "Blocks evicted from the prefix cache",
-    "adapter_evictions": "Adapters evicted from the arena",
+    "cached_tokens": "Prompt tokens of ended requests that the prefix cache had",
+    "preemptions": "Number of times that a request gave back its blocks",
+    "swapped": "Number of preemptions that kept the request's KV in host memory",
+    "prefix_evictions": "Number of blocks evicted from the prefix cache",
+    "adapter_evictions": "Number of adapters evicted from the arena",
 }
-# Figures of each tier of adapters: device, host, disk, store.
+# The tiers of adapters are device, host, disk and store; each has these figures.
 _TIER_COUNTERS = {
-    "hits": "Requests that found their adapter in this tier when they arrived",
-    "misses": "Requests that had to ask the next tier",
-    "loads": "Adapters that came into this tier",
-    "load_bytes": "Bytes of the adapters that came into this tier",
-    "load_seconds": "Seconds that adapters took to come into this tier, added up",
+    "hits": "Number of requests that found their adapter in this tier when they arrived",
+    "misses": "Number of requests that missed their adapter in this tier and asked the next one",
+    "loads": "Number of adapters loaded into this tier",
+    "load_bytes": "Bytes of the adapters loaded into this tier",
+    "load_seconds": "Seconds that loading adapters into this tier took, added up",
 }
 _TIER_GAUGES = {
     "used_bytes": "Bytes of adapters in this tier",
-    "limit_bytes": "Bytes of adapters that this tier may hold; 0 without a limit",
+    "limit_bytes": "Bytes of adapters that this tier has room for; 0 means no limit",
 }
 
 
 class _EngineCollector(Collector):
-    """Exports the figures of each engine's last heartbeat, a quarter of a second old. An engine
-    that is away has none.
-    """
+    """The engines' figures, at most a quarter of a second old; none of an engine that is away."""
 
     def __init__(self, engines: Engines, settler: Settler) -> None:
         self._engines = engines
@@ -67,18 +65,20 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         figures = self._engines.figures()
         ready = GaugeMetricFamily(
-            "chorale_engine_ready", "1 while the engine serves", labels=["engine"]
+            "chorale_engine_ready", "1 while the engine takes requests, else 0", labels=["engine"]
         )
         for engine in figures:
             ready.add_metric([engine.name], float(engine.state == "ready"))
         yield ready
         yield CounterMetricFamily(
             "chorale_engine_deaths",
-            "Engines lost since the gateway started",
+            "Number of engine deaths since the gateway started",
             self._engines.num_deaths,
         )
         lags = GaugeMetricFamily(
-            "chorale_settler_lag_records", "End records not posted yet", labels=["engine_id"]
+            "chorale_settler_lag_records",
+            "Number of journal records that the settler has not posted to the ledger",
+            labels=["engine_id"],
         )
         for engine_id, lag in self._settler.lags.items():
             lags.add_metric([engine_id], lag.last_seq - lag.settled_seq)
@@ -94,42 +94,42 @@ class _EngineCollector(Collector):
 
 
 class Metrics:
-    """The metrics of one gateway, in a registry of its own so that tests may make several."""
+    """The metrics of one gateway, in a registry of their own, so that tests may make several."""
 
     def __init__(self, engines: Engines, settler: Settler) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(engines, settler))
         self.requests = Counter(
             "chorale_http_requests",
-            "Requests answered, by status",
+            "Number of HTTP requests answered, by method and status",
             ["method", "status"],
             registry=self._registry,
         )
         self.moves = Counter(
             "chorale_request_moves",
-            "Requests that moved to another engine because theirs was gone or was leaving",
+            "Number of times that a request moved to another engine: its own was gone or left",
             registry=self._registry,
         )
         self.lines_dropped = Gauge(
             "chorale_log_lines_dropped",
-            "Log lines that were dropped because their reader was too slow",
+            "Number of log lines that were dropped because they were not read in time",
             registry=self._registry,
         )
         self.limiter_degraded = Gauge(
             "chorale_limiter_degraded",
-            "1 while limits have lost their state or are each gateway's own: Redis is or was away",
+            "1 while limits lost their state or are counted by each gateway alone, without Redis",
             registry=self._registry,
         )
         self.time_to_first_token = Histogram(
             "chorale_time_to_first_token_seconds",
-            "Time from a request's arrival at the gateway to its first tokens",
+            "Seconds from a request's arrival at the gateway to its first tokens",
             buckets=_SECONDS,
             registry=self._registry,
         )
 
         self.proofs = Histogram(
             "chorale_adapter_proof_seconds",
-            "Proofs of uploaded adapters in the engine, by verdict",
+            "Seconds that the proof of an uploaded adapter took in the engine, by verdict",
             ["verdict"],
             buckets=_PROOF_SECONDS,
             registry=self._registry,
@@ -137,18 +137,18 @@ class Metrics:
 
         self.audit_difference = Gauge(
             "chorale_audit_difference_nanousd",
-            "Worth of usage events by their prices minus the amount charged, at the last audit",
+            "Nano-dollars that all events are worth less those charged for them, by the last audit",
             registry=self._registry,
         )
         self.audit_findings = Gauge(
             "chorale_audit_findings",
-            "Differences that the last audit found, by check",
+            "Number of differences that the last audit found, by check",
             ["check"],
             registry=self._registry,
         )
         self.audit_success = Gauge(
             "chorale_audit_last_success_timestamp_seconds",
-            "Time of the last audit without a difference; 0 if this gateway has made none",
+            "Unix seconds of this gateway's last audit without a difference; 0 if there was none",
             registry=self._registry,
         )
 
@@ -176,7 +176,7 @@ def _of_engines(family: _Family, name: str, stats: Mapping[str, EngineStats]) ->
 
 
 def _tier_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
-    """Every figure of a tier as one family, labelled with the engine's and the tier's names."""
+    """Yields a family for each figure of the tiers, labelled with engine and tier."""
     labels = ["engine", "tier"]
     for name, help_text in _TIER_COUNTERS.items():
         counter = CounterMetricFamily(f"chorale_adapter_tier_{name}", help_text, labels=labels)

@@ -1,6 +1,6 @@
-"""The command line: one file a group of commands.
+"""The command line, with one file for each group of commands.
 
-Everything that takes long to import is imported inside the command that needs it: `chorale --help`
-answers at once. Only `serve` and `demo` start processes. `audit`, and `keys` where no server runs,
-open the database; all other commands speak HTTP.
+Everything that takes long to import is imported inside the command that needs it, so that
+`chorale --help` answers at once. Only `serve` and `demo` start processes. `audit` and
+`keys reset-admin` open the database, `receipts verify` reads files; all other commands speak HTTP.
 """

@@ -1,4 +1,4 @@
-"""`chorale adapters alias | rollback | moves`: what a name means, and what it meant before."""
+"""`chorale adapters alias | rollback | moves`: which version an alias means, and which it meant."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from server.cli.terminal import CommandFailed, say, show_json, show_table
 from server.cli.units import moment
 from server.text.json_object import JsonObject
 
-Alias = Annotated[str, typer.Argument(help="Requests name it as NAME@ALIAS.")]
+Alias = Annotated[str, typer.Argument(help="The alias; requests name it as NAME@ALIAS.")]
 
 
 def set_alias(
@@ -17,15 +17,15 @@ def set_alias(
     alias: Alias,
     version: Annotated[int, typer.Argument(help="The version it points to from now on.")],
     canary: Annotated[
-        int | None, typer.Option(help="A version for a share of the requests.")
+        int | None, typer.Option(help="Another version, for --percent of the requests.")
     ] = None,
     percent: Annotated[
-        int | None, typer.Option(min=1, max=99, help="How many of a hundred requests.")
+        int | None, typer.Option(min=1, max=99, help="Percent of the requests that get --canary.")
     ] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Point an alias to a version; to another one for some percent of the requests."""
+    """Point an alias to a version, and for a percentage of the requests to another one."""
     from server.client.http import adapter_path
 
     if (canary is None) != (percent is None):
@@ -39,7 +39,7 @@ def set_alias(
 
 
 def roll_back(name: Name, alias: Alias, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
-    """Point an alias to what it meant before its last move; once more undoes that."""
+    """Point an alias to the version before its last move; a second rollback undoes the first."""
     from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
@@ -51,7 +51,7 @@ def roll_back(name: Name, alias: Alias, url: Url = DEFAULT_URL, api_key: ApiKey 
 def list_moves(
     name: Name, alias: Alias, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """List the versions that an alias has meant, the newest first, and who moved it."""
+    """List the versions that an alias has meant, the latest move first, and who moved it."""
     from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
@@ -67,14 +67,14 @@ def list_moves(
 
 
 def as_share(canary: dict[str, int] | None) -> str | None:
-    """10 % to 4"""
+    """The split in words, such as "10 % to 4"; None where there is none."""
     return f"{canary['percent']} % to {canary['version']}" if canary else None
 
 
 def _say_meaning(
     name: str, alias: str, adapter: JsonObject, before: JsonObject | None = None
 ) -> None:
-    """Tell what the alias means now.   before: the adapter before a change that may end a split."""
+    """Say what the alias means now.   before: the adapter before a change that may end a split."""
     share = as_share(adapter["canaries"].get(alias))
     beside = f", {share}" if share else ""
     ended = as_share(before["canaries"].get(alias)) if before and not share else None

@@ -1,4 +1,4 @@
-"""`chorale adapters push | import | validate | prove`: what becomes a version, and what would."""
+"""`chorale adapters push | import | validate | prove`: make new versions, or check their files."""
 
 import hashlib
 from collections.abc import Iterator
@@ -17,29 +17,31 @@ if TYPE_CHECKING:
     from server.client.http import Client
     from server.client.uploads import Pushed, UploadMemory
 
-# Of a quota by the hour: its room comes back within one.
+# An import waits this long for its turn, since an hourly quota has room again within the hour.
 _IMPORT_TURN_WAIT_S = 3600.0
 
-Alias = Annotated[str | None, typer.Option(help="To point to the version.")]
+Alias = Annotated[str | None, typer.Option(help="Alias to point to the new version.")]
 Direct = Annotated[
-    bool, typer.Option("--direct", help="Send to the object store, not through the gateway.")
+    bool, typer.Option("--direct", help="Send the files straight to the object store.")
 ]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A folder as PEFT saves it.")]
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of an adapter saved by PEFT.")]
 
 
 def push(
     source: Annotated[
-        str, typer.Argument(help="A folder as PEFT saves it, or a hub id (org/name).")
+        str, typer.Argument(help="Folder of an adapter saved by PEFT, or a hub id (org/name).")
     ],
-    name: Annotated[str, typer.Option(help="What requests will call it.")],
+    name: Annotated[str, typer.Option(help="Name by which requests call the adapter.")],
     alias: Alias = None,
     direct: Direct = False,
-    revision: Annotated[str | None, typer.Option(help="Of the hub's repository.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag or commit of the hub's repository.")
+    ] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Upload an adapter as a new version; an upload that broke off goes on where it stopped."""
+    """Upload an adapter as a new version; an interrupted upload is resumed where it stopped."""
     with as_tenant(url, api_key) as client:
         folder = _find(source, revision)
         with _report(json):
@@ -56,7 +58,7 @@ def push(
 def validate(
     folder: Folder, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """Check an adapter as a push would, but for its proof; the server keeps nothing of it."""
+    """Check an adapter as a push would, without proving it in an engine; nothing is kept."""
     from server.cli.upload_bar import UploadBar
     from server.client.files import check_files, size_bytes_of
     from server.client.uploads import Uploader
@@ -76,13 +78,15 @@ def validate(
 
 def prove(
     name: Name,
-    version: Annotated[int, typer.Argument(min=1, help="Made for another base model.")],
+    version: Annotated[
+        int, typer.Argument(min=1, help="Version that was made for another base model.")
+    ],
     alias: Alias = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Make a version for another base model one for this, if it proves itself; nothing is sent."""
+    """Prove a version of another base model on this one and publish it; nothing is uploaded."""
     from server.client.uploads import Uploader
 
     with as_tenant(url, api_key) as client, _report(json):
@@ -96,14 +100,16 @@ def prove(
 
 
 def import_all(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder of adapters' folders.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder that holds a folder of each adapter.")
+    ],
     alias: Alias = None,
     direct: Direct = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Push every adapter in a folder, named after its own; run again, it goes on."""
+    """Push every adapter in a folder, each under the name of its own folder; resumable."""
     _check_alias(alias)
     folders = _adapters_in(folder)
     with as_tenant(url, api_key) as client:
@@ -120,7 +126,7 @@ def import_all(
 def push_with_progress(
     client: "Client", folder: Path, name: str, *, alias: str | None = None, direct: bool = False
 ) -> "Pushed":
-    """Upload with a bar on stderr. Raises ClientError."""
+    """Upload an adapter with a progress bar on stderr. Raises ClientError."""
     from server.cli.upload_bar import UploadBar
     from server.client.files import check_files, size_bytes_of
     from server.client.uploads import Uploader
@@ -138,7 +144,10 @@ def push_with_progress(
 def _push_all(
     client: "Client", folders: list[Path], alias: str | None, direct: bool
 ) -> list[JsonObject]:
-    """What became of each, in order; after a failure that all would meet, the rest is left."""
+    """Push the adapters in order. Returns a row for each that says what became of it.
+
+    After a failure that every adapter would meet, the others are not tried.
+    """
     from server.cli.upload_bar import UploadBar
     from server.client.files import size_bytes_of
     from server.client.http import ClientError
@@ -174,7 +183,7 @@ def _row(name: str, version: int | None, outcome: str, code: str | None = None) 
 
 
 def _adapters_in(folder: Path) -> list[Path]:
-    """The folders to import, by name. Raises CommandFailed for names that cannot be."""
+    """The folders to import, sorted by name. Raises CommandFailed for names no adapter may have."""
     from registry.names import is_name
     from server.client.files import is_adapter
 
@@ -205,7 +214,7 @@ def _check_alias(alias: str | None) -> None:
 
 
 def _find(source: str, revision: str | None) -> Path:
-    """The folder of what was named, downloaded if it is the hub's. Raises CommandFailed."""
+    """The folder of `source`, downloaded if it is a hub id. Raises CommandFailed."""
     from server.cli import hub
 
     folder = Path(source)
@@ -220,7 +229,7 @@ def _find(source: str, revision: str | None) -> Path:
 
 @contextmanager
 def _report(as_json: bool) -> Iterator[None]:
-    """A refused upload is its report on stdout, where JSON is asked for, and one line anyway."""
+    """Print a refused upload as JSON on stdout if asked for; its error ends the command anyway."""
     from server.client.uploads import NotProvedYet, UploadFailed
 
     try:
@@ -232,7 +241,7 @@ def _report(as_json: bool) -> Iterator[None]:
 
 
 def _memory(base_url: str, folder: Path, name: str) -> "UploadMemory":
-    """Where an unfinished push of this folder is remembered."""
+    """The memory of an unfinished push of this folder to this server under this name."""
     from server.client.uploads import UploadMemory
 
     what = f"{base_url}\n{folder.resolve()}\n{name}"

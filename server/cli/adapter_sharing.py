@@ -1,4 +1,4 @@
-"""`chorale adapters pin | unpin | grant | revoke`: what an owner decides beside the versions."""
+"""`chorale adapters pin | unpin | grant | revoke`: keep an adapter resident, or share it."""
 
 from typing import Annotated
 
@@ -8,11 +8,11 @@ from server.cli.connection import DEFAULT_URL, ApiKey, Name, Url, as_tenant
 from server.cli.terminal import say
 from server.cli.units import dollars, megabytes
 
-Tenant = Annotated[str, typer.Argument(help="The other tenant, by name or id.")]
+Tenant = Annotated[str, typer.Argument(help="Name or id of the other tenant.")]
 
 
 def pin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
-    """Keep what `latest` means resident, at a price by the hour."""
+    """Keep the version that `latest` means in the engines' memory, at a price by the hour."""
     from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
@@ -22,7 +22,7 @@ def pin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
 
 
 def unpin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
-    """Let it be evicted again when others need the room."""
+    """Let an adapter be evicted again when others need the memory."""
     from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
@@ -31,7 +31,7 @@ def unpin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
 
 
 def grant(name: Name, tenant: Tenant, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
-    """Let another tenant use an adapter, as OWNER/NAME and at its own cost."""
+    """Let another tenant use an adapter as OWNER/NAME, at the other tenant's cost."""
     from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
@@ -40,7 +40,7 @@ def grant(name: Name, tenant: Tenant, url: Url = DEFAULT_URL, api_key: ApiKey = 
 
 
 def revoke(name: Name, tenant: Tenant, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
-    """Refuse an adapter to another tenant from its next request on."""
+    """Take a grant back: the other tenant's next request for the adapter is refused."""
     from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:

@@ -16,7 +16,9 @@ app = typer.Typer(no_args_is_help=True, help="A tenant's own adapters.")
 
 _SHORT_DIGEST = 12
 
-Version = Annotated[int | None, typer.Option(min=1, help="One version, not the adapter.")]
+Version = Annotated[
+    int | None, typer.Option(min=1, help="Only this version, not the whole adapter.")
+]
 
 app.command("push")(adapter_push.push)
 app.command("import")(adapter_push.import_all)
@@ -31,7 +33,7 @@ def list_adapters(
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """All adapters, with the newest version of each."""
+    """List all adapters, each with its newest version."""
     with as_tenant(url, api_key) as client:
         found = client.list_all("/v1/adapters", "after", "id", {"search": search})
     if json:
@@ -49,7 +51,7 @@ def list_adapters(
 def show_adapter(
     name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """One adapter: its aliases, pin and grants, and the passport of its newest version."""
+    """Show one adapter: its aliases, pin and grants, and the passport of its newest version."""
     from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
@@ -76,13 +78,13 @@ def show_adapter(
 def list_versions(
     name: Name,
     deleted: Annotated[
-        bool, typer.Option("--deleted", help="Those that are deleted, too.")
+        bool, typer.Option("--deleted", help="Also list the deleted versions.")
     ] = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Every version of an adapter, the newest first."""
+    """List every version of an adapter, the newest first."""
     from server.client.http import adapter_path
 
     params = {"include_deleted": True} if deleted else None
@@ -108,7 +110,7 @@ app.command("revoke")(adapter_sharing.revoke)
 def remove(
     name: Name,
     version: Version = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
@@ -125,7 +127,7 @@ def remove(
 def restore(
     name: Name, version: Version = None, url: Url = DEFAULT_URL, api_key: ApiKey = None
 ) -> None:
-    """Bring back what was deleted, with the aliases as they were."""
+    """Bring back a deleted adapter or version, with its aliases as they were."""
     with as_tenant(url, api_key) as client:
         client.request("POST", f"{_path(name, version)}/restore")
     say(f"{_shown(name, version)} is back.")

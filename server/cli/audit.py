@@ -1,4 +1,4 @@
-"""`chorale audit`: what the ledger says in one place against what it says in another."""
+"""`chorale audit`: compares what the ledger says in one place with what it says in another."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,13 +19,13 @@ def audit(
     data_dir: ServerDir = DEFAULT_DATA_DIR,
     database_url: DatabaseUrl = None,
     since: Annotated[
-        str | None, typer.Option(help="ISO date: row by row only what was posted since then.")
+        str | None, typer.Option(help="ISO date; check row by row only what was posted since then.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Check journal, ledger, receipts and statements against one another. Changes nothing.
 
-    Runs beside a gateway. Ends with 1 if anything differs.
+    A gateway may run meanwhile. Exit code 1: something differs.
     """
     from sqlalchemy.exc import DBAPIError
 
@@ -49,7 +49,7 @@ def audit(
     except DatabaseError as error:
         raise CommandFailed(str(error)) from error
     except DBAPIError as error:
-        # Such as that of a release with other tables.
+        # One cause is the database of another release, which has other tables.
         raise CommandFailed(str(error.orig).strip().partition("\n")[0]) from error
     if json:
         show_json(report_body(report))
@@ -61,7 +61,7 @@ def audit(
 
 @contextmanager
 def _telling() -> "Iterator[Progress]":
-    """How far it is, on a terminal."""
+    """Show the audit's progress on a terminal."""
     with stderr().status("Auditing ...") as status:
         yield lambda check, num_rows: status.update(f"Auditing {check}: {num_rows:,} rows")
 

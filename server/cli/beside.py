@@ -1,4 +1,4 @@
-"""The database of a gateway, opened beside it on the same machine."""
+"""The database of a gateway, opened on the gateway's machine, where the gateway may be running."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from server.database.database import Database
 
 STATEMENT_TIMEOUT_S = 600.0
-"""Nobody waits for a command; a gateway's own statements have 5 s."""
+"""Time limit of one SQL statement: commands may be slow. A gateway's own statements have 5 s."""
 
 ServerDir = Annotated[
     Path,
@@ -24,13 +24,13 @@ ServerDir = Annotated[
     ),
 ]
 DatabaseUrl = Annotated[
-    str | None, typer.Option(help="Another database; without it the data directory's own.")
+    str | None, typer.Option(help="URL of the database, by default that of the data directory.")
 ]
 
 
 @contextmanager
 def open_beside(data_dir: Path, url: str | None) -> "Iterator[Database]":
-    """What `chorale serve` was started with, or `url`. Raises CommandFailed where there is none."""
+    """Open `url`, or the database that `chorale serve` uses. Raises CommandFailed without one."""
     from server.database.database import DEFAULT_FILE, Database, DatabaseConfig
 
     url = url or _url_of_gateway(data_dir)

@@ -17,20 +17,22 @@ _PROMPT = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
 
 
 def chat(
-    model: Annotated[str, typer.Option(help="The base model's id, or an adapter.")],
-    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    model: Annotated[str, typer.Option(help="Id of the base model, or name of an adapter.")],
+    system: Annotated[
+        str | None, typer.Option(help="System message at the start of the chat.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.0,
     max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Chat, streaming. /new starts over; Ctrl-C ends an answer, Ctrl-D the chat."""
+    """Chat with a model. /new starts over; Ctrl-C ends an answer, Ctrl-D ends the chat."""
     start = [{"role": "system", "content": system}] if system else []
     options = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
     options = {name: value for name, value in options.items() if value is not None}
     messages = list(start)
     with as_tenant(url, api_key) as client:
-        client.request("GET", f"/v1/models/{model}")  # a wrong name is said before the first word
+        client.request("GET", f"/v1/models/{model}")  # refuses a wrong name before the first prompt
         while (line := _read_line()) is not None:
             if line == "/new":
                 messages = list(start)
@@ -40,7 +42,7 @@ def chat(
 
 
 def _read_line() -> str | None:
-    """What was typed; None at the end."""
+    """The line that the user typed; None at the end of the input."""
     try:
         return input(_PROMPT if sys.stdin.isatty() else "").strip()
     except (EOFError, KeyboardInterrupt):
@@ -48,7 +50,7 @@ def _read_line() -> str | None:
 
 
 def _take_turn(client: "Client", messages: list[dict[str, str]], options: JsonObject) -> None:
-    """Streams the answer to the last message and appends it; takes the message back if refused."""
+    """Stream the answer to the last message and append it; a refused message is removed."""
     from server.client.http import ApiRefused
 
     answer = ""

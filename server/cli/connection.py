@@ -1,4 +1,4 @@
-"""Which server a command speaks to and with whose key; its errors as one line."""
+"""How a command reaches the server: its URL, the key, and errors of one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,27 +14,30 @@ if TYPE_CHECKING:
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 
-Url = Annotated[str, typer.Option("--url", envvar="CHORALE_URL", help="The server.")]
+Url = Annotated[str, typer.Option("--url", envvar="CHORALE_URL", help="URL of the server.")]
 ApiKey = Annotated[
-    str | None, typer.Option("--api-key", envvar="CHORALE_API_KEY", help="A tenant's key.")
+    str | None, typer.Option("--api-key", envvar="CHORALE_API_KEY", help="API key of a tenant.")
 ]
 AdminKey = Annotated[
     str | None,
-    typer.Option("--admin-key", envvar="CHORALE_ADMIN_KEY", help="The operator's key."),
+    typer.Option("--admin-key", envvar="CHORALE_ADMIN_KEY", help="Admin key of the operator."),
 ]
 DataDir = Annotated[
     Path,
-    typer.Option(envvar="CHORALE_DATA_DIR", help="Where admin.key lies, if no admin key is given."),
+    typer.Option(
+        envvar="CHORALE_DATA_DIR",
+        help="The server's data directory, whose admin.key is used if no admin key is given.",
+    ),
 ]
-Name = Annotated[str, typer.Argument(help="The adapter's name.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[str, typer.Argument(help="Name of the adapter.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 DEFAULT_DATA_DIR = Path(".chorale")
 
 
 @contextmanager
 def as_tenant(url: str, api_key: str | None) -> "Iterator[Client]":
-    """The API with a tenant's key. Raises CommandFailed, also for what the API raises."""
+    """The API with a tenant's key. Raises CommandFailed, also in place of the client's errors."""
     if not api_key:
         raise CommandFailed("No API key: set CHORALE_API_KEY, or give --api-key.")
     with connect(url, api_key) as client:
@@ -43,7 +46,7 @@ def as_tenant(url: str, api_key: str | None) -> "Iterator[Client]":
 
 @contextmanager
 def as_operator(url: str, admin_key: str | None, data_dir: Path) -> "Iterator[Client]":
-    """The API with the operator's key. Raises CommandFailed, also for what the API raises."""
+    """The API with the admin key. Raises CommandFailed, also in place of the client's errors."""
     with connect(url, admin_key or _read_admin_key(data_dir)) as client:
         yield client
 

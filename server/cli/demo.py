@@ -1,4 +1,4 @@
-"""`chorale demo`: the base model and adapters of `demo/`, two tenants, and requests to paste."""
+"""`chorale demo`: serves the model and adapters of `demo/` and prints requests to paste."""
 
 import json
 import time
@@ -27,7 +27,8 @@ _QUESTION = "What does a fox eat?"
 
 def demo(
     data_dir: Annotated[
-        Path | None, typer.Option(help="Database, keys, adapters.  [dim]default: .chorale[/dim]")
+        Path | None,
+        typer.Option(help="Folder for database, keys and adapters.  [dim]default: .chorale[/dim]"),
     ] = None,
     port: Annotated[
         int | None, typer.Option(help="Port to listen on.  [dim]default: 8000[/dim]")
@@ -56,7 +57,7 @@ def demo(
 
 
 def _provision(settings: "Settings", adapters: Path) -> JsonObject:
-    """Tenants, keys and adapters that are not there yet. The content of demo.json."""
+    """Make the missing tenants, keys and adapters. Returns the content of demo.json."""
     from server.launch.secrets import load_admin_key
 
     url, admin_key = base_url(settings), load_admin_key(settings.data_dir).key
@@ -80,7 +81,7 @@ def _provision(settings: "Settings", adapters: Path) -> JsonObject:
 
 
 def _known_keys(path: Path) -> dict[str, str]:
-    """Of an earlier start, by tenant."""
+    """API keys of an earlier start, by tenant."""
     try:
         return {
             tenant["name"]: tenant["api_key"] for tenant in json.loads(path.read_text())["tenants"]
@@ -102,7 +103,7 @@ def _find_or_create(operator: "Client", name: str) -> str:
 
 
 def _working_key(operator: "Client", url: str, tenant_id: str, known: str | None) -> str:
-    """The key of an earlier start while it is taken, or a new one."""
+    """The key of an earlier start if the server still accepts it, else a new one."""
     from server.client.http import ApiRefused, Client
 
     if known:
@@ -118,7 +119,7 @@ def _working_key(operator: "Client", url: str, tenant_id: str, known: str | None
 
 
 def _push_missing(client: "Client", adapters: Path, names: tuple[str, ...]) -> None:
-    """A new base model makes old versions unservable: then they are pushed again."""
+    """Push the adapters that cannot be served: new ones, and those of an earlier base model."""
     found = client.list_all("/v1/adapters", "after", "id")
     served = {a["id"] for a in found if a["latest"] and a["latest"]["is_servable"]}
     for name in names:

@@ -1,4 +1,4 @@
-"""`chorale engines`: the pool behind a gateway."""
+"""`chorale engines`: shows and corrects the pool of engines behind a gateway."""
 
 from typing import Annotated
 
@@ -28,9 +28,9 @@ def list_engines(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """Every engine that the gateway knows of, and what it does now.
+    """List every engine that the gateway knows of, and what it does now.
 
-    unsettled: records of its journal that are not in the ledger yet.
+    unsettled: records of the engine's journal that are not in the ledger yet.
     """
     with as_operator(url, admin_key, data_dir) as client:
         found = client.request("GET", "/admin/v1/engines")["data"]
@@ -44,15 +44,17 @@ def list_engines(
 
 @app.command("lost")
 def lose_engine(
-    engine_id: Annotated[str, typer.Argument(help="As `chorale audit` names it.")],
+    engine_id: Annotated[
+        str, typer.Argument(help="Id of the engine, as `chorale audit` names it.")
+    ],
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """Void what an engine held that never comes back. Only if its journal is gone for good.
+    """Void the open holds of an engine whose journal is gone for good.
 
-    What it did and had not told the ledger is then free for who asked.
+    Its requests that are not in the ledger yet become free of charge.
     """
     with as_operator(url, admin_key, data_dir) as client:
         found = client.request("POST", f"/admin/v1/engines/{engine_id}/lost")

@@ -1,7 +1,8 @@
-"""Adapters of the Hugging Face Hub, downloaded here: the server never hears of a hub.
+"""Adapters of the Hugging Face Hub, downloaded by the command: the server never talks to a hub.
 
-Only the two files; huggingface_hub keeps them in its cache, goes on with what broke off, and takes
-HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE from the environment.
+Only an adapter's two files are downloaded. huggingface_hub keeps them in its cache, resumes an
+interrupted download, and takes HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE from the
+environment.
 """
 
 import logging
@@ -21,23 +22,23 @@ def is_hub_id(text: str) -> bool:
 
 
 def download(hub_id: str, revision: str | None = None) -> Path:
-    """The folder in the cache with both files, of one commit. Raises CommandFailed."""
-    # Only here: it takes a second to import.
+    """The folder in the cache with both files, which are of one commit. Raises CommandFailed."""
+    # The import is here because it takes a second.
     from huggingface_hub import hf_hub_download
 
-    # What goes wrong is said once, by us.
+    # Errors are reported once, by this module.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     for filename in ADAPTER_FILES:
         with _one_line(hub_id, revision, filename):
             path = Path(hf_hub_download(hub_id, filename, revision=revision))
-        # Its folder is named after the commit, and the next file is of the same one.
+        # The file's folder is named after its commit; the next file is taken from the same commit.
         revision = path.parent.name
     return path.parent
 
 
 @contextmanager
 def _one_line(hub_id: str, revision: str | None, filename: str) -> Iterator[None]:
-    """The hub's errors, each as what can be done about it."""
+    """Turn the hub's errors into a CommandFailed that says what can be done."""
     from httpx import HTTPError
     from huggingface_hub import errors
 

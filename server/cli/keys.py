@@ -1,4 +1,4 @@
-"""`chorale keys`: API keys, and the operator's own."""
+"""`chorale keys`: manages API keys, and makes a new admin key."""
 
 import sys
 from contextlib import AbstractContextManager
@@ -25,13 +25,18 @@ from server.text.json_object import JsonObject
 if TYPE_CHECKING:
     from server.client.http import Client
 
-app = typer.Typer(no_args_is_help=True, help="API keys: a tenant's (operator), or one's own.")
+app = typer.Typer(
+    no_args_is_help=True, help="API keys: those of any tenant (operator), or one's own."
+)
 
 Tenant = Annotated[
     str | None,
-    typer.Argument(help="Id or name. Without it your own account, by an API key with scope admin."),
+    typer.Argument(
+        help="Id or name of a tenant. By default the tenant of the API key, which needs the scope "
+        "admin."
+    ),
 ]
-KeyId = Annotated[str, typer.Argument(help="Of `chorale keys list`.")]
+KeyId = Annotated[str, typer.Argument(help="Id of the key, as `chorale keys list` shows it.")]
 
 _DAY_S = 86_400
 
@@ -39,15 +44,17 @@ _DAY_S = 86_400
 @app.command("create")
 def create(
     tenant: Tenant = None,
-    name: Annotated[str, typer.Option(help="To tell it from others.")] = "",
+    name: Annotated[str, typer.Option(help="Name to tell the key from others.")] = "",
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="May be repeated: inference, adapters:read, adapters:write, usage:read, admin. "
-            "All but admin if left out."
+            help="What the key may do: inference, adapters:read, adapters:write, usage:read or "
+            "admin; repeatable. By default all but admin."
         ),
     ] = None,
-    expires_at: Annotated[int | None, typer.Option(help="Unix seconds.")] = None,
+    expires_at: Annotated[
+        int | None, typer.Option(help="When the key expires, in Unix seconds; by default never.")
+    ] = None,
     requests_per_minute: Annotated[int | None, typer.Option()] = None,
     tokens_per_minute: Annotated[int | None, typer.Option()] = None,
     max_concurrency: Annotated[int | None, typer.Option()] = None,
@@ -57,7 +64,7 @@ def create(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """Make a key. It is shown now and never again: the server keeps only its HMAC."""
+    """Make a key and show it, once: the server keeps only its HMAC."""
     terms = {
         "scopes": scope,
         "expires_at": expires_at,
@@ -79,7 +86,7 @@ def list_keys(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """Keys and when they were used last, revoked ones too."""
+    """List keys, revoked ones too, and when each was used last."""
     with _connect(tenant, url, api_key, admin_key, data_dir) as client:
         found = client.list_all(_path(tenant), "after", "key_id")
     if json:
@@ -95,7 +102,7 @@ def rotate(
     key_id: KeyId,
     tenant: Tenant = None,
     overlap_s: Annotated[
-        int, typer.Option(help="How long the old key is still good, 7 days at most.")
+        int, typer.Option(help="Seconds for which the old key stays valid, at most 7 days.")
     ] = _DAY_S,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
@@ -103,7 +110,7 @@ def rotate(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """Make a key in place of another, which expires after the overlap."""
+    """Make a key that replaces another, which expires after the overlap."""
     with _connect(tenant, url, api_key, admin_key, data_dir) as client:
         path = f"{_path(tenant)}/{key_id}/rotate"
         _show_new(client.request("POST", path, body={"overlap_s": overlap_s}), json)
@@ -118,7 +125,7 @@ def revoke(
     admin_key: AdminKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Refuse a key from now on."""
+    """Revoke a key: it is refused from now on."""
     with _connect(tenant, url, api_key, admin_key, data_dir) as client:
         client.request("DELETE", f"{_path(tenant)}/{key_id}")
     say(f"Key {key_id} is revoked.")
@@ -137,7 +144,7 @@ def reset_admin(data_dir: ServerDir = DEFAULT_DATA_DIR, database_url: DatabaseUr
         raise CommandFailed(f"There is no {path}: the server has its key from CHORALE_ADMIN_KEY.")
     try:
         with open_beside(data_dir, database_url) as database:
-            # Told first: a line for nothing is better than a key that nobody has heard of.
+            # The audit row comes first: better a row without a new key than the reverse.
             database.write_sync(_tell)
         key = replace_secret(path)
     except (DatabaseError, DBAPIError, OSError) as error:
@@ -168,7 +175,7 @@ def _path(tenant: str | None) -> str:
 
 def _show_new(key: JsonObject, as_json: bool) -> None:
     if as_json:
-        # First: the only thing that cannot be asked for again.
+        # The key comes first, since it alone cannot be asked for again.
         show_json({"api_key": key["api_key"], **key})
         return
     say(f"Key {key['key_id']}, shown only this once:")

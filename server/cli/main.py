@@ -1,4 +1,4 @@
-"""`chorale`: every command, and where it lives."""
+"""`chorale`: lists every command and the module that has it."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""A version's passport as a table: what was found in its files, and when an engine served it."""
+"""A version's passport as a table: what its files hold, and how an engine's canary went."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ Row = tuple[str, Any]
 
 
 def show_passport(passport: JsonObject, version: JsonObject | None = None) -> None:
-    """version: None for a dry run, which makes none."""
+    """Print a passport.   version: None for a dry run, which makes no version."""
     rows: list[Row] = [
         *_identity(version or {}),
         *_static(passport),
@@ -42,7 +42,7 @@ def _static(passport: JsonObject) -> Iterator[Row]:
 
 
 def _shares(largest: int | None, counts: dict[str, int] | None) -> str | int | None:
-    """One value for all modules, or how many have which."""
+    """The value that all modules have, or the number of modules for each value."""
     counts = counts or {}
     if len(counts) < 2:
         return next(iter(counts), largest)

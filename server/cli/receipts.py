@@ -1,4 +1,4 @@
-"""`chorale receipts`: checks receipts, exports and statements; needs no server and no database."""
+"""`chorale receipts`: checks receipts, exports and statements without a server or a database."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from server.billing.receipts.check import Gap, ReceiptCheck, TenantSummary
     from server.billing.receipts.signing import PublicKey
 
-app = typer.Typer(no_args_is_help=True, help="Receipts: what was charged, and whether it is true.")
+app = typer.Typer(no_args_is_help=True, help="Receipts: proofs of what was charged.")
 
 MAX_DOCUMENT_BYTES = 16 << 20
 _SHOWN = 20
@@ -24,27 +24,34 @@ _SHOWN = 20
 
 @app.callback()
 def receipts() -> None:
-    """A group, though there is one command."""
+    """Keep `receipts` a group of commands, though it has only one."""
 
 
 @app.command("verify")
 def verify(
-    file: Annotated[Path, typer.Argument(help="An export, a receipt or a statement.")],
+    file: Annotated[Path, typer.Argument(help="File with an export, a receipt or a statement.")],
     key: Annotated[
         list[str] | None,
-        typer.Option(help="A public key in hex, or the file of /v1/receipts/keys; repeatable."),
+        typer.Option(
+            help="Public key in hex, or a file with the answer of /v1/receipts/keys; repeatable."
+        ),
     ] = None,
     statement: Annotated[
-        Path | None, typer.Option(help="The statement that the receipts must come to.")
+        Path | None,
+        typer.Option(help="File with the month's statement that the receipts must add up to."),
     ] = None,
     complete: Annotated[
-        bool, typer.Option("--complete", help="The file has all receipts from the first.")
+        bool,
+        typer.Option(
+            "--complete", help="Also check that the file has all receipts from the first."
+        ),
     ] = False,
     json: Json = False,
 ) -> None:
-    """Check receipts offline: hashes, signatures, chain, every amount. Exit code 1: not all hold.
+    """Check receipts offline: hashes, signatures, chain and every amount.
 
-    2: a file cannot be read. `--statement`: their sums against a month's statement as well.
+    Exit code 1: something is wrong. Exit code 2: a file cannot be read. With `--statement` the sums
+    are checked against a month's statement as well.
     """
     from server.billing.receipts.check import ReceiptCheck
 
@@ -72,7 +79,7 @@ def verify(
 
 
 def _read_keys(given: list[str]) -> dict[str, "PublicKey"]:
-    """By key id. Raises CommandFailed."""
+    """Public keys, by key id. Raises CommandFailed."""
     from server.billing.receipts.signing import PublicKey
 
     texts: list[str] = []
@@ -96,7 +103,7 @@ def _read_keys(given: list[str]) -> dict[str, "PublicKey"]:
 
 
 def _read_document(path: Path) -> JsonObject | None:
-    """An answer of the API that was kept; None if the file is none. Raises CommandFailed."""
+    """The answer of the API in a file; None if the file holds none. Raises CommandFailed."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_DOCUMENT_BYTES + 1)
@@ -116,7 +123,7 @@ def _read_statement(path: Path) -> JsonObject:
 
 
 def _issued(path: Path, document: JsonObject) -> JsonObject:
-    """A statement with its seal. Raises CommandFailed."""
+    """The document, checked to be a statement with its seal. Raises CommandFailed."""
     names = {"object", "status", "statement", "sha256", "signature"}
     is_issued = document.get("object") == "statement" and document.get("status") == "issued"
     if not is_issued or document.keys() != names or not isinstance(document["statement"], dict):
@@ -141,7 +148,7 @@ def _check_export(check: "ReceiptCheck", path: Path) -> None:
 
 
 def _check_receipt(check: "ReceiptCheck", document: JsonObject) -> None:
-    """One receipt as the API answers it. Row 1; the corrections are the rows after it."""
+    """Check one receipt as the API answers it: it is row 1, its corrections are the rows after."""
     names = {"object", "receipt", "corrections", "verified_with"}
     receipt, corrections = document.get("receipt"), document.get("corrections")
     if (

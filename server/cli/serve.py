@@ -1,4 +1,4 @@
-"""`chorale serve`: engine, fetcher and gateway, until a signal."""
+"""`chorale serve`: runs engine, fetcher and gateway until a signal."""
 
 import logging
 import shutil
@@ -29,64 +29,133 @@ def serve(
         str | None, typer.Option(help="A folder of a Llama, Mistral or Qwen model, or a hub id.")
     ] = None,
     model_name: Annotated[
-        str | None, typer.Option(help="What clients call it.  [dim]default: its own name[/dim]")
+        str | None,
+        typer.Option(help="Name of the base model for clients; by default that of its folder."),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Database, journal, caches, keys.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(help="0 takes a free one.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu or cuda.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32, float16 or bfloat16.")] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for database, journals, caches and keys, .chorale by default. It is made "
+            "where it is missing."
+        ),
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on, 127.0.0.1 by default.")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="Port to listen on, 8000 by default; 0 takes a free one."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Device of the model: cpu, cuda, or auto (the default), cuda if any."),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Number format of weights and KV: float32, float16, bfloat16, or auto (the "
+            "default), float32 on a CPU and the checkpoint's 16-bit format on a GPU."
+        ),
+    ] = None,
     database_url: Annotated[
-        str | None, typer.Option(help="sqlite:///file or postgresql://...")
+        str | None,
+        typer.Option(
+            help="Database: sqlite:///FILE or postgresql://..., by default an SQLite file in the "
+            "data directory."
+        ),
     ] = None,
     storage: Annotated[
-        str | None, typer.Option(help="Object store: file:///folder or s3://bucket/prefix.")
+        str | None,
+        typer.Option(
+            help="Object store for adapters: file:///FOLDER or s3://BUCKET/PREFIX, by default a "
+            "folder in the data directory."
+        ),
     ] = None,
     redis_url: Annotated[
         str | None,
-        typer.Option(help="redis://... where several gateways count their limits together."),
+        typer.Option(
+            help="Redis in which several gateways count their limits together: redis://... "
+            "Without it a gateway counts alone."
+        ),
     ] = None,
-    engines: Annotated[int | None, typer.Option(help="How many engines; 1.")] = None,
+    engines: Annotated[
+        int | None, typer.Option(help="How many engines run at least, 1 by default.")
+    ] = None,
     max_engines: Annotated[
-        int | None, typer.Option(help="Start more of them when they are busy, up to so many.")
+        int | None,
+        typer.Option(
+            help="How many engines run at most: more than --engines while requests wait. By "
+            "default no more than --engines."
+        ),
     ] = None,
     tensor_parallel_size: Annotated[
-        int | None, typer.Option(help="GPUs, or processes, that share one engine's model; 1.")
+        int | None,
+        typer.Option(help="GPUs that share an engine's model, or processes on a CPU; 1."),
     ] = None,
     ray: Annotated[
-        str | None, typer.Option(help="Run the engines on this Ray cluster: HOST:PORT, or auto.")
+        str | None,
+        typer.Option(
+            help="Ray cluster to run the engines on: HOST:PORT, or auto. By default they run on "
+            "this machine."
+        ),
     ] = None,
     arena_bytes: Annotated[
-        int | None, typer.Option(help="Memory for KV and adapters together.")
+        int | None,
+        typer.Option(
+            help="Bytes of memory for KV and adapters together, in each process of an engine. By "
+            "default 1 GiB on a CPU, and what --memory-utilization leaves on a GPU."
+        ),
     ] = None,
     memory_utilization: Annotated[
-        float | None, typer.Option(help="Share of a GPU's memory to take, without --arena-bytes.")
+        float | None,
+        typer.Option(
+            help="Share of a GPU's memory that an engine takes, 0.9 by default. It has no effect "
+            "with --arena-bytes."
+        ),
     ] = None,
     quantization: Annotated[
-        str | None, typer.Option(help="The base model's weights: fp8 on a GPU, int8 on a CPU.")
+        str | None,
+        typer.Option(
+            help="Number format of the base model's weights: fp8 on a GPU, int8 on a CPU. By "
+            "default they are not quantized."
+        ),
     ] = None,
-    kv_cache_dtype: Annotated[str | None, typer.Option(help="auto, or fp8 on a GPU.")] = None,
+    kv_cache_dtype: Annotated[
+        str | None,
+        typer.Option(help="Number format of KV: auto (the default), as --dtype; fp8 on a GPU."),
+    ] = None,
     batch_invariant: Annotated[
         bool | None,
         typer.Option(
-            help="On a CPU: the same bits whoever else is in the batch; for a head_dim of n x 16."
+            help="On a CPU, give a request the same tokens and logprobs, bit by bit, whatever "
+            "else is in the batch. It wants a head_dim that 16 divides. Off by default."
         ),
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Tokens of the longest request, answer included.")
+        int | None,
+        typer.Option(
+            help="Most tokens of a request, prompt and answer together. By default as many as the "
+            "model was made for, 8192 at most."
+        ),
     ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(help="Requests in one step: 64 on a CPU, 256 on a GPU.")
+        int | None,
+        typer.Option(
+            help="Most requests in one step of an engine, by default 64 on a CPU and 256 on a GPU."
+        ),
     ] = None,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of an engine.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="CPU threads of each process of an engine.")
+    ] = None,
     config: Annotated[
-        Path | None, typer.Option(envvar="CHORALE_CONFIG", help="A chorale.toml.")
+        Path | None,
+        typer.Option(envvar="CHORALE_CONFIG", help="File with settings, such as chorale.toml."),
     ] = None,
 ) -> None:
     """Serve a base model and its tenants' adapters until Ctrl-C.
 
-    Every flag is also a key of chorale.toml (--config) and a variable CHORALE_<FLAG>; there are
-    more settings there than flags here. Flags win over variables, variables over the file.
+    Every flag is also a key of chorale.toml (--config) and a variable CHORALE_<FLAG>; these two
+    have more settings than there are flags. Flags win over variables, variables over the file.
     """
     flags = dict(locals())
     del flags["config"]
@@ -100,7 +169,7 @@ def serve(
 
 
 def load(flags: JsonObject, config: Path | None = None) -> "Settings":
-    """Settings, or a failure of the command that says which one is wrong."""
+    """Load the settings. Raises CommandFailed, which says which setting is wrong."""
     import tomllib
 
     from server.launch.settings import InvalidSetting, UnknownSetting, load_settings
@@ -119,10 +188,10 @@ def load(flags: JsonObject, config: Path | None = None) -> "Settings":
 def start_serving(
     settings: "Settings", *, logs: str | None = None
 ) -> "Iterator[tuple[Supervisor, Settings]]":
-    """Run the three processes until the block ends. Settings are given back with what was derived.
+    """Run the processes until the block ends. The settings come back with what was derived.
 
-    logs: the folder in the data directory that gets all they write, and what their supervisor does;
-    without it all is written to this process's own output.
+    logs: name of the folder in the data directory that gets the output of the processes and of
+    their supervisor; None: it all goes to this process's own output.
     """
     from server.launch.errors import ServeError
     from server.launch.plan import prepare, resolve_settings
@@ -158,18 +227,18 @@ def _begin_log(file: Path | None) -> None:
 
 
 def base_url(settings: "Settings") -> str:
-    """Where a client on this machine reaches it."""
+    """URL at which a client on this machine reaches the gateway."""
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
     return f"http://{host}:{settings.port}"
 
 
 class Readiness:
-    """Called again and again: whether the gateway answers and its engine is up."""
+    """Called again and again, says whether the gateway answers and its engine is up."""
 
     def __init__(self, url: str) -> None:
         self._url = f"{url}/ready"
         self._due_at = 0.0
-        # A proxy of the environment is not for this machine's own address.
+        # The proxy that the environment names must not be asked for this machine's own address.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def __call__(self) -> bool:
@@ -178,7 +247,7 @@ class Readiness:
         try:
             with self._opener.open(self._url, timeout=_PROBE_TIMEOUT_S) as answer:
                 return bool(answer.status == 200)
-        except OSError:  # nobody listens yet; an HTTP error is one of these too
+        except OSError:  # nobody listens yet, or the answer is an HTTP error
             return False
         finally:
             self._due_at = time.monotonic() + _PROBE_INTERVAL_S

@@ -1,4 +1,4 @@
-"""`chorale simulate`: what a past time would have cost under other prices."""
+"""`chorale simulate`: computes what a past period would have cost under other prices."""
 
 import json as json_module
 from pathlib import Path
@@ -21,34 +21,43 @@ from server.text.json_object import JsonObject
 _PRICES = ("prompt", "cached", "completion", "storage", "pinned", "resident")
 _COLUMNS = ("tenant", "kind", "num_entries", "actual_usd", "simulated_usd", "difference_usd")
 
-_Token = Annotated[int | None, typer.Option(help="Nano-dollars a token.")]
-_GbHour = Annotated[int | None, typer.Option(help="Nano-dollars for a GB and hour.")]
+_Token = Annotated[int | None, typer.Option(help="Price in nano-dollars for a token.")]
+_GbHour = Annotated[int | None, typer.Option(help="Price in nano-dollars for a GB and hour.")]
 
 
 def simulate(
     start: Annotated[
-        str | None, typer.Option(help="ISO date or Unix seconds; this month's first.")
+        str | None,
+        typer.Option(help="ISO date or Unix seconds; by default the first of this month."),
     ] = None,
     end: Annotated[
-        str | None, typer.Option(help="ISO date or Unix seconds, not included; now.")
+        str | None,
+        typer.Option(help="ISO date or Unix seconds, itself not included; by default now."),
     ] = None,
-    tenant: Annotated[str | None, typer.Option(help="Id or name; everybody.")] = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Id or name of a tenant; by default all tenants.")
+    ] = None,
     prompt_nanousd: _Token = None,
     cached_nanousd: _Token = None,
     completion_nanousd: _Token = None,
     storage_nanousd: _GbHour = None,
     pinned_nanousd: _GbHour = None,
     resident_nanousd: _GbHour = None,
-    price_version: Annotated[int | None, typer.Option(help="All prices of this version.")] = None,
+    price_version: Annotated[
+        int | None, typer.Option(help="Version whose prices apply, all of them.")
+    ] = None,
     book: Annotated[
-        Path | None, typer.Option(help="JSON: default, plans, tenants, adapters; see the README.")
+        Path | None,
+        typer.Option(
+            help="JSON file of prices with default, plans, tenants and adapters; see the README."
+        ),
     ] = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """What a time would have cost; what no price is named for costs what it did."""
+    """Compute what a past period would have cost; kinds without a new price cost what they did."""
     given = dict(locals())
     names = [f"{name}_nanousd" for name in _PRICES]
     prices = {name: given[name] for name in names if given[name] is not None}
@@ -64,7 +73,7 @@ def simulate(
     if json:
         show_json(found)
         return
-    # Whoever is no tenant, as a proof is, has an id and no name.
+    # Entries of no tenant, such as those of proofs, have an id and no name.
     lines = [{**line, "tenant": line["tenant"] or line["tenant_id"]} for line in found["data"]]
     show_table(_COLUMNS, [*lines, {"tenant": "all", **found["total"]}])
 

@@ -1,4 +1,4 @@
-"""`chorale statements`: what a tenant's months came to."""
+"""`chorale statements`: shows the statements of a tenant's months."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ import typer
 from server.cli.connection import DEFAULT_URL, ApiKey, Json, Url, as_tenant
 from server.cli.terminal import say, show_facts, show_json, show_table
 
-app = typer.Typer(no_args_is_help=True, help="Statements: what a month came to.")
+app = typer.Typer(no_args_is_help=True, help="Monthly statements of what was charged.")
 
 _COLUMNS = ("period", "status", "num_entries", "total_usd")
 _LINE = ("kind", "model", "adapter_id", "meter", "price_version", "unit_nanousd", "quantity")
@@ -15,7 +15,7 @@ _LINE = ("kind", "model", "adapter_id", "meter", "price_version", "unit_nanousd"
 
 @app.command("list")
 def list_statements(url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False) -> None:
-    """All months, the newest first."""
+    """List the statements of all months, the newest first."""
     with as_tenant(url, api_key) as client:
         found = client.request("GET", "/v1/statements")["data"]
     if json:
@@ -28,12 +28,12 @@ def list_statements(url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json =
 
 @app.command("show")
 def show_statement(
-    period: Annotated[str, typer.Argument(help="A month, like 2026-11.")],
+    period: Annotated[str, typer.Argument(help="Month of the statement, such as 2026-11.")],
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """One month. With --json what `chorale receipts verify --statement` reads."""
+    """Show the statement of a month; --json prints what `chorale receipts verify` reads."""
     with as_tenant(url, api_key) as client:
         found = client.request("GET", f"/v1/statements/{period}")
     if json:

@@ -1,4 +1,4 @@
-"""`chorale tenants`: the operator's list of customers, and their limits."""
+"""`chorale tenants`: manages tenants and their limits, for the operator."""
 
 from typing import Annotated
 
@@ -18,7 +18,7 @@ from server.text.json_object import JsonObject
 
 app = typer.Typer(no_args_is_help=True, help="Tenants and their limits (operator).")
 
-Tenant = Annotated[str, typer.Argument(help="Id or name.")]
+Tenant = Annotated[str, typer.Argument(help="Id or name of the tenant.")]
 
 _COLUMNS = ("tenant_id", "name", "status", "plan")
 _LIMITS = (
@@ -35,16 +35,27 @@ _LIMITS = (
 
 @app.command("create")
 def create(
-    name: Annotated[str, typer.Argument(help="Small letters, digits and . _ -")],
-    plan: Annotated[str | None, typer.Option(help="Whose prices it pays; standard.")] = None,
+    name: Annotated[
+        str, typer.Argument(help="Name of the tenant: small letters, digits and . _ -")
+    ],
+    plan: Annotated[
+        str | None, typer.Option(help="Plan whose prices the tenant pays, by default standard.")
+    ] = None,
     requests_per_minute: Annotated[int | None, typer.Option()] = None,
     tokens_per_minute: Annotated[int | None, typer.Option()] = None,
     max_concurrency: Annotated[int | None, typer.Option()] = None,
-    max_queue_share: Annotated[float | None, typer.Option(help="Of what waits, 0 to 1.")] = None,
-    weight: Annotated[float | None, typer.Option(help="Its share when busy.")] = None,
+    max_queue_share: Annotated[
+        float | None,
+        typer.Option(help="Share of the engines' queues that the tenant may hold, above 0 to 1."),
+    ] = None,
+    weight: Annotated[
+        float | None, typer.Option(help="Share of the engines when they are busy, against others.")
+    ] = None,
     max_adapters: Annotated[int | None, typer.Option()] = None,
     max_adapter_bytes_total: Annotated[int | None, typer.Option()] = None,
-    monthly_budget: Annotated[str | None, typer.Option(help="Dollars, then it is stopped.")] = None,
+    monthly_budget: Annotated[
+        str | None, typer.Option(help="Dollars a month, after which requests are refused.")
+    ] = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
@@ -66,7 +77,7 @@ def list_tenants(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """All tenants."""
+    """List all tenants."""
     with as_operator(url, admin_key, data_dir) as client:
         found = client.request("GET", "/admin/v1/tenants")["data"]
     if json:
@@ -85,7 +96,7 @@ def show_tenant(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """One tenant and its limits."""
+    """Show one tenant and its limits."""
     with as_operator(url, admin_key, data_dir) as client:
         _show(client.request("GET", f"/admin/v1/tenants/{tenant}"), json)
 
@@ -111,7 +122,7 @@ def resume(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """Serve a suspended tenant again."""
+    """Serve a suspended tenant's requests again."""
     with as_operator(url, admin_key, data_dir) as client:
         _show(client.request("POST", f"/admin/v1/tenants/{tenant}/resume"), json)
 

@@ -1,4 +1,4 @@
-"""What a command writes: results to stdout, everything about its progress to stderr."""
+"""Output of commands: results go to stdout, everything about their progress to stderr."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ _UNLIMITED_WIDTH = 10_000
 
 
 class CommandFailed(Exception):
-    """Ends the command with one line and an exit code. 2: it was called wrongly."""
+    """Ends the command with one line and an exit code; 2 means that it was called wrongly."""
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         self.exit_code = exit_code
@@ -23,7 +23,7 @@ class CommandFailed(Exception):
 
 
 class OneLineErrors(TyperGroup):
-    """A group whose commands end in one line, not in a stack trace."""
+    """A group whose commands end with an error of one line, not with a stack trace."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -34,7 +34,7 @@ class OneLineErrors(TyperGroup):
 
 
 def confirm(question: str) -> None:
-    """Ask before something is done. Raises CommandFailed: the answer is no, or nobody is there."""
+    """Ask before something is done. Raises CommandFailed on a no, or where there is no terminal."""
     if not sys.stdin.isatty():
         raise CommandFailed("There is no terminal to ask for a yes; give --yes.", exit_code=2)
     if not typer.confirm(question, err=True):
@@ -42,17 +42,17 @@ def confirm(question: str) -> None:
 
 
 def say(markup: str) -> None:
-    """A line for the one who waits, on stderr."""
+    """Print a line about the progress to stderr."""
     stderr().print(markup, soft_wrap=True, highlight=False)
 
 
 def stderr() -> Console:
-    # Made at each use: tests and pipes replace the stream.
+    # The console is made at each use, since tests and pipes replace the stream.
     return Console(stderr=True)
 
 
 def show(text: str) -> None:
-    """A line of the result, as it is."""
+    """Print a line of the result to stdout, without markup."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
@@ -62,19 +62,19 @@ def show_json(value: Any) -> None:
 
 
 def show_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """One line a row; what a row lacks is a dash."""
+    """Print one line for each row; a missing value is a dash."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
         is_number = any(isinstance(row.get(column), int | float) for row in rows)
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns))
-    # Into a pipe or a file every row stays one line.
+    # In a pipe or a file every row must stay one line.
     Console(width=None if sys.stdout.isatty() else _UNLIMITED_WIDTH).print(table)
 
 
 def show_facts(title: str, facts: Sequence[tuple[str, Any]]) -> None:
-    """Of one thing: a name and what it is, on each line."""
+    """Print facts about one thing, each on a line with its name."""
     show_table((title, ""), [{title: name, "": _cell(fact)} for name, fact in facts])
 
 

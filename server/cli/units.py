@@ -12,7 +12,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def dollars(nanousd: int) -> str:
-    """Exactly: what small adapters cost would be gone in cents."""
+    """Dollars with all digits: in whole cents, the costs of small adapters would vanish."""
     whole, fraction = divmod(nanousd, 1_000_000_000)
     digits = f"{fraction:09}".rstrip("0").ljust(2, "0")
     return f"${whole:,}.{digits}"

@@ -9,7 +9,7 @@ from server.client.progress import Stage, Watcher
 
 
 class UploadBar(Watcher):
-    """size_bytes: of all uploads. Only a terminal sees it; a pipe gets no half bars."""
+    """A progress bar on a terminal; a pipe gets nothing.   size_bytes: the sum of all uploads."""
 
     def __init__(self, size_bytes: int) -> None:
         console = stderr()
@@ -38,7 +38,7 @@ class UploadBar(Watcher):
         self._progress.stop()
 
     def begin(self, name: str, size_bytes: int) -> None:
-        """The next upload. The one before is behind us, whatever became of it."""
+        """Begin the next upload. The one before counts as complete, whatever became of it."""
         self.end()
         self._upload_bytes = size_bytes
         self._progress.update(self._task, description=name)

@@ -1,4 +1,4 @@
-"""`chorale usage`: what was used, as sums and as every event."""
+"""`chorale usage`: shows what was used as sums, and exports it entry by entry."""
 
 import sys
 from contextlib import AbstractContextManager
@@ -46,10 +46,14 @@ class ExportFormat(StrEnum):
     cloudevents = "cloudevents"
 
 
-Start = Annotated[str | None, typer.Option(help="ISO date or Unix seconds; this month's first.")]
-End = Annotated[str | None, typer.Option(help="ISO date or Unix seconds, not included; now.")]
+Start = Annotated[
+    str | None, typer.Option(help="ISO date or Unix seconds; by default the first of this month.")
+]
+End = Annotated[
+    str | None, typer.Option(help="ISO date or Unix seconds, itself not included; by default now.")
+]
 AllTenants = Annotated[
-    bool, typer.Option("--all-tenants", help="Of everybody, with the admin key.")
+    bool, typer.Option("--all-tenants", help="Usage of all tenants, with the admin key.")
 ]
 
 _SUMS = (
@@ -62,7 +66,9 @@ _SUMS = (
 def show_usage(
     start: Start = None,
     end: End = None,
-    group_by: Annotated[list[Dimension] | None, typer.Option(help="May be repeated.")] = None,
+    group_by: Annotated[
+        list[Dimension] | None, typer.Option(help="Dimension to sum by; repeatable.")
+    ] = None,
     all_tenants: AllTenants = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
@@ -70,7 +76,7 @@ def show_usage(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """Requests, tokens and money in a time: charges, less what was credited or paid."""
+    """Show requests, tokens and money of a period: charges, less credits and payments."""
     groups = [dimension.value for dimension in group_by or []]
     params = {"start": start, "end": end, "group_by": groups}
     with _connect(all_tenants, url, api_key, admin_key, data_dir) as client:
@@ -89,30 +95,31 @@ def show_usage(
 def export_usage(
     start: Start = None,
     end: Annotated[
-        str | None, typer.Option(help="ISO date or Unix seconds, not included; without: no end.")
+        str | None,
+        typer.Option(help="ISO date or Unix seconds, itself not included; by default no end."),
     ] = None,
     format: Annotated[
         ExportFormat,
-        typer.Option(help="focus is FOCUS 1.2. All but parquet go on where a connection broke."),
+        typer.Option(help="focus is FOCUS 1.2. All but parquet resume where a connection broke."),
     ] = ExportFormat.csv,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="A file; without it the export goes to stdout. What came whole before a failure "
-            "lies beside it as .part, and the same command goes on from there; parquet begins "
-            "again, and leaves nothing."
+            help="File to write; by default the export goes to stdout. After a failure the whole "
+            "rows lie beside it as .part, and the same command resumes from there; parquet leaves "
+            "nothing and begins again."
         ),
     ] = None,
     all_tenants: AllTenants = False,
     tenant: Annotated[
-        str | None, typer.Option(help="With --all-tenants: of this one only, by id or name.")
+        str | None, typer.Option(help="Id or name of the only tenant, with --all-tenants.")
     ] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     admin_key: AdminKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Every entry of the ledger for a time, each a signed receipt that can be checked offline."""
+    """Export every ledger entry of a period, each a signed receipt that can be checked offline."""
     from server.client.exports import download_export
     from server.client.patience import Patience
 
@@ -142,7 +149,7 @@ def export_usage(
 
 
 def _total(rows: list[JsonObject], first_column: str) -> JsonObject:
-    """The last line of a table."""
+    """The sums over all rows, as the last row of the table."""
     counts = {name: sum(row[name] for row in rows) for name in _SUMS if name != "amount_usd"}
     amount_usd = format_usd(sum(row["amount_nanousd"] for row in rows))
     return {first_column: "total", **counts, "amount_usd": amount_usd}

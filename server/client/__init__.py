@@ -1,4 +1,5 @@
-"""Chorale's HTTP API from the other side: what the command line is made of.
+"""The client of Chorale's HTTP API, which the command line uses.
 
-It speaks HTTP and reads the user's files; of the server it imports only the formats of exports.
+This room speaks HTTP and reads the user's files; of the server it imports only the formats of
+exports.
 """

@@ -1,7 +1,7 @@
-"""An upload's files sent straight to the object store: each part to the URL that the server gives.
+"""Sends an upload's files straight to the object store, each part to a URL that the server gives.
 
-What has arrived, the server asks the store: a round sends what is missing, and what a round left
-out, or its URLs were too old for, is in the next one with fresh URLs.
+The server asks the store which parts have arrived. A round sends the missing parts; those that it
+left out, or whose URLs had expired, are in the next round with fresh URLs.
 """
 
 import re
@@ -28,12 +28,12 @@ class StoreUnreachable(ClientError):
     is_passing = True
 
     def __init__(self, host: str, reason: str) -> None:
-        # Not the URL: it is a key to the store for an hour.
+        # The message must not have the URL, which gives access to the store for an hour.
         super().__init__(f"The object store at {host} does not answer ({reason}).")
 
 
 class StoreRefused(ClientError):
-    """May pass: the URLs of the next round are new."""
+    """The object store refuses a part. The error may pass, since the next round has new URLs."""
 
     is_passing = True
 
@@ -45,7 +45,7 @@ class StoreRefused(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """number: from 1, as the store counts."""
+    """A part of a file.   number: counted from 1, as the store does."""
 
     filename: str
     number: int
@@ -59,7 +59,7 @@ class _Part:
 
 
 class DirectSender:
-    """transport: to the store, for tests."""
+    """Sends an upload to the object store.   transport: replaces the store in tests."""
 
     def __init__(
         self, client: Client, patience: Patience, transport: httpx.BaseTransport | None = None
@@ -69,7 +69,7 @@ class DirectSender:
         self._transport = transport
 
     def send(self, upload: JsonObject, folder: Path, tally: Tally) -> None:
-        """Rounds until nothing is missing. Raises ClientError, after some that brought nothing."""
+        """Send rounds until no part is missing. Raises ClientError after several useless rounds."""
         path, failures = f"/v1/uploads/{upload['id']}", 0
         while missing := _missing(upload):
             tally.restart(_received(upload))
@@ -84,8 +84,8 @@ class DirectSender:
                 self._patience.pause(error, failures)
 
     def _put_all(self, parts: list[_Part], folder: Path, tally: Tally) -> ClientError | None:
-        """A few at once; after a failure no more are begun, and it is the answer."""
-        # The key is our server's alone: a URL needs none, and a store would refuse both.
+        """Send parts, PARTS_AT_ONCE at a time, until one fails. Returns the failure, if any."""
+        # The API key is not sent: a URL needs none, and a store would refuse a request with both.
         with httpx.Client(
             timeout=_TIMEOUT,
             transport=self._transport,
@@ -97,7 +97,7 @@ class DirectSender:
                 running = [pool.submit(_put, store, part, folder, tally, is_over) for part in parts]
                 wait(running, return_when=FIRST_EXCEPTION)
             except BaseException:
-                # Ctrl-C: parts under way break off.
+                # After Ctrl-C the parts under way break off.
                 is_over.set()
                 raise
             finally:
@@ -112,7 +112,7 @@ class DirectSender:
 def _put(
     store: httpx.Client, part: _Part, folder: Path, tally: Tally, is_over: threading.Event
 ) -> None:
-    """Raises StoreUnreachable, StoreRefused, Unreadable."""
+    """Send one part. Raises StoreUnreachable, StoreRefused, Unreadable."""
     piece = f"{part.filename} {part.number}"
 
     def on_read(sent_bytes: int) -> None:
@@ -137,7 +137,7 @@ def _lost(part: _Part) -> StoreRefused:
 
 
 def _missing(upload: JsonObject) -> list[_Part]:
-    """Nothing, once the upload takes no more."""
+    """The parts that the server misses; none if the upload takes no more."""
     return [
         _Part(filename, part["number"], part["start"], part["size_bytes"], part["url"])
         for filename, file in upload["files"].items()

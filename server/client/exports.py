@@ -1,4 +1,4 @@
-"""An export as a file on this machine: what broke off goes on, now or when it is asked again."""
+"""Downloads an export to a file; an interrupted download is resumed, also by a later command."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -25,11 +25,11 @@ def download_export(
     patience: Patience,
     on_resume: Callable[[int], None],
 ) -> None:
-    """Write the export to `output`, which appears when it is whole.
+    """Write the export to `output`, which appears when it is complete.
 
-    params: the API's, without the format. Without a start it begins with the month in which it was
-    asked for first. on_resume: told the entry that it goes on behind. Raises ClientError, OSError;
-    what can be continued stays for the next time, and nothing else does.
+    params: those of the API without the format; an export without a start begins with the month in
+    which it was first asked for.   on_resume: called with the id of the last entry that is there
+    already. Raises ClientError, OSError; then a draft stays only if the next call can continue it.
     """
     draft = _Draft(output, {"server": client.base_url, "path": path, "format": format, **params})
     try:
@@ -41,7 +41,7 @@ def download_export(
 def _insist(
     draft: "_Draft", client: Client, patience: Patience, on_resume: Callable[[int], None]
 ) -> None:
-    """Fetch until all is there. Raises the ClientError that will not pass."""
+    """Fetch until the export is complete. Raises the ClientError that will not pass."""
     failures = 0
     while True:
         size_bytes = draft.size_bytes()
@@ -49,7 +49,7 @@ def _insist(
             draft.fetch(client, on_resume)
         except ClientError as error:
             if isinstance(error, ApiRefused) and error.param == "after":
-                draft.discard()  # the ledger is another one than it was
+                draft.discard()  # the server has another ledger now
                 continue
             failures = 1 if draft.size_bytes() > size_bytes else failures + 1
             patience.pause(error, failures)
@@ -59,7 +59,7 @@ def _insist(
 
 
 class _Draft:
-    """The file of what came so far. Beside it lies what was asked for; only that may go on."""
+    """The file of the rows so far; a note beside it names the only export that may continue it."""
 
     def __init__(self, output: Path, asked: JsonObject) -> None:
         self._output = output
@@ -71,7 +71,7 @@ class _Draft:
         return self._path.stat().st_size if self._path.exists() else 0
 
     def fetch(self, client: Client, on_resume: Callable[[int], None]) -> None:
-        """Everything behind what came whole."""
+        """Fetch everything after the whole rows that the draft has."""
         note = self._read_note()
         asked = dict(self._asked)
         path = asked.pop("path")
@@ -110,7 +110,7 @@ class _Draft:
         return whole_part(file, self._asked["format"]) if note["through"] else Whole()
 
     def _read_note(self) -> JsonObject:
-        """The note of the draft that is there, if it is of this export; otherwise an empty one."""
+        """The draft's note if it is of this export; otherwise discard the draft, and a new note."""
         try:
             note: JsonObject = json.loads(self._note.read_text())
             if note["asked"] == self._asked:

@@ -1,4 +1,4 @@
-"""The two files of an adapter on this machine, as they are declared and read for an upload."""
+"""The two files of an adapter on this machine, which an upload declares and reads."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
 
-# Never read: what is in it may run code.
+# This file is never read, since a pickle may run code.
 PICKLED_FILE = "adapter_model.bin"
 
 _CHUNK_BYTES = 256 << 10
@@ -22,7 +22,7 @@ _CONVERT = (
 
 
 class NotAnAdapter(ClientError):
-    """A folder, or a repository, without the two files."""
+    """A folder or a repository lacks one of the two files."""
 
     def __init__(self, where: Path | str, filename: str, *, is_pickled: bool = False) -> None:
         remedy = _CONVERT if is_pickled else "an adapter is a folder as PEFT saves it"
@@ -35,18 +35,18 @@ class Unreadable(ClientError):
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether it is meant as one; `check_files` says what is missing."""
+    """Whether the folder has at least one of the two files; `check_files` says what is missing."""
     return any((folder / name).is_file() for name in ADAPTER_FILES)
 
 
 def size_bytes_of(folder: Path) -> int:
-    """Of both files, as far as they are there."""
+    """Bytes of both files together; a missing file counts 0."""
     paths = [folder / name for name in ADAPTER_FILES]
     return sum(path.stat().st_size for path in paths if path.is_file())
 
 
 def check_files(folder: Path) -> None:
-    """Raises NotAnAdapter."""
+    """Check that both files are there. Raises NotAnAdapter."""
     for filename in ADAPTER_FILES:
         if not (folder / filename).is_file():
             is_pickled = filename == WEIGHTS_FILE and (folder / PICKLED_FILE).is_file()
@@ -54,7 +54,7 @@ def check_files(folder: Path) -> None:
 
 
 def describe(folder: Path) -> dict[str, JsonObject]:
-    """Size and sha256 of both, as an upload declares them. Raises NotAnAdapter, Unreadable."""
+    """Size and sha256 of each file, as an upload declares them. Raises NotAnAdapter, Unreadable."""
     check_files(folder)
     files: dict[str, JsonObject] = {}
     for filename in ADAPTER_FILES:
@@ -62,7 +62,7 @@ def describe(folder: Path) -> dict[str, JsonObject]:
         try:
             with path.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-                # Of what was hashed, whatever became of the file since.
+                # The size of the hashed bytes, even if the file has changed since.
                 size_bytes = file.tell()
         except OSError as error:
             raise Unreadable(path, error) from error
@@ -71,7 +71,10 @@ def describe(folder: Path) -> dict[str, JsonObject]:
 
 
 def read_part(path: Path, start: int, end: int, on_read: Callable[[int], None]) -> Iterator[bytes]:
-    """The bytes [start, end), a chunk at a time. on_read: told how many were taken so far."""
+    """Yields the bytes [start, end) in chunks.   on_read: called with the bytes taken so far.
+
+    Raises Unreadable.
+    """
     try:
         with path.open("rb") as file:
             file.seek(start)

@@ -1,15 +1,15 @@
-"""Chorale's HTTP API as a client sees it: requests, pages, streams. Uploads are built on it.
+"""A client of Chorale's HTTP API: requests, pages, streams. Uploads are built on it.
 
 ClientError
-├── ServerUnreachable    nobody answers there, or the answer broke off
+├── ServerUnreachable    the server does not answer, or its answer broke off
 ├── ApiRefused           the server answered with an error
-├── NotAnAdapter         a folder without the two files of one         server.client.files
-├── Unreadable           a file of it that cannot be read
-├── StoreUnreachable     the object store, behind a part's URL         server.client.direct
-├── StoreRefused
+├── NotAnAdapter         a folder lacks a file of an adapter           server.client.files
+├── Unreadable           a file of an adapter cannot be read
+├── StoreUnreachable     the object store does not answer              server.client.direct
+├── StoreRefused         the object store refused a part
 ├── UploadFailed         the files are no adapter that can be served   server.client.uploads
-├── NotProvedYet         they may be; no engine has said so in time
-└── DirectNotSupported
+├── NotProvedYet         no engine has proved the adapter in time
+└── DirectNotSupported   the server's object store takes no parts by URL
 """
 
 import ipaddress
@@ -25,14 +25,15 @@ import httpx
 from server.text.json_object import JsonObject
 
 _PAGE_SIZE = 1000
-# Completing an upload reads and checks all of it.
+# Reads may take long, since completing an upload reads and checks all of it.
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0, read=600.0)
 
 
 class ClientError(Exception):
-    """What kept a command from its answer.
+    """Base of the errors that a client raises.
 
-    is_passing: the same again may succeed.   is_common: another request would meet it, too.
+    is_passing: whether the same request may succeed later.   is_common: whether other requests
+    would fail as well.
     """
 
     is_passing = False
@@ -49,7 +50,7 @@ class ServerUnreachable(ClientError):
 
 
 class ApiRefused(ClientError):
-    """The fields of OpenAI's error object, and the status it came with."""
+    """An error of the server: the fields of OpenAI's error object, and the HTTP status."""
 
     def __init__(self, answer: httpx.Response) -> None:
         error = _error_object(answer)
@@ -64,7 +65,7 @@ class ApiRefused(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A success. retry_after_s: when it is not the last word."""
+    """A successful answer.   retry_after_s: seconds after which to ask again; None if final."""
 
     status: int
     body: JsonObject
@@ -72,7 +73,7 @@ class Answer:
 
 
 class Client:
-    """One server, one key. Used as a context manager. transport: for tests."""
+    """A client of one server with one key, used as a context manager.   transport: for tests."""
 
     def __init__(
         self, base_url: str, key: str, *, transport: httpx.BaseTransport | None = None
@@ -83,7 +84,7 @@ class Client:
             headers={"authorization": f"Bearer {key}"},
             timeout=_TIMEOUT,
             transport=transport,
-            # A proxy of the environment is not for this machine's own address.
+            # The proxy that the environment names must not be asked for this machine's own address.
             trust_env=not is_loopback(self.base_url),
         )
 
@@ -102,19 +103,22 @@ class Client:
     def ask(
         self, method: str, path: str, *, body: Any = None, params: JsonObject | None = None
     ) -> Answer:
-        """As `request`, with what came beside the JSON."""
+        """Does `request`. Returns the status and the Retry-After as well."""
         with self._answers():
             return _checked(self._http.request(method, path, json=body, params=_given(params)))
 
     def put(self, path: str, content: Iterator[bytes], headers: dict[str, str]) -> JsonObject:
-        """Send bytes as they are read; the JSON answer. Raises ServerUnreachable, ApiRefused."""
+        """Send bytes as they are read. Returns the JSON answer.
+
+        Raises ServerUnreachable, ApiRefused.
+        """
         with self._answers():
             return _checked(self._http.put(path, content=content, headers=headers)).body
 
     def list_all(
         self, path: str, cursor: str, key: str, params: JsonObject | None = None
     ) -> list[JsonObject]:
-        """Every page of a list. cursor: the parameter that takes the last item's `key`."""
+        """The items of all pages of a list.   cursor: the parameter for the last item's `key`."""
         items: list[JsonObject] = []
         after = None
         while True:
@@ -131,14 +135,17 @@ class Client:
         params: JsonObject,
         on_headers: Callable[[Mapping[str, str]], None] = lambda _: None,
     ) -> Iterator[bytes]:
-        """The answer's bytes as they come. on_headers: told what comes before them."""
+        """Yields the answer's bytes as they come.   on_headers: called with the headers before."""
         with self._answers(), self._http.stream("GET", path, params=_given(params)) as answer:
             _check_stream(answer)
             on_headers(answer.headers)
             yield from answer.iter_bytes()
 
     def stream(self, path: str, body: JsonObject) -> Generator[JsonObject, None, None]:
-        """The chunks of a streamed completion. Raises ApiRefused for an error in mid-stream too."""
+        """Yields the chunks of a streamed completion.
+
+        Raises ServerUnreachable, and ApiRefused, also for an error in the stream.
+        """
         with self._answers(), self._http.stream("POST", path, json=body) as answer:
             _check_stream(answer)
             for line in answer.iter_lines():
@@ -161,7 +168,7 @@ class Client:
 
 
 def adapter_path(*names: str | int) -> str:
-    """The path below an adapter, whatever was typed for its name."""
+    """The API's path of an adapter and what is below it; names are quoted, whatever they hold."""
     return "/v1/adapters/" + "/".join(quote(str(name), safe="") for name in names)
 
 
@@ -194,7 +201,7 @@ def _error_object(answer: httpx.Response) -> JsonObject:
 
 
 def _may_pass(answer: httpx.Response) -> bool:
-    """Whether the same again may succeed; a spent quota, for one, says that it will not."""
+    """Whether the same request may succeed later; the answer to a spent quota says it will not."""
     if answer.headers.get("x-should-retry") == "false":
         return False
     return answer.status_code >= 500 or answer.status_code in (408, 429)
@@ -204,12 +211,12 @@ def _retry_after_s(answer: httpx.Response) -> float | None:
     text = answer.headers.get("retry-after")
     try:
         return max(0.0, float(text)) if text else None
-    except ValueError:  # a date, which our server never sends
+    except ValueError:  # a date, which a Chorale server never sends
         return None
 
 
 def is_loopback(url: str) -> bool:
-    """Whether it is an address of this machine."""
+    """Whether the URL's host is this machine."""
     host = httpx.URL(url).host
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback

@@ -1,4 +1,4 @@
-"""An upload's files sent to the gateway: part after part, from where it says it stands."""
+"""Sends an upload's files to the gateway, part after part, beginning where the gateway stands."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ PART_BYTES = 16 << 20
 
 
 class PartSender:
-    """part_bytes: the server takes no larger ones."""
+    """Sends an upload to the gateway.   part_bytes: size of a part; the server takes no larger."""
 
     def __init__(self, client: Client, patience: Patience, part_bytes: int = PART_BYTES) -> None:
         self._client = client
@@ -20,7 +20,7 @@ class PartSender:
         self._part_bytes = part_bytes
 
     def send(self, upload: JsonObject, folder: Path, tally: Tally) -> None:
-        """What the server has not of both files. Raises ClientError."""
+        """Send the bytes of both files that the server does not have. Raises ClientError."""
         received = {name: int(file["received_bytes"]) for name, file in upload["files"].items()}
         tally.restart(received)
         for filename in ADAPTER_FILES:
@@ -55,7 +55,7 @@ class PartSender:
     def _put_part(
         self, upload_id: str, path: Path, start: int, size_bytes: int, tally: Tally
     ) -> int:
-        """Send one part; the bytes that the server has then."""
+        """Send one part. Returns how many bytes of the file the server has then."""
         end = min(start + self._part_bytes, size_bytes)
         body = read_part(path, start, end, lambda sent: tally.count(path.name, start + sent))
         headers = {

@@ -1,4 +1,4 @@
-"""How long a client goes on where something failed that may pass."""
+"""How long a client keeps trying after failures that may pass."""
 
 import time
 from collections.abc import Callable
@@ -12,10 +12,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """max_failures: of one step, in a row.   max_pause_s: between two of them.
+    """Limits of a client's retries and waits.
 
-    turn_wait_s: in total, for a quota's room for another upload, where the server says when.
-    proof_wait_s: for the end of an upload, once it is asked for.   sleep, clock: for tests.
+    max_failures: most failures of one step in a row.   max_pause_s: longest pause between two.
+    turn_wait_s: longest wait in total for a quota that has no room for another upload, if the
+    server says when it will.   proof_wait_s: longest wait for the end of an upload, once it is
+    asked for.   sleep, clock: for tests.
     """
 
     max_failures: int = 5
@@ -26,7 +28,7 @@ class Patience:
     clock: Callable[[], float] = time.monotonic
 
     def insist(self, call: Callable[[], T]) -> T:
-        """What the call returns, when it does. Raises the ClientError that will not pass."""
+        """Repeat a call until it returns. Raises the ClientError that will not pass."""
         failures = 0
         while True:
             try:
@@ -36,7 +38,10 @@ class Patience:
                 self.pause(error, failures)
 
     def pause(self, error: ClientError, failures: int) -> None:
-        """As long as the server asks for, or longer each time. Raises the error if it is over."""
+        """Sleep for as long as the server asks, or longer each time, `max_pause_s` at most.
+
+        Raises the error if it will not pass, or if there were too many failures.
+        """
         if failures > self.max_failures or not error.is_passing:
             raise error
         pause_s = error.retry_after_s or 0.5 * 2**failures

@@ -1,16 +1,17 @@
-"""How far an upload is, for whoever watches it."""
+"""The progress of an upload, and its watchers."""
 
 import threading
 from collections.abc import Mapping
 from typing import Literal
 
 Stage = Literal["reading", "waiting", "sending", "checking", "proving"]
-"""reading: its files, for their digests.   waiting: for room for another upload.   proving: an
-engine serves it, to see that it does what its weights say."""
+"""Stage of an upload.   reading: its files are read for their digests.   waiting: a quota has no
+room for another upload.   sending: its files are sent.   checking: the server checks the files.
+proving: an engine serves the adapter, to see that it does what its weights say."""
 
 
 class Watcher:
-    """Is told; this one does not care."""
+    """Is told of an upload's progress; this base class ignores it."""
 
     def enter(self, stage: Stage) -> None: ...
 
@@ -27,7 +28,7 @@ class Tally:
         self._lock = threading.Lock()
 
     def restart(self, pieces: Mapping[str, int]) -> None:
-        """From what the server says it has."""
+        """Set the counts to the bytes that the server has."""
         with self._lock:
             self._pieces = dict(pieces)
             self._tell()

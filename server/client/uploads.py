@@ -1,7 +1,6 @@
-"""Uploads of adapters from this machine: declared, sent, completed, and waited for.
+"""Uploads of adapters from this machine: they are declared, sent, completed, and waited for.
 
-What breaks off is taken up again where the server stands, also by a later run that remembers the
-upload.
+An interrupted upload is resumed where the server stands, also by a later run that remembers it.
 """
 
 import json
@@ -20,12 +19,12 @@ from server.client.progress import Tally, Watcher
 from server.text.json_object import JsonObject
 
 _DEFAULT_PAUSE_S = 1.0
-# The upload may have failed, and then says why.
+# Statuses with which the server may say that an upload has failed; the upload then says why.
 _VERDICT_STATUSES = (400, 409, 413)
 
 
 class UploadFailed(ClientError):
-    """The server has checked the files and will not serve them. upload: its report."""
+    """The server has checked the files and will not serve them.   upload: the server's report."""
 
     def __init__(self, upload: JsonObject) -> None:
         fault = upload["error"] or {}
@@ -35,7 +34,10 @@ class UploadFailed(ClientError):
 
 
 class NotProvedYet(ClientError):
-    """The files have arrived and passed their checks. upload: as it is."""
+    """No engine has proved the adapter in time; its files have arrived and passed their checks.
+
+    upload: its present state.
+    """
 
     def __init__(self, upload: JsonObject, waited_s: float) -> None:
         self.upload = upload
@@ -54,14 +56,21 @@ class DirectNotSupported(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """The upload, complete, with its version. is_known: its bytes were there and not sent again."""
+    """A push that succeeded.
+
+    upload: the complete upload, with its version.   is_known: whether the server had the bytes
+    already, so that they were not sent.
+    """
 
     upload: JsonObject
     is_known: bool
 
 
 class Uploader:
-    """part_bytes: of what goes through the gateway.   store_transport: for tests."""
+    """Uploads adapters.
+
+    part_bytes: size of the parts that go through the gateway.   store_transport: for tests.
+    """
 
     def __init__(
         self,
@@ -88,9 +97,9 @@ class Uploader:
         memory: "UploadMemory | None" = None,
         watcher: Watcher | None = None,
     ) -> Pushed:
-        """Make a folder the next version of `name`. direct: to the object store.
+        """Make a folder the next version of `name`.   direct: send it straight to the object store.
 
-        Raises ClientError: UploadFailed for what the server will not serve.
+        Raises ClientError: UploadFailed for an adapter that the server will not serve.
         """
         watcher = watcher or Watcher()
         watcher.enter("reading")
@@ -113,7 +122,7 @@ class Uploader:
         return Pushed(upload, is_known)
 
     def validate(self, folder: Path, watcher: Watcher | None = None) -> JsonObject:
-        """The upload of a dry run, with the passport; the server keeps nothing of it."""
+        """Check a folder. Returns the upload with its passport; the server keeps nothing of it."""
         watcher = watcher or Watcher()
         watcher.enter("reading")
         body = {"files": describe(folder), "transfer": "gateway"}
@@ -123,13 +132,13 @@ class Uploader:
     def prove_again(
         self, name: str, version: int, alias: str | None, watcher: Watcher | None = None
     ) -> JsonObject:
-        """The upload that makes a version for another base model one for the server's."""
+        """Prove a version of another base model on the server's. Returns the complete upload."""
         path = adapter_path(name, "versions", str(version), "prove")
         upload = self._client.request("POST", path, body={"alias": alias})
         return self._wait_ended(upload, watcher or Watcher())
 
     def _recall(self, memory: "UploadMemory | None", wanted: JsonObject) -> JsonObject | None:
-        """The upload that an earlier run left, if it can still come to a good end."""
+        """The upload that an earlier run left unfinished, if it can still succeed."""
         upload_id = memory.recall(wanted) if memory else None
         if upload_id is None:
             return None
@@ -142,9 +151,10 @@ class Uploader:
         return upload if upload["state"] in ("open", "proving", "complete") else None
 
     def _create(self, path: str, body: JsonObject, watcher: Watcher) -> JsonObject:
-        """A new upload, after a wait where a quota says how long.
+        """Make an upload, after a wait if a quota says how long.
 
-        All else is for the caller: an answer that is lost may have made an upload.
+        Other errors are raised, not retried: a request whose answer is lost may have made an
+        upload.
         """
         waited_s = 0.0
         while True:
@@ -163,7 +173,7 @@ class Uploader:
             self._patience.sleep(pause_s)
 
     def _finish(self, upload: JsonObject, folder: Path, watcher: Watcher) -> JsonObject:
-        """Send what is missing, and wait for the end; the complete upload."""
+        """Send the missing bytes and wait for the end. Returns the complete upload."""
         if upload["state"] == "open":
             watcher.enter("sending")
             size_bytes = sum(file["size_bytes"] for file in upload["files"].values())
@@ -172,7 +182,7 @@ class Uploader:
         return self._wait_ended(upload, watcher)
 
     def _wait_ended(self, upload: JsonObject, watcher: Watcher) -> JsonObject:
-        """The complete upload. Raises UploadFailed, NotProvedYet."""
+        """Wait for the end. Returns the complete upload. Raises UploadFailed, NotProvedYet."""
         watcher.enter("proving" if upload["state"] == "proving" else "checking")
         started_at = self._patience.clock()
         while True:
@@ -187,7 +197,7 @@ class Uploader:
             self._patience.sleep(min(pause_s, self._patience.max_pause_s))
 
     def _complete(self, upload_id: str) -> Answer:
-        """Ask for its end, as often as it takes. Raises UploadFailed if that is a bad one."""
+        """Ask the server to complete the upload, with retries. Raises UploadFailed if it failed."""
         path = f"/v1/uploads/{upload_id}"
         try:
             return self._patience.insist(lambda: self._client.ask("POST", f"{path}/complete"))
@@ -201,13 +211,13 @@ class Uploader:
 
 
 class UploadMemory:
-    """Which upload an unfinished push belongs to, in a file between two runs of the command."""
+    """The upload of an unfinished push, kept in a file between two runs of the command."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def recall(self, wanted: JsonObject) -> str | None:
-        """The upload of exactly these bytes under this name on this server."""
+        """Id of the upload of exactly these bytes under this name on this server, or None."""
         try:
             kept = json.loads(self._path.read_text())
         except (OSError, ValueError):
@@ -215,7 +225,7 @@ class UploadMemory:
         return kept["upload_id"] if kept.get("wanted") == wanted else None
 
     def remember(self, wanted: JsonObject, upload_id: str) -> None:
-        # An upload that cannot be remembered can be made all the same.
+        # An upload succeeds even if it cannot be remembered.
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text(json.dumps({"wanted": wanted, "upload_id": upload_id}))

@@ -1,7 +1,7 @@
 """One engine's actor on a Ray cluster: keeps a process on its node, and says where it listens.
 
 The process (`server.cluster.node`) keeps fetcher and engine running, so that an engine that dies is
-back at once and without Ray. Nothing here waits: whoever calls asks again.
+back at once and without Ray. No method here waits: the coordinator calls again and again.
 """
 
 import json
@@ -25,7 +25,7 @@ _MAX_PROBLEM_CHARS = 2000
 
 
 class EngineActor:
-    """kind: what it runs in the folder of engine `number`."""
+    """The actor of engine `number`.   kind: the process that it runs in the engine's folder."""
 
     def __init__(self, pool: JsonObject, number: int, kind: Kind) -> None:
         self._pool = Pool.of(pool)
@@ -39,7 +39,7 @@ class EngineActor:
         self._problem = ""
 
     def tend(self, role: Role) -> JsonObject:
-        """A `Placed`; called again and again with what is wanted of it."""
+        """Do what `role` asks for. Returns a `Placed` as a dict. Called again and again."""
         try:
             return self._tend(role, time.monotonic()).as_dict()
         except OSError as error:
@@ -60,12 +60,15 @@ class EngineActor:
         return Placed(address, self._problem, self._is_leaving and self._process is None)
 
     def _take_end(self, now: float) -> None:
-        """Its exit code says nothing: Ray has its workers' children waited for by the system."""
+        """Note the end of the process, as the files say that it left on the node.
+
+        The exit code says nothing: Ray has the system wait for its workers' children.
+        """
         self._process = None
         self._due_at = now + self._backoff.next_delay_s(now - self._started_at)
         said = self._local / "problem"
         self._problem = said.read_text()[:_MAX_PROBLEM_CHARS] if said.exists() else ""
-        # What is left of an engine has nothing to start again for once all of it is settled.
+        # A retired engine need not start again once all of its journal is settled.
         if self._kind == "retired" and (self._local / "done").exists():
             self._is_leaving = True
 
@@ -95,7 +98,7 @@ class EngineActor:
         )
 
     def _check_pool_dir(self) -> None:
-        """Raises OSError, with what to do."""
+        """Check that this node sees the pool's folder. Raises OSError, which says what to do."""
         template = EngineTemplate.path(Path(self._pool.pool_dir))
         if not template.exists():
             raise OSError(
@@ -111,5 +114,5 @@ class EngineActor:
 
     @property
     def _local(self) -> Path:
-        """The node's own: its caches and Unix sockets; found again by a successor on this node."""
+        """The node's own folder, for caches and Unix sockets; a successor on this node finds it."""
         return Path(tempfile.gettempdir()) / f"chorale-{self._pool.pool_id}" / self._name

@@ -1,7 +1,7 @@
 """The one actor of a pool on a Ray cluster that decides which engines there are.
 
-It has no state that it could not find again: engines are named actors, what is wanted is said
-again by every placer, and what is left to settle lies in the pool's folder. So it may die.
+The coordinator may die, since it can find all its state again: engines are named actors, every
+placer repeats how many engines it wants, and the journals to settle lie in the pool's folder.
 
 A pool without placers dissolves: soon after the last has said goodbye, later if one fell silent.
 """
@@ -33,28 +33,31 @@ logger = logging.getLogger(__name__)
 
 TURN_S = 0.25
 LINGER_S = 30.0
-"""After the last goodbye: a gateway that is started again finds its engines."""
+"""Seconds that a pool lives on after the last goodbye, so that a restarted gateway finds it."""
 SILENCE_S = 600.0
-"""Of a placer that said no goodbye; its gateway may well live, and be cut off from the cluster."""
+"""Seconds of silence after which a placer that said no goodbye counts as gone. They are many, since
+its gateway may live and only be cut off from the cluster.
+"""
 _PENDING_S = 10.0
 _ASK_AGAIN_S = 60.0
 
 
 class Coordinator:
-    """`join` and `poll` are called by placers; a thread of its own does the rest."""
+    """Places engines in a thread of its own, as placers ask for by `join`, `poll` and `goodbye`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._pool: Pool | None = None
-        self._wanted: dict[str, tuple[int, float]] = {}  # by placer: engines, heard at
+        self._wanted: dict[str, tuple[int, float]] = {}  # by placer id: engines, time
         self._linger_until = time.monotonic() + LINGER_S
         self._slots: dict[int, Slot] = _find_slots()
         threading.Thread(target=self._turn_forever, daemon=True).start()
 
     def join(self, placer_id: str, pool: Mapping[str, Any]) -> str | None:
-        """Why this pool is another than the one that runs; None where it is the same.
+        """Let a placer join. Returns why its pool is not the running one, or None if it is.
 
-        Who is alone may change everything: engines that were started otherwise are replaced.
+        A placer that is alone may change everything: engines that were started otherwise are
+        replaced.
         """
         theirs = Pool.of(pool)
         with self._lock:
@@ -67,9 +70,9 @@ class Coordinator:
         return None
 
     def poll(self, placer_id: str, wanted: int) -> JsonObject | None:
-        """What to tell a gateway; None from a coordinator that `placer_id` has not joined yet.
+        """The pool's state for a gateway; None from a coordinator that no placer has joined yet.
 
-        addresses: of all engines by name, "" where one is not known.   problems: for the operator.
+        addresses: those of all engines by name, "" where not known.   problems: for the operator.
         """
         with self._lock:
             if self._pool is None:
@@ -92,14 +95,14 @@ class Coordinator:
                 with self._lock:
                     is_over = self._turn(time.monotonic())
             except Exception:
-                # Ray starts this actor again, and everything else lives on.
+                # Ray starts this actor again, and all other actors live on.
                 logger.exception("a turn of the pool failed")
                 os._exit(1)
             if is_over:
                 ray.kill(ray.get_runtime_context().current_actor)
 
     def _turn(self, now: float) -> bool:
-        """Whether the pool has dissolved."""
+        """Place and end engines as needed. Returns whether the pool has dissolved."""
         self._wanted = {p: w for p, w in self._wanted.items() if now - w[1] < SILENCE_S}
         is_deserted = not self._wanted and now > self._linger_until
         if is_deserted:
@@ -114,7 +117,7 @@ class Coordinator:
         return is_deserted and not self._slots
 
     def _fill(self, pool: Pool, wanted: int) -> None:
-        """An engine in each folder up to `wanted`; above it what lets their journals be settled."""
+        """Place an engine in each folder up to `wanted`, and a retired one in unsettled others."""
         for number in range(1, MAX_ENGINES + 1):
             kind: Kind | None = "engine" if number <= wanted else None
             if kind is None and not is_settled(_folder(pool, number)):
@@ -128,9 +131,9 @@ class Coordinator:
 
 @dataclass(slots=True)
 class Slot:
-    """An actor in one engine's folder, and what it last said.
+    """An actor in one engine's folder, and its last answer.
 
-    is_new: it has never said anything, so it has nothing that could be lost.
+    is_new: the actor has never answered, so it has nothing that could be lost.
     """
 
     kind: Kind
@@ -144,7 +147,7 @@ class Slot:
     _asked_at: float = 0.0
 
     def turn(self, now: float) -> bool:
-        """Ask, or take the answer to what was asked before. Whether it is gone."""
+        """Call the actor, or take its answer to the last call. Returns whether it is gone."""
         if self._answer is None:
             self._answer, self._asked_at = self.actor.tend.remote(self.role), now
         ready, _ = ray.wait([self._answer], timeout=0)
@@ -156,7 +159,7 @@ class Slot:
         except ray.exceptions.ActorDiedError as error:
             logger.warning("%s", error)
             return True
-        except ray.exceptions.RayError as error:  # it is being started again
+        except ray.exceptions.RayError as error:  # the actor is being started again
             self.problem = f"an engine's actor is away: {first_line(error)}"
             return False
         self.problem = self.placed.problem
@@ -164,7 +167,9 @@ class Slot:
         return self.placed.is_gone
 
     def _wait(self, waited_s: float) -> bool:
-        """Whether it is given up: who has found no node, and is not wanted any more."""
+        """Wait for the actor's answer. Returns whether the actor is given up: it has found no node
+        and is not wanted any more.
+        """
         if waited_s > _PENDING_S:
             self.problem = (
                 "an engine waits for a node with room for it (see `ray status`), or its node "
@@ -183,13 +188,13 @@ def _folder(pool: Pool, number: int) -> Path:
 
 
 def _place(pool: Pool, number: int, kind: Kind) -> Slot:
-    """A new actor on any node that has what it takes; Ray starts it again wherever there is one.
+    """Start an actor on any node with enough resources; Ray restarts it wherever there is one.
 
-    An actor's resources are always on one node, so an engine's GPUs are.
+    An actor's resources are always on one node, and so are an engine's GPUs.
     """
     is_engine = kind == "engine"
     actor = ray.remote(EngineActor).options(
-        # Never the same twice: the last one of this number may not be quite gone.
+        # The name is never the same twice: the number's last actor may not be quite gone.
         name=f"{kind}/{number}/{pool.template_id}/{uuid.uuid4().hex[:8]}",
         namespace=pool.namespace,
         lifetime="detached",
@@ -203,12 +208,12 @@ def _place(pool: Pool, number: int, kind: Kind) -> Slot:
 
 
 def _find_slots() -> dict[int, Slot]:
-    """What a coordinator before this one has left running."""
+    """The actors that an earlier coordinator has left running."""
     slots = {}
     for name in ray.util.list_named_actors():
         kind, *rest = name.split("/")
         if kind == "engine" or kind == "retired":
             number, template_id, _ = rest
-            with contextlib.suppress(ValueError):  # it has ended meanwhile
+            with contextlib.suppress(ValueError):  # the actor has ended meanwhile
                 slots[int(number)] = Slot(kind, template_id, ray.get_actor(name))
     return slots

@@ -1,7 +1,7 @@
-"""`python -m server.cluster.node NODE.json`: an engine and its fetcher on one node of a cluster.
+"""`python -m server.cluster.node NODE.json`: runs an engine and its fetcher on a cluster's node.
 
-What the node itself has to give is checked first: the model at its place, and the same one; the
-object store. What is missing is written beside NODE.json, for the placer's log.
+The node is checked first: it must have the same model at the same place, and reach the object
+store. What is missing is written beside NODE.json, for the placer's log.
 """
 
 import json
@@ -29,13 +29,15 @@ _MAX_SOCKET_PATH = 100
 
 
 class NodeNotReady(Exception):
-    """What this node lacks; str() is for the operator."""
+    """The node lacks something; str() tells the operator what."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """pool_dir: shared by all nodes; `folder`, the engine's, lies in it.   local: this node's own.
-    ip: where gateways reach this node.
+    """The configuration of an engine's node, as the actor writes it to NODE.json.
+
+    pool_dir: shared by all nodes; `folder`, the engine's, lies in it.   local: this node's own
+    folder.   ip: address at which gateways reach this node.
     """
 
     pool_dir: Path
@@ -55,7 +57,7 @@ class Node:
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="node: %(message)s")
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored in Ray's workers, and inherited
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ray's workers ignore it, and this inherits that
     node = Node.read(Path(sys.argv[1]))
     try:
         template = EngineTemplate.read(node.pool_dir)
@@ -71,7 +73,7 @@ def main() -> None:
 
 
 def prepare(node: Node, template: EngineTemplate) -> list[ChildSpec]:
-    """Write what its processes read; the processes, in the order of their start.
+    """Write the engine's configuration. Returns the processes in the order of their start.
 
     Raises NodeNotReady, ServeError.
     """
@@ -105,7 +107,10 @@ def prepare(node: Node, template: EngineTemplate) -> list[ChildSpec]:
 
 
 def _check_local(local: Path) -> None:
-    """In a folder that everybody may write to, nobody else may have made it."""
+    """Check that `local` is this user's: it lies in a folder that everybody may write to.
+
+    Raises NodeNotReady, OSError.
+    """
     if len(os.fsencode(local / "fetch.sock")) > _MAX_SOCKET_PATH:
         raise NodeNotReady(f"the path {local} is too long for a socket in it; set a shorter TMPDIR")
     for folder in (local, local.parent):
@@ -117,7 +122,7 @@ def _check_local(local: Path) -> None:
 
 
 def _check_model(node: Node, template: EngineTemplate) -> Path:
-    """Its folder on this node. Raises NodeNotReady, ModelNotFound."""
+    """The model's folder on this node. Raises NodeNotReady, ModelNotFound."""
     path = find_model(template.model)
     try:
         base = BaseModel.load(path, template.model_id, node.local.parent / "models")

@@ -1,8 +1,8 @@
-"""`python -m server.cluster.placer PLACER.json`: between a gateway and the pool on a Ray cluster.
+"""`python -m server.cluster.placer PLACER.json`: connects a gateway to the pool on a Ray cluster.
 
-It joins the cluster, finds or makes the pool's coordinator, and from then on tells it how many
-engines the gateway wants, and the gateway where they are. Nobody waits for it: while it is away,
-or the coordinator, the members stay those of before.
+The placer joins the cluster and finds or makes the pool's coordinator. From then on it tells the
+coordinator how many engines the gateway wants, and the gateway where they are. While the placer or
+the coordinator is away, the gateway keeps the engines that it knows.
 """
 
 import contextlib
@@ -37,26 +37,26 @@ logger = logging.getLogger(__name__)
 TURN_S = 0.5
 _ANSWER_S = 10.0
 _OBJECT_STORE_BYTES = 80 << 20
-"""About the least that Ray takes: nothing here is large, and its own choice, a third of the memory,
-is refused where /dev/shm is a container's small one.
+"""Size of Ray's object store, about the least that Ray takes, since no object here is large. Ray's
+own choice, a third of the memory, is refused where /dev/shm is a container's small one.
 """
 
 
 class PoolRefused(Exception):
-    """This gateway is not of the pool that runs; str() says what differs."""
+    """The gateway does not belong to the pool that runs; str() says what differs."""
 
 
 class Placer:
-    """One gateway's. `turn` is called twice a second.
+    """The placer of one gateway. `turn` is called twice a second.
 
-    Raises PoolRefused, and what Ray raises.
+    The methods raise PoolRefused, and Ray's errors.
     """
 
     def __init__(self, config: PlacerConfig) -> None:
         self._config = config
         data_dir = Path(config.data_dir)
         self._members_path, self._wanted_path = members_path(data_dir), wanted_path(data_dir)
-        # The same after a restart, so that what it wanted before does not count beside it.
+        # The id is the same after a restart, so that a number wanted before does not count as well.
         self._placer_id = f"{socket.gethostname()}:{data_dir}"
         self._pool = Pool.of_config(config, has_gpus=ray.cluster_resources().get("GPU", 0) > 0)
         self._members = self._known_members()
@@ -69,7 +69,7 @@ class Placer:
             self._coordinator = self._join()
         poll = self._coordinator.poll.remote(self._placer_id, self._wanted())
         said = ray.get(poll, timeout=_ANSWER_S)
-        if said is None:  # it was started again
+        if said is None:  # the coordinator was started again
             self._coordinator = None
             return
         self._tell(said["addresses"])
@@ -79,7 +79,7 @@ class Placer:
             self._problems = said["problems"]
 
     def forget_coordinator(self) -> None:
-        """It is gone; the next turn finds or makes another."""
+        """Forget a coordinator that is gone; the next turn finds or makes another."""
         self._coordinator = None
 
     def say_goodbye(self) -> None:
@@ -103,7 +103,7 @@ class Placer:
         refusal = ray.get(joining, timeout=_ANSWER_S)
         if refusal:
             raise PoolRefused(refusal)
-        # Only now: what engines are started with is not for a gateway of another pool to change.
+        # The template is written only now, since a gateway of another pool must not change it.
         self._config.engine_template.publish(Path(self._config.pool_dir))
         return coordinator
 
@@ -116,7 +116,7 @@ class Placer:
         return min(max(wanted or 0, self._config.least), self._config.most)
 
     def _tell(self, addresses: dict[str, str]) -> None:
-        """An engine whose address is not known for the moment stays where it was."""
+        """Write the members' file; an engine whose address is unknown keeps its former one."""
         former = {member.name: member.address for member in self._members}
         members = tuple(
             Member(name, known, self._config.server_key)
@@ -128,7 +128,7 @@ class Placer:
             self._members, self._has_told = members, True
 
     def _known_members(self) -> tuple[Member, ...]:
-        """Of the last placer; not those of a pool on one machine."""
+        """Members that the last placer wrote, without those of a pool on one machine."""
         with contextlib.suppress(PoolFileDamaged):
             members = read_members(self._members_path)
             return tuple(member for member in members if member.endpoint.is_remote)
@@ -144,12 +144,12 @@ def main() -> None:
     ray.init(
         config.address,
         namespace=f"chorale-{config.pool_id}",
-        log_to_driver=False,  # the nodes' logs stay with Ray; what matters is in the problems
+        log_to_driver=False,  # the nodes' logs stay with Ray; `poll` reports the problems
         logging_level=logging.ERROR,
         **options,
     )
     signals: list[int] = []
-    # After Ray, which has a handler of its own.
+    # This handler is set after ray.init, which sets one of its own.
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     logger.info("on the cluster %s", config.address)
     placer = Placer(config)
@@ -171,7 +171,7 @@ def _turn(placer: Placer) -> None:
         placer.turn()
     except ray.exceptions.ActorDiedError:
         placer.forget_coordinator()
-    except ray.exceptions.RayError as error:  # it is slow, or being started again
+    except ray.exceptions.RayError as error:  # the coordinator is slow, or being started again
         logger.warning("the pool's coordinator does not answer: %s", first_line(error))
 
 

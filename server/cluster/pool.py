@@ -1,4 +1,4 @@
-"""What the parts of a pool on a Ray cluster tell each other; nothing here needs Ray.
+"""The messages between the parts of a pool on a Ray cluster; this module needs no Ray.
 
     gateway's machine          cluster                          each node that has an engine
     placer ──── calls ───────▶ coordinator ──── calls ───────▶ engine's actor
@@ -7,8 +7,8 @@
       ▼ wanted.json                                               ▼
     gateway ◀──────────────── TCP, CURVE ────────────────────── fetcher and engine
 
-What crosses the cluster is plain: numbers, texts, and dicts of them. Keys do not: the placer lays
-them down in the pool's folder, which all of them share.
+Messages on the cluster are plain: numbers, texts, and dicts of them. Keys do not cross the cluster:
+the placer writes them to the pool's folder, which all nodes share.
 """
 
 from collections.abc import Mapping
@@ -19,21 +19,21 @@ from server.launch.placer_config import PlacerConfig
 from server.text.json_object import JsonObject
 
 COORDINATOR = "coordinator"
-"""Its name, in the pool's namespace."""
+"""Name of the coordinator's actor, in the pool's namespace."""
 
 
 Role = Literal["serve", "leave"]
-"""serve: run, and be started again.   leave: end when all requests have ended and are billed, or at
-once where no gateway is there any more.
+"""Task of an engine.   serve: run, and be restarted.   leave: end when all requests have ended and
+are billed, or at once if there is no gateway any more.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """What makes two gateways' pools the same one, and what an engine of it needs from a node.
+    """Identity of a pool, which two gateways may share, and the resources that its engines need.
 
-    pool_dir: of journals; at this path on every node.   base_revision: of the model it serves.
-    template_id: of what its engines are started with.
+    pool_dir: folder of the journals, at this path on every node.   base_revision: that of the model
+    it serves.   template_id: that of the template its engines are started from.
     """
 
     pool_id: str
@@ -53,7 +53,7 @@ class Pool:
 
     @classmethod
     def of_config(cls, config: PlacerConfig, *, has_gpus: bool) -> "Pool":
-        """has_gpus: whether the cluster has some; with device `auto` engines then run on them."""
+        """Derive the pool.   has_gpus: whether the cluster has GPUs for device `auto` to use."""
         on_gpus = config.device == "cuda" or (config.device == "auto" and has_gpus)
         return cls(
             pool_id=config.pool_id,
@@ -68,7 +68,7 @@ class Pool:
         return asdict(self)
 
     def refusal(self, other: "Pool") -> str | None:
-        """Why `other` cannot join; None where it can."""
+        """The reason why `other` cannot join; None if it can."""
         for name in ("pool_dir", "base_revision"):
             ours, theirs = getattr(self, name), getattr(other, name)
             if ours != theirs:
@@ -81,7 +81,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """What an actor says. address: "" until its engine listens.   problem: for the operator."""
+    """An actor's answer.   address: "" until its engine listens.   problem: for the operator."""
 
     address: str = ""
     problem: str = ""
@@ -92,5 +92,5 @@ class Placed:
 
 
 def first_line(error: Exception) -> str:
-    """Of what Ray has to say at length."""
+    """The first line of one of Ray's long messages."""
     return str(error).strip().partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Chores: what the gateways of one database do now and then, one of them each, by lease."""
+"""Chores: periodic work of the gateways of one database, each done by one gateway under a lease."""
 
 import asyncio
 import logging
@@ -14,12 +14,15 @@ logger = logging.getLogger(__name__)
 Turn = Callable[[], Awaitable[object]]
 
 _POLL_S = LEASE_S / 4
-"""A lease is kept only by asking for it again in time, also while its chore has nothing to do."""
+"""Seconds between looks, a quarter of a lease: a gateway keeps a lease by asking again in time."""
 
 
 @dataclass(slots=True)
 class _Chore:
-    """due_at_s: on the clock of `Chores`.   task: its turn, while it runs."""
+    """One chore.
+
+    due_at_s: time of its next turn on the clock of `Chores`.   task: its turn, while it runs.
+    """
 
     name: str
     turn: Turn
@@ -32,7 +35,7 @@ class Chores:
     """Runs each chore at once and then `interval_s` after the end of its last turn.
 
     chores: (name, turn, interval_s). A turn may be lost with its process and be run again by
-    another, so it is harmless if done twice. None waits for another one.
+    another, so it must be harmless if done twice. No chore waits for another one.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Chores:
         self._clock = clock
 
     async def run(self) -> None:
-        """Until cancelled; turns under way are cancelled with it."""
+        """Run until cancelled; turns under way are cancelled with it."""
         try:
             while True:
                 await self.look()
@@ -59,7 +62,7 @@ class Chores:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def look(self) -> None:
-        """Keep the leases, hear of turns that ended, begin those that are due."""
+        """Keep the leases, note turns that have ended, and begin those that are due."""
         for chore in self._chores:
             if chore.task is not None and chore.task.done():
                 chore.due_at_s = self._clock() + _wait_after(chore, chore.task)
@@ -73,7 +76,7 @@ class Chores:
 
 
 def _wait_after(chore: _Chore, ended: asyncio.Future[object]) -> float:
-    """Seconds until its next turn; at once when the ledger was away for this one."""
+    """Seconds until the chore's next turn; 0 if the database was away for the last one."""
     error = None if ended.cancelled() else ended.exception()
     if isinstance(error, LedgerUnavailable):
         return 0.0

@@ -1,4 +1,4 @@
-"""The clock that holds and leases expire by: the database's, which all gateways share."""
+"""The clock by which holds and leases expire: the database's, which all gateways share."""
 
 import time
 
@@ -7,12 +7,12 @@ from sqlalchemy.engine import Connection
 
 
 def now_ms() -> int:
-    """This machine's, in Unix milliseconds."""
+    """The time of this machine in Unix milliseconds."""
     return time.time_ns() // 1_000_000
 
 
 def database_now_ms(conn: Connection) -> int:
-    """PostgreSQL's own; SQLite runs on this machine."""
+    """The database's time in Unix milliseconds; for SQLite it is this machine's."""
     if conn.dialect.name == "sqlite":
         return now_ms()
     value: int | None = conn.scalar(sa.select(postgres_now()))
@@ -21,14 +21,14 @@ def database_now_ms(conn: Connection) -> int:
 
 
 def from_now(conn: Connection, by_local_clock_ms: int, delay_ms: int) -> "sa.ColumnElement[int]":
-    """The moment `delay_ms` after now, for an INSERT or UPDATE: one round trip fewer."""
+    """SQL for the time `delay_ms` after now in an INSERT or UPDATE, which saves a round trip."""
     if conn.dialect.name == "sqlite":
         return sa.literal(by_local_clock_ms + delay_ms, sa.BigInteger)
     return postgres_now() + delay_ms
 
 
 def postgres_now() -> "sa.ColumnElement[int]":
-    """As part of a statement."""
-    # Not now(): that is when the transaction began.
+    """SQL for PostgreSQL's time in Unix milliseconds."""
+    # clock_timestamp() is used because now() is the time when the transaction began.
     seconds = sa.func.extract("epoch", sa.func.clock_timestamp())
     return sa.cast(seconds * 1000, sa.BigInteger)

@@ -31,13 +31,16 @@ T = TypeVar("T")
 
 DEFAULT_FILE = "chorale.db"
 
-# Two gateways that start at once meet here; any constant does, as long as it never changes.
+# Key of the lock that two gateways starting at once compete for; any constant that never changes.
 _MIGRATION_LOCK_KEY = 0x43_48_4F_52_41_4C_45
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatabaseConfig:
-    """max_group: writes in one commit.   write_attempts: of one group, before it fails."""
+    """Limits and timeouts of a database.
+
+    max_group: most writes in one commit.   write_attempts: attempts at one group before it fails.
+    """
 
     read_threads: int = 4
     max_queued_reads: int = 256
@@ -53,10 +56,10 @@ class DatabaseConfig:
 class Database:
     """One SQL database: `read` on a bounded pool, `write` in group commits on one thread.
 
-    url: `sqlite:///file`, `postgresql://...`; none is `chorale.db` in data_dir. exclusive: this is
-    the gateway, so a SQLite file is locked against a second one; a command-line tool passes False.
-    A function handed in may run twice (a serialization failure, a neighbour's exception), so it
-    touches only its connection.
+    url: `sqlite:///file` or `postgresql://...`; None: `chorale.db` in data_dir.   exclusive: True
+    for the gateway, whose SQLite file is locked against a second gateway; command-line tools pass
+    False. A function that is passed in may run twice (after a serialization failure or another
+    write's exception), so it must touch only its connection.
     """
 
     def __init__(
@@ -74,7 +77,7 @@ class Database:
             folder = Path(str(self.url.database)).parent
             folder.mkdir(parents=True, exist_ok=True)
             if exclusive:
-                # Beside the file, not in data_dir: two data directories may name one database.
+                # The lock is beside the file, since two data directories may name one database.
                 self._lock = _lock_gateway(folder / "gateway.lock")
         self.engine = _create_engine(self.url, self._config)
         self._writing = self.engine.execution_options(chorale_writes=True)
@@ -86,7 +89,7 @@ class Database:
         self._closing = threading.Lock()
         self._closed = False
         self._writer = self._make_writer("chorale-db-write")
-        # SQLite has one writer, whoever writes.
+        # SQLite allows only one writer at a time, so a second thread would gain nothing.
         self._settling = self._writer if self.is_sqlite else self._make_writer("chorale-db-settle")
 
     @property
@@ -101,7 +104,7 @@ class Database:
             alembic.command.upgrade(migration_config(conn), revision)
 
     async def read(self, fn: Callable[[Connection], T]) -> T:
-        """fn's answer from a read-only transaction. Raises LedgerUnavailable, or what fn raises."""
+        """fn's result in a read-only transaction. Raises LedgerUnavailable, or fn's exception."""
         if not self._read_slots.acquire(blocking=False):
             raise LedgerUnavailable(f"{self._config.max_queued_reads} reads wait already")
         try:
@@ -120,39 +123,40 @@ class Database:
                 raise unavailable(error) from error
         except exc.TimeoutError as error:
             raise unavailable(error) from error
-        # The server dropped an idle connection; the pool has forgotten the others with it.
+        # The server dropped an idle connection, and the pool has discarded the others with it.
         try:
             return self._read_once(fn)
         except (exc.DBAPIError, exc.TimeoutError) as error:
             raise unavailable(error) from error
 
     async def write(self, fn: Callable[[Connection], T], *, order: str = "") -> T:
-        """fn's answer once it is durable, committed in one group with its neighbours.
+        """fn's result once its write is durable, committed in one group with other writes.
 
-        order: writes of one group run sorted by it, "" first; who locks a tenant passes its id, so
-        that two gateways lock in one order. An exception of fn undoes fn alone. Raises
-        LedgerUnavailable; after a commit whose answer was lost the write may still be there, so
-        what is written is safe to write again.
+        order: the writes of a group run sorted by it, "" first; a write that locks a tenant passes
+        the tenant's id, so that two gateways lock in one order. An exception of fn undoes fn alone.
+        Raises LedgerUnavailable; after a commit whose answer was lost the write may still be there,
+        so it must be safe to write again.
         """
         return await asyncio.wrap_future(self.submit(fn, order=order))
 
     async def write_apart(self, fn: Callable[[Connection], T]) -> T:
-        """`write` for what takes long: on PostgreSQL no hold waits for it."""
+        """Does `write` for a long fn, on PostgreSQL in another thread, so that no hold waits."""
         return await asyncio.wrap_future(self._settling.submit(fn, ""))
 
     def write_sync(self, fn: Callable[[Connection], T], *, order: str = "") -> T:
-        """`write` for threads and command-line tools; never called on an event loop."""
+        """Does `write` for threads and command-line tools; must not be called on an event loop."""
         return self.submit(fn, order=order).result()
 
     def submit(self, fn: Callable[[Connection], T], *, order: str = "") -> "Future[T]":
-        """`write` as a future that any thread may wait for. Raises LedgerUnavailable at once."""
+        """Does `write`; any thread may wait for the future. Raises LedgerUnavailable at once."""
         return self._writer.submit(fn, order)
 
     @contextmanager
     def begin(self) -> Iterator[Connection]:
-        """A write transaction of a worker thread's own, beside the writer; keep it short.
+        """A write transaction in the calling worker thread, beside the writer; keep it short.
 
-        For work in several steps, with long ones between them. Raises LedgerUnavailable.
+        It is for work that has several transactions with long steps between them. Raises
+        LedgerUnavailable.
         """
         try:
             with self._writing.begin() as conn:
@@ -161,7 +165,7 @@ class Database:
             raise unavailable(error) from error
 
     def close(self) -> None:
-        """Finish what is queued, then let go of the database and of its lock."""
+        """Finish the queued writes and reads, then release the database and its lock."""
         with self._closing:
             if self._closed:
                 return
@@ -257,15 +261,15 @@ def _set_up_sqlite(engine: Engine, file: SameFile) -> None:
             raise LedgerUnavailable("its file was moved or replaced; restart with the right one")
 
     def set_up(connection: Any, _record: object) -> None:
-        # The driver would begin transactions by itself, late and never immediate; `begin` does.
+        # `begin` begins the transactions; the driver would do so late, and never with IMMEDIATE.
         connection.isolation_level = None
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}").close()
         file.note_opened()
 
     def begin(conn: Connection) -> None:
-        # IMMEDIATE: a write that begins as a read cannot wait for its turn, it fails when it
-        # upgrades.
+        # A write begins with IMMEDIATE, since one that begins as a read cannot wait for its turn:
+        # it fails when it upgrades.
         if conn.get_execution_options().get("chorale_writes"):
             check_file()
             conn.exec_driver_sql("PRAGMA query_only=OFF")

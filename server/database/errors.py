@@ -1,10 +1,11 @@
-"""What can be wrong with the database.
+"""Errors of the database.
 
 DatabaseError
 ├── UnsupportedDatabase   the URL names neither a SQLite file nor PostgreSQL
 ├── DatabaseInUse         another gateway serves this SQLite file
-├── MigrationLocked       another process migrates, and does not finish
-└── LedgerUnavailable     cannot be read or written now: full queue, lost connection, full disk
+├── MigrationLocked       another process migrates the schema, and does not finish in time
+└── LedgerUnavailable     the database cannot be read or written now: full queue, lost connection,
+                          full disk
 """
 
 import sqlite3
@@ -15,7 +16,7 @@ from sqlalchemy.engine import URL
 
 
 class DatabaseError(Exception):
-    """Everything this module raises of its own."""
+    """Base of the errors that this room raises itself."""
 
 
 class UnsupportedDatabase(DatabaseError):
@@ -39,7 +40,7 @@ class MigrationLocked(DatabaseError):
 
 
 class LedgerUnavailable(DatabaseError):
-    """The database cannot answer now; nothing may be served that it would have to account for."""
+    """The database cannot answer now, so no request may be served that it has to account for."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -47,9 +48,9 @@ class LedgerUnavailable(DatabaseError):
 
 
 def unavailable(error: Exception) -> Exception:
-    """LedgerUnavailable for a fault of the database; a fault of the statement stays what it is."""
+    """LedgerUnavailable for a fault of the database; the error itself for one of the statement."""
     if isinstance(error, exc.DBAPIError):
-        # SQLite calls a misspelled statement operational as well.
+        # SQLite calls a misspelled statement an operational error, too.
         is_ours = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
         if is_ours or not isinstance(error, exc.OperationalError | exc.InterfaceError):
             return error

@@ -1,6 +1,6 @@
-"""What was read from the database, remembered for a moment: most requests need not ask again.
+"""A cache of values from the database for a moment, so that most requests need not read them.
 
-What changes at another gateway is seen when an entry is old; what changes here, at once.
+A change at another gateway is seen when an entry has expired; a change at this one at once.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ class _Entry(Generic[V]):
 
 
 class ExpiringCache(Generic[V]):
-    """Values by key. A reader's exception is nobody's value: the next one reads again.
+    """Values by key. A reader's exception is not cached: the next caller reads again.
 
-    Of many that ask at once for what is not there, one reads.
+    If many callers ask at once for a missing value, one reader runs for all of them.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ExpiringCache(Generic[V]):
         self._reading: dict[str, asyncio.Task[V]] = {}
 
     async def get(self, key: str, read: Callable[[], Awaitable[V]]) -> V:
-        """At most TTL_S old. Raises what `read` raises."""
+        """The value, at most TTL_S old. Raises what `read` raises."""
         entry = self._entries.get(key)
         if entry is not None and self._monotonic() - entry.read_at_s < TTL_S:
             return entry.value
@@ -49,14 +49,14 @@ class ExpiringCache(Generic[V]):
             task = asyncio.create_task(self._read(key, read))
             self._reading[key] = task
             task.add_done_callback(lambda done: self._end(key, done))
-        # Shielded: the first to ask may leave, and others wait for the same answer.
+        # The task is shielded: the first caller may leave while others wait for the same value.
         return await asyncio.shield(task)
 
     def forget(self, is_changed: Callable[[V], bool] = lambda _: True) -> None:
-        """After any change here: the next to ask for such a value reads it again."""
+        """Forget values after a change at this gateway, so that they are read again."""
         for key in [key for key, entry in self._entries.items() if is_changed(entry.value)]:
             del self._entries[key]
-        # What these read is not known yet, nor whether before the change or after it.
+        # Reads under way may be from before the change, so their values will not be kept.
         self._reading.clear()
 
     async def _read(self, key: str, read: Callable[[], Awaitable[V]]) -> V:
@@ -74,4 +74,4 @@ class ExpiringCache(Generic[V]):
         if self._reading.get(key) is task:
             del self._reading[key]
         if not task.cancelled():
-            task.exception()  # whoever asked may have left: nobody else looks at it
+            task.exception()  # marks it as retrieved, since all callers may have left

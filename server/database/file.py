@@ -8,7 +8,7 @@ from pathlib import Path
 class SameFile:
     """Whether a path still names the file that was opened.
 
-    SQLite goes on writing to one that was deleted or replaced, and says that it is durable.
+    SQLite goes on writing to a file that was deleted or replaced, and reports durable writes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -16,12 +16,12 @@ class SameFile:
         self._opened: tuple[int, int] | None = None
 
     def note_opened(self) -> None:
-        """The first one is what all later ones have to be."""
+        """Note the first file that was opened, which the path has to name from then on."""
         if self._opened is None:
             self._opened = self._identity()
 
     def is_gone(self) -> bool:
-        """Whether it was opened, and is not there any more."""
+        """Whether the file was opened and the path does not name it any more."""
         return self._opened is not None and self._opened != self._identity()
 
     def _identity(self) -> tuple[int, int] | None:

@@ -1,6 +1,6 @@
-"""Leased rows: what only one process may do at a time, and who does it until when.
+"""Leases: each allows one process at a time to do something, until it expires.
 
-SQLite serves one gateway, which its file lock sees to; there every lease is granted at once.
+SQLite serves one gateway, which its file lock ensures, so every lease is granted there at once.
 """
 
 import time
@@ -19,9 +19,9 @@ LEASE_S = 10.0
 
 
 class Leases:
-    """One process's leases. A lease that is asked for again and again is kept.
+    """The leases of one process, which keeps a lease by asking for it again and again.
 
-    It may be lost between two questions, so what is done under it must be harmless if done twice.
+    A lease may be lost between two calls, so work under a lease must be harmless if done twice.
     """
 
     def __init__(self, database: Database, lease_s: float = LEASE_S) -> None:
@@ -31,7 +31,7 @@ class Leases:
         self._renew_at: dict[str, float] = {}
 
     async def hold(self, name: str) -> bool:
-        """Whether the lease is ours. Raises LedgerUnavailable."""
+        """Take or keep a lease. Returns whether this process has it. Raises LedgerUnavailable."""
         if self._database.is_sqlite:
             return True
         now = time.monotonic()
@@ -42,12 +42,12 @@ class Leases:
             lambda conn: acquire(conn, name, self._holder, int(self._lease_s * 1000))
         )
         if is_ours:
-            # Ours for longer than that: renewed in time, it is never another's.
+            # The lease lasts three times as long, so a lease that is renewed in time is not lost.
             self._renew_at[name] = now + self._lease_s / 3
         return is_ours
 
     async def release(self) -> None:
-        """Give all of them back, so that no other has to wait. Raises LedgerUnavailable."""
+        """Give all leases back, so that no other process has to wait. Raises LedgerUnavailable."""
         self._renew_at.clear()
         if not self._database.is_sqlite:
             query = sa.delete(leases).where(leases.c.holder == self._holder)
@@ -55,7 +55,7 @@ class Leases:
 
 
 def acquire(conn: Connection, name: str, holder: str, lease_ms: int) -> bool:
-    """Take a lease, or keep it, on the database's clock; False while it is another's."""
+    """Take or keep a lease by the database's clock; False while another process has it."""
     now: Any = from_now(conn, 0, 0)
     insert = upsert(conn.dialect.name, leases).values(
         name=name, holder=holder, expires_at_ms=from_now(conn, 0, lease_ms)

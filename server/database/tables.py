@@ -1,13 +1,10 @@
-"""The table of leases: who does what only one process may do.
-
-Times are Unix milliseconds.
-"""
+"""The table of leases. Times are Unix milliseconds."""
 
 from sqlalchemy import BigInteger, Column, String, Table
 
 from registry.tables import metadata
 
-# Who does what only one process may do, until when.
+# The process that holds each lease, and until when.
 leases = Table(
     "leases",
     metadata,

@@ -1,6 +1,7 @@
-"""Writes in groups: what is queued while one group is committed is the next group.
+"""Writes in groups: the writes that are queued while one group is committed are the next group.
 
-One thread, one connection at a time, one commit for all: a hundred holds cost one fsync.
+There is one thread, one connection at a time and one commit for a group: a hundred holds cost one
+fsync.
 """
 
 import queue
@@ -19,7 +20,7 @@ from server.database.errors import LedgerUnavailable, unavailable
 
 T = TypeVar("T")
 
-# serialization_failure, deadlock_detected: run again, and it succeeds.
+# serialization_failure and deadlock_detected: a group that failed so succeeds when run again.
 _RETRIED_SQLSTATES = {"40001", "40P01"}
 
 
@@ -34,7 +35,7 @@ class _Write(Generic[T]):
 class GroupWriter:
     """Runs functions on connections of `engine`, and commits them in groups.
 
-    max_group: in one commit.   attempts: of one group, before it fails.
+    max_group: most writes in one commit.   attempts: attempts at one group before it fails.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class GroupWriter:
         self._thread.start()
 
     def submit(self, fn: Callable[[Connection], T], order: str) -> "Future[T]":
-        """A group runs in the order of `order`. Raises LedgerUnavailable at once."""
+        """Queue a write; a group runs sorted by `order`. Raises LedgerUnavailable at once."""
         write = _Write(fn, Future(), order)
         with self._closing:
             if self._closed:
@@ -63,7 +64,7 @@ class GroupWriter:
         return write.future
 
     def close(self) -> None:
-        """Finish what is queued."""
+        """Finish the queued writes and stop."""
         with self._closing:
             self._closed = True
         self._queue.put(None)
@@ -91,9 +92,9 @@ class GroupWriter:
             try:
                 self._commit_with_retries(group, _run)
             except _WriteFailed:
-                # Again, to find out whose exception it is and to undo nothing else.
+                # Savepoints find the write that raised, so that only that write is undone.
                 self._commit_with_retries(group, _run_in_savepoint)
-        # The callers wait on futures: whatever happened is theirs to hear.
+        # Every error goes to the callers, which wait on the futures.
         except Exception as error:
             for write in group:
                 write.future.set_exception(error)
@@ -115,7 +116,7 @@ class GroupWriter:
                     transaction.commit()
                 return
             except (exc.DBAPIError, exc.TimeoutError, exc.PendingRollbackError) as error:
-                # A commit that was cut off may have succeeded: running it again would do it twice.
+                # A commit that was cut off may have succeeded, and would then be repeated.
                 if attempt == self._attempts or not _retries(error, committing):
                     raise unavailable(error) from error
             time.sleep(0.01 * 2**attempt * random.random())
@@ -126,7 +127,7 @@ class _WriteFailed(Exception):
 
 
 def _run(conn: Connection, write: _Write[Any]) -> None:
-    """Run one write without a savepoint: with it a hold takes 150 us of a processor, without 50.
+    """Run one write without a savepoint: a hold takes 150 us of a CPU with one, 50 us without.
 
     Raises _WriteFailed.
     """
@@ -140,13 +141,13 @@ def _run(conn: Connection, write: _Write[Any]) -> None:
 def _run_in_savepoint(conn: Connection, write: _Write[Any]) -> None:
     """Run one write, and keep its answer or its exception for after the commit.
 
-    Raises only what fails the whole group: the connection or the transaction around it is gone.
+    Raises only errors that fail the whole group: the connection or its transaction is gone.
     """
     savepoint = conn.begin_nested()
     try:
         value = write.fn(conn)
         savepoint.commit()
-    # It belongs to the one who asked: it is raised there, not here.
+    # The write's exception is raised where the write was asked for, not here.
     except Exception as error:
         if isinstance(error, exc.DBAPIError) and (
             error.connection_invalidated or _sqlstate(error) in _RETRIED_SQLSTATES
@@ -155,7 +156,7 @@ def _run_in_savepoint(conn: Connection, write: _Write[Any]) -> None:
         try:
             savepoint.rollback()
         except exc.DBAPIError:
-            # A full disk has rolled back everything: that is the news, not the missing savepoint.
+            # A full disk has rolled back everything; its error is raised, not the savepoint's.
             raise error from None
         raised = unavailable(error) if isinstance(error, exc.OperationalError) else error
         write.outcome = lambda: write.future.set_exception(raised)

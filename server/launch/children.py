@@ -1,6 +1,6 @@
-"""The processes that engines need, on this machine or on a node of a cluster.
+"""The engine and fetcher processes, on this machine or on a node of a cluster.
 
-Each is given no more of the environment than it needs.
+Each process gets no more environment variables than it needs.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from server.launch.supervisor import ChildSpec
 from server.text.json_object import JsonObject
 
-# Of the environment, what only some of the processes may see.
+# Prefixes of the environment variables that only some of the processes may see.
 STORE_CREDENTIALS = ("AWS_",)
 CLUSTER = ("RAY_",)
 GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_")
@@ -21,7 +21,7 @@ GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_
 def fetcher_child(
     *, socket: Path, storage: str, cache: Path, quota_bytes: int, max_fetches: int
 ) -> ChildSpec:
-    """With the store's credentials, of all there is in the environment."""
+    """The fetcher's process. The object store's credentials are the only ones it sees."""
     command = (
         sys.executable, "-m", "lora.fetch", "--socket", str(socket), "--storage", storage,
         "--cache", str(cache), "--quota-bytes", str(quota_bytes), "--max-fetches", str(max_fetches),
@@ -30,7 +30,7 @@ def fetcher_child(
 
 
 def engine_child(name: str, module: str, config_path: Path, threads: int) -> ChildSpec:
-    """Without credentials."""
+    """An engine's process, which sees no credentials."""
     command = (sys.executable, "-m", module, str(config_path))
     own = environment(without=(*GATEWAY_ONLY, *STORE_CREDENTIALS, *CLUSTER))
     own["OMP_NUM_THREADS"] = str(threads)
@@ -42,14 +42,14 @@ def environment(without: tuple[str, ...]) -> dict[str, str]:
 
 
 def base_revision_of(path: Path) -> str | None:
-    """Of an engine's configuration; None where there is none that can be read."""
+    """The base revision in an engine's configuration file; None if the file cannot be read."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads(path.read_text())["base_revision"])
     return None
 
 
 def write_private(path: Path, content: JsonObject) -> None:
-    """JSON that may hold keys and passwords, with mode 0600."""
+    """Write JSON that may hold keys and passwords, with mode 0600."""
     draft = path.with_suffix(".part")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -1,4 +1,4 @@
-"""What every engine of a pool on a cluster is started with."""
+"""The template from which every engine of a pool on a cluster is started."""
 
 import hashlib
 import json
@@ -11,15 +11,18 @@ from typing import Literal
 from server.text.json_object import JsonObject
 
 Kind = Literal["engine", "retired"]
-"""What an actor runs in an engine's folder: the engine, or what is left of one that has left."""
+"""Process that an actor runs in an engine's folder: the engine, or one without a model that lets
+the journal of an engine that has left be settled.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTemplate:
-    """What all engines of a pool are started with; a file in the pool's folder, mode 0600.
+    """The start parameters of all engines of a pool; a file in the pool's folder, mode 0600.
 
     model: a folder, or a hub id.   config: the fields of engine.config.EngineConfig but for those
-    that a node gives.   modules: `python -m` what, by kind.   stop_timeout_s: SIGTERM to SIGKILL.
+    that a node gives.   modules: Python module to run, by kind.   stop_timeout_s: seconds between
+    SIGTERM and SIGKILL.
     """
 
     model: str
@@ -35,7 +38,7 @@ class EngineTemplate:
 
     @property
     def template_id(self) -> str:
-        """Another for engines that are started with anything else."""
+        """Hash of all fields: engines with the same id are started with the same parameters."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:12]
 
     @staticmethod
@@ -47,7 +50,7 @@ class EngineTemplate:
         return pool_dir / "pool" / "vocabulary"
 
     def publish(self, pool_dir: Path) -> None:
-        """It, and the vocabulary that it names, for all nodes to read."""
+        """Write the template and the vocabulary that it names where all nodes can read them."""
         path = self.path(pool_dir)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         vocabulary = Path(self.config["vocabulary_path"]).read_bytes()
@@ -56,12 +59,12 @@ class EngineTemplate:
 
     @classmethod
     def read(cls, pool_dir: Path) -> "EngineTemplate":
-        """Raises OSError."""
+        """Read the template that `publish` wrote. Raises OSError."""
         return cls(**json.loads(cls.path(pool_dir).read_text()))
 
 
 def _write_private(path: Path, content: bytes) -> None:
-    # Several gateways may write at once, each a draft of its own.
+    # Each writer has a draft of its own, since several gateways may write at once.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)

@@ -1,19 +1,19 @@
-"""Why `chorale serve` does not start.
+"""Reasons why `chorale serve` does not start.
 
 ServeError
-├── ModelNotFound         neither a folder nor a model that the hub would give
-├── ModelNotServed        it is there, and cannot be served as it is
-├── TooFewGpus            for so many engines
-├── RayMissing            engines are to run on a cluster, and its package is not installed
-├── AddressInUse          something else listens there
-└── DataDirTooLong        Unix sockets lie in it, and their paths have a limit
+├── ModelNotFound         the model is neither a folder nor available from the hub
+├── ModelNotServed        the model exists, but cannot be served with these settings
+├── TooFewGpus            the machine has fewer GPUs than the engines need
+├── RayMissing            engines are to run on a Ray cluster, and the package ray is not installed
+├── AddressInUse          another process listens on the address
+└── DataDirTooLong        the path is too long for the Unix sockets in the data directory
 """
 
 from pathlib import Path
 
 
 class ServeError(Exception):
-    """Why nothing was started; str() is for the operator."""
+    """The reason why nothing was started; str() is for the operator."""
 
 
 class ModelNotFound(ServeError):

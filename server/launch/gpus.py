@@ -1,4 +1,4 @@
-"""Which GPUs of this machine an engine has, where several engines share them."""
+"""The GPUs that an engine gets where several engines share those of a machine."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ _DEVICE = re.compile(r"nvidia[0-9]+")
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """As CUDA calls them: those of the variable, or all that this machine, or container, has."""
+    """CUDA's names of the GPUs in the variable, or else of all in this machine or container."""
     if (given := environment.get(VARIABLE)) is not None:
         return [name.strip() for name in given.split(",") if name.strip()]
     found = [path for path in devices.glob("nvidia*") if _DEVICE.fullmatch(path.name)]
@@ -17,5 +17,5 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
 
 
 def share_of(number: int, size: int, gpus: Sequence[str]) -> str:
-    """The variable's value for engine `number`, from 1, which takes `size` of them."""
+    """The variable's value for engine `number`, counted from 1, which takes `size` GPUs."""
     return ",".join(gpus[(number - 1) * size : number * size])

@@ -1,9 +1,9 @@
-"""The engines of one machine: as many as are wanted, and what is left of those that are no more.
+"""The engines of one machine: as many as are wanted, and stand-ins for those that have left.
 
-Number k lives in `DATA_DIR/engine-k`, number 1 in `DATA_DIR/engine`. Whoever has to go is the
-highest. An engine that went, or was killed on its way, or was there when more of them were
-configured, leaves a journal: until all of it is settled, a process without a model stands in its
-place (`engine.retired`).
+Engine number k lives in `DATA_DIR/engine-k`, number 1 in `DATA_DIR/engine`. The engine with the
+highest number leaves first. An engine that left, or was killed while leaving, or ran when more
+engines were configured, leaves a journal: until all of it is settled, a process without a model
+stands in the engine's place (`engine.retired`).
 """
 
 import logging
@@ -33,7 +33,7 @@ MakeChild = Callable[[int], ChildSpec]
 
 
 def engine_folders(data_dir: Path) -> list[Path]:
-    """Of all engines that there were on this machine, by number."""
+    """Folders of all engines that ever ran on this machine, sorted by number."""
     if not data_dir.is_dir():
         return []
     found = [(_number(path), path) for path in data_dir.iterdir() if (path / "identity").exists()]
@@ -41,12 +41,12 @@ def engine_folders(data_dir: Path) -> list[Path]:
 
 
 def engine_name(number: int) -> str:
-    """Of engine number 1, 2 and so on; its folder and its configuration are called so, too."""
+    """Name of engine number 1, 2 and so on, which its folder and its configuration have as well."""
     return "engine" if number == 1 else f"engine-{number}"
 
 
 def _number(folder: Path) -> int:
-    """0 where it is no engine's."""
+    """Number of the engine whose folder this is; 0 for any other folder."""
     if folder.name == engine_name(1):
         return 1
     match = _FOLDER.fullmatch(folder.name)
@@ -54,10 +54,11 @@ def _number(folder: Path) -> int:
 
 
 class LocalPool:
-    """A plan for the supervisor: call it again and again.
+    """A plan for the supervisor, which calls it at every poll.
 
-    least, most: engines, whatever is wanted.   make_engine, make_retired: the child for a number,
-    with its folder and its configuration; each is asked once.
+    least, most: bounds of the number of engines, whatever number the gateway wants.
+    make_engine, make_retired: make the child for a number, with its folder and its configuration;
+    each is called once per number.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class LocalPool:
         self._members: list[Member] | None = None
 
     def __call__(self) -> list[ChildSpec]:
-        """Who should run now. What gateways have to know of it is written first."""
+        """The children that should run now. The list of members for gateways is written first."""
         num_engines = self._num_wanted()
         retired = self._unsettled(above=num_engines)
         engines = range(1, num_engines + 1)
@@ -97,7 +98,7 @@ class LocalPool:
         return min(max(self._wanted, self._least), self._most)
 
     def _unsettled(self, above: int) -> list[int]:
-        """Numbers of engines that there were, and whose journals somebody still has to read."""
+        """Numbers of earlier engines above `above` whose journals are not settled yet."""
         numbers = sorted(map(_number, self._data_dir.iterdir()))
         return [n for n in numbers if n > above and not is_settled(self._folder(n))]
 

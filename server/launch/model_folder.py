@@ -1,4 +1,4 @@
-"""The folder of a base model: one that is here, or downloaded from the hub."""
+"""The folder of a base model: a local one, or one downloaded from the hub."""
 
 import re
 from pathlib import Path
@@ -10,13 +10,13 @@ _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
 
 
 def find_model(model: str) -> Path:
-    """The folder of a model: itself, or downloaded from the hub. Raises ModelNotFound."""
+    """The folder `model`, or the one downloaded for the hub id `model`. Raises ModelNotFound."""
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder.resolve()
     if not _HUB_ID.fullmatch(model):
         raise ModelNotFound(model, "no such folder, and no hub id either")
-    # Only here: its import takes longer than all the rest of a start from a folder.
+    # The import is here because it takes longer than all the rest of a start from a folder.
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -1,4 +1,4 @@
-"""What `chorale serve --ray` hands to the process that keeps the engines; Ray is not needed."""
+"""The configuration that `chorale serve --ray` hands to the placer; this module needs no Ray."""
 
 import json
 import sys
@@ -12,15 +12,16 @@ from server.pool.keys import PoolKeys
 from server.text.json_object import JsonObject
 
 _KILL_S = 15.0
-"""What a process may take beyond its own patience."""
+"""Seconds that a process gets beyond its own time to leave, before it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacerConfig:
-    """It holds the engines' keys.
+    """The placer's configuration. It holds the engines' keys.
 
-    address: of the cluster, as ray.init takes it.   least, most: engines, whatever is wanted.
-    num_cpus: that an engine takes, and num_gpus where it runs on GPUs.
+    address: the cluster's, as ray.init takes it.   least, most: bounds of the number of engines,
+    whatever number the gateway wants.   num_cpus: CPUs that an engine takes, or num_gpus GPUs where
+    it runs on GPUs.
     """
 
     address: str
@@ -43,7 +44,10 @@ class PlacerConfig:
         engine_config: JsonObject,
         modules: Mapping[Kind, str],
     ) -> "PlacerConfig":
-        """engine_config: fields of engine.config.EngineConfig; folders are the nodes' to give."""
+        """Derive the configuration from the settings.
+
+        engine_config: fields of engine.config.EngineConfig; each node fills in its folders.
+        """
         assert settings.ray is not None
         folder = Path(settings.model).expanduser()
         curve = {"server_key": keys.engine.secret, "client_key": keys.gateway.public}
@@ -87,6 +91,6 @@ def placer_command(config_path: Path) -> tuple[str, ...]:
 
 
 def placer_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Of a process that may start a cluster of its own: nothing is reported to anybody."""
+    """The placer's environment: a cluster that it starts itself must report usage to nobody."""
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
     return quiet | dict(environment)

@@ -1,4 +1,4 @@
-"""From settings to the processes of `chorale serve`: what each is given, and nothing more.
+"""The processes of `chorale serve`, made from the settings; each gets no more than it needs.
 
 fetcher   python -m lora.fetch    object store to disk; has the store's credentials
 engine    python -m engine        has the model; no credentials, no database; one or several
@@ -47,18 +47,18 @@ from server.text.json_object import JsonObject
 from server.text.tokenizer import TemplateError, Tokenizer, UnsupportedTokenizer
 
 _MAX_SOCKET_PATH = 100
-"""Linux has room for 107 bytes."""
+"""Most bytes in the path of a Unix socket; Linux has room for 107."""
 _SETTLE_S = 10.0
-"""What a gateway may take after the drain: the last journal records are read and posted."""
+"""Seconds a gateway gets after the drain to read and post the last journal records."""
 _KILL_S = 5.0
-"""What an engine may take to leave beyond its own time for that."""
+"""Seconds that an engine gets beyond its own time to leave, before it is killed."""
 _PLACER_STOP_S = 15.0
-"""It says goodbye to a cluster."""
+"""Seconds that the placer gets to say goodbye to the cluster."""
 _RETIRED = "engine.retired"
 
 
 def resolve_settings(settings: Settings) -> Settings:
-    """The same with an absolute data directory, which is made, and a port that is free now.
+    """The settings with an absolute data directory, which is made, and a port that is free now.
 
     Raises AddressInUse, DataDirTooLong.
     """
@@ -79,10 +79,10 @@ def prepare(
     engine_module: str = "engine",
     gateway_module: str = "server",
 ) -> Plan:
-    """Write what the processes read at start; the processes, in the order of their start.
+    """Write the files that the processes read at start. Returns the plan: who runs, in order.
 
-    settings: of `resolve_settings`. The modules are replaced in tests. Raises ServeError,
-    SecretError.
+    settings: as `resolve_settings` returns them.   engine_module, gateway_module: tests replace
+    them. Raises ServeError, SecretError.
     """
     data_dir = settings.data_dir
     secrets = Secrets.load(data_dir, may_make=not _shares(settings))
@@ -108,7 +108,7 @@ def prepare(
 
 
 def _shares(settings: Settings) -> bool:
-    """Whether there may be other gateways, which need the same secrets."""
+    """Whether other gateways may share the database or Redis; they need the same secrets."""
     url = settings.database_url or "sqlite"
     return settings.redis_url is not None or not url.startswith("sqlite")
 
@@ -122,9 +122,9 @@ def _check_length(settings: Settings, base: BaseModel) -> None:
 
 
 def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) -> JsonObject:
-    """The fields of engine.config.EngineConfig, by name: the file is the interface.
+    """The fields of engine.config.EngineConfig by name, since the engine reads them from a file.
 
-    Without data_dir: each engine has one of its own.
+    data_dir is missing, since each engine has one of its own.
     """
     data_dir = settings.data_dir
     same = (
@@ -153,7 +153,7 @@ def _public_prefixes(prompts: Sequence[str], tokenizer: Tokenizer) -> list[list[
     """Token ids of each text as the beginning of a prompt, and as a chat's system message."""
     prefixes = [tokenizer.encode(prompt) for prompt in prompts]
     for prompt in prompts:
-        # Where two chats with the same system message part, the system message is over.
+        # Two chats with the same system message have the same tokens up to its end.
         with contextlib.suppress(TemplateError):
             one, other = (
                 tokenizer.encode(tokenizer.render(_chat(prompt, user)), add_special_tokens=False)
@@ -178,7 +178,7 @@ def _fetcher(settings: Settings) -> ChildSpec:
 
 
 def _local_pool(settings: Settings, config: JsonObject, module: str) -> LocalPool:
-    """config: what is the same for all engines. Raises TooFewGpus."""
+    """The plan of this machine's engines.   config: fields that all share. Raises TooFewGpus."""
     data_dir, size = settings.data_dir, settings.tensor_parallel_size
     gpus = _gpus_to_share(settings)
 
@@ -198,7 +198,7 @@ def _local_pool(settings: Settings, config: JsonObject, module: str) -> LocalPoo
     def make_retired(number: int) -> ChildSpec:
         name = engine_name(number)
         path = data_dir / f"{name}.json"
-        # What it leaves open ran on the model that it was started with.
+        # The engine's open requests ran on the model that it was started with.
         ran_on = {"base_revision": base_revision_of(path) or config["base_revision"]}
         write_private(path, {**config, "data_dir": str(data_dir / name), **ran_on})
         return engine_child(name, _RETIRED, path, threads=1)
@@ -213,11 +213,14 @@ def _local_pool(settings: Settings, config: JsonObject, module: str) -> LocalPoo
 
 
 def _placer(settings: Settings, secrets: Secrets, config: JsonObject, module: str) -> ChildSpec:
-    """What keeps the engines on a cluster. config: what is the same for all. Raises RayMissing."""
+    """The process that keeps the engines on a cluster.   config: fields that all engines share.
+
+    Raises RayMissing.
+    """
     if importlib.util.find_spec("ray") is None:
         raise RayMissing
     if settings.storage is None:
-        # Nodes look for it before anything is stored.
+        # The folder is made now, since nodes check that it exists before anything is stored.
         (settings.data_dir / "objects").mkdir(exist_ok=True)
     modules: dict[Kind, str] = {"engine": module, "retired": _RETIRED}
     path = settings.data_dir / "placer.json"
@@ -229,7 +232,10 @@ def _placer(settings: Settings, secrets: Secrets, config: JsonObject, module: st
 
 
 def _gpus_to_share(settings: Settings) -> list[str]:
-    """None where a single engine takes what it finds. Raises TooFewGpus."""
+    """GPUs to divide among the engines; empty where a single engine takes all it finds.
+
+    Raises TooFewGpus.
+    """
     if settings.most_engines == 1 or settings.device == "cpu":
         return []
     gpus, size = visible_gpus(os.environ), settings.tensor_parallel_size

@@ -1,12 +1,13 @@
-"""The secrets of a gateway, given by the operator or made on the first start beside the data.
+"""The secrets of a gateway, given by the operator or made at the first start in the data directory.
 
-Given: in the environment, or in files of `D/secrets`. What several gateways share is never made by
-one of them: another would make its own, and refuse the keys of the first.
+The operator gives them in the environment, or in files of `D/secrets` (D: the data directory). A
+secret that several gateways share is never made by one of them: another gateway would make its own
+and refuse the keys of the first.
 
 SecretError
-├── EmptySecret      the file is there and holds nothing
-├── InvalidSecret    it is not 32 bytes in hex
-└── SecretMissing    it must be given
+├── EmptySecret      the secret's file is empty
+├── InvalidSecret    the secret is not 32 bytes in hex
+└── SecretMissing    the operator must give the secret
 """
 
 import os
@@ -22,11 +23,11 @@ _HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class SecretError(Exception):
-    """Everything this module raises; str() names the place, and never the secret."""
+    """Base of all errors that this module raises; str() names the place, and never the secret."""
 
 
 class EmptySecret(SecretError):
-    """Using it would be using no secret."""
+    """The secret's file is empty; to use it would be to use no secret."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -53,14 +54,17 @@ class SecretMissing(SecretError):
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """pepper: what keys are hashed with.   receipt_signing_key: Ed25519, 32 bytes in hex."""
+    """The secrets, each 32 bytes in hex.
+
+    pepper: key of the HMAC that API keys are stored as.   receipt_signing_key: for Ed25519.
+    """
 
     pepper: str = field(repr=False)
     receipt_signing_key: str = field(repr=False)
 
     @classmethod
     def load(cls, data_dir: Path, *, may_make: bool = True) -> "Secrets":
-        """From CHORALE_<NAME>, else D/secrets/<name>, made there if it may be.
+        """Read each secret from CHORALE_<NAME>, else from D/secrets/<name>, made there if allowed.
 
         Raises SecretError.
         """
@@ -92,7 +96,8 @@ def load_or_create_secret(path: Path, make: Callable[[], str] | None = None) -> 
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         _write(draft, (make or _random_secret)())
-        # A link, not a rename: of two processes that start at once, the second must not replace.
+        # A link fails where a rename would replace: of two processes that start at once, the second
+        # must not overwrite the secret of the first.
         os.link(draft, path)
     except FileExistsError:
         pass
@@ -102,7 +107,7 @@ def load_or_create_secret(path: Path, make: Callable[[], str] | None = None) -> 
 
 
 def load_admin_key(data_dir: Path) -> AdminKey:
-    """CHORALE_ADMIN_KEY, or the key in the data directory, made if missing. Raises EmptySecret."""
+    """CHORALE_ADMIN_KEY, or the key in `data_dir`, which is made if missing. Raises EmptySecret."""
     if given := os.environ.get("CHORALE_ADMIN_KEY"):
         return AdminKey(given)
     path = data_dir / "admin.key"
@@ -111,7 +116,7 @@ def load_admin_key(data_dir: Path) -> AdminKey:
 
 
 def replace_secret(path: Path) -> str:
-    """A new one in its place, at once and with mode 0600."""
+    """Replace the secret in `path` by a new one, atomically and with mode 0600."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     secret = _random_secret()
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")

@@ -1,6 +1,6 @@
 """Every setting of `chorale serve`, from flags, environment (CHORALE_...) and chorale.toml.
 
-An unknown setting is an error, wherever it stands.
+An unknown setting is an error in each of the three.
 """
 
 import json
@@ -24,8 +24,9 @@ from server.text.json_object import JsonObject
 
 ENV_PREFIX = "CHORALE_"
 _HOLD_SLACK_S = 60.0
-"""A hold outlives its request's deadline, so that no clock difference lets it expire first."""
-# Read by the client commands and by the supervisor, no settings of the server.
+"""Seconds that a hold outlives its request's deadline: clocks differ, and it must not expire first.
+"""
+# Variables that the client commands and the supervisor read; they are no settings of the server.
 _OTHER_ENV = {
     "CHORALE_URL", "CHORALE_API_KEY", "CHORALE_ADMIN_KEY", "CHORALE_CONFIG", "CHORALE_PEPPER",
     "CHORALE_RECEIPT_SIGNING_KEY",
@@ -33,15 +34,18 @@ _OTHER_ENV = {
 
 
 class UnknownSetting(Exception):
-    """Where it stands, and its name."""
+    """A setting that does not exist; the message names it and where it stands."""
 
 
 class InvalidSetting(Exception):
-    """Which setting, and what it must be."""
+    """A setting with a value that it cannot have; the message says which values it may have."""
 
 
 def _default_threads(values: JsonObject) -> int:
-    """One core is left to gateway and fetcher; all engines that may run share the others."""
+    """All cores but one, divided among the processes of all engines that may run.
+
+    The one core is left to the gateway and the fetcher.
+    """
     num_engines: int = values["max_engines"] or values["engines"]
     ranks: int = values["tensor_parallel_size"]
     return max(1, ((os.cpu_count() or 2) - 1) // (num_engines * ranks))
@@ -51,85 +55,139 @@ _Origin = Annotated[str, Field(pattern=r"^https?://[a-zA-Z0-9.:\[\]-]+$")]
 
 
 class Settings(BaseModel):
-    """Sizes in bytes, times in seconds; None is derived at start (see the field's comment)."""
+    """The settings, in bytes and seconds where they are sizes and times.
+
+    The comment above a field describes it, and the comment behind a field says what None means.
+    Fields without a comment are flags, which server/cli/serve.py describes.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str
-    model_name: str | None = None  # what clients call the base model; the folder's or hub's name
+    model_name: str | None = None
     data_dir: Path = Path(".chorale")
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    database_url: str | None = None  # SQLite in data_dir
-    storage: str | None = None  # a folder in data_dir
-    redis_url: str | None = None  # where several gateways count limits together
-    redis_deadline_s: float = Field(0.05, gt=0)  # later than that, each counts a share by itself
+    database_url: str | None = None
+    storage: str | None = None
+    redis_url: str | None = None
+    # Seconds that one call to Redis may take; after a slower one, each gateway counts its own share
+    # of the limits.
+    redis_deadline_s: float = Field(0.05, gt=0)
 
     engines: int = Field(1, ge=1, le=MAX_ENGINES)
-    # Above `engines`, the gateway chooses between the two by what is asked of them.
     max_engines: int | None = Field(None, ge=1, le=MAX_ENGINES)
-    slo_first_token_s: float = Field(2.0, gt=0)  # that 9 of 10 first tokens should come within
-    # An engine that is to go has so long for its requests, and until all of it is billed.
+    # Seconds within which 9 of 10 first tokens should come; where they come later, another engine
+    # is started, up to max_engines.
+    slo_first_token_s: float = Field(2.0, gt=0)
+    # Seconds that an engine which leaves the pool has to end its requests and to have all of them
+    # billed; then it is killed.
     leave_timeout_s: float = Field(150.0, gt=0)
-    tensor_parallel_size: int = Field(1, ge=1, le=8)  # processes, or GPUs, of one engine
-    ray: str | None = None  # address of a Ray cluster, where the engines run then
-    # With ray: of the engines' journals, at this path on all nodes, the same for all gateways.
-    pool_dir: Path | None = None  # data_dir
+    tensor_parallel_size: int = Field(1, ge=1, le=8)
+    ray: str | None = None
+    # Folder, with ray, for the engines' journals and for uploads that are being proved, which all
+    # nodes and all gateways reach at this path.
+    pool_dir: Path | None = None  # default: data_dir
 
-    max_model_len: int | None = Field(None, ge=16)  # the model's own, at most 8192
-    max_num_seqs: int | None = Field(None, ge=1)  # by device, see engine/build.py
-    max_num_batched_tokens: int | None = Field(None, ge=16)  # by device, see engine/build.py
+    max_model_len: int | None = Field(None, ge=16)
+    max_num_seqs: int | None = Field(None, ge=1)
+    # Most tokens that one step of an engine computes, those of prompts and of answers together;
+    # longer prompts are computed in chunks.
+    max_num_batched_tokens: int | None = Field(None, ge=16)  # default: 128 on a CPU, 2048 on a GPU
+    # Most answers that wait in the queue of one engine; a request beyond them is refused with 503.
     max_waiting: int = Field(1024, ge=1)
-    max_sum_ranks_per_step: int | None = Field(None, ge=1)  # a tenth of the step's bytes
+    # Highest sum of the ranks of the distinct adapters in one step of an engine; a single adapter
+    # with a larger rank runs alone. By default as many ranks as take a tenth of the bytes of the
+    # base model's weights, and at least 256.
+    max_sum_ranks_per_step: int | None = Field(None, ge=1)
+    # How often later requests may start before a request that waits for free memory in the arena;
+    # then none behind it starts before it does.
     max_skips: int = Field(64, ge=0)
+    # Choice of the waiting request that starts next: vtc, one of the tenant that was served least
+    # so far; fcfs, the one that came first; sjf, the one with the shortest expected answer.
     scheduling_policy: Literal["fcfs", "sjf", "vtc"] = "vtc"
+    # Whether the KV of prompts and answers is kept and used again for prompts of the same tenant
+    # and adapter that begin alike.
     prefix_caching: bool = True
     # System messages and beginnings of prompts whose KV all tenants share on the base model.
     public_prompts: tuple[str, ...] = ()
-    swap_bytes: int | None = Field(None, ge=0)  # by device, see engine/build.py
+    # Bytes of host memory that each process of an engine has for the KV of preempted requests.
+    swap_bytes: int | None = Field(None, ge=0)  # default: 256 MiB on a CPU, 4 GiB beside a GPU
+    # Tokens in a block of KV; the engine doubles it until a block has room for the parts that
+    # adapters are stored in.
     block_size: int = Field(16, ge=16)
-    arena_bytes: int | None = Field(None, ge=1 << 20)  # 1 GiB; on a GPU what is left of its memory
-    memory_utilization: float = Field(0.9, gt=0, lt=1)  # of a GPU's memory
-    quantization: Literal["fp8", "int8"] | None = None  # of the base's weights: GPU, CPU
+    arena_bytes: int | None = Field(None, ge=1 << 20)
+    memory_utilization: float = Field(0.9, gt=0, lt=1)
+    quantization: Literal["fp8", "int8"] | None = None
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    batch_invariant: bool = False  # on a CPU: the same bits whoever else is there
-    # For finding out what is wrong on a GPU; see engine/config.py.
+    batch_invariant: bool = False
+    # Whether a GPU's kernels are launched one by one, without CUDA graphs: slower, to track down
+    # errors.
     enforce_eager: bool = False
+    # Time at which a GPU multiplies by an adapter's A matrix: shrink, beside the base model's
+    # product; none, before it, to track down errors.
     lora_overlap: Literal["shrink", "none"] = "shrink"
+    # Names of GPU kernels, as in kernels/reference.py, that plain torch replaces: slow and without
+    # CUDA graphs, to track down errors.
     reference_kernels: tuple[str, ...] = ()
-    threads: int = Field(default_factory=_default_threads, ge=1)  # of each process of an engine
+    threads: int = Field(default_factory=_default_threads, ge=1)
 
+    # Most bytes of packed adapters on the local disk, those being written included.
     disk_cache_bytes: int = Field(10 << 30, ge=1 << 20)
-    host_cache_bytes: int | None = Field(None, ge=1 << 20)  # by device, see engine/build.py
+    # Most bytes of packed adapters in the host memory beside a GPU, pinned at start; an adapter
+    # that is larger is refused. A CPU needs none.
+    host_cache_bytes: int | None = Field(None, ge=1 << 20)  # default: 4 GiB, 256 MiB on a CPU
+    # Most adapters of one tenant that are loaded at a time before the engine has their requests.
     prefetch_per_tenant: int = Field(4, ge=1)
+    # Seconds that it may take to bring one adapter from the object store to the local disk.
     fetch_timeout_s: float = Field(60.0, gt=0)
+    # Most adapters that a machine brings from the object store at a time, for all its engines.
     max_fetches: int = Field(8, ge=1, le=32)
+    # Share of an engine's arena that pinned adapters may take.
     max_pinned_share: float = Field(0.5, ge=0, le=1)
+    # Most bytes of the weights file (adapter_model.safetensors) of an uploaded adapter.
     max_adapter_bytes: int = Field(2 << 30, ge=1 << 10)
+    # Highest rank that an uploaded adapter may have.
     max_rank: int = Field(256, ge=1, le=256)
-    max_versions: int = Field(100, ge=1)  # of one adapter
-    max_uploads_per_hour: int = Field(1000, ge=1)  # of one tenant
+    # Most versions of one adapter, unfinished uploads included.
+    max_versions: int = Field(100, ge=1)
+    # Most uploads that one tenant may begin within an hour.
+    max_uploads_per_hour: int = Field(1000, ge=1)
 
-    cached_token_weight: float = Field(1.0, ge=0, le=1)  # of one, against tokens_per_minute
-    max_queue_share: float = Field(0.5, gt=0, le=1)  # of max_waiting, for one tenant
+    # How much a prompt token that the prefix cache had counts against tokens_per_minute: 1, as much
+    # as any other; 0, nothing.
+    cached_token_weight: float = Field(1.0, ge=0, le=1)
+    # Share of the engines' queues (max_waiting each) that a tenant without a share of its own may
+    # hold.
+    max_queue_share: float = Field(0.5, gt=0, le=1)
 
+    # Seconds that the engine has for a request; then the request ends with the tokens it has.
     request_timeout_s: float = Field(120.0, gt=0)
+    # Seconds in which the engine must have a request's first token; otherwise the request ends with
+    # 503 and costs nothing.
     first_token_timeout_s: float = Field(30.0, gt=0)
+    # Most bytes in the body of an inference request; a longer body is refused.
     max_body_bytes: int = Field(4 << 20, ge=1 << 10)
+    # Seconds that a stopping gateway gives its requests. After four fifths of them it ends those
+    # that still run, with the tokens that they have.
     drain_timeout_s: float = Field(30.0, ge=0)
-    # Where webhooks may be sent to besides public addresses by https: for closed networks.
+    # Whether webhooks may go to http:// URLs as well, not only to https://; for closed networks.
     webhook_allow_http: bool = False
+    # Whether webhooks may go to addresses that are not public as well; for closed networks.
     webhook_allow_private: bool = False
-    max_connections: int = Field(4096, ge=1)  # of one gateway process
-    cors_origins: tuple[_Origin, ...] = ()  # of pages elsewhere that may call this
-    log_format: Literal["json", "text"] | None = None  # text on a terminal, else JSON
+    # Most open connections of one gateway process; it refuses more with 503.
+    max_connections: int = Field(4096, ge=1)
+    # Origins, such as https://app.example.com, whose web pages may call this server from a browser.
+    cors_origins: tuple[_Origin, ...] = ()
+    # Format of the gateway's log lines.
+    log_format: Literal["json", "text"] | None = None  # default: text on a terminal, else json
 
     @field_validator("public_prompts", "cors_origins", mode="before")
     @classmethod
     def _parse_list(cls, value: Any) -> Any:
-        """A variable of the environment holds a JSON list."""
+        """Decode the JSON list that an environment variable holds."""
         return json.loads(value) if isinstance(value, str) else value
 
     @field_validator("storage")
@@ -143,17 +201,17 @@ class Settings(BaseModel):
     @classmethod
     def _check_max_engines(cls, value: int | None, info: ValidationInfo) -> int | None:
         if value is not None and value < info.data.get("engines", 1):
-            raise ValueError("there are more engines to begin with")
+            raise ValueError("must be at least `engines`")
         return value
 
     @property
     def hold_lifetime_s(self) -> float:
-        """From a hold to its expiry: past the request's deadline in the engine."""
+        """Seconds from a hold to its expiry, which is past the request's deadline in the engine."""
         return self.request_timeout_s + _HOLD_SLACK_S
 
     @property
     def most_engines(self) -> int:
-        """That may run at once."""
+        """How many engines may run at once."""
         return self.max_engines or self.engines
 
     @property
@@ -166,7 +224,9 @@ class Settings(BaseModel):
 
 
 def load_settings(flags: JsonObject, config: Path | None = None) -> Settings:
-    """Flags win over the environment, the environment over the file. None flags were not given.
+    """Merge the three sources: flags win over the environment, the environment over the file.
+
+    flags: None for each that was not given.
 
     Raises UnknownSetting and InvalidSetting.
     """

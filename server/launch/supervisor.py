@@ -1,8 +1,9 @@
 """Keeps the processes of `chorale serve` running: starts, restarts with back-off, stops in order.
 
-Knows nothing of what they do (see `server.launch.plan`). What should run is a plan that is asked at
-every poll: who is not in it any more is asked to go, and killed when its time is up; who is in it
-as another command is replaced so. One thread, no event loop: children are polled.
+The supervisor knows nothing of what the processes do (see `server.launch.plan`). A plan, asked at
+every poll, says which should run: a process that is no longer in the plan is asked to go, and is
+killed when its time is up; one that has another command in the plan is replaced in the same way.
+There is one thread and no event loop: children are polled.
 """
 
 import contextlib
@@ -41,7 +42,7 @@ class DataDirInUse(Exception):
 
 
 class ChildCannotStart(Exception):
-    """A child that ended and is not to be started again. log: the file that has its output."""
+    """A child ended and must not be started again.   log: the file that has its output."""
 
     def __init__(self, name: str, how: str, log: Path | None) -> None:
         self.name = name
@@ -52,8 +53,9 @@ class ChildCannotStart(Exception):
 class ChildSpec:
     """A process to keep running.
 
-    stop_timeout_s: between SIGTERM and SIGKILL when all are stopped.   leave_timeout_s: when it
-    alone has to go, or give its place to another.   stage: children of one are stopped together.
+    stop_timeout_s: seconds between SIGTERM and SIGKILL when all processes are stopped.
+    leave_timeout_s: the same when this process alone has to go or to be replaced.
+    stage: children of one stage are stopped together.
     """
 
     name: str
@@ -65,12 +67,16 @@ class ChildSpec:
 
 
 Plan = Callable[[], Sequence[ChildSpec]]
-"""Says who should run now, in the order of their start, each name once."""
+"""Returns the children that should run now, in the order of their start, each name once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorConfig:
-    """Back-off doubles from first to max; a child that lived for healthy_s starts over."""
+    """Times of the supervisor, in seconds.
+
+    The back-off doubles from first_delay_s to max_delay_s; after a child that lived for healthy_s
+    it begins again at first_delay_s.
+    """
 
     first_delay_s: float = 0.1
     max_delay_s: float = 10.0
@@ -79,13 +85,13 @@ class SupervisorConfig:
 
 
 class Supervisor:
-    """`with Supervisor(plan) as supervisor: supervisor.run()`.
+    """Runs the children; used as `with Supervisor(plan) as supervisor: supervisor.run()`.
 
     plan: the children that should run, or a function that says which. They start in this order, and
     stop by stages, the highest first. SIGTERM and SIGINT ask for the end; a second one kills.
-    logs: a folder for what they write, a file each; None: they write where this process does.
-    Children have sessions of their own, so that a terminal's Ctrl-C reaches them only through here,
-    and on Linux they die with this process even if it is killed.
+    logs: a folder for the children's output, with a file for each; None: this process's own output.
+    Children have sessions of their own, so that a terminal's Ctrl-C reaches them only through the
+    supervisor, and on Linux they die with this process even if it is killed.
     """
 
     def __init__(
@@ -125,17 +131,17 @@ class Supervisor:
         return {name: c.process.pid for name, c in self._children.items() if c.process}
 
     def run(self, until: Callable[[], bool] = lambda: False, *, may_restart: bool = True) -> None:
-        """Tend the children until a signal comes, or until `until` says so at a poll.
+        """Tend the children until a signal comes, or until `until` returns True at a poll.
 
-        Raises ChildCannotStart: a child said so by its exit code (EX_CONFIG), or it failed and
-        may not restart.
+        Raises ChildCannotStart if a child's exit code is EX_CONFIG, or if a child failed and
+        may_restart is False.
         """
         while not self.is_stopping and not until():
             self.tend(may_restart=may_restart)
             time.sleep(self._config.poll_s)
 
     def tend(self, *, may_restart: bool = True) -> None:
-        """Start whatever does not run and is due; ask to go whoever should not run any more."""
+        """Start the children that should run and are due; ask those to go that should not run."""
         planned = {spec.name: spec for spec in self._plan()}
         for spec in planned.values():
             if spec.name not in self._children:
@@ -168,14 +174,14 @@ class Supervisor:
 
 
 class Backoff:
-    """How long to wait before the next start of one child."""
+    """Delays before the next starts of one child."""
 
     def __init__(self, config: SupervisorConfig) -> None:
         self._config = config
         self._delay_s = config.first_delay_s
 
     def next_delay_s(self, lived_s: float) -> float:
-        """After a child that lived for so long."""
+        """The delay in seconds before the next start, after a child that lived for `lived_s`."""
         if lived_s >= self._config.healthy_s:
             self._delay_s = self._config.first_delay_s
         delay_s = self._delay_s
@@ -186,7 +192,7 @@ class Backoff:
 class _Child:
     """A process under one name, and its successors.
 
-    kill_at: when its patience is up, while it has been asked to go.
+    _kill_at: when the process is killed, if it has been asked to go; None otherwise.
     """
 
     def __init__(self, spec: ChildSpec, config: SupervisorConfig, log: Path | None) -> None:
@@ -204,7 +210,7 @@ class _Child:
         return self.process is not None and self.process.poll() is None
 
     def tend(self, now: float, planned: ChildSpec | None, may_restart: bool) -> None:
-        """One look at it. planned: what it should be; None: not there."""
+        """Poll the process once.   planned: what should run; None: nothing."""
         if self.process and not self.is_running:
             self._note_end(self.process.returncode, now, may_restart)
         if self.process and planned != self.spec and self._kill_at is None:
@@ -236,7 +242,7 @@ class _Child:
         self._due_at = now + delay_s
 
     def _take_on(self, planned: ChildSpec) -> None:
-        """Another command did nothing yet that it would have to wait for."""
+        """Adopt the planned command. A new command starts at once, since it has not failed yet."""
         if planned != self.spec:
             self.spec, self._backoff, self._due_at = planned, Backoff(self._config), 0.0
 
@@ -287,12 +293,12 @@ def die_with_parent(parent_pid: int) -> Callable[[], None] | None:
     """A function that a child begins with, so that Linux kills it together with its supervisor."""
     if sys.platform != "linux":
         return None
-    # Loaded here: between fork and exec nothing may be imported.
+    # libc is loaded here, since between fork and exec nothing may be imported.
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent_pid:  # it died before we asked
+        if os.getppid() != parent_pid:  # the parent died before prctl
             os._exit(1)
 
     return ask
@@ -300,7 +306,7 @@ def die_with_parent(parent_pid: int) -> Callable[[], None] | None:
 
 @contextmanager
 def lock_data_dir(data_dir: Path) -> Iterator[None]:
-    """One supervisor a data directory. Raises DataDirInUse."""
+    """Hold the lock that allows a data directory one supervisor. Raises DataDirInUse."""
     with (data_dir / "supervisor.lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

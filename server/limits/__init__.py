@@ -1,5 +1,5 @@
-"""How much anyone may ask for at once and in a minute: decided here, in one step for all limits.
+"""Limits of requests at a time and of requests and tokens a minute, all checked in one step.
 
-Knows tenants, keys and adapters by ids only; no web framework.
-The state is one gateway's own (`memory`), or in Redis for several (`shared`).
+This room knows tenants, keys and adapters by ids only, and no web framework.
+The state is one gateway's own (`memory`), or in Redis for several gateways (`shared`).
 """

@@ -1,4 +1,4 @@
-"""Limits of an adapter: of all that ask for it together, its owner and those it is shared with."""
+"""Limits of an adapter for all its users together: its owner and the tenants it is shared with."""
 
 from dataclasses import dataclass, fields
 
@@ -22,14 +22,14 @@ _METRICS: dict[str, Metric] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterLimits:
-    """None is no limit."""
+    """The limits of one adapter; None is no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrency: int | None = None
 
     def of(self, adapter_id: str) -> tuple[Limit, ...]:
-        """As the limiter wants them."""
+        """The limits that are set, in the limiter's form."""
         return tuple(
             Limit(metric, "adapter", adapter_id, amount)
             for name, metric in _METRICS.items()
@@ -46,7 +46,7 @@ def get_adapter_limits(conn: Connection, adapter_id: str) -> AdapterLimits:
 def set_adapter_limits(
     conn: Connection, adapter_id: str, limits: AdapterLimits, *, now_ms: int, actor: str
 ) -> None:
-    """Replace all of them, from now on and on every gateway."""
+    """Replace all limits of an adapter, from now on and on every gateway."""
     tenant_id = owner_of(conn, adapter_id)
     values = {field.name: getattr(limits, field.name) for field in fields(AdapterLimits)}
     insert = upsert(conn.dialect.name, adapter_limits)
@@ -69,7 +69,7 @@ def set_adapter_limits(
 def limits_of_adapters(
     conn: Connection, tenant_id: str
 ) -> list[tuple[str, str, tuple[Limit, ...]]]:
-    """(name, adapter_id, limits) of a tenant's adapters that have any, by name."""
+    """(name, adapter_id, limits) of a tenant's adapters that have limits, sorted by name."""
     query = sa.select(adapters.c.name, adapter_limits).join(
         adapters, adapters.c.adapter_id == adapter_limits.c.adapter_id
     )

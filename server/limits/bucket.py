@@ -1,7 +1,8 @@
 """One limit's state, in integers: a bucket of requests or tokens a minute, or a set of seats.
 
-Of every state: `touch` brings it to now, `wait_ms` asks, `charge` takes, `release` gives back.
-`limits.lua` does the same step by step; every number stays below 2^53, which Lua counts exactly.
+Every state has the methods `touch`, which brings it to now, `wait_ms`, which asks, `charge`, which
+takes, and `release`, which gives back. `limits.lua` does the same step by step; every number stays
+below 2^53, up to which Lua counts exactly.
 """
 
 from collections.abc import Sequence
@@ -10,39 +11,40 @@ from typing import Any, Protocol
 from server.limits.rules import Holder, Limit, Standing
 
 WINDOW_MS = 60_000
-"""Of every rate: a minute's worth may come at once, and refills evenly in a minute."""
+"""Window of every rate: a minute's worth may come at once, and refills evenly in a minute."""
 
 
 class State(Protocol):
-    """What `States` keeps of one limit. Times are the caller's; an earlier one changes nothing."""
+    """The state of one limit in `States`. Callers pass times; an earlier time changes nothing."""
 
     def touch(self, amount: int, now_ms: int) -> None:
-        """Bring it to now, under the amount that it had; from now on it has `amount`."""
+        """Bring the state to now under its former amount; from now on it has `amount`."""
 
     def wait_ms(self, amount: int, units: int, now_ms: int) -> int:
-        """Until `units` fit if nothing else happens; 0 when they fit now."""
+        """Milliseconds until `units` fit if nothing else happens; 0 if they fit now."""
 
     def charge(self, request_id: str, units: int, lifetime_ms: int) -> None:
-        """Take them, after `touch`."""
+        """Take units for a request. `touch` has to be called before."""
 
     def release(self, request_id: str, used: int, now_ms: int) -> None:
-        """The charge ends, having used that much; of one that is not open nothing happens."""
+        """End a request's charge, of which `used` was used; without an open charge do nothing."""
 
     def standing(self, limit: Limit, now_ms: int, *, with_holders: bool) -> Standing:
-        """As it is now."""
+        """The limit as it is now."""
 
     def is_idle(self, now_ms: int) -> bool:
-        """Nothing is lost if it is forgotten."""
+        """Whether the state is as good as new, so that it may be forgotten."""
 
     def pack(self) -> list[Any]:
-        """As JSON holds it; `unpack` makes it again."""
+        """The state as JSON values, from which `unpack` makes it again."""
 
 
 class Bucket:
-    """Requests or tokens a minute. backlog: in units x 60,000; `amount` of it drains in a ms.
+    """Requests or tokens a minute.
 
-    Debt may exceed the minute's worth. charges: the open ones, the oldest first, as
-    [units x 60,000, lowest backlog since, expires_ms].   quiet_until_ms: before it none expires.
+    backlog: in units x 60,000; `amount` of it drains in a ms. Debt may exceed the minute's worth.
+    charges: the open charges, the oldest first, as [units x 60,000, lowest backlog since,
+    expires_ms].   quiet_until_ms: time before which no charge expires.
     """
 
     __slots__ = ("amount", "at_ms", "backlog", "charges", "quiet_until_ms")
@@ -58,19 +60,21 @@ class Bucket:
         self.backlog = backlog = self._backlog(now_ms)
         self.at_ms = now_ms = max(now_ms, self.at_ms)
         self.amount = amount
-        # The newer stand no lower than the older, so the walk ends at the first that is low enough.
+        # The lowest backlog of a newer charge is no lower than that of an older one, so the walk
+        # ends at the first charge that is low enough.
         for charge in reversed(self.charges.values()):
             if charge[1] <= backlog:
                 break
             charge[1] = backlog
-        # Looked for only then: a walk over all that are open, of every limit of every request.
+        # Expired charges are looked for only then, since it is a walk over all open charges, for
+        # every limit of every request.
         if now_ms >= self.quiet_until_ms:
             self._drop_expired(now_ms)
 
     def wait_ms(self, amount: int, units: int, now_ms: int) -> int:
         if amount <= 0:
             return WINDOW_MS
-        # Clamped: a request for more than the limit would otherwise never be admitted.
+        # Units are clamped, since a request for more than the limit would never be admitted.
         units = min(units, amount)
         missing = self._backlog(now_ms) + (units - amount) * WINDOW_MS
         return max(0, -(-missing // amount))
@@ -83,10 +87,10 @@ class Bucket:
         self.quiet_until_ms = min(self.quiet_until_ms, expires_ms)
 
     def release(self, request_id: str, used: int, now_ms: int) -> None:
-        """Refund what was not used, or charge what was used beyond.
+        """Refund the unused part of a charge, or charge what was used beyond it.
 
-        At most the lowest backlog since the charge comes back: without the charge the bucket would
-        have been full at that moment, and what refills a full bucket is lost.
+        The refund is at most the lowest backlog since the charge: without the charge the bucket
+        would have been full at that moment, and a full bucket does not refill.
         """
         self.touch(self.amount, now_ms)
         charge = self.charges.get(request_id)
@@ -102,7 +106,7 @@ class Bucket:
         del self.charges[request_id]
 
     def _drop_expired(self, now_ms: int) -> None:
-        # An expired charge was used up, for all we know: nothing of it comes back.
+        # An expired charge counts as used up, so nothing of it is refunded.
         for request_id in [key for key, held in self.charges.items() if held[2] <= now_ms]:
             del self.charges[request_id]
         ends = (held[2] for held in self.charges.values())
@@ -148,7 +152,7 @@ class Bucket:
 
     @classmethod
     def unpack(cls, packed: list[Any], shift_ms: int) -> "Bucket":
-        """On a clock that is ahead of the one it was packed by."""
+        """Make a bucket for a clock that is `shift_ms` ahead of the clock it was packed by."""
         amount, backlog, at_ms, charges = packed
         bucket = cls(amount, backlog, at_ms + shift_ms)
         for request_id, charged, low, expires_ms in charges:
@@ -160,7 +164,10 @@ class Bucket:
 
 
 class Seats:
-    """Requests at a time: those under way, each until its time runs out; never a counter."""
+    """Requests at a time: a set of those under way, each until its time runs out.
+
+    A counter instead of the set would go wrong if a release were lost or came twice.
+    """
 
     __slots__ = ("at_ms", "expiries", "quiet_until_ms")
 
@@ -182,7 +189,7 @@ class Seats:
             return 0
         now_ms = max(now_ms, self.at_ms)
         ends = sorted(expires_ms for _, expires_ms in self._taken(now_ms))
-        # That many have to end before one more may begin.
+        # `missing` requests have to end before one more may begin.
         missing = len(ends) + 1 - amount
         return ends[missing - 1] - now_ms if missing > 0 else 0
 
@@ -216,7 +223,7 @@ class Seats:
 
     @classmethod
     def unpack(cls, packed: list[Any], shift_ms: int) -> "Seats":
-        """On a clock that is ahead of the one they were packed by."""
+        """Make seats for a clock that is `shift_ms` ahead of the clock they were packed by."""
         at_ms, expiries = packed
         seats = cls(at_ms + shift_ms)
         seats.expiries = {request_id: expires_ms + shift_ms for request_id, expires_ms in expiries}

@@ -1,15 +1,16 @@
-"""How the gateways of one database count limits together: one row, and the fence around it.
+"""Epochs: the way in which the gateways of one database count limits, agreed on in one row.
 
-An epoch is one way of counting: in Redis, or each gateway a share by itself. Whoever finds that it
-no longer holds writes the next one. A request is counted in the epoch of its grant, and `check`
-runs in the transaction that writes its hold: it keeps the row from moving until that is committed,
-and refuses the hold if the row has moved. So once an epoch is over,
+An epoch is one way of counting: in Redis, or each gateway a share by itself. A gateway that finds
+that the present way does not work any more writes the next epoch. A request is counted in the epoch
+of its grant, and `check` runs in the transaction that writes its hold: `check` keeps the row from
+moving until that transaction is committed, and refuses the hold if the row has moved. So once an
+epoch is over,
 
 - nothing that was charged under it after its end becomes a request, and
 - every request that was admitted under it is among the open holds, or has ended.
 
 Each epoch starts with every rate empty, so that no window of time sees more than one bucket's worth
-beyond what refills in it; and with its seats less those of the open holds.
+beyond what refills in it; and with the seats of the open holds taken.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,15 +29,17 @@ from server.limits.tables import gateways, limiter_epochs
 Mode = Literal["redis", "local"]
 
 ALIVE_MS = 10_000
-"""A gateway that was not seen for that long does not count."""
+"""Milliseconds after which a gateway that was not seen does not count any more."""
 _FORGOTTEN_MS = 3_600_000
 
 OpenRequests = Callable[[Connection, Limit, int], list[tuple[str, int]]]
-"""(conn, limit, now_ms) to (request_id, left_ms) of all that may be under way and take a seat."""
+"""Function (conn, limit, now_ms) that returns (request_id, left_ms) of all requests that may be
+under way and take a seat.
+"""
 
 
 class StaleEpoch(Exception):
-    """The gateways count in another way by now: acquire again, then write the hold again."""
+    """The gateways count in another way by now: the caller acquires and writes the hold again."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -45,7 +48,10 @@ class StaleEpoch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """number and since_ms name it.   num_gateways: that share each limit, in mode `local`."""
+    """One way of counting, identified by number and since_ms.
+
+    num_gateways: gateways that share each limit, in mode `local`.
+    """
 
     number: int
     mode: Mode
@@ -54,16 +60,19 @@ class Epoch:
 
 
 def check(conn: Connection, epoch: int | None) -> None:
-    """Whether a grant of `epoch` may become a hold in this transaction. Raises StaleEpoch.
+    """Check that a grant of `epoch` may become a hold in this transaction. Raises StaleEpoch.
 
-    The row cannot move until the transaction ends; others may check at the same time.
+    The row cannot move until the transaction ends; other transactions may check at the same time.
     """
     if epoch is not None and conn.scalar(_SHARED_NUMBER) != epoch:
         raise StaleEpoch(epoch)
 
 
 class Epochs:
-    """The row as one gateway knows it, and this gateway's heartbeat. Raises LedgerUnavailable."""
+    """The row as one gateway knows it, and the gateway's heartbeat.
+
+    The methods raise LedgerUnavailable.
+    """
 
     def __init__(
         self,
@@ -87,11 +96,11 @@ class Epochs:
         self._adopt(await self._database.read(_find))
 
     async def now_ms(self) -> int:
-        """On the database's clock."""
+        """Unix milliseconds by the database's clock."""
         return await self._database.read(self._clock)
 
     async def carried(self, limits: Sequence[Limit]) -> dict[Limit, list[tuple[str, int]]]:
-        """The open requests of each limit."""
+        """The open requests of each limit, as `OpenRequests` finds them."""
 
         def read(conn: Connection) -> dict[Limit, list[tuple[str, int]]]:
             now_ms = self._clock(conn)
@@ -100,10 +109,10 @@ class Epochs:
         return await self._database.read(read)
 
     async def beat(self) -> None:
-        """This gateway is alive; and read the row."""
+        """Note that this gateway is alive, and read the row."""
 
         def write(conn: Connection) -> tuple[int, Epoch | None]:
-            # Locked: the next epoch either counts this beat, or is read here.
+            # The row is locked, so that the next epoch either counts this beat or is read here.
             conn.scalar(_SHARED_NUMBER)
             now_ms = self._clock(conn)
             _see(conn, self._gateway_id, now_ms)
@@ -115,9 +124,10 @@ class Epochs:
         self._seen_at_ms = now_ms
 
     async def begin(self, epoch: Epoch) -> None:
-        """Write `epoch` if its number is the next; and read what is there.
+        """Write `epoch` if its number is the next, and read the row.
 
-        Nothing is written if another gateway was first. num_gateways is counted here.
+        Nothing is written if another gateway was first. num_gateways is counted here, whatever it
+        is in `epoch`.
         """
 
         def write(conn: Connection) -> tuple[bool, Epoch | None]:
@@ -127,7 +137,7 @@ class Epochs:
             is_next = conn.scalar(_LOCKED_NUMBER) == epoch.number - 1
             if is_next:
                 _see(conn, self._gateway_id, self._clock(conn))
-                # Itself at least.
+                # The number is 1 at least, since this gateway has just been seen.
                 num_gateways = conn.scalar(_count_alive(epoch.since_ms))
                 values = dict(
                     epoch=epoch.number,
@@ -143,14 +153,14 @@ class Epochs:
         self.is_counted = self.is_counted or is_mine
 
     async def end(self) -> None:
-        """This gateway serves no more."""
+        """Note that this gateway serves no more."""
         own = sa.delete(gateways).where(gateways.c.gateway_id == self._gateway_id)
         await self._database.write(lambda conn: conn.execute(own).rowcount)
 
     def _adopt(self, epoch: Epoch | None) -> None:
         if epoch is None or (self.current and self.current.number >= epoch.number):
             return
-        # The last beat was written in an earlier epoch, or it would have been read with it.
+        # The last beat was written before this epoch: otherwise `beat` would have read the epoch.
         self.is_counted = (self._seen_at_ms or 0) > epoch.since_ms - ALIVE_MS
         self.current = epoch
 
@@ -159,7 +169,7 @@ _NUMBER = sa.select(limiter_epochs.c.epoch)
 _SHARED_NUMBER = _NUMBER.with_for_update(read=True)
 _LOCKED_NUMBER = _NUMBER.with_for_update()
 _NEVER = dict(name="limits", epoch=0, mode="local", num_gateways=1, since_ms=0)
-"""What the one row is before the first epoch."""
+"""Values of the one row before the first epoch."""
 
 
 def _find(conn: Connection) -> Epoch | None:

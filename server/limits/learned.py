@@ -1,11 +1,11 @@
-"""How many tokens a tenant's requests come to that do not say how many they want."""
+"""How many tokens a tenant's requests generate if they do not say how many they want."""
 
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
 FIRST_GUESS = 256
-"""Before anything is known of a tenant."""
+"""Tokens expected of a tenant of which nothing is known yet."""
 _MAX_TENANTS = 10_000
 _MEAN_GAIN = 1 / 8
 _DEVIATION_GAIN = 1 / 4
@@ -20,9 +20,10 @@ class _Estimate:
 
 
 class LearnedTokens:
-    """A moving mean and two mean deviations, per tenant; those asked for longest ago are forgotten.
+    """A moving mean plus two mean deviations, per tenant; the least recently used are forgotten.
 
-    It decides what is reserved, never what is generated: too little becomes a debt of the limit.
+    The estimate decides what is reserved, never what is generated: too little becomes a debt of the
+    limit.
     """
 
     def __init__(self, max_tenants: int = _MAX_TENANTS) -> None:
@@ -30,7 +31,7 @@ class LearnedTokens:
         self._estimates: OrderedDict[str, _Estimate] = OrderedDict()
 
     def expect(self, tenant_id: str) -> int:
-        """Completion tokens of one answer, at least 1."""
+        """Completion tokens expected of one answer, at least 1."""
         estimate = self._estimates.get(tenant_id)
         if estimate is None:
             return FIRST_GUESS
@@ -38,7 +39,7 @@ class LearnedTokens:
         return max(1, math.ceil(estimate.mean + _DEVIATIONS * estimate.deviation))
 
     def learn(self, tenant_id: str, completion_tokens: int) -> None:
-        """One more answer that ended by itself."""
+        """Take in one more answer that ended by itself."""
         estimate = self._estimates.get(tenant_id)
         if estimate is None:
             first = _Estimate(completion_tokens, completion_tokens / 2)

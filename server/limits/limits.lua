@@ -1,16 +1,16 @@
--- All limits of one request in one step: what `states.py` and `bucket.py` do, on Redis' own clock.
+-- All limits of one request in one step, as in `states.py` and `bucket.py`, but on Redis' own clock.
 --
 -- KEYS  1: when this epoch was born, 2...: the states, one per limit
 -- ARGV  1: command   2: now_ms, empty for Redis' clock   3: request_id   4: lifetime_ms
 --       5: carry_ms   6: seats carried from earlier epochs, JSON {index: {{id, lifetime_ms}...}}
---       7...: of each limit: kind ("seats" or "rate"), amount, units
+--       7...: for each limit its kind ("seats" or "rate"), amount, units
 --
--- Answers {"lost"}: this epoch is not known here.   {"carry", index...}: which seats to send along.
+-- Answers {"lost"}: Redis does not know this epoch.   {"carry", index...}: limits whose seats to send.
 --         {"ok", age_ms, {wait_ms...}, {remaining...}, {reset_ms...}, {holders...}}
--- State of a rate: {amount, backlog, at, ids, charged, lows, ends}, of seats: {at, ids, ends}; the oldest first.
--- In columns: with a table for each charge a call took four times as long at 100 open charges.
+-- State of a rate: {amount, backlog, at, ids, charged, lows, ends}, of seats: {at, ids, ends}; oldest first.
+-- Charges are in columns: with a table for each, a call took four times as long at 100 open charges.
 local WINDOW_MS = 60000
-local KEPT_MS = 604800000 -- An epoch that nobody used for a week is as good as lost.
+local KEPT_MS = 604800000 -- An epoch that no call used for a week is forgotten.
 
 local command, request_id = ARGV[1], ARGV[3]
 local lifetime_ms, carry_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
@@ -128,7 +128,7 @@ function seats.touch(state, _, now)
   drop_expired(state, 2, state[1])
 end
 
--- How many there are, and when the first one ends.
+-- The number of taken seats, and when the first of them ends.
 local function taken_at(state, now)
   local taken, first_end = 0, nil
   for _, ends in ipairs(state[3]) do
@@ -177,7 +177,7 @@ function seats.holders(state, now)
 end
 
 function seats.life_ms(state)
-  -- Not forgotten while seats of an earlier epoch would have to be carried again.
+  -- Seats are kept while those of an earlier epoch would have to be carried again.
   local life_ms = math.max(WINDOW_MS, carry_ms)
   for _, ends in ipairs(state[3]) do life_ms = math.max(life_ms, ends - state[1]) end
   return life_ms

@@ -1,13 +1,13 @@
-"""What one gateway counts by itself while Redis cannot: its share of every limit.
+"""The share of every limit that one gateway counts by itself while Redis cannot count.
 
-Rates start empty, each with 1 / num_gateways of its amount. Of seats, those that requests of
-earlier epochs still take come first; of the others each gateway has its share:
+Rates start empty, each with 1 / num_gateways of its amount. Seats that requests of earlier epochs
+still take are subtracted first; each gateway has its share of the others:
 
     taken  <=  old + sum over gateways of floor((amount - read) / num_gateways)  <=  amount
 
-read: the open holds when that gateway looked last, but for its own of this epoch. It has all of
-`old` in it, which only becomes less; and others' of this epoch too, so that less than the amount
-may be given away.
+old: seats of earlier epochs.   read: the open holds when that gateway looked last, without its own
+of this epoch. `read` includes all of `old`, which only becomes less, and other gateways' holds of
+this epoch as well, so that fewer seats than the amount may be given away.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ from server.limits.rules import Grant, Limit
 from server.limits.states import States
 
 _READ_MS = 1000
-"""After which the holds of a limit are read again, if it is asked for."""
+"""Milliseconds after which the holds of a limit that is asked for are read again."""
 
 
 class LocalShare:
-    """One epoch of one gateway. Times are its own, in integer milliseconds.
+    """One gateway's share in one epoch. Times are the gateway's own, in integer milliseconds.
 
-    carry_ms: after which no request of an earlier epoch can be under way.
+    carry_ms: time after which no request of an earlier epoch can be under way.
     """
 
     def __init__(self, num_gateways: int, *, born_ms: int, carry_ms: int, max_states: int) -> None:
@@ -32,12 +32,12 @@ class LocalShare:
         self._carried_until_ms = born_ms + carry_ms
         self._max_states = max_states
         self._states = States(born_ms=born_ms, max_states=max_states)
-        # Of each limit of seats that was asked for: when it was read, and when each request that
-        # was read is over at the latest.
+        # For each limit of seats that was asked for: when its holds were read, and when each
+        # request among them is over at the latest.
         self._carried: dict[tuple[str, str], tuple[int, dict[str, int]]] = {}
 
     def run(self, call: Call, now_ms: int) -> Answer | CarryNeeded:
-        """What the script would do, by this gateway's clock; but for `release`."""
+        """Do what the script does, by this gateway's clock, for all commands but `release`."""
         if call.carried:
             self._carry(call.carried, now_ms)
         elif old := tuple(limit for limit in call.limits if self._is_old(limit, now_ms)):
@@ -61,7 +61,7 @@ class LocalShare:
         self._states.release(grant, used_tokens, now_ms)
 
     def leave(self, grant: Grant) -> None:
-        """A request of an earlier epoch has ended."""
+        """Note that a request of an earlier epoch has ended."""
         for limit in grant.limits:
             if limit.metric == "concurrency" and _key(limit) in self._carried:
                 self._carried[_key(limit)][1].pop(grant.request_id, None)
@@ -76,7 +76,7 @@ class LocalShare:
             self._carried[_key(limit)] = now_ms, expiries
 
     def _is_old(self, limit: Limit, now_ms: int) -> bool:
-        """Whether the holds have to be read again for it."""
+        """Whether the holds of a limit have to be read, for the first time or again."""
         if limit.metric != "concurrency" or now_ms >= self._carried_until_ms:
             return False
         read_ms, _ = self._carried.get(_key(limit), (now_ms - _READ_MS, {}))

@@ -1,11 +1,11 @@
 """The limiter of one gateway: its state is this process's own, and survives a clean exit.
 
-Beside the database lies a file. While a gateway runs it says so; at a clean exit it holds the
-state. A gateway that finds it saying that one runs knows that the state was lost.
+A file in the data directory says that a gateway runs, or holds the state after a clean exit. A
+gateway that starts and finds in it that a gateway runs knows that the state was lost.
 
-    no file            never served before: every limit starts with all of its amount
-    a running gateway  it was killed: every limit starts empty, and refills within a minute
-    a state            goes on where it was, by the time that passed on this machine's clock
+    no file            no gateway has served before: every limit starts with all of its amount
+    a running gateway  the gateway was killed: every limit starts empty, and refills within a minute
+    a state            limits go on where they were, by the time that passed on this machine's clock
 """
 
 import json
@@ -26,10 +26,11 @@ def monotonic_ms() -> int:
 
 
 class MemoryLimiter:
-    """All limits, for the one gateway of a database; used by one thread.
+    """All limits, for the only gateway of a database; used by one thread.
 
-    clock: in integer milliseconds, never back.   max_states: limits in use at the same time; one
-    more is refused until one of them is idle.   path: of its file; without one nothing is kept.
+    clock: returns integer milliseconds, and never goes back.   max_states: limits in use at the
+    same time; a request for one more is refused until one of them is idle.   path: of the file;
+    None: nothing is kept.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class MemoryLimiter:
 
     @property
     def is_degraded(self) -> bool:
-        """For a minute after the state was lost."""
+        """Whether the state was lost less than a minute ago."""
         return self._clock() < self._states.born_ms + WINDOW_MS
 
     async def start(self) -> None:
@@ -54,7 +55,7 @@ class MemoryLimiter:
             self.load(self._path)
 
     async def run(self) -> None:
-        """Nothing has to be done meanwhile."""
+        """Return at once, since nothing has to be done meanwhile."""
 
     async def close(self) -> None:
         if self._path:
@@ -89,10 +90,10 @@ class MemoryLimiter:
         return list(self._states.standings(limits, self._clock(), with_holders=True))
 
     async def refresh(self) -> None:
-        """There is no other gateway whose way of counting it could be."""
+        """Do nothing, since there is no other gateway that could change the way of counting."""
 
     def load(self, path: Path, *, wall_now_ms: int | None = None) -> None:
-        """Go on where the last gateway ended; from here on the file says that one runs."""
+        """Go on where the last gateway ended; from now on the file says that a gateway runs."""
         now_ms = self._clock()
         saved = _read(path)
         if saved is not None:
@@ -105,7 +106,7 @@ class MemoryLimiter:
         _write(path, {})
 
     def save(self, path: Path, *, wall_now_ms: int | None = None) -> None:
-        """Leave the state to the next gateway; nothing may be acquired any more."""
+        """Write the state for the next gateway; nothing may be acquired any more."""
         saved = {
             "wall_ms": wall_now_ms or wall_ms(),
             "now_ms": self._clock(),
@@ -116,7 +117,7 @@ class MemoryLimiter:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """What was saved; {} if nothing was, by a gateway that began; None if none ever did."""
+    """The saved state; {} if a gateway ran and saved none; None if no gateway ever ran."""
     try:
         saved = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -131,7 +132,7 @@ def _write(path: Path, saved: dict[str, Any]) -> None:
     with part.open("w") as file:
         json.dump(saved, file)
         file.flush()
-        # A power cut is a killed gateway too: what it says of itself has to be on the disk.
+        # After a power cut the file must tell the truth as well, so it has to be on the disk.
         os.fsync(file.fileno())
     os.replace(part, path)
     directory = os.open(path.parent, os.O_RDONLY)

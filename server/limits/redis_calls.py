@@ -1,7 +1,7 @@
-"""Calls of the script, sent together: those that come while one batch is under way are the next.
+"""Calls of the script, sent in batches: calls that come during one batch are the next batch.
 
-One round trip for many: a burst of 200 requests takes a few batches on one connection, where 200
-connections would first have to be made.
+A batch takes one round trip: a burst of 200 requests takes a few batches on one connection, where
+otherwise 200 connections would first have to be made.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ T = TypeVar("T")
 _MAX_BATCH = 64
 _LAST_LOOKS = 4
 _MAX_DEADLINES = 5
-"""That one call may wait for while others are answered."""
+"""Most deadlines that one call waits for while other calls are answered."""
 _PATIENCE = 10
-"""Deadlines of what no request waits for: a connection may have to be made first."""
+"""Deadlines for calls that no request waits for: a connection may have to be made first."""
 
 
 class StateUnavailable(Exception):
-    """Nobody was answered within the deadline, or there is no connection; what was asked may or may
-    not have been done.
+    """No call was answered within the deadline, or there is no connection; the call may or may not
+    have been run.
     """
 
 
@@ -38,11 +38,11 @@ class _Call:
 
 
 class RedisCalls:
-    """One script on one Redis. deadline_s: of one call."""
+    """Calls of one script on one Redis.   deadline_s: seconds that one call may take."""
 
     def __init__(self, url: str, script: str, *, deadline_s: float) -> None:
         self._deadline_s = deadline_s
-        # One for batches, one for what else there is.
+        # Batches take one connection, other commands a second one.
         self._redis = redis.asyncio.Redis.from_url(url, max_connections=4, protocol=2)
         self._script = script
         self._sha = self._redis.register_script(script).sha
@@ -51,7 +51,7 @@ class RedisCalls:
         self._answered_at_s = 0.0
 
     async def evaluate(self, keys: list[str], arguments: list[str | int]) -> Any:
-        """Raises StateUnavailable."""
+        """Run the script. Returns its reply. Raises StateUnavailable."""
         call = _Call(keys, arguments, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         if self._sending is None or self._sending.done():
@@ -59,11 +59,11 @@ class RedisCalls:
         return await self._in_time(call.reply)
 
     async def set_new(self, key: str, value: int) -> None:
-        """Unless it is there. Raises StateUnavailable."""
+        """Set a key unless it exists. Raises StateUnavailable."""
         await self._in_time(self._redis.set(key, value, nx=True), patience=_PATIENCE)
 
     async def ping(self) -> None:
-        """Raises StateUnavailable."""
+        """Check that Redis answers. Raises StateUnavailable."""
         await self._in_time(self._redis.ping(), patience=_PATIENCE)
 
     async def close(self) -> None:
@@ -77,14 +77,14 @@ class RedisCalls:
             batch: list[_Call] = []
             while self._waiting and len(batch) < _MAX_BATCH:
                 call = self._waiting.popleft()
-                if not call.reply.done():  # who waited too long has left
+                if not call.reply.done():  # otherwise its caller waited too long and has left
                     batch.append(call)
             if batch:
                 await self._send_batch(batch)
 
     async def _send_batch(self, batch: list[_Call]) -> None:
         try:
-            # Longer than anybody waits: a connection that answers nobody is given up.
+            # The timeout is the longest that any caller waits; then the connection is given up.
             async with asyncio.timeout(_MAX_DEADLINES * self._deadline_s):
                 replies = await self._execute(batch)
         except (RedisError, OSError, TimeoutError):
@@ -98,20 +98,20 @@ class RedisCalls:
                 call.reply.set_result(reply)
 
     async def _execute(self, batch: list[_Call]) -> list[Any]:
-        """Their replies; an error of one is its own."""
+        """Replies of a batch; the reply of a call that failed is its error."""
         pipeline = self._redis.pipeline(transaction=False)
         for call in batch:
             pipeline.evalsha(self._sha, len(call.keys), *call.keys, *call.arguments)
         replies: list[Any] = await pipeline.execute(raise_on_error=False)
         if any(isinstance(reply, NoScriptError) for reply in replies):
-            # Restarted or wiped: none of them was run.
+            # Redis was restarted or wiped, and none of the calls was run.
             await self._redis.script_load(self._script)
             return await self._execute(batch)
         return replies
 
     async def _in_time(self, answer: Awaitable[T], *, patience: int = 1) -> T:
-        """The answer within the deadline; a later one while others are answered meanwhile: then the
-        calls of this gateway queue up, and Redis does what it can.
+        """The answer within the deadline, or later while other calls are answered: then this
+        gateway's calls queue up, and Redis works through them.
         """
         task = asyncio.ensure_future(answer)
         try:
@@ -122,7 +122,7 @@ class RedisCalls:
                     if task.done():
                         self._answered_at_s = time.monotonic()
                         return task.result()
-                    # This process was late, maybe, not Redis: its answer may lie in the socket.
+                    # Maybe this process was late and not Redis, whose answer may be in the socket.
                     await asyncio.sleep(0)
                 if self._answered_at_s < asked_at_s:
                     break

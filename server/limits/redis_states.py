@@ -1,6 +1,6 @@
 """The states of all limits in Redis: every call is one script, one round trip, one deadline.
 
-StateLost   Redis answers, but does not know this epoch: it was wiped, or began anew
+StateLost   Redis answers, but does not know this epoch: Redis was wiped, or restarted empty
 """
 
 import json
@@ -16,7 +16,7 @@ from server.limits.states import asked_units, used_units
 SCRIPT = resources.files("server.limits").joinpath("limits.lua").read_text()
 
 CARRIED = "~"
-"""Before the request id of a seat that was carried from an earlier epoch."""
+"""Prefix of the request id of a seat that was carried from an earlier epoch."""
 
 
 class StateLost(Exception):
@@ -25,14 +25,17 @@ class StateLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CarryNeeded:
-    """Seats of these limits have to be carried from the holds; nothing was charged."""
+    """Answer that seats of these limits have to be carried from the holds; nothing was charged."""
 
     limits: tuple[Limit, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """age_ms: of the epoch.   waits: of each limit, all 0 if it passed."""
+    """Answer of a call.
+
+    age_ms: age of the epoch.   waits: milliseconds to wait for each limit, all 0 if it passed.
+    """
 
     age_ms: int
     waits: tuple[int, ...]
@@ -41,9 +44,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of the script; see there. clock_ms: None for Redis' own, which all gateways share.
+    """One call of the script, whose comment describes the arguments.
 
-    carried: of limits of seats, the (request_id, left_ms) of earlier epochs' requests.
+    clock_ms: the time; None for Redis' own clock, which all gateways share.
+    carried: for limits of seats, the (request_id, left_ms) of earlier epochs' requests.
     """
 
     command: Literal["acquire", "check", "release", "standings"]
@@ -79,7 +83,7 @@ class Call:
         )
 
     def read(self, reply: list[Any]) -> Answer | CarryNeeded:
-        """Raises StateLost."""
+        """Decode the script's reply. Raises StateLost."""
         if reply[0] == b"lost":
             raise StateLost
         if reply[0] == b"carry":
@@ -111,7 +115,7 @@ def acquire_call(
 
 
 def check_call(limits: Sequence[Limit]) -> Call:
-    """Of one request of one token."""
+    """A call that asks whether one request of one token would pass."""
     return Call(command="check", limits=tuple(limits), units=(1,) * len(limits))
 
 
@@ -126,7 +130,7 @@ def release_call(grant: Grant, used_tokens: int | None, carry_ms: int = 0) -> Ca
 
 
 def leave_call(grant: Grant, carry_ms: int) -> Call:
-    """The seats of a grant of an earlier epoch, where they were carried."""
+    """A call that releases the seats of a grant of an earlier epoch, if they were carried."""
     seats = tuple(limit for limit in grant.limits if limit.metric == "concurrency")
     return Call(
         command="release",
@@ -142,25 +146,25 @@ def standings_call(limits: Sequence[Limit]) -> Call:
 
 
 class RedisStates:
-    """The states of one Redis. deadline_s: of one call."""
+    """The states in one Redis.   deadline_s: seconds that one call may take."""
 
     def __init__(self, url: str, *, deadline_s: float) -> None:
         self._calls = RedisCalls(url, SCRIPT, deadline_s=deadline_s)
 
     async def run(self, prefix: str, call: Call) -> Answer | CarryNeeded:
-        """Raises StateLost, StateUnavailable."""
+        """Run a call. Raises StateLost, StateUnavailable."""
         return call.read(await self._calls.evaluate(call.keys(prefix), call.arguments()))
 
     async def begin(self, prefix: str, *, is_first: bool) -> None:
-        """Make an epoch known, before anyone else hears of it. Raises StateUnavailable.
+        """Make an epoch known in Redis before other gateways know of it. Raises StateUnavailable.
 
         is_first: nothing was ever counted before, so that every limit has all of its amount.
         """
-        # 0: born by its first call, which comes after all calls of the epoch before it.
+        # With 0 an epoch is born at its first call, which comes after all calls of the one before.
         await self._calls.set_new(f"{prefix}:born", 1 if is_first else 0)
 
     async def ping(self) -> None:
-        """Raises StateUnavailable."""
+        """Check that Redis answers. Raises StateUnavailable."""
         await self._calls.ping()
 
     async def close(self) -> None:

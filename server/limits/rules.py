@@ -1,4 +1,4 @@
-"""What is limited, and what a limiter says of it: plain data, whoever keeps the state.
+"""Limits, grants and answers of a limiter: plain data that does not depend on where the state is.
 
 Times are integer milliseconds on the limiter's own clock, which never runs backwards.
 """
@@ -11,12 +11,14 @@ Metric = Literal["requests", "tokens", "concurrency"]
 Scope = Literal["tenant", "key", "adapter"]
 
 SEAT_SLACK_S = 5.0
-"""A request's seat outlives its deadline, so that no clock difference frees it too early."""
+"""Seconds by which a seat outlives its request's deadline, as clocks differ and must not free it
+too early.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most `amount` requests or tokens a minute, or requests at a time."""
+    """A limit to `amount` requests or tokens a minute, or to `amount` requests at a time."""
 
     metric: Metric
     scope: Scope
@@ -26,7 +28,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A request under way that takes some of a limit. expires_ms: from now; then it is let go."""
+    """A request under way that takes some of a limit.   expires_ms: time until it is let go."""
 
     request_id: str
     units: int
@@ -37,9 +39,9 @@ class Holder:
 class Standing:
     """One limit as it is now.
 
-    remaining: what could be asked for now; 0 also in debt.   reset_ms: until all of it is there
-    again if nobody asks; of concurrency, until the time of the first one runs out.
-    holders: the requests under way, the oldest first; only where they were asked for.
+    remaining: what a request could ask for now; 0 also in debt.   reset_ms: time until the whole
+    amount is there again if no request comes; for concurrency, until the first seat's time runs
+    out.   holders: the requests under way, the oldest first; empty unless asked for.
     """
 
     limit: Limit
@@ -50,11 +52,11 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
-    """What one request was charged, until it is released, once. It expires by itself.
+    """The charge of one request, which is released once, or expires by itself.
 
-    tokens: that were asked for; each limit was charged at most its amount.
-    epoch: of the gateways' way of counting, to be written with the hold; None for one gateway.
-    standings: of its limits after the charge, in their order.
+    tokens: tokens that were asked for; each limit was charged at most its amount.
+    epoch: number of the gateways' epoch, to be written with the hold; None for a single gateway.
+    standings: those of its limits after the charge, in their order.
     """
 
     request_id: str
@@ -67,9 +69,9 @@ class Grant:
 class RateLimited(Exception):
     """A limit is reached; nothing was charged.
 
-    limit: the one that takes longest to free.   retry_after_ms: until the same request would pass
-    if nothing else happens.   is_degraded: it might pass if the limiter had not lost its state.
-    standings: of all limits that were asked for.
+    limit: the limit that takes longest to free.   retry_after_ms: time until the same request would
+    pass if nothing else happens.   is_degraded: the request might pass if the limiter had not lost
+    its state.   standings: those of all limits that were asked for.
     """
 
     def __init__(
@@ -94,41 +96,46 @@ class RateLimited(Exception):
 
 
 class Limiter(Protocol):
-    """All limits of all requests."""
+    """Charges all limits of all requests."""
 
     @property
     def is_degraded(self) -> bool:
-        """It lost its state, or counts a share only: it may refuse early, never late."""
+        """Whether the limiter lost its state or counts a share only: it may refuse too early then,
+        but never too late.
+        """
 
     async def start(self) -> None:
-        """Before anything else."""
+        """Get ready; called before anything else."""
 
     async def run(self) -> None:
-        """What has to be done all the time, until it is cancelled."""
+        """Do the work in the background until cancelled."""
 
     async def close(self) -> None:
-        """After everything else."""
+        """Stop; called after everything else."""
 
     async def acquire(
         self, request_id: str, limits: Sequence[Limit], *, tokens: int, lifetime_ms: int
     ) -> Grant:
         """Charge one request, its tokens and its seat under every limit, or none under any.
 
-        lifetime_ms: after which the request cannot be under way any more. Raises RateLimited.
+        lifetime_ms: time after which the request cannot be under way any more. Raises RateLimited.
         """
 
     async def check(self, limits: Sequence[Limit]) -> None:
-        """Whether one request and its seat would pass now; charges nothing. Raises RateLimited."""
+        """Check that one request and its seat would pass now, without a charge.
+
+        Raises RateLimited.
+        """
 
     def release(self, grant: Grant, used_tokens: int | None) -> None:
-        """The request ended: refund what it did not use, owe what it used beyond; leave the seat.
+        """End a request's charge: refund unused tokens, charge those used beyond, free the seat.
 
-        used_tokens: None if it never ran, then the request itself is refunded too. The second time
-        is nothing. Never waits.
+        used_tokens: None if the request never ran; then the request itself is refunded as well. A
+        second call does nothing. The method never waits.
         """
 
     async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
         """Each limit as it is now, with its holders."""
 
     async def refresh(self) -> None:
-        """After StaleEpoch, before `acquire` is called again."""
+        """Learn the current epoch; called after StaleEpoch, before `acquire` is called again."""

@@ -4,7 +4,7 @@
     Redis has lost its state          ->  the next epoch is `redis` again, empty
     Redis answers again, three times  ->  the next epoch is `redis`, empty
 
-Which epoch it is stands in the database (`epochs`), so that no two ways of counting are in use.
+The database holds the current epoch (`epochs`), so that no two ways of counting are in use.
 """
 
 import asyncio
@@ -38,22 +38,25 @@ from server.limits.states import raise_if_limited
 logger = logging.getLogger(__name__)
 
 _MAX_EPOCHS = 3
-"""That one call goes through; then its request is refused."""
+"""How often one request is charged anew because the way of counting changed; then it is refused."""
 _MAX_RELEASES = 10_000
-"""That wait for Redis. What is beyond expires by itself: it is refused early, never late."""
+"""Most releases that wait for Redis. A charge whose release finds no room expires by itself, so
+requests may be refused too early, but never too late.
+"""
 _NUM_RELEASERS = 4
 _PROBE_S = 1.0
 _NUM_PROBES = 3
-"""In a row that Redis has to answer before it counts again."""
+"""Probes in a row that Redis has to answer before it counts again."""
 _BEATS_EVERY = 2
 _RETRY_S = 0.1
 _CLOSE_S = 1.0
 
 
 class SharedLimiter:
-    """All limits of one gateway of several.
+    """The limiter of one gateway of several.
 
-    name: of the installation, so that several may share a Redis.   max_lifetime_ms: of any request.
+    name: the installation's, so that several installations may share a Redis.
+    max_lifetime_ms: longest lifetime of any request.
     """
 
     def __init__(
@@ -85,12 +88,12 @@ class SharedLimiter:
         epoch = self._epochs.current
         if epoch is None or epoch.mode == "local" or self._clock() < self._degraded_until_ms:
             return True
-        # Before its first answer here: how old it is can only be told from the row.
+        # Before Redis' first answer to this gateway, only the row tells how old the epoch is.
         is_young = self._wall_ms() < epoch.since_ms + max(WINDOW_MS, self._max_lifetime_ms)
         return epoch.number > 1 and is_young
 
     async def start(self) -> None:
-        """Before anything else. Raises LedgerUnavailable."""
+        """Join the current epoch or begin one. Raises LedgerUnavailable."""
         await self._epochs.beat()
         if self._epochs.current is None:
             await self._begin(1, "redis")
@@ -98,7 +101,7 @@ class SharedLimiter:
             await self._leave(self._epochs.current, "local")
 
     async def run(self) -> None:
-        """Heartbeats, probes and releases, until cancelled."""
+        """Do heartbeats, probes and releases until cancelled."""
         releasers = [asyncio.create_task(self._release_all()) for _ in range(_NUM_RELEASERS)]
         try:
             turn = 0
@@ -115,7 +118,7 @@ class SharedLimiter:
             await asyncio.gather(*releasers, return_exceptions=True)
 
     async def close(self) -> None:
-        """After `run`: what waits is released, as far as Redis takes it soon."""
+        """Do the waiting releases, for _CLOSE_S at most, and leave; called after `run`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
                 await self.flush()
@@ -126,7 +129,7 @@ class SharedLimiter:
     async def acquire(
         self, request_id: str, limits: Sequence[Limit], *, tokens: int, lifetime_ms: int
     ) -> Grant:
-        """Raises RateLimited; LedgerUnavailable where the next epoch cannot be written."""
+        """Charge a request. Raises RateLimited, LedgerUnavailable if no epoch can be written."""
         assert lifetime_ms <= self._max_lifetime_ms
         call = acquire_call(request_id, limits, tokens, lifetime_ms, self._max_lifetime_ms)
         epoch, standings = await self._pass(call)
@@ -159,7 +162,7 @@ class SharedLimiter:
         await self._epochs.refresh()
 
     async def probe(self) -> None:
-        """Once a second: whether Redis may count again."""
+        """Look whether Redis answers and may count again; called once a second."""
         epoch = self._epochs.current
         if epoch is None or epoch.mode == "redis":
             self._num_probes = 0
@@ -174,12 +177,15 @@ class SharedLimiter:
             await self._leave(epoch, "redis")
 
     async def flush(self) -> None:
-        """Every release that waits."""
+        """Do all waiting releases."""
         while not self._releases.empty():
             await self._release_next()
 
     async def _pass(self, call: Call) -> tuple[int | None, tuple[Standing, ...]]:
-        """The epoch it passed in, and how its limits stand. Raises RateLimited."""
+        """Make a call. Returns the epoch it passed in and its limits' standings.
+
+        Raises RateLimited.
+        """
         if not call.limits:
             return None, ()
         for _ in range(_MAX_EPOCHS):
@@ -195,7 +201,7 @@ class SharedLimiter:
         raise RateLimited(call.limits[0], retry_after_ms=1000, standings=(), is_degraded=True)
 
     async def _ask(self, epoch: Epoch, call: Call) -> Answer | CarryNeeded | None:
-        """None: the epoch is over."""
+        """Make a call in an epoch. Returns None if the epoch is over."""
         if epoch.mode == "local":
             return self._local(epoch).run(call, self._clock())
         try:
@@ -207,7 +213,7 @@ class SharedLimiter:
             await self._leave(epoch, "redis")
             return None
         if isinstance(answer, Answer):
-            # Empty at first; and seats that were carried may have been left before.
+            # Limits begin empty, and carried seats may belong to requests that have ended.
             left_ms = max(WINDOW_MS, self._max_lifetime_ms) - answer.age_ms
             self._degraded_until_ms = self._clock() + left_ms
         return answer
@@ -223,7 +229,10 @@ class SharedLimiter:
         return epoch
 
     async def _leave(self, epoch: Epoch, mode: Mode) -> None:
-        """Write the next epoch, if nobody did yet; one call of this gateway at a time."""
+        """Write the epoch after `epoch`, unless another one is current by now.
+
+        One call of this gateway does so at a time.
+        """
         async with self._moving:
             if self._epochs.current == epoch:
                 logger.warning("limits: epoch %d is over, the next is %s", epoch.number, mode)
@@ -241,7 +250,7 @@ class SharedLimiter:
         await self._epochs.begin(epoch)
 
     def _prefix(self, epoch: Epoch) -> str:
-        # In braces: Redis keeps all of them in one slot.
+        # The name is in braces, so that Redis keeps all keys in one slot.
         return f"chorale:{{{self._name}}}:{epoch.number}.{epoch.since_ms}"
 
     def _local(self, epoch: Epoch) -> LocalShare:
@@ -267,7 +276,7 @@ class SharedLimiter:
         return leave_call(grant, self._max_lifetime_ms)
 
     async def _release_next(self) -> None:
-        """The release that waits longest, tried until it is done or its grant has expired."""
+        """Do the oldest waiting release, with retries until its grant has expired."""
         until_ms, grant, used_tokens = await self._releases.get()
         while self._clock() < until_ms:
             epoch = self._epochs.current

@@ -1,4 +1,4 @@
-"""The states of many limits: check all, then charge all. Times are handed in; nothing waits."""
+"""The states of many limits: all are checked, then all charged. Callers pass times; none waits."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from server.limits.bucket import WINDOW_MS, Bucket, Seats, State
 from server.limits.rules import Grant, Limit, Metric, RateLimited, Standing
 
 _SWEEP_MS = 1000
-"""Between two sweeps of a full table, which is also when to ask again."""
+"""Milliseconds between two sweeps of a full table, after which a refused request may ask again."""
 
 _Key = tuple[Metric, str, str]
 
@@ -15,7 +15,7 @@ _Key = tuple[Metric, str, str]
 class States:
     """One state per limit, at most `max_states`. Times are integer milliseconds.
 
-    born_ms: a limit that was not seen before has a backlog of its whole amount as of then: it is
+    born_ms: a limit that was not seen before had a backlog of its whole amount at that time: it is
     empty at first, and as good as new a minute later.
     Only idle states are forgotten: forgetting another would give away a second minute's worth.
     """
@@ -37,7 +37,7 @@ class States:
         lifetime_ms: int,
         now_ms: int,
     ) -> list[int]:
-        """How long to wait for each limit's units; all are 0 if all were charged."""
+        """Milliseconds to wait for each limit's units; all are 0 if all were charged."""
         waits = []
         states = []
         for limit, asked in zip(limits, units, strict=True):
@@ -55,7 +55,7 @@ class States:
         return waits
 
     def check(self, limits: Sequence[Limit], now_ms: int) -> list[int]:
-        """How long one request of one token would have to wait for each limit."""
+        """Milliseconds that one request of one token would have to wait for each limit."""
         return [self._view(limit).wait_ms(limit.amount, 1, now_ms) for limit in limits]
 
     def release(self, grant: Grant, used_tokens: int | None, now_ms: int) -> None:
@@ -76,13 +76,13 @@ class States:
         return [[*key, state.pack()] for key, state in self._states.items()]
 
     def unpack(self, packed: list[list[Any]], shift_ms: int) -> None:
-        """Take over what was packed by a clock that is `shift_ms` behind."""
+        """Take over states that were packed by a clock that is `shift_ms` behind."""
         for metric, scope, scope_id, fields in packed:
             kind = Seats if metric == "concurrency" else Bucket
             self._states[metric, scope, scope_id] = kind.unpack(fields, shift_ms)
 
     def _state(self, limit: Limit, now_ms: int) -> State | None:
-        """None: there is no room for another."""
+        """The state of a limit; None if there is no room for another."""
         state = self._states.get(_key(limit))
         if state is None:
             if len(self._states) >= self._max_states:
@@ -133,7 +133,7 @@ def asked_units(metric: Metric, tokens: int) -> int:
 
 
 def used_units(metric: Metric, used_tokens: int | None) -> int:
-    """Of one request. used_tokens: None if it never ran."""
+    """Units that one request used.   used_tokens: None if it never ran."""
     if used_tokens is None:
         return 0
     return used_tokens if metric == "tokens" else 1

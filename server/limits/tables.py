@@ -1,4 +1,4 @@
-"""The tables of limits: an adapter's own, and what gateways that share a Redis agree on.
+"""The tables of limits: those of adapters, and the epoch of gateways that share a Redis.
 
 Times are Unix milliseconds.
 """
@@ -7,7 +7,8 @@ from sqlalchemy import BigInteger, CheckConstraint, Column, Integer, String, Tab
 
 from registry.tables import metadata
 
-# Of all that ask for one adapter, its owner and those it is shared with.   tenant_id: the owner.
+# Limits of an adapter for all its users: its owner and the tenants it is shared with.
+# tenant_id: the owner.
 adapter_limits = Table(
     "adapter_limits",
     metadata,
@@ -18,7 +19,7 @@ adapter_limits = Table(
     Column("max_concurrency", Integer),
 )
 
-# Gateways of this database that are alive: seen_at_ms is written again and again, on its clock.
+# Gateways of this database. A living one keeps writing seen_at_ms, by the database's clock.
 gateways = Table(
     "gateways",
     metadata,
@@ -27,8 +28,8 @@ gateways = Table(
     Column("seen_at_ms", BigInteger, nullable=False),
 )
 
-# One row: how the gateways limit now. A hold says under which epoch it was admitted, and is refused
-# under another, so that no two ways of counting are ever in use at once.
+# One row: the gateways' current way of counting. A hold says under which epoch it was admitted, and
+# is refused under another, so that no two ways of counting are ever in use at once.
 # mode: "redis", or "local": each gateway counts a share of 1 / num_gateways.
 limiter_epochs = Table(
     "limiter_epochs",

@@ -1,10 +1,12 @@
-"""How many engines a pool needs: more of them as soon as requests wait, fewer once that is certain.
+"""How many engines a pool needs: more as soon as requests wait, fewer once they certainly suffice.
 
-Up: when somebody has waited for a seat for seconds, or first tokens come later than they should.
-At once as many as the requests that are there have no seats for; where seats are not what is short,
-one more, and the next one only when that one has been there for as long as the figures look back.
-Down: one at a time, after minutes in which one engine fewer would have had room to spare. What was
-too few for so many requests is remembered, so that a constant load finds its number and keeps it.
+Up: when requests have waited for a seat for seconds, or first tokens come later than they should.
+The pool grows at once to as many engines as have seats for all present requests; where seats are
+not what is short, by one engine, and by the next only when that one has been there for as long as
+the figures look back.
+Down: one engine at a time, after minutes in which one engine fewer would have had room to spare. A
+number of engines that was too small for a number of requests is remembered, so that a constant load
+finds its number of engines and keeps it.
 """
 
 import asyncio
@@ -26,22 +28,23 @@ logger = logging.getLogger(__name__)
 
 TURN_S = 1.0
 WAIT_S = 3.0
-"""A queue that lasts for less is the weather."""
+"""How long a queue must last before the pool grows; a shorter one is noise."""
 SPARE_S = 300.0
 SPARE_SHARE = 0.6
-"""Of what one engine fewer can do: more than that is no room to spare."""
+"""Share of the requests that one engine fewer can serve; up to it there is room to spare."""
 _SLO_SHARE = 0.9
 _FEW_SLABS = 0.05
-"""Of an arena: with less of it free, who waits may be waiting for room."""
+"""Share of an arena's slabs; with fewer free, waiting requests may be waiting for room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolFigures:
-    """The engines that take requests, at one moment.
+    """Figures of the engines that take requests, at one moment.
 
-    num_requests: there, running or waiting.   num_waiting: of them, for a seat or for room; who
-    waits for an adapter alone would wait anywhere.   seats: of each engine.
-    first_token_s: that 9 of 10 came within lately; None where none came.
+    num_requests: requests that run or wait.   num_waiting: those that wait for a seat or for room
+    in the arena; a request that waits for its adapter alone would wait at any engine.
+    seats: requests that one engine can run at once.
+    first_token_s: seconds within which 9 of 10 first tokens came lately; None if none came.
     """
 
     num_ready: int
@@ -52,9 +55,10 @@ class PoolFigures:
 
 
 class Autoscaler:
-    """Between `least` and `most`, beginning with `wanted`. All times are `now_s`, of one clock.
+    """Chooses a number of engines between `least` and `most`, beginning with `wanted`.
 
-    slo_first_token_s: that 9 of 10 first tokens should come within.
+    All times are `now_s`, of one clock.
+    slo_first_token_s: seconds within which 9 of 10 first tokens should come.
     """
 
     def __init__(self, *, least: int, most: int, wanted: int, slo_first_token_s: float) -> None:
@@ -68,8 +72,8 @@ class Autoscaler:
         self._spare_since: float | None = None
 
     def decide(self, now_s: float, figures: PoolFigures) -> int:
-        """How many there should be from now on."""
-        if not figures.num_ready:  # nobody knows what is asked of them
+        """How many engines there should be from now on."""
+        if not figures.num_ready:  # without an engine the demand is unknown
             self._complete_since = self._waiting_since = self._spare_since = None
             return self.wanted
         is_complete = figures.num_ready >= self.wanted
@@ -89,12 +93,12 @@ class Autoscaler:
         if _lasts_s(self._waiting_since, now_s) >= WAIT_S:
             return True
         is_late = (figures.first_token_s or 0.0) > self._slo_first_token_s
-        # Where every request has an engine for itself, another one would have nothing to do.
+        # Where every request has an engine to itself, another engine would have nothing to do.
         return is_late and figures.num_requests > figures.num_ready
 
     def _grow(self, now_s: float, figures: PoolFigures) -> None:
         needed = math.ceil(figures.num_requests / figures.seats)
-        # An engine that has just come, or is on its way, has to show first what it changes.
+        # The effect of an engine that has just come, or is starting, has to be seen first.
         is_known = _lasts_s(self._complete_since, now_s) >= WINDOW_S
         if needed <= self.wanted and is_known:
             self._too_many[self.wanted] = figures.num_requests
@@ -111,7 +115,7 @@ class Autoscaler:
 def pool_figures(
     engines: "Sequence[EngineFigures]", first_token_s: float | None = None
 ) -> PoolFigures:
-    """Of those engines that take requests."""
+    """The figures of those engines that take requests."""
     num_ready = num_requests = num_waiting = seats = 0
     for engine in engines:
         stats, welcome = engine.stats, engine.welcome
@@ -141,9 +145,9 @@ async def run(
     most: int,
     slo_first_token_s: float,
 ) -> None:
-    """Tell the placer what is wanted, where that may be more or less than what was configured.
+    """Tell the placer how many engines are wanted. Returns at once if `most` equals `least`.
 
-    data_dir: where the placer reads it.   The others are `Autoscaler`'s.
+    data_dir: where the placer reads the number.   The other arguments are those of `Autoscaler`.
     """
     if most == least:
         return
@@ -170,7 +174,7 @@ async def run(
 
 
 def _since(before: float | None, is_so: bool, now_s: float) -> float | None:
-    """When it began to be so; None where it is not."""
+    """The time since which `is_so` has been true; None if it is false."""
     if not is_so:
         return None
     return now_s if before is None else before

@@ -1,4 +1,4 @@
-"""One engine of the pool, as this gateway sees it: its client, and what routing wants to know."""
+"""One engine of the pool, as this gateway sees it: its client, and the figures for routing."""
 
 import time
 from collections import OrderedDict
@@ -16,20 +16,22 @@ EngineState = Literal["starting", "ready", "leaving", "of another model"]
 
 _FIRST_REQUEST_S = 1.0
 _FIRST_TOKENS_PER_S = 1000.0
-"""Guesses, until an engine has been seen at work."""
+"""The two guesses for an engine that has not been seen at work yet."""
 _NEW_SAMPLE = 0.1
 _EXPECTED_S = 5.0
-"""How long a load that was asked for is believed in before the engine says anything of it."""
+"""How long a requested load counts as under way before the engine says anything about it."""
 _MAX_EXPECTED = 1000
 
 _NEW_OTHERS = 0.1
-"""Of a new figure of others' requests: each is of another moment, and gateways that all believe the
-same dip would all fill it."""
+"""Weight of a new figure in the average of other gateways' requests. It is low because figures are
+of different moments, and gateways that all believed in the same dip would all fill it."""
 
 
 class PooledEngine:
-    """costs: of loads, shared by the pool.   num_own: of this gateway's requests, those that are
-    with an engine, by its name.
+    """An engine, its client and its figures.
+
+    costs: costs of loads, shared by the pool.   num_own: number of this gateway's requests that an
+    engine has, by the engine's name.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class PooledEngine:
 
     @property
     def engine_id(self) -> str | None:
-        """None until it has been there once."""
+        """Id of the engine; None until the engine has been there once."""
         return self.client.welcome.engine_id if self.client.welcome else None
 
     @property
@@ -73,11 +75,11 @@ class PooledEngine:
 
     @property
     def num_requests(self) -> float:
-        """Ours, as of now, and about how many other gateways have there."""
+        """Requests at the engine: this gateway's exactly, other gateways' as an average."""
         return self._num_own(self.name) + max(0.0, self._num_others)
 
     def look(self) -> None:
-        """Take in the engine's figures, where there are new ones."""
+        """Take in the engine's figures if they are new."""
         stats = self.client.stats
         if stats is self._seen:
             return
@@ -90,23 +92,26 @@ class PooledEngine:
         self._seen = stats
 
     def take_death(self) -> bool:
-        """Whether it died since the last call: its caches are empty now."""
+        """Whether the engine died since the last call, so that its caches are empty now."""
         before, self._num_deaths = self._num_deaths, self.client.num_deaths
         return self._num_deaths > before
 
     def note_request(self, seconds: float) -> None:
-        """One has come to its end here."""
+        """Note that a request has ended here, after this many seconds."""
         self._request_s += (seconds - self._request_s) * _NEW_SAMPLE
 
     def expect(self, adapter: AdapterRef) -> None:
-        """It was asked to load it."""
+        """Note that the engine was asked to load an adapter."""
         self._expected[adapter.object_key] = self._clock() + _EXPECTED_S
         self._expected.move_to_end(adapter.object_key)
         if len(self._expected) > _MAX_EXPECTED:
             self._expected.popitem(last=False)
 
     def view(self, adapter: AdapterRef | None, num_tokens: int = 0) -> EngineView:
-        """For a request on this adapter with so many tokens to compute here."""
+        """The engine as routing sees it, for a request on this adapter.
+
+        num_tokens: prompt tokens that the engine would have to compute.
+        """
         self.look()
         welcome, stats = self.client.welcome, self.client.stats
         assert welcome is not None

@@ -1,5 +1,5 @@
-"""The engines behind this gateway: who is there, which of them a request goes to, and what they
-have to tell each other.
+"""The engines behind this gateway: which there are, which one a request goes to, and the messages
+that they exchange.
 """
 
 import asyncio
@@ -38,18 +38,19 @@ from server.pool.service_exchange import ServiceExchange
 logger = logging.getLogger(__name__)
 
 TURN_S = 0.25
-"""Between looks at who is there, and between what engines are told of each other's service."""
+"""Seconds between two looks at which engines there are, and at the service that they gave."""
 _BY_NEARNESS: tuple[Tier, ...] = (
     "device", "loading", "host", "disk", "fetching", "failed", "remote",
 )  # fmt: skip
 
 
 class EnginePool:
-    """Follows `members`, the engines that there are, and speaks to each. See `Engines`.
+    """Connects to the engines that `members` returns, and speaks to each. See `Engines`.
 
-    client_key: of this pool's gateways, secret, for engines on other machines.
+    client_key: secret key of this pool's gateways, for engines on other machines.
     running: this gateway's requests, with the engines that have them.
-    on_end: called for every request that ended.   on_lease_low: for one that needs more tokens.
+    on_end: called for every request that ended.   on_lease_low: called for a request that needs
+    more tokens.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class EnginePool:
             await self._service.pass_on(list(self._engines.values()))
 
     async def _follow(self) -> None:
-        """Meet who has come, part from who is gone; who moved is both."""
+        """Connect to new engines and part from gone ones; an engine that moved is both."""
         members = {member.name: member for member in self._members()}
         for name, engine in list(self._engines.items()):
             if members.get(name) != engine.member:
@@ -125,7 +126,7 @@ class EnginePool:
 
     @property
     def is_ready(self) -> bool:
-        """Whether one of them takes requests."""
+        """Whether an engine takes requests."""
         return any(engine.state == "ready" for engine in self._engines.values())
 
     @property
@@ -135,12 +136,12 @@ class EnginePool:
 
     @property
     def welcomes(self) -> tuple[Welcome, ...]:
-        """What those serve that take requests, by name."""
+        """Welcomes of the engines that take requests, which say what each serves."""
         return tuple(e.client.welcome for e in self._ready() if e.client.welcome)
 
     @property
     def max_model_len(self) -> int:
-        """What all of this model can take; 0 while none has been there."""
+        """Tokens that every engine of this model can take; 0 until one has been there."""
         known = [e.client.welcome for e in self._engines.values() if e.client.welcome]
         ours = [welcome for welcome in known if welcome.base_revision == self._base_revision]
         return min((welcome.max_model_len for welcome in ours), default=0)
@@ -158,11 +159,11 @@ class EnginePool:
         ]
 
     def engine_ids(self) -> list[str]:
-        """Whose journals there are, of all that have been there and are not gone for good."""
+        """Ids of the engines whose journals can be read: members that have been there once."""
         return [engine.engine_id for engine in self._engines.values() if engine.engine_id]
 
     def residency(self, object_key: str, name: str | None = None) -> Residency | None:
-        """Where an adapter is: at this engine, or where it is nearest to being used."""
+        """Residency of an adapter at this engine, or at the engine that could use it soonest."""
         asked = self._engines.values() if name is None else [self._engines[name]]
         found = [engine.client.residency.get(object_key) for engine in asked]
         known = [residency for residency in found if residency]
@@ -181,7 +182,7 @@ class EnginePool:
     def route(self, request: AddRequest, besides: str | None = None) -> str:
         """The name of the engine to take this request. Raises EngineAwayError when there is none.
 
-        It counts as being there once it is among the running ones.   besides: another than this.
+        The request counts there once it is in `running`.   besides: an engine that is left out.
         """
         ready = [engine for engine in self._ready() if engine.name != besides]
         if len(ready) < 2:
@@ -199,15 +200,17 @@ class EnginePool:
         return name
 
     def engine_id(self, name: str) -> str:
-        """Of the engine that has this name now. Raises EngineAwayError when there is none."""
+        """Id of the engine that has this name now. Raises EngineAwayError when there is none."""
         engine = self._engines.get(name)
         if engine is None or engine.engine_id is None:
             raise EngineAwayError("the engine is gone")
         return engine.engine_id
 
     async def generate(self, request: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
-        """At the engine that `route` named. Raises EngineAwayError (then `route` may name another),
-        EngineDeadError, RequestRefused, Quarantined.
+        """Outputs of a request from the engine that `route` named.
+
+        Raises EngineAwayError (then `route` may name another), EngineDeadError, RequestRefused,
+        Quarantined.
         """
         mark = fingerprint(request)
         self._quarantine.check(mark)
@@ -222,7 +225,7 @@ class EnginePool:
                         engine.note_request(time.monotonic() - started)
                     yield output
         except EngineAwayError:
-            raise  # it did not die of what it never had
+            raise  # the engine cannot have died of a request that it never had
         except EngineDeadError:
             self._quarantine.note_death(mark)
             raise
@@ -238,14 +241,14 @@ class EnginePool:
     # ---- adapters ----
 
     async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str | None = None) -> None:
-        """At this engine, or at the one that its next request would go to."""
+        """Load an adapter at this engine, or at the one that its next request would go to."""
         engine = self._engines.get(name) if name else self._place(adapter)
         if engine is not None:
             engine.expect(adapter)
             await engine.client.prefetch(Prefetch(tenant_id=tenant_id, adapter=adapter))
 
     async def pin(self, adapters: Sequence[AdapterRef]) -> None:
-        """Keep exactly these in an arena, each at its home, as far as the engines' limits go."""
+        """Keep exactly these adapters in an arena, each at its home, within the engines' limits."""
         ready = self._ready()
         homes: dict[str, list[AdapterRef]] = {engine.name: [] for engine in ready}
         for adapter in adapters if homes else ():
@@ -256,9 +259,9 @@ class EnginePool:
             await engine.client.pin(PinAdapters(adapters=tuple(homes[engine.name])))
 
     async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
-        """What an engine finds out about an adapter. Raises EngineDeadError.
+        """Have an engine prove an adapter by serving it. Raises EngineDeadError.
 
-        object_path: its canonical object, in a file that the engine can read.
+        object_path: the adapter's canonical object, in a file that the engine can read.
         """
         if (engine := self._place(adapter)) is None:
             raise EngineDeadError("no engine is ready")
@@ -267,7 +270,7 @@ class EnginePool:
     # ---- journals ----
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
-        """Raises EngineDeadError, also when another engine has taken that one's place."""
+        """Read an engine's journal. Raises EngineDeadError, also if another took its place."""
         for engine in self._engines.values():
             if engine.engine_id == engine_id:
                 return await engine.client.read_journal(engine_id, settled_seq, limit)
@@ -283,7 +286,7 @@ class EnginePool:
         return self._engines.get(request.engine) if request else None
 
     def _place(self, adapter: AdapterRef) -> PooledEngine | None:
-        """Where a request on this adapter would go now."""
+        """The engine that a request on this adapter would go to now."""
         ready = self._ready()
         if not ready:
             return None
@@ -292,7 +295,7 @@ class EnginePool:
 
 
 def _key(request: AddRequest, marks: Sequence[bytes]) -> str:
-    """What requests have in common that should meet."""
+    """A key that is equal for requests that should go to one engine."""
     if request.adapter:
         return request.adapter.object_key
     return marks[0].hex() if marks else request.request_id

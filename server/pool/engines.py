@@ -1,4 +1,4 @@
-"""What the other rooms may ask of the engines behind a gateway."""
+"""The interface by which other rooms use the engines behind a gateway."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,10 @@ from server.pool.engine import EngineState
 
 @dataclass(frozen=True, slots=True)
 class EngineFigures:
-    """One engine, for people, Prometheus and the autoscaler. stats: None while it is away."""
+    """Figures of one engine, for people, Prometheus and the autoscaler.
+
+    stats: None while the engine is away.   num_own: this gateway's requests at the engine.
+    """
 
     name: str
     state: EngineState
@@ -34,7 +37,7 @@ class Engines(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether one of them takes requests."""
+        """Whether an engine takes requests."""
 
     @property
     def num_deaths(self) -> int:
@@ -42,19 +45,19 @@ class Engines(Protocol):
 
     @property
     def welcomes(self) -> tuple[Welcome, ...]:
-        """What those serve that take requests, by name."""
+        """Welcomes of the engines that take requests, which say what each serves."""
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that all of this model can take; 0 while none has been there."""
+        """Tokens that every engine of this model can take; 0 until one has been there."""
 
     def figures(self) -> list[EngineFigures]: ...
 
     def engine_ids(self) -> list[str]:
-        """Whose journals there are, of all that have been there and are not gone for good."""
+        """Ids of the engines whose journals can be read: members that have been there once."""
 
     def residency(self, object_key: str, name: str | None = None) -> Residency | None:
-        """Where an adapter is: at this engine, or where it is nearest to being used."""
+        """Residency of an adapter at this engine, or at the engine that could use it soonest."""
 
     def all_residency(self) -> list[tuple[str, Residency]]:
         """Every adapter that an engine has spoken of since it started, with the engine's name."""
@@ -64,38 +67,40 @@ class Engines(Protocol):
     def route(self, request: AddRequest, besides: str | None = None) -> str:
         """The name of the engine to take this request. Raises EngineAwayError when there is none.
 
-        It counts as being there once it is among the running ones.   besides: another than this.
+        The request counts there once it is in `Running`.   besides: an engine that is left out.
         """
 
     def engine_id(self, name: str) -> str:
         """The id of the engine that has this name now. Raises EngineAwayError if there is none."""
 
     def generate(self, request: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
-        """At the engine that `route` named. Raises EngineAwayError (then `route` may name another),
-        EngineDeadError, RequestRefused, Quarantined.
+        """Outputs of a request from the engine that `route` named.
+
+        Raises EngineAwayError (then `route` may name another), EngineDeadError, RequestRefused,
+        Quarantined.
         """
 
     async def abort(self, request_id: str) -> None:
-        """End a request wherever it runs; nothing where it does not."""
+        """End a request wherever it runs; a request that does not run is no error."""
 
     async def extend_lease(self, request_id: str, token_lease: int) -> None:
-        """Let a request come to so many completion tokens in all."""
+        """Let a request generate up to `token_lease` completion tokens in all."""
 
     # ---- adapters ----
 
     async def prefetch(self, tenant_id: str, adapter: AdapterRef, name: str | None = None) -> None:
-        """At this engine, or at the one that its next request would go to."""
+        """Load an adapter at this engine, or at the one that its next request would go to."""
 
     async def pin(self, adapters: Sequence[AdapterRef]) -> None:
-        """Keep exactly these in an arena, each at its home, as far as the engines' limits go."""
+        """Keep exactly these adapters in an arena, each at its home, within the engines' limits."""
 
     async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
-        """What an engine finds out about an adapter by serving it. Raises EngineDeadError.
+        """Have an engine prove an adapter by serving it. Raises EngineDeadError.
 
-        object_path: its canonical object, in a file that the engine can read.
+        object_path: the adapter's canonical object, in a file that the engine can read.
         """
 
     # ---- journals ----
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
-        """Raises EngineDeadError, also when another engine has taken that one's place."""
+        """Read an engine's journal. Raises EngineDeadError, also if another took its place."""

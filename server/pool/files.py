@@ -1,10 +1,10 @@
-"""How the placer of engines and the gateway speak: two small files in `DATA_DIR/pool/`.
+"""The two small files in `DATA_DIR/pool/` by which the placer of engines and the gateway speak.
 
 members.json   by the placer: every engine that a gateway connects to, also those that are leaving
 wanted.json    by the gateway's autoscaler: how many engines should run; absent: as the settings say
 
-Each is written whole, so that a reader finds the old or the new one. Who reads follows the time of
-the last change (`changed_at`), and keeps what it had when a file is not what it should be.
+Each file is written whole, so that a reader finds the old or the new one. A reader follows the time
+of the last change (`changed_at`), and keeps the former content when a file is damaged.
 """
 
 import json
@@ -16,12 +16,12 @@ from typing import Any
 from engine.endpoint import Endpoint
 
 MAX_ENGINES = 64
-"""Of one pool."""
+"""Most engines of one pool."""
 _MAX_FILE_BYTES = 1 << 20
 
 
 class PoolFileDamaged(Exception):
-    """It is none of ours, or was edited by hand."""
+    """The file was not written by this module, or was edited by hand."""
 
     def __init__(self, path: Path, reason: str) -> None:
         self.path = path
@@ -30,7 +30,7 @@ class PoolFileDamaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One engine. name: "engine", "engine-2" and so on.   address, server_key: see Endpoint."""
+    """One engine.   name: "engine", "engine-2" and so on.   address, server_key: see Endpoint."""
 
     name: str
     address: str
@@ -50,7 +50,7 @@ def wanted_path(data_dir: Path) -> Path:
 
 
 def changed_at(path: Path) -> int:
-    """Nanoseconds, to be compared with an earlier answer; 0 where there is no file."""
+    """Time of the last change in nanoseconds, to be compared with an earlier one; 0 for no file."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -58,7 +58,7 @@ def changed_at(path: Path) -> int:
 
 
 def read_members(path: Path) -> tuple[Member, ...]:
-    """None where nobody has written any yet. Raises PoolFileDamaged."""
+    """The engines in the file; empty if there is no file yet. Raises PoolFileDamaged."""
     found = _read(path, {"engines": []})
     try:
         members = tuple(Member(**engine) for engine in found["engines"])
@@ -76,7 +76,7 @@ def write_members(path: Path, members: Sequence[Member]) -> None:
 
 
 def read_wanted(path: Path) -> int | None:
-    """How many engines should run; None where nobody has said. Raises PoolFileDamaged."""
+    """How many engines should run; None if there is no file. Raises PoolFileDamaged."""
     wanted = _read(path, {"engines": None}).get("engines")
     if wanted is not None and (type(wanted) is not int or not 1 <= wanted <= MAX_ENGINES):
         raise PoolFileDamaged(path, f"engines is {wanted!r}")

@@ -1,4 +1,4 @@
-"""How long requests waited for their first token lately: what the autoscaler looks at."""
+"""How long requests waited for their first token lately; the autoscaler reads it."""
 
 import math
 import time
@@ -10,7 +10,7 @@ _MAX_WAITS = 10_000
 
 
 class FirstTokens:
-    """The waits of the last half minute; of very many, the newest."""
+    """The waits of the last half minute; only the newest 10,000 of them are kept."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -20,7 +20,7 @@ class FirstTokens:
         self._waits.append((self._clock(), waited_s))
 
     def percentile_s(self, share: float) -> float | None:
-        """The shortest wait that this share of them did not exceed; None where there was none."""
+        """The shortest wait that this share of the waits did not exceed; None without waits."""
         oldest = self._clock() - WINDOW_S
         while self._waits and self._waits[0][0] < oldest:
             self._waits.popleft()

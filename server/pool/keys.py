@@ -1,6 +1,6 @@
-"""The keys of a pool of engines, all from one secret: so the gateways of an installation agree.
+"""The keys of a pool of engines, derived from one secret so that an installation's gateways agree.
 
-Engines get the two they need in their config, and never the pepper, from which they come.
+Engines get the two keys that they need in their config, and never the pepper, which is the secret.
 """
 
 from dataclasses import dataclass, field
@@ -16,22 +16,23 @@ _ID_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class CurveKeys:
-    """A pair for `engine.tcp`, as Z85 texts of 40 characters."""
+    """A pair of keys for `engine.tcp`, as Z85 texts of 40 characters."""
 
     public: str
     secret: str = field(repr=False)
 
     @classmethod
     def of(cls, seed: bytes) -> "CurveKeys":
-        """seed: 32 bytes; the public key is X25519's."""
+        """Derive a pair from `seed`, 32 bytes; the public key is X25519's."""
         public = X25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
         return cls(z85.encode(public).decode(), z85.encode(seed).decode())
 
 
 @dataclass(frozen=True, slots=True)
 class PoolKeys:
-    """engine: what every engine shows.   gateway: what every gateway shows.
+    """Keys of all engines and of all gateways, by which they prove themselves to each other.
 
+    engine: the engines' pair.   gateway: the gateways' pair.
     pool_id: 16 hex digits, the name of this installation's pool on a cluster; no secret.
     """
 
@@ -41,7 +42,7 @@ class PoolKeys:
 
     @classmethod
     def of(cls, pepper: str) -> "PoolKeys":
-        """pepper: the installation's secret, in hex."""
+        """Derive the keys from `pepper`, the installation's secret in hex."""
         secret = bytes.fromhex(pepper)
         return cls(
             CurveKeys.of(_derive(secret, "engine of a pool", _KEY_BYTES)),

@@ -1,4 +1,4 @@
-"""What it takes to bring an adapter to an engine's arena, learned from all engines of the pool."""
+"""How long it takes to bring an adapter to an engine's arena, learned from the pool's engines."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -16,14 +16,14 @@ _MOVES: dict[Tier, tuple[_Move, ...]] = {
     "remote": ("disk", "host", "device"),
     "failed": ("disk", "host", "device"),
 }
-"""What is still to be done, by where it is: each move is named for the tier that it ends in."""
+"""Moves that an adapter still needs, by its tier; a move is named for the tier that it ends in."""
 _FIRST_GUESS_S_PER_BYTE: dict[_Move, float] = {"disk": 5e-9, "host": 1e-9, "device": 1e-9}
 _MEMORY = 0.98
-"""Of what was seen before, each time that an engine tells of more."""
+"""Share of the former sums that is kept each time that an engine reports more loads."""
 
 
 class LoadCosts:
-    """Seconds a byte of each move; the crowd of an engine's first minute is forgotten."""
+    """Seconds per byte of each move; the slow loads of an engine's first minute are forgotten."""
 
     def __init__(self) -> None:
         self._seconds = dict.fromkeys(_FIRST_GUESS_S_PER_BYTE, 0.0)
@@ -32,7 +32,7 @@ class LoadCosts:
         self._sum_up()
 
     def note(self, before: EngineStats | None, stats: EngineStats) -> None:
-        """One engine's figures, and those that it sent before."""
+        """Learn from one engine's figures and from those that it sent before."""
         known = {tier.tier: tier for tier in before.tiers} if before else {}
         for tier in stats.tiers:
             if tier.tier == "store":
@@ -40,13 +40,13 @@ class LoadCosts:
             old = known.get(tier.tier)
             new_bytes = tier.load_bytes - (old.load_bytes if old else 0)
             new_seconds = tier.load_seconds - (old.load_seconds if old else 0.0)
-            if new_bytes > 0:  # less than before is an engine that was started again
+            if new_bytes > 0:  # fewer than before if the engine was started again
                 self._seconds[tier.tier] = _MEMORY * self._seconds[tier.tier] + new_seconds
                 self._bytes[tier.tier] = _MEMORY * self._bytes[tier.tier] + new_bytes
         self._sum_up()
 
     def load_s(self, tier: Tier, size_bytes: int) -> float:
-        """Until an adapter that is in this tier can be used."""
+        """Seconds until an adapter that is in this tier can be used."""
         return size_bytes * self._s_by_tier[tier]
 
     def _sum_up(self) -> None:

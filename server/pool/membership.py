@@ -1,4 +1,4 @@
-"""Which engines there are, as their placer last said."""
+"""The engines that there are, as their placer last said."""
 
 import logging
 from pathlib import Path
@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 class Membership:
-    """Reads the placer's file when it has changed; of a damaged one, keeps what was known."""
+    """Reads the placer's file when it has changed; a damaged file changes nothing."""
 
     def __init__(self, data_dir: Path) -> None:
         self._path = members_path(data_dir)

@@ -1,4 +1,4 @@
-"""Which engine has computed which beginnings of prompts, by what was sent there lately."""
+"""The beginnings of prompts that each engine has computed, judged by the requests it got lately."""
 
 import hashlib
 from array import array
@@ -8,22 +8,22 @@ from collections.abc import Sequence
 from engine.messages import AddRequest
 
 CHUNK_TOKENS = 64
-"""Prompts are compared in chunks of so many: shorter beginnings are not worth a detour."""
+"""Tokens in a chunk, the unit of comparison: shorter beginnings are not worth a detour."""
 MAX_CHUNKS = 50_000
-"""Of all engines together, the latest: 10 MB."""
+"""Chunks remembered for all engines together, the latest ones: 10 MB."""
 
 
 class PrefixTable:
-    """A guess: an engine may have evicted what it computed; then it computes it again, once."""
+    """Guesses what engines have cached; an engine that evicted a beginning computes it again."""
 
     def __init__(self, max_chunks: int = MAX_CHUNKS) -> None:
         self._max_chunks = max_chunks
         self._engines: OrderedDict[bytes, set[str]] = OrderedDict()
 
     def cached_tokens(self, marks: Sequence[bytes]) -> dict[str, int]:
-        """By engine, how many of the prompt's first tokens it has; none is not in it.
+        """How many of the prompt's first tokens each engine has; engines with none are left out.
 
-        marks: of `marks_of`.
+        marks: as `marks_of` returns them.
         """
         found: dict[str, int] = {}
         having: set[str] | None = None
@@ -36,7 +36,7 @@ class PrefixTable:
         return found
 
     def note(self, engine: str, marks: Sequence[bytes]) -> None:
-        """The engine is about to compute them."""
+        """Note that the engine is about to compute these chunks."""
         for mark in marks:
             self._engines.setdefault(mark, set()).add(engine)
             self._engines.move_to_end(mark)
@@ -44,14 +44,14 @@ class PrefixTable:
             self._engines.popitem(last=False)
 
     def forget_engine(self, engine: str) -> None:
-        """It starts anew, with an empty cache."""
+        """Forget an engine that is gone or starts anew with an empty cache."""
         for having in self._engines.values():
             having.discard(engine)
 
 
 def marks_of(request: AddRequest) -> list[bytes]:
-    """One for each whole chunk of the prompt, of all tokens up to its end and of whatever else the
-    KV depends on: adapter and tenant.
+    """A hash for each whole chunk of the prompt: of all tokens up to the chunk's end, and of the
+    adapter and the tenant, on which KV depends as well.
     """
     digest = request.adapter.digest if request.adapter else ""
     hasher = hashlib.blake2b(f"{digest}\n{request.cache_salt}\n".encode(), digest_size=16)

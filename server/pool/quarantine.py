@@ -1,4 +1,4 @@
-"""Requests that engines died of: what was in flight at two deaths is not tried a third time."""
+"""Requests that engines died of: one that was in flight at two deaths is not tried a third time."""
 
 import hashlib
 import logging
@@ -13,22 +13,22 @@ _REMEMBERED_FINGERPRINTS = 10_000
 
 
 class Quarantined(Exception):
-    """A request just like this was in flight at two engine deaths: it is not tried a third time."""
+    """An equal request was in flight at two engine deaths, so this one is not tried."""
 
 
 class Quarantine:
-    """Deaths by fingerprint; of too many, the latest."""
+    """Counts deaths by fingerprint, for the latest 10,000 fingerprints."""
 
     def __init__(self) -> None:
         self._deaths: OrderedDict[str, int] = OrderedDict()
 
     def check(self, mark: str) -> None:
-        """Raises Quarantined."""
+        """Raise Quarantined if the fingerprint was there at too many deaths."""
         if self._deaths.get(mark, 0) >= _MAX_DEATHS:
             raise Quarantined
 
     def note_death(self, mark: str) -> None:
-        """An engine died while it had this request."""
+        """Note that an engine died while it had this request."""
         deaths = self._deaths.pop(mark, 0) + 1
         self._deaths[mark] = deaths
         if deaths >= _MAX_DEATHS:
@@ -38,7 +38,7 @@ class Quarantine:
 
 
 def fingerprint(request: AddRequest) -> str:
-    """The same for requests that make the engine do the same."""
+    """A hash that is equal for requests that make the engine do the same."""
     digest = request.adapter.digest if request.adapter else None
     shape = (request.tenant_id, digest, request.prompts, request.sampling_params)
     return hashlib.blake2b(repr(shape).encode(), digest_size=16).hexdigest()

@@ -1,14 +1,14 @@
-"""Which engine a request goes to: the one where its first token costs least, in seconds.
+"""Routing: a request goes to the engine where its first token costs least, in seconds.
 
-    crowd     how much those that are there already slow it down, or keep it waiting
-    adapter   how long its weights take to get there; dearer than the wait alone, since they push
-              out others'
-    prompt    what the engine has to compute of it, less what its prefix cache has
+    crowd     how much the requests already there slow it down, or keep it waiting
+    adapter   how long the adapter's weights take to get there; dearer than the wait alone, since
+              they push out those of others
+    prompt    how long the engine computes the part of the prompt that its prefix cache lacks
 
 So a cold adapter stays on one engine, where residency draws its requests, until that engine is more
-crowded than another load is worth: then it has two. Whoever routes decides alike from the same
-facts; where facts make no difference, a hash of the adapter does, so that gateways that do not know
-of each other's requests yet send one adapter to one engine.
+crowded than another load is worth: then the adapter has two engines. All gateways decide alike from
+the same facts; where facts make no difference, a hash of the adapter does, so that gateways that do
+not know of each other's requests yet send one adapter to one engine.
 """
 
 import hashlib
@@ -16,21 +16,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOAD_PRICE = 2.0
-"""Of a second of loading, in seconds of waiting: what is evicted for it will be loaded again."""
+"""Price of a second of loading in seconds of waiting: evicted adapters will be loaded again."""
 FULL_BATCH = 0.5
-"""How much longer a request takes in a full batch than alone, as a share of what it takes."""
+"""How much longer a request takes in a full batch than alone, as a share of its time."""
 INDIFFERENCE_S = 0.02
-"""Differences below it are noise, and the hash decides."""
+"""Differences between costs that are smaller are noise, and the hash decides."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """What is known of an engine, for one request.
+    """An engine as one request sees it.
 
-    num_requests: about how many run, wait and are on their way there.   seats: that run at
-    once.   request_s: what a request takes there lately.   load_s: until its adapter can be used,
-    0 where it is.   is_coming: others wait for it there already.   prefill_s: of what is not
-    cached of its prompt.
+    num_requests: about how many requests run there, wait there or are on their way.
+    seats: requests that run at once.   request_s: how long a request takes there lately.
+    load_s: seconds until the request's adapter can be used, 0 if it can already.
+    is_coming: whether that adapter is being loaded already.
+    prefill_s: seconds to compute the part of the prompt that is not cached.
     """
 
     name: str
@@ -43,8 +44,10 @@ class EngineView:
 
 
 def choose(key: str, views: Sequence[EngineView]) -> EngineView:
-    """key: the adapter's, so that its requests agree where nothing else decides; of requests on the
-    base model, that of their prompts' beginning.
+    """The engine for a request.
+
+    key: decides between equal costs. It is the adapter's, so that all its requests agree; requests
+    on the base model have the key of their prompt's beginning.
     """
     costs = [cost_s(view) for view in views]
     limit = min(costs) + INDIFFERENCE_S
@@ -53,18 +56,18 @@ def choose(key: str, views: Sequence[EngineView]) -> EngineView:
 
 
 def cost_s(view: EngineView) -> float:
-    """Seconds, comparable between engines only."""
+    """Cost of a first token in seconds, which may only be compared between engines."""
     load_s = view.load_s if view.is_coming else LOAD_PRICE * view.load_s
     return view.request_s * _crowd(view.num_requests / view.seats) + load_s + view.prefill_s
 
 
 def rank(key: str, name: str) -> bytes:
-    """Of an engine for a key: the highest is its home (rendezvous hashing, Thaler 1998), and when
-    an engine comes or goes, only its own keys move.
+    """Rank of an engine for a key. The engine with the highest is the key's home (rendezvous
+    hashing, Thaler 1998), and when an engine comes or goes, only its own keys move.
     """
     return hashlib.blake2b(f"{key}\n{name}".encode(), digest_size=8).digest()
 
 
 def _crowd(fill: float) -> float:
-    """Of a request's time: what a batch so full adds to it, and what the queue does."""
+    """Share of a request's time that a batch of this fill adds to it, and the queue behind it."""
     return FULL_BATCH * min(fill, 1.0) + max(fill - 1.0, 0.0)

@@ -1,4 +1,4 @@
-"""The requests under way in this gateway: whose they are, and which still wait to begin."""
+"""The requests under way in this gateway: their tenants, and which of them wait to begin."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 class RunningRequest:
     """A request between its admission and the end of its last answer.
 
-    wanted_tokens: completion tokens that it may come to, all answers together.
+    wanted_tokens: completion tokens that all its answers together may have.
     is_cold: its adapter had to be loaded first, so it waits for that and not for a turn.
-    engine: the name of the one that has it.   begun: which of its answers have a first token.
+    engine: name of the engine that has it.   begun: numbers of its answers with a first token.
     is_cancelled: its tenant asked to end it, maybe before the engine had it.
     """
 
@@ -30,7 +30,7 @@ class RunningRequest:
 
 
 class Running:
-    """A table by request id, and counts that are kept with it."""
+    """The requests under way by id, and counts of their answers."""
 
     def __init__(self) -> None:
         self._requests: dict[str, RunningRequest] = {}
@@ -77,7 +77,7 @@ class Running:
             self._count_waiting(request, -1)
 
     def move(self, request: RunningRequest, engine: str) -> None:
-        """One that is here, to another engine."""
+        """Note that another engine has the request from now on."""
         self._count_answers(request, -1)
         request.engine = engine
         self._count_answers(request, 1)

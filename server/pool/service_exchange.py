@@ -1,4 +1,4 @@
-"""What engines gave to which tenant, passed on from each engine to the others."""
+"""The service that engines gave to tenants, passed on from each engine to the others."""
 
 from collections import defaultdict
 from collections.abc import Collection
@@ -10,7 +10,7 @@ _MAX_TENANTS = 100_000
 
 
 class ServiceExchange:
-    """Gathers totals, and passes them on. They only grow, so the latest is all there is to say."""
+    """Gathers totals and passes them on. Totals only grow, so the latest ones suffice."""
 
     def __init__(self) -> None:
         self._totals: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
@@ -21,7 +21,7 @@ class ServiceExchange:
             totals |= dict(message.totals)
 
     async def pass_on(self, engines: Collection[PooledEngine]) -> None:
-        """Tell every engine what the others gave since the last time."""
+        """Tell every engine the totals of the others that changed since the last time."""
         gathered, self._totals = self._totals, defaultdict(dict)
         if len(engines) < 2:
             return

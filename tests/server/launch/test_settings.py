@@ -99,7 +99,7 @@ def test_a_list_in_the_environment_is_json(monkeypatch):
 
 
 def test_there_cannot_be_more_engines_than_the_most():
-    with pytest.raises(InvalidSetting, match="max_engines: .*more engines to begin with"):
+    with pytest.raises(InvalidSetting, match="max_engines: .*must be at least `engines`"):
         load_settings({"model": "m", "engines": 3, "max_engines": 2})
     assert load_settings({"model": "m", "engines": 3}).most_engines == 3
     assert load_settings({"model": "m", "engines": 3, "max_engines": 5}).most_engines == 5
