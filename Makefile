@@ -25,11 +25,12 @@ demo: $(VENV)/serve.stamp ## serve the demo model, two tenants, four adapters [P
 demo-train: $(VENV)/train.stamp ## make the demo's model and adapters again, offline
 	@$(BIN)/python -m demo
 
-check: $(VENV)/dev.stamp ## lint, format, types, import contracts, docs/
+check: $(VENV)/dev.stamp ## lint, format, types, import contracts, docstrings, docs/
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/words.py
 	$(BIN)/python .ci/reference.py --check
 	$(BIN)/python -m bench.page --check
 	$(BIN)/python .ci/docs.py --check

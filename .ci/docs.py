@@ -69,7 +69,7 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 def faults_of(block: Block) -> Iterator[str]:
-    """What is wrong with a block, with its place."""
+    """Faults of a block, each with its place."""
     check = _CHECKS.get(block.language)
     for fault in check(block.text) if check else ():
         yield f"{block.path.relative_to(ROOT)}:{block.line}: {fault}"

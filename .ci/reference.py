@@ -81,7 +81,7 @@ def make_metrics() -> Metrics:
 def pages(
     app: FastAPI | None = None, model: type[BaseModel] = Settings, metrics: Metrics | None = None
 ) -> dict[str, str]:
-    """Each page by its file's name. Arguments are for tests, which add routes, settings, metrics."""
+    """Each page by its file's name. The arguments are for tests, which add to what is shown."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     cli: Any = get_command(command_line)
     return {
