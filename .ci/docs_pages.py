@@ -1,6 +1,10 @@
-"""A hook of mkdocs: documents at the root, and pictures of bench/results, are in the site, too."""
+"""A hook of mkdocs: what is in the site and not in docs/.
+
+That is the documents at the root, the pictures of bench/results, and the page of all endpoints.
+"""
 
 import re
+import sys
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -8,6 +12,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / ".ci"))
+
+from endpoints import endpoints_page  # noqa: E402
+from reference import make_app  # noqa: E402
+
 PAGES = {
     "ARCHITECTURE.md": "developer/architecture.md",
     "CONTRIBUTING.md": "developer/contributing.md",
@@ -23,6 +32,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for document, page in PAGES.items():
         text = (ROOT / document).read_text()
         files.append(File.generated(config, page, content=_LINK.sub(_from_developer, text)))
+    endpoints = endpoints_page(make_app().openapi())
+    files.append(File.generated(config, "reference/endpoints.md", content=endpoints))
     for picture in (ROOT / "bench" / "results").glob("*.svg"):
         uri = f"{_PICTURES}/{picture.name}"
         files.append(File.generated(config, uri, abs_src_path=str(picture)))

@@ -102,7 +102,8 @@ def pages(
 
 _ABOUT_ROUTES = (
     "A tenant key is an API key of a tenant, with a scope where one is named; the admin key is the "
-    "operator's. A running server has the whole OpenAPI document at `GET /openapi.json`. "
+    "operator's. A running server has the OpenAPI document at `GET /openapi.json`, and the site of "
+    "`make docs` has a page of all endpoints with their parameters, bodies and answers. "
     "[Errors by code](../tenant/errors.md) says what each refusal means."
 )
 _ABOUT_SETTINGS = (
