@@ -1,6 +1,7 @@
 """Channels for rows of 64-bit numbers between two processes, over a socket of their own."""
 
 import socket
+import struct
 from array import array
 from collections.abc import Sequence
 
@@ -17,10 +18,16 @@ class ChannelClosed(Exception):
 
 
 class IntChannel:
-    """One end of a channel, for one thread. Rows arrive whole and in order."""
+    """One end of a channel: one thread may send while another one receives.
+
+    Rows arrive whole and in order. Time limits are options of the socket, one for each direction;
+    the socket's own timeout would hold for both.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        connection.settimeout(None)
+        self._limit(socket.SO_SNDTIMEO, _SEND_TIMEOUT_S)
 
     @classmethod
     def pair(cls) -> tuple["IntChannel", socket.socket]:
@@ -32,18 +39,17 @@ class IntChannel:
         """Send a row. Raises ChannelClosed."""
         assert len(numbers) <= MAX_NUMBERS, f"a row of {len(numbers)} numbers"
         data = array("q", numbers).tobytes()
-        self._connection.settimeout(_SEND_TIMEOUT_S)
         try:
             self._connection.sendall(len(data).to_bytes(_LENGTH_BYTES, "little") + data)
         except OSError as error:
-            raise ChannelClosed(str(error)) from error
+            raise _closed(error) from error
 
     def receive(self, timeout_s: float | None = None) -> "array[int]":
         """Receive the next row. timeout_s: longest wait for it; None waits without a limit.
 
         Raises ChannelClosed, also if the row does not come in time.
         """
-        self._connection.settimeout(timeout_s)
+        self._limit(socket.SO_RCVTIMEO, timeout_s or 0.0)
         size = int.from_bytes(self._read(_LENGTH_BYTES), "little")
         if size > MAX_NUMBERS * 8:
             raise ChannelClosed(f"a row of {size} bytes")
@@ -58,8 +64,20 @@ class IntChannel:
             try:
                 count = self._connection.recv_into(view[filled:])
             except OSError as error:
-                raise ChannelClosed(str(error)) from error
+                raise _closed(error) from error
             if not count:
                 raise ChannelClosed("the other process has ended")
             filled += count
         return data
+
+    def _limit(self, option: int, seconds: float) -> None:
+        """Set the time limit of one direction; 0 is none.   option: of the socket."""
+        limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+        try:
+            self._connection.setsockopt(socket.SOL_SOCKET, option, limit)
+        except OSError as error:
+            raise _closed(error) from error
+
+
+def _closed(error: OSError) -> ChannelClosed:
+    return ChannelClosed("timed out" if isinstance(error, BlockingIOError) else str(error))

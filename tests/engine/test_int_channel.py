@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers, lists
 
+from engine import int_channel
 from engine.int_channel import MAX_NUMBERS, ChannelClosed, IntChannel
 
 NUMBERS = integers(-(1 << 63), (1 << 63) - 1)
@@ -67,3 +68,25 @@ def test_a_length_beyond_the_limit_is_refused_before_it_is_allocated():
         there.sendall((8 * MAX_NUMBERS + 8).to_bytes(8, "little"))
         with pytest.raises(ChannelClosed, match="a row of"):
             channel.receive()
+
+
+class SendsBeforeItReads(socket.socket):
+    """A socket on which another thread sends a row just before the first one waits for its own."""
+
+    def recv_into(self, *arguments):
+        if not hasattr(self, "has_sent"):
+            self.has_sent = True
+            IntChannel.send(self.channel, [7])
+        return super().recv_into(*arguments)
+
+
+def test_a_row_that_is_sent_leaves_the_receivers_time_limit_as_it_is(monkeypatch):
+    monkeypatch.setattr(int_channel, "_SEND_TIMEOUT_S", 0.05)
+    here, there = socket.socketpair()
+    with there, SendsBeforeItReads(fileno=here.detach()) as busy:
+        busy.channel = IntChannel(busy)
+        answered = threading.Timer(0.3, lambda: IntChannel(there).send([9]))
+        answered.start()
+        assert list(busy.channel.receive()) == [9]
+        answered.join()
+        assert list(IntChannel(there).receive()) == [7]
