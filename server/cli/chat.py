@@ -21,8 +21,13 @@ def chat(
     system: Annotated[
         str | None, typer.Option(help="System message at the start of the chat.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, max=2.0)] = 0.0,
-    max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="0 takes the likeliest token each time.")
+    ] = 0.0,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of one answer; by default what the context leaves."),
+    ] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
 ) -> None:

@@ -55,9 +55,15 @@ def create(
     expires_at: Annotated[
         int | None, typer.Option(help="When the key expires, in Unix seconds; by default never.")
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option()] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option()] = None,
-    max_concurrency: Annotated[int | None, typer.Option()] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Requests per minute; no limit by default.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Tokens per minute; no limit by default.")
+    ] = None,
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Answers under way at once; no limit by default.")
+    ] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     admin_key: AdminKey = None,

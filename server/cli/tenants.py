@@ -41,9 +41,15 @@ def create(
     plan: Annotated[
         str | None, typer.Option(help="Plan whose prices the tenant pays, by default standard.")
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option()] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option()] = None,
-    max_concurrency: Annotated[int | None, typer.Option()] = None,
+    requests_per_minute: Annotated[
+        int | None, typer.Option(help="Requests per minute; no limit by default.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        int | None, typer.Option(help="Tokens per minute; no limit by default.")
+    ] = None,
+    max_concurrency: Annotated[
+        int | None, typer.Option(help="Answers under way at once; no limit by default.")
+    ] = None,
     max_queue_share: Annotated[
         float | None,
         typer.Option(help="Share of the engines' queues that the tenant may hold, above 0 to 1."),
@@ -51,8 +57,12 @@ def create(
     weight: Annotated[
         float | None, typer.Option(help="Share of the engines when they are busy, against others.")
     ] = None,
-    max_adapters: Annotated[int | None, typer.Option()] = None,
-    max_adapter_bytes_total: Annotated[int | None, typer.Option()] = None,
+    max_adapters: Annotated[
+        int | None, typer.Option(help="Adapters that it may have; 100 by default.")
+    ] = None,
+    max_adapter_bytes_total: Annotated[
+        int | None, typer.Option(help="Bytes of all its adapters; 20 GiB by default.")
+    ] = None,
     monthly_budget: Annotated[
         str | None, typer.Option(help="Dollars a month, after which requests are refused.")
     ] = None,
