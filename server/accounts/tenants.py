@@ -10,7 +10,7 @@ import re
 import secrets
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
@@ -23,6 +23,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 STANDARD = "standard"
 """Plan of a tenant that is created without one."""
+
+TenantStatus = Literal["active", "suspended"]
 
 
 class TenantError(Exception):
@@ -73,7 +75,7 @@ class Tenant:
 
     tenant_id: str
     name: str
-    status: str
+    status: TenantStatus
     plan: str
     limits: TenantLimits
     cache_salt: str = field(repr=False)
@@ -238,7 +240,7 @@ def check_plan(plan: str, *, param: str = "plan") -> None:
         raise InvalidTenant(param, f"A plan's name matches {_NAME.pattern}.")
 
 
-def _set_status(conn: Connection, tenant_id: str, status: str) -> None:
+def _set_status(conn: Connection, tenant_id: str, status: TenantStatus) -> None:
     query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(status=status)
     if conn.execute(query).rowcount == 0:
         raise TenantNotFound(tenant_id)

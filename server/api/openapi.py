@@ -1,6 +1,6 @@
 """The OpenAPI document: the routes' declarations, completed with their bodies and possible answers.
 
-A route declares its path, its parameters and its body's model; its docstring describes its answer.
+A route declares its path, its parameters, and the models of its body and of its answer.
 Its possible errors follow from what it needs: a key, a body, an engine.
 """
 
@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from pydantic import BaseModel
 
 from server.api.bodies import JsonBody
+from server.api.examples import example_of
 from server.api.openai import ChatRequest, CompletionRequest, TextToTokenize, TokensToDecode
 from server.billing.exports.formats import INFO
 from server.text.json_object import JsonObject
@@ -106,7 +107,7 @@ def _complete(operation: JsonObject, route: RouteContext, method: str, schemas: 
         answer["description"] = (
             route.description.partition("\n")[0] or "The request was carried out."
         )
-        answer["content"] = _contents(path)
+        answer["content"] = _contents(path, answer.get("content", {}), schemas)
     if path.endswith("/complete"):
         answers["202"] = {
             **answers["200"],
@@ -116,11 +117,16 @@ def _complete(operation: JsonObject, route: RouteContext, method: str, schemas: 
     operation["responses"] = answers | errors
 
 
-def _contents(path: str) -> JsonObject:
-    """The content of a successful answer, by media type."""
+def _contents(path: str, declared: JsonObject, schemas: JsonObject) -> JsonObject:
+    """The content of a successful answer, by media type, with an example of its JSON."""
     if path in _EXPORTS:
         return {info.media_type: {"schema": {"type": "string"}} for info in INFO.values()}
-    contents: JsonObject = {_JSON: {"schema": {"type": "object"}}}
+    if "$ref" not in declared.get(_JSON, {}).get("schema", {}):  # TRANSITION
+        return {_JSON: {"schema": {"type": "object"}}}
+    schema = declared[_JSON]["schema"]
+    contents: JsonObject = {
+        _JSON: {"schema": schema, "example": example_of(schema, schemas, f"answer of {path}")}
+    }
     if path in _INFERENCE:
         contents["text/event-stream"] = {"schema": {"type": "string"}}
     return contents

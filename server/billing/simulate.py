@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.accounts.tables import tenants
+from server.billing.entries import EntryKind
 from server.billing.prices import Price, Scope, get_prices
 from server.billing.rating import Prices, kept_amount, rated_amounts
 from server.billing.receipts.receipt import tenant_account
@@ -51,7 +52,7 @@ class Line:
 
     tenant_id: str
     tenant_name: str | None
-    kind: str
+    kind: EntryKind
     num_entries: int = 0
     actual_nanousd: int = 0
     simulated_nanousd: int = 0

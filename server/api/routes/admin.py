@@ -2,26 +2,28 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
+from engine.messages import Tier
 from server.accounts import tenants
 from server.accounts.identities import Identities
-from server.accounts.tenants import Tenant, TenantLimits
+from server.accounts.tenants import Tenant, TenantLimits, TenantStatus
+from server.api.answer import Answer
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, EnginesDep, IdentitiesDep, PriceTagsDep
 from server.api.routes.budgets import Dollars, nanousd
-from server.api.routes.usage import GroupBy, Time, render_usage
+from server.api.routes.lists import ListAnswer
+from server.api.routes.usage import GroupBy, Time, UsageList, usage_list
 from server.billing import budgets
 from server.billing.budgets import Budget
 from server.billing.price_tags import PriceTags
 from server.billing.rating import format_usd
 from server.database.clock import now_ms
 from server.database.database import Database
-from server.text.json_object import JsonObject
 
 router = APIRouter()
 
@@ -51,13 +53,59 @@ class _NewTenant(_Limits):
     plan: str = Field(tenants.STANDARD, max_length=64)
 
 
+class TenantAnswer(Answer):
+    """A tenant with its limits; a limit that is null is none.
+
+    max_queue_share: what it may take of the places of waiting requests, above 0 and at most 1.
+    weight: its share of an engine that is full, beside the weights of others.
+    monthly_budget: in dollars.   created_at: Unix seconds.
+    """
+
+    object: Literal["tenant"] = "tenant"
+    tenant_id: str = Field(examples=["ten_5f0c1d2e3a4b5968"])
+    name: str = Field(examples=["acme"])
+    status: TenantStatus
+    plan: str = Field(examples=["standard"])
+    requests_per_minute: int | None = Field(examples=[600])
+    tokens_per_minute: int | None = Field(examples=[200_000])
+    max_concurrency: int | None = Field(examples=[16])
+    max_queue_share: float | None = Field(examples=[0.25])
+    weight: float = Field(examples=[1.0])
+    max_adapters: int | None = Field(examples=[100])
+    max_adapter_bytes_total: int | None = Field(examples=[20_000_000_000])
+    monthly_budget: str | None = Field(examples=["250.000000000"])
+    created_at: int = Field(examples=[1_794_787_200])
+
+
+class TenantList(ListAnswer[TenantAnswer]):
+    """All tenants."""
+
+
+class ResidencyAnswer(Answer):
+    """An adapter of an engine. tier: the memory that it is in, or on its way to.
+
+    size_bytes: what it takes there.   error: the fault of its last load.
+    """
+
+    engine: str = Field(examples=["engine-1"])
+    object_key: str = Field(examples=[f"ten_5f0c1d2e3a4b5968/{'3c' * 32}"])
+    digest: str = Field(examples=["3c" * 32])
+    tier: Tier = Field(examples=["device"])
+    size_bytes: int = Field(examples=[54_525_952])
+    error: str | None = Field(examples=[None])
+
+
+class ResidencyList(ListAnswer[ResidencyAnswer]):
+    """The adapters that engines know of."""
+
+
 @router.post("/tenants", status_code=201)
 async def create_tenant(
     body: Annotated[_NewTenant, json_body(_NewTenant)],
     database: DatabaseDep,
     identities: IdentitiesDep,
     price_tags: PriceTagsDep,
-) -> JsonObject:
+) -> TenantAnswer:
     """Create a tenant with its limits, its plan and its monthly budget."""
     limits = TenantLimits(**body.model_dump(exclude={"name", "plan", "monthly_budget"}))
 
@@ -73,21 +121,21 @@ async def create_tenant(
 
 
 @router.get("/tenants")
-async def list_tenants(database: DatabaseDep) -> JsonObject:
+async def list_tenants(database: DatabaseDep) -> TenantList:
     """List all tenants."""
 
-    def read(conn: Connection) -> list[JsonObject]:
+    def read(conn: Connection) -> list[TenantAnswer]:
         limits = _monthly_budgets(conn)
         return [_tenant(found, limits) for found in tenants.list_tenants(conn)]
 
-    return {"object": "list", "data": await database.read(read), "has_more": False}
+    return TenantList(data=await database.read(read))
 
 
 @router.get("/tenants/{tenant}")
-async def get_tenant(tenant: str, database: DatabaseDep) -> JsonObject:
+async def get_tenant(tenant: str, database: DatabaseDep) -> TenantAnswer:
     """Get a tenant by id or name."""
 
-    def read(conn: Connection) -> JsonObject:
+    def read(conn: Connection) -> TenantAnswer:
         found = tenants.get_tenant(conn, tenant)
         return _tenant(found, _monthly_budgets(conn, found.tenant_id))
 
@@ -101,7 +149,7 @@ async def change_tenant(
     database: DatabaseDep,
     identities: IdentitiesDep,
     price_tags: PriceTagsDep,
-) -> JsonObject:
+) -> TenantAnswer:
     """Change a tenant; fields that are left out stay as they are."""
     named = body.model_dump(exclude_unset=True, exclude={"plan", "monthly_budget"})
 
@@ -122,7 +170,7 @@ async def change_tenant(
 @router.post("/tenants/{tenant}/suspend")
 async def suspend_tenant(
     tenant: str, database: DatabaseDep, identities: IdentitiesDep, price_tags: PriceTagsDep
-) -> JsonObject:
+) -> TenantAnswer:
     """Suspend a tenant: its requests are refused until it is resumed."""
     return await _change_status(database, identities, price_tags, tenant, tenants.suspend_tenant)
 
@@ -130,30 +178,30 @@ async def suspend_tenant(
 @router.post("/tenants/{tenant}/resume")
 async def resume_tenant(
     tenant: str, database: DatabaseDep, identities: IdentitiesDep, price_tags: PriceTagsDep
-) -> JsonObject:
+) -> TenantAnswer:
     """Resume a suspended tenant."""
     return await _change_status(database, identities, price_tags, tenant, tenants.resume_tenant)
 
 
-@router.get("/usage")
+@router.get("/usage", response_model_exclude_unset=True)
 async def get_usage(
     database: DatabaseDep,
     start: Time = None,
     end: Time = None,
     group_by: GroupBy = None,
-) -> JsonObject:
+) -> UsageList:
     """Sum up the usage of all tenants, by tenant unless `group_by` names other dimensions."""
-    return await render_usage(database, None, start, end, group_by or ["tenant"])
+    return await usage_list(database, None, start, end, group_by or ["tenant"])
 
 
 @router.get("/residency")
-async def residency(engines: EnginesDep) -> JsonObject:
+async def residency(engines: EnginesDep) -> ResidencyList:
     """List every adapter that an engine knows of, with where it is now."""
     data = [
-        {"engine": name, **dataclasses.asdict(residency)}
+        ResidencyAnswer(engine=name, **dataclasses.asdict(residency))
         for name, residency in engines.all_residency()
     ]
-    return {"object": "list", "data": data, "has_more": False}
+    return ResidencyList(data=data)
 
 
 async def _change_status(
@@ -162,7 +210,7 @@ async def _change_status(
     price_tags: PriceTags,
     tenant: str,
     change: Callable[..., None],
-) -> JsonObject:
+) -> TenantAnswer:
     def write(conn: Connection) -> Tenant:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
         change(conn, tenant_id, now_ms=now_ms())
@@ -176,15 +224,15 @@ async def _write(
     identities: Identities,
     price_tags: PriceTags,
     write: Callable[[Connection], Tenant],
-) -> JsonObject:
+) -> TenantAnswer:
     """Make a change that this gateway's next request sees."""
 
-    def write_and_show(conn: Connection) -> JsonObject:
+    def write_and_show(conn: Connection) -> TenantAnswer:
         tenant = write(conn)
         return _tenant(tenant, _monthly_budgets(conn, tenant.tenant_id))
 
     shown = await database.write(write_and_show)
-    identities.forget(shown["tenant_id"])
+    identities.forget(shown.tenant_id)
     price_tags.forget()  # the plan may be another
     return shown
 
@@ -212,14 +260,13 @@ def _monthly_budgets(conn: Connection, tenant_id: str | None = None) -> dict[str
     }
 
 
-def _tenant(tenant: Tenant, monthly_budgets: Mapping[str, str]) -> JsonObject:
-    return {
-        "object": "tenant",
-        "tenant_id": tenant.tenant_id,
-        "name": tenant.name,
-        "status": tenant.status,
-        "plan": tenant.plan,
+def _tenant(tenant: Tenant, monthly_budgets: Mapping[str, str]) -> TenantAnswer:
+    return TenantAnswer(
+        tenant_id=tenant.tenant_id,
+        name=tenant.name,
+        status=tenant.status,
+        plan=tenant.plan,
         **dataclasses.asdict(tenant.limits),
-        "monthly_budget": monthly_budgets.get(tenant.tenant_id),
-        "created_at": tenant.created_at_ms // 1000,
-    }
+        monthly_budget=monthly_budgets.get(tenant.tenant_id),
+        created_at=tenant.created_at_ms // 1000,
+    )

@@ -1,15 +1,16 @@
 """The audit log: all of it for the operator; for a tenant's admin, what the tenant's keys did."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
+from pydantic import Field
 
 from server.accounts import tenants
 from server.accounts.audit_log import MAX_LINES, Asked, AuditLine, list_lines
+from server.api.answer import Answer
 from server.api.deps import DatabaseDep, TenantAdminKey
-from server.api.routes.lists import list_page
+from server.api.routes.lists import Page, page_of
 from server.database.database import Database
-from server.text.json_object import JsonObject
 
 router = APIRouter()
 admin_router = APIRouter()
@@ -23,6 +24,30 @@ _Text = Annotated[str | None, Query(max_length=128, pattern=r"^[!-~]*$")]
 _Seconds = Annotated[int | None, Query(ge=0, le=_MAX_S)]
 
 
+class AuditLogLine(Answer):
+    """An action. at: Unix seconds.   target: the id or the name of what it was done to.
+
+    actor: `operator`, `gateway` for scheduled work, or `key:` and an API key's id.
+    tenant_id: the tenant that owns the target, null where no tenant does.
+    """
+
+    object: Literal["audit_log.line"] = "audit_log.line"
+    audit_id: int = Field(examples=[812])
+    at: int = Field(examples=[1_796_083_200])
+    actor: str = Field(examples=["operator"])
+    action: str = Field(examples=["tenant.plan"])
+    target: str = Field(examples=["ten_5f0c1d2e3a4b5968"])
+    detail: str = Field(examples=["standard"])
+    tenant_id: str | None = Field(examples=["ten_5f0c1d2e3a4b5968"])
+
+
+class AuditLogPage(Page[AuditLogLine]):
+    """A part of the audit log, the newest first."""
+
+    first_id: int | None = Field(examples=[812])
+    last_id: int | None = Field(examples=[713])
+
+
 @router.get("/audit-log")
 async def get_own(
     database: DatabaseDep,
@@ -33,7 +58,7 @@ async def get_own(
     end: _Seconds = None,
     after: _After = None,
     limit: _Limit = 100,
-) -> JsonObject:
+) -> AuditLogPage:
     """List what the tenant's API keys did, newest first.
 
     start, end: Unix seconds.   after: only lines older than the one with this id.
@@ -60,7 +85,7 @@ async def get_all(
     end: _Seconds = None,
     after: _After = None,
     limit: _Limit = 100,
-) -> JsonObject:
+) -> AuditLogPage:
     """List what was done by the operator and by API keys, newest first.
 
     tenant: an id or a name; only what was done to that tenant's things.   start, end: Unix seconds.
@@ -81,22 +106,22 @@ async def get_all(
     return await _page(database, asked, limit)
 
 
-async def _page(database: Database, asked: Asked, limit: int) -> JsonObject:
+async def _page(database: Database, asked: Asked, limit: int) -> AuditLogPage:
     found = await database.read(lambda conn: list_lines(conn, asked, limit + 1))
-    return list_page([_line(line) for line in found], "audit_id", limit)
+    page = page_of([_line(line) for line in found], lambda line: line.audit_id, limit)
+    return AuditLogPage(**dict(page))
 
 
-def _line(line: AuditLine) -> JsonObject:
-    return {
-        "object": "audit_log.line",
-        "audit_id": line.audit_id,
-        "at": line.at_ms // 1000,
-        "actor": line.actor,
-        "action": line.action,
-        "target": line.target,
-        "detail": line.detail,
-        "tenant_id": line.tenant_id,
-    }
+def _line(line: AuditLine) -> AuditLogLine:
+    return AuditLogLine(
+        audit_id=line.audit_id,
+        at=line.at_ms // 1000,
+        actor=line.actor,
+        action=line.action,
+        target=line.target,
+        detail=line.detail,
+        tenant_id=line.tenant_id,
+    )
 
 
 def _milliseconds(seconds: int | None) -> int | None:

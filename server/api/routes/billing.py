@@ -2,7 +2,7 @@
 
 import re
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,8 +10,10 @@ from sqlalchemy import Connection
 
 from server.accounts import tenants
 from server.api import errors
+from server.api.answer import Answer
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, SignerDep, UsageKey
+from server.api.receipt_view import LedgerEntry
 from server.billing import credits
 from server.billing.credits import CreditKind
 from server.billing.rating import format_usd
@@ -50,14 +52,32 @@ class _Correction(BaseModel):
     memo: _Memo = None
 
 
+class BalanceAnswer(Answer):
+    """A balance. Each amount is in nano-dollars, and the same in dollars.
+
+    balance: by the ledger; negative is owed.   held: what requests under way hold.
+    available: the balance without what is held.
+    """
+
+    object: Literal["balance"] = "balance"
+    tenant_id: str = Field(examples=["ten_5f0c1d2e3a4b5968"])
+    tenant: str = Field(examples=["acme"])
+    balance_nanousd: int = Field(examples=[12_250_120_000])
+    balance_usd: str = Field(examples=["12.250120000"])
+    held_nanousd: int = Field(examples=[120_000])
+    held_usd: str = Field(examples=["0.000120000"])
+    available_nanousd: int = Field(examples=[12_250_000_000])
+    available_usd: str = Field(examples=["12.250000000"])
+
+
 @router.get("/balance")
-async def get_balance(database: DatabaseDep, identity: UsageKey) -> JsonObject:
+async def get_balance(database: DatabaseDep, identity: UsageKey) -> BalanceAnswer:
     """Get the tenant's balance, and how much of it is held for requests under way."""
     return await _balance(database, identity.tenant_id)
 
 
 @admin_router.get("/tenants/{tenant}/balance")
-async def get_balance_of(tenant: str, database: DatabaseDep) -> JsonObject:
+async def get_balance_of(tenant: str, database: DatabaseDep) -> BalanceAnswer:
     """Get a tenant's balance, and how much of it is held for requests under way."""
     return await _balance(database, tenant)
 
@@ -69,7 +89,7 @@ async def add_credit(
     database: DatabaseDep,
     signer: SignerDep,
     idempotency_key: IdempotencyKey,
-) -> JsonObject:
+) -> LedgerEntry:
     """Give a tenant a credit."""
     return await _post_credit(database, signer, "credit", tenant, body, idempotency_key)
 
@@ -81,7 +101,7 @@ async def add_payment(
     database: DatabaseDep,
     signer: SignerDep,
     idempotency_key: IdempotencyKey,
-) -> JsonObject:
+) -> LedgerEntry:
     """Record a payment of a tenant, made before or after it used anything."""
     return await _post_credit(database, signer, "payment", tenant, body, idempotency_key)
 
@@ -92,7 +112,7 @@ async def add_correction(
     database: DatabaseDep,
     signer: SignerDep,
     idempotency_key: IdempotencyKey,
-) -> JsonObject:
+) -> LedgerEntry:
     """Reverse a ledger entry by an entry of its own; an entry can be reversed once."""
 
     def write(conn: Connection) -> Receipt:
@@ -105,7 +125,7 @@ async def add_correction(
             now_ms=now_ms(),
         )
 
-    return _entry(await database.write(write))
+    return LedgerEntry.model_validate(await database.write(write))
 
 
 async def _post_credit(
@@ -115,7 +135,7 @@ async def _post_credit(
     tenant: str,
     body: _Amount,
     idempotency_key: str,
-) -> JsonObject:
+) -> LedgerEntry:
     amount_nanousd = _amount_nanousd(body)
 
     def write(conn: Connection) -> Receipt:
@@ -130,7 +150,7 @@ async def _post_credit(
             now_ms=now_ms(),
         )
 
-    return _entry(await database.write(write))
+    return LedgerEntry.model_validate(await database.write(write))
 
 
 def _amount_nanousd(body: _Amount) -> int:
@@ -156,22 +176,16 @@ def _amount_nanousd(body: _Amount) -> int:
     return amount
 
 
-async def _balance(database: Database, tenant: str) -> JsonObject:
+async def _balance(database: Database, tenant: str) -> BalanceAnswer:
     """The balance of a tenant, given by id or name."""
 
-    def read(conn: Connection) -> JsonObject:
+    def read(conn: Connection) -> BalanceAnswer:
         found = tenants.get_tenant(conn, tenant)
         balance = credits.balance_of(conn, found.tenant_id)
-        shown: JsonObject = {
-            "object": "balance", "tenant_id": found.tenant_id, "tenant": found.name,
-        }  # fmt: skip
+        amounts: JsonObject = {}
         for name in ("balance", "held", "available"):
             amount = getattr(balance, f"{name}_nanousd")
-            shown |= {f"{name}_nanousd": amount, f"{name}_usd": format_usd(amount)}
-        return shown
+            amounts |= {f"{name}_nanousd": amount, f"{name}_usd": format_usd(amount)}
+        return BalanceAnswer(tenant_id=found.tenant_id, tenant=found.name, **amounts)
 
     return await database.read(read)
-
-
-def _entry(receipt: Receipt) -> JsonObject:
-    return {"object": "entry", **receipt}

@@ -1,7 +1,7 @@
 """Budgets: operators set them, and tenants see how much of them is left."""
 
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,14 +9,15 @@ from sqlalchemy import Connection
 
 from server.accounts import tenants
 from server.api import errors
+from server.api.answer import Answer
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, IdentitiesDep, UsageKey
+from server.api.routes.lists import ListAnswer
 from server.billing import budgets
 from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums
 from server.billing.months import end_of, month_of
 from server.billing.rating import format_usd
 from server.database.clock import now_ms
-from server.text.json_object import JsonObject
 
 router = APIRouter()
 admin_router = APIRouter()
@@ -31,14 +32,65 @@ class _Amount(BaseModel):
     amount: Dollars
 
 
+class _BudgetAnswer(Answer):
+    """A budget. Each amount is in dollars, and the same in nano-dollars.
+
+    held: what open requests hold.   remaining: what the tenant may still spend.   status: whether
+    the budget stops requests now.
+    """
+
+    object: Literal["budget"] = "budget"
+    tenant_id: str = Field(examples=["tenant_5mWq8Zr2"])
+    enforcement: Enforcement
+    status: Literal["enforcing", "inactive"]
+    amount: str = Field(examples=["12.500000000"])
+    amount_nanousd: int = Field(examples=[12_500_000_000])
+    held: str = Field(examples=["0.000120000"])
+    held_nanousd: int = Field(examples=[120_000])
+    remaining: str = Field(examples=["12.250000000"])
+    remaining_nanousd: int = Field(examples=[12_250_000_000])
+
+
+class MonthlyBudget(_BudgetAnswer):
+    """A budget of one UTC month.   resets_at: the month's end, in Unix seconds."""
+
+    kind: Literal["monthly"] = "monthly"
+    resets_at: int = Field(examples=[1_798_761_600])
+    spent: str = Field(examples=["0.249880000"])
+    spent_nanousd: int = Field(examples=[249_880_000])
+
+
+class PrepaidBudget(_BudgetAnswer):
+    """A budget of what the tenant paid in advance."""
+
+    kind: Literal["prepaid"] = "prepaid"
+    resets_at: None = None
+    balance: str = Field(examples=["12.250120000"])
+    balance_nanousd: int = Field(examples=[12_250_120_000])
+
+
+BudgetAnswer = Annotated[MonthlyBudget | PrepaidBudget, Field(discriminator="kind")]
+
+
+class BudgetList(ListAnswer[BudgetAnswer]):
+    """All budgets of a tenant."""
+
+
+class BudgetDeleted(Answer):
+    """The answer to the removal of a budget."""
+
+    object: Literal["budget.deleted"] = "budget.deleted"
+    deleted: Literal[True] = True
+
+
 @router.get("/budgets")
-async def list_budgets(database: DatabaseDep, identity: UsageKey) -> JsonObject:
+async def list_budgets(database: DatabaseDep, identity: UsageKey) -> BudgetList:
     """List the tenant's budgets, with what is held and what remains of each."""
     return await database.read(lambda conn: _list(conn, identity.tenant_id))
 
 
 @admin_router.get("/tenants/{tenant}/budgets")
-async def list_budgets_of(tenant: str, database: DatabaseDep) -> JsonObject:
+async def list_budgets_of(tenant: str, database: DatabaseDep) -> BudgetList:
     """List a tenant's budgets, with what is held and what remains of each."""
     return await database.read(lambda conn: _list(conn, tenants.get_tenant(conn, tenant).tenant_id))
 
@@ -46,7 +98,7 @@ async def list_budgets_of(tenant: str, database: DatabaseDep) -> JsonObject:
 @admin_router.get("/tenants/{tenant}/budgets/{kind}/{enforcement}")
 async def get_budget(
     tenant: str, kind: BudgetKind, enforcement: Enforcement, database: DatabaseDep
-) -> JsonObject:
+) -> BudgetAnswer:
     """Get one of a tenant's budgets, with what is held and what remains of it."""
     return await database.read(lambda conn: _get(conn, tenant, kind, enforcement))
 
@@ -59,13 +111,13 @@ async def set_budget(
     body: Annotated[_Amount, json_body(_Amount)],
     database: DatabaseDep,
     identities: IdentitiesDep,
-) -> JsonObject:
+) -> BudgetAnswer:
     """Set one of a tenant's budgets.
 
     The budget holds from the next request on, at the other gateways within two seconds.
     """
 
-    def write(conn: Connection) -> tuple[str, JsonObject]:
+    def write(conn: Connection) -> tuple[str, BudgetAnswer]:
         budget = Budget(
             tenant_id=tenants.get_tenant(conn, tenant).tenant_id,
             kind=kind,
@@ -87,7 +139,7 @@ async def remove_budget(
     enforcement: Enforcement,
     database: DatabaseDep,
     identities: IdentitiesDep,
-) -> JsonObject:
+) -> BudgetDeleted:
     """Remove one of a tenant's budgets."""
 
     def write(conn: Connection) -> str:
@@ -97,25 +149,23 @@ async def remove_budget(
         return tenant_id
 
     identities.forget(await database.write(write))
-    return {"object": "budget.deleted", "deleted": True}
+    return BudgetDeleted()
 
 
 def nanousd(amount: Dollars) -> int:
     return int(Decimal(amount) * 10**9)
 
 
-def _list(conn: Connection, tenant_id: str) -> JsonObject:
+def _list(conn: Connection, tenant_id: str) -> BudgetList:
     at_ms = now_ms()
     sums = budgets.read_sums(conn, tenant_id, at_ms)
     found = budgets.get_budgets(conn, tenant_id)
-    data = [_budget(budget, sums, at_ms) for budget in found]
-    return {"object": "list", "data": data, "has_more": False}
+    return BudgetList(data=[_budget(budget, sums, at_ms) for budget in found])
 
 
-def _get(conn: Connection, tenant: str, kind: BudgetKind, enforcement: Enforcement) -> JsonObject:
-    listed: list[JsonObject] = _list(conn, tenants.get_tenant(conn, tenant).tenant_id)["data"]
-    for budget in listed:
-        if (budget["kind"], budget["enforcement"]) == (kind, enforcement):
+def _get(conn: Connection, tenant: str, kind: BudgetKind, enforcement: Enforcement) -> BudgetAnswer:
+    for budget in _list(conn, tenants.get_tenant(conn, tenant).tenant_id).data:
+        if (budget.kind, budget.enforcement) == (kind, enforcement):
             return budget
     raise _not_found()
 
@@ -124,26 +174,22 @@ def _not_found() -> errors.ApiError:
     return errors.not_found("There is no such budget.", code="budget_not_found", param="kind")
 
 
-def _budget(budget: Budget, sums: Sums, at_ms: int) -> JsonObject:
-    """A budget. A monthly one has what was `spent` in the month, a prepaid one the `balance`.
-
-    status: whether the budget stops requests now.
-    """
+def _budget(budget: Budget, sums: Sums, at_ms: int) -> BudgetAnswer:
     remaining = sums.remaining(budget.kind, budget.amount_nanousd)
     is_enforcing = budget.enforcement == "hard" and remaining <= 0
-    amounts = {"amount": budget.amount_nanousd, "held": sums.held_nanousd, "remaining": remaining}
-    if budget.kind == "monthly":
-        amounts["spent"] = sums.spent_nanousd
-    else:
-        amounts["balance"] = sums.balance_nanousd
-    shown: JsonObject = {
-        "object": "budget",
+    shown = {
         "tenant_id": budget.tenant_id,
-        "kind": budget.kind,
         "enforcement": budget.enforcement,
         "status": "enforcing" if is_enforcing else "inactive",
-        "resets_at": end_of(month_of(at_ms)) // 1000 if budget.kind == "monthly" else None,
+        **_amount("amount", budget.amount_nanousd),
+        **_amount("held", sums.held_nanousd),
+        **_amount("remaining", remaining),
     }
-    for name, nanousd in amounts.items():
-        shown |= {name: format_usd(nanousd), f"{name}_nanousd": nanousd}
-    return shown
+    if budget.kind == "prepaid":
+        return PrepaidBudget(**shown, **_amount("balance", sums.balance_nanousd))
+    resets_at = end_of(month_of(at_ms)) // 1000
+    return MonthlyBudget(**shown, resets_at=resets_at, **_amount("spent", sums.spent_nanousd))
+
+
+def _amount(name: str, nanousd: int) -> dict[str, Any]:
+    return {name: format_usd(nanousd), f"{name}_nanousd": nanousd}

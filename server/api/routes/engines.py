@@ -1,31 +1,120 @@
 """The engines of the pool, for operators: those that there are, and those that are lost."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path
+from pydantic import Field
 
 from server.api import errors
+from server.api.answer import Answer
 from server.api.deps import DatabaseDep, EnginesDep
+from server.api.routes.lists import ListAnswer
 from server.billing.holds import MAX_VOIDED_AT_ONCE, void_lost
 from server.database.clock import now_ms
+from server.pool.engine import EngineState
 from server.pool.engines import EngineFigures
-from server.text.json_object import JsonObject
 
 router = APIRouter()
 
 
+class TierFigures(Answer):
+    """A tier of an engine's adapters: counters since the engine's start, and bytes of now.
+
+    hits, misses: requests whose adapter was there on their arrival, or was not.
+    loads: adapters that came into the tier.   limit_bytes: 0 where there is none.
+    """
+
+    tier: Literal["device", "host", "disk", "store"]
+    hits: int = Field(examples=[9120])
+    misses: int = Field(examples=[37])
+    loads: int = Field(examples=[41])
+    load_bytes: int = Field(examples=[2_235_564_032])
+    load_seconds: float = Field(examples=[1.734])
+    used_bytes: int = Field(examples=[1_090_519_040])
+    limit_bytes: int = Field(examples=[8_589_934_592])
+
+
+class EngineStatsAnswer(Answer):
+    """Figures of an engine: gauges of now, and counters since the engine's start.
+
+    batch_requests, batch_tokens, batch_adapters: the largest step since the figures before.
+    free_slabs, total_slabs, adapter_slabs, prefix_slabs, pinned_slabs: slabs of device memory.
+    unsettled_records: lines of the journal that are not in the ledger yet.
+    tiers: the nearest first.
+    is_leaving: whether the engine takes no new requests, and exits when those it has are settled.
+    """
+
+    running: int = Field(examples=[24])
+    waiting: int = Field(examples=[3])
+    batch_requests: int = Field(examples=[24])
+    batch_tokens: int = Field(examples=[536])
+    batch_adapters: int = Field(examples=[17])
+    free_slabs: int = Field(examples=[1210])
+    total_slabs: int = Field(examples=[4096])
+    adapter_slabs: int = Field(examples=[520])
+    steps: int = Field(examples=[184_230])
+    prompt_tokens: int = Field(examples=[5_120_400])
+    completion_tokens: int = Field(examples=[1_932_118])
+    cached_tokens: int = Field(examples=[2_204_672])
+    preemptions: int = Field(examples=[2])
+    swapped: int = Field(examples=[0])
+    prefix_slabs: int = Field(examples=[1980])
+    prefix_evictions: int = Field(examples=[614])
+    prefill_tokens_per_s: float = Field(examples=[21_450.5])
+    copy_bytes_per_s: float = Field(examples=[12_400_000_000.0])
+    adapter_evictions: int = Field(examples=[9])
+    pinned_slabs: int = Field(examples=[26])
+    unsettled_records: int = Field(examples=[5])
+    tiers: tuple[TierFigures, ...]
+    is_leaving: bool
+
+
+class EngineAnswer(Answer):
+    """An engine of the pool; what only the engine can say is null until it is there.
+
+    starts: how often it has started.   max_num_seqs: the most requests that it runs at once.
+    requests_here: answers that this gateway waits for.   figures: null while it is away.
+    """
+
+    object: Literal["engine"] = "engine"
+    name: str = Field(examples=["engine-1"])
+    state: EngineState = Field(examples=["ready"])
+    engine_id: str | None = Field(examples=["engine-1"])
+    starts: int = Field(examples=[3])
+    device: str | None = Field(examples=["cuda"])
+    tensor_parallel_size: int | None = Field(examples=[1])
+    max_num_seqs: int | None = Field(examples=[256])
+    requests_here: int = Field(examples=[12])
+    figures: EngineStatsAnswer | None
+
+
+class EngineList(ListAnswer[EngineAnswer]):
+    """The engines of the pool."""
+
+
+class EngineLost(Answer):
+    """The answer to the voiding of a lost engine's holds.
+
+    num_open: holds that have not expired, and are not voided.
+    """
+
+    object: Literal["engine.lost"] = "engine.lost"
+    engine_id: str = Field(examples=["engine-1"])
+    num_voided: int = Field(examples=[3])
+    num_open: int = Field(examples=[0])
+
+
 @router.get("/engines")
-async def engines(engines: EnginesDep) -> JsonObject:
+async def engines(engines: EnginesDep) -> EngineList:
     """List the engines of the pool, as this gateway sees them."""
-    data = [_render(figures) for figures in engines.figures()]
-    return {"object": "list", "data": data, "has_more": False}
+    return EngineList(data=[_engine(figures) for figures in engines.figures()])
 
 
 @router.post("/engines/{engine_id}/lost")
 async def lost(
     database: DatabaseDep, engines: EnginesDep, engine_id: Annotated[str, Path(max_length=64)]
-) -> JsonObject:
+) -> EngineLost:
     """Void the holds of an engine whose journal is lost: the requests that it ran are free.
 
     Only holds that have expired are voided. num_open counts the others, whose requests might still
@@ -40,26 +129,19 @@ async def lost(
             lambda conn: void_lost(conn, engine_id, actor="operator", now_ms=now_ms())
         )
         num_voided += voided
-    return {
-        "object": "engine.lost",
-        "engine_id": engine_id,
-        "num_voided": num_voided,
-        "num_open": num_open,
-    }
+    return EngineLost(engine_id=engine_id, num_voided=num_voided, num_open=num_open)
 
 
-def _render(figures: EngineFigures) -> JsonObject:
-    """An engine. requests_here: answers that this gateway waits for."""
+def _engine(figures: EngineFigures) -> EngineAnswer:
     welcome, stats = figures.welcome, figures.stats
-    return {
-        "object": "engine",
-        "name": figures.name,
-        "state": figures.state,
-        "engine_id": welcome.engine_id if welcome else None,
-        "starts": welcome.epoch if welcome else 0,
-        "device": welcome.device if welcome else None,
-        "tensor_parallel_size": welcome.tensor_parallel_size if welcome else None,
-        "max_num_seqs": welcome.max_num_seqs if welcome else None,
-        "requests_here": figures.num_own,
-        "figures": dataclasses.asdict(stats) if stats else None,
-    }
+    return EngineAnswer(
+        name=figures.name,
+        state=figures.state,
+        engine_id=welcome.engine_id if welcome else None,
+        starts=welcome.epoch if welcome else 0,
+        device=welcome.device if welcome else None,
+        tensor_parallel_size=welcome.tensor_parallel_size if welcome else None,
+        max_num_seqs=welcome.max_num_seqs if welcome else None,
+        requests_here=figures.num_own,
+        figures=EngineStatsAnswer(**dataclasses.asdict(stats)) if stats else None,
+    )

@@ -5,13 +5,15 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.engine import Connection
 
 from server.accounts import tenants
 from server.api import errors
+from server.api.answer import Answer
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, UsageKey
+from server.api.routes.lists import ListAnswer
 from server.api.routes.usage import Time, parse_range
 from server.billing.exports import schedules
 from server.billing.exports.formats import (
@@ -22,12 +24,11 @@ from server.billing.exports.formats import (
     open_encoder,
 )
 from server.billing.exports.pages import Range, last_entry_id, place_of_entry
-from server.billing.exports.schedules import Schedule
+from server.billing.exports.schedules import Interval, Schedule
 from server.billing.exports.stream import stream
 from server.billing.receipts.rows import Place
 from server.database.clock import now_ms
 from server.database.database import Database
-from server.text.json_object import JsonObject
 
 router = APIRouter()
 admin_router = APIRouter()
@@ -40,7 +41,36 @@ Number = Annotated[int | None, Query(ge=0, lt=2**63)]
 
 class _NewSchedule(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    interval: Literal["hour", "day"]
+    interval: Interval
+
+
+class UsageExport(Answer):
+    """A scheduled export. prefix: where its files are in the object store.
+
+    exported_seq: the number of the last receipt that is in the store.   next_at, created_at: Unix
+    seconds.   error: the fault of the last try, null once one has succeeded.
+    """
+
+    object: Literal["usage.export"] = "usage.export"
+    format: ExportFormat
+    interval: Interval
+    prefix: str = Field(examples=["exports/ten_5f0c1d2e3a4b5968/csv/"])
+    exported_seq: int = Field(examples=[1206])
+    next_at: int = Field(examples=[1_796_086_800])
+    created_at: int = Field(examples=[1_794_787_200])
+    error: str | None = Field(examples=[None])
+
+
+class UsageExportList(ListAnswer[UsageExport]):
+    """The scheduled exports of a tenant."""
+
+
+class UsageExportDeleted(Answer):
+    """The answer to the removal of a schedule."""
+
+    object: Literal["usage.export.deleted"] = "usage.export.deleted"
+    format: ExportFormat
+    deleted: Literal[True] = True
 
 
 @router.get("/usage/export")
@@ -144,10 +174,10 @@ def _place(conn: Connection, tenant_id: str | None, after: int) -> Place:
 
 
 @router.get("/usage/exports")
-async def list_schedules(database: DatabaseDep, identity: UsageKey) -> JsonObject:
+async def list_schedules(database: DatabaseDep, identity: UsageKey) -> UsageExportList:
     """List the tenant's scheduled exports."""
     found = await database.read(lambda c: schedules.list_of(c, identity.tenant_id))
-    return {"object": "list", "data": [_schedule(each) for each in found], "has_more": False}
+    return UsageExportList(data=[_schedule(each) for each in found])
 
 
 @router.put("/usage/exports/{format}")
@@ -156,7 +186,7 @@ async def put_schedule(
     database: DatabaseDep,
     identity: UsageKey,
     body: Annotated[_NewSchedule, json_body(_NewSchedule)],
-) -> JsonObject:
+) -> UsageExport:
     """Schedule an export of the tenant's receipts to the object store, every hour or every day.
 
     A new schedule begins with the tenant's first receipt. A changed one keeps what is exported
@@ -180,29 +210,24 @@ async def put_schedule(
 @router.delete("/usage/exports/{format}")
 async def delete_schedule(
     format: ExportFormat, database: DatabaseDep, identity: UsageKey
-) -> JsonObject:
+) -> UsageExportDeleted:
     """Delete the schedule of an export; its files in the object store stay."""
     await database.write(
         lambda conn: schedules.delete_schedule(
             conn, identity.tenant_id, format, now_ms(), actor=identity.actor
         )
     )
-    return {"object": "usage.export.deleted", "format": format, "deleted": True}
+    return UsageExportDeleted(format=format)
 
 
-def _schedule(schedule: Schedule) -> JsonObject:
-    """A schedule. exported_seq: receipts up to this number are in the store.
-
-    next_at, created_at: Unix seconds.
-    """
+def _schedule(schedule: Schedule) -> UsageExport:
     intervals = {seconds: name for name, seconds in schedules.INTERVAL_S.items()}
-    return {
-        "object": "usage.export",
-        "format": schedule.format,
-        "interval": intervals[schedule.interval_s],
-        "prefix": schedules.prefix_of(schedule),
-        "exported_seq": schedule.exported_seq,
-        "next_at": schedule.next_at_ms // 1000,
-        "created_at": schedule.created_at_ms // 1000,
-        "error": schedule.error,
-    }
+    return UsageExport(
+        format=schedule.format,
+        interval=intervals[schedule.interval_s],
+        prefix=schedules.prefix_of(schedule),
+        exported_seq=schedule.exported_seq,
+        next_at=schedule.next_at_ms // 1000,
+        created_at=schedule.created_at_ms // 1000,
+        error=schedule.error,
+    )

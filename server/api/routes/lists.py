@@ -1,13 +1,46 @@
 """A page of a list, in OpenAI's shape."""
 
+from collections.abc import Callable, Sequence
+from typing import Generic, Literal, TypeVar
+
+from pydantic import Field
+
+from server.api.answer import Answer
 from server.text.json_object import JsonObject
 
+Item = TypeVar("Item")
 
-def list_page(items: list[JsonObject], key: str, limit: int) -> JsonObject:
+
+class ListAnswer(Answer, Generic[Item]):
+    """A list. has_more: whether there are items after these."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    has_more: bool = False
+
+
+class Page(ListAnswer[Item], Generic[Item]):
+    """A part of a list. first_id, last_id: of its items, null where there are none."""
+
+    first_id: str | int | None = Field(examples=["first"])
+    last_id: str | int | None = Field(examples=["last"])
+
+
+def page_of(items: Sequence[Item], key: Callable[[Item], str | int], limit: int) -> Page[Item]:
     """A page of items. items: up to one more than `limit`; that one shows that there are more.
 
-    key: the field by which an item is named.
+    key: gives the name or the number of an item.
     """
+    data = list(items[:limit])
+    return Page(
+        data=data,
+        has_more=len(items) > limit,
+        first_id=key(data[0]) if data else None,
+        last_id=key(data[-1]) if data else None,
+    )
+
+
+def list_page(items: list[JsonObject], key: str, limit: int) -> JsonObject:  # TRANSITION
     data = items[:limit]
     return {
         "object": "list",

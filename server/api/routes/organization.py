@@ -14,14 +14,20 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from server.api import errors
+from server.api.answer import Answer
 from server.api.deps import DatabaseDep, UsageReader
-from server.billing.rating import format_usd
+from server.api.organization_results import (
+    CompletionsUsage,
+    Costs,
+    CostsResult,
+    completions_result,
+    costs_result,
+)
 from server.billing.usage import Dimension, UsageSum, Which, sum_entries
 from server.billing.usage_buckets import (
     COST_KINDS,
     UNIT,
     WIDTH_S,
-    Cost,
     Page,
     Width,
     costs_of,
@@ -39,8 +45,6 @@ _MAX_NAMES = 100
 _MAX_TIME = 253_402_300_799
 """The last second of the year 9999."""
 _DIMENSIONS: dict[str, Dimension] = {"project_id": "tenant", "api_key_id": "key", "model": "model"}
-# Dimensions with one value here: grouping by them makes one group.
-_ONE_VALUE = {"user_id": None, "batch": False, "service_tier": None, "api_source": "unlabeled"}
 
 Names = Annotated[
     list[Annotated[str, StringConstraints(max_length=256)]], Field(max_length=_MAX_NAMES)
@@ -102,7 +106,7 @@ router = APIRouter(prefix="/organization", route_class=_BracketsRoute)
 @router.get("/usage/completions")
 async def usage_completions(
     database: DatabaseDep, reader: UsageReader, query: Annotated[CompletionsQuery, Query()]
-) -> JsonObject:
+) -> CompletionsUsage:
     """Get token usage in buckets of time, in the shape of OpenAI's usage of completions."""
     page = _page(query, *LIMITS[query.bucket_width])
     sums: list[UsageSum] = []
@@ -116,29 +120,29 @@ async def usage_completions(
             kinds=("usage",),
         )
         sums = await _sum(database, page, query.bucket_width, groups, which)
-    results = [(total, _completions_result(total, query.group_by)) for total in sums]
-    return _render(page, query.bucket_width, results)
+    results = [(total, completions_result(total, query.group_by)) for total in sums]
+    return CompletionsUsage(**_render(page, query.bucket_width, results))
 
 
 @router.get("/costs")
 async def costs(
     database: DatabaseDep, reader: UsageReader, query: Annotated[CostsQuery, Query()]
-) -> JsonObject:
+) -> Costs:
     """Get costs in buckets of a day, in the shape of OpenAI's costs."""
     page = _page(query, *COSTS_LIMITS)
     groups = [_DIMENSIONS[name] for name in query.group_by if name in _DIMENSIONS]
     which = Which(tenant_ids=_projects(reader, query), key_ids=query.api_key_ids, kinds=COST_KINDS)
     sums = await _sum(database, page, query.bucket_width, [*groups, "kind"], which)
-    results: list[tuple[UsageSum, JsonObject]] = []
+    results: list[tuple[UsageSum, CostsResult]] = []
     for group in _by_group(sums):
         found = [cost for total in group for cost in costs_of(total)]
         if query.line_items is not None:
             found = [cost for cost in found if cost.line_item in query.line_items]
         if "line_item" in query.group_by:
-            results += [(group[0], _costs_result(group[0], [c], query.group_by)) for c in found]
+            results += [(group[0], costs_result(group[0], [c], query.group_by)) for c in found]
         elif found:
-            results.append((group[0], _costs_result(group[0], found, query.group_by)))
-    return _render(page, query.bucket_width, results)
+            results.append((group[0], costs_result(group[0], found, query.group_by)))
+    return Costs(**_render(page, query.bucket_width, results))
 
 
 def _page(query: CompletionsQuery | CostsQuery, default: int, most: int) -> Page:
@@ -181,15 +185,14 @@ def _by_group(sums: list[UsageSum]) -> Iterable[list[UsageSum]]:
     return groups.values()
 
 
-def _render(page: Page, width: Width, results: Iterable[tuple[UsageSum, JsonObject]]) -> JsonObject:
-    """A page. results: in order, beside the sums that say in which bucket they are."""
-    by_start: dict[int, list[JsonObject]] = defaultdict(list)
+def _render(page: Page, width: Width, results: Iterable[tuple[UsageSum, Answer]]) -> JsonObject:
+    """A page's fields. results: in order, beside the sums that say in which bucket they are."""
+    by_start: dict[int, list[Answer]] = defaultdict(list)
     for total, result in results:
         assert total.at_ms is not None
         by_start[total.at_ms // 1000].append(result)
     data = [
         {
-            "object": "bucket",
             "start_time": start,
             "end_time": end,
             "results": by_start[start - start % WIDTH_S[width]],
@@ -197,56 +200,4 @@ def _render(page: Page, width: Width, results: Iterable[tuple[UsageSum, JsonObje
         for start, end in page.buckets
     ]
     has_more = page.next_page is not None
-    return {"object": "page", "data": data, "has_more": has_more, "next_page": page.next_page}
-
-
-def _completions_result(total: UsageSum, group_by: Iterable[str]) -> JsonObject:
-    uncached = total.prompt_tokens - total.cached_tokens
-    return {
-        "object": "organization.usage.completions.result",
-        "input_tokens": total.prompt_tokens,
-        "input_cached_tokens": total.cached_tokens,
-        "input_uncached_tokens": uncached,
-        "input_cache_write_tokens": 0,
-        "input_cache_write_30m_tokens": 0,
-        "input_cache_write_12h_tokens": 0,
-        "input_text_tokens": uncached,
-        "input_cached_text_tokens": total.cached_tokens,
-        "input_audio_tokens": 0,
-        "input_cached_audio_tokens": 0,
-        "input_image_tokens": 0,
-        "input_cached_image_tokens": 0,
-        "output_tokens": total.completion_tokens,
-        "output_text_tokens": total.completion_tokens,
-        "output_audio_tokens": 0,
-        "output_image_tokens": 0,
-        "num_model_requests": total.num_requests,
-        "project_id": total.tenant,
-        "api_key_id": total.key,
-        "model": total.model,
-        **_ones("user_id", "batch", "service_tier", "api_source", group_by=group_by),
-    }
-
-
-def _costs_result(total: UsageSum, parts: list[Cost], group_by: Iterable[str]) -> JsonObject:
-    """A result. parts: the costs that it adds up; one, where line items are told apart."""
-    amount_nanousd = sum(cost.amount_nanousd for cost in parts)
-    item = parts[0] if "line_item" in group_by else None
-    return {
-        "object": "organization.costs.result",
-        # OpenAI's amount is a float; the exact amount is beside it.
-        "amount": {"value": amount_nanousd / 10**9, "currency": "usd"},
-        "amount_usd": format_usd(amount_nanousd),
-        "amount_nanousd": amount_nanousd,
-        "line_item": item and item.line_item,
-        "quantity": item and item.quantity,
-        "quantity_unit": item and item.unit,
-        "project_id": total.tenant,
-        "api_key_id": total.key,
-        **_ones("user_id", "api_source", group_by=group_by),
-    }
-
-
-def _ones(*names: str, group_by: Iterable[str]) -> JsonObject:
-    """The dimensions that have one value: that value if results are grouped by them, else null."""
-    return {name: _ONE_VALUE[name] if name in group_by else None for name in names}
+    return {"data": data, "has_more": has_more, "next_page": page.next_page}

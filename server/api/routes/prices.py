@@ -1,7 +1,7 @@
 """The operator's prices: add new versions, and list those that exist."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, ConfigDict, Field
@@ -10,13 +10,14 @@ from sqlalchemy import Connection
 from registry.adapter_rows import owner_of
 from server.accounts import tenants
 from server.api import errors
+from server.api.answer import Answer
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, PriceTagsDep
 from server.api.errors import ApiError
+from server.api.routes.lists import ListAnswer
 from server.billing import prices
 from server.billing.prices import Price, Scope
 from server.database.clock import now_ms
-from server.text.json_object import JsonObject
 
 router = APIRouter()
 
@@ -54,18 +55,45 @@ class _NewPrice(PriceFields):
     until: Seconds = None
 
 
+class PriceAnswer(Answer):
+    """A version of prices, in nano-dollars.
+
+    scope_id: a tenant's or an adapter's id, or a plan's name; null of the default.
+    effective_at, until: Unix seconds; without an end, until there is a newer version of the scope.
+    prompt_nanousd, cached_nanousd, completion_nanousd: of a token.
+    storage_nanousd, pinned_nanousd, resident_nanousd: of a GB (10^9 bytes) for an hour.
+    """
+
+    object: Literal["price"] = "price"
+    price_version: int = Field(examples=[4])
+    scope: Scope
+    scope_id: str | None = Field(examples=["ad_0f6e2b7c9d1a4e538b20c7f1d3a5964e"])
+    effective_at: int = Field(examples=[1_796_083_200])
+    until: int | None = Field(examples=[1_798_761_600])
+    prompt_nanousd: int = Field(examples=[150])
+    cached_nanousd: int = Field(examples=[75])
+    completion_nanousd: int = Field(examples=[600])
+    storage_nanousd: int = Field(examples=[139_000])
+    pinned_nanousd: int = Field(examples=[40_000_000])
+    resident_nanousd: int = Field(examples=[0])
+
+
+class PriceList(ListAnswer[PriceAnswer]):
+    """Versions of prices, the newest first."""
+
+
 @router.get("/prices")
 async def list_prices(
     database: DatabaseDep,
     scope: Scope | None = None,
     scope_id: Annotated[str | None, Query(max_length=64)] = None,
-) -> JsonObject:
+) -> PriceList:
     """List the versions of prices, newest first, with those that are not in effect yet."""
     found = await database.read(
         lambda conn: prices.list_prices(conn, MAX_PRICES + 1, scope=scope, scope_id=scope_id)
     )
     data = [_price(price) for price in found[:MAX_PRICES]]
-    return {"object": "list", "data": data, "has_more": len(found) > MAX_PRICES}
+    return PriceList(data=data, has_more=len(found) > MAX_PRICES)
 
 
 @router.post("/prices", status_code=201)
@@ -73,7 +101,7 @@ async def add_price(
     body: Annotated[_NewPrice, json_body(_NewPrice)],
     database: DatabaseDep,
     price_tags: PriceTagsDep,
-) -> JsonObject:
+) -> PriceAnswer:
     """Add a version of prices.
 
     A price that is left out is the one that applies to the scope at that time.
@@ -139,13 +167,12 @@ def adapter_not_found(adapter_id: str, *, param: str) -> ApiError:
     return errors.not_found(message, code="adapter_not_found", param=param)
 
 
-def _price(price: Price) -> JsonObject:
-    values = dataclasses.asdict(price)
-    effective_at_ms, until_ms = values.pop("effective_at_ms"), values.pop("until_ms")
-    return {
-        "object": "price",
-        **values,
-        "scope_id": price.scope_id or None,
-        "effective_at": effective_at_ms // 1000,
-        "until": None if until_ms is None else until_ms // 1000,
-    }
+def _price(price: Price) -> PriceAnswer:
+    return PriceAnswer(
+        price_version=price.price_version,
+        scope=price.scope,
+        scope_id=price.scope_id or None,
+        effective_at=price.effective_at_ms // 1000,
+        until=None if price.until_ms is None else price.until_ms // 1000,
+        **{name: getattr(price, name) for name in PriceFields.model_fields},
+    )

@@ -1,18 +1,21 @@
 """Receipts of a tenant's charges, and the public keys that verify them."""
 
 import re
+from typing import Literal
 
 import sqlalchemy as sa
 from fastapi import APIRouter
+from pydantic import Field
 from sqlalchemy.engine import Connection
 
 from server.api import errors
+from server.api.answer import Answer
 from server.api.deps import DatabaseDep, UsageKey
-from server.billing.receipts.receipt import Receipt
+from server.api.receipt_view import KeyId, ReceiptAnswer, SignedReceipt
+from server.api.routes.lists import ListAnswer
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing_keys import list_keys
 from server.billing.tables import entries, holds, usage_events
-from server.text.json_object import JsonObject
 
 router = APIRouter()
 public_router = APIRouter()
@@ -22,29 +25,41 @@ _ENTRY_ID = re.compile(r"entry_([1-9][0-9]{0,17})")
 _RETRY_AFTER_S = 1.0
 
 
+class ReceiptKey(Answer):
+    """A public key. public_key: 32 bytes in hex.   created_at: Unix seconds."""
+
+    object: Literal["receipt_key"] = "receipt_key"
+    key_id: KeyId
+    algorithm: Literal["ed25519"] = "ed25519"
+    public_key: str = Field(examples=["5d" * 32])
+    created_at: int = Field(examples=[1_794_787_200])
+
+
+class ReceiptKeyList(ListAnswer[ReceiptKey]):
+    """The public keys that verify receipts, the newest first."""
+
+
 @public_router.get("/receipts/keys")
-async def get_keys(database: DatabaseDep) -> JsonObject:
+async def get_keys(database: DatabaseDep) -> ReceiptKeyList:
     """List the public keys that verify receipts, newest first.
 
     No API key is needed: a bill can be verified without an account.
     """
     keys = await database.read(list_keys)
     data = [
-        {
-            "object": "receipt_key",
-            "key_id": key.public.key_id,
-            "algorithm": "ed25519",
-            "public_key": key.public.raw.hex(),
-            "created_at": key.created_at_ms // 1000,
-        }
+        ReceiptKey(
+            key_id=key.public.key_id,
+            public_key=key.public.raw.hex(),
+            created_at=key.created_at_ms // 1000,
+        )
         for key in keys
     ]
-    return {"object": "list", "data": data, "has_more": False}
+    return ReceiptKeyList(data=data)
 
 
 # The scope is usage, not inference: receipts say prices, and entries can be asked for by number.
 @router.get("/receipts/{request_id}")
-async def get_receipt(request_id: str, database: DatabaseDep, identity: UsageKey) -> JsonObject:
+async def get_receipt(request_id: str, database: DatabaseDep, identity: UsageKey) -> ReceiptAnswer:
     """Get the receipt of a request or of a ledger entry, with the receipts that correct it.
 
     request_id: the request's id, its answer's id (`chatcmpl-...`, `cmpl-...`), or `entry_<number>`.
@@ -52,18 +67,12 @@ async def get_receipt(request_id: str, database: DatabaseDep, identity: UsageKey
     found = await database.read(lambda conn: _find(conn, identity.tenant_id, request_id))
     if found is None:
         raise errors.not_found("There is no such receipt.", code="receipt_not_found")
-    receipt, corrections = found
-    return {
-        "object": "receipt",
-        "receipt": receipt,
-        "corrections": corrections,
-        "verified_with": receipt["signing_key"],
-    }
+    return found
 
 
-def _find(conn: Connection, tenant_id: str, given_id: str) -> tuple[Receipt, list[Receipt]] | None:
-    """The tenant's receipt and the receipts that reverse it; None if there is none. Raises ApiError
-    while its request is not settled.
+def _find(conn: Connection, tenant_id: str, given_id: str) -> ReceiptAnswer | None:
+    """The tenant's receipt, None if there is none. Raises ApiError while its request is not
+    settled.
     """
     query = select_receipts().where(entries.c.tenant_id == tenant_id)
     if (match := _ENTRY_ID.fullmatch(given_id)) is not None:
@@ -78,7 +87,16 @@ def _find(conn: Connection, tenant_id: str, given_id: str) -> tuple[Receipt, lis
         return None
     reversing = query.where(entries.c.reverses_entry_id == row["entry_id"])
     corrections = conn.execute(reversing).mappings().all()
-    return sealed_receipt(dict(row)), [sealed_receipt(dict(entry)) for entry in corrections]
+    receipt = _receipt(row)
+    return ReceiptAnswer(
+        receipt=receipt,
+        corrections=[_receipt(entry) for entry in corrections],
+        verified_with=receipt.signing_key,
+    )
+
+
+def _receipt(row: sa.RowMapping) -> SignedReceipt:
+    return SignedReceipt.model_validate(sealed_receipt(dict(row)))
 
 
 def _refuse_pending(conn: Connection, tenant_id: str, request_id: str) -> None:

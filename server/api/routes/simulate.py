@@ -2,7 +2,7 @@
 
 import asyncio
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,10 +11,12 @@ from sqlalchemy import Connection
 from registry.adapter_rows import owner_of
 from server.accounts import tenants
 from server.api import errors
+from server.api.answer import Answer
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep
 from server.api.routes.prices import PriceFields, adapter_not_found
 from server.api.routes.usage import parse_range
+from server.billing.entries import EntryKind
 from server.billing.prices import Scope, get_price
 from server.billing.rating import Prices, format_usd
 from server.billing.simulate import Book, Line, simulate
@@ -53,10 +55,43 @@ class _Simulation(BaseModel):
     book: _Book | None = None
 
 
+class SimulatedAmounts(Answer):
+    """Sums of entries, in nano-dollars and the same in dollars.
+
+    actual: what was charged.   simulated: what would have been.   difference: how much more.
+    """
+
+    num_entries: int = Field(examples=[1240])
+    actual_nanousd: int = Field(examples=[119_226_000])
+    actual_usd: str = Field(examples=["0.119226000"])
+    simulated_nanousd: int = Field(examples=[101_342_100])
+    simulated_usd: str = Field(examples=["0.101342100"])
+    difference_nanousd: int = Field(examples=[-17_883_900])
+    difference_usd: str = Field(examples=["-0.017883900"])
+
+
+class SimulatedLine(SimulatedAmounts):
+    """A tenant's entries of one kind.   tenant: the name."""
+
+    tenant_id: str = Field(examples=["ten_5f0c1d2e3a4b5968"])
+    tenant: str | None = Field(examples=["acme"])
+    kind: EntryKind
+
+
+class SimulationAnswer(Answer):
+    """A simulation of what was used from start_time until before end_time, in Unix seconds."""
+
+    object: Literal["simulation"] = "simulation"
+    start_time: int = Field(examples=[1_793_491_200])
+    end_time: int = Field(examples=[1_796_083_200])
+    data: list[SimulatedLine]
+    total: SimulatedAmounts
+
+
 @router.post("/billing/simulate")
 async def simulate_billing(
     body: Annotated[_Simulation, json_body(_Simulation)], database: DatabaseDep
-) -> JsonObject:
+) -> SimulationAnswer:
     """Compute what past usage would have cost under other prices.
 
     Nothing is written. Usage for which no price is given costs what it did.
@@ -77,17 +112,18 @@ async def simulate_billing(
         raise errors.invalid_request(
             f"The simulation takes more than {TIMEOUT_S:g} s; ask for one tenant.", param="tenant"
         ) from None
-    return {
-        "object": "simulation",
-        "start_time": start_ms // 1000,
-        "end_time": end_ms // 1000,
-        "data": [
-            {"tenant_id": line.tenant_id, "tenant": line.tenant_name, "kind": line.kind}
-            | _amounts([line])
-            for line in lines
-        ],
-        "total": _amounts(lines),
-    }
+    data = [
+        SimulatedLine(
+            tenant_id=line.tenant_id, tenant=line.tenant_name, kind=line.kind, **_amounts([line])
+        )
+        for line in lines
+    ]
+    return SimulationAnswer(
+        start_time=start_ms // 1000,
+        end_time=end_ms // 1000,
+        data=data,
+        total=SimulatedAmounts(**_amounts(lines)),
+    )
 
 
 def _book(conn: Connection, body: _Simulation) -> Book:

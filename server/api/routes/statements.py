@@ -2,18 +2,22 @@
 
 import asyncio
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from sqlalchemy.engine import Connection
 
 from server.accounts import tenants
 from server.api import errors
+from server.api.answer import Answer
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, StatementsDep, UsageKey
+from server.api.receipt_view import Sha256, Signature
+from server.api.routes.lists import ListAnswer
 from server.billing import statements
 from server.billing.rating import format_usd
+from server.billing.statement_figures import SCHEMA
 from server.billing.statements import OpenPeriod, PeriodNotOver, Statement
 from server.text.json_object import JsonObject
 
@@ -24,6 +28,24 @@ MAX_LISTED = 120
 MAX_ISSUED = 100
 """The most statements that one call issues, each in a transaction of its own."""
 
+_DOCUMENT: JsonObject = {
+    "schema": SCHEMA, "tenant_id": "ten_5f0c1d2e3a4b5968", "tenant_name": "acme",
+    "period": "2026-11", "issued_at": "2026-12-01T01:30:00.000Z", "currency": "USD",
+    "opening_balance_nanousd": 0, "num_entries": 1, "total_nanousd": 119_400,
+    "closing_balance_nanousd": 119_400, "first_receipt_seq": 1206, "last_receipt_seq": 1206,
+    "receipts_sha256": "3c" * 32, "signing_key": "f1d3a5964e0b20c7",
+    "prompt_tokens": 412, "cached_tokens": 0, "completion_tokens": 96,
+    "totals": {"usage": {"num_entries": 1, "amount_nanousd": 119_400}},
+    "lines": [
+        {
+            "kind": "usage", "model": "acme/support", "price_version": 4,
+            "adapter_id": "ad_0f6e2b7c9d1a4e538b20c7f1d3a5964e", "meter": meter,
+            "unit_nanousd": unit, "quantity": tokens, "amount_nanousd": unit * tokens,
+        }
+        for meter, unit, tokens in (("completion_tokens", 600, 96), ("prompt_tokens", 150, 412))
+    ],
+    "payments": [],
+}  # fmt: skip
 _PERIOD = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 
 
@@ -37,8 +59,86 @@ class _Issue(BaseModel):
     tenant: str | None = Field(None, max_length=64)
 
 
+class StatementSummary(Answer):
+    """A statement, or what one would come to. issued_at, in Unix seconds, and sha256 are null of an
+    open month.
+    """
+
+    object: Literal["statement.summary"] = "statement.summary"
+    period: str = Field(examples=["2026-11"])
+    status: Literal["issued", "open"]
+    issued_at: int | None = Field(examples=[1_796_088_600])
+    num_entries: int = Field(examples=[1246])
+    total_nanousd: int = Field(examples=[119_226_000])
+    total_usd: str = Field(examples=["0.119226000"])
+    sha256: Sha256 | None
+
+
+class StatementList(ListAnswer[StatementSummary]):
+    """The statements of a tenant: open months first, then issued ones, the newest first."""
+
+
+class TenantStatement(StatementSummary):
+    """A statement that was issued, with its tenant."""
+
+    tenant_id: str = Field(examples=["ten_5f0c1d2e3a4b5968"])
+
+
+class TenantStatementList(ListAnswer[TenantStatement]):
+    """Statements that were issued now."""
+
+
+class StatementTotal(Answer):
+    """A sum of the entries of one kind."""
+
+    num_entries: int = Field(examples=[1240])
+    amount_nanousd: int = Field(examples=[119_226_000])
+
+
+class FiguresSoFar(Answer):
+    """The figures of an open month, under the names that a statement has for them.
+
+    totals: by kind of entry.
+    """
+
+    tenant_id: str = Field(examples=["ten_5f0c1d2e3a4b5968"])
+    period: str = Field(examples=["2026-11"])
+    currency: Literal["USD"] = "USD"
+    opening_balance_nanousd: int = Field(examples=[0])
+    num_entries: int = Field(examples=[1240])
+    total_nanousd: int = Field(examples=[119_226_000])
+    totals: dict[str, StatementTotal] = Field(
+        examples=[{"usage": {"num_entries": 1240, "amount_nanousd": 119_226_000}}]
+    )
+    closing_balance_nanousd: int = Field(examples=[119_226_000])
+
+
+class OpenStatement(Answer):
+    """A month that has no statement yet."""
+
+    object: Literal["statement"] = "statement"
+    status: Literal["open"] = "open"
+    statement: FiguresSoFar
+
+
+class IssuedStatement(Answer):
+    """A statement as it was signed. sha256: of its canonical JSON.   signature: of sha256.
+
+    statement: the document, whose `schema` names its fields.
+    """
+
+    object: Literal["statement"] = "statement"
+    status: Literal["issued"] = "issued"
+    statement: dict[str, JsonValue] = Field(examples=[_DOCUMENT])
+    sha256: Sha256
+    signature: Signature
+
+
+StatementAnswer = Annotated[IssuedStatement | OpenStatement, Field(discriminator="status")]
+
+
 @router.get("/statements")
-async def list_statements(database: DatabaseDep, identity: UsageKey) -> JsonObject:
+async def list_statements(database: DatabaseDep, identity: UsageKey) -> StatementList:
     """List the tenant's statements: open months first, then issued ones, newest month first."""
     tenant_id = identity.tenant_id
 
@@ -48,13 +148,13 @@ async def list_statements(database: DatabaseDep, identity: UsageKey) -> JsonObje
         return unissued, statements.list_statements(conn, tenant_id, MAX_LISTED + 1)
 
     unissued, issued = await database.read(read)
-    data = [_open_summary(period) for period in reversed(unissued)]
-    data += [_summary(statement) for statement in issued[:MAX_LISTED]]
-    return {"object": "list", "data": data, "has_more": len(issued) > MAX_LISTED}
+    listed: list[Statement | OpenPeriod] = [*reversed(unissued), *issued[:MAX_LISTED]]
+    data = [StatementSummary(**_summary(found)) for found in listed]
+    return StatementList(data=data, has_more=len(issued) > MAX_LISTED)
 
 
 @router.get("/statements/{period}")
-async def get_statement(period: str, database: DatabaseDep, identity: UsageKey) -> JsonObject:
+async def get_statement(period: str, database: DatabaseDep, identity: UsageKey) -> StatementAnswer:
     """Get a month's statement, signed if it is issued, else with the figures so far."""
     _check_period(period)
 
@@ -64,20 +164,14 @@ async def get_statement(period: str, database: DatabaseDep, identity: UsageKey) 
 
     found = await database.read(read)
     if isinstance(found, OpenPeriod):
-        return {"object": "statement", "status": "open", "statement": _open_figures(found)}
-    return {
-        "object": "statement",
-        "status": "issued",
-        "statement": found.values,
-        "sha256": found.sha256,
-        "signature": found.signature,
-    }
+        return OpenStatement(statement=_open_figures(found))
+    return IssuedStatement(statement=found.values, sha256=found.sha256, signature=found.signature)
 
 
 @admin_router.post("/statements")
 async def issue_statements(
     body: Annotated[_Issue, json_body(_Issue)], database: DatabaseDep, issuing: StatementsDep
-) -> JsonObject:
+) -> TenantStatementList:
     """Issue the statements of a month that is over.
 
     The call does not wait for the month's last requests to settle.
@@ -96,8 +190,8 @@ async def issue_statements(
         ]
     except PeriodNotOver as error:
         raise errors.conflict(str(error), code="period_not_over", param="period") from None
-    data = [{"tenant_id": found.tenant_id, **_summary(found)} for found in issued]
-    return {"object": "list", "data": data, "has_more": len(tenant_ids) > MAX_ISSUED}
+    data = [TenantStatement(tenant_id=found.tenant_id, **_summary(found)) for found in issued]
+    return TenantStatementList(data=data, has_more=len(tenant_ids) > MAX_ISSUED)
 
 
 def _check_period(period: str) -> None:
@@ -107,48 +201,30 @@ def _check_period(period: str) -> None:
         )
 
 
-def _summary(statement: Statement) -> JsonObject:
+def _summary(of: Statement | OpenPeriod) -> JsonObject:
+    """The fields of a summary."""
+    issued = of if isinstance(of, Statement) else None
     return {
-        "object": "statement.summary",
-        "period": statement.period,
-        "status": "issued",
-        "issued_at": statement.issued_at_ms // 1000,
-        **_sums(statement),
-        "sha256": statement.sha256,
-    }
-
-
-def _open_summary(period: OpenPeriod) -> JsonObject:
-    return {
-        "object": "statement.summary",
-        "period": period.period,
-        "status": "open",
-        "issued_at": None,
-        **_sums(period),
-        "sha256": None,
-    }
-
-
-def _sums(of: Statement | OpenPeriod) -> JsonObject:
-    return {
+        "period": of.period,
+        "status": "issued" if issued else "open",
+        "issued_at": issued and issued.issued_at_ms // 1000,
         "num_entries": of.num_entries,
         "total_nanousd": of.total_nanousd,
         "total_usd": format_usd(of.total_nanousd),
+        "sha256": issued and issued.sha256,
     }
 
 
-def _open_figures(period: OpenPeriod) -> JsonObject:
-    """The figures of an open month, under the names that a statement has for them."""
-    return {
-        "tenant_id": period.tenant_id,
-        "period": period.period,
-        "currency": "USD",
-        "opening_balance_nanousd": period.opening_balance_nanousd,
-        "num_entries": period.num_entries,
-        "total_nanousd": period.total_nanousd,
-        "totals": {
-            kind: {"num_entries": count, "amount_nanousd": amount}
+def _open_figures(period: OpenPeriod) -> FiguresSoFar:
+    return FiguresSoFar(
+        tenant_id=period.tenant_id,
+        period=period.period,
+        opening_balance_nanousd=period.opening_balance_nanousd,
+        num_entries=period.num_entries,
+        total_nanousd=period.total_nanousd,
+        totals={
+            kind: StatementTotal(num_entries=count, amount_nanousd=amount)
             for kind, (count, amount) in period.totals.items()
         },
-        "closing_balance_nanousd": period.opening_balance_nanousd + period.total_nanousd,
-    }
+        closing_balance_nanousd=period.opening_balance_nanousd + period.total_nanousd,
+    )

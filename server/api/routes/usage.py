@@ -4,9 +4,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
+from pydantic import Field
 
 from server.api import errors
+from server.api.answer import Answer
 from server.api.deps import DatabaseDep, UsageKey
+from server.billing.entries import EntryKind
 from server.billing.rating import format_usd
 from server.billing.usage import EVERYTHING, UsageSum, Which, sum_entries
 from server.database.clock import now_ms
@@ -23,51 +26,86 @@ GroupBy = Annotated[list[Dimension] | None, Query(max_length=16)]
 Time = Annotated[str | None, Query(max_length=64)]
 
 
-@router.get("/usage")
+class UsageLine(Answer):
+    """A sum of usage, and what it was charged, with corrections, credits and payments.
+
+    num_failed_requests: requests answered with an error of the server, which num_requests leaves
+    out.   tenant, model, key, adapter_digest, kind, day: left out unless `group_by` names them.
+    tenant, key: ids.   kind: of ledger entry.   day: of UTC.
+    """
+
+    tenant: str | None = Field(None, examples=["ten_5f0c1d2e3a4b5968"])
+    model: str | None = Field(None, examples=["acme/support"])
+    key: str | None = Field(None, examples=["8sKq2WvB4xLn"])
+    adapter_digest: str | None = Field(None, examples=["3c" * 32])
+    kind: EntryKind | None = Field(None, examples=["usage"])
+    day: str | None = Field(None, examples=["2026-11-02"])
+    num_requests: int = Field(examples=[1240])
+    num_failed_requests: int = Field(examples=[2])
+    prompt_tokens: int = Field(examples=[512_400])
+    cached_tokens: int = Field(examples=[204_800])
+    completion_tokens: int = Field(examples=[96_210])
+    amount_nanousd: int = Field(examples=[119_226_000])
+    amount_usd: str = Field(examples=["0.119226000"])
+
+
+class UsageList(Answer):
+    """Sums of usage from start_time until before end_time, in Unix seconds."""
+
+    # Routes leave out what is not set, so the constants have no defaults.
+    object: Literal["list"]
+    start_time: int = Field(examples=[1_793_491_200])
+    end_time: int = Field(examples=[1_796_083_200])
+    data: list[UsageLine]
+    has_more: Literal[False]
+
+
+@router.get("/usage", response_model_exclude_unset=True)
 async def get_usage(
     database: DatabaseDep,
     identity: UsageKey,
     start: Time = None,
     end: Time = None,
     group_by: GroupBy = None,
-) -> JsonObject:
+) -> UsageList:
     """Sum up the tenant's usage, by the dimensions that `group_by` names."""
-    return await render_usage(database, identity.tenant_id, start, end, group_by or [])
+    return await usage_list(database, identity.tenant_id, start, end, group_by or [])
 
 
-async def render_usage(
+async def usage_list(
     database: Database,
     tenant_id: str | None,
     start: str | None,
     end: str | None,
     group_by: list[Dimension],
-) -> JsonObject:
+) -> UsageList:
     """The usage of a tenant as sums; tenant_id None is all tenants."""
     start_ms, end_ms = parse_range(start, end)
     which = EVERYTHING if tenant_id is None else Which(tenant_ids=[tenant_id])
     sums = await database.read(lambda conn: sum_entries(conn, start_ms, end_ms, group_by, which))
-    return {
-        "object": "list",
-        "start_time": start_ms // 1000,
-        "end_time": end_ms // 1000,
-        "data": [_render_sum(total, group_by) for total in sums],
-        "has_more": False,
-    }
+    return UsageList(
+        object="list",
+        start_time=start_ms // 1000,
+        end_time=end_ms // 1000,
+        data=[_line(total, group_by) for total in sums],
+        has_more=False,
+    )
 
 
-def _render_sum(total: UsageSum, group_by: list[Dimension]) -> JsonObject:
+def _line(total: UsageSum, group_by: list[Dimension]) -> UsageLine:
     groups: JsonObject = {}
     for name in group_by:
         groups[name] = _date(total.at_ms) if name == "day" else getattr(total, name)
-    return groups | {
-        "num_requests": total.num_requests,
-        "num_failed_requests": total.num_failed_requests,
-        "prompt_tokens": total.prompt_tokens,
-        "cached_tokens": total.cached_tokens,
-        "completion_tokens": total.completion_tokens,
-        "amount_nanousd": total.amount_nanousd,
-        "amount_usd": format_usd(total.amount_nanousd),
-    }
+    return UsageLine(
+        **groups,
+        num_requests=total.num_requests,
+        num_failed_requests=total.num_failed_requests,
+        prompt_tokens=total.prompt_tokens,
+        cached_tokens=total.cached_tokens,
+        completion_tokens=total.completion_tokens,
+        amount_nanousd=total.amount_nanousd,
+        amount_usd=format_usd(total.amount_nanousd),
+    )
 
 
 def _date(at_ms: int | None) -> str:

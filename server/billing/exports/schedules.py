@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -33,7 +33,8 @@ from server.database import clock
 from server.database.database import Database
 from server.database.upsert import upsert
 
-INTERVAL_S = {"hour": 3600, "day": 86_400}
+Interval = Literal["hour", "day"]
+INTERVAL_S: dict[Interval, int] = {"hour": 3600, "day": 86_400}
 TURN_S = 10.0
 """Interval between looks for due schedules."""
 ROWS_PER_OBJECT = 100_000

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from server.api.routes.statements import IssuedStatement
 from server.billing import holds, ledger
 from server.billing.months import end_of
 from server.billing.prices import get_price
@@ -69,6 +70,16 @@ def test_an_open_month_says_how_it_stands_and_an_issued_one_is_signed(product):
     assert list(statement_faults(*sealed, keys)) == []
     for name in ("total_nanousd", "num_entries", "closing_balance_nanousd", "totals", "period"):
         assert issued["statement"][name] == opened["statement"][name]
+
+
+def test_the_example_of_a_statement_has_the_names_of_one(product):
+    acme = product.user("acme")
+    use(acme, 1)
+    issue(product)
+    statement = get(acme, f"/{MONTH}")["statement"]
+    [example] = IssuedStatement.model_fields["statement"].examples
+    assert example.keys() == statement.keys()
+    assert example["lines"][0].keys() == statement["lines"][0].keys()
 
 
 def test_months_are_listed_with_what_they_came_to(product):
