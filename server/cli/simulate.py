@@ -48,9 +48,7 @@ def simulate(
     ] = None,
     book: Annotated[
         Path | None,
-        typer.Option(
-            help="JSON file of prices with default, plans, tenants and adapters; see the README."
-        ),
+        typer.Option(help="JSON file of prices: default, and those of plans, tenants, adapters."),
     ] = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,
