@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Row, Select, false, func, insert, select, update
 
@@ -14,9 +14,10 @@ from registry.tables import adapter_versions as versions
 from registry.tables import adapters
 
 LATEST = "latest"
-READY = "ready"
-DELETED = "deleted"
-PURGED = "purged"
+VersionState = Literal["ready", "deleted", "purged"]
+READY: Final = "ready"
+DELETED: Final = "deleted"
+PURGED: Final = "purged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class Version:
     size_bytes: int
     base_revision: str
     passport: dict[str, Any]
-    state: str
+    state: VersionState
     created_at_ms: int
     created_by_key: str
     deleted_at_ms: int | None = None

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from sqlalchemy import (
     Connection,
@@ -20,12 +20,13 @@ from registry.adapter_rows import READY, Version, find_version_row
 from registry.tables import adapter_versions as versions
 from registry.tables import adapters, upload_files, upload_parts, uploads
 
-OPEN = "open"
-PROVING = "proving"
-COMPLETE = "complete"
-FAILED = "failed"
-EXPIRED = "expired"
-CANCELLED = "cancelled"
+UploadState = Literal["open", "proving", "complete", "failed", "expired", "cancelled"]
+OPEN: Final = "open"
+PROVING: Final = "proving"
+COMPLETE: Final = "complete"
+FAILED: Final = "failed"
+EXPIRED: Final = "expired"
+CANCELLED: Final = "cancelled"
 ENDED = (COMPLETE, FAILED, EXPIRED, CANCELLED)
 
 Transfer = Literal["gateway", "presigned"]
@@ -86,7 +87,7 @@ class Upload:
     tenant_id: str
     adapter_name: str
     alias: str | None
-    state: str
+    state: UploadState
     created_by_key: str
     created_at_ms: int
     expires_at_ms: int
@@ -262,7 +263,7 @@ def is_open(tenant_id: str, upload_id: str) -> Exists:
 def move_upload(
     conn: Connection,
     upload: Upload,
-    state: str,
+    state: UploadState,
     *,
     built: dict[str, Any] | None = None,
     **values: object,

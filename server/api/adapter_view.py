@@ -1,20 +1,131 @@
 """Adapters, their versions, aliases and pins, as their tenant sees them."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
+from pydantic import Field, JsonValue
 from sqlalchemy import Connection
 
+from engine.messages import Tier
 from registry import pins
-from registry.adapter_rows import Adapter, Version
+from registry.adapter_rows import Adapter, Version, VersionState
 from registry.alias_rows import Move, Target
 from registry.catalog import Catalog
 from registry.pins import Pin
+from server.api.answer import Answer
+from server.api.routes.lists import ListAnswer
 from server.billing.prices import Price, prices_for
 from server.billing.rating import hourly_pin_nanousd, monthly_storage_nanousd
 from server.database.clock import now_ms
 from server.pool.engines import Engines
 from server.text.json_object import JsonObject
+
+_PASSPORT = {
+    "lora_format": "lora", "rank": 16, "num_modules": 56, "size_bytes": 8_716_288, "warnings": [],
+    "canary": {"verdict": "passed", "max_effect": 1.75}, "storage_nanousd_per_month": 5_000_000,
+}  # fmt: skip
+PassportFields = Annotated[dict[str, JsonValue], Field(examples=[_PASSPORT])]
+"""An adapter's passport; its fields are those of `registry.validate.Passport` and of the proof."""
+
+
+class VersionAnswer(Answer):
+    """A version of an adapter.
+
+    digest: the SHA-256 of its stored object.   base_revision: of the base model it was made for.
+    tier: the place of its weights in the engines now.   created_at, deleted_at: in Unix seconds.
+    """
+
+    version: int = Field(examples=[3])
+    object: Literal["adapter.version"] = "adapter.version"
+    digest: str = Field(
+        examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"]
+    )
+    base_revision: str = Field(
+        examples=["60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752"]
+    )
+    rank: int = Field(examples=[16])
+    size_bytes: int = Field(examples=[8_716_288])
+    state: VersionState
+    tier: Tier
+    is_servable: bool
+    passport: PassportFields
+    created_at: int = Field(examples=[1_798_761_600])
+    deleted_at: int | None = Field(examples=[None])
+
+
+class VersionList(ListAnswer[VersionAnswer]):
+    """Versions of an adapter, newest first."""
+
+
+class VersionDeleted(Answer):
+    """The answer to the deletion of a version.   id: the adapter's name."""
+
+    id: str = Field(examples=["my-adapter"])
+    version: int = Field(examples=[3])
+    object: Literal["adapter.version.deleted"] = "adapter.version.deleted"
+    deleted: Literal[True] = True
+
+
+class CanaryAnswer(Answer):
+    """A version on trial.   percent: its share of the requests for the alias, 1 to 99."""
+
+    version: int = Field(examples=[4])
+    percent: int = Field(examples=[10])
+
+
+class PinAnswer(Answer):
+    """A pin.   since: of this version, in Unix seconds.   size_bytes: on the device."""
+
+    since: int = Field(examples=[1_798_761_600])
+    version: int = Field(examples=[3])
+    size_bytes: int = Field(examples=[8_388_608])
+    price_nanousd_per_hour: int = Field(examples=[20_000])
+
+
+class AdapterAnswer(Answer):
+    """An adapter.
+
+    aliases: versions by alias.   canaries: only of those aliases that have one.   latest: the
+    version of the alias `latest`, which the adapter's name means.
+    """
+
+    id: str = Field(examples=["my-adapter"])
+    object: Literal["adapter"] = "adapter"
+    adapter_id: str = Field(examples=["ad_5f1d7e84a9c04b6e8d23c0b9f6a71e35"])
+    created_at: int = Field(examples=[1_798_761_600])
+    aliases: dict[str, int] = Field(examples=[{"latest": 3, "production": 2}])
+    canaries: dict[str, CanaryAnswer] = Field(
+        examples=[{"production": {"version": 3, "percent": 10}}]
+    )
+    pin: PinAnswer | None
+    latest: VersionAnswer | None
+
+
+class AdapterList(ListAnswer[AdapterAnswer]):
+    """The tenant's adapters, by name."""
+
+
+class AdapterDeleted(Answer):
+    """The answer to the deletion of an adapter."""
+
+    id: str = Field(examples=["my-adapter"])
+    object: Literal["adapter.deleted"] = "adapter.deleted"
+    deleted: Literal[True] = True
+
+
+class AliasMove(Answer):
+    """A move of an alias.   version: null where the alias was removed.   moved_by: a key."""
+
+    id: int = Field(examples=[7])
+    object: Literal["alias.move"] = "alias.move"
+    version: int | None = Field(examples=[3])
+    canary: CanaryAnswer | None
+    moved_at: int = Field(examples=[1_798_761_600])
+    moved_by: str = Field(examples=["key:4Zk1rT8wQx2b"])
+
+
+class AliasMoveList(ListAnswer[AliasMove]):
+    """Moves of an alias, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +135,8 @@ class AdapterView:
     catalog: Catalog
     engines: Engines
 
-    def adapters(self, conn: Connection, found: list[Adapter]) -> list[JsonObject]:
-        """Adapters of one tenant. `canaries` has only those aliases that have a canary."""
+    def adapters(self, conn: Connection, found: list[Adapter]) -> list[AdapterAnswer]:
+        """Adapters of one tenant."""
         if not found:
             return []
         tenant_id, ids = found[0].tenant_id, [adapter.adapter_id for adapter in found]
@@ -36,39 +147,36 @@ class AdapterView:
             for adapter in found
         ]
 
-    def adapter(self, conn: Connection, adapter: Adapter) -> JsonObject:
+    def adapter(self, conn: Connection, adapter: Adapter) -> AdapterAnswer:
         return self.adapters(conn, [adapter])[0]
 
-    def version(self, version: Version, price: Price) -> JsonObject:
-        """A version. `tier` says where its weights are in the engines now."""
+    def version(self, version: Version, price: Price) -> VersionAnswer:
         residency = self.engines.residency(version.object_key)
-        return {
-            "version": version.version,
-            "object": "adapter.version",
-            "digest": version.digest,
-            "base_revision": version.base_revision,
-            "rank": version.rank,
-            "size_bytes": version.size_bytes,
-            "state": version.state,
-            "tier": residency.tier if residency else "remote",
-            "is_servable": self.catalog.is_servable(version),
-            "passport": passport_view(version.passport, version.size_bytes, price),
-            "created_at": version.created_at_ms // 1000,
-            "deleted_at": None if version.deleted_at_ms is None else version.deleted_at_ms // 1000,
-        }
+        return VersionAnswer(
+            version=version.version,
+            digest=version.digest,
+            base_revision=version.base_revision,
+            rank=version.rank,
+            size_bytes=version.size_bytes,
+            state=version.state,
+            tier=residency.tier if residency else "remote",
+            is_servable=self.catalog.is_servable(version),
+            passport=passport_view(version.passport, version.size_bytes, price),
+            created_at=version.created_at_ms // 1000,
+            deleted_at=None if version.deleted_at_ms is None else version.deleted_at_ms // 1000,
+        )
 
-    def _adapter(self, adapter: Adapter, price: Price, pin: Pin | None) -> JsonObject:
+    def _adapter(self, adapter: Adapter, price: Price, pin: Pin | None) -> AdapterAnswer:
         canaries = {alias: _canary(target) for alias, target in adapter.aliases.items()}
-        return {
-            "id": adapter.name,
-            "object": "adapter",
-            "adapter_id": adapter.adapter_id,
-            "created_at": adapter.created_at_ms // 1000,
-            "aliases": {alias: target.version for alias, target in adapter.aliases.items()},
-            "canaries": {alias: canary for alias, canary in canaries.items() if canary},
-            "pin": pin and pin_view(pin, price),
-            "latest": adapter.latest and self.version(adapter.latest, price),
-        }
+        return AdapterAnswer(
+            id=adapter.name,
+            adapter_id=adapter.adapter_id,
+            created_at=adapter.created_at_ms // 1000,
+            aliases={alias: target.version for alias, target in adapter.aliases.items()},
+            canaries={alias: canary for alias, canary in canaries.items() if canary},
+            pin=pin_view(pin, price) if pin else None,
+            latest=self.version(adapter.latest, price) if adapter.latest else None,
+        )
 
 
 def passport_view(passport: JsonObject, size_bytes: int, price: Price) -> JsonObject:
@@ -76,28 +184,25 @@ def passport_view(passport: JsonObject, size_bytes: int, price: Price) -> JsonOb
     return {**passport, "storage_nanousd_per_month": monthly_storage_nanousd(size_bytes, price)}
 
 
-def pin_view(pin: Pin, price: Price) -> JsonObject:
-    """A pin. since: of this version, in Unix seconds.   size_bytes: on the device."""
-    return {
-        "since": pin.pinned_at_ms // 1000,
-        "version": pin.version,
-        "size_bytes": pin.size_bytes,
-        "price_nanousd_per_hour": hourly_pin_nanousd(pin.size_bytes, price),
-    }
+def pin_view(pin: Pin, price: Price) -> PinAnswer:
+    return PinAnswer(
+        since=pin.pinned_at_ms // 1000,
+        version=pin.version,
+        size_bytes=pin.size_bytes,
+        price_nanousd_per_hour=hourly_pin_nanousd(pin.size_bytes, price),
+    )
 
 
-def move_view(move: Move) -> JsonObject:
-    """A move of an alias. version: null where the alias was removed."""
-    return {
-        "id": move.move_id,
-        "object": "alias.move",
-        "version": move.target.version if move.target else None,
-        "canary": _canary(move.target) if move.target else None,
-        "moved_at": move.moved_at_ms // 1000,
-        "moved_by": move.moved_by,
-    }
+def move_view(move: Move) -> AliasMove:
+    return AliasMove(
+        id=move.move_id,
+        version=move.target.version if move.target else None,
+        canary=_canary(move.target) if move.target else None,
+        moved_at=move.moved_at_ms // 1000,
+        moved_by=move.moved_by,
+    )
 
 
-def _canary(target: Target) -> Mapping[str, int] | None:
+def _canary(target: Target) -> CanaryAnswer | None:
     canary = target.canary
-    return {"version": canary.version, "percent": canary.percent} if canary else None
+    return CanaryAnswer(version=canary.version, percent=canary.percent) if canary else None

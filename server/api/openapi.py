@@ -11,22 +11,36 @@ from fastapi.dependencies.models import Dependant
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode
 
 from server.api.bodies import JsonBody
+from server.api.completion_models import ChatCompletionChunk, TextCompletionChunk
 from server.api.examples import example_of
-from server.api.openai import ChatRequest, CompletionRequest, TextToTokenize, TokensToDecode
+from server.api.openai import (
+    ChatRequest,
+    ChatToTokenize,
+    CompletionRequest,
+    TextToTokenize,
+    TokensToDecode,
+)
 from server.billing.exports.formats import INFO
 from server.text.json_object import JsonObject
 
 _REFS = "#/components/schemas/{model}"
 _JSON = "application/json"
 
-_INFERENCE: dict[str, type[BaseModel]] = {
-    "/v1/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
+# Bodies that routes read themselves: each fits one of the models.
+_BODIES: dict[str, list[type[BaseModel]]] = {
+    "/v1/chat/completions": [ChatRequest],
+    "/v1/completions": [CompletionRequest],
+    "/tokenize": [TextToTokenize, ChatToTokenize],
+    "/detokenize": [TokensToDecode],
 }
-# Bodies that routes read themselves. `/tokenize` takes a chat as well as a text.
-_BODIES = _INFERENCE | {"/tokenize": TextToTokenize, "/detokenize": TokensToDecode}
+# Events of streamed answers.
+_EVENTS: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatCompletionChunk,
+    "/v1/completions": TextCompletionChunk,
+}
 _PART = "/v1/uploads/{upload_id}/files/{filename}"
 _EXPORTS = ("/v1/usage/export", "/admin/v1/usage/export")
 
@@ -55,15 +69,25 @@ _ERRORS = {
 _ERROR_SCHEMA = {
     "type": "object",
     "required": ["error"],
+    "additionalProperties": False,
     "properties": {
         "error": {
             "type": "object",
             "required": ["message", "type", "param", "code"],
+            "additionalProperties": False,
             "properties": {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
                 "code": {"type": ["string", "null"]},
+                "received_bytes": {
+                    "type": "integer",
+                    "description": "Where an upload's next part begins, after a wrong offset.",
+                },
+                "limiter_degraded": {
+                    "const": True,
+                    "description": "The limiter has lost its state, and may refuse too early.",
+                },
             },
         }
     },
@@ -100,7 +124,7 @@ def _complete(operation: JsonObject, route: RouteContext, method: str, schemas: 
     statuses = {*_ALWAYS, *(_WITH_A_BODY if body else ())}
     if method != "GET":
         statuses |= {*_THAT_CHANGE}
-    if path in _INFERENCE:
+    if path in _EVENTS:
         statuses |= {*_WITH_AN_ENGINE}
     answers = {s: a for s, a in operation["responses"].items() if s.startswith("2")}
     for answer in answers.values():
@@ -121,15 +145,32 @@ def _contents(path: str, declared: JsonObject, schemas: JsonObject) -> JsonObjec
     """The content of a successful answer, by media type, with an example of its JSON."""
     if path in _EXPORTS:
         return {info.media_type: {"schema": {"type": "string"}} for info in INFO.values()}
-    if "$ref" not in declared.get(_JSON, {}).get("schema", {}):  # TRANSITION
+    schema = declared.get(_JSON, {}).get("schema", {})
+    if not schema.keys() & {"$ref", "anyOf", "oneOf"}:  # TRANSITION
         return {_JSON: {"schema": {"type": "object"}}}
-    schema = declared[_JSON]["schema"]
     contents: JsonObject = {
         _JSON: {"schema": schema, "example": example_of(schema, schemas, f"answer of {path}")}
     }
-    if path in _INFERENCE:
-        contents["text/event-stream"] = {"schema": {"type": "string"}}
+    if path in _EVENTS:
+        contents["text/event-stream"] = {"itemSchema": _event(_EVENTS[path], schemas)}
     return contents
+
+
+def _event(model: type[BaseModel], schemas: JsonObject) -> JsonObject:
+    """A server-sent event: a part of an answer as the model has it, an error, or the end."""
+    error = {"$ref": _REFS.format(model="Error")}
+    part = {
+        "type": "string",
+        "description": "JSON of a part of the answer, or of an error, which ends the stream.",
+        "contentMediaType": _JSON,
+        "contentSchema": {"anyOf": [_reference(model, schemas, "serialization"), error]},
+    }
+    end = {"const": "[DONE]", "description": "The end of a complete stream."}
+    return {
+        "type": "object",
+        "required": ["data"],
+        "properties": {"data": {"anyOf": [part, end]}},
+    }
 
 
 def _body(route: RouteContext, path: str, schemas: JsonObject) -> JsonObject | None:
@@ -139,16 +180,23 @@ def _body(route: RouteContext, path: str, schemas: JsonObject) -> JsonObject | N
     models = [
         part.call.model for part in _parts(route.dependant) if isinstance(part.call, JsonBody)
     ]
-    model = models[0] if models else _BODIES.get(path)
-    if model is None:
+    references = [
+        _reference(model, schemas, "validation") for model in models or _BODIES.get(path, [])
+    ]
+    if not references:
         return None
-    schema = model.model_json_schema(ref_template=_REFS)
+    return {_JSON: {"schema": references[0] if len(references) == 1 else {"anyOf": references}}}
+
+
+def _reference(model: type[BaseModel], schemas: JsonObject, mode: JsonSchemaMode) -> JsonObject:
+    """A reference to the model's schema, which is added to the schemas with all that it names."""
+    schema = model.model_json_schema(ref_template=_REFS, mode=mode)
     for name, definition in schema.pop("$defs", {}).items():
         assert schemas.setdefault(name, definition) == definition, f"two schemas called {name}"
     name = model.__name__.strip("_")
     name = name if schemas.get(name, schema) == schema else f"{model.__module__}.{name}"
     schemas[name] = schema
-    return {_JSON: {"schema": {"$ref": _REFS.format(model=name)}}}
+    return {"$ref": _REFS.format(model=name)}
 
 
 def _parts(dependant: Dependant) -> Iterator[Dependant]:

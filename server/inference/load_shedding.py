@@ -13,6 +13,7 @@ from engine.messages import Priority
 from server.accounts.auth import Identity
 from server.inference import errors
 from server.pool.running import Running, RunningRequest
+from server.text.json_object import JsonObject
 
 _HALF_LIFE_S = 10.0
 """Seconds with a waiting queue after which half of what is known of the rate is forgotten."""
@@ -67,7 +68,7 @@ class LoadShedder:
         if (wait_s := self.wait_s(self._running.num_queued + 1)) > patience_s:
             raise errors.overloaded(retry_after_s=max(1.0, wait_s - patience_s))
 
-    def explain(self, identity: Identity) -> dict[str, float]:
+    def explain(self, identity: Identity) -> JsonObject:
         """A tenant's share of the queue, in the form that `GET /v1/limits` shows."""
         waiting = self._running.num_waiting(identity.tenant_id)
         limit = self._share_of(identity)

@@ -12,7 +12,17 @@ from registry.alias_rows import Canary
 from registry.upload_rules import RegistryLimits, check_room
 from registry.uploads import Uploads
 from server.accounts.auth import Identity
-from server.api.adapter_view import AdapterView, move_view
+from server.api.adapter_view import (
+    AdapterAnswer,
+    AdapterDeleted,
+    AdapterList,
+    AdapterView,
+    AliasMoveList,
+    VersionAnswer,
+    VersionDeleted,
+    VersionList,
+    move_view,
+)
 from server.api.bodies import json_body
 from server.api.deps import (
     AdaptersReadKey,
@@ -25,7 +35,6 @@ from server.api.deps import (
 from server.billing.prices import price_for
 from server.database.clock import now_ms
 from server.database.database import Database
-from server.text.json_object import JsonObject
 
 router = APIRouter(prefix="/adapters")
 
@@ -64,20 +73,20 @@ async def list_adapters(
     after: Search | None = None,
     limit: Limit = 100,
     search: Search = "",
-) -> JsonObject:
+) -> AdapterList:
     """List the tenant's adapters by name.
 
     after: only names after this one.   search: only names that contain this text.
     """
 
-    def read(conn: Connection) -> tuple[list[JsonObject], bool]:
+    def read(conn: Connection) -> AdapterList:
         found = catalog.list_adapters(
             conn, identity.tenant_id, after=after, search=search, limit=limit + 1
         )
-        return view.adapters(conn, found[:limit]), len(found) > limit
+        data = view.adapters(conn, found[:limit])
+        return AdapterList(data=data, has_more=len(found) > limit)
 
-    data, has_more = await database.read(read)
-    return {"object": "list", "data": data, "has_more": has_more}
+    return await database.read(read)
 
 
 @router.get("/{name}")
@@ -87,7 +96,7 @@ async def get_adapter(
     catalog: CatalogDep,
     view: AdapterViewDep,
     identity: AdaptersReadKey,
-) -> JsonObject:
+) -> AdapterAnswer:
     """Get an adapter with its aliases, its pin and its latest version."""
     return await database.read(
         lambda conn: view.adapter(conn, catalog.get_adapter(conn, identity.tenant_id, name))
@@ -97,12 +106,12 @@ async def get_adapter(
 @router.delete("/{name}")
 async def delete_adapter(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> JsonObject:
+) -> AdapterDeleted:
     """Delete an adapter with its versions and aliases; it can be restored for a time."""
     await database.write(
         lambda conn: catalog.delete_adapter(conn, identity.tenant_id, name, actor=identity.actor)
     )
-    return {"id": name, "object": "adapter.deleted", "deleted": True}
+    return AdapterDeleted(id=name)
 
 
 @router.post("/{name}/restore")
@@ -113,7 +122,7 @@ async def restore_adapter(
     view: AdapterViewDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
-) -> JsonObject:
+) -> AdapterAnswer:
     """Restore a deleted adapter, without the pin and the grants that it had."""
 
     def restore(conn: Connection) -> Adapter:
@@ -137,14 +146,14 @@ async def list_versions(
     before: Before = None,
     limit: Limit = 100,
     include_deleted: bool = False,
-) -> JsonObject:
+) -> VersionList:
     """List an adapter's versions, newest first.
 
     before: only versions below this number.   include_deleted: also versions that were deleted, or
     deleted and then purged.
     """
 
-    def read(conn: Connection) -> tuple[list[JsonObject], bool]:
+    def read(conn: Connection) -> VersionList:
         found = catalog.list_versions(
             conn,
             identity.tenant_id,
@@ -156,24 +165,23 @@ async def list_versions(
         # All versions are of one adapter; without versions there is nothing to price.
         adapter_id = found[0].adapter_id if found else None
         price = price_for(conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter_id)
-        shown = [view.version(version, price) for version in found[:limit]]
-        return shown, len(found) > limit
+        data = [view.version(version, price) for version in found[:limit]]
+        return VersionList(data=data, has_more=len(found) > limit)
 
-    data, has_more = await database.read(read)
-    return {"object": "list", "data": data, "has_more": has_more}
+    return await database.read(read)
 
 
 @router.delete("/{name}/versions/{version}")
 async def delete_version(
     name: str, version: int, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
-) -> JsonObject:
+) -> VersionDeleted:
     """Delete a version that no alias points to; it can be restored for a time."""
     await database.write(
         lambda conn: catalog.delete_version(
             conn, identity.tenant_id, name, version, actor=identity.actor
         )
     )
-    return {"id": name, "version": version, "object": "adapter.version.deleted", "deleted": True}
+    return VersionDeleted(id=name, version=version)
 
 
 @router.post("/{name}/versions/{version}/restore")
@@ -185,10 +193,10 @@ async def restore_version(
     view: AdapterViewDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
-) -> JsonObject:
+) -> VersionAnswer:
     """Restore a deleted version of an adapter."""
 
-    def write(conn: Connection) -> JsonObject:
+    def write(conn: Connection) -> VersionAnswer:
         restored = catalog.restore_version(
             conn, identity.tenant_id, name, version, actor=identity.actor
         )
@@ -213,7 +221,7 @@ async def set_alias(
     view: AdapterViewDep,
     identity: AdaptersWriteKey,
     body: Annotated[_Alias, json_body(_Alias)],
-) -> JsonObject:
+) -> AdapterAnswer:
     """Point an alias at a version, and some percent of its requests at a canary version."""
     canary = Canary(**body.canary.model_dump()) if body.canary else None
     return await _changed(
@@ -233,7 +241,7 @@ async def roll_back_alias(
     catalog: CatalogDep,
     view: AdapterViewDep,
     identity: AdaptersWriteKey,
-) -> JsonObject:
+) -> AdapterAnswer:
     """Undo the last move of an alias; calling it again undoes that."""
     return await _changed(
         database,
@@ -252,7 +260,7 @@ async def remove_alias(
     catalog: CatalogDep,
     view: AdapterViewDep,
     identity: AdaptersWriteKey,
-) -> JsonObject:
+) -> AdapterAnswer:
     """Remove an alias; `latest` cannot be removed."""
     return await _changed(
         database,
@@ -272,7 +280,7 @@ async def list_moves(
     identity: AdaptersReadKey,
     before: Before = None,
     limit: Limit = 100,
-) -> JsonObject:
+) -> AliasMoveList:
     """List the moves of an alias, newest first.
 
     before: only moves before the one with this id.
@@ -283,11 +291,11 @@ async def list_moves(
         )
     )
     data = [move_view(move) for move in found[:limit]]
-    return {"object": "list", "data": data, "has_more": len(found) > limit}
+    return AliasMoveList(data=data, has_more=len(found) > limit)
 
 
 async def _changed(
     database: Database, view: AdapterView, change: Callable[[Connection], Adapter]
-) -> JsonObject:
+) -> AdapterAnswer:
     """Make a change, and return the adapter as the change's own transaction sees it."""
     return await database.write(lambda conn: view.adapter(conn, change(conn)))

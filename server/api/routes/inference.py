@@ -1,12 +1,15 @@
 """Chat completions, completions, and their cancellation."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Request
 from fastapi.responses import Response
+from pydantic import Field
 
 from server.api import errors
+from server.api.answer import Answer
 from server.api.bodies import BodyDep
+from server.api.completion_models import ChatCompletion, TextCompletion
 from server.api.deps import CancelsDep, InferenceKey, ServingDep
 from server.api.openai import ChatRequest, CompletionRequest, parse_request
 from server.inference.idempotency import MAX_KEY_CHARACTERS, Claim
@@ -22,7 +25,15 @@ IdempotencyKey = Annotated[
 """A header of printable ASCII."""
 
 
-@router.post("/chat/completions")
+class CompletionCancelled(Answer):
+    """The answer to the cancellation of an answer under way."""
+
+    id: str = Field(examples=["chatcmpl-0b7e61f3c2d94a58b1f6a9d3e4c85270"])
+    object: Literal["chat.completion.cancelled"] = "chat.completion.cancelled"
+    cancelled: Literal[True] = True
+
+
+@router.post("/chat/completions", response_model=ChatCompletion)
 async def chat_completions(
     request: Request,
     serving: ServingDep,
@@ -36,7 +47,7 @@ async def chat_completions(
     return await serving.answer(request, identity, asked, claim)
 
 
-@router.post("/completions")
+@router.post("/completions", response_model=TextCompletion)
 async def completions(
     request: Request,
     serving: ServingDep,
@@ -51,11 +62,13 @@ async def completions(
 
 
 @router.post("/chat/completions/{answer_id}/cancel")
-async def cancel(answer_id: str, cancels: CancelsDep, identity: InferenceKey) -> dict[str, object]:
+async def cancel(
+    answer_id: str, cancels: CancelsDep, identity: InferenceKey
+) -> CompletionCancelled:
     """Stop an answer under way.
 
     Its stream ends as usual, with usage, and what ran is paid.
     """
     if not await cancels.cancel(identity.tenant_id, answer_id.rpartition("-")[2]):
         raise errors.not_found("There is no such completion under way.", param="id")
-    return {"id": answer_id, "object": "chat.completion.cancelled", "cancelled": True}
+    return CompletionCancelled(id=answer_id)

@@ -13,7 +13,8 @@ from server.accounts.identities import Identities
 from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE, ApiKey
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, IdentitiesDep, PepperDep, TenantAdminKey
-from server.api.routes.lists import list_page
+from server.api.key_view import KeyAnswer, KeyMade, KeyPage, KeyRevoked, key_view
+from server.api.routes.lists import page_of
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.text.json_object import JsonObject
@@ -74,7 +75,7 @@ _RotationBody = Annotated[_Rotation, json_body(_Rotation)]
 @router.post("/keys", status_code=201)
 async def create_own(
     database: DatabaseDep, pepper: PepperDep, identity: TenantAdminKey, body: _TermsBody
-) -> JsonObject:
+) -> KeyMade:
     """Create an API key of the tenant; only this answer carries the key itself.
 
     The new key cannot have more rights than the asking one.
@@ -88,13 +89,13 @@ async def list_own(
     identity: TenantAdminKey,
     after: _After = None,
     limit: _PageSize = 100,
-) -> JsonObject:
+) -> KeyPage:
     """List the tenant's API keys, oldest first."""
     return await _list(database, identity.tenant_id, after, limit)
 
 
 @router.get("/keys/{key_id}")
-async def get_own(key_id: str, database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
+async def get_own(key_id: str, database: DatabaseDep, identity: TenantAdminKey) -> KeyAnswer:
     """Get one of the tenant's API keys."""
     return await _get(database, identity.tenant_id, key_id)
 
@@ -106,7 +107,7 @@ async def change_own(
     identities: IdentitiesDep,
     identity: TenantAdminKey,
     body: _TermsBody,
-) -> JsonObject:
+) -> KeyAnswer:
     """Change one of the tenant's API keys; fields that are left out stay as they are."""
     return await _change(database, identities, identity.tenant_id, key_id, body, identity)
 
@@ -119,7 +120,7 @@ async def rotate_own(
     pepper: PepperDep,
     identity: TenantAdminKey,
     body: _RotationBody,
-) -> JsonObject:
+) -> KeyMade:
     """Replace one of the tenant's API keys; only this answer carries the new key itself.
 
     The new key has the old one's terms, and the old one stays valid for `overlap_s` seconds.
@@ -130,7 +131,7 @@ async def rotate_own(
 @router.delete("/keys/{key_id}")
 async def revoke_own(
     key_id: str, database: DatabaseDep, identities: IdentitiesDep, identity: TenantAdminKey
-) -> JsonObject:
+) -> KeyRevoked:
     """Revoke one of the tenant's API keys; the keys that it created stay valid."""
     return await _revoke(database, identities, identity.tenant_id, key_id, identity)
 
@@ -141,7 +142,7 @@ async def revoke_own(
 @admin_router.post("/tenants/{tenant}/keys", status_code=201)
 async def create_key(
     tenant: str, body: _TermsBody, database: DatabaseDep, pepper: PepperDep
-) -> JsonObject:
+) -> KeyMade:
     """Create an API key of a tenant; only this answer carries the key itself."""
     return await _create(database, pepper, await _tenant_id(database, tenant), body)
 
@@ -149,13 +150,13 @@ async def create_key(
 @admin_router.get("/tenants/{tenant}/keys")
 async def list_keys(
     tenant: str, database: DatabaseDep, after: _After = None, limit: _PageSize = 100
-) -> JsonObject:
+) -> KeyPage:
     """List a tenant's API keys, oldest first."""
     return await _list(database, await _tenant_id(database, tenant), after, limit)
 
 
 @admin_router.get("/tenants/{tenant}/keys/{key_id}")
-async def get_key(tenant: str, key_id: str, database: DatabaseDep) -> JsonObject:
+async def get_key(tenant: str, key_id: str, database: DatabaseDep) -> KeyAnswer:
     """Get one of a tenant's API keys."""
     return await _get(database, await _tenant_id(database, tenant), key_id)
 
@@ -163,7 +164,7 @@ async def get_key(tenant: str, key_id: str, database: DatabaseDep) -> JsonObject
 @admin_router.patch("/tenants/{tenant}/keys/{key_id}")
 async def change_key(
     tenant: str, key_id: str, body: _TermsBody, database: DatabaseDep, identities: IdentitiesDep
-) -> JsonObject:
+) -> KeyAnswer:
     """Change one of a tenant's API keys; fields that are left out stay as they are."""
     return await _change(database, identities, await _tenant_id(database, tenant), key_id, body)
 
@@ -176,7 +177,7 @@ async def rotate_key(
     database: DatabaseDep,
     identities: IdentitiesDep,
     pepper: PepperDep,
-) -> JsonObject:
+) -> KeyMade:
     """Replace one of a tenant's API keys; only this answer carries the new key itself.
 
     The new key has the old one's terms, and the old one stays valid for `overlap_s` seconds.
@@ -189,7 +190,7 @@ async def rotate_key(
 @admin_router.delete("/tenants/{tenant}/keys/{key_id}")
 async def revoke_key(
     tenant: str, key_id: str, database: DatabaseDep, identities: IdentitiesDep
-) -> JsonObject:
+) -> KeyRevoked:
     """Revoke one of a tenant's API keys; the keys that it created stay valid."""
     return await _revoke(database, identities, await _tenant_id(database, tenant), key_id)
 
@@ -215,24 +216,25 @@ async def _write(
 
 async def _create(
     database: Database, pepper: str, tenant_id: str, body: _Terms, by: Identity | None = None
-) -> JsonObject:
+) -> KeyMade:
     def create(conn: Connection) -> tuple[ApiKey, str]:
         given = {"name": "", **body.given()}
         return keys.create_key(conn, tenant_id, pepper=pepper, now_ms=now_ms(), by=by, **given)
 
     key, plaintext = await database.write(create)
-    return {**_key(key), "api_key": plaintext}
+    return KeyMade(**dict(key_view(key)), api_key=plaintext)
 
 
-async def _list(database: Database, tenant_id: str, after: str | None, limit: int) -> JsonObject:
+async def _list(database: Database, tenant_id: str, after: str | None, limit: int) -> KeyPage:
     found = await database.read(
         lambda conn: keys.list_keys(conn, tenant_id, after=after, limit=limit + 1)
     )
-    return list_page([_key(key) for key in found], "key_id", limit)
+    page = page_of([key_view(key) for key in found], lambda key: key.key_id, limit)
+    return KeyPage(**dict(page))
 
 
-async def _get(database: Database, tenant_id: str, key_id: str) -> JsonObject:
-    return _key(await database.read(lambda conn: keys.get_key(conn, tenant_id, key_id)))
+async def _get(database: Database, tenant_id: str, key_id: str) -> KeyAnswer:
+    return key_view(await database.read(lambda conn: keys.get_key(conn, tenant_id, key_id)))
 
 
 async def _change(
@@ -242,11 +244,11 @@ async def _change(
     key_id: str,
     body: _Terms,
     by: Identity | None = None,
-) -> JsonObject:
+) -> KeyAnswer:
     def change(conn: Connection) -> ApiKey:
         return keys.change_key(conn, tenant_id, key_id, body.given(), now_ms=now_ms(), by=by)
 
-    return _key(await _write(database, identities, tenant_id, change))
+    return key_view(await _write(database, identities, tenant_id, change))
 
 
 async def _rotate(
@@ -257,7 +259,7 @@ async def _rotate(
     key_id: str,
     body: _Rotation,
     by: Identity | None = None,
-) -> JsonObject:
+) -> KeyMade:
     def rotate(conn: Connection) -> tuple[ApiKey, str]:
         return keys.rotate_key(
             conn,
@@ -270,7 +272,7 @@ async def _rotate(
         )
 
     key, plaintext = await _write(database, identities, tenant_id, rotate)
-    return {**_key(key), "api_key": plaintext}
+    return KeyMade(**dict(key_view(key)), api_key=plaintext)
 
 
 async def _revoke(
@@ -279,31 +281,9 @@ async def _revoke(
     tenant_id: str,
     key_id: str,
     by: Identity | None = None,
-) -> JsonObject:
+) -> KeyRevoked:
     def revoke(conn: Connection) -> None:
         keys.revoke_key(conn, tenant_id, key_id, now_ms=now_ms(), by=by)
 
     await _write(database, identities, tenant_id, revoke)
-    return {"key_id": key_id, "object": "key.revoked", "revoked": True}
-
-
-def _key(key: ApiKey) -> JsonObject:
-    def seconds(at_ms: int | None) -> int | None:
-        return None if at_ms is None else at_ms // 1000
-
-    return {
-        "object": "api_key",
-        "key_id": key.key_id,
-        "name": key.name,
-        "prefix": key.prefix,
-        "scopes": sorted(key.scopes),
-        "requests_per_minute": key.requests_per_minute,
-        "tokens_per_minute": key.tokens_per_minute,
-        "max_concurrency": key.max_concurrency,
-        "created_by": key.created_by,
-        "replaces": key.replaces,
-        "created_at": seconds(key.created_at_ms),
-        "expires_at": seconds(key.expires_at_ms),
-        "revoked_at": seconds(key.revoked_at_ms),
-        "last_used_at": seconds(key.last_used_at_ms),
-    }
+    return KeyRevoked(key_id=key_id)

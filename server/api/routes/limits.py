@@ -1,12 +1,13 @@
 """Limits as they stand, each with the requests that take of it; and the limits of an adapter."""
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
+from server.api.answer import Answer
 from server.api.bodies import json_body
 from server.api.deps import (
     AdaptersReadKey,
@@ -17,6 +18,7 @@ from server.api.deps import (
     LimiterDep,
     LoadDep,
 )
+from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
 from server.limits.adapter_limits import (
     AdapterLimits,
@@ -24,8 +26,7 @@ from server.limits.adapter_limits import (
     limits_of_adapters,
     set_adapter_limits,
 )
-from server.limits.rules import Standing
-from server.text.json_object import JsonObject
+from server.limits.rules import Metric, Scope, Standing
 
 router = APIRouter()
 
@@ -40,10 +41,66 @@ class _Limits(BaseModel):
     max_concurrency: int | None = Field(None, ge=1, le=_MAX_LIMIT)
 
 
+class LimitHolder(Answer):
+    """A request under way that takes of a limit."""
+
+    request_id: str = Field(examples=["0b7e61f3c2d94a58b1f6a9d3e4c85270"])
+    units: int = Field(examples=[1])
+    frees_in_s: float = Field(examples=[41.5])
+
+
+class LimitAnswer(Answer):
+    """A limit, and its use.
+
+    id: of the tenant or the key, or the adapter's name.   window_s: null for requests at a time.
+    reset_s: seconds until all of it is free again if nobody asks.   held_by: the oldest first.
+    """
+
+    object: Literal["limit"] = "limit"
+    metric: Metric
+    scope: Scope
+    id: str = Field(examples=["ten_8c1f0a6b3e5d7942"])
+    limit: int = Field(examples=[60])
+    window_s: Literal[60] | None
+    used: int = Field(examples=[1])
+    remaining: int = Field(examples=[59])
+    reset_s: float = Field(examples=[0.75])
+    held_by: list[LimitHolder]
+
+
+class QueueShare(Answer):
+    """A tenant's share of the queue, in answers.   expected_wait_s: of one more, in seconds."""
+
+    limit: int = Field(examples=[64])
+    used: int = Field(examples=[2])
+    remaining: int = Field(examples=[62])
+    expected_wait_s: float = Field(examples=[0.125])
+
+
+class LimitList(ListAnswer[LimitAnswer]):
+    """All limits that the key's requests are under.
+
+    limiter_degraded: the limiter has lost its state, and may refuse too early.
+    """
+
+    limiter_degraded: bool
+    queue: QueueShare
+
+
+class AdapterLimitsAnswer(Answer):
+    """The limits of an adapter.   A limit of null is none."""
+
+    object: Literal["adapter.limits"] = "adapter.limits"
+    id: str = Field(examples=["my-adapter"])
+    requests_per_minute: int | None = Field(examples=[60])
+    tokens_per_minute: int | None = Field(examples=[100_000])
+    max_concurrency: int | None = Field(examples=[4])
+
+
 @router.get("/limits")
 async def get_limits(
     database: DatabaseDep, limiter: LimiterDep, load: LoadDep, identity: IdentityDep
-) -> JsonObject:
+) -> LimitList:
     """Get the limits of the tenant, of the asking key and of the tenant's adapters, with their use.
 
     held_by: the requests that take of a limit, and when each of them frees its part.
@@ -52,19 +109,17 @@ async def get_limits(
     names = {adapter_id: name for name, adapter_id, _ in adapters}
     limits = [*identity.limits, *(limit for *_, found in adapters for limit in found)]
     standings = await limiter.standings(limits)
-    return {
-        "object": "list",
-        "data": [_standing(standing, names) for standing in standings],
-        "has_more": False,
-        "limiter_degraded": limiter.is_degraded,
-        "queue": load.explain(identity),
-    }
+    return LimitList(
+        data=[_standing(standing, names) for standing in standings],
+        limiter_degraded=limiter.is_degraded,
+        queue=QueueShare(**load.explain(identity)),
+    )
 
 
 @router.get("/adapters/{name}/limits")
 async def get_limits_of_adapter(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersReadKey
-) -> JsonObject:
+) -> AdapterLimitsAnswer:
     """Get the limits of an adapter."""
 
     def read(conn: Connection) -> AdapterLimits:
@@ -81,7 +136,7 @@ async def set_limits_of_adapter(
     catalog: CatalogDep,
     identity: AdaptersWriteKey,
     body: Annotated[_Limits, json_body(_Limits)],
-) -> JsonObject:
+) -> AdapterLimitsAnswer:
     """Set the limits of an adapter; a limit that is left out is removed.
 
     A limit counts all requests for the adapter together, whoever sends them.
@@ -96,28 +151,27 @@ async def set_limits_of_adapter(
     return _adapter_limits(name, limits)
 
 
-def _adapter_limits(name: str, limits: AdapterLimits) -> JsonObject:
-    return {"object": "adapter.limits", "id": name, **dataclasses.asdict(limits)}
+def _adapter_limits(name: str, limits: AdapterLimits) -> AdapterLimitsAnswer:
+    return AdapterLimitsAnswer(id=name, **dataclasses.asdict(limits))
 
 
-def _standing(standing: Standing, names: dict[str, str]) -> JsonObject:
+def _standing(standing: Standing, names: dict[str, str]) -> LimitAnswer:
     limit = standing.limit
-    return {
-        "object": "limit",
-        "metric": limit.metric,
-        "scope": limit.scope,
-        "id": names.get(limit.scope_id, limit.scope_id),
-        "limit": limit.amount,
-        "window_s": None if limit.metric == "concurrency" else 60,
-        "used": limit.amount - standing.remaining,
-        "remaining": standing.remaining,
-        "reset_s": standing.reset_ms / 1000,
-        "held_by": [
-            {
-                "request_id": holder.request_id,
-                "units": holder.units,
-                "frees_in_s": holder.expires_ms / 1000,
-            }
+    return LimitAnswer(
+        metric=limit.metric,
+        scope=limit.scope,
+        id=names.get(limit.scope_id, limit.scope_id),
+        limit=limit.amount,
+        window_s=None if limit.metric == "concurrency" else 60,
+        used=limit.amount - standing.remaining,
+        remaining=standing.remaining,
+        reset_s=standing.reset_ms / 1000,
+        held_by=[
+            LimitHolder(
+                request_id=holder.request_id,
+                units=holder.units,
+                frees_in_s=holder.expires_ms / 1000,
+            )
             for holder in standing.holders
         ],
-    }
+    )

@@ -4,10 +4,13 @@ These endpoints take no key, and say nothing about any tenant.
 """
 
 from importlib.resources import files
+from typing import Literal
 
 from fastapi import APIRouter
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, Response
+from pydantic import Field
 
+from server.api.answer import Answer
 from server.api.deps import DrainDep, EnginesDep, LedgerProbeDep, MetricsDep
 from server.version import VERSION
 
@@ -24,6 +27,27 @@ _PAGE_HEADERS = {
 }
 
 
+class HealthAnswer(Answer):
+    """A process that answers."""
+
+    status: Literal["ok"] = "ok"
+
+
+class GatewayVersion(Answer):
+    """The release of a gateway."""
+
+    version: str = Field(examples=["1.0.0"])
+
+
+class Readiness(Answer):
+    """A gateway's readiness, and that of its parts."""
+
+    status: Literal["ready", "not ready"]
+    engine: bool
+    ledger: bool
+    serving: bool
+
+
 @router.get("/")
 def page() -> HTMLResponse:
     """Show the page that asks several models at once."""
@@ -32,19 +56,21 @@ def page() -> HTMLResponse:
 
 
 @router.get("/health")
-def health() -> dict[str, str]:
+def health() -> HealthAnswer:
     """Check that the process answers."""
-    return {"status": "ok"}
+    return HealthAnswer()
 
 
 @router.get("/version")
-def version() -> dict[str, str]:
+def version() -> GatewayVersion:
     """Get the release of this gateway."""
-    return {"version": VERSION}
+    return GatewayVersion(version=VERSION)
 
 
 @router.get("/ready")
-async def ready(engines: EnginesDep, drain: DrainDep, ledger_probe: LedgerProbeDep) -> JSONResponse:
+async def ready(
+    engines: EnginesDep, drain: DrainDep, ledger_probe: LedgerProbeDep, response: Response
+) -> Readiness:
     """Check whether this gateway can serve; the status is 503 if it cannot.
 
     It can serve while an engine is ready, the ledger can be written, and the process is not about
@@ -56,8 +82,9 @@ async def ready(engines: EnginesDep, drain: DrainDep, ledger_probe: LedgerProbeD
         "ledger": ledger,
         "serving": not drain.has_begun,
     }
-    body = {"status": "ready" if all(parts.values()) else "not ready", **parts}
-    return JSONResponse(body, 200 if all(parts.values()) else 503)
+    if not all(parts.values()):
+        response.status_code = 503
+    return Readiness(status="ready" if all(parts.values()) else "not ready", **parts)
 
 
 @router.get("/metrics")

@@ -1,25 +1,52 @@
 """The models a tenant may name: the base, its own adapters, and those shared with it."""
 
+from typing import Literal
+
 from fastapi import APIRouter
+from pydantic import Field
 from sqlalchemy import Connection
 
 from registry import grants
 from server.accounts import tenants
 from server.adapters.names import resolve_model
+from server.api.answer import Answer
 from server.api.deps import BaseDep, CatalogDep, DatabaseDep, InferenceKey
 from server.inference.served_base import ServedBase
-from server.text.json_object import JsonObject
 
 router = APIRouter()
+
+
+class ModelAnswer(Answer):
+    """A model that requests may name.
+
+    created: in Unix seconds.   owned_by: the tenant's name.
+    root, parent, max_model_len: vLLM's fields. The root is the name without version or alias, and
+    the parent is the base model of an adapter.
+    """
+
+    id: str = Field(examples=["my-adapter@3"])
+    object: Literal["model"] = "model"
+    created: int = Field(examples=[1_798_761_600])
+    owned_by: str = Field(examples=["acme"])
+    root: str = Field(examples=["my-adapter"])
+    parent: str | None = Field(examples=["base"])
+    max_model_len: int | None = Field(examples=[32_768])
+
+
+class ModelList(Answer):
+    """All models that the key may name."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelAnswer]
 
 
 @router.get("/models")
 async def list_models(
     database: DatabaseDep, catalog: CatalogDep, base: BaseDep, identity: InferenceKey
-) -> JsonObject:
+) -> ModelList:
     """List the models that the key may name: the base, the tenant's adapters and shared ones."""
 
-    def read(conn: Connection) -> list[JsonObject]:
+    def read(conn: Connection) -> list[ModelAnswer]:
         own = [
             _adapter(base, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name)
             for adapter in catalog.list_adapters(conn, identity.tenant_id)
@@ -34,16 +61,16 @@ async def list_models(
         ]
 
     adapters = await database.read(read)
-    return {"object": "list", "data": [_base(base), *adapters]}
+    return ModelList(data=[_base(base), *adapters])
 
 
 @router.get("/models/{model:path}")
 async def get_model(
     model: str, database: DatabaseDep, catalog: CatalogDep, base: BaseDep, identity: InferenceKey
-) -> JsonObject:
+) -> ModelAnswer:
     """Get one model by the name that requests use for it."""
 
-    def read(conn: Connection) -> JsonObject:
+    def read(conn: Connection) -> ModelAnswer:
         named = resolve_model(conn, catalog, identity, model, request_key=model)
         if named is None:
             return _base(base)
@@ -54,12 +81,14 @@ async def get_model(
     return await database.read(read)
 
 
-def _base(base: ServedBase) -> JsonObject:
+def _base(base: ServedBase) -> ModelAnswer:
     created = base.model.created_at_s
     return _model(base, base.model_id, base.model_id, created, "chorale", None)
 
 
-def _adapter(base: ServedBase, model: str, name: str, created_at_ms: int, owner: str) -> JsonObject:
+def _adapter(
+    base: ServedBase, model: str, name: str, created_at_ms: int, owner: str
+) -> ModelAnswer:
     """An adapter's entry.   model: the name asked for.   name: without version or alias."""
     base_id = base.model_id
     return _model(base, model, name, created_at_ms // 1000, owner, base_id)
@@ -67,14 +96,12 @@ def _adapter(base: ServedBase, model: str, name: str, created_at_ms: int, owner:
 
 def _model(
     base: ServedBase, model: str, root: str, created: int, owner: str, parent: str | None
-) -> JsonObject:
-    """A model's entry. root, parent, max_model_len: vLLM's fields; parent is an adapter's base."""
-    return {
-        "id": model,
-        "object": "model",
-        "created": created,
-        "owned_by": owner,
-        "root": root,
-        "parent": parent,
-        "max_model_len": base.max_model_len or None,
-    }
+) -> ModelAnswer:
+    return ModelAnswer(
+        id=model,
+        created=created,
+        owned_by=owner,
+        root=root,
+        parent=parent,
+        max_model_len=base.max_model_len or None,
+    )

@@ -4,13 +4,16 @@ A call counts as a request, and takes no tokens.
 """
 
 import asyncio
+from typing import Any
 
 from fastapi import APIRouter
+from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
 from registry.catalog import Catalog
 from server.accounts.auth import Identity
 from server.adapters.names import resolve_model
+from server.api.answer import Answer
 from server.api.bodies import BodyDep
 from server.api.deps import BaseDep, CatalogDep, DatabaseDep, InferenceKey, LimiterDep
 from server.api.openai import ChatToTokenize, TextToTokenize, TokensToDecode
@@ -21,9 +24,42 @@ from server.inference.admission import count_request
 from server.inference.errors import unknown_token_id
 from server.inference.served_base import ServedBase
 from server.limits.rules import Limiter
-from server.text.json_object import JsonObject
 
 router = APIRouter()
+
+
+class Tokens(Answer):
+    """The tokens of a text or of a chat.
+
+    token_strs: as the tokenizer's file writes them, null for ids that it does not have; only where
+    asked for.   max_model_len: null while no engine has said it.
+    """
+
+    count: int = Field(examples=[2])
+    max_model_len: int | None = Field(examples=[32_768])
+    tokens: list[int] = Field(examples=[[9707, 1049]])
+    token_strs: list[str | None] | None = Field(examples=[["Hello", "Ġthere"]])
+
+
+class TokenText(Answer):
+    """The text of tokens, with special tokens written out."""
+
+    prompt: str = Field(examples=["Hello there"])
+
+
+class TokenizerInfo(Answer):
+    """The tokenizer's special tokens and the chat template; other special tokens are fields too."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, str]
+    tokenizer_class: str = Field(examples=["PreTrainedTokenizerFast"])
+    vocab_size: int = Field(examples=[151_936])
+    model_max_length: int | None = Field(examples=[32_768])
+    bos_token: str | None = Field(examples=["<|begin|>"])
+    eos_token: str | None = Field(examples=["<|end|>"])
+    pad_token: str | None = Field(examples=["<|pad|>"])
+    unk_token: str | None = Field(examples=["<|unknown|>"])
+    chat_template: str | None = Field(examples=["{{ messages[0].content }}"])
 
 
 @router.post("/tokenize")
@@ -34,7 +70,7 @@ async def tokenize(
     base: BaseDep,
     identity: InferenceKey,
     body: BodyDep,
-) -> JsonObject:
+) -> Tokens:
     """Get the token ids of a prompt, or of a chat as the model's template renders it."""
     values = read_object(body)
     asked: TextToTokenize | ChatToTokenize
@@ -46,12 +82,12 @@ async def tokenize(
     # Always on a thread, as for a long prompt: no answer waits for these tokens.
     token_ids = await asyncio.to_thread(_encode, base, asked)
     text_of = base.tokenizer.token_text
-    return {
-        "count": len(token_ids),
-        "max_model_len": base.max_model_len or None,
-        "tokens": token_ids,
-        "token_strs": [text_of(i) for i in token_ids] if asked.return_token_strs else None,
-    }
+    return Tokens(
+        count=len(token_ids),
+        max_model_len=base.max_model_len or None,
+        tokens=token_ids,
+        token_strs=[text_of(i) for i in token_ids] if asked.return_token_strs else None,
+    )
 
 
 @router.post("/detokenize")
@@ -62,26 +98,28 @@ async def detokenize(
     base: BaseDep,
     identity: InferenceKey,
     body: BodyDep,
-) -> JsonObject:
+) -> TokenText:
     """Get the text of token ids, with special tokens written out."""
     asked = parse_body(body, TokensToDecode)
     await _begin(database, catalog, limiter, identity, asked.model)
     for place, token_id in enumerate(asked.tokens):
         if token_id >= base.vocabulary_size:
             raise unknown_token_id(base.vocabulary_size, param=f"tokens[{place}]")
-    return {"prompt": await asyncio.to_thread(base.tokenizer.decode, asked.tokens)}
+    return TokenText(prompt=await asyncio.to_thread(base.tokenizer.decode, asked.tokens))
 
 
 @router.get("/tokenizer_info")
-async def tokenizer_info(base: BaseDep, identity: InferenceKey) -> JsonObject:
+async def tokenizer_info(base: BaseDep, identity: InferenceKey) -> TokenizerInfo:
     """Get the tokenizer's special tokens and the chat template."""
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "vocab_size": base.vocabulary_size,
-        "model_max_length": base.max_model_len or None,
-        **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")),
-        **base.tokenizer.description,
-    }
+    texts: dict[str, Any] = dict.fromkeys(
+        ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
+    )
+    return TokenizerInfo(
+        tokenizer_class="PreTrainedTokenizerFast",
+        vocab_size=base.vocabulary_size,
+        model_max_length=base.max_model_len or None,
+        **texts | base.tokenizer.description,
+    )
 
 
 async def _begin(

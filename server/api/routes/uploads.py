@@ -8,12 +8,11 @@ import asyncio
 import hashlib
 import re
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
@@ -32,12 +31,11 @@ from registry.upload_rows import (
     FileSpec,
     Transfer,
     Upload,
-    UploadFile,
 )
 from registry.uploads import Uploads
 from server.adapters.errors import uploads_busy
 from server.api import errors
-from server.api.adapter_view import AdapterView, passport_view
+from server.api.adapter_view import AdapterView
 from server.api.bodies import json_body
 from server.api.deps import (
     AdaptersWriteKey,
@@ -52,11 +50,11 @@ from server.api.deps import (
 )
 from server.api.limit_headers import retry_headers
 from server.api.routes.adapters import limits_of
+from server.api.upload_view import UploadAnswer, UploadFileAnswer, upload_view
 from server.billing.prices import Price, price_for
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.pool.engines import Engines
-from server.text.json_object import JsonObject
 
 router = APIRouter()
 
@@ -117,7 +115,7 @@ async def create_upload(
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
     body: Annotated[_NewUpload, json_body(_NewUpload)],
-) -> JsonObject:
+) -> UploadAnswer:
     """Begin an upload of an adapter's two files.
 
     The upload is complete at once if the same files were uploaded before.
@@ -146,7 +144,7 @@ async def create_dry_run(
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
     body: Annotated[_NewFiles, json_body(_NewFiles)],
-) -> JsonObject:
+) -> UploadAnswer:
     """Begin an upload that is only checked: its completion shows a passport and stores nothing."""
     upload = await database.write(
         lambda conn: uploads.create_dry_run(
@@ -166,7 +164,7 @@ async def prove_again(
     prover: ProverDep,
     identity: AdaptersWriteKey,
     body: Annotated[_Proof, json_body(_Proof)],
-) -> JsonObject:
+) -> UploadAnswer:
     """Prove a version for another base model on the served one; it becomes a new version."""
     upload = await database.write(
         lambda conn: prove_version_again(
@@ -191,7 +189,7 @@ async def cancel_upload(
     view: AdapterViewDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
-) -> JsonObject:
+) -> UploadAnswer:
     """Cancel an open upload and delete what was sent."""
     upload = await database.write(
         lambda conn: uploads.cancel_upload(conn, identity.tenant_id, upload_id)
@@ -207,7 +205,7 @@ async def get_upload(
     view: AdapterViewDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
-) -> JsonObject:
+) -> UploadAnswer:
     """Get an upload: its state, the bytes received and, once they exist, passport and version."""
     upload = await database.read(
         lambda conn: uploads.get_upload(conn, identity.tenant_id, upload_id)
@@ -226,7 +224,7 @@ async def put_part(
     work_dir: WorkDirDep,
     identity: AdaptersWriteKey,
     content_range: Annotated[str | None, Header(max_length=64)] = None,
-) -> JsonObject:
+) -> UploadFileAnswer:
     """Send the next part of a file, placed by Content-Range, or a whole small file without it."""
     # Checked before the first byte, so that a refused part takes no place in the spool.
     upload = await database.read(
@@ -251,13 +249,12 @@ async def put_part(
             part.sha256,
             total,
         )
-    return {
-        "object": "upload.file",
-        "filename": filename,
-        "size_bytes": file.size_bytes,
-        "sha256": file.sha256,
-        "received_bytes": file.received_bytes,
-    }
+    return UploadFileAnswer(
+        filename=filename,
+        size_bytes=file.size_bytes,
+        sha256=file.sha256,
+        received_bytes=file.received_bytes,
+    )
 
 
 @router.post("/uploads/{upload_id}/complete")
@@ -269,7 +266,8 @@ async def complete_upload(
     upload_builds: UploadBuildsDep,
     prover: ProverDep,
     identity: AdaptersWriteKey,
-) -> JSONResponse:
+    response: Response,
+) -> UploadAnswer:
     """Check, store, prove and publish what was uploaded.
 
     A call meanwhile joins the first one, and a later call returns its result. The status is 200
@@ -277,10 +275,10 @@ async def complete_upload(
     """
     upload = await upload_builds.build(identity.tenant_id, upload_id)
     upload = ended(await prover.wait_proved(upload, _PROOF_WAIT_S))
-    body = await _rendered(database, view, uploads, upload)
-    if upload.state == COMPLETE:
-        return JSONResponse(body)
-    return JSONResponse(body, 202, headers=retry_headers(_PROOF_RETRY_S))
+    if upload.state != COMPLETE:
+        response.status_code = 202
+        response.headers.update(retry_headers(_PROOF_RETRY_S))
+    return await _rendered(database, view, uploads, upload)
 
 
 async def _known(
@@ -347,7 +345,7 @@ def _placed(content_range: str | None, size_bytes: int) -> tuple[int, int]:
 
 async def _opened(
     database: Database, view: AdapterView, uploads: Uploads, upload: Upload
-) -> JsonObject:
+) -> UploadAnswer:
     """Render a new upload; where the store cannot offer its parts, it is cancelled again."""
     try:
         return await _rendered(database, view, uploads, upload)
@@ -360,11 +358,8 @@ async def _opened(
 
 async def _rendered(
     database: Database, view: AdapterView, uploads: Uploads, upload: Upload
-) -> JsonObject:
-    """An upload as its tenant sees it.
-
-    passport, version: null until there are any.   parts: those yet to send.
-    """
+) -> UploadAnswer:
+    """An upload as its tenant sees it, with the parts that are yet to be sent to the store."""
     offered: dict[str, OfferedFile] = {}
     if upload.state == OPEN and upload.transfer == PRESIGNED:
         offered = await asyncio.to_thread(uploads.offer_files, database.begin, upload)
@@ -376,32 +371,4 @@ async def _rendered(
         return version, price_for(conn, now_ms(), tenant_id=tenant_id, adapter_id=adapter_id)
 
     version, price = await database.read(read)
-    passport = upload.built["passport"] if upload.built else None
-    fault = {"code": upload.error_code, "param": upload.error_param, "message": upload.error}
-    return {
-        "id": upload.upload_id,
-        "object": "upload",
-        "adapter": None if upload.is_dry_run else upload.adapter_name,
-        "alias": upload.alias,
-        "dry_run": upload.is_dry_run,
-        "transfer": upload.transfer,
-        "state": upload.state,
-        "files": {name: _file(file, offered.get(name)) for name, file in upload.files.items()},
-        "created_at": upload.created_at_ms // 1000,
-        "expires_at": upload.expires_at_ms // 1000,
-        "error": fault if upload.error else None,
-        "passport": passport_view(passport, passport["size_bytes"], price) if passport else None,
-        "version": view.version(version, price) if version else None,
-    }
-
-
-def _file(file: UploadFile, offered: OfferedFile | None) -> JsonObject:
-    shown: JsonObject = {
-        "size_bytes": file.size_bytes,
-        "sha256": file.sha256,
-        "received_bytes": file.received_bytes,
-    }
-    if offered is not None:
-        shown["received_bytes"] = offered.received_bytes
-        shown["parts"] = [asdict(part) for part in offered.missing]
-    return shown
+    return upload_view(upload, offered, version, price, view)

@@ -1,6 +1,6 @@
 """A tenant's webhook: its admin or the operator sets it, tests it and lists its events."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -8,11 +8,12 @@ from sqlalchemy import Connection
 
 from server.accounts import tenants
 from server.api import errors
+from server.api.answer import Answer
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, PepperDep, TenantAdminKey, WebhookRulesDep
+from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
 from server.database.database import Database
-from server.text.json_object import JsonObject
 from server.webhooks import events
 from server.webhooks.events import MAX_PENDING, Event, Webhook
 from server.webhooks.urls import MAX_URL_CHARACTERS, BadWebhookUrl, UrlRules, check_url
@@ -31,6 +32,56 @@ class _NewWebhook(BaseModel):
 Body = Annotated[_NewWebhook, json_body(_NewWebhook)]
 
 
+class WebhookAnswer(Answer):
+    """A webhook.
+
+    is_enabled: false after its receiver answered 410.   created_at: in Unix seconds.
+    """
+
+    object: Literal["webhook"] = "webhook"
+    webhook_id: str = Field(examples=["wh_6d0f3b1a95c2e784f1b0c3d2"])
+    url: str = Field(examples=["https://example.com/chorale"])
+    is_enabled: bool
+    created_at: int = Field(examples=[1_798_761_600])
+
+
+class WebhookMade(WebhookAnswer):
+    """A new webhook.   secret: the key of its events' signatures, which no other answer carries."""
+
+    secret: str = Field(examples=["whsec_UNhY4JhezH9gQYqvDMWrWH9CwlcKiECVqejMrND2VFw="])
+
+
+class WebhookDeleted(Answer):
+    """The answer to the removal of a webhook."""
+
+    object: Literal["webhook.deleted"] = "webhook.deleted"
+    deleted: Literal[True] = True
+
+
+class WebhookEvent(Answer):
+    """An event. body: as it was sent, for a receiver that missed it.
+
+    next_attempt_at: null after the last attempt.   error: of the last attempt.
+    created_at, next_attempt_at, delivered_at: in Unix seconds.
+    """
+
+    object: Literal["webhook.event"] = "webhook.event"
+    event_id: str = Field(examples=["evt_a1c9e5d37f20b8645e1d0c7b"])
+    type: str = Field(examples=["webhook.test"])
+    body: str = Field(
+        examples=['{"type":"webhook.test","timestamp":"2027-01-01T00:00:00Z","data":{}}']
+    )
+    created_at: int = Field(examples=[1_798_761_600])
+    num_attempts: int = Field(examples=[1])
+    next_attempt_at: int | None = Field(examples=[None])
+    delivered_at: int | None = Field(examples=[1_798_761_602])
+    error: str | None = Field(examples=[None])
+
+
+class WebhookEventList(ListAnswer[WebhookEvent]):
+    """The latest events of a tenant, newest first."""
+
+
 @router.put("/webhook")
 async def set_webhook(
     database: DatabaseDep,
@@ -38,7 +89,7 @@ async def set_webhook(
     webhook_rules: WebhookRulesDep,
     identity: TenantAdminKey,
     body: Body,
-) -> JsonObject:
+) -> WebhookAnswer | WebhookMade:
     """Set the URL of the tenant's webhook.
 
     The first answer carries the secret, which stays the same when the URL changes.
@@ -47,25 +98,25 @@ async def set_webhook(
 
 
 @router.get("/webhook")
-async def get_webhook(database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
+async def get_webhook(database: DatabaseDep, identity: TenantAdminKey) -> WebhookAnswer:
     """Get the tenant's webhook."""
     return await _get(database, identity.tenant_id)
 
 
 @router.delete("/webhook")
-async def remove_webhook(database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
+async def remove_webhook(database: DatabaseDep, identity: TenantAdminKey) -> WebhookDeleted:
     """Remove the tenant's webhook."""
     return await _remove(database, identity.tenant_id, identity.actor)
 
 
 @router.post("/webhook/test", status_code=202)
-async def send_test(database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
+async def send_test(database: DatabaseDep, identity: TenantAdminKey) -> WebhookEvent:
     """Send a test event to the tenant's webhook; it is delivered within seconds."""
     return await _test(database, identity.tenant_id)
 
 
 @router.get("/webhook/events")
-async def list_events(database: DatabaseDep, identity: TenantAdminKey) -> JsonObject:
+async def list_events(database: DatabaseDep, identity: TenantAdminKey) -> WebhookEventList:
     """List the tenant's webhook events, newest first, with the state of their delivery."""
     return await _events(database, identity.tenant_id)
 
@@ -77,7 +128,7 @@ async def set_webhook_of(
     database: DatabaseDep,
     pepper: PepperDep,
     webhook_rules: WebhookRulesDep,
-) -> JsonObject:
+) -> WebhookAnswer | WebhookMade:
     """Set the URL of a tenant's webhook.
 
     The first answer carries the secret, which stays the same when the URL changes.
@@ -86,32 +137,32 @@ async def set_webhook_of(
 
 
 @admin_router.get("/tenants/{tenant}/webhook")
-async def get_webhook_of(tenant: str, database: DatabaseDep) -> JsonObject:
+async def get_webhook_of(tenant: str, database: DatabaseDep) -> WebhookAnswer:
     """Get a tenant's webhook."""
     return await _get(database, tenant)
 
 
 @admin_router.delete("/tenants/{tenant}/webhook")
-async def remove_webhook_of(tenant: str, database: DatabaseDep) -> JsonObject:
+async def remove_webhook_of(tenant: str, database: DatabaseDep) -> WebhookDeleted:
     """Remove a tenant's webhook."""
     return await _remove(database, tenant, "operator")
 
 
 @admin_router.post("/tenants/{tenant}/webhook/test", status_code=202)
-async def send_test_of(tenant: str, database: DatabaseDep) -> JsonObject:
+async def send_test_of(tenant: str, database: DatabaseDep) -> WebhookEvent:
     """Send a test event to a tenant's webhook; it is delivered within seconds."""
     return await _test(database, tenant)
 
 
 @admin_router.get("/tenants/{tenant}/webhook/events")
-async def list_events_of(tenant: str, database: DatabaseDep) -> JsonObject:
+async def list_events_of(tenant: str, database: DatabaseDep) -> WebhookEventList:
     """List a tenant's webhook events, newest first, with the state of their delivery."""
     return await _events(database, tenant)
 
 
 async def _set(
     database: Database, pepper: str, webhook_rules: UrlRules, tenant: str, url: str, actor: str
-) -> JsonObject:
+) -> WebhookAnswer | WebhookMade:
     try:
         check_url(url, webhook_rules)
     except BadWebhookUrl as error:
@@ -122,24 +173,26 @@ async def _set(
         return events.set_webhook(conn, tenant_id, url, now_ms=now_ms(), actor=actor)
 
     webhook, is_new = await database.write(write)
-    secret = events.secret_of(pepper, webhook.webhook_id)
-    return _webhook(webhook) | ({"secret": secret} if is_new else {})
+    shown = _webhook(webhook)
+    if not is_new:
+        return shown
+    return WebhookMade(**dict(shown), secret=events.secret_of(pepper, webhook.webhook_id))
 
 
-async def _get(database: Database, tenant: str) -> JsonObject:
+async def _get(database: Database, tenant: str) -> WebhookAnswer:
     return _webhook(await database.read(lambda conn: _find(conn, tenant)))
 
 
-async def _remove(database: Database, tenant: str, actor: str) -> JsonObject:
+async def _remove(database: Database, tenant: str, actor: str) -> WebhookDeleted:
     def write(conn: Connection) -> None:
         tenant_id = _find(conn, tenant).tenant_id
         events.remove_webhook(conn, tenant_id, now_ms=now_ms(), actor=actor)
 
     await database.write(write)
-    return {"object": "webhook.deleted", "deleted": True}
+    return WebhookDeleted()
 
 
-async def _test(database: Database, tenant: str) -> JsonObject:
+async def _test(database: Database, tenant: str) -> WebhookEvent:
     def write(conn: Connection) -> Event:
         webhook = _find(conn, tenant)
         if events.num_pending(conn, webhook.tenant_id) >= MAX_PENDING:
@@ -155,14 +208,14 @@ async def _test(database: Database, tenant: str) -> JsonObject:
     return _event(await database.write(write))
 
 
-async def _events(database: Database, tenant: str) -> JsonObject:
+async def _events(database: Database, tenant: str) -> WebhookEventList:
     def read(conn: Connection) -> list[Event]:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
         return events.list_events(conn, tenant_id, MAX_EVENTS + 1)
 
     found = await database.read(read)
     data = [_event(event) for event in found[:MAX_EVENTS]]
-    return {"object": "list", "data": data, "has_more": len(found) > MAX_EVENTS}
+    return WebhookEventList(data=data, has_more=len(found) > MAX_EVENTS)
 
 
 def _find(conn: Connection, tenant: str) -> Webhook:
@@ -172,30 +225,26 @@ def _find(conn: Connection, tenant: str) -> Webhook:
     return found
 
 
-def _webhook(webhook: Webhook) -> JsonObject:
-    return {
-        "object": "webhook",
-        "webhook_id": webhook.webhook_id,
-        "url": webhook.url,
-        "is_enabled": webhook.is_enabled,
-        "created_at": webhook.created_at_ms // 1000,
-    }
+def _webhook(webhook: Webhook) -> WebhookAnswer:
+    return WebhookAnswer(
+        webhook_id=webhook.webhook_id,
+        url=webhook.url,
+        is_enabled=webhook.is_enabled,
+        created_at=webhook.created_at_ms // 1000,
+    )
 
 
-def _event(event: Event) -> JsonObject:
-    """An event. body: as it was sent, for a receiver that missed it."""
-
+def _event(event: Event) -> WebhookEvent:
     def seconds(at_ms: int | None) -> int | None:
         return None if at_ms is None else at_ms // 1000
 
-    return {
-        "object": "webhook.event",
-        "event_id": event.event_id,
-        "type": event.type,
-        "body": event.body,
-        "created_at": event.created_at_ms // 1000,
-        "num_attempts": event.num_attempts,
-        "next_attempt_at": seconds(event.next_at_ms),
-        "delivered_at": seconds(event.delivered_at_ms),
-        "error": event.error,
-    }
+    return WebhookEvent(
+        event_id=event.event_id,
+        type=event.type,
+        body=event.body,
+        created_at=event.created_at_ms // 1000,
+        num_attempts=event.num_attempts,
+        next_attempt_at=seconds(event.next_at_ms),
+        delivered_at=seconds(event.delivered_at_ms),
+        error=event.error,
+    )

@@ -12,13 +12,29 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 
 from server.accounts.auth import SCOPES
+from server.api.completion_models import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    TextCompletion,
+    TextCompletionChunk,
+)
 from server.database.database import DEFAULT_FILE
 from tests.server.in_process import ADMIN_KEY, InProcess
+from tests.server.scripted_product import events, scripted_product
 
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance]
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +109,26 @@ def test_every_text_list_and_name_in_a_body_or_a_query_has_a_limit(
                 at = f"{name}?{parameter['name']}"
                 found += list(unbounded(document, parameter["schema"], at))
     assert found == []
+
+
+def test_completions_and_their_events_fit_the_models_that_document_them(
+    migrated_sqlite: Path, tmp_path: Path
+) -> None:
+    """They are made as dicts, so nothing else holds the models to what is sent."""
+    with scripted_product(migrated_sqlite, tmp_path) as product:
+        asked: dict[str, Any] = {"prompt_logprobs": 1, "return_token_ids": True}
+        for fields in ({}, asked | {"logprobs": True, "top_logprobs": 2}):
+            ChatCompletion.model_validate(product.chat(**fields).json())
+        for fields in ({}, asked | {"logprobs": 2, "echo": True}):
+            TextCompletion.model_validate(product.text(**fields).json())
+        usage = {"include_usage": True, "continuous_usage_stats": True}
+        stream = {"stream": True, "return_token_ids": True, "stream_options": usage}
+        for fields in ({"stream": True}, stream | {"logprobs": True, "top_logprobs": 2}):
+            for event in events(product.chat(**fields)):
+                ChatCompletionChunk.model_validate(event)
+        for fields in ({"stream": True}, stream | {"logprobs": 2, "echo": True}):
+            for event in events(product.text(**fields)):
+                TextCompletionChunk.model_validate(event)
 
 
 # ---- requests that the document suggests ----

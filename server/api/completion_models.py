@@ -1,0 +1,245 @@
+"""Completions as the OpenAPI document describes them.
+
+`answers` and `logprobs` make them as dicts: no model is built or checked while a request is served.
+"""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from engine.messages import StopCause
+from server.api.answer import Answer
+
+_DIGEST = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+
+def _left_out(**options: Any) -> Any:
+    """Declare a field that is left out where it has no value, unlike other answers' fields."""
+    return Field(default_factory=lambda: None, **options)
+
+
+# ---- usage ----
+
+
+class CachedTokens(Answer):
+    """The part of a prompt that was in the prefix cache."""
+
+    cached_tokens: int = Field(examples=[0])
+
+
+class TokenCounts(Answer):
+    """Tokens of a request, all its answers together."""
+
+    prompt_tokens: int = Field(examples=[12])
+    completion_tokens: int = Field(examples=[2])
+    total_tokens: int = Field(examples=[14])
+    prompt_tokens_details: CachedTokens
+
+
+class Charge(Answer):
+    """Chorale's part of the usage.
+
+    cost_nanousd: the request's cost in nano-dollars.   adapter_digest: the SHA-256 of the adapter
+    that was applied, null for the base model.   stop_cause: how the last answer ended.
+    """
+
+    cost_nanousd: int = Field(examples=[2600])
+    price_version: int = Field(examples=[1])
+    adapter_digest: str | None = Field(examples=[_DIGEST])
+    stop_cause: StopCause
+
+
+class CompletionUsage(TokenCounts):
+    """Tokens and cost of a whole request."""
+
+    x_chorale: Charge
+
+
+# ---- logprobs ----
+
+
+class LikelyToken(Answer):
+    """A token and the natural logarithm of its probability.   bytes: null for a special token."""
+
+    token: str = Field(examples=["Hello"])
+    logprob: float = Field(examples=[-0.25])
+    bytes: list[int] | None = Field(examples=[[72, 101, 108, 108, 111]])
+
+
+class ChatTokenLogprob(LikelyToken):
+    """A token of a chat's answer, with the likeliest tokens at its place."""
+
+    top_logprobs: list[LikelyToken]
+
+
+class ChatLogprobs(Answer):
+    """Logprobs of a chat's answer, one entry for each token."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class TextLogprobs(Answer):
+    """Logprobs of a completion; each list has an entry for each token.
+
+    The first token of an echoed prompt has none: null.   text_offset: characters before each token.
+    """
+
+    tokens: list[str] = Field(examples=[["Hello", "!"]])
+    token_logprobs: list[float | None] = Field(examples=[[-0.25, -0.5]])
+    top_logprobs: list[dict[str, float] | None] = Field(
+        examples=[[{"Hello": -0.25}, {"!": -0.5, ",": -1.25}]]
+    )
+    text_offset: list[int] = Field(examples=[[0, 5]])
+
+
+class PromptTokenLogprob(Answer):
+    """A token at a place of the prompt.   rank: null if it is not among the likeliest."""
+
+    logprob: float = Field(examples=[-2.5])
+    rank: int | None = Field(examples=[3])
+    decoded_token: str = Field(examples=[" there"])
+
+
+PromptLogprobs = list[dict[str, PromptTokenLogprob] | None]
+"""Tokens by id, for each place of a prompt; null for the first one."""
+
+
+def _prompt_logprobs() -> Any:
+    entry = {"logprob": -2.5, "rank": 3, "decoded_token": " there"}
+    return _left_out(examples=[[None, {"1049": entry}]])
+
+
+# ---- choices ----
+
+
+class AnswerEnd(Answer):
+    """Chorale's word for how an answer ended."""
+
+    stop_cause: StopCause
+
+
+class _Choice(Answer):
+    """One answer, or a part of one.
+
+    token_ids, prompt_token_ids: only with `return_token_ids`; a stream has the prompt's in the
+    answer's first event.
+    """
+
+    index: int = Field(examples=[0])
+    token_ids: list[int] = _left_out(examples=[[9707, 0]])
+    prompt_token_ids: list[int] = _left_out(examples=[[1, 9707, 1049]])
+
+
+class _WholeChoice(_Choice):
+    finish_reason: Literal["stop", "length"]
+    x_chorale: AnswerEnd
+
+
+class _ChoicePart(_Choice):
+    """A part of one answer.   x_chorale: only in the answer's last event."""
+
+    finish_reason: Literal["stop", "length"] | None
+    x_chorale: AnswerEnd = _left_out()
+
+
+class ChatAnswerMessage(Answer):
+    """The assistant's message."""
+
+    role: Literal["assistant"]
+    content: str = Field(examples=["Hello!"])
+    refusal: None
+
+
+class ChatDelta(Answer):
+    """The text that an event adds to the message.   role: only in the answer's first event."""
+
+    role: Literal["assistant"] = _left_out()
+    content: str = Field(examples=["Hello"])
+
+
+class ChatChoice(_WholeChoice):
+    """One of the answers to a chat."""
+
+    message: ChatAnswerMessage
+    logprobs: ChatLogprobs | None
+
+
+class ChatChoicePart(_ChoicePart):
+    """A part of one of the answers to a chat."""
+
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+
+
+class TextChoice(_WholeChoice):
+    """One of the answers to one of the prompts.   prompt_logprobs: only where asked for."""
+
+    text: str = Field(examples=["Hello!"])
+    logprobs: TextLogprobs | None
+    prompt_logprobs: PromptLogprobs = _prompt_logprobs()
+
+
+class TextChoicePart(_ChoicePart):
+    """A part of one of the answers to one of the prompts."""
+
+    text: str = Field(examples=["Hello"])
+    logprobs: TextLogprobs | None
+
+
+# ---- answers ----
+
+
+class _Head(Answer):
+    created: int = Field(examples=[1_798_761_600])
+    model: str = Field(examples=["my-adapter"])
+    system_fingerprint: str = Field(examples=["fp_9f86d081884c"])
+    service_tier: Literal["default", "flex"]
+
+
+class _ChatHead(_Head):
+    id: str = Field(examples=["chatcmpl-0b7e61f3c2d94a58b1f6a9d3e4c85270"])
+
+
+class _TextHead(_Head):
+    id: str = Field(examples=["cmpl-0b7e61f3c2d94a58b1f6a9d3e4c85270"])
+    object: Literal["text_completion"]
+
+
+class ChatCompletion(_ChatHead):
+    """The whole answer to a chat.   prompt_logprobs: only where asked for."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+    prompt_logprobs: PromptLogprobs = _prompt_logprobs()
+
+
+class TextCompletion(_TextHead):
+    """The whole answer to a request for completions."""
+
+    choices: list[TextChoice]
+    usage: CompletionUsage
+
+
+class ChatCompletionChunk(_ChatHead):
+    """An event of a streamed answer to a chat.
+
+    choices: one, or none in the last event, which has the usage.   usage: with `include_usage`,
+    null before the last event; with `continuous_usage_stats`, the counts so far.
+    """
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChoicePart]
+    usage: CompletionUsage | TokenCounts | None = _left_out()
+
+
+class TextCompletionChunk(_TextHead):
+    """An event of a streamed answer to a request for completions.
+
+    choices: one, or none in the last event, which has the usage.   usage: with `include_usage`,
+    null before the last event; with `continuous_usage_stats`, the counts so far.
+    """
+
+    choices: list[TextChoicePart]
+    usage: CompletionUsage | TokenCounts | None = _left_out()
