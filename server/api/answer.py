@@ -11,4 +11,9 @@ class Answer(BaseModel):
     value of another type is a fault of ours.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        json_schema_serialization_defaults_required=True,
+    )

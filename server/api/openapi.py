@@ -145,9 +145,7 @@ def _contents(path: str, declared: JsonObject, schemas: JsonObject) -> JsonObjec
     """The content of a successful answer, by media type, with an example of its JSON."""
     if path in _EXPORTS:
         return {info.media_type: {"schema": {"type": "string"}} for info in INFO.values()}
-    schema = declared.get(_JSON, {}).get("schema", {})
-    if not schema.keys() & {"$ref", "anyOf", "oneOf"}:  # TRANSITION
-        return {_JSON: {"schema": {"type": "object"}}}
+    schema = declared[_JSON]["schema"]
     contents: JsonObject = {
         _JSON: {"schema": schema, "example": example_of(schema, schemas, f"answer of {path}")}
     }

@@ -40,7 +40,7 @@ class _BudgetAnswer(Answer):
     """
 
     object: Literal["budget"] = "budget"
-    tenant_id: str = Field(examples=["tenant_5mWq8Zr2"])
+    tenant_id: str = Field(examples=["ten_5f0c1d2e3a4b5968"])
     enforcement: Enforcement
     status: Literal["enforcing", "inactive"]
     amount: str = Field(examples=["12.500000000"])

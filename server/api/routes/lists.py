@@ -6,7 +6,6 @@ from typing import Generic, Literal, TypeVar
 from pydantic import Field
 
 from server.api.answer import Answer
-from server.text.json_object import JsonObject
 
 Item = TypeVar("Item")
 
@@ -38,14 +37,3 @@ def page_of(items: Sequence[Item], key: Callable[[Item], str | int], limit: int)
         first_id=key(data[0]) if data else None,
         last_id=key(data[-1]) if data else None,
     )
-
-
-def list_page(items: list[JsonObject], key: str, limit: int) -> JsonObject:  # TRANSITION
-    data = items[:limit]
-    return {
-        "object": "list",
-        "data": data,
-        "first_id": data[0][key] if data else None,
-        "last_id": data[-1][key] if data else None,
-        "has_more": len(items) > limit,
-    }

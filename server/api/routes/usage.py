@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from server.api import errors
 from server.api.answer import Answer
@@ -33,6 +33,8 @@ class UsageLine(Answer):
     out.   tenant, model, key, adapter_digest, kind, day: left out unless `group_by` names them.
     tenant, key: ids.   kind: of ledger entry.   day: of UTC.
     """
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=False)
 
     tenant: str | None = Field(None, examples=["ten_5f0c1d2e3a4b5968"])
     model: str | None = Field(None, examples=["acme/support"])

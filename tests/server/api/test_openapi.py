@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -68,6 +69,21 @@ def test_every_operation_says_its_key_its_answer_and_its_errors(document: dict[s
         assert any(status.startswith("2") for status in statuses), name
         assert all(answer.get("description") or "$ref" in answer
                    for answer in operation["responses"].values()), name  # fmt: skip
+
+
+def test_every_json_answer_has_a_model_and_an_example_that_fits_it(
+    document: dict[str, Any],
+) -> None:
+    num_answers = 0
+    for name, operation in operations(document):
+        for status, answer in operation["responses"].items():
+            content = answer.get("content", {}).get("application/json")
+            if status.startswith("2") and content:
+                assert content["schema"].keys() & {"$ref", "anyOf", "oneOf"}, name
+                schema = content["schema"] | {"components": document["components"]}
+                jsonschema.validate(content["example"], schema)
+                num_answers += 1
+    assert num_answers > 80
 
 
 def unbounded(document: dict[str, Any], schema: dict[str, Any], at: str) -> Iterator[str]:
