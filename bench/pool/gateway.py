@@ -79,7 +79,7 @@ def figures_of(engine: Engine) -> EngineStats:
 
 
 class Gateway:
-    """Routes as `server.pool.engines` does, with a policy in the router's place."""
+    """Routes as `server.pool.engine_pool` does, with a policy in the router's place."""
 
     def __init__(self, heard: Sequence[Heard], clock: Clock, policy: Policy) -> None:
         self._policy = policy

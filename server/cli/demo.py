@@ -52,6 +52,8 @@ def demo(
         if not supervisor.is_stopping:
             say(f"Ready after {time.monotonic() - started_at:.1f} s.")
             _show_what_to_paste(made)
+            _show_what_to_export(made, settings.data_dir)
+            show("\nCtrl-C stops.")
         supervisor.run()
         say("Stopping; Ctrl-C again kills.")
 
@@ -138,7 +140,14 @@ def _show_what_to_paste(made: JsonObject) -> None:
     show("In Python, with OpenAI's client (pip install openai):\n")
     for line in _python(url, tenants[0]["api_key"], tenants[0]["adapters"][0]):
         show(f"  {line}")
-    show("\nCtrl-C stops.")
+
+
+def _show_what_to_export(made: JsonObject, data_dir: Path) -> None:
+    """Print the variables that the commands of `chorale` read."""
+    url, tenant = made["base_url"], made["tenants"][0]
+    show(f"\nFor `chorale` commands in another terminal, as {tenant['name']} and as operator:\n")
+    show(f"  export CHORALE_URL={url} CHORALE_API_KEY={tenant['api_key']}")
+    show(f"  export CHORALE_ADMIN_KEY=$(cat {data_dir.resolve() / 'admin.key'})")
 
 
 def _curl(url: str, key: str, model: str) -> str:

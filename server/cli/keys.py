@@ -20,6 +20,7 @@ from server.cli.connection import (
     as_tenant,
 )
 from server.cli.terminal import CommandFailed, say, show, show_json, show_table
+from server.cli.units import moment
 from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def list_keys(
     if json:
         show_json(found)
         return
-    rows = [{**key, "state": "revoked" if key.get("revoked_at") else "active"} for key in found]
+    rows = [_as_row(key) for key in found]
     columns = ("key_id", "name", "prefix", "scopes", "created_by", "expires_at", "last_used_at")
     show_table((*columns, "state"), rows)
 
@@ -177,6 +178,11 @@ def _connect(
 
 def _path(tenant: str | None) -> str:
     return "/v1/keys" if tenant is None else f"/admin/v1/tenants/{tenant}/keys"
+
+
+def _as_row(key: JsonObject) -> JsonObject:
+    times = {name: key.get(name) and moment(key[name]) for name in ("expires_at", "last_used_at")}
+    return {**key, **times, "state": "revoked" if key.get("revoked_at") else "active"}
 
 
 def _show_new(key: JsonObject, as_json: bool) -> None:

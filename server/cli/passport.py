@@ -1,4 +1,4 @@
-"""A version's passport as a table: what its files hold, and how an engine's canary went."""
+"""A version's passport as a table: what its files hold, and how an engine's proof went."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ def show_passport(passport: JsonObject, version: JsonObject | None = None) -> No
     rows: list[Row] = [
         *_identity(version or {}),
         *_static(passport),
-        *_canary(passport.get("canary")),
+        *_proof(passport.get("canary")),
     ]
     price = passport.get("storage_nanousd_per_month")
     if price is not None:
@@ -49,21 +49,23 @@ def _shares(largest: int | None, counts: dict[str, int] | None) -> str | int | N
     return ", ".join(f"{value} in {count} modules" for value, count in counts.items())
 
 
-def _canary(canary: JsonObject | None) -> Iterator[Row]:
-    if canary is None:
+def _proof(proof: JsonObject | None) -> Iterator[Row]:
+    """The figures of a proof: differences of logprobs, in nats."""
+    if proof is None:
         return
-    yield "canary", "passed" if canary.get("passed") else "failed"
-    yield "compared", f"{canary['num_tokens']} tokens of {canary['num_prompts']} prompts"
+    yield "proof", "passed" if proof.get("passed") else "failed"
+    yield "compared", f"{proof['num_tokens']} tokens of {proof['num_prompts']} prompts"
     yield (
         "from merged",
-        f"{canary['max_difference']:.2g} nats at most; {canary['tolerance']:.2g} allowed",
+        f"logprobs differ by {proof['max_difference']:.2g} nats at most; "
+        f"{proof['tolerance']:.2g} allowed",
     )
-    yield "from base", f"{canary['max_effect']:.2g} nats at most"
-    yield "on the device", megabytes(canary["device_bytes"])
-    if canary.get("cold_load_s") is not None:
-        yield "cold load", milliseconds(canary["cold_load_s"])
+    yield "from base", f"logprobs differ by {proof['max_effect']:.2g} nats at most"
+    yield "on the device", megabytes(proof["device_bytes"])
+    if proof.get("cold_load_s") is not None:
+        yield "cold load", milliseconds(proof["cold_load_s"])
 
 
 def _warnings(passport: JsonObject) -> list[str]:
-    canary = passport.get("canary") or {}
-    return [*passport.get("warnings", ()), *canary.get("warnings", ())]
+    proof = passport.get("canary") or {}
+    return [*passport.get("warnings", ()), *proof.get("warnings", ())]

@@ -42,9 +42,7 @@ def verify(
     ] = None,
     complete: Annotated[
         bool,
-        typer.Option(
-            "--complete", help="Also check that the file has all receipts from the first."
-        ),
+        typer.Option("--complete", help="Fail if a receipt is missing before the last one."),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -225,8 +223,10 @@ def _report(check: "ReceiptCheck", as_json: bool) -> None:
 
 
 def _gap(gap: "Gap") -> str:
-    which = f"{gap.first_seq} to {gap.last_seq}" if gap.num_receipts > 1 else f"{gap.first_seq}"
-    return f"{gap.tenant_id}: {gap.num_receipts:,} receipts of other periods are not here: {which}"
+    which = f"receipt {gap.first_seq} is"
+    if gap.num_receipts > 1:
+        which = f"receipts {gap.first_seq} to {gap.last_seq} are"
+    return f"{gap.tenant_id}: {which} missing here (--complete makes that an error)"
 
 
 def _sums(tenant: "TenantSummary") -> JsonObject:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PROBE_TIMEOUT_S = 1.0
 _PROBE_INTERVAL_S = 0.2
+_USUAL_CONFIG = "chorale.toml"
 
 
 def serve(
@@ -90,7 +91,9 @@ def serve(
     ] = None,
     tensor_parallel_size: Annotated[
         int | None,
-        typer.Option(help="GPUs that share an engine's model, or processes on a CPU; 1."),
+        typer.Option(
+            help="GPUs that share an engine's model, or processes on a CPU; 1 by default."
+        ),
     ] = None,
     ray: Annotated[
         str | None,
@@ -159,6 +162,8 @@ def serve(
     """
     flags = dict(locals())
     del flags["config"]
+    if config is None and Path(_USUAL_CONFIG).is_file():
+        say(f"{_USUAL_CONFIG} in this folder is not read: give --config {_USUAL_CONFIG}")
     started_at = time.monotonic()
     with start_serving(load(flags, config)) as (supervisor, settings):
         supervisor.run(until=Readiness(base_url(settings)))

@@ -132,6 +132,15 @@ def test_the_small_tenants_request_is_next_though_it_came_last():
     assert len(seen) <= 3
 
 
+def test_service_is_one_for_a_prompt_token_and_two_for_a_generated_one():
+    scheduler = make_scheduler(scheduling_policy="vtc")
+    scheduler.add("gw", make_message("asked", 9, 4, tenant_id="asks"))
+    for _ in range(4):
+        batch = scheduler.schedule()
+        scheduler.update(batch, tokens_for(batch))
+    assert scheduler.policy.counters["asks"] == 9 * 1 + 4 * 2
+
+
 def test_who_stayed_away_has_saved_nothing_up():
     scheduler = make_scheduler(scheduling_policy="vtc", max_num_seqs=1, max_waiting=100)
     for i in range(10):

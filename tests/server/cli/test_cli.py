@@ -180,6 +180,16 @@ def test_an_unknown_setting_is_one_line_and_exit_2(run, tmp_path):
     assert run("serve", "--config", "/nowhere.toml").exit_code == 2
 
 
+def test_a_chorale_toml_that_is_not_read_is_pointed_out(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "chorale.toml" not in run("serve").stderr
+    (tmp_path / "chorale.toml").write_text('model = "m"\n')
+    assert "chorale.toml in this folder is not read: give --config chorale.toml" in (
+        run("serve").stderr
+    )
+    assert "is not read" not in run("serve", "--config", "chorale.toml", "--port", "-1").stderr
+
+
 def test_a_model_that_is_not_there_is_one_line_and_exit_1(run, tmp_path):
     data_dir = tmp_path / "data"
     result = run("serve", "--model", "/no/such", "--data-dir", str(data_dir), "--port", "0")

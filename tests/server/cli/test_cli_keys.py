@@ -8,7 +8,8 @@ from registry.tables import audit_log
 from tests.server.fake_api import Api, fixed, is_one_line, make_run
 
 NEW = {"key_id": "k2", "api_key": "sk-secret"}
-LISTED = {"object": "list", "data": [{"key_id": "k1", "revoked_at": 5}], "has_more": False}
+KEY = {"key_id": "k1", "revoked_at": 5, "last_used_at": 1_795_444_744, "expires_at": None}
+LISTED = {"object": "list", "data": [KEY], "has_more": False}
 ANSWERS = {
     (method, f"{prefix}/keys{path}"): (200, answer)
     for prefix in ("/v1", "/admin/v1/tenants/acme")
@@ -61,6 +62,12 @@ def test_what_was_said_of_a_key_is_sent_and_nothing_else(run, api):
     run("keys", "create")
     run("keys", "rotate", "k1", "--overlap-s", "0")
     assert [body for *_, body in api.asked()[1:]] == [{"name": ""}, {"overlap_s": 0}]
+
+
+def test_times_of_a_listed_key_are_dates(run):
+    told = run("keys", "list").stdout
+    assert "2026-11-23 14:39:04Z" in told
+    assert "1,795,444,744" not in told
 
 
 @pytest.mark.parametrize("command", [("create",), ("rotate", "k1")])

@@ -17,7 +17,7 @@ from bench.ports import free_port
 
 START_TIMEOUT_S = 60.0
 # First words of the lines that are not indented; URLs, commands and the program are indented.
-OWN_LINES = ["The", "Starting", "Ready", "In", "In", "In", "In", "Ctrl-C", "Stopping;"]
+OWN_LINES = ["The", "Starting", "Ready", "In", "In", "In", "In", "For", "Ctrl-C", "Stopping;"]
 
 
 @contextlib.contextmanager
@@ -87,6 +87,9 @@ def test_the_demo_answers_in_every_voice_and_comes_back_with_the_same_keys(tmp_p
     assert polls
     assert not [line for line in polls if "warning" in line]
     assert f"/#keys={','.join(tenant['api_key'] for tenant in first['tenants'])}" in log
+    api_key = first["tenants"][0]["api_key"]
+    assert f"export CHORALE_URL={first['base_url']} CHORALE_API_KEY={api_key}" in log
+    assert f"export CHORALE_ADMIN_KEY=$(cat {data_dir / 'admin.key'})" in log
     with pytest.raises(httpx.ConnectError):
         httpx.get(first["base_url"], trust_env=False)
 
