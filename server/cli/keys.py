@@ -19,6 +19,7 @@ from server.cli.connection import (
     as_operator,
     as_tenant,
 )
+from server.cli.limit_options import MaxConcurrency, RequestsPerMinute, TokensPerMinute
 from server.cli.terminal import CommandFailed, say, show, show_json, show_table
 from server.cli.units import moment
 from server.text.json_object import JsonObject
@@ -56,15 +57,9 @@ def create(
     expires_at: Annotated[
         int | None, typer.Option(help="When the key expires, in Unix seconds; by default never.")
     ] = None,
-    requests_per_minute: Annotated[
-        int | None, typer.Option(help="Requests per minute; no limit by default.")
-    ] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(help="Tokens per minute; no limit by default.")
-    ] = None,
-    max_concurrency: Annotated[
-        int | None, typer.Option(help="Answers under way at once; no limit by default.")
-    ] = None,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    max_concurrency: MaxConcurrency = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     admin_key: AdminKey = None,

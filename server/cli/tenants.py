@@ -13,6 +13,7 @@ from server.cli.connection import (
     Url,
     as_operator,
 )
+from server.cli.limit_options import MaxConcurrency, RequestsPerMinute, TokensPerMinute
 from server.cli.terminal import say, show_json, show_table
 from server.text.json_object import JsonObject
 
@@ -41,15 +42,9 @@ def create(
     plan: Annotated[
         str | None, typer.Option(help="Plan whose prices the tenant pays, by default standard.")
     ] = None,
-    requests_per_minute: Annotated[
-        int | None, typer.Option(help="Requests per minute; no limit by default.")
-    ] = None,
-    tokens_per_minute: Annotated[
-        int | None, typer.Option(help="Tokens per minute; no limit by default.")
-    ] = None,
-    max_concurrency: Annotated[
-        int | None, typer.Option(help="Answers under way at once; no limit by default.")
-    ] = None,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    max_concurrency: MaxConcurrency = None,
     max_queue_share: Annotated[
         float | None,
         typer.Option(help="Share of the engines' queues that the tenant may hold, above 0 to 1."),
