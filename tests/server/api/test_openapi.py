@@ -130,7 +130,7 @@ def test_every_text_list_and_name_in_a_body_or_a_query_has_a_limit(
 def test_completions_and_their_events_fit_the_models_that_document_them(
     migrated_sqlite: Path, tmp_path: Path
 ) -> None:
-    """They are made as dicts, so nothing else holds the models to what is sent."""
+    """Answers are made as dicts, so nothing else holds the models to what is sent."""
     with scripted_product(migrated_sqlite, tmp_path) as product:
         asked: dict[str, Any] = {"prompt_logprobs": 1, "return_token_ids": True}
         for fields in ({}, asked | {"logprobs": True, "top_logprobs": 2}):
