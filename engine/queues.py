@@ -152,7 +152,7 @@ class Queues:
         return True
 
     def _victim(self) -> Request:
-        """Choose who gives way: waiting requests with reserved blocks once each, then the cheapest."""
+        """Choose who gives way: waiting requests with reserved blocks once each; then any request."""
         reserved = [request for request in self.waiting if request.block_ids]
         for request in reversed(reserved):
             if request.num_skips < self.config.max_skips:
