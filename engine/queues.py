@@ -152,7 +152,11 @@ class Queues:
         return True
 
     def _victim(self) -> Request:
-        """Choose who gives way: waiting requests with reserved blocks once each; then any request."""
+        """Choose who gives way.
+
+        Waiting requests with reserved blocks come first, once each; then any request of these and
+        of the running ones, the most expendable first.
+        """
         reserved = [request for request in self.waiting if request.block_ids]
         for request in reversed(reserved):
             if request.num_skips < self.config.max_skips:
