@@ -13,9 +13,11 @@ from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode
 
+from server.api import errors
 from server.api.bodies import JsonBody
 from server.api.completion_models import ChatCompletionChunk, TextCompletionChunk
 from server.api.examples import example_of
+from server.api.foreign_errors import from_fault
 from server.api.openai import (
     ChatRequest,
     ChatToTokenize,
@@ -24,6 +26,13 @@ from server.api.openai import (
     TokensToDecode,
 )
 from server.billing.exports.formats import INFO
+from server.inference.errors import (
+    IdempotencyKeyInUse,
+    IdempotencyKeyMismatch,
+    adapter_missing,
+    engine_unavailable,
+    request_timeout,
+)
 from server.text.json_object import JsonObject
 
 _REFS = "#/components/schemas/{model}"
@@ -66,6 +75,24 @@ _ERRORS = {
     503: "Not available at the moment; see `retry-after`.",
     504: "The request did not finish in time.",
 }
+_EXAMPLES = (
+    errors.unsupported_parameter("tools"),
+    errors.invalid_api_key(),
+    errors.insufficient_permissions("inference"),
+    errors.not_found("There is no such endpoint.", code="unknown_url"),
+    errors.body_timeout(30.0),
+    from_fault(IdempotencyKeyInUse()),
+    errors.request_too_large(4 << 20),
+    from_fault(IdempotencyKeyMismatch()),
+    errors.rate_limited("The limit of 600 requests per minute is used up.", retry_after_s=2.0),
+    errors.head_too_large(),
+    errors.internal_error(),
+    from_fault(adapter_missing()),
+    from_fault(engine_unavailable()),
+    from_fault(request_timeout(120.0)),
+)
+"""One error of each status, as clients get it."""
+
 _ERROR_SCHEMA = {
     "type": "object",
     "required": ["error"],
@@ -101,10 +128,16 @@ def openapi_document(app: FastAPI) -> JsonObject:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas["Error"] = _ERROR_SCHEMA
+    examples = {example.status: errors.error_body(example) for example in _EXAMPLES}
     document["components"]["responses"] = {
         f"Error{status}": {
             "description": description,
-            "content": {_JSON: {"schema": {"$ref": _REFS.format(model="Error")}}},
+            "content": {
+                _JSON: {
+                    "schema": {"$ref": _REFS.format(model="Error")},
+                    "example": examples[status],
+                }
+            },
         }
         for status, description in _ERRORS.items()
     }
@@ -137,8 +170,8 @@ def _complete(operation: JsonObject, route: RouteContext, method: str, schemas: 
             **answers["200"],
             "description": "An engine has yet to prove the adapter.",
         }
-    errors = {str(s): {"$ref": f"#/components/responses/Error{s}"} for s in sorted(statuses)}
-    operation["responses"] = answers | errors
+    refusals = {str(s): {"$ref": f"#/components/responses/Error{s}"} for s in sorted(statuses)}
+    operation["responses"] = answers | refusals
 
 
 def _contents(path: str, declared: JsonObject, schemas: JsonObject) -> JsonObject:

@@ -86,6 +86,20 @@ def test_every_json_answer_has_a_model_and_an_example_that_fits_it(
     assert num_answers > 80
 
 
+def test_every_error_has_an_example_that_fits_its_schema(document: dict[str, Any]) -> None:
+    schema = document["components"]["schemas"]["Error"]
+    for name, response in document["components"]["responses"].items():
+        example = response["content"]["application/json"]["example"]
+        jsonschema.validate(example, schema)
+        assert example["error"]["message"], name
+    assert {name.removeprefix("Error") for name in document["components"]["responses"]} == {
+        status
+        for _, operation in operations(document)
+        for status in operation["responses"]
+        if not status.startswith("2")
+    }
+
+
 def unbounded(document: dict[str, Any], schema: dict[str, Any], at: str) -> Iterator[str]:
     """Places where a string, a list or an object with free keys has no limit."""
     if "$ref" in schema:
