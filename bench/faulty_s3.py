@@ -57,7 +57,10 @@ _NOT_ANSWERED = {"connection", "content-length", "date", "server", "transfer-enc
 
 @dataclass
 class Fault:
-    """times: requests still to fail; None: all, until cleared.   key: prefix of their keys."""
+    """A fault that the next matching requests meet.
+
+    times: requests still to fail; None: all, until cleared.   key: prefix of their keys.
+    """
 
     kind: Kind
     times: int | None

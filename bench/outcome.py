@@ -37,5 +37,5 @@ class Outcome:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Times between neighbouring chunks."""
+        """Times between successive chunks."""
         return [b - a for a, b in zip(self.chunk_s, self.chunk_s[1:], strict=False)]

@@ -34,7 +34,10 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """rate: requests per second on average; inf sends all at once.   models: adapters' names."""
+    """Parameters that a benchmark's requests are made from.
+
+    rate: requests per second on average; inf sends all at once.   models: adapters' names.
+    """
 
     base_model: str
     models: tuple[str, ...]

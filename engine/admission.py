@@ -1,8 +1,8 @@
 """Decides which waiting requests start, and brings their adapters into the arena.
 
 A request whose adapter is on its way, or lacks room, is skipped, so that requests behind it can use
-adapters that are there. A request that was passed `max_skips` times for lack of room is not passed
-any more, so that room accumulates as running requests end.
+adapters that are resident. Once a request has been passed `max_skips` times for lack of room, no
+request may pass it, so that room accumulates as running requests end.
 """
 
 from collections.abc import Iterable
@@ -70,7 +70,7 @@ class Admission:
         if not self._fits_rank_budget(request):
             self._short_of_room.append(request)
             return True
-        self._ranks = None  # running requests may give way
+        self._ranks = None  # running requests may be preempted
         if not self.queues.start(request):
             return False
         self._started.append(request)
@@ -97,7 +97,7 @@ class Admission:
         return key is None or self.adapters.is_ready(key)
 
     def _advance_adapter(self, request: Request) -> bool:
-        """Bring its adapter a step closer to the arena; return whether it is there."""
+        """Bring its adapter a step closer to the arena; return whether it is resident."""
         assert request.adapter is not None
         key = request.adapter.object_key
         if (failure := self.adapters.wait(key)) is not None:
@@ -148,7 +148,7 @@ class Admission:
             self._short_of_room.append(request)
 
     def _is_held_up(self, request: Request) -> bool:
-        """Whether a request before this one was passed so often that none may pass it any more."""
+        """Whether this request is behind one that has been passed as often as allowed."""
         return any(
             passed.num_skips >= self.config.max_skips and _is_behind(request, passed)
             for passed in self._short_of_room

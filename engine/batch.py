@@ -75,7 +75,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step. Rows of one adapter are neighbours; the base model's come first.
+    """One step. Rows of one adapter are adjacent; the base model's come first.
 
     transfers: copies, which run in this order before the rows are computed.
     """

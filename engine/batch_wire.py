@@ -20,7 +20,7 @@ from engine.messages import SamplingParams
 from engine.segments import Tables
 
 _CHOSEN = SamplingParams(max_tokens=1)
-"""Tells a rank that a row chooses a token; only the first rank chooses, and knows how."""
+"""Placeholder for the sampling parameters of a row; only the first rank samples and has them."""
 
 _NOT_SCORED = Scoring(0, (), 0)
 

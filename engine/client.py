@@ -268,7 +268,7 @@ class EngineClient:
 
 
 class _Connection:
-    """One socket, from Hello to its end, with a numbering of its own."""
+    """One socket to the engine, from Hello until it is closed. Its messages are numbered from 0."""
 
     def __init__(
         self, context: zmq.asyncio.Context, endpoint: Endpoint, gateway_id: str, heartbeat_s: float
@@ -280,7 +280,7 @@ class _Connection:
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, gateway_id.encode())
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms, while no engine is there yet
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms, while no engine listens yet
         self._monitor = self._socket.get_monitor_socket(_GONE)
         if endpoint.is_remote:
             guard(self._socket, endpoint)
@@ -288,7 +288,7 @@ class _Connection:
         self._socket.connect(endpoint.address)
 
     async def run(self, take: Callable[[object], None]) -> None:
-        """Run until the engine hangs up, falls silent, or sends a frame that cannot be decoded."""
+        """Run until the engine hangs up, stops sending, or sends a frame that cannot be decoded."""
         # Hello is sent before anything else; the socket keeps it for an engine that still starts.
         await self.send(Hello(gateway_id=self._gateway_id))
         tasks = [

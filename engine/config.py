@@ -14,8 +14,8 @@ class SchedulerConfig:
     max_waiting: requests queued; one more is refused.
     max_sum_ranks_per_step: sum of the ranks of the distinct adapters in one step; an adapter whose
     rank alone is larger runs as the only one.
-    max_skips: how often others may pass a request that lacks room before none may any more.
-    public_prefixes: token ids of prompt starts that all tenants share in the base model's cache.
+    max_skips: how often other requests may pass one that lacks room.
+    public_prefixes: token ids of prompt prefixes that all tenants share in the base model's cache.
     sliding_window: most positions that a layer of the model sees; None if a layer sees all.
     base_revision: the model's revision, one of the things that cached KV depends on.
     """

@@ -156,7 +156,7 @@ class EngineCore:
         self.scheduler.check_integrity()
 
     def finish(self) -> None:
-        """Write the last record, of residency, if no request is open any more; none may follow."""
+        """Write the last record, of residency, once no request is open. No record may follow it."""
         if self._is_finished or not self.journal.is_idle:
             return
         self._is_finished = True
@@ -178,7 +178,7 @@ class EngineCore:
         self.journal.close()
 
     def take_service(self, epoch: int) -> list[TenantService]:
-        """Take service totals for other engines; none if nothing changed, or the policy has none.
+        """Take the changed service totals, for other engines; a policy without totals gives none.
 
         epoch: number of this engine's start.
         """

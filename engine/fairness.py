@@ -19,7 +19,7 @@ SchedulingPolicy = Literal["fcfs", "sjf", "vtc"]
 
 PREFILL_COST = 1.0
 DECODE_COST = 2.0
-"""Service of a token computed from the prompt, and of one generated, as in the paper."""
+"""Service of a token computed from the prompt, and of one generated, as in arXiv 2401.00588."""
 _MAX_TENANTS = 100_000
 _PATIENCE_S = 5.0
 """How long a tenant may be served nothing here because other engines served it."""
@@ -37,7 +37,7 @@ class Policy(Protocol):
         ...
 
     def served(self, request: Request) -> float:
-        """Service that the request's tenant has had; the most served tenant gives way first.
+        """Service that the request's tenant has had; those of the most served are preempted first.
 
         The service is 0 in a policy that does not count it.
         """

@@ -277,7 +277,7 @@ class Journal:
     # ---- a full disk ----
 
     def make_room(self) -> None:
-        """Try to get the reserve again if the journal is full, at most once a second."""
+        """Try to allocate the disk reserve again if the journal is full, at most once a second."""
         if not self.is_full:
             return
         if not self._tried_at <= (now := self.clock()) < self._tried_at + _RETRY_S:

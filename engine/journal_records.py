@@ -66,7 +66,7 @@ class Position:
         )
 
     def ended(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> "Position":
-        """The position after an end record with these counts, if it is the next record."""
+        """The position after the next record, if that is an end record with these counts."""
         return Position(
             self.seq + 1,
             self.number + 1,

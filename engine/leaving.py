@@ -16,7 +16,7 @@ from pathlib import Path
 from engine.messages import AddRequest, RequestOutput, StepOutputs
 
 LEAVING = "leaving"
-"""Error of a request that is refused because the engine leaves."""
+"""Error of a request that is refused because the engine is leaving its pool."""
 GRACE_S = 1.0
 """Grace period, longer than from a gateway's choice of an engine to the request's arrival."""
 
@@ -69,7 +69,7 @@ def refusal(request: AddRequest) -> StepOutputs:
 
 
 def is_settled(directory: Path) -> bool:
-    """Whether nobody needs an engine's folder any more: no journal in it, or a settled one."""
+    """Whether an engine's folder has nothing left to settle: no journal, or a settled one."""
     return not (directory / "journal").is_dir() or _mark(directory).exists()
 
 

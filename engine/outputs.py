@@ -60,7 +60,7 @@ class Outputs:
     def add_token(
         self, request: Request, token_id: int, logprobs: TokenLogprobs | None
     ) -> Ending | None:
-        """Add a token, which leaves or is held back; return how it ends the answer, if it does."""
+        """Add a token, which is sent or held back. Returns the answer's end, None if it goes on."""
         request.output_token_ids.append(token_id)
         if request.group.first_token_at is None:
             request.group.first_token_at = self._clock()

@@ -100,7 +100,7 @@ class Core(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Whether the core has finished, and nobody needs to read its journal any more."""
+        """Whether the core has finished, and all of its journal is settled."""
         ...
 
     def step(self) -> Sequence[tuple[str, ToGateway]]: ...
@@ -298,9 +298,10 @@ class EngineProcess:
                 self._send(gateway_id, message)
 
     def _tell_service(self) -> None:
-        """Send service totals to some gateways, which pass them on, and to others the next time.
+        """Send service totals to `_NUM_RELAYS` gateways, which forward them to the other engines.
 
-        If all gateways passed them on, an engine would hear the same from each.
+        The gateways take turns. If all of them forwarded the totals, each engine would receive the
+        same totals from every gateway.
         """
         if not self._gateways:
             return

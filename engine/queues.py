@@ -104,7 +104,7 @@ class Queues:
         return not request.is_decoding, request.priority, served, request.arrival
 
     def _expendability(self, request: Request) -> tuple[Priority, float, int]:
-        """Key by which requests give way: the lowest class, the most served tenant, the newest."""
+        """Order of preemption: the lowest class first, the most served tenant, the newest."""
         return request.priority, self.policy.served(request), request.arrival
 
     # ---- the plan ----
@@ -139,7 +139,7 @@ class Queues:
     # ---- room ----
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Allocate blocks for a running request; others give way, and in the end it does itself."""
+        """Allocate blocks for a running request; may preempt others, and at last the request."""
         missing = self.kv.num_missing(request, num_tokens)
         while not self.arena.make_room(missing):
             if self.arena.num_free + self.arena.num_coming >= missing:
@@ -152,7 +152,7 @@ class Queues:
         return True
 
     def _victim(self) -> Request:
-        """Choose who gives way.
+        """Choose the request to preempt.
 
         Waiting requests with reserved blocks come first, once each; then any request of these and
         of the running ones, the most expendable first.

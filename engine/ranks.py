@@ -95,7 +95,7 @@ class TorchRanks:
 
 
 def _meet(path: Path, shard: Shard) -> dist.Store:
-    """Wait until every process is there, so that what follows takes each only a moment."""
+    """Wait until every process has started, so that each later step takes only a moment."""
     store = dist.FileStore(str(path), shard.size)
     store.set(f"rank {shard.index}", "here")
     everybody = [f"rank {index}" for index in range(shard.size)]

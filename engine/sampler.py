@@ -26,7 +26,7 @@ from kernels.sampling import (
 
 _MASK = (1 << 64) - 1
 COLDEST = 1e-5
-"""Least temperature that draws; a lower one is greedy, as in vLLM, as logits would overflow."""
+"""Lowest temperature at which tokens are drawn. A lower one is greedy: logits would overflow."""
 
 
 def uniform(seed: int, index: int) -> float:

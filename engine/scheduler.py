@@ -189,7 +189,7 @@ class Scheduler:
         return batch
 
     def update(self, batch: Batch, tokens: StepTokens) -> StepResult:
-        """Take in the results of the oldest launched step; an empty batch brings only endings."""
+        """Apply the results of the oldest launched step; an empty batch only has ended requests."""
         result = StepResult(batch.step)
         if not batch.is_empty:
             launched = self.launched.popleft()

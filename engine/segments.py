@@ -1,4 +1,4 @@
-"""Finds which tokens of a step use which adapter, and checks that it is the one they named."""
+"""Finds the adapter of each token of a step, and checks that it is the one its request named."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ Tables = Callable[[str], tuple[int, DeviceTables]]
 def find_segments(
     rows: Sequence[ScheduledRow], firsts: Sequence[int], tables: Tables, base_revision: str
 ) -> tuple[list[Segment], dict[int, str]]:
-    """Find segments of neighbouring tokens of one adapter, and adapter digests by row number.
+    """Find segments of adjacent tokens of one adapter, and adapter digests by row number.
 
     firsts: start of each row's tokens in the step.
     """

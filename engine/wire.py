@@ -32,7 +32,7 @@ from engine.messages import (
 from engine.records import EndRecord, JournalRecords, ResidencyRecord
 
 UNEXPECTED_NUMBER = (1 << 64) - 1
-"""A message number that is never due: a peer that receives it starts its connection anew."""
+"""A message number that is never expected: a peer that receives it starts its connection anew."""
 
 _HEADER = struct.Struct("<QB")
 

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 _BANNED = -1e30
-"""Logit of a token that must not be chosen: finite, as all logits must be, but its weight is 0."""
+"""Logit of a token that must not be chosen: finite, as all logits must be, but of probability 0."""
 _GROUP = 128
 """How many tokens share one maximum, which is found first: 40 us for a row of 131,072 tokens, where
 `topk` over all of them takes 300.

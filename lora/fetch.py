@@ -79,7 +79,7 @@ class Order:
 
 @dataclass(frozen=True)
 class FetchResult:
-    """Outcome of one order.
+    """Outcome of one order to bring an object to disk.
 
     was_there: the packed file was on disk already.   seconds: time of the download and the packing.
     size_bytes: bytes downloaded.   slabs_bytes: bytes of the packed file's slabs.

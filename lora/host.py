@@ -75,7 +75,7 @@ class PackedAdapter:
         """Fill these slabs of the arena, [slabs, slab_bytes] uint8, in order.
 
         copy: copies from host memory, (target, source), and may return before the copy is done.
-        It is called once for slabs that are neighbours in both.
+        It is called once for each run of slabs that is contiguous in both.
         Raises FileNotFoundError; AdapterError("lost") if the file has changed.
         """
         if self.slabs is None:
@@ -158,7 +158,7 @@ def read_packed(
 
 
 def _runs_of(memory: torch.Tensor, slab_ids: Sequence[int]) -> list[torch.Tensor]:
-    """Views of slabs of `memory`, [slabs, slab_bytes], in order, one for each run of neighbours."""
+    """Views of slabs of `memory`, [slabs, slab_bytes], in order, one for each contiguous run."""
     return [memory[slab_ids[start] : slab_ids[end - 1] + 1] for start, end in _runs(slab_ids)]
 
 

@@ -8,7 +8,8 @@ from lora.entry import Entry, Packed
 class HostCache:
     """Packed adapters in host memory, and room for those that are being read.
 
-    limit_bytes: bytes of both together.   on_drop: called with each dropped adapter and its copy.
+    limit_bytes: limit of adapters and reserved room together.
+    on_drop: called with each dropped adapter and its copy.
     """
 
     def __init__(self, limit_bytes: int, on_drop: Callable[[Entry, Packed], None]) -> None:
@@ -21,9 +22,9 @@ class HostCache:
     def expect(self, entry: Entry, size_bytes: int) -> bool:
         """Reserve room for an adapter that is about to be read; returns whether there is enough.
 
-        Adapters that are not waited for, or less urgently, are dropped to make room; a mere
-        prefetch drops its own tenant's only. Without this, adapters that find no room in the arena
-        would keep the others out of it.
+        To make room, adapters are dropped that no request waits for, or only less urgent ones; a
+        prefetch drops only those of its own tenant. Otherwise adapters that wait here for room in
+        the arena would keep all others out of it.
         """
         self._trim(size_bytes, entry)
         if self.used_bytes + size_bytes > self.limit_bytes:
@@ -66,8 +67,8 @@ class HostCache:
 
 
 def _may_go(entry: Entry, asker: Entry) -> bool:
-    """Whether `entry` may be dropped for `asker`: it is not being copied, and not waited for as
-    urgently.
+    """Whether `entry` may be dropped for `asker`: no copy of it runs, and no request that is as
+    urgent waits for it.
     """
     is_waited_for = entry.tier == "host" and entry.is_wanted
     return entry.tier != "loading" and not (is_waited_for and entry.urgency <= asker.urgency)

@@ -21,8 +21,8 @@ class HostRegion:
     def take(self, count: int) -> tuple[int, ...] | None:
         """Take `count` slabs; returns None if fewer are free.
 
-        The slabs come from the smallest free run of neighbours that is long enough, or else from
-        the largest runs, since neighbours are copied at once.
+        The slabs come from the smallest contiguous free run that is long enough, or else from the
+        largest runs, since a contiguous run is one copy.
         """
         self._collect()
         runs = sorted(self._free_runs(), key=len)
@@ -36,7 +36,7 @@ class HostRegion:
         return tuple(slabs)
 
     def give_back(self, slabs: tuple[int, ...]) -> None:
-        """Give back slabs that no thread or copy uses any more."""
+        """Give back slabs that threads and copies no longer use."""
         self._given_back.append(slabs)
 
     def _collect(self) -> None:

@@ -20,7 +20,7 @@ from lora.tier_map import TierMap
 from registry.ref import AdapterRef
 
 _MAX_READS = 2
-"""Reads given to the loader at once: one is read and one is next; the others stay in order."""
+"""Reads given to the loader at once, one running and one next; the others wait in `_reads`."""
 
 
 class Transitions(Generic[TablesT_co]):

@@ -69,7 +69,7 @@ def unpin_adapter(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int
 
 
 def follow_latest(conn: Connection, adapter: Adapter, number: int | None, now_ms: int) -> None:
-    """Move the adapter's pin, if any, to version `number`, which `latest` means now; None ends it.
+    """Move the adapter's pin, if any, to version `number`, the new `latest`; None ends the pin.
 
     The tenant's limit is not checked, so that a pinned adapter stays pinned.
     """

@@ -38,7 +38,7 @@ def file_key(upload: Upload, file: UploadFile) -> str:
 
 
 def begin_files(storage: PresignedStorage, begin: Begin, upload: Upload) -> dict[str, UploadFile]:
-    """Begin a multipart upload for each file that has none; returns all files with theirs.
+    """Begin a multipart upload for each file that has none; returns all files, each with its id.
 
     Raises UploadNotOpen if the upload ends meanwhile. A gateway that is killed between the store
     and the row leaves a multipart upload without parts, which the sweep aborts.

@@ -50,8 +50,8 @@ class ValidatorLimits:
 
     max_running: validators at once; a tenant may have one.   max_wait_s: longest wait for a turn.
     base_s, bytes_per_s: a check may take base_s + size / bytes_per_s of processor time, a few times
-    its need.   wall_ratio: seconds by the clock for each of those, since a validator has a low
-    priority and waits for the engine.
+    what it needs.   wall_ratio: limit of wall time, as a multiple of that of processor time: a
+    validator has a low priority, so the engine delays it.
     memory_bytes: address space.   max_answer_bytes: limit of the output, even after a failure.
     """
 

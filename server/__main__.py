@@ -67,8 +67,8 @@ class _Server(uvicorn.Server):
 def _listen(config: uvicorn.Config) -> socket.socket:
     """The server's listening socket, whose options the accepted connections inherit.
 
-    The kernel has to notice a peer that is gone without a word or that keeps its window shut:
-    nothing in this process waits for a connection that it has closed and not flushed.
+    TCP_USER_TIMEOUT has the kernel end a connection whose peer vanished or reads nothing (a zero
+    window). The process does not watch connections that it has closed before all was sent.
     """
     listener = config.bind_socket()
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux

@@ -52,7 +52,10 @@ class LogWriter:
         self._thread.start()
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """line: at in Unix seconds, level, and fields; those that are None are left out."""
+        """Queue a line for the log; if the queue is full, the line is dropped and counted.
+
+        line: at in Unix seconds, level, and fields; those that are None are left out.
+        """
         try:
             self._lines.put_nowait(line)
         except queue.Full:

@@ -36,7 +36,10 @@ _READ_BYTES = 8 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class ColdStart(Experiment):
-    """repeats: measurements of each tier, after one that does not count; the median is reported."""
+    """The time to bring one adapter into the arena, from each tier.
+
+    repeats: measurements of each tier, after one that does not count; the median is reported.
+    """
 
     stack: str = "smollm2-135m"
     rank: int = 16
@@ -140,7 +143,10 @@ def _read(path: Path) -> None:
 
 
 def _stage(seconds: float, plain_s: float, size_bytes: int) -> dict[str, float]:
-    """plain_s: seconds to move the same bytes by the same path, with no check and no conversion."""
+    """Return the figures of one stage beside those of a plain copy.
+
+    plain_s: seconds to move the same bytes by the same path, with no check and no conversion.
+    """
     return _total(seconds, plain_s) | {"plain_bytes_per_s": rounded(size_bytes / plain_s)}
 
 

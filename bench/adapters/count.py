@@ -46,9 +46,11 @@ class _Names(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Count(Experiment):
-    """counts: how many adapters are registered, run by run.   compared: the count that is run with
-    zipf in turns with `renamed` and with the smallest count, `repeats` times.   requests: how many
-    end while a run is measured, after `warm_up` have ended.   resident: adapters that fit into the
+    """Speed by the number of registered adapters.
+
+    counts: how many adapters are registered, run by run.   compared: the count whose run with zipf
+    alternates with `renamed` and with the smallest count, `repeats` times.   requests: how many end
+    while a run is measured, after `warm_up` have ended.   resident: adapters that fit into the
     arena beside the KV of `max_num_seqs` requests.
 
     Lengths of prompts and answers are uniform within their bounds; adapter n belongs to tenant

@@ -17,7 +17,9 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class KVTokens(Experiment):
-    """memory_gib: memory left after the weights, per shape.   resident: numbers of resident
+    """The number of KV tokens that fit beside resident adapters.
+
+    memory_gib: memory left after the weights, per shape.   resident: numbers of resident
     adapters, all of them of the same rank, each of `ranks` in turn.
 
     Slots are stacked tensors on all projections (see bench.adapters.memory): `max(resident)` slots

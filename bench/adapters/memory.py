@@ -16,7 +16,10 @@ from lora.layout import PROJECTIONS, Layout
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Experiment):
-    """ranks: (rank, number of adapters of that rank); each adapter has a slot. No model is run."""
+    """Bytes that adapters of mixed ranks take.
+
+    ranks: (rank, number of adapters of that rank); each adapter has a slot. No model is run.
+    """
 
     stack: str = "tiny"
     ranks: tuple[tuple[int, int], ...] = ((8, 24), (16, 6), (64, 2))

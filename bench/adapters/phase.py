@@ -48,7 +48,10 @@ class Phase:
         self.load_bytes = disk.load_bytes - self._disk_before[1]
 
     def figures(self) -> dict[str, float]:
-        """itl: time from the end of one step to the end of the next, sending requests included."""
+        """Return the figures of the phase.
+
+        itl: time from the end of one step to the end of the next, sending requests included.
+        """
         p50_s, p99_s = np.percentile(self._itl_s, (50, 99))
         return {
             "itl_p50_ms": rounded(p50_s * 1000),

@@ -27,7 +27,10 @@ STORAGE_URL = f"s3://{_BUCKET}"
 
 @dataclass(frozen=True)
 class S3Server:
-    """url: URL of the slow proxy.   upstream: URL of the server behind the proxy."""
+    """A slow S3 server in a process of its own.
+
+    url: URL of the slow proxy.   upstream: URL of the server behind the proxy.
+    """
 
     url: str
     upstream: str

@@ -35,7 +35,9 @@ _PREFILL_STEPS = 16  # upper bound on steps until the last stream's prompt is co
 
 @dataclass(frozen=True, kw_only=True)
 class Storm(Experiment):
-    """steps: steps measured in a phase, after `lead_steps` like them.   at_once: number of cold
+    """The effect of many cold loads at once on running streams.
+
+    steps: steps measured in a phase, after `lead_steps` like them.   at_once: number of cold
     loads under way.   cold: adapters that are loaded in turn.   disk_holds: adapters that fit into
     the disk cache.   Each stream has a pinned adapter of its own.
     """

@@ -1,7 +1,7 @@
 """Delay of a request's last token: it waits until the request's end record is on the disk.
 
 The engine writes every step to the journal before its tokens leave, and syncs in a step in which a
-request has ended. So a step with an end is measured beside one without, in turns, in one journal.
+request has ended. So steps with an end and steps without are measured alternately, in one journal.
 """
 
 import time
@@ -35,7 +35,9 @@ class _Asked:
 
 @dataclass(frozen=True, kw_only=True)
 class FinalChunk(Measurement):
-    """running: requests that get a token each step.   steps: measured steps with, and without, an
+    """The delay of a request's last token by the journal's sync.
+
+    running: requests that get a token each step.   steps: measured steps with, and without, an
     end.
     """
 

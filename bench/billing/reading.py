@@ -36,7 +36,10 @@ _VERIFIED: ExportFormat = "jsonl"
 
 @dataclass(frozen=True, kw_only=True)
 class Reading(Measurement):
-    """entries: number of usage entries in the ledger; they are a day old."""
+    """The speed of reading the whole ledger.
+
+    entries: number of usage entries in the ledger; they are a day old.
+    """
 
     entries: int = 100_000
     tenants: int = 20

@@ -37,7 +37,9 @@ _ROWS = (holds, usage_events, entries)
 
 @dataclass(frozen=True, kw_only=True)
 class Settles(Measurement):
-    """writers: requests that wait for their hold at once.   group_size: ends in a transaction.
+    """The number of requests settled per second.
+
+    writers: requests that wait for their hold at once.   group_size: ends in a transaction.
 
     commit_delays_ms: time added to every commit, as if the database were far away.
     """

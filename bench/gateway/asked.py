@@ -1,4 +1,4 @@
-"""The same request in the form of each server: with as many tokens in and out."""
+"""One request in the format of each server, with equal numbers of prompt and output tokens."""
 
 import json
 from typing import Any

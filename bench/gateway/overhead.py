@@ -20,7 +20,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead(Measurement):
-    """rate: requests per second at which latencies are taken.   litellm_env: None: no peer."""
+    """The cost that a gateway adds to whole answers.
+
+    rate: requests per second at which latencies are taken.   litellm_env: None: no peer.
+    """
 
     rate: float = 20.0
     duration_s: float = 15.0

@@ -17,7 +17,9 @@ from bench.report import rounded
 
 @dataclass(frozen=True, kw_only=True)
 class Streams(Measurement):
-    """tokens_per_s: rate of each stream, the engine's steps per second.   max_tokens: length of
+    """The share of an engine's tokens that reaches the clients of many streams.
+
+    tokens_per_s: rate of each stream, the engine's steps per second.   max_tokens: length of
     each stream; no stream ends in the window.
     """
 

@@ -49,7 +49,9 @@ def prefill_rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class _Case:
-    """q: [T, heads, head_dim], a part of a wider tensor.   kv: [slabs, layers, 2, kv heads,
+    """Inputs of attention in one step.
+
+    q: [T, heads, head_dim], a part of a wider tensor.   kv: [slabs, layers, 2, kv heads,
     block_size, head_dim]; together the layers are larger than any cache.
     """
 
@@ -113,7 +115,10 @@ def _make_case(
     lengths: list[tuple[int, int]],
     is_shared: bool = False,
 ) -> _Case:
-    """lengths: (start, count) of each row.   is_shared: all rows have the first row's blocks."""
+    """Make random inputs of attention.
+
+    lengths: (start, count) of each row.   is_shared: all rows have the first row's blocks.
+    """
     shape = machine.shape
     longest = max(start + count for start, count in lengths)
     layer_bytes = len(lengths) * longest * 2 * shape.num_kv_heads * shape.head_dim

@@ -51,7 +51,9 @@ def _copy_slabs(machine: Machine, ceilings: Ceilings) -> dict[str, Any]:
 
 
 def _page_in(machine: Machine, ceilings: Ceilings, pieces: str) -> dict[str, Any]:
-    """pieces: "slabs": the slabs lie apart in the arena, as after many evictions; "whole": side by
+    """Measure the copy of an adapter from pinned host memory into the arena.
+
+    pieces: "slabs": the slabs lie apart in the arena, as after many evictions; "whole": side by
     side.
     """
     count = num_slabs(_layout(machine), [_RANK])

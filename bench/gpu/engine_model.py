@@ -36,8 +36,10 @@ _PROJECTIONS = (
 
 @dataclass(frozen=True)
 class EngineSizes:
-    """adapter_slabs: slabs of the arena for adapters, before the slabs for KV.   kv_blocks: KV
-    blocks of each row.
+    """Sizes of an engine under test.
+
+    adapter_slabs: slabs of the arena for adapters, before the slabs for KV.   kv_blocks: KV blocks
+    of each row.
     """
 
     shape: ModelShape

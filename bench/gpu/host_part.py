@@ -2,8 +2,9 @@
 
 A mixed step is 64 decodes beside a prefill of 256 tokens, in a model of 32 layers of 16 features.
 All code up to the driver is the product's and Triton's own; no kernel is launched, and no graph is
-captured. The step is launched as the engine launches it, and kernel by kernel, in turns. A model
-with more than 512 features and adapters has up to four more launches per layer: sums of planes.
+captured. The step is launched alternately as the engine launches it and kernel by kernel. A model
+with more than 512 features and adapters has up to four more launches per layer, which sum the
+partial products of the chunks of features.
 """
 
 import argparse

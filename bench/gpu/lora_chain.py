@@ -30,7 +30,10 @@ for the next kernel to add.
 
 @dataclass(frozen=True)
 class LayerOutputs:
-    """q: rotated queries, part of a tensor whose k and v are undefined.   down: the result."""
+    """Results of one layer of the chain, for the check.
+
+    q: rotated queries, part of a tensor whose k and v are undefined.   down: the result.
+    """
 
     q: torch.Tensor
     down: torch.Tensor

@@ -67,7 +67,10 @@ def _mixes(tokens: int, several: int) -> list[Ranks]:
 
 @dataclass(frozen=True)
 class _Case:
-    """x: inputs of a layer, and outputs of its attention.   kv: KV of all layers."""
+    """Inputs of a chain of layers in one step.
+
+    x: inputs of a layer, and outputs of its attention.   kv: KV of all layers.
+    """
 
     x: tuple[torch.Tensor, torch.Tensor]
     step: Step

@@ -26,7 +26,9 @@ _POISONED_FLOATS = ((2, 32 << 20), (64, 128 << 10))
 
 
 class Machine(ABC):
-    """rotated_bytes: least amount of data that a measurement goes through, so that no cache holds
+    """The device that is measured, with the sizes of its measurements.
+
+    rotated_bytes: least amount of data that a measurement goes through, so that no cache holds
     it.
     """
 

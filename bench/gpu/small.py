@@ -28,7 +28,9 @@ the last bits of sums and quotients decide.
 
 @dataclass(frozen=True)
 class _Case:
-    """calls: the same kernel on different inputs.   size_bytes: bytes that a call reads and writes.
+    """One small kernel to measure.
+
+    calls: the same kernel on different inputs.   size_bytes: bytes that a call reads and writes.
 
     check: checks the kernel's result.
     """

@@ -22,9 +22,11 @@ def make_rows(
     blocks: Sequence[Sequence[int]],
     digests: Sequence[str] = (),
 ) -> tuple[ScheduledRow, ...]:
-    """lengths: (positions before, tokens) of each row.   blocks: blocks of each row, for both.
+    """Make the rows of a step, each of which chooses a token greedily.
 
-    digests: adapters, each given to as many neighbouring rows.
+    lengths: (positions before, tokens) of each row.   blocks: blocks of each row, for both.
+
+    digests: adapters, each given to as many adjacent rows.
     """
     rows = []
     for number, ((start, count), own) in enumerate(zip(lengths, blocks, strict=True)):
@@ -55,7 +57,10 @@ def deal_blocks(first: int, num_rows: int, per_row: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Step:
-    """tables: kept because `inputs` holds addresses of their memory."""
+    """A step's tensors on the device.
+
+    tables: kept because `inputs` holds addresses of their memory.
+    """
 
     inputs: StepInputs
     tables: Sequence[DeviceTables]

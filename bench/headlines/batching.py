@@ -18,7 +18,9 @@ from engine.core import EngineCore
 
 @dataclass(frozen=True, kw_only=True)
 class Batching(Experiment):
-    """output_tokens: bounds of the uniform lengths of answers.   max_model_len: tokens that a
+    """The gain of continuous batching over static batches and single requests.
+
+    output_tokens: bounds of the uniform lengths of answers.   max_model_len: tokens that a
     contiguous cache would reserve for every running request.
     """
 

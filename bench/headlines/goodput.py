@@ -18,7 +18,9 @@ from bench.session import Ask, run
 
 @dataclass(frozen=True, kw_only=True)
 class Goodput(Experiment):
-    """window_s: time in which requests arrive.   ttft_limit_s: limit of the first token's time.
+    """Requests per second that are served within limits of latency.
+
+    window_s: time in which requests arrive.   ttft_limit_s: limit of the first token's time.
     tpot_limit_s: limit of the mean time of each token after it.   attainment: least share of
     requests within limits at which a rate counts as served.
     """
@@ -87,7 +89,7 @@ class Goodput(Experiment):
 
 
 def is_good(outcome: Outcome, ttft_limit_s: float, tpot_limit_s: float) -> bool:
-    """Whether both limits were kept by the tokens that have come."""
+    """Whether the tokens so far kept the limits of TTFT and of time per output token."""
     if not outcome.chunk_s or outcome.ttft_s > ttft_limit_s:
         return False
     gaps = len(outcome.chunk_s) - 1

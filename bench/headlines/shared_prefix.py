@@ -16,7 +16,10 @@ from bench.session import Ask, run
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPrefix(Experiment):
-    """prompt_tokens: length of each prompt; the first `shared_tokens` are the same in all."""
+    """The gain of the prefix cache for prompts that share a prefix.
+
+    prompt_tokens: length of each prompt; the first `shared_tokens` are the same in all.
+    """
 
     stack: str = "smollm2-135m"
     requests: int = 20

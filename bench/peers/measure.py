@@ -25,7 +25,10 @@ Row = tuple[str, dict[str, Any], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """folder: holds conversions.   repeats: bursts, of which the one of median speed is the row."""
+    """Setups to measure with every peer, and the inputs that they share.
+
+    folder: holds conversions.   repeats: bursts, of which the one of median speed is the row.
+    """
 
     burst: Burst
     checkpoint: Checkpoint

@@ -75,7 +75,10 @@ class Pipeline:
         return answers
 
     def _config(self, max_tokens, model=None):
-        """model: the model whose adapter is applied (the base has none); None: leave it applied."""
+        """Make the configuration of a generation.
+
+        model: the model whose adapter is applied (the base has none); None: leave it applied.
+        """
         config = genai.GenerationConfig(max_new_tokens=max_tokens, ignore_eos=True, do_sample=False)
         if model is not None:
             adapter = self._adapters.get(model)

@@ -25,7 +25,7 @@ _SLAB_BYTES = 2 << 20
 class Job:
     """A request at an engine. adapter: number of the adapter, None for the base model.
 
-    beginning: key of the first `shared_tokens` of the prompt in the prefix cache.
+    beginning: key in the prefix cache of the prefix, `shared_tokens` long, of the prompt.
     on_first, on_end: called when the first and the last token are generated.
     """
 
@@ -62,7 +62,9 @@ class _Entry:
 
 
 class Engine:
-    """on_move: called with an adapter's number and tier.   on_copy: called with the bytes of each
+    """A modelled engine.
+
+    on_move: called with an adapter's number and tier.   on_copy: called with the bytes of each
     adapter copied into the arena.   cached_tokens: prompt tokens found in the prefix cache so far.
     output_tokens: tokens of requests that have ended.   fetched_*, copied_*: bytes and seconds of
     loads so far, as engine.messages.TierStats counts them.
@@ -220,7 +222,7 @@ class Engine:
         self._start()
 
     def _find_prefix(self, job: Job) -> int:
-        """Return how many tokens of the job are cached, and cache its beginning from now on."""
+        """Return how many tokens of the job are cached, and cache its prefix from now on."""
         limit = self.spec.prefix_tokens
         if job.shared_tokens > limit:
             return 0

@@ -28,7 +28,9 @@ _PREFIX_TOKENS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """load: share of the rate that engines reach with all adapters resident and nothing cached.
+    """One load on modelled pools.
+
+    load: share of the rate that engines reach with all adapters resident and nothing cached.
 
     lag_s: delay of all messages from engines.   shared_tokens: tokens that a prompt shares with
     other prompts of its adapter.

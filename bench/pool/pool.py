@@ -20,9 +20,11 @@ _FIGURES_EVERY_S = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class PoolSpec:
-    """gateways: number of gateways; requests come to them in turn.   lag_s: delay of all messages
-    from engines.   shared_tokens: tokens at a prompt's beginning that others share; at most the
-    whole prompt.
+    """Sizes and delays of a modelled pool.
+
+    gateways: number of gateways; requests come to them in turn.   lag_s: delay of all messages
+    from engines.   shared_tokens: length of the prefix that prompts share; at most the whole
+    prompt.
     """
 
     engines: int = 10

@@ -1,6 +1,6 @@
 """Three real engines and more adapters than fit: loads under the product's and random routing.
 
-Both get the very same requests at the same times, on fresh engines with empty caches, in turns.
+Both get the very same requests at the same times, alternately, on fresh engines with empty caches.
 The lower bound is one load of each adapter, at an engine that has room for it: all arenas together
 hold all adapters, one arena does not. The engines share one disk, so routing hardly changes how
 much comes from the store.
@@ -37,7 +37,9 @@ _SIDES = ("product", "random")
 
 @dataclass(frozen=True, kw_only=True)
 class Real(Measurement):
-    """resident: adapters that an engine's arena holds beside the KV of its seats.
+    """Adapter loads of three real engines, under the product's routing and random routing.
+
+    resident: adapters that an engine's arena holds beside the KV of its seats.
 
     disk_holds: adapters that fit into the machine's disk cache.   store_delay_s: wait before every
     answer of the store.   rate: requests per second in all, Poisson; adapter n is asked for in
@@ -160,7 +162,9 @@ class Real(Measurement):
 
 @dataclass(frozen=True)
 class _Run:
-    """answers: answered requests that were due in the measured time.   before, after: figures by
+    """Measurements of one run.
+
+    answers: answered requests that were due in the measured time.   before, after: figures by
     engine at its start and end.
     """
 

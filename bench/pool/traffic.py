@@ -17,7 +17,7 @@ _TENANTS = 50
 class Arrival:
     """A request. adapter: number of its adapter, 0 is the most popular; None is the base model.
 
-    beginning: number of the prompt's beginning among its adapter's shared beginnings.
+    beginning: number of the prompt's prefix among its adapter's shared prefixes.
     """
 
     number: int
@@ -34,7 +34,7 @@ class Traffic:
 
     burst_share: share of the requests that name one adapter, drawn anew every `burst_s`, however
     rare it was.   prompt_tokens, output_tokens: uniform, both ends included.
-    beginnings: number of shared beginnings of each adapter's prompts.
+    beginnings: number of shared prefixes of each adapter's prompts.
     """
 
     adapters: int = 1000

@@ -33,7 +33,9 @@ _WARM_UP = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Listing(Experiment):
-    """many, few: adapters of the two tenants; `few` fill one page.   requests: requests of each
+    """The time to list a tenant's adapters over HTTP.
+
+    many, few: adapters of the two tenants; `few` fill one page.   requests: requests of each
     kind, one after the other, at random places.
     """
 

@@ -36,7 +36,9 @@ class _Served:
 
 @dataclass(frozen=True, kw_only=True)
 class Servable(Experiment):
-    """num_streams: answers that stream beside the uploads.   quiet_s: time between two uploads, in
+    """The time from opening an upload to the adapter's first token.
+
+    num_streams: answers that stream beside the uploads.   quiet_s: time between two uploads, in
     which only the streams run.
     """
 

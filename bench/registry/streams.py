@@ -18,7 +18,7 @@ _START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Gap:
-    """The time between two neighbouring chunks of an answer; values of time.perf_counter()."""
+    """The time between two successive chunks of an answer; values of time.perf_counter()."""
 
     start: float
     end: float

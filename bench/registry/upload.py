@@ -34,7 +34,9 @@ Copy = Callable[[Path], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Upload(Experiment):
-    """ways: ways to upload, each to a store of _STORES.   repeats: turns, each an upload of new
+    """The speed of uploads of a large adapter.
+
+    ways: ways to upload, each to a store of _STORES.   repeats: turns, each an upload of new
     weights and a plain copy.
     """
 

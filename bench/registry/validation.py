@@ -26,7 +26,10 @@ _TENANT = "bench"
 
 @dataclass(frozen=True, kw_only=True)
 class Validation(Experiment):
-    """repeats: measurements of each, in turns, after one that does not count; medians count."""
+    """The time to check an upload.
+
+    repeats: measurements of each, alternately, after one that does not count; medians count.
+    """
 
     stack: str = "smollm2-135m"
     rank: int = 256

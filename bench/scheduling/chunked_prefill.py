@@ -18,7 +18,9 @@ from bench.session import Ask, Session
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkedPrefill(Experiment):
-    """lead_tokens, tail_tokens: tokens of each stream before and after the long prompt arrives.
+    """The effect of a long prompt on running streams.
+
+    lead_tokens, tail_tokens: tokens of each stream before and after the long prompt arrives.
 
     chunk_tokens: max_num_batched_tokens; None is the device's default.   whole_tokens: the same,
     large enough for the long prompt and the streams.

@@ -18,7 +18,9 @@ from engine.fairness import DECODE_COST, PREFILL_COST, SchedulingPolicy
 
 @dataclass(frozen=True, kw_only=True)
 class Fairness(Experiment):
-    """small_requests: requests of the small tenant. Before each the large tenant sends `load_ratio`
+    """The service of two tenants with unequal loads.
+
+    small_requests: requests of the small tenant. Before each the large tenant sends `load_ratio`
     requests. All are sent at once; lengths of prompts and answers are uniform within their bounds.
     """
 

@@ -28,7 +28,10 @@ class _NoModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead(Experiment):
-    """running: requests that decode.   waiting: requests queued behind them.   tenants: senders."""
+    """The time of a step without the model.
+
+    running: requests that decode.   waiting: requests queued behind them.   tenants: senders.
+    """
 
     stack: str = "small-5m"
     running: tuple[int, ...] = (64, 256)

@@ -19,7 +19,9 @@ from engine.messages import EngineStats
 
 @dataclass(frozen=True, kw_only=True)
 class Preemption(Experiment):
-    """repeats: runs of each of the two, in turns, each on a fresh engine; medians count.
+    """Tokens per second with swapping and with recomputation.
+
+    repeats: runs of each of the two, alternately, each on a fresh engine; medians count.
 
     arena_tokens: a quarter of the tokens of all requests.   swap_tokens: host memory for KV.
     """

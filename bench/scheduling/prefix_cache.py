@@ -17,7 +17,10 @@ from bench.session import Ask, run
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixCache(Experiment):
-    """requests_without: requests sent without the cache; a few are enough, since all are misses."""
+    """The time to the first token with and without the prefix cache.
+
+    requests_without: requests sent without the cache; a few are enough, since all are misses.
+    """
 
     stack: str = "smollm2-135m"
     shared_tokens: int = 1000

@@ -108,7 +108,7 @@ class StepBuilder:
     """Fills blocks of ints with steps. An engine has one builder.
 
     arena: [slabs, slab_bytes] uint8 on the device.
-    fit: turns a step's own shape into the shape to give it, which has room for it.
+    fit: returns the shape to pad a step to, given the step's own shape.
     """
 
     def __init__(

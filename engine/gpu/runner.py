@@ -34,9 +34,9 @@ logger = logging.getLogger(__name__)
 
 _MEASURED_SLABS = 64
 _INTS_PER_SAMPLED_ROW = 16 + 2 * 1024 + 1024 + 128
-"""Room for a row's parameters, its biases and the tokens that it may choose (1024 at most of each,
-by server/api/openai.py), and those that would end it (64 and the model's own); ints that grow with
-its tokens are counted apart.
+"""Ints reserved for a row that samples: its parameters, its biases and allowed tokens (at most 1024
+of each, a limit of server/api/openai.py), and its stop tokens (64 and the model's own). Ints whose
+number grows with the row's tokens are not included.
 """
 
 

@@ -111,7 +111,10 @@ class PlainKernels:
 
 @dataclass(frozen=True, slots=True)
 class _Decodes:
-    """Decodes of one gather.   tokens, seq_lens: [B] int64.   blocks: [B, blocks] int64."""
+    """Decodes that are computed together, by one gather of their KV.
+
+    tokens, seq_lens: [B] int64.   blocks: [B, blocks] int64.
+    """
 
     tokens: torch.Tensor
     blocks: torch.Tensor

@@ -24,8 +24,8 @@ _REDUCED_ITEMS = 16
 def _decode_tiles(
     head_dim: int, group: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
 ) -> Tiles:
-    """Tiles for a device. With 3 stages one tile of K and V is loaded while another is used, with
-    5 two are.
+    """Tiles for a device. With 3 stages one tile of K and V is loaded while another is used; with
+    5 stages two are loaded.
     """
     capability, dim = launch.capability(device), triton.next_power_of_2(head_dim)
     rows = max(16, triton.next_power_of_2(group))

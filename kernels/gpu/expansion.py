@@ -32,7 +32,7 @@ def first_line(site: Site) -> int:
 
 
 def b_start(site: Site) -> int:
-    """Elements of a tile before its rows of B, which are its rows of A."""
+    """Offset of the rows of B in a tile, in elements: the rows of A come before them."""
     return RANK_ROWS * site.in_features
 
 

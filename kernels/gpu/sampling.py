@@ -21,7 +21,7 @@ _MAX_VOCAB = 1 << 20
 
 _LOG2_E = tl.constexpr(1.4426950408889634)
 _UNITS = tl.constexpr(float(1 << 40))
-"""Units of a weight of 1: a vocabulary's sum is below 2**63, and a weight of 2**-24 has 16 bits."""
+"""Fixed point: a weight of 1 is 2**40, so that no sum overflows int64, and 2**-24 keeps 16 bits."""
 
 _LANES = tl.constexpr(2048)
 """Lanes that a row's tokens are dealt to; each keeps its four highest weights. If tokens are dealt
@@ -204,7 +204,7 @@ def _highest_floor(
     logits, peak, scale, a, b, c, d, beyond, need,
     COUNTED: tl.constexpr, VOCAB: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """The highest weight for which the tokens that reach it have an amount of at least `need`."""
+    """The highest floor such that the tokens of at least this weight amount to `need` or more."""
     floor = 0
     bit = tl.full((), _TOP_BIT, tl.int32)
     while bit > 0:
@@ -222,7 +222,7 @@ def _highest_floor(
 def _cut(
     logits, peak, scale, min_p, top_k, top_p, VOCAB: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    """The lowest weight that is kept."""
+    """The lowest weight that min_p, top_k and top_p all keep."""
     floor = tl.minimum(min_p, 1.0).to(tl.float32).to(tl.int32, bitcast=True)
     counts = (top_k > 0) & (top_k < VOCAB)
     if counts | (top_p < 1):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _LOOK_S = 1.0
-"""Least seconds between two looks at the file: after that a new key is good and the old one not."""
+"""Least seconds between reads of the file; after them a new key is valid and the old one is not."""
 
 
 class AdminKey:

@@ -47,7 +47,7 @@ class AuthError(Exception):
 
 
 class InvalidApiKey(AuthError):
-    """The key is refused without a reason: to tell unknown from revoked would help guessing."""
+    """The key is unknown or revoked; the message hides which, to give no help in guessing keys."""
 
     def __init__(self) -> None:
         super().__init__("Incorrect API key provided.")

@@ -2,7 +2,7 @@
 
 Each gateway has one prover. It claims an upload before the proof and renews the claim during it, so
 that two gateways do not prove the same upload. The claim of a dead gateway expires, and the next
-gateway that looks proves the upload. If two gateways do prove the same upload, only the first
+gateway that polls proves the upload. If two gateways do prove the same upload, only the first
 verdict counts.
 """
 
@@ -45,7 +45,7 @@ class ProverConfig:
 
     max_running: uploads in progress at once.
     claim_s: lifetime of a claim, so a killed gateway's uploads wait at most this long.
-    poll_s: interval between looks for new uploads, and between renewals of claims.
+    poll_s: interval between polls for new uploads, and between renewals of claims.
     retry_s: delay before an upload is proved again after the verdict "unavailable".
     notice_s: interval at which `wait_proved` reads an upload that another gateway may prove.
     """

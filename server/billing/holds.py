@@ -111,8 +111,8 @@ def move_hold(conn: Connection, request_id: str, engine_id: str, lifetime_ms: in
 def void_refused(conn: Connection, request_id: str, now_ms: int) -> bool:
     """Void the hold of a request that was never sent, or that the engine said it refused.
 
-    Do not call it after an engine died or fell silent, since the engine may have journaled the
-    request. Returns False when the hold is no longer open.
+    Do not call it after an engine died or stopped answering, since the engine may have journaled
+    the request. Returns False when the hold is no longer open.
     """
     return resolve(conn, [request_id], "voided", now_ms) == 1
 

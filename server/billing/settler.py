@@ -34,11 +34,11 @@ class SettlerConfig:
     """Sizes and intervals of a settler.
 
     group_size: records in one transaction.
-    poll_s: interval between passes without a call of `wake`.
+    poll_s: interval between passes while `wake` is not called.
     gather_s: delay after `wake`, so that ends are settled together. One end costs 5 ms of processor
     time when it is settled alone, and 0.3 ms among others.
-    void_interval_s: interval between looks for expired holds of an engine.
-    max_skipped: most passes that an engine is left out of after failures.
+    void_interval_s: interval between searches for expired holds of an engine.
+    max_skipped: most passes in a row that leave an engine out after failures.
     """
 
     group_size: int = 256
@@ -67,7 +67,7 @@ class EngineLag:
 class _Engine:
     """The state of one engine.
 
-    skip: passes that still leave the engine out.   voided_at_ms: last look for expired holds.
+    skip: passes that still leave the engine out.   voided_at_ms: last search for expired holds.
     is_lost: whether the journal is another one than was settled so far.
     """
 
@@ -222,7 +222,7 @@ class Settler:
         self, engine_id: str, engine: _Engine, found: JournalRecords, as_of_ms: int
     ) -> None:
         due_at_ms = engine.voided_at_ms + self._config.void_interval_s * 1000
-        # A clock that was set back must not delay the next look by as much.
+        # A clock that was set back must not delay the next search by as much.
         if engine.voided_at_ms <= as_of_ms < due_at_ms:
             return
         engine.voided_at_ms = as_of_ms

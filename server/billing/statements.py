@@ -26,11 +26,11 @@ from server.database.database import Database
 from server.text.times import rfc3339
 
 GRACE_MS = 3_600_000
-"""Shortest wait after a month, in which requests that ended in it are posted."""
+"""Shortest wait after a month's end, in which its last requests are posted."""
 MAX_GRACE_MS = 24 * GRACE_MS
-"""Longest wait after a month; requests that are not settled then go on the next statement."""
+"""Longest wait after a month's end; requests settled later go on the next statement."""
 MAX_PERIODS = 1200
-"""Months of one tenant that are looked at."""
+"""Most months of one tenant that a query returns."""
 
 _TENANTS_PER_PAGE = 100
 

@@ -113,7 +113,10 @@ def posted_until_ms(conn: Connection) -> int | None:
 
 
 def stored(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Stretch], str | None]:
-    """Return stretches of a page of the day's stored objects after `place`, and the next place."""
+    """Return the storage intervals of a page of a day's objects, and the cursor of the next page.
+
+    place: cursor of this page.
+    """
     columns = adapter_versions.c
     start, end = day * DAY_MS, (day + 1) * DAY_MS
     was_there = (columns.created_at_ms < end) & (
@@ -139,7 +142,10 @@ def stored(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Str
 
 
 def pinned(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Stretch], str | None]:
-    """Return stretches of a page of the day's pins after `place`, and the next place."""
+    """Return the intervals of a page of a day's pins, and the cursor of the next page.
+
+    place: cursor of this page.
+    """
     columns, version = adapter_pins.c, adapter_versions.c
     start, end = day * DAY_MS, (day + 1) * DAY_MS
     is_its = (version.adapter_id == columns.adapter_id) & (version.version == columns.version)

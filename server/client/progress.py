@@ -19,7 +19,7 @@ class Watcher:
 
 
 class Tally:
-    """Bytes that have arrived or are on their way, by piece. Several threads may count."""
+    """Bytes that the server has or that were sent, by piece. Thread-safe."""
 
     def __init__(self, size_bytes: int, watcher: Watcher) -> None:
         self._size_bytes = size_bytes

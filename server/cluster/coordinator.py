@@ -3,7 +3,8 @@
 The coordinator may die, since it can find all its state again: engines are named actors, every
 placer repeats how many engines it wants, and the journals to settle lie in the pool's folder.
 
-A pool without placers dissolves: soon after the last has said goodbye, later if one fell silent.
+A pool without placers is shut down: LINGER_S after the last one has deregistered (`goodbye`), and
+SILENCE_S after the last poll of one that has not.
 """
 
 import contextlib
@@ -33,17 +34,17 @@ logger = logging.getLogger(__name__)
 
 TURN_S = 0.25
 LINGER_S = 30.0
-"""Seconds that a pool lives on after the last goodbye, so that a restarted gateway finds it."""
+"""Seconds that a pool outlives its last placer, so that a restarted gateway finds it."""
 SILENCE_S = 600.0
-"""Seconds of silence after which a placer that said no goodbye counts as gone. They are many, since
-its gateway may live and only be cut off from the cluster.
+"""Seconds without a poll after which a placer counts as gone. They are many, since its gateway may
+be alive and only cut off from the cluster.
 """
 _PENDING_S = 10.0
 _ASK_AGAIN_S = 60.0
 
 
 class Coordinator:
-    """Places engines in a thread of its own, as placers ask for by `join`, `poll` and `goodbye`."""
+    """Places engines, in a thread of its own, as the calls of placers request."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,10 +55,10 @@ class Coordinator:
         threading.Thread(target=self._turn_forever, daemon=True).start()
 
     def join(self, placer_id: str, pool: Mapping[str, Any]) -> str | None:
-        """Let a placer join. Returns why its pool is not the running one, or None if it is.
+        """Let a placer join. Returns None, or why its pool does not match that of other placers.
 
-        A placer that is alone may change everything: engines that were started otherwise are
-        replaced.
+        A placer without others may change the pool's configuration; engines that were started with
+        the former one are replaced.
         """
         theirs = Pool.of(pool)
         with self._lock:
@@ -102,7 +103,7 @@ class Coordinator:
                 ray.kill(ray.get_runtime_context().current_actor)
 
     def _turn(self, now: float) -> bool:
-        """Place and end engines as needed. Returns whether the pool has dissolved."""
+        """Place and end engines as needed. Returns whether the pool has shut down."""
         self._wanted = {p: w for p, w in self._wanted.items() if now - w[1] < SILENCE_S}
         is_deserted = not self._wanted and now > self._linger_until
         if is_deserted:
@@ -168,7 +169,7 @@ class Slot:
 
     def _wait(self, waited_s: float) -> bool:
         """Wait for the actor's answer. Returns whether the actor is given up: it has found no node
-        and is not wanted any more.
+        and is no longer wanted.
         """
         if waited_s > _PENDING_S:
             self.problem = (

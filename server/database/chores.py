@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 Turn = Callable[[], Awaitable[object]]
 
 _POLL_S = LEASE_S / 4
-"""Seconds between looks, a quarter of a lease: a gateway keeps a lease by asking again in time."""
+"""Seconds between polls, a quarter of a lease, so that a gateway renews its leases in time."""
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Chores:
             try:
                 is_ours = await self._leases.hold(f"chore/{chore.name}")
             except LedgerUnavailable:
-                continue  # the next look asks again
+                continue  # the next poll tries again
             if is_ours and chore.task is None and self._clock() >= chore.due_at_s:
                 chore.task = asyncio.ensure_future(chore.turn())
 

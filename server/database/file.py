@@ -21,7 +21,7 @@ class SameFile:
             self._opened = self._identity()
 
     def is_gone(self) -> bool:
-        """Whether the file was opened and the path does not name it any more."""
+        """Whether the path no longer leads to the file that was opened."""
         return self._opened is not None and self._opened != self._identity()
 
     def _identity(self) -> tuple[int, int] | None:

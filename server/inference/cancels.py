@@ -19,7 +19,7 @@ from server.pool.running import Running
 
 _POLL_S = 1.0
 _MAX_FOUND = 1000
-"""Most notes of one look, the newest first: a dead gateway's stay until their holds are voided."""
+"""Most notes of one poll, the newest first: a dead gateway's stay until its holds are voided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Cancels:
         """Look for cancelled requests every second, until this task is cancelled."""
         while True:
             await asyncio.sleep(_POLL_S)
-            with contextlib.suppress(LedgerUnavailable):  # the next look asks again
+            with contextlib.suppress(LedgerUnavailable):  # the next poll tries again
                 await self.look()
 
     async def look(self) -> None:

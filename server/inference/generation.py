@@ -31,7 +31,7 @@ from server.pool.first_tokens import FirstTokens
 from server.pool.quarantine import Quarantined
 
 _MAX_MOVES = 2
-"""How often a request may move to another engine after its own was found gone."""
+"""How often a request may move to another engine because its own was found dead."""
 
 
 @dataclass(frozen=True, slots=True)

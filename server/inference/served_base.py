@@ -28,5 +28,5 @@ class ServedBase:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and answer together, as engines report; 0 until an engine is there."""
+        """Tokens of prompt and answer together, as engines report; 0 until one has connected."""
         return self.engines.max_model_len

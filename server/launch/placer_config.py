@@ -12,7 +12,7 @@ from server.pool.keys import PoolKeys
 from server.text.json_object import JsonObject
 
 _KILL_S = 15.0
-"""Seconds that a process gets beyond its own time to leave, before it is killed."""
+"""Seconds beyond the time limit of its own shutdown after which a process is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

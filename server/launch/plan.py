@@ -51,9 +51,9 @@ _MAX_SOCKET_PATH = 100
 _SETTLE_S = 10.0
 """Seconds a gateway gets after the drain to read and post the last journal records."""
 _KILL_S = 5.0
-"""Seconds that an engine gets beyond its own time to leave, before it is killed."""
+"""Seconds beyond the time limit of its own shutdown after which an engine is killed."""
 _PLACER_STOP_S = 15.0
-"""Seconds that the placer gets to say goodbye to the cluster."""
+"""Seconds that the placer gets to deregister from the cluster."""
 _RETIRED = "engine.retired"
 
 
@@ -150,7 +150,7 @@ def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) ->
 
 
 def _public_prefixes(prompts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of each text as the beginning of a prompt, and as a chat's system message."""
+    """Token ids of each text as the prefix of a prompt, and as a chat's system message."""
     prefixes = [tokenizer.encode(prompt) for prompt in prompts]
     for prompt in prompts:
         # Two chats with the same system message have the same tokens up to its end.

@@ -64,9 +64,9 @@ class Secrets:
 
     @classmethod
     def load(cls, data_dir: Path, *, may_make: bool = True) -> "Secrets":
-        """Read each secret from CHORALE_<NAME>, else from D/secrets/<name>, made there if allowed.
+        """Read each secret from CHORALE_<NAME>, else from secrets/<name> in `data_dir`.
 
-        Raises SecretError.
+        may_make: make a missing secret in that file. Raises SecretError.
         """
         return cls(*(_load_given(data_dir, name, may_make) for name in cls.__slots__))
 

@@ -111,7 +111,7 @@ class Settings(BaseModel):
     # Whether the KV of prompts and answers is kept and used again for prompts of the same tenant
     # and adapter that begin alike.
     prefix_caching: bool = True
-    # System messages and beginnings of prompts whose KV all tenants share on the base model.
+    # System messages and prompt prefixes whose KV all tenants share on the base model.
     public_prompts: tuple[str, ...] = ()
     # Bytes of host memory that each process of an engine has for the KV of preempted requests.
     swap_bytes: int | None = Field(None, ge=0)  # default: 256 MiB on a CPU, 4 GiB beside a GPU

@@ -1,8 +1,8 @@
 """One limit's state, in integers: a bucket of requests or tokens a minute, or a set of seats.
 
-Every state has the methods `touch`, which brings it to now, `wait_ms`, which asks, `charge`, which
-takes, and `release`, which gives back. `limits.lua` does the same step by step; every number stays
-below 2^53, up to which Lua counts exactly.
+Every state has the methods `touch`, which brings it to now, `wait_ms`, which tells the wait,
+`charge`, which takes units, and `release`, which gives them back. `limits.lua` does the same step
+by step; every number stays below 2^53, up to which Lua counts exactly.
 """
 
 from collections.abc import Sequence
@@ -33,16 +33,17 @@ class State(Protocol):
         """The limit as it is now."""
 
     def is_idle(self, now_ms: int) -> bool:
-        """Whether the state is as good as new, so that it may be forgotten."""
+        """Whether the state equals a new one, so that it may be dropped."""
 
     def pack(self) -> list[Any]:
         """The state as JSON values, from which `unpack` makes it again."""
 
 
 class Bucket:
-    """Requests or tokens a minute.
+    """A leaky bucket of requests or tokens, which drains `amount` units a minute.
 
-    backlog: in units x 60,000; `amount` of it drains in a ms. Debt may exceed the minute's worth.
+    backlog: level in units x 60,000; it falls by `amount` per ms. If more tokens are used than were
+    charged, it may exceed a full bucket, `amount` x 60,000.
     charges: the open charges, the oldest first, as [units x 60,000, lowest backlog since,
     expires_ms].   quiet_until_ms: time before which no charge expires.
     """

@@ -29,12 +29,12 @@ from server.limits.tables import gateways, limiter_epochs
 Mode = Literal["redis", "local"]
 
 ALIVE_MS = 10_000
-"""Milliseconds after which a gateway that was not seen does not count any more."""
+"""Milliseconds without a heartbeat after which a gateway no longer counts."""
 _FORGOTTEN_MS = 3_600_000
 
 OpenRequests = Callable[[Connection, Limit, int], list[tuple[str, int]]]
 """Function (conn, limit, now_ms) that returns (request_id, left_ms) of all requests that may be
-under way and take a seat.
+under way and so hold a seat of the limit.
 """
 
 

@@ -22,8 +22,8 @@ class _Estimate:
 class LearnedTokens:
     """A moving mean plus two mean deviations, per tenant; the least recently used are forgotten.
 
-    The estimate decides what is reserved, never what is generated: too little becomes a debt of the
-    limit.
+    The estimate decides how many tokens are reserved, never how many are generated: an answer that
+    is longer than its estimate puts its limit into debt.
     """
 
     def __init__(self, max_tenants: int = _MAX_TENANTS) -> None:

@@ -110,8 +110,10 @@ class RedisCalls:
         return replies
 
     async def _in_time(self, answer: Awaitable[T], *, patience: int = 1) -> T:
-        """The answer within the deadline, or later while other calls are answered: then this
-        gateway's calls queue up, and Redis works through them.
+        """Return the answer. Raises StateUnavailable if Redis does not give it in time.
+
+        The deadline is extended while other calls are answered, `_MAX_DEADLINES` times in all:
+        Redis then works, and this gateway's calls only queue up.   patience: factor of a deadline.
         """
         task = asyncio.ensure_future(answer)
         try:

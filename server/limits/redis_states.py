@@ -25,7 +25,7 @@ class StateLost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CarryNeeded:
-    """Answer that seats of these limits have to be carried from the holds; nothing was charged."""
+    """Nothing was charged: the seats of open holds must first be added to these limits."""
 
     limits: tuple[Limit, ...]
 

@@ -2,8 +2,8 @@
 
 Up: when requests have waited for a seat for seconds, or first tokens come later than they should.
 The pool grows at once to as many engines as have seats for all present requests; where seats are
-not what is short, by one engine, and by the next only when that one has been there for as long as
-the figures look back.
+not what is short, by one engine, and by the next only when that one has served for as long as the
+figures look back.
 Down: one engine at a time, after minutes in which one engine fewer would have had room to spare. A
 number of engines that was too small for a number of requests is remembered, so that a constant load
 finds its number of engines and keeps it.

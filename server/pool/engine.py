@@ -19,7 +19,7 @@ _FIRST_TOKENS_PER_S = 1000.0
 """The two guesses for an engine that has not been seen at work yet."""
 _NEW_SAMPLE = 0.1
 _EXPECTED_S = 5.0
-"""How long a requested load counts as under way before the engine says anything about it."""
+"""Seconds for which a requested load counts as under way if the engine does not report it."""
 _MAX_EXPECTED = 1000
 
 _NEW_OTHERS = 0.1
@@ -61,7 +61,7 @@ class PooledEngine:
 
     @property
     def engine_id(self) -> str | None:
-        """Id of the engine; None until the engine has been there once."""
+        """Id of the engine; None until the gateway has connected to the engine once."""
         return self.client.welcome.engine_id if self.client.welcome else None
 
     @property

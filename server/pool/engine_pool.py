@@ -1,5 +1,5 @@
-"""The engines behind this gateway: which there are, which one a request goes to, and the messages
-that they exchange.
+"""The pool of engines behind this gateway: its members, the choice of an engine for each request,
+and the messages between gateway and engines.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from server.pool.service_exchange import ServiceExchange
 logger = logging.getLogger(__name__)
 
 TURN_S = 0.25
-"""Seconds between two looks at which engines there are, and at the service that they gave."""
+"""Seconds between polls of the list of engines, and of the service that they gave."""
 _BY_NEARNESS: tuple[Tier, ...] = (
     "device", "loading", "host", "disk", "fetching", "failed", "remote",
 )  # fmt: skip
@@ -76,7 +76,7 @@ class EnginePool:
         self._num_past_deaths = 0
         self._turning: asyncio.Task[None] | None = None
 
-    # ---- who is there ----
+    # ---- membership ----
 
     async def start(self) -> None:
         await self._follow()
@@ -100,7 +100,7 @@ class EnginePool:
             await self._service.pass_on(list(self._engines.values()))
 
     async def _follow(self) -> None:
-        """Connect to new engines and part from gone ones; an engine that moved is both."""
+        """Connect to new members and disconnect from former ones; a moved engine counts as both."""
         members = {member.name: member for member in self._members()}
         for name, engine in list(self._engines.items()):
             if members.get(name) != engine.member:
@@ -122,7 +122,7 @@ class EnginePool:
         await engine.client.close()
         self._num_past_deaths += engine.client.num_deaths
 
-    # ---- what there is to know of them ----
+    # ---- state and figures of the engines ----
 
     @property
     def is_ready(self) -> bool:
@@ -141,7 +141,7 @@ class EnginePool:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that every engine of this model can take; 0 until one has been there."""
+        """Tokens that every engine of this model can take; 0 until one has connected."""
         known = [e.client.welcome for e in self._engines.values() if e.client.welcome]
         ours = [welcome for welcome in known if welcome.base_revision == self._base_revision]
         return min((welcome.max_model_len for welcome in ours), default=0)
@@ -159,7 +159,7 @@ class EnginePool:
         ]
 
     def engine_ids(self) -> list[str]:
-        """Ids of the engines whose journals can be read: members that have been there once."""
+        """Ids of the engines whose journals can be read: all that have connected at least once."""
         return [engine.engine_id for engine in self._engines.values() if engine.engine_id]
 
     def residency(self, object_key: str, name: str | None = None) -> Residency | None:
@@ -270,13 +270,13 @@ class EnginePool:
     # ---- journals ----
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
-        """Read an engine's journal. Raises EngineDeadError, also if another took its place."""
+        """Read an engine's journal. Raises EngineDeadError, also if another engine replaced it."""
         for engine in self._engines.values():
             if engine.engine_id == engine_id:
                 return await engine.client.read_journal(engine_id, settled_seq, limit)
         raise EngineDeadError("the engine is gone")
 
-    # ---- who is meant ----
+    # ---- choice of an engine ----
 
     def _ready(self) -> list[PooledEngine]:
         return [engine for engine in self._engines.values() if engine.state == "ready"]

@@ -33,7 +33,7 @@ class Engines(Protocol):
 
     async def close(self) -> None: ...
 
-    # ---- what there is to know of them ----
+    # ---- state and figures of the engines ----
 
     @property
     def is_ready(self) -> bool:
@@ -49,12 +49,12 @@ class Engines(Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that every engine of this model can take; 0 until one has been there."""
+        """Tokens that every engine of this model can take; 0 until one has connected."""
 
     def figures(self) -> list[EngineFigures]: ...
 
     def engine_ids(self) -> list[str]:
-        """Ids of the engines whose journals can be read: members that have been there once."""
+        """Ids of the engines whose journals can be read: all that have connected at least once."""
 
     def residency(self, object_key: str, name: str | None = None) -> Residency | None:
         """Residency of an adapter at this engine, or at the engine that could use it soonest."""

@@ -1,7 +1,7 @@
-"""The two small files in `DATA_DIR/pool/` by which the placer of engines and the gateway speak.
+"""The two files in `DATA_DIR/pool/` through which the placer and the gateway communicate.
 
 members.json   by the placer: every engine that a gateway connects to, also those that are leaving
-wanted.json    by the gateway's autoscaler: how many engines should run; absent: as the settings say
+wanted.json    by the gateway's autoscaler: how many engines should run; else the settings do
 
 Each file is written whole, so that a reader finds the old or the new one. A reader follows the time
 of the last change (`changed_at`), and keeps the former content when a file is damaged.

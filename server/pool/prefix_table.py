@@ -1,4 +1,4 @@
-"""The beginnings of prompts that each engine has computed, judged by the requests it got lately."""
+"""The prompt prefixes that each engine has cached, estimated from the requests it got lately."""
 
 import hashlib
 from array import array
@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from engine.messages import AddRequest
 
 CHUNK_TOKENS = 64
-"""Tokens in a chunk, the unit of comparison: shorter beginnings are not worth a detour."""
+"""Tokens in a chunk, the unit of comparison: no request is routed for a shorter prefix."""
 MAX_CHUNKS = 50_000
 """Chunks remembered for all engines together, the latest ones: 10 MB."""
 
 
 class PrefixTable:
-    """Guesses what engines have cached; an engine that evicted a beginning computes it again."""
+    """Guesses which prefixes engines have cached; a wrong guess only costs a prefill."""
 
     def __init__(self, max_chunks: int = MAX_CHUNKS) -> None:
         self._max_chunks = max_chunks
         self._engines: OrderedDict[bytes, set[str]] = OrderedDict()
 
     def cached_tokens(self, marks: Sequence[bytes]) -> dict[str, int]:
-        """How many of the prompt's first tokens each engine has; engines with none are left out.
+        """Length in tokens of the prompt prefix that each engine has cached, without those of 0.
 
         marks: as `marks_of` returns them.
         """
@@ -44,7 +44,7 @@ class PrefixTable:
             self._engines.popitem(last=False)
 
     def forget_engine(self, engine: str) -> None:
-        """Forget an engine that is gone or starts anew with an empty cache."""
+        """Forget an engine that was stopped, or was restarted with an empty cache."""
         for having in self._engines.values():
             having.discard(engine)
 

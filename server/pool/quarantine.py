@@ -17,13 +17,16 @@ class Quarantined(Exception):
 
 
 class Quarantine:
-    """Counts deaths by fingerprint, for the latest 10,000 fingerprints."""
+    """Refuses requests whose fingerprint was in flight at two engine deaths.
+
+    The latest 10,000 fingerprints are remembered.
+    """
 
     def __init__(self) -> None:
         self._deaths: OrderedDict[str, int] = OrderedDict()
 
     def check(self, mark: str) -> None:
-        """Raise Quarantined if the fingerprint was there at too many deaths."""
+        """Raise Quarantined if requests with this fingerprint were in flight at too many deaths."""
         if self._deaths.get(mark, 0) >= _MAX_DEATHS:
             raise Quarantined
 
@@ -38,7 +41,7 @@ class Quarantine:
 
 
 def fingerprint(request: AddRequest) -> str:
-    """A hash that is equal for requests that make the engine do the same."""
+    """A hash of the request's tenant, adapter, prompts and sampling parameters."""
     digest = request.adapter.digest if request.adapter else None
     shape = (request.tenant_id, digest, request.prompts, request.sampling_params)
     return hashlib.blake2b(repr(shape).encode(), digest_size=16).hexdigest()

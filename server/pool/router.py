@@ -47,7 +47,7 @@ def choose(key: str, views: Sequence[EngineView]) -> EngineView:
     """The engine for a request.
 
     key: decides between equal costs. It is the adapter's, so that all its requests agree; requests
-    on the base model have the key of their prompt's beginning.
+    on the base model have the key of their prompt's prefix.
     """
     costs = [cost_s(view) for view in views]
     limit = min(costs) + INDIFFERENCE_S

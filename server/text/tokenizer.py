@@ -111,7 +111,10 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Sequence[int], *, final: bool = False, cut_bytes: int = 0) -> str:
-        """The text that these tokens add. cut_bytes: a stop string's bytes at the end, left out."""
+        """The text that these tokens add.
+
+        cut_bytes: bytes to leave out at the end, which belong to a stop string or follow it.
+        """
         data = b"".join(self._vocabulary[i] for i in token_ids if i < len(self._vocabulary))
         return self._decoder.decode(data[: len(data) - cut_bytes], final)
 

@@ -55,7 +55,7 @@ class WebhookDelivery:
         self._clock = clock
 
     async def turn(self) -> int:
-        """Try due events, delete old ones, and return the number of tries.
+        """Try to deliver due events, delete old ones, and return the number of tries.
 
         Raises LedgerUnavailable.
         """

@@ -1,4 +1,4 @@
-"""Invariants after every run: journal, ledger and receipts agree, and no client got or paid more.
+"""Invariants after every run: journal, ledger, receipts and what clients got and paid agree.
 
 Each check yields a sentence for each violation.
 """

@@ -36,7 +36,9 @@ _LOG_CHARACTERS = 4000
 
 @dataclass
 class Result:
-    """killed_at: failpoints at which processes died.   deaths: processes that died.   wrong:
+    """The result of a run.
+
+    killed_at: failpoints at which processes died.   deaths: processes that died.   wrong:
     violations that were found.
 
     num_expired: holds that were still open when all was quiet.   events, holds, entries: rows of

@@ -35,7 +35,9 @@ _MAX_LIVES = 20
 
 @dataclass
 class World:
-    """folder: made by `furnish`.   kills: for each process, the kill in each of its first lives.
+    """A gateway and an engine on one database, and the kills that are planned for them.
+
+    folder: made by `furnish`.   kills: for each process, the kill in each of its first lives.
 
     deaths: processes that died, in order.   cut_steps: (prompt tokens, sampled tokens) of the last
     step of each engine that died.

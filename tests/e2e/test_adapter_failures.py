@@ -25,7 +25,7 @@ BUCKET = "store-that-fails"
 PREFIX = "prefix"
 FETCH_TIMEOUT_S = 3.0
 NUM_LORAS = 17
-"""Number of adapters that the tests take."""
+"""Adapters that are made for all tests of this file: each test takes new ones."""
 RECOVERY_S = 90.0
 """Longest time an adapter may be refused after its store recovers: pauses between tries grow."""
 

@@ -34,7 +34,10 @@ PROMPT = [5, 6, 7]
 
 @dataclass
 class Fleet:
-    """machines: the machines of compose.yaml, both ready."""
+    """The running deployment.
+
+    machines: the machines of compose.yaml, both ready.
+    """
 
     machines: list[Machine]
     tenant: Tenant

@@ -48,7 +48,10 @@ class Got:
 
 @dataclass
 class Fleet:
-    """probe: key of a tenant whose limits are read to see whether a gateway is degraded."""
+    """Four gateways that share one database and one Redis.
+
+    probe: key of a tenant whose limits are read to see whether a gateway is degraded.
+    """
 
     stacks: list[Stack]
     redis: RedisServer

@@ -34,7 +34,10 @@ class GatewayAlone(Stack):
 
 @dataclass
 class World:
-    """owner: the stack whose supervisor runs the engines.   guest: the other gateway."""
+    """Two gateways in front of the same engines.
+
+    owner: the stack whose supervisor runs the engines.   guest: the other gateway.
+    """
 
     owner: Stack
     guest: Stack

@@ -162,7 +162,7 @@ class Churn:
         num_steps = -1
         while not self.wrong and (self.num_requests < num_requests or self.open):
             assert time.monotonic() < until, f"{len(self.open)} requests are open for ever"
-            # Requests come by steps, not by time, so that a busy machine runs the same churn.
+            # Requests come by steps, not by time, so that a busy machine runs the same load.
             has_computed = self.core.num_steps > num_steps
             if self.num_requests < num_requests and (has_computed or not self.open):
                 self._disturb()

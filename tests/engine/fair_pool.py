@@ -74,7 +74,10 @@ class Demand:
 
 
 class FairPool:
-    """Engines that step in turns. every: steps between two exchanges; 0 disables exchanges."""
+    """Engines that take steps one after the other, in rounds.
+
+    every: steps between two exchanges; 0 disables exchanges.
+    """
 
     def __init__(self, num_engines, demands, every=5, network=None, **limits):
         self.clock = FakeClock()

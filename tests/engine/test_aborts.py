@@ -21,7 +21,10 @@ def outputs_of(messages) -> list:
 @pytest.mark.parametrize("num_answers", [1, 3])
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 9])
 def test_everything_is_free_one_step_after_the_abort(tmp_path, lag, num_answers, num_steps):
-    """lag: 1 means that a step is under way when the abort comes and must be collected first."""
+    """The abort is tested with and without a step under way.
+
+    lag: 1 means that a step is under way when the abort comes and must be collected first.
+    """
     core = make_core(tmp_path, lag=lag)
     message = make_message("r1", prompt_len=40, max_tokens=100, n=num_answers,
                            adapter=make_adapter("a"))  # fmt: skip

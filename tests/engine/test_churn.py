@@ -17,7 +17,7 @@ ALLOWED = {"max_tokens", "aborted", "adapter_missing"}
 
 @pytest.fixture
 def world(tmp_path):
-    """A function that makes a churn around a new engine; keywords sabotage the engine."""
+    """A function that makes a `Churn` on a new engine, which `sabotage` may damage."""
     started = []
 
     def make(seed=1, sabotage=lambda core: None, **options):

@@ -36,7 +36,7 @@ def one_thread():
 
 
 def make_requests(chance, adapters):
-    """Requests of one tenant whose prompts share two beginnings; every fifth wants three answers.
+    """Requests of one tenant whose prompts share two prefixes; every fifth wants three answers.
 
     All prompts hold the tokens that invoke an activated LoRA, many of them twice.
     """

@@ -1,4 +1,4 @@
-"""Adapters are loaded, evicted and used while steps run, and each forces its own token: the churn
+"""Adapters are loaded, evicted and used while steps run, and each forces its own token: the load
 of tests.engine.churn with its engine on the device, and packed files on disk instead of a fetcher.
 """
 

@@ -19,11 +19,11 @@ DTYPES_ON_GPU = (torch.bfloat16, torch.float16)
 class KernelSizes:
     """Sizes of the checks of kernels.
 
-    hidden .. head_dim: those of a model, with only some of its heads, as the reference on a CPU is
-    slow.   head_dims: those of prefills on whole numbers, which have different tiles.
+    hidden .. head_dim: those of a model, but with only some of its heads, since the reference on a
+    CPU is slow.   head_dims: those of prefills on integers; each has other tiles.
     tokens: tokens of a step.   contexts: (positions, tokens of the step) of the rows that attend.
     batches: numbers of rows of steps; the largest batch contains the rows of the others.
-    repeats: how often a launch is repeated.   exact: number of launches on whole numbers.
+    repeats: how often a launch is repeated.   exact: number of launches on integers.
     """
 
     hidden: int
@@ -47,7 +47,7 @@ class ModelSizes:
     hidden .. vocab: those of random models.   steps: steps that two models are compared in.
     replays: replays of graphs.   max_num_seqs, max_model_len: limits of an engine.
     most_rows, most_tokens, most_rank: those of the largest steps.
-    requests, names, slabs: requests and adapters of a churn, and slabs of its arena.
+    requests, names, slabs: requests and adapters of a `Churn`, and slabs of its arena.
     """
 
     hidden: int

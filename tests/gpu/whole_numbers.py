@@ -1,4 +1,4 @@
-"""Kernels with tiles of 64 rows on whole numbers, whose results are known to the last bit.
+"""Kernels with tiles of 64 rows on integers, whose results are known to the last bit.
 
 ptxas before 13.3 miscompiles a WGMMA whose left operand is in registers (triton issue 9433): a sum
 lacks some of its terms, which on random data may look like mere rounding.
@@ -106,7 +106,7 @@ def _check_prefill(setting: Setting) -> None:
 
 
 def _fill(case: AttentionCase, num_kinds: int, rng: torch.Generator) -> torch.Tensor:
-    """Fill the case's q and kv with whole numbers; return means, [T, heads, head_dim] float64."""
+    """Fill the case's q and kv with integers; return means, [T, heads, head_dim] float64."""
     _, _, kv_heads, block_size, dim = case.kv.shape
     heads, work = case.q.shape[1], case.work
     out = torch.zeros(case.q.shape).double()

@@ -45,8 +45,8 @@ class AttentionCase:
         return out
 
     def check(self, name: str, attend: Attend, window: int | None = None, factor: int = 2) -> None:
-        """Assert that `attend` loses at most `factor` times what torch does in the same dtype, and
-        writes the same tokens.
+        """Assert that the error of `attend` is at most `factor` times that of torch in the same
+        dtype, and that both write the same tokens.
         """
         refer: Attend = getattr(reference, name)
         exact = AttentionCase(self.q.double(), self.kv.double(), self.work).run(refer, window)
@@ -73,7 +73,9 @@ def make_case(
     kv: torch.Tensor | None = None,
     seed: int = 0,
 ) -> AttentionCase:
-    """rows: (positions, tokens of this step) each; (0, 1) is padding.
+    """Make random inputs of attention.
+
+    rows: (positions, tokens of this step) each; (0, 1) is padding.
 
     A sequence's numbers depend on its length and the seed only. Its blocks are scattered, and KV is
     NaN elsewhere.
@@ -101,7 +103,7 @@ def make_case(
 
 
 def _apart(part: torch.Tensor, there: torch.device) -> torch.Tensor:
-    """A copy of the part in the first half of rows that are twice as wide."""
+    """A copy of `part` that is not contiguous: each row is followed by a gap of its own size."""
     wide = torch.full((len(part), 2, *part.shape[1:]), torch.nan, device=there).to(part.dtype)
     wide[:, 0] = part.to(there)
     return wide[:, 0]

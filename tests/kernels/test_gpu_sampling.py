@@ -32,7 +32,9 @@ def make_logits(rows, vocab, seed=0, spread=3.0):
 
 
 def make_penalties(rows, previous=()):
-    """rows: dicts of counts (token -> times said), bias, pending, repetition, frequency, presence.
+    """Make the penalties of a step as kernels take them.
+
+    rows: dicts of counts (token -> times said), bias, pending, repetition, frequency, presence.
 
     After the valid entries there are others, which would change other logits.
     """
@@ -133,7 +135,10 @@ def test_penalties_of_rows_past_32_bits_are_their_own():
 
 
 def make_work(rows):
-    """rows: dicts of temperature, min_p, top_p, top_k, u."""
+    """Make the sampling parameters of a step as kernels take them.
+
+    rows: dicts of temperature, min_p, top_p, top_k, u.
+    """
 
     def column(name, default, dtype):
         return torch.tensor([row.get(name, default) for row in rows], dtype=dtype)

@@ -41,7 +41,7 @@ def make_file(num_slabs=3, form=FORM, digest=DIGEST, **fields):
 
 
 def assert_lost(data, tmp_path):
-    """The header is refused, and so is the file."""
+    """Assert that reading the header fails as "lost", and so does reading the file."""
     with pytest.raises(AdapterError) as refused:
         read_header(io.BytesIO(data))
     assert refused.value.failure.kind == "lost"

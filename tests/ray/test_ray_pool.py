@@ -311,7 +311,7 @@ def test_real_engines_on_the_cluster_give_each_adapter_what_peft_does(
         before = num_generated(stack)
         check_oracle(TinyWorld(stack, tenant, model, adapters))
         stack.wait(lambda: all(n > before[name] for name, n in num_generated(stack).items()))
-        # The first pool's gateway has said goodbye, so that pool dissolves.
+        # The first pool's gateway has deregistered, so that pool shuts down.
         pool.wait(lambda: not cluster.actors(pool), HEAL_S - (time.monotonic() - stopped_at))
     finally:
         stack.stop()

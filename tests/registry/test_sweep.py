@@ -130,7 +130,7 @@ def acting_before(database, turn, act):
 def test_an_object_that_a_row_comes_to_mean_after_it_was_listed_is_kept(
     uploads, catalog, database, storage, open_upload
 ):
-    """Order: the sweep lists and asks ── put, row ── the sweep asks again, under the lock."""
+    """Order: the sweep lists objects and reads rows ── put, row ── it reads rows again, locked."""
     failed = build_upload(uploads, database.begin, A, open_upload().upload_id)
     with database.begin() as conn:
         finish_proof(uploads, conn, failed, Proof(verdict="mismatch"), retry_s=0)
@@ -147,7 +147,7 @@ def test_an_object_that_a_row_comes_to_mean_after_it_was_listed_is_kept(
 def test_an_object_that_is_swept_before_a_row_means_it_is_missed_and_put_again(
     uploads, catalog, database, storage, open_upload
 ):
-    """Order: put ── the sweep lists, asks, locks, deletes ── the upload looks for it, locked."""
+    """Order: put ── the sweep lists, reads rows, deletes under the lock ── the upload checks."""
     upload, swept = open_upload(), []
 
     def sweep_all():

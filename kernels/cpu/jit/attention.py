@@ -62,7 +62,7 @@ class _Item(NamedTuple):
 def _scores(q, dim, kv, stride, here, following):
     """Scores of four rows on 32 keys, by halves.   q: [head_dim, 4].
 
-    here: starts of the keys of both halves, [head_dim, 16], lines `stride` apart.
+    here: offsets of the keys of both halves, [head_dim, 16], lines `stride` apart.
     following: the same for the next 32 keys, which are prefetched.
     """
     k0, k1, next0, next1 = here[0], here[1], following[0], following[1]
@@ -157,7 +157,7 @@ def _attend_group(heads, item, window, q, rows, row, kv, base, here, following):
 
 @njit(**INLINED)
 def _place(heads, blocks, item, position):
-    """Starts of the 16 keys and of the 16 values around a position."""
+    """Offsets of the group of 16 keys, and of its values, that a position belongs to."""
     position = min(position, _position_of(item, item.num_rows))
     block, offset = divmod(position, heads.block_size)
     block = blocks[item.first_block + block]
@@ -166,7 +166,7 @@ def _place(heads, blocks, item, position):
 
 @njit(**INLINED)
 def _places(heads, blocks, item, base):
-    """Starts for 32 keys from position `base` on: of both halves' keys, then of their values."""
+    """Offsets of the two groups of 16 keys from position `base` on, then of their values."""
     k0, v0 = _place(heads, blocks, item, base)
     k1, v1 = _place(heads, blocks, item, base + LANES)
     return k0, k1, v0, v1

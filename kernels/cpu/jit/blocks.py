@@ -27,7 +27,7 @@ HEADS = NamedUniTuple(int64, 5, Heads)
 
 @njit(**INLINED)
 def begins(heads, block, head, offset):
-    """Starts of a kv head's keys and values in a block, from the token at `offset` on."""
+    """Offsets in `kv` of a kv head's keys and values in a block, from its token `offset` on."""
     size, dim = heads.block_size, heads.head_dim
     keys = block * heads.slab + head * dim * size
     return keys + offset, keys + heads.num_kv_heads * dim * size + offset * dim

@@ -1,4 +1,4 @@
-"""The engines of the pool, for operators: those that there are, and those that are lost."""
+"""Routes for operators: list the engines of the pool, and void the holds of a lost engine."""
 
 import dataclasses
 from typing import Annotated, Literal

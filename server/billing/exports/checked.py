@@ -1,4 +1,4 @@
-"""Makes a receipt of values from a file, if they have a receipt's fields and types."""
+"""Turns values read from a file into a receipt, after a check of their names and types."""
 
 import re
 from collections.abc import Mapping

@@ -36,7 +36,7 @@ from server.database.upsert import upsert
 Interval = Literal["hour", "day"]
 INTERVAL_S: dict[Interval, int] = {"hour": 3600, "day": 86_400}
 TURN_S = 10.0
-"""Interval between looks for due schedules."""
+"""Interval between polls for due schedules."""
 ROWS_PER_OBJECT = 100_000
 PAGE_SIZE = 500
 MAX_DUE = 1000

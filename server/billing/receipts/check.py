@@ -78,7 +78,7 @@ class TenantSummary:
     tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTS, 0))
     amounts: dict[str, int] = field(default_factory=dict)
     last_sha256: tuple[str, str] = (GENESIS, GENESIS)
-    """sha256 of the last receipt, as it states it and as it is computed."""
+    """sha256 of the last receipt: the stated one, and the one that was computed."""
 
     @property
     def total_nanousd(self) -> int:

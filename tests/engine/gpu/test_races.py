@@ -40,7 +40,7 @@ class SlowCopies(FakeDevice):
 
 @pytest.fixture
 def world(tmp_path):
-    """A function that makes a churn on a new device; returns both."""
+    """A function that makes a `Churn`, a load of short-lived adapters, and its device."""
     torch.set_num_threads(1)
     started = []
 
@@ -92,7 +92,7 @@ def has_seen_all(core):
 
 
 def is_found_out(churn, *errors):
-    """Whether the churn shows a race, a wrong token or a failure.
+    """Run the load; return whether it shows a race, a wrong token or a failure.
 
     errors: other exceptions that count as detection, raised by corrupted state.
     """

@@ -34,7 +34,10 @@ def make_attention(
     kv_dtype: torch.dtype | None = None,
     head_dim: int | None = None,
 ) -> AttentionCase:
-    """rows: (positions, tokens of this step) each; a sequence depends on its length and `seed`."""
+    """Make random inputs of attention in the sizes of the setting.
+
+    rows: (positions, tokens of this step) each; a sequence depends on its length and `seed`.
+    """
     sizes = setting.kernels
     with assume_capability(capability(setting.there)):
         return make_case(

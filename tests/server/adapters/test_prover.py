@@ -174,7 +174,7 @@ def test_an_adapter_under_which_the_engine_dies_twice_is_not_tried_a_third_time(
 def test_an_engine_that_was_not_there_did_not_die_of_the_adapter(
     make_proving, make_prover, uploads
 ):
-    """The engine is there when the upload is claimed, gone when its object is read, then back."""
+    """The engine is up when the upload is claimed, down when its object is read, then up again."""
     upload, storage = make_proving(), uploads.storage
 
     class RestartingEngine(FakeEngine):

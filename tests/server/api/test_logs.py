@@ -97,7 +97,7 @@ def test_an_error_of_ours_says_where_and_not_what(logged: Logged) -> None:
 def test_no_line_metric_or_error_holds_what_was_sent(
     logged: Logged, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The mark is in every part of the requests: path, query, headers, body and key."""
+    """MARK stands in every part of the requests: path, query, headers, body and key."""
     caplog.set_level(logging.DEBUG, logger="server")
     product = logged.product
     good, stranger = product.user("acme"), User(product, "", "", f"sk-chorale-{MARK}")

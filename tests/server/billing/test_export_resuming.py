@@ -50,7 +50,7 @@ def test_a_file_cut_at_any_byte_goes_on_to_the_same_bytes(wholes, format, share)
 
 @pytest.mark.parametrize(("format", "most"), [("csv", 1), ("jsonl", 1), ("focus", 2)])
 def test_no_more_is_fetched_again_than_what_broke_off(wholes, format, most):
-    """FOCUS fetches the entry before it as well, whose rows may not have been complete."""
+    """FOCUS also fetches the last whole entry again, since more rows of it might have followed."""
     database, files = wholes
     whole = whole_part(io.BytesIO(files[format][:-1]), format)
     rest = b"".join(exported(database, format, after=whole.entry_id, through=2**40))

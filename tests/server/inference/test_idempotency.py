@@ -479,7 +479,10 @@ async def until_idle(product: InProcess) -> None:
 def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_repeat(
     user: User, body: dict[str, Any], leave_after: int
 ) -> None:
-    """leave_after: -1 is before there is an answer, 0 at its status, else after so many pieces."""
+    """The client leaves at each point of the answer.
+
+    leave_after: -1 is before there is an answer, 0 at its status, else after so many pieces.
+    """
 
     async def run() -> None:
         engines = user.product.engines

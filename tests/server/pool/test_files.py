@@ -1,4 +1,4 @@
-"""Files by which the placer and the gateway tell each other of engines."""
+"""Files that the placer and the gateway exchange: running engines, and how many should run."""
 
 import json
 import threading
