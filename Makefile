@@ -57,10 +57,10 @@ test-fast: $(VENV)/dev.stamp ## run the tests without servers, browsers and comp
 test-ray: $(VENV)/ray.stamp ## test engines on a Ray cluster of this machine, in 2 minutes [ARGS=...]
 	$(PYTEST) tests/ray $(ARGS)
 
-test-clients: $(VENV)/dev.stamp node ## test OpenAI's clients, LangChain, lm-eval and others, unchanged, in 10 minutes [ARGS=...]
+test-clients: $(VENV)/dev.stamp node ## test OpenAI's clients, LangChain, lm-eval and others, unchanged, in 3 minutes [ARGS=...]
 	$(PYTEST) tests/clients -rs $(ARGS)
 
-test-triton: $(VENV)/dev.stamp $(VENV)/triton-$(TRITON).stamp ## compile every kernel for sm_90 by the Triton of GPU machines, in a minute [ARGS=...]
+test-triton: $(VENV)/dev.stamp $(VENV)/triton-$(TRITON).stamp ## compile every kernel for sm_90 by the Triton of GPU machines, in 20 seconds [ARGS=...]
 	PYTHONPATH=$(VENV)/triton-$(TRITON) EXPECTED_TRITON=$(TRITON) $(PYTEST) tests/kernels/test_aot.py -k another_triton $(ARGS)
 
 soak: $(VENV)/dev.stamp ## run the slow sweeps
