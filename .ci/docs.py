@@ -44,7 +44,7 @@ class Block:
 def main(arguments: Sequence[str]) -> int:
     """`--check` throws the site away. Returns 1 if anything is wrong, after saying what."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    faults = [fault for path in pages() for block in blocks(path) for fault in faults_of(block)]
+    faults = [fault for path in pages() for fault in faults_of_page(path)]
     sys.stderr.writelines(f"{fault}\n" for fault in faults)
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) if "--check" in arguments else ROOT / "build" / "docs"
@@ -59,6 +59,14 @@ def pages() -> list[Path]:
     """Every document for people: those at the root, docs/, and those of bench/."""
     folders = (ROOT.glob("*.md"), ROOT.glob("docs/**/*.md"), ROOT.glob("bench/*.md"))
     return sorted(path for paths in folders for path in paths)
+
+
+def faults_of_page(path: Path) -> Iterator[str]:
+    """Faults of a page's blocks, and of the commands anywhere in it."""
+    for block in blocks(path):
+        yield from faults_of(block)
+    for fault in check_commands(path.read_text()):
+        yield f"{path.relative_to(ROOT)}: {fault}"
 
 
 def blocks(path: Path) -> Iterator[Block]:
@@ -122,9 +130,8 @@ _CHECKS: dict[str, Callable[[str], Iterator[str]]] = {
     "json": _check_json,
     "toml": _check_toml,
     "python": _check_python,
-    "sh": check_commands,
 }
-"""How a block of each language is checked. Others are pictures or output."""
+"""How a block of each language is checked. Others are commands, pictures or output."""
 
 
 if __name__ == "__main__":

@@ -4,19 +4,15 @@ That is the documents at the root, the pictures of bench/results, and the page o
 """
 
 import re
-import sys
 from pathlib import Path
 
+from endpoints import endpoints_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from reference import make_app
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / ".ci"))
-
-from endpoints import endpoints_page  # noqa: E402
-from reference import make_app  # noqa: E402
-
 PAGES = {
     "ARCHITECTURE.md": "developer/architecture.md",
     "CONTRIBUTING.md": "developer/contributing.md",

@@ -36,16 +36,16 @@ _DOCUMENTED = (
 """Syntax that a string on the next line documents."""
 
 
-def main(paths: Sequence[str]) -> int:
+def main(paths: Sequence[str], root: Path = ROOT) -> int:
     """Print every fragment and how many there are. Returns 1 if there is one."""
     total = fragments = 0
-    for path in _python_files(paths):
+    for path in _python_files(paths, root):
         for line, text in docstrings(path.read_text()):
             total += 1
             if is_fragment(text):
                 fragments += 1
                 first = text.strip().partition("\n")[0]
-                sys.stdout.write(f"{path.relative_to(ROOT)}:{line}: {first}\n")
+                sys.stdout.write(f"{path.relative_to(root)}:{line}: {first}\n")
     sys.stdout.write(f"{fragments} of {total} docstrings open with a fragment.\n")
     return 1 if fragments else 0
 
@@ -69,11 +69,11 @@ def is_fragment(text: str) -> bool:
     return bool(words) and words[0].strip("`*'\"(,.:;").lower() in FRAGMENT_OPENINGS
 
 
-def _python_files(paths: Sequence[str]) -> list[Path]:
+def _python_files(paths: Sequence[str], root: Path) -> list[Path]:
     """Files under version control, all of them where no path is given."""
     command = ["git", "ls-files", "-z", "--", *(paths or ["*.py"])]
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return [ROOT / name for name in names.split("\0") if name.endswith(".py")]
+    names = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
+    return [root / name for name in names.split("\0") if name.endswith(".py")]
 
 
 if __name__ == "__main__":

@@ -117,9 +117,6 @@ def test_a_block_is_found_with_its_line_and_whether_it_runs(tmp_path: Path) -> N
         ("toml", "x = ", "docs/page.md:3: this is not TOML"),
         ("toml", "wings = 2", "docs/page.md:3: there is no setting wings"),
         ("python", "def", "docs/page.md:3: this is not Python"),
-        ("sh", "chorale adapters fly x", "there is no command `chorale adapters fly x`"),
-        ("sh", "chorale serve --wings 2", "has a flag that does not exist: --wings"),
-        ("sh", "chorale keys \\\n  create --wings 2", "flag that does not exist: --wings"),
     ],
 )
 def test_a_block_that_is_wrong_is_named(language: str, text: str, told: str) -> None:
@@ -133,9 +130,27 @@ def test_a_block_that_is_wrong_is_named(language: str, text: str, told: str) -> 
         ("json", '{"a": 1}'),
         ("toml", "max_waiting = 3"),
         ("python", "print(1)"),
-        ("sh", "chorale serve --model m --port 80  # comment\nls --wings"),
         ("text", "{"),
     ],
 )
 def test_a_block_that_is_right_has_no_fault(language: str, text: str) -> None:
     assert faults(language, text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("chorale adapters fly x", "there is no command `chorale adapters fly x`"),
+        ("chorale serve --wings 2", "has a flag that does not exist: --wings"),
+        ("chorale keys \\\n  create --wings 2", "has a flag that does not exist: --wings"),
+        ("| table | run `chorale serve --wings` |", "has a flag that does not exist: --wings"),
+    ],
+)
+def test_a_command_that_does_not_exist_is_named_wherever_it_stands(text: str, told: str) -> None:
+    [fault] = docs.check_commands(text)
+    assert told in fault
+
+
+def test_commands_that_exist_and_prose_have_no_fault() -> None:
+    text = "chorale serve --model m --port 80  # comment\nls --wings\nHow chorale sings --wings"
+    assert list(docs.check_commands(text)) == []

@@ -1,5 +1,6 @@
 """Docstrings that open with a fragment are found wherever Python programs have docstrings."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -49,13 +50,14 @@ def test_a_noun_or_a_verb_opens_a_sentence(text: str) -> None:
     assert not words.is_fragment(text)
 
 
-def test_a_fragment_fails_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_fragment_in_a_file_under_version_control_fails_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "seat.py").write_text(PROGRAM)
-    monkeypatch.setattr(words, "ROOT", tmp_path)
-    monkeypatch.setattr(words, "_python_files", lambda paths: [tmp_path / "seat.py"])
-    assert words.main([]) == 1
+    (tmp_path / "draft.py").write_text('"""Of nothing."""\n')
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    subprocess.run(["git", "-C", str(tmp_path), "add", "seat.py"], check=True)
+    assert words.main([], tmp_path) == 1
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "seat.py:4: Of one tenant."
     assert printed[-1] == "3 of 5 docstrings open with a fragment."

@@ -9,7 +9,7 @@ from server.accounts import tenants
 from server.accounts.audit_log import MAX_LINES, Asked, AuditLine, list_lines
 from server.api.answer import Answer
 from server.api.deps import DatabaseDep, TenantAdminKey
-from server.api.routes.lists import Page, page_of
+from server.api.routes.lists import Page
 from server.database.database import Database
 
 router = APIRouter()
@@ -108,8 +108,7 @@ async def get_all(
 
 async def _page(database: Database, asked: Asked, limit: int) -> AuditLogPage:
     found = await database.read(lambda conn: list_lines(conn, asked, limit + 1))
-    page = page_of([_line(line) for line in found], lambda line: line.audit_id, limit)
-    return AuditLogPage(**dict(page))
+    return AuditLogPage.of([_line(line) for line in found], lambda line: line.audit_id, limit)
 
 
 def _line(line: AuditLine) -> AuditLogLine:

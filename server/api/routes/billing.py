@@ -13,7 +13,7 @@ from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, SignerDep, UsageKey
-from server.api.receipt_view import LedgerEntry
+from server.api.receipt_models import LedgerEntry
 from server.billing import credits
 from server.billing.credits import CreditKind
 from server.billing.rating import format_usd

@@ -14,7 +14,6 @@ from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE, ApiKey
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, IdentitiesDep, PepperDep, TenantAdminKey
 from server.api.key_view import KeyAnswer, KeyMade, KeyPage, KeyRevoked, key_view
-from server.api.routes.lists import page_of
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.text.json_object import JsonObject
@@ -229,8 +228,7 @@ async def _list(database: Database, tenant_id: str, after: str | None, limit: in
     found = await database.read(
         lambda conn: keys.list_keys(conn, tenant_id, after=after, limit=limit + 1)
     )
-    page = page_of([key_view(key) for key in found], lambda key: key.key_id, limit)
-    return KeyPage(**dict(page))
+    return KeyPage.of([key_view(key) for key in found], lambda key: key.key_id, limit)
 
 
 async def _get(database: Database, tenant_id: str, key_id: str) -> KeyAnswer:

@@ -1,7 +1,7 @@
-"""A page of a list, in OpenAI's shape."""
+"""Lists and their pages, in OpenAI's shape."""
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, Self, TypeVar
 
 from pydantic import Field
 
@@ -24,16 +24,16 @@ class Page(ListAnswer[Item], Generic[Item]):
     first_id: str | int | None = Field(examples=["first"])
     last_id: str | int | None = Field(examples=["last"])
 
+    @classmethod
+    def of(cls, items: Sequence[Item], key: Callable[[Item], str | int], limit: int) -> Self:
+        """Make a page. items: up to one more than `limit`; that one shows that there are more.
 
-def page_of(items: Sequence[Item], key: Callable[[Item], str | int], limit: int) -> Page[Item]:
-    """A page of items. items: up to one more than `limit`; that one shows that there are more.
-
-    key: gives the name or the number of an item.
-    """
-    data = list(items[:limit])
-    return Page(
-        data=data,
-        has_more=len(items) > limit,
-        first_id=key(data[0]) if data else None,
-        last_id=key(data[-1]) if data else None,
-    )
+        key: gives the name or the number of an item.
+        """
+        data = list(items[:limit])
+        return cls(
+            data=data,
+            has_more=len(items) > limit,
+            first_id=key(data[0]) if data else None,
+            last_id=key(data[-1]) if data else None,
+        )

@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 from server.api import errors
 from server.api.answer import Answer
 from server.api.deps import DatabaseDep, UsageKey
-from server.api.receipt_view import KeyId, ReceiptAnswer, SignedReceipt
+from server.api.receipt_models import KeyId, ReceiptAnswer, SignedReceipt
 from server.api.routes.lists import ListAnswer
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing_keys import list_keys

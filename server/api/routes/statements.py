@@ -13,7 +13,7 @@ from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, StatementsDep, UsageKey
-from server.api.receipt_view import Sha256, Signature
+from server.api.receipt_models import Sha256, Signature
 from server.api.routes.lists import ListAnswer
 from server.billing import statements
 from server.billing.rating import format_usd
