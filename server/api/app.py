@@ -75,6 +75,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
         title="Chorale",
         version=VERSION,
         lifespan=_lifespan,
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         # A redirect would lead wherever the Host header says.

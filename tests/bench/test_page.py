@@ -48,3 +48,37 @@ def test_the_check_fails_where_a_row_is_new(
     assert "make reference" in capsys.readouterr().err
     assert page.main([], path) == 0
     assert page.main(["--check"], path) == 0
+
+
+def test_the_readmes_figures_are_those_of_the_newest_rows() -> None:
+    rows = page.read_rows(page.FOLDER / "results")
+    float32 = {"precision": "float32", "adapters": 16}
+    burst = "output_tokens_per_cpu_s"
+    chorale = page.result(rows, "engine", {"system": "Chorale, C"} | float32)[burst]
+    peers = [
+        page.result(rows, "peers", {"system": system} | float32)[burst]
+        for system in ("OpenVINO GenAI", "transformers + PEFT", "llama.cpp server")
+    ]
+    count = page.result(rows, "adapters.count", {})
+    thousand, renamed = count["zipf"]["1000"], count["renamed"]
+    storm = page.result(rows, "adapters.storm", {})["prefetches"]
+    fair = page.result(rows, "scheduling.fairness", {})
+    gateway = page.result(rows, "gateway.overhead", {})
+    shown = page.significant
+    expected = [
+        (shown(chorale), f"{shown(peers[0])} OpenVINO, {shown(peers[1])} transformers + PEFT, "
+         f"{shown(peers[2])} llama.cpp"),
+        (f"{shown(thousand['output_tokens_per_s'])} tokens/s",
+         f"{shown(renamed['output_tokens_per_s'])} when"),
+        (f"{storm['storm']['itl_p99_ms']} ms", f"{storm['beside']['itl_p99_ms']} ms without"),
+        (f"{shown(fair['vtc']['service_large_to_small'], 2)} times",
+         f"{shown(fair['fcfs']['service_large_to_small'])} times"),
+        (f"{shown(gateway['ours']['added_ms']['p50'], 2)} ms",
+         f"{shown(gateway['litellm']['added_ms']['p50'])} ms LiteLLM"),
+    ]  # fmt: skip
+    readme = (page.PAGE.parents[2] / "README.md").read_text()
+    section = readme.partition("## How fast it is")[2].partition("\n## ")[0]
+    table = [line.strip("| ").split(" | ") for line in section.splitlines() if line[:2] == "| "]
+    for row, (ours, theirs) in zip(table[1:], expected, strict=True):
+        assert row[1].startswith(ours), row
+        assert row[2].startswith(theirs), row

@@ -11,7 +11,7 @@ from server.api.gateway import Gateway
 from server.api.routes import machines
 from server.launch.settings import Settings
 
-OPEN = {"/", "/health", "/ready", "/metrics", "/version"}
+OPEN = {"/", "/health", "/ready", "/metrics", "/version", "/openapi.json"}
 
 
 class _NoMetrics:

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,21 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             yield f"{method.upper()} {path}", operation
+
+
+def test_the_document_is_made_beside_the_loop_that_answers(
+    product: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_by: list[int] = []
+
+    def make() -> dict[str, Any]:
+        made_by.append(threading.get_ident())
+        return {"openapi": "3.1.0"}
+
+    monkeypatch.setattr(product.app, "openapi", make)
+    assert product.operator.call("GET", "/openapi.json").json() == {"openapi": "3.1.0"}
+    assert made_by
+    assert threading.get_ident() not in made_by
 
 
 def test_every_operation_says_its_key_its_answer_and_its_errors(document: dict[str, Any]) -> None:
