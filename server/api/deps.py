@@ -32,6 +32,7 @@ from server.billing.statements import Statements
 from server.database.database import Database
 from server.inference.cancels import Cancels
 from server.inference.drain import Drain
+from server.inference.encoders import Encoders
 from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase
 from server.limits.rules import Limiter
@@ -68,6 +69,7 @@ CatalogDep = Annotated[Catalog, Depends(_Part(lambda gateway: gateway.catalog))]
 UploadBuildsDep = Annotated[UploadBuilds, Depends(_Part(lambda gateway: gateway.upload_builds))]
 DatabaseDep = Annotated[Database, Depends(_Part(lambda gateway: gateway.database))]
 DrainDep = Annotated[Drain, Depends(_Part(lambda gateway: gateway.drain))]
+EncodersDep = Annotated[Encoders, Depends(_Part(lambda gateway: gateway.encoders))]
 EnginesDep = Annotated[Engines, Depends(_Part(lambda gateway: gateway.base.engines))]
 IdentitiesDep = Annotated[Identities, Depends(_Part(lambda gateway: gateway.identities))]
 LedgerProbeDep = Annotated[LedgerProbe, Depends(_Part(lambda gateway: gateway.ledger_probe))]

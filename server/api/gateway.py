@@ -32,6 +32,7 @@ from server.database.leases import Leases
 from server.inference.admission import Admission, Timeouts
 from server.inference.cancels import Cancels
 from server.inference.drain import Drain
+from server.inference.encoders import Encoders
 from server.inference.generation import Generation
 from server.inference.idempotency import IdempotencyKeys
 from server.inference.load_shedding import LoadShedder
@@ -89,6 +90,7 @@ class Gateway:
     leases: Leases
     chores: Chores
     spool: Spool = field(default_factory=Spool)
+    encoders: Encoders = field(default_factory=Encoders)
     first_tokens: FirstTokens = field(default_factory=FirstTokens)
     learned_tokens: LearnedTokens = field(default_factory=LearnedTokens)
 
@@ -98,6 +100,7 @@ class Gateway:
         settings = self.settings
         admission = Admission(
             base=self.base,
+            encoders=self.encoders,
             catalog=self.catalog,
             database=self.database,
             price_tags=self.price_tags,

@@ -2,12 +2,14 @@
 
     load -> resolve -> tokenize -> route -> limits -> prefetch -> budget and hold
 
-Any step up to the hold may fail, and then nothing stays charged. What follows is in
-`server.inference.generation`.
+Any step up to the hold may fail, and then nothing stays charged; but a long prompt is work, so its
+request and its seat are charged before it is tokenized, and stay charged if its tokens are refused.
+What follows is in `server.inference.generation`.
 """
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
@@ -25,7 +27,9 @@ from server.billing.prices import Price, price_for
 from server.billing.rating import amount_nanousd
 from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable
+from server.faults import Overloaded, Unavailable
 from server.inference import errors, prompts
+from server.inference.encoders import Encoders
 from server.inference.generation_request import GenerationRequest
 from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase
@@ -75,6 +79,7 @@ class Admission:
     """Decides whether a request for one base model is served, and takes payment for it."""
 
     base: ServedBase
+    encoders: Encoders
     catalog: Catalog
     database: Database
     price_tags: PriceTags
@@ -91,13 +96,20 @@ class Admission:
             raise errors.engine_unavailable()
         self.load.check(identity, request.priority, request.num_answers)
         resolved = await self._resolve(identity, request, request_id)
-        if prompts.is_long(request):
-            await self.limiter.check(resolved.limits)
-        message = await self._message(identity, request, resolved.adapter, request_id)
-        running = self._running(message, self._route(message))
+        begun = await self._charge_work(request, resolved.limits, request_id)
+        try:
+            message = await self._message(identity, request, resolved.adapter, request_id)
+            engine = self._route(message)
+        except (Overloaded, Unavailable):
+            self._release(begun, None)
+            raise
+        except BaseException:
+            self._release(begun, 0)
+            raise
+        running = self._running(message, engine)
         self.load.add(running)
         try:
-            message, grant = await self._pay(identity, request, message, resolved, running.engine)
+            message, grant = await self._pay(identity, request, message, resolved, engine, begun)
         except BaseException:
             self.load.remove(running)
             raise
@@ -125,6 +137,19 @@ class Admission:
 
         return await self.database.read(read)
 
+    async def _charge_work(
+        self, request: GenerationRequest, limits: Sequence[Limit], request_id: str
+    ) -> Grant | None:
+        """Charge a request and its seat, if its prompts are long, before they are tokenized.
+
+        Its tokens, which are not known yet, are charged in `_pay`. Raises RateLimited.
+        """
+        if not prompts.is_long(request):
+            return None
+        await self.limiter.check(limits, tokens=prompts.least_tokens(self.base, request))
+        countable = [limit for limit in limits if limit.metric != "tokens"]
+        return await self._acquire(request_id, countable, 0)
+
     async def _message(
         self,
         identity: Identity,
@@ -132,8 +157,9 @@ class Admission:
         adapter: AdapterRef | None,
         request_id: str,
     ) -> AddRequest:
-        """The message to the engine, with the prompts as token ids. Raises Invalid."""
-        first, *others = await prompts.tokenize(self.base, request)
+        """The message to the engine, with the prompts as token ids. Raises Invalid, Overloaded."""
+        tenant_id = identity.tenant_id
+        first, *others = await prompts.tokenize(self.base, self.encoders, tenant_id, request)
         longest = max(map(len, (first, *others)))
         max_tokens = prompts.max_tokens(request, longest, self.base.max_model_len)
         return AddRequest(
@@ -177,19 +203,17 @@ class Admission:
         message: AddRequest,
         resolved: _Resolved,
         engine: str,
+        begun: Grant | None,
     ) -> tuple[AddRequest, Grant]:
         """Charge every limit, then the budget and the hold in one transaction; or charge nothing.
 
         A hold is refused if its limits were charged in an epoch that is over: then both are charged
-        anew.
+        anew.   begun: what `_charge_work` has charged.
         """
+        tokens = message.num_prompt_tokens + self._expected_tokens(request, message)
         for _ in range(_MAX_EPOCHS):
-            grant = await self.limiter.acquire(
-                message.request_id,
-                resolved.limits,
-                tokens=message.num_prompt_tokens + self._expected_tokens(request, message),
-                lifetime_ms=int((message.deadline_s + SEAT_SLACK_S) * 1000),
-            )
+            grant = await self._charge(message.request_id, resolved.limits, tokens, begun)
+            begun = None
             try:
                 if message.adapter:
                     await self.base.engines.prefetch(identity.tenant_id, message.adapter, engine)
@@ -206,6 +230,30 @@ class Admission:
                     message = replace(message, token_lease=lease)
                 return message, grant
         raise errors.overloaded()
+
+    async def _charge(
+        self, request_id: str, limits: Sequence[Limit], tokens: int, begun: Grant | None
+    ) -> Grant:
+        """Charge the limits that have not been charged yet. Raises RateLimited; then none is."""
+        if begun is None:
+            return await self._acquire(request_id, limits, tokens)
+        others = [limit for limit in limits if limit.metric == "tokens"]
+        try:
+            return begun.joined(await self._acquire(request_id, others, tokens))
+        except BaseException:
+            self._release(begun, None)
+            raise
+
+    async def _acquire(self, request_id: str, limits: Sequence[Limit], tokens: int) -> Grant:
+        lifetime_ms = int((self.timeouts.request_s + SEAT_SLACK_S) * 1000)
+        return await self.limiter.acquire(
+            request_id, limits, tokens=tokens, lifetime_ms=lifetime_ms
+        )
+
+    def _release(self, begun: Grant | None, used_tokens: int | None) -> None:
+        """Give a long prompt's seat back.   used_tokens: None to give the request back as well."""
+        if begun is not None:
+            self.limiter.release(begun, used_tokens)
 
     def _expected_tokens(self, request: GenerationRequest, message: AddRequest) -> int:
         """Completion tokens to reserve: as asked for, or as learned from this tenant's answers."""

@@ -25,10 +25,10 @@ def unknown_token_id(vocabulary_size: int, *, param: str) -> Invalid:
     return Invalid(f"Token ids must be below {vocabulary_size}.", param=param)
 
 
-def context_length_exceeded(*, limit: int, asked: int, param: str) -> Invalid:
+def context_length_exceeded(*, limit: int, at_least: int, param: str) -> Invalid:
     message = (
         f"This model's maximum context length is {limit} tokens; "
-        f"the request needs {asked}. Shorten the prompt or lower max_tokens."
+        f"the request needs at least {at_least}. Shorten the prompt or lower max_tokens."
     )
     return Invalid(message, param=param, code="context_length_exceeded")
 

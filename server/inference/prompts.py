@@ -1,8 +1,7 @@
 """Prompts as token ids: rendered, encoded, checked; and the room they leave for the answer."""
 
-import asyncio
-
 from server.faults import Invalid
+from server.inference.encoders import Encoders
 from server.inference.errors import context_length_exceeded, unknown_token_id
 from server.inference.generation_request import Chat, GenerationRequest
 from server.inference.served_base import ServedBase
@@ -16,20 +15,30 @@ _MESSAGE_CHARACTERS = 64
 
 def is_long(request: GenerationRequest) -> bool:
     """Whether the request's prompts take noticeable time to tokenize."""
+    return sum(map(len, _texts(request))) + _template_size(request) > _INLINE_CHARACTERS
+
+
+def least_tokens(base: ServedBase, request: GenerationRequest) -> int:
+    """A number of tokens, 1 or more, that the prompts have at least. A template may shorten a
+    chat, so nothing is known of its tokens.
+    """
     if isinstance(request.prompts, Chat):
-        messages = request.prompts.messages
-        size = sum(len(message["content"]) + _MESSAGE_CHARACTERS for message in messages)
-    else:
-        size = sum(len(prompt) for prompt in request.prompts if isinstance(prompt, str))
-    return size > _INLINE_CHARACTERS
+        return 1
+    return max(1, sum(map(base.tokenizer.least_tokens, _texts(request))))
 
 
-async def tokenize(base: ServedBase, request: GenerationRequest) -> list[list[int]]:
-    """Exact tokens of every prompt; long prompts are encoded on a thread. Raises Invalid."""
+async def tokenize(
+    base: ServedBase, encoders: Encoders, tenant_id: str, request: GenerationRequest
+) -> list[list[int]]:
+    """Exact tokens of every prompt; long prompts are encoded on a thread.
+
+    Raises Invalid, and Overloaded if no thread is free in time.
+    """
     if is_long(request):
-        prompts = await asyncio.to_thread(_encode, base.tokenizer, request)
+        size_bytes = sum(len(text.encode()) for text in _texts(request)) + _template_size(request)
+        prompts = await encoders.run(tenant_id, size_bytes, lambda: _encode(base, request))
     else:
-        prompts = _encode(base.tokenizer, request)
+        prompts = _encode(base, request)
     for ids in prompts:
         _check_ids(ids, base.vocabulary_size, request.prompt_param)
     for param, token_id in request.named_token_ids.items():
@@ -48,7 +57,7 @@ def max_tokens(request: GenerationRequest, num_prompt_tokens: int, max_model_len
     needed = num_prompt_tokens + (wanted or 1)
     if needed > max_model_len:
         param = request.prompt_param
-        raise context_length_exceeded(limit=max_model_len, asked=needed, param=param)
+        raise context_length_exceeded(limit=max_model_len, at_least=needed, param=param)
     most = max_model_len - num_prompt_tokens if wanted is None else wanted
     if request.sampling.min_tokens > most:
         raise Invalid(
@@ -63,10 +72,38 @@ def encode_chat(tokenizer: Tokenizer, chat: Chat) -> list[int]:
     return tokenizer.encode(_rendered(tokenizer, chat), add_special_tokens=False)
 
 
-def _encode(tokenizer: Tokenizer, request: GenerationRequest) -> list[list[int]]:
+def _encode(base: ServedBase, request: GenerationRequest) -> list[list[int]]:
     if isinstance(request.prompts, Chat):
-        return [encode_chat(tokenizer, request.prompts)]
-    return [tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts]
+        text = _rendered(base.tokenizer, request.prompts)
+        _check_length(base, request, text)
+        return [base.tokenizer.encode(text, add_special_tokens=False)]
+    for prompt in _texts(request):
+        _check_length(base, request, prompt)
+    return [base.tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts]
+
+
+def _check_length(base: ServedBase, request: GenerationRequest, text: str) -> None:
+    """Refuse a text whose bytes alone say that it is too long for the model. Raises Invalid."""
+    if request.truncate_prompt_tokens is not None:
+        return
+    least = base.tokenizer.least_tokens(text)
+    if least > base.max_model_len:
+        param = request.prompt_param
+        raise context_length_exceeded(limit=base.max_model_len, at_least=least, param=param)
+
+
+def _texts(request: GenerationRequest) -> list[str]:
+    """Each text that the caller sent as a prompt, or as part of one."""
+    if isinstance(request.prompts, Chat):
+        return [message["content"] for message in request.prompts.messages]
+    return [prompt for prompt in request.prompts if isinstance(prompt, str)]
+
+
+def _template_size(request: GenerationRequest) -> int:
+    """Characters that a template adds to the texts, about."""
+    if isinstance(request.prompts, Chat):
+        return _MESSAGE_CHARACTERS * len(request.prompts.messages)
+    return 0
 
 
 def _rendered(tokenizer: Tokenizer, chat: Chat) -> str:

@@ -49,7 +49,7 @@ class LocalShare:
                 call.request_id, shares, call.units, call.lifetime_ms, now_ms
             )
         elif call.command == "check":
-            waits = self._states.check(shares, now_ms)
+            waits = self._states.check(shares, call.units, now_ms)
         found = self._states.standings(shares, now_ms, with_holders=call.command == "standings")
         standings = tuple(
             replace(standing, limit=limit)

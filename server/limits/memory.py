@@ -77,9 +77,10 @@ class MemoryLimiter:
             standings=standings,
         )
 
-    async def check(self, limits: Sequence[Limit]) -> None:
+    async def check(self, limits: Sequence[Limit], *, tokens: int = 1) -> None:
         now_ms = self._clock()
-        waits = self._states.check(limits, now_ms)
+        units = [asked_units(limit.metric, tokens) for limit in limits]
+        waits = self._states.check(limits, units, now_ms)
         standings = self._states.standings(limits, now_ms)
         raise_if_limited(limits, waits, standings, is_degraded=self.is_degraded)
 

@@ -114,9 +114,10 @@ def acquire_call(
     )
 
 
-def check_call(limits: Sequence[Limit]) -> Call:
-    """A call that asks whether one request of one token would pass."""
-    return Call(command="check", limits=tuple(limits), units=(1,) * len(limits))
+def check_call(limits: Sequence[Limit], tokens: int) -> Call:
+    """A call that asks whether one request of so many tokens would pass."""
+    units = tuple(asked_units(limit.metric, tokens) for limit in limits)
+    return Call(command="check", limits=tuple(limits), units=units)
 
 
 def release_call(grant: Grant, used_tokens: int | None, carry_ms: int = 0) -> Call:

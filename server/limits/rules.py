@@ -4,15 +4,15 @@ Times are integer milliseconds on the limiter's own clock, which never runs back
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 Metric = Literal["requests", "tokens", "concurrency"]
 Scope = Literal["tenant", "key", "adapter"]
 
-SEAT_SLACK_S = 5.0
-"""Seconds by which a seat outlives its request's deadline, as clocks differ and must not free it
-too early.
+SEAT_SLACK_S = 20.0
+"""Seconds by which a seat outlives its request's deadline in the engine: the prompt is tokenized
+before, and clocks differ and must not free the seat too early.
 """
 
 
@@ -64,6 +64,19 @@ class Grant:
     tokens: int
     epoch: int | None
     standings: tuple[Standing, ...]
+
+    def joined(self, later: "Grant") -> "Grant":
+        """One grant for both, of one request under different limits.
+
+        If their epochs differ, the grant has the older one, in which no hold can be written now.
+        """
+        epochs = [grant.epoch for grant in (self, later) if grant.epoch is not None]
+        return replace(
+            later,
+            limits=self.limits + later.limits,
+            epoch=min(epochs, default=None),
+            standings=self.standings + later.standings,
+        )
 
 
 class RateLimited(Exception):
@@ -121,8 +134,8 @@ class Limiter(Protocol):
         lifetime_ms: time after which the request cannot be under way any more. Raises RateLimited.
         """
 
-    async def check(self, limits: Sequence[Limit]) -> None:
-        """Check that one request and its seat would pass now, without a charge.
+    async def check(self, limits: Sequence[Limit], *, tokens: int = 1) -> None:
+        """Check that one request of so many tokens would pass now, without a charge.
 
         Raises RateLimited.
         """

@@ -141,8 +141,8 @@ class SharedLimiter:
             standings=standings,
         )
 
-    async def check(self, limits: Sequence[Limit]) -> None:
-        await self._pass(check_call(limits))
+    async def check(self, limits: Sequence[Limit], *, tokens: int = 1) -> None:
+        await self._pass(check_call(limits, tokens))
 
     async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
         return list((await self._pass(standings_call(limits)))[1])

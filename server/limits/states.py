@@ -54,9 +54,12 @@ class States:
                 state.charge(request_id, asked, lifetime_ms)
         return waits
 
-    def check(self, limits: Sequence[Limit], now_ms: int) -> list[int]:
-        """Milliseconds that one request of one token would have to wait for each limit."""
-        return [self._view(limit).wait_ms(limit.amount, 1, now_ms) for limit in limits]
+    def check(self, limits: Sequence[Limit], units: Sequence[int], now_ms: int) -> list[int]:
+        """Milliseconds to wait for each limit's units, of which none are charged."""
+        return [
+            self._view(limit).wait_ms(limit.amount, asked, now_ms)
+            for limit, asked in zip(limits, units, strict=True)
+        ]
 
     def release(self, grant: Grant, used_tokens: int | None, now_ms: int) -> None:
         for limit in grant.limits:

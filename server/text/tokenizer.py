@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from server.text.chat_template import ChatTemplate, content, read_json
 from server.text.chat_template import TemplateError as TemplateError
 from server.text.json_object import JsonObject
+from server.text.text_length import most_bytes_per_token
 from server.text.tiktoken_encoding import NotExact, TiktokenEncoding
 from server.text.vocabulary import UnsupportedTokenizer as UnsupportedTokenizer
 from server.text.vocabulary import read_vocabulary
@@ -29,6 +30,7 @@ class Tokenizer:
     """The tokenizer of a model folder. Raises UnsupportedTokenizer.
 
     eos_token_ids: every id that ends an answer.   vocabulary: token id -> its bytes in an answer.
+    most_bytes_per_token: UTF-8 bytes of text that a token has at most; None if that is not known.
     """
 
     def __init__(self, model_dir: Path) -> None:
@@ -44,6 +46,7 @@ class Tokenizer:
             # Reading closes gaps between ids, so the file's ids may differ.
             token["id"] = self._hf.token_to_id(token["content"])
         self.vocabulary = read_vocabulary(definition)
+        self.most_bytes_per_token = most_bytes_per_token(definition)
         config = read_json(model_dir / "tokenizer_config.json")
         try:
             self._chat_template = ChatTemplate.load(model_dir, config)
@@ -65,6 +68,13 @@ class Tokenizer:
             # A batch of one: `encode` would keep Python's lock, and compute offsets for nothing.
             ids = self._hf.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens that the text has at least, found without tokenizing it."""
+        if self.most_bytes_per_token is None:
+            return 0
+        # UTF-8 has at least a byte for every character; most texts are known to fit by that alone.
+        return -(-len(text.encode()) // self.most_bytes_per_token)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, with special tokens written out."""

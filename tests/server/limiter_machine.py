@@ -179,8 +179,9 @@ class LimiterMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_says_what_the_model_says(self):
-        expected = [self.wait(limit, 1) for limit in self.limits]
-        assert self.subject.check(self.limits, self.now) == expected
+        units = [asked_units(limit.metric, 7) for limit in self.limits]
+        expected = [self.wait(*asked) for asked in zip(self.limits, units, strict=True)]
+        assert self.subject.check(self.limits, units, self.now) == expected
         found = self.subject.standings(self.limits, self.now, with_holders=True)
         for limit, standing in zip(self.limits, found, strict=True):
             self.compare(limit, standing)

@@ -3,7 +3,7 @@
 A call counts as a request, and takes no tokens.
 """
 
-import asyncio
+import functools
 from typing import Any
 
 from fastapi import APIRouter
@@ -15,7 +15,14 @@ from server.accounts.auth import Identity
 from server.adapters.names import resolve_model
 from server.api.answer import Answer
 from server.api.bodies import BodyDep
-from server.api.deps import BaseDep, CatalogDep, DatabaseDep, InferenceKey, LimiterDep
+from server.api.deps import (
+    BaseDep,
+    CatalogDep,
+    DatabaseDep,
+    EncodersDep,
+    InferenceKey,
+    LimiterDep,
+)
 from server.api.openai import ChatToTokenize, TextToTokenize, TokensToDecode
 from server.api.request_objects import parse_body, parse_object, read_object
 from server.database.database import Database
@@ -68,6 +75,7 @@ async def tokenize(
     catalog: CatalogDep,
     limiter: LimiterDep,
     base: BaseDep,
+    encoders: EncodersDep,
     identity: InferenceKey,
     body: BodyDep,
 ) -> Tokens:
@@ -80,7 +88,7 @@ async def tokenize(
         asked = parse_object(values, ChatToTokenize)
     await _begin(database, catalog, limiter, identity, asked.model)
     # Always on a thread, as for a long prompt: no answer waits for these tokens.
-    token_ids = await asyncio.to_thread(_encode, base, asked)
+    token_ids = await encoders.run(identity.tenant_id, len(body), lambda: _encode(base, asked))
     text_of = base.tokenizer.token_text
     return Tokens(
         count=len(token_ids),
@@ -96,6 +104,7 @@ async def detokenize(
     catalog: CatalogDep,
     limiter: LimiterDep,
     base: BaseDep,
+    encoders: EncodersDep,
     identity: InferenceKey,
     body: BodyDep,
 ) -> TokenText:
@@ -105,7 +114,8 @@ async def detokenize(
     for place, token_id in enumerate(asked.tokens):
         if token_id >= base.vocabulary_size:
             raise unknown_token_id(base.vocabulary_size, param=f"tokens[{place}]")
-    return TokenText(prompt=await asyncio.to_thread(base.tokenizer.decode, asked.tokens))
+    decode = functools.partial(base.tokenizer.decode, asked.tokens)
+    return TokenText(prompt=await encoders.run(identity.tenant_id, len(body), decode))
 
 
 @router.get("/tokenizer_info")

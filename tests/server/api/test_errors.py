@@ -38,7 +38,7 @@ def make(cls):
         (errors.insufficient_permissions("usage"), 403, "permission_error",
          "insufficient_permissions"),
         (errors.request_too_large(1), 413, "invalid_request_error", "request_too_large"),
-        (told(of_inference.context_length_exceeded(limit=1, asked=2, param="prompt")), 400,
+        (told(of_inference.context_length_exceeded(limit=1, at_least=2, param="prompt")), 400,
          "invalid_request_error",
          "context_length_exceeded"),
         (errors.rate_limited("slow", retry_after_s=1.2), 429, "rate_limit_error",

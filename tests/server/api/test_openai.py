@@ -12,6 +12,7 @@ from engine.messages import SamplingParams
 from server.api.errors import ApiError
 from server.api.openai import ChatRequest, CompletionRequest, parse_request
 from server.faults import Invalid
+from server.inference.encoders import Encoders
 from server.inference.prompts import tokenize
 
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
@@ -22,6 +23,10 @@ TEXT = {"model": "m", "prompt": "hi"}
 
 def parse(body, kind=ChatRequest):
     return parse_request(json.dumps(body).encode(), kind)
+
+
+def tokens_of(base, asked):
+    return asyncio.run(tokenize(base, Encoders(), "t", asked.for_model()))
 
 
 def refused(body, kind=ChatRequest):
@@ -251,9 +256,9 @@ def test_a_token_id_that_nobody_has_is_refused_by_its_place(change, place):
     asked = parse(
         TEXT | prompt | {"logit_bias": {"99": 1}, "stop_token_ids": [99]}, CompletionRequest
     )
-    assert asyncio.run(tokenize(base, asked.for_model())) == [[7]]
+    assert tokens_of(base, asked) == [[7]]
     with pytest.raises(Invalid) as error:
-        asyncio.run(tokenize(base, parse(TEXT | prompt | change, CompletionRequest).for_model()))
+        tokens_of(base, parse(TEXT | prompt | change, CompletionRequest))
     assert error.value.param == place
 
 

@@ -42,8 +42,9 @@ class ScriptStates:
         call = acquire_call(request_id, limits, 0, lifetime_ms)
         return list(self.run(replace(call, units=tuple(units)), now_ms).waits)
 
-    def check(self, limits, now_ms):
-        return list(self.run(check_call(limits), now_ms).waits)
+    def check(self, limits, units, now_ms):
+        call = replace(check_call(limits, tokens=1), units=tuple(units))
+        return list(self.run(call, now_ms).waits)
 
     def release(self, grant, used_tokens, now_ms):
         self.run(release_call(grant, used_tokens), now_ms)
