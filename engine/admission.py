@@ -11,6 +11,7 @@ from engine.messages import StopCause
 from engine.outputs import Ending
 from engine.queues import Queues
 from engine.request import Prompt, Request, RequestGroup, find_adapter_start
+from engine.shares import ranks_giving_way
 from lora.errors import FailureKind
 
 _CAUSES: dict[FailureKind, StopCause] = {
@@ -48,7 +49,7 @@ class Admission:
             # Requests that hold blocks take no room from others, and have what others wait for.
             self._start_until_full(request for request in order if request.block_ids)
         for passed in self._short_of_room:
-            passed.num_skips += sum(_is_behind(request, passed) for request in self._started)
+            passed.num_skips += sum(self._is_behind(request, passed) for request in self._started)
         return self._hopeless
 
     def _start_until_full(self, order: Iterable[Request]) -> bool:
@@ -139,7 +140,8 @@ class Admission:
         if num_slabs + most_blocks > arena.num_slabs:
             error = "the adapter does not fit into the arena"
             self._hopeless.append((request.group, Ending("error", "adapter_too_large", error)))
-        elif arena.make_room(num_slabs + kv.num_missing(request, first_chunk)):
+        elif self.queues.make_way(request, num_slabs + kv.num_missing(request, first_chunk)):
+            self._ranks = None  # running requests may have been preempted
             size_bytes = self.adapters.place(request.adapter.object_key)
             request.load_service = size_bytes / kv.layout.kv_bytes_per_token
             reserved = self.queues.reserve(request, first_chunk, is_whole=False)
@@ -150,24 +152,39 @@ class Admission:
     def _is_held_up(self, request: Request) -> bool:
         """Whether this request is behind one that has been passed as often as allowed."""
         return any(
-            passed.num_skips >= self.config.max_skips and _is_behind(request, passed)
+            passed.num_skips >= self.config.max_skips and self._is_behind(request, passed)
             for passed in self._short_of_room
         )
 
+    def _is_behind(self, request: Request, passed: Request) -> bool:
+        """Whether the request came later than `passed`, is of no higher priority class, and its
+        tenant is not the less served one.
+        """
+        if request.arrival <= passed.arrival or request.priority < passed.priority:
+            return False
+        served = self.queues.policy.served
+        return served(request) >= served(passed)
+
     def _fits_rank_budget(self, request: Request) -> bool:
-        """Whether the running adapters and its own together stay within the step's sum of ranks."""
-        if request.adapter is None:
+        """Whether the running adapters and its own together stay within the step's sum of ranks.
+
+        Requests of tenants above their share of the ranks give way.
+        """
+        adapter = request.adapter
+        if adapter is None:
             return True
         if self._ranks is None:
             adapters = (r.adapter for r in self.queues.running)
             self._ranks = {a.object_key: a.rank for a in adapters if a}
-        if not self._ranks or request.adapter.object_key in self._ranks:
+        if not self._ranks or adapter.object_key in self._ranks:
             return True
-        return (
-            sum(self._ranks.values()) + request.adapter.rank <= self.config.max_sum_ranks_per_step
+        num_short = sum(self._ranks.values()) + adapter.rank - self.config.max_sum_ranks_per_step
+        if num_short <= 0:
+            return True
+        if not self.queues.policy.has_shares:
+            return False
+        victims = ranks_giving_way(
+            request, self.queues.running, self.queues.policy.served, num_short=num_short
         )
-
-
-def _is_behind(request: Request, passed: Request) -> bool:
-    """Whether the request came later than `passed`, and is of no higher priority class."""
-    return request.arrival > passed.arrival and request.priority >= passed.priority
+        self.queues.preempt(victims)
+        return bool(victims)

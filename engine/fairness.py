@@ -28,6 +28,11 @@ _SJF_MEMORY = 0.9
 
 
 class Policy(Protocol):
+    @property
+    def has_shares(self) -> bool:
+        """Whether tenants have equal shares of seats and KV, weights apart."""
+        ...
+
     def order(self, ready: Sequence[Request]) -> Iterator[Request]:
         """Yield `ready` (oldest first) in the order to admit them; charges made meanwhile count."""
         ...
@@ -64,6 +69,8 @@ def make_policy(name: SchedulingPolicy, clock: Callable[[], float]) -> Policy:
 
 class FirstCome:
     """First come, first served, within each priority class."""
+
+    has_shares = False
 
     def order(self, ready: Sequence[Request]) -> Iterator[Request]:
         return iter(sorted(ready, key=lambda r: r.priority))
@@ -140,6 +147,8 @@ class VirtualTokenCounters:
     no tenant waits longer than that for a turn because of service elsewhere, and service by an
     engine that is gone is not held against it for ever.
     """
+
+    has_shares = True
 
     def __init__(self, clock: Callable[[], float], patience_s: float = _PATIENCE_S) -> None:
         self.counters: OrderedDict[str, float] = OrderedDict()

@@ -2,12 +2,14 @@
 
 from bisect import insort
 from collections import Counter
+from collections.abc import Iterable
 
 from engine.config import SchedulerConfig
 from engine.fairness import DECODE_COST, PREFILL_COST, Policy
 from engine.kv_cache import KVCache
 from engine.messages import Priority
 from engine.request import Request
+from engine.shares import giving_way
 from lora.manager import AdapterManager
 
 
@@ -43,15 +45,18 @@ class Queues:
                 self._schedule(request, num_tokens)
 
     def start(self, request: Request) -> bool:
-        """Start a waiting request, at the cost of a lower class if need be; False without room."""
-        if self.budget <= 0:
-            return False
-        seats = min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
-        while len(self.running) >= seats or not self.reserve(request, self.budget, is_whole=True):
-            victim = max(self.running, key=self._expendability, default=request)
-            if victim.priority <= request.priority or self.arena.num_coming:
+        """Start a waiting request; False without room.
+
+        It may take the room of lower classes, and in its own that of tenants above their share.
+        """
+        while not (has_seat := self._has_seat) or not self.reserve(
+            request, self.budget, is_whole=True
+        ):
+            num_blocks = self.kv.num_missing(request, request.num_tokens_to_do)
+            victims = self._giving_way(request, num_blocks, has_seat=has_seat)
+            if not victims:
                 return False
-            self._preempt(victim)
+            self.preempt(victims)
         self.waiting.remove(request)
         self.running[request] = None
         self._schedule(request, min(request.num_tokens_to_do, self.budget))
@@ -76,6 +81,10 @@ class Queues:
         if not held_before:
             self._release_adapter(request)
         return False
+
+    def preempt(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._preempt(request)
 
     def remove(self, request: Request) -> None:
         """Remove a request that has ended, and give back everything it held."""
@@ -137,6 +146,42 @@ class Queues:
         self.policy.charge(request, service)
 
     # ---- room ----
+
+    @property
+    def _has_seat(self) -> bool:
+        seats = min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        return len(self.running) < seats and self.budget > 0
+
+    def make_way(self, request: Request, num_blocks: int) -> bool:
+        """Free blocks for a waiting request, if need be by preemption; False without room."""
+        while not self.arena.make_room(num_blocks):
+            victims = self._giving_way(request, num_blocks, has_seat=True)
+            if not victims:
+                return False
+            self.preempt(victims)
+        return True
+
+    def _giving_way(self, request: Request, num_blocks: int, *, has_seat: bool) -> list[Request]:
+        """The requests to preempt so that a waiting one can have this many blocks, and a seat.
+
+        If the step has no tokens left, only requests that have some of them help.
+        """
+        running = self.plan if self.budget <= 0 else self.running
+        last = max(running, key=self._expendability, default=request)
+        if last.priority > request.priority:
+            # Blocks that are coming may be enough, so no more is preempted before they have come.
+            return [] if has_seat and self.arena.num_coming else [last]
+        num_short = num_blocks - self.arena.num_available
+        if not self.policy.has_shares or (has_seat and num_short <= 0):
+            return []  # or the blocks are free once the running steps have finished
+        return giving_way(
+            request,
+            running,
+            self.policy.served,
+            needs_seat=not has_seat,
+            num_blocks=num_blocks,
+            num_short=num_short,
+        )
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Allocate blocks for a running request; may preempt others, and at last the request."""

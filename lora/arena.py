@@ -41,14 +41,19 @@ class Arena:
         """Retired slabs; they become free without an eviction, as steps finish."""
         return self._num_retired
 
+    @property
+    def num_available(self) -> int:
+        """Slabs that are free, or become free as steps finish and idle items are evicted."""
+        return len(self._free) + self._num_retired + self.idle.num_slabs
+
     def make_room(self, num_slabs: int) -> bool:
         """Evict idle items as needed; returns whether `num_slabs` are free now.
 
         Nothing is evicted if all idle slabs would be too few, or if retired slabs will be enough.
         """
-        missing = num_slabs - len(self._free) - self._num_retired
-        if missing > self.idle.num_slabs:
+        if num_slabs > self.num_available:
             return False
+        missing = num_slabs - len(self._free) - self._num_retired
         if missing > 0:
             self.idle.evict(missing)
         return len(self._free) >= num_slabs

@@ -191,6 +191,7 @@ def _load(settings: Settings, running: Running, engines: Engines) -> LoadShedder
         max_queued=lambda: settings.max_waiting * max(1, len(engines.welcomes)),
         max_wait_s=settings.first_token_timeout_s,
         default_share=settings.max_queue_share,
+        takes_turns=settings.scheduling_policy == "vtc",
     )
 
 

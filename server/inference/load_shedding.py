@@ -1,8 +1,9 @@
 """Load shedding: requests that cannot be served in time are refused at once, before a queue grows.
 
-A new request's wait is the number of answers that wait before it, divided by the rate at which
-first tokens have come lately while any answer waited. Requests that wait for their adapter delay
-nobody and are not counted.
+A new request's wait is the number of answers that will begin before it, divided by the rate at
+which first tokens have come lately while any answer waited. Where tenants take turns, those are at
+most as many of each other tenant as of its own, so the tenant with the long queue is refused first.
+Requests that wait for their adapter delay nobody and are not counted.
 """
 
 import math
@@ -28,7 +29,9 @@ class LoadShedder:
 
     max_queued: the most answers of all tenants that may wait, for the engines that there are now.
     max_wait_s: the first-token timeout; a request that would wait longer is refused instead.
-    default_share: share of max_queued for a tenant that has no share of its own.
+    default_share: share of the queue for a tenant that has no share of its own: of the room that
+    other tenants leave, so that there is always some for a newcomer.
+    takes_turns: whether engines serve the tenants in turn, and not first come, first served.
     """
 
     def __init__(
@@ -38,12 +41,14 @@ class LoadShedder:
         max_queued: Callable[[], int],
         max_wait_s: float,
         default_share: float,
+        takes_turns: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._running = running
         self._max_queued = max_queued
         self._max_wait_s = max_wait_s
         self._default_share = default_share
+        self._takes_turns = takes_turns
         self._clock = clock
         self._busy_s = 0.0
         self._first_tokens = 0.0
@@ -65,7 +70,7 @@ class LoadShedder:
                 waiting, num_answers, limit, retry_after_s=self.wait_s(waiting) or 1.0
             )
         patience_s = self._max_wait_s * (_PATIENCE_OF_BATCH if priority is Priority.BATCH else 1.0)
-        if (wait_s := self.wait_s(self._running.num_queued + 1)) > patience_s:
+        if (wait_s := self.wait_s(self._num_before(identity.tenant_id) + 1)) > patience_s:
             raise errors.overloaded(retry_after_s=max(1.0, wait_s - patience_s))
 
     def explain(self, identity: Identity) -> JsonObject:
@@ -76,7 +81,7 @@ class LoadShedder:
             "limit": limit,
             "used": waiting,
             "remaining": max(0, limit - waiting),
-            "expected_wait_s": round(self.wait_s(self._running.num_queued + 1), 3),
+            "expected_wait_s": round(self.wait_s(self._num_before(identity.tenant_id) + 1), 3),
         }
 
     def wait_s(self, num_queued: int) -> float:
@@ -107,7 +112,19 @@ class LoadShedder:
 
     def _share_of(self, identity: Identity) -> int:
         share = identity.max_queue_share or self._default_share
-        return max(1, math.floor(share * self._max_queued()))
+        own = self._running.num_waiting(identity.tenant_id)
+        others = self._running.num_waiting_of_all - own
+        return max(1, math.floor(share * (self._max_queued() - others)))
+
+    def _num_before(self, tenant_id: str) -> int:
+        """Answers that will begin before a new one of this tenant."""
+        queued = self._running.queued
+        if not self._takes_turns:
+            return sum(queued.values())
+        own = queued.get(tenant_id, 0)
+        return (
+            sum(min(number, own + 1) for name, number in queued.items() if name != tenant_id) + own
+        )
 
     def _pass_time(self) -> None:
         """Age what is known of the rate, but only while answers wait: an idle hour says nothing."""

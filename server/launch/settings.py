@@ -159,8 +159,8 @@ class Settings(BaseModel):
     # How much a prompt token that the prefix cache had counts against tokens_per_minute: 1, as much
     # as any other; 0, nothing.
     cached_token_weight: float = Field(1.0, ge=0, le=1)
-    # Share of the engines' queues (max_waiting each) that a tenant without a share of its own may
-    # hold.
+    # Share of the engines' queues (max_waiting each), of the room that other tenants leave in them,
+    # that a tenant without a share of its own may hold.
     max_queue_share: float = Field(0.5, gt=0, le=1)
 
     # Seconds that the engine has for a request; then the request ends with the tokens it has.

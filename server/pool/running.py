@@ -1,7 +1,7 @@
 """The requests under way in this gateway: their tenants, and which of them wait to begin."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 
@@ -35,7 +35,7 @@ class Running:
     def __init__(self) -> None:
         self._requests: dict[str, RunningRequest] = {}
         self._waiting: Counter[str] = Counter()
-        self._num_queued = 0
+        self._queued: Counter[str] = Counter()
         self._answers: Counter[str] = Counter()
 
     def __len__(self) -> int:
@@ -47,7 +47,17 @@ class Running:
     @property
     def num_queued(self) -> int:
         """Answers of all tenants that wait for their turn, not for an adapter."""
-        return self._num_queued
+        return self._queued.total()
+
+    @property
+    def queued(self) -> Mapping[str, int]:
+        """Answers that wait for their turn, by tenant."""
+        return self._queued
+
+    @property
+    def num_waiting_of_all(self) -> int:
+        """Answers of all tenants without a first token, whatever they wait for."""
+        return self._waiting.total()
 
     def num_at(self, engine: str) -> int:
         """Answers that this engine has to give."""
@@ -95,8 +105,7 @@ class Running:
             del self._answers[request.engine]
 
     def _count_waiting(self, request: RunningRequest, step: int) -> None:
-        self._waiting[request.tenant_id] += step
-        if not self._waiting[request.tenant_id]:
-            del self._waiting[request.tenant_id]
-        if not request.is_cold:
-            self._num_queued += step
+        for counts in (self._waiting,) if request.is_cold else (self._waiting, self._queued):
+            counts[request.tenant_id] += step
+            if not counts[request.tenant_id]:
+                del counts[request.tenant_id]

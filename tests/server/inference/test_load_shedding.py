@@ -32,7 +32,13 @@ class World:
     def __init__(self, **options: float) -> None:
         self.clock = Clock()
         self.running = Running()
-        given = {"max_queued": 10, "max_wait_s": 5.0, "default_share": 1.0} | options
+        given: dict[str, float] = {
+            "max_queued": 10,
+            "max_wait_s": 5.0,
+            "default_share": 1.0,
+            "takes_turns": True,
+        }
+        given |= options
         max_queued = given.pop("max_queued")
         self.load = LoadShedder(
             self.running, clock=self.clock, max_queued=lambda: int(max_queued), **given
@@ -85,6 +91,38 @@ def test_who_would_wait_longer_than_for_a_first_token_is_refused_at_once() -> No
     told = from_fault(refused)
     assert (told.status, told.type) == (503, "overloaded_error")
     assert from_fault(refused).headers["retry-after"] == "1"
+
+
+def test_the_tenant_with_the_long_queue_is_refused_and_another_is_not() -> None:
+    world = World(max_queued=100)
+    for _ in range(8):
+        world.serve(world.add(), after_s=1.0)
+    for _ in range(30):
+        world.add("greedy")
+    assert world.refusal(Caller("greedy")) is not None
+    assert world.refusal(Caller("good")) is None, "one of the other's answers begins before"
+    assert world.load.explain(Caller("good"))["expected_wait_s"] == pytest.approx(2.0, rel=0.01)
+
+
+def test_where_the_first_to_come_is_served_first_everybody_waits_behind_the_long_queue() -> None:
+    world = World(max_queued=100, takes_turns=False)
+    for _ in range(8):
+        world.serve(world.add(), after_s=1.0)
+    for _ in range(30):
+        world.add("greedy")
+    assert world.refusal(Caller("good")) is not None
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=200), st.sampled_from([0.25, 0.5, 0.8]))
+def test_whatever_some_tenants_queue_there_is_room_for_a_newcomer(
+    senders: list[str], share: float
+) -> None:
+    world = World(max_queued=64)
+    for tenant_id in senders:
+        if world.refusal(Caller(tenant_id, share)) is None:
+            world.add(tenant_id)
+    taken = world.running.num_waiting_of_all
+    assert 64 - taken >= max(1, int(64 * (1 - share) ** 4))
 
 
 def test_requests_that_can_wait_are_shed_first() -> None:

@@ -1,0 +1,241 @@
+"""Seats, KV and ranks go by service: a tenant below its share gets room in a few steps."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import booleans, integers, lists, sampled_from, tuples
+
+from engine.messages import Priority
+from tests.engine.fakes import (
+    LAYOUT,
+    FakeLoader,
+    FakeRunner,
+    make_adapter,
+    make_core,
+    make_message,
+    make_scheduler,
+    run_until_idle,
+)
+
+LONG = 400
+"""Tokens of a hog's answers, longer than any test runs."""
+
+
+@dataclass
+class Engine:
+    """A scheduler with a fake runner."""
+
+    scheduler: object
+    lag: int = 0
+    runner: FakeRunner = field(init=False)
+    launched: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.runner = FakeRunner(lag=self.lag)
+
+    def send(self, name, tenant, prompt_len=9, max_tokens=LONG, **fields):
+        fields = {"tenant_id": tenant, **fields}
+        self.scheduler.add("gw", make_message(name, prompt_len, max_tokens, **fields))
+
+    def step(self):
+        """Run a step; return the ids of the requests in it."""
+        self.scheduler.adapters.poll()
+        batch = self.scheduler.schedule()
+        if not batch.is_empty:
+            self.runner.launch(batch)
+            self.launched.append(batch)
+        if len(self.launched) > self.lag or (self.launched and batch.is_empty):
+            self.scheduler.update(self.launched.pop(0), self.runner.collect())
+        self.scheduler.check_integrity()
+        return {row.request_id for row in batch.rows}
+
+    def steps_until(self, name, most=50):
+        """Number of steps until a request is in one."""
+        return next((i for i in range(1, most) if name in self.step()), most)
+
+    def seats(self):
+        """Seats of each tenant."""
+        held = [request.tenant_id for request in self.scheduler.queues.running]
+        return {tenant: held.count(tenant) for tenant in sorted(set(held))}
+
+
+def make_engine(num_slabs=400, lag=0, loader=None, **config):
+    defaults = {"scheduling_policy": "vtc", "max_model_len": 512, "prefix_caching": False}
+    return Engine(make_scheduler(num_slabs, loader, **defaults | config), lag)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    num_seqs=integers(2, 8),
+    hogs=lists(tuples(integers(1, 40), sampled_from([1.0, 3.0])), min_size=1, max_size=3),
+    lag=integers(0, 1),
+    steps_before=integers(1, 12),
+    prefix_caching=booleans(),
+    num_slabs=sampled_from([40, 60, 400]),
+)
+def test_a_tenant_below_its_share_gets_a_seat_within_a_few_steps(
+    num_seqs, hogs, lag, steps_before, prefix_caching, num_slabs
+):
+    """In VTC's terms: a backlogged tenant's seats never stay below its weighted share of them."""
+    engine = make_engine(
+        num_slabs, lag, max_num_seqs=num_seqs, max_waiting=1000, prefix_caching=prefix_caching
+    )
+    for hog, (num_requests, weight) in enumerate(hogs):
+        for i in range(num_requests):
+            engine.send(f"hog{hog}-{i}", f"hog{hog}", weight=weight, n=3)
+    for _ in range(steps_before):
+        engine.step()
+    engine.send("small", "small")
+    weights = 1.0 + sum(weight for _, weight in hogs)
+    has_share = num_seqs / weights >= 1
+    steps = engine.steps_until("small")
+    assert not has_share or steps <= 4 + lag
+
+
+def test_equal_tenants_come_to_equal_seats_and_stay_there():
+    engine = make_engine(max_num_seqs=9)
+    for i in range(20):
+        engine.send(f"a{i}", "a")
+    engine.step()
+    engine.step()
+    assert engine.seats() == {"a": 9}
+    for tenant in ("b", "c"):
+        for i in range(20):
+            engine.send(f"{tenant}{i}", tenant)
+    for _ in range(6):
+        engine.step()
+    assert engine.seats() == {"a": 3, "b": 3, "c": 3}
+    preemptions = engine.scheduler.queues.num_preemptions
+    for _ in range(100):
+        engine.step()
+    assert engine.seats() == {"a": 3, "b": 3, "c": 3}
+    assert engine.scheduler.queues.num_preemptions == preemptions == 6
+
+
+def test_a_weight_of_two_is_twice_the_seats():
+    engine = make_engine(max_num_seqs=9)
+    for i in range(20):
+        engine.send(f"a{i}", "a")
+    engine.step()
+    for i in range(20):
+        engine.send(f"b{i}", "b", weight=2.0)
+    for _ in range(10):
+        engine.step()
+    assert engine.seats() == {"a": 3, "b": 6}
+
+
+def test_the_newest_answer_of_the_tenant_with_most_seats_gives_way():
+    engine = make_engine(max_num_seqs=6)
+    for name in ("a0", "a1", "b0", "a2", "a3", "b1"):
+        engine.send(name, name[0])
+        engine.step()
+    engine.send("c0", "c")
+    engine.steps_until("c0")
+    assert engine.seats() == {"a": 3, "b": 2, "c": 1}
+    assert [r.request_id for r in engine.scheduler.queues.waiting] == ["a3"]
+
+
+def test_kv_is_shared_like_seats():
+    engine = make_engine(num_slabs=40, max_num_seqs=40)
+    size = LAYOUT.block_size
+    for i in range(10):
+        engine.send(f"a{i}", "a", 4 * size - 1, 2 * size)
+    for _ in range(20):
+        engine.step()
+    assert engine.scheduler.arena.num_available < 10
+    engine.send("b0", "b", 10 * size, 10)
+    assert engine.steps_until("b0") <= 3
+
+
+def test_one_request_that_is_a_tenants_all_is_not_taken_from_it():
+    engine = make_engine(num_slabs=32, max_num_seqs=4)
+    engine.send("a0", "a", 31 * LAYOUT.block_size, 16)
+    for _ in range(10):
+        engine.step()
+    engine.send("b0", "b", 20 * LAYOUT.block_size, 4)
+    engine.step()
+    engine.step()
+    assert engine.seats() == {"a": 1}
+    assert engine.scheduler.queues.num_preemptions == 0
+
+
+def test_an_adapter_finds_room_in_an_arena_that_another_tenants_kv_fills():
+    adapter = make_adapter("small")
+    loader = FakeLoader()
+    loader.slabs = {adapter.object_key: 4}
+    engine = make_engine(num_slabs=40, max_num_seqs=40, loader=loader)
+    for i in range(10):
+        engine.send(f"a{i}", "a", 4 * LAYOUT.block_size - 1, 64)
+    for _ in range(20):
+        engine.step()
+    engine.send("b0", "b", adapter=adapter)
+    assert engine.steps_until("b0") <= 6
+
+
+def test_an_adapter_finds_ranks_in_a_step_that_another_tenants_adapters_fill():
+    own = [make_adapter(f"a{i}", rank=16) for i in range(4)]
+    small = make_adapter("small", rank=16)
+    loader = FakeLoader()
+    loader.slabs = {adapter.object_key: 1 for adapter in (*own, small)}
+    engine = make_engine(max_num_seqs=40, max_sum_ranks_per_step=64, loader=loader)
+    for i in range(12):
+        engine.send(f"a{i}", "a", adapter=own[i % 4])
+    for _ in range(8):
+        engine.step()
+    assert len(engine.seats()) == 1
+    engine.send("b0", "b", adapter=small)
+    assert engine.steps_until("b0") <= 6
+    assert engine.seats()["a"] == 9
+
+
+def test_other_policies_and_lower_classes_take_nothing():
+    for config, fields in (
+        ({"scheduling_policy": "fcfs"}, {}),
+        ({"scheduling_policy": "sjf"}, {}),
+        ({}, {"priority": Priority.BATCH}),
+    ):
+        engine = make_engine(max_num_seqs=4, **config)
+        for i in range(8):
+            engine.send(f"a{i}", "a")
+        engine.step()
+        engine.send("b0", "b", **fields)
+        for _ in range(20):
+            engine.step()
+        assert engine.seats() == {"a": 4}
+
+
+def test_a_passed_request_of_a_more_served_tenant_holds_up_only_its_own():
+    engine = make_engine(max_num_seqs=8, max_skips=0, max_sum_ranks_per_step=32)
+    first, second = make_adapter("one", rank=32), make_adapter("two", rank=32)
+    engine.send("a0", "a", adapter=first)
+    for _ in range(4):
+        engine.step()
+    engine.send("a1", "a", adapter=second)
+    for _ in range(4):
+        engine.step()
+    engine.send("a2", "a")
+    engine.send("b0", "b")
+    assert engine.steps_until("b0") <= 2
+    assert "a2" not in engine.step()
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_answers_that_gave_way_are_the_answers_they_would_have_been(tmp_path, lag):
+    def answers(tenants):
+        scheduler = make_scheduler(60, scheduling_policy="vtc", max_num_seqs=4)
+        core = make_core(tmp_path / f"{lag}{tenants}", scheduler, lag)
+        for i in range(6):
+            core.handle("gw", make_message(f"a{i}", 9, 30, tenant_id="a"))
+        for _ in range(8):
+            core.step()
+        for tenant in tenants:
+            core.handle("gw", make_message(f"{tenant}0", 9, 30, tenant_id=tenant))
+        outputs = run_until_idle(core)
+        assert bool(scheduler.queues.num_preemptions) == bool(tenants)
+        last = {name: [o.new_token_ids for o in own] for name, own in outputs.items()}
+        return {name: tokens for name, tokens in last.items() if name[0] == "a"}
+
+    alone, beside = answers(""), answers("bc")
+    for name, tokens in beside.items():
+        assert sum(tokens, ())[-10:] == sum(alone[name], ())[-10:]
