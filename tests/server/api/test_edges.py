@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from starlette.requests import Request
 from starlette.types import Message, Scope
 
 from server.accounts.auth import INFERENCE, USAGE_READ
-from server.api import bodies
+from server.api import bodies, errors
 from server.api.bodies import JsonBody, read_body
 from server.api.errors import ApiError
 from server.api.json_text import MAX_DEPTH, MAX_VALUES, check_json
 from server.database.database import DEFAULT_FILE
 from server.launch.settings import Settings
+from server.limits.inflow import Inflow
 from tests.server.in_process import ADMIN_KEY, InProcess, User
+from tests.server.jumping_loop import run_jumping
 
 DEEP = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
 
@@ -82,12 +84,22 @@ def test_what_is_too_deep_or_too_much_is_refused_unparsed(body: bytes, code: str
 # ---- bodies ----
 
 
-def request_of(chunks: AsyncIterator[bytes], headers: dict[str, str] | None = None) -> Request:
+def read(chunks: AsyncIterator[bytes], headers: dict[str, str] | None = None) -> ApiError:
+    """Read a body of a tenant, within 1000 bytes, which is refused."""
+
     async def receive() -> Message:
         return {"type": "http.request", "body": await anext(chunks, b""), "more_body": True}
 
-    listed = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    return Request({"type": "http", "method": "POST", "headers": listed}, receive)
+    async def reading(clock: Callable[[], float]) -> bytes:
+        listed = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        scope = {"type": "http", "method": "POST", "headers": listed, "state": {"tenant_id": "a"}}
+        return await read_body(
+            Request(scope, receive), Inflow(900, 900, errors.bodies_busy, clock=clock), 1000
+        )
+
+    with pytest.raises(ApiError) as refused:
+        run_jumping(reading)
+    return refused.value
 
 
 async def endless(size_bytes: int) -> AsyncIterator[bytes]:
@@ -101,23 +113,22 @@ async def never() -> AsyncIterator[bytes]:
 
 
 def test_a_body_is_refused_at_the_first_byte_over_its_limit() -> None:
-    with pytest.raises(ApiError) as refused:
-        asyncio.run(read_body(request_of(endless(100)), 1000))
-    assert refused.value.status == 413
+    assert read(endless(1001)).status == 413
+
+
+def test_a_body_for_which_there_is_no_memory_is_refused() -> None:
+    refused = read(endless(100))
+    assert (refused.status, refused.code) == (503, "bodies_busy")
 
 
 @pytest.mark.parametrize("length", ["1001", "9" * 5000])
 def test_a_body_that_says_it_is_too_long_is_not_read(length: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        asyncio.run(read_body(request_of(never(), {"content-length": length}), 1000))
-    assert refused.value.status == 413
+    assert read(never(), {"content-length": length}).status == 413
 
 
-def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.01)
-    with pytest.raises(ApiError) as refused:
-        asyncio.run(read_body(request_of(never()), 1000))
-    assert (refused.value.status, refused.value.code) == (408, "body_timeout")
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    refused = read(never())
+    assert (refused.status, refused.code) == (408, "body_timeout")
 
 
 # ---- callers who may send a body ----
