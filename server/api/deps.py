@@ -22,6 +22,7 @@ from server.adapters.upload_builds import UploadBuilds
 from server.api import errors
 from server.api.adapter_view import AdapterView
 from server.api.gateway import Gateway
+from server.api.http_protocol import LimitedProtocol
 from server.api.metrics import Metrics
 from server.api.serving import Serving
 from server.billing.audit.auditor import Auditor
@@ -96,8 +97,14 @@ _OPERATOR = "operator"
 
 
 def _count_as(request: Request, tenant_id: str) -> None:
-    """Count the request's body among those of the tenant."""
+    """Count the request's connection and its body among those of the tenant.
+
+    Raises ApiError if the tenant has its share of connections.
+    """
     request.state.tenant_id = tenant_id
+    connection: LimitedProtocol | None = getattr(request.state, "connection", None)
+    if connection is not None:
+        connection.show_key(tenant_id)
 
 
 async def authenticate(request: Request, bearer: Bearer) -> Identity:

@@ -146,8 +146,8 @@ def service_unavailable(message: str, *, code: str, retry_after_s: float = 1.0) 
     )
 
 
-def too_many_connections() -> ApiError:
-    message = "The server has reached its limit of connections. Try again shortly."
+def too_many_connections(why: str = "The server has as many as it takes.") -> ApiError:
+    message = f"There are too many connections. {why} Try again shortly."
     return service_unavailable(message, code="too_many_connections")
 
 

@@ -146,7 +146,9 @@ def test_no_route_lets_the_framework_read_a_body(product: InProcess) -> None:
         assert route.body_field is None, f"{route.path}: declare it by json_body(...)"
 
 
-def call_unread(product: InProcess, method: str, path: str, key: str | None) -> tuple[int, int]:
+def call_unread(
+    product: InProcess, method: str, path: str, key: str | None, **state: Any
+) -> tuple[int, int]:
     """(status, number of reads of the body) of a request whose body never ends."""
     num_received, statuses = 0, []
 
@@ -161,6 +163,7 @@ def call_unread(product: InProcess, method: str, path: str, key: str | None) -> 
     headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
     scope: Scope = {
         "type": "http", "method": method, "path": path, "headers": headers, "query_string": b"",
+        "state": state,
     }  # fmt: skip
     asyncio.run(product.app(scope, receive, send))
     return statuses[0], num_received
@@ -191,6 +194,29 @@ def test_a_body_is_not_read_for_a_caller_who_is_refused(product: InProcess) -> N
         if path.startswith("/v1/"):
             answers = [call_unread(product, method, path, key) for key in keys]
             assert (403, 0) in answers, f"{method} {path}: name the key before the body"
+
+
+def test_a_connection_is_told_whose_key_was_shown_and_may_refuse(product: InProcess) -> None:
+    class Connection:
+        """A connection that takes two tenants' keys."""
+
+        def __init__(self) -> None:
+            self.tenants: list[str] = []
+
+        def show_key(self, tenant_id: str) -> None:
+            if len(self.tenants) == 2:
+                raise errors.too_many_connections()
+            self.tenants.append(tenant_id)
+
+    def get(path: str, key: str | None) -> int:
+        return call_unread(product, "GET", path, key, connection=connection)[0]
+
+    user, connection = product.user("connected"), Connection()
+    assert get("/v1/models", None) == get("/v1/models", "sk-chorale-nobodys") == 401
+    assert connection.tenants == []
+    assert get("/v1/models", user.api_key) == get("/admin/v1/tenants", ADMIN_KEY) == 200
+    assert connection.tenants == [user.tenant_id, "operator"]
+    assert get("/v1/models", user.api_key) == get("/admin/v1/tenants", ADMIN_KEY) == 503
 
 
 def test_a_malformed_body_without_a_key_is_told_of_the_key(product: InProcess) -> None:
