@@ -219,6 +219,22 @@ def test_a_connection_is_told_whose_key_was_shown_and_may_refuse(product: InProc
     assert get("/v1/models", user.api_key) == get("/admin/v1/tenants", ADMIN_KEY) == 503
 
 
+@pytest.mark.parametrize("second", ["good", "nobodys", ""])
+def test_two_authorization_headers_are_a_400_whatever_they_hold(
+    product: InProcess, second: str
+) -> None:
+    both = [("authorization", f"Bearer {ADMIN_KEY}"), ("Authorization", second)]
+
+    async def call() -> httpx.Response:
+        transport = httpx.ASGITransport(product.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            return await client.get("/admin/v1/tenants", headers=both)
+
+    answer = asyncio.run(call())
+    assert answer.status_code == 400
+    assert "'Authorization'" in answer.json()["error"]["message"]
+
+
 def test_a_malformed_body_without_a_key_is_told_of_the_key(product: InProcess) -> None:
     user = product.user("malformed")
     for key, status in (("nobodys", 401), (user.api_key, 400)):
