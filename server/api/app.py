@@ -162,7 +162,7 @@ def _begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
 
     def note_end(task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s failed; restart the gateway", work.__qualname__, exc_info=error)
+            logger.error("background work failed; restart the gateway", exc_info=error)
 
     task = asyncio.create_task(work)
     task.add_done_callback(note_end)

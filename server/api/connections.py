@@ -93,7 +93,7 @@ class Connections:
             _decrease(self._num_of, tenant_id)
 
     def _address(self, host: str | None) -> bytes | None:
-        """What a client's address is counted as; None for a proxy, and for a Unix socket."""
+        """A client's address as it is counted; None for a proxy, and for a Unix socket."""
         if host is None:
             return None
         address = ip_address(host)

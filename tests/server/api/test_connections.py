@@ -1,4 +1,4 @@
-"""Which connection has a place: by address, by tenant, and by who has waited longest."""
+"""Places of connections: by address, by tenant, and by who has waited longest."""
 
 from ipaddress import ip_network
 
