@@ -7,6 +7,7 @@ started and no file of a data directory is read.
 import ast
 import inspect
 import io
+import json
 import re
 import sys
 import textwrap
@@ -230,6 +231,8 @@ def _default(field: FieldInfo) -> str:
             return "empty"
         case bool():
             return f"`{str(field.default).lower()}`"
+        case tuple():
+            return f"`{json.dumps(field.default)}`"
         case default:
             return f"`{default}`"
 

@@ -5,19 +5,26 @@ import json
 import logging
 import socket
 import sys
+from ipaddress import ip_network
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
 
 from server.api.app import create_app
+from server.api.connections import Connections
 from server.api.http_protocol import HttpLimits, protocol
 from server.assembly import assemble
 from server.inference.drain import Drain
+from server.launch.open_files import allow_open_files
 from server.launch.secrets import load_admin_key
 from server.launch.settings import Settings
 from server.logs import LogHandler, LogWriter
 
+logger = logging.getLogger(__name__)
+
+# Files that are open besides connections: the database, engines, parts of uploads, logs.
+_OTHER_FILES = 512
 _UNREAD_MS = 60_000
 """A connection whose other end takes nothing for so long is dropped, with its unsent bytes."""
 
@@ -35,7 +42,10 @@ def main() -> None:
         create_app(gateway, writer.write),
         host=settings.host,
         port=settings.port,
-        http=protocol(HttpLimits(settings.max_connections)),
+        http=protocol(HttpLimits(), _connections(settings)),
+        ws="none",
+        # Nothing is decided by a header that says where a request came from.
+        proxy_headers=False,
         # uvicorn logs through the handler above; input that is not HTTP is below this level.
         log_config=None,
         log_level="error",
@@ -62,6 +72,22 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._drain.begin()
         super().handle_exit(sig, frame)
+
+
+def _connections(settings: Settings) -> Connections:
+    """The limits of connections; the log says so if the system allows fewer."""
+    wanted = settings.max_connections + _OTHER_FILES
+    if (allowed := allow_open_files(wanted)) < wanted:
+        logger.warning(
+            "this process may open %d files, and max_connections is %d: raise the limit of open "
+            "files (ulimit -n) to %d, or lower max_connections",
+            allowed, settings.max_connections, wanted,
+        )  # fmt: skip
+    return Connections(
+        settings.max_connections,
+        settings.max_connections_per_address,
+        [ip_network(network) for network in settings.trusted_proxies],
+    )
 
 
 def _listen(config: uvicorn.Config) -> socket.socket:

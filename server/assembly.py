@@ -22,6 +22,8 @@ from server.accounts.identities import Identities
 from server.accounts.key_uses import KeyUses
 from server.adapters.prover import Prover
 from server.adapters.upload_builds import UploadBuilds
+from server.api import errors
+from server.api.bodies import MAX_JSON_BYTES
 from server.api.gateway import Gateway
 from server.api.metrics import Metrics
 from server.api.recordings import Recorder
@@ -52,6 +54,7 @@ from server.inference.token_leases import TokenLeases
 from server.launch.secrets import Secrets
 from server.launch.settings import Settings
 from server.limits.epochs import Epochs
+from server.limits.inflow import Inflow
 from server.limits.memory import MemoryLimiter
 from server.limits.redis_states import RedisStates
 from server.limits.rules import SEAT_SLACK_S, Limiter
@@ -135,7 +138,14 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         admin_key=admin_key,
         key_uses=KeyUses(database),
         work_dir=work_dir,
+        bodies=_bodies(settings),
     )
+
+
+def _bodies(settings: Settings) -> Inflow:
+    """The memory for bodies that are being read: for 64 of the longest, half of them a tenant's."""
+    limit_bytes = 64 * max(settings.max_body_bytes, MAX_JSON_BYTES)
+    return Inflow(limit_bytes, limit_bytes // 2, errors.bodies_busy)
 
 
 def _registry_limits(settings: Settings) -> RegistryLimits:

@@ -103,6 +103,8 @@ class LogHandler(logging.Handler):
 def trace_of(error: BaseException) -> list[str]:
     """Types and places of an error and of its causes; the innermost comes last.
 
+    A group's cause is its first error.
+
     Messages are left out: a KeyError's is the key, a database error's has the parameters.
     """
     places: list[str] = []
@@ -113,7 +115,8 @@ def trace_of(error: BaseException) -> list[str]:
         frames = traceback.extract_tb(cause.__traceback__)
         places.append(type(cause).__qualname__)
         places += [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]
-        cause = cause.__cause__ or cause.__context__
+        within = cause.exceptions[0] if isinstance(cause, BaseExceptionGroup) else None
+        cause = within or cause.__cause__ or cause.__context__
     return places
 
 

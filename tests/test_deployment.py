@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +17,7 @@ import yaml
 
 from registry.s3_location import S3Location
 from registry.storage_url import parse_storage_url
+from server.api.http_protocol import HttpLimits
 from server.api.routes import machines as machine_routes
 from server.launch.plan import prepare, resolve_settings
 from server.launch.secrets import Secrets
@@ -252,6 +254,21 @@ def test_the_balancer_knows_every_machine_and_asks_whether_it_is_ready(
     assert paths == ["/ready"]
     assert {"/ready", "/health", "/metrics"} <= routes
     assert hidden == ["/metrics", "/admin"]
+
+
+def test_the_balancer_may_open_any_number_of_connections_and_a_client_only_some(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settle(monkeypatch, compose.machines["chorale-1"]["environment"])
+    trusted = [ip_network(network) for network in settings.trusted_proxies]
+    # Docker's own choices of networks.
+    for address in ("172.17.0.2", "172.31.0.2", "192.168.16.2"):
+        assert any(ip_address(address) in network for network in trusted)
+    text = (DEPLOY / "haproxy.cfg").read_text()
+    (limit,) = re.findall(r"reject if { sc0_conn_cur gt (\d+) }", text)
+    assert int(limit) == settings.max_connections_per_address
+    (seconds,) = re.findall(r"timeout http-request (\d+)s", text)
+    assert int(seconds) == HttpLimits().head_timeout_s
 
 
 def test_the_balancer_waits_longer_than_any_answer_may_take(compose: Compose) -> None:

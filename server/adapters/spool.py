@@ -1,10 +1,10 @@
 """A limit on upload parts that are on disk on their way to the store; no part is held in memory."""
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from server.adapters.errors import uploads_busy
+from server.faults import Fault
+from server.limits.inflow import Arrival, Inflow
 
 # A part has at most 16 MiB, so all parts together take at most 256 MiB of disk.
 MAX_PARTS = 16
@@ -12,20 +12,15 @@ MAX_PARTS_PER_TENANT = 8
 
 
 class Spool:
-    """Counts places by tenant, so that one tenant's slow senders cannot take all of them."""
+    """Places for parts. A part that gives way to another tenant's is sent again by its client."""
 
     def __init__(self) -> None:
-        self._parts: Counter[str] = Counter()
+        self._inflow = Inflow(MAX_PARTS, MAX_PARTS_PER_TENANT, _busy)
 
-    @contextmanager
-    def place(self, tenant_id: str) -> Iterator[None]:
-        """Hold a place for one part. Raises Unavailable if the gateway or the tenant has none."""
-        if self._parts.total() >= MAX_PARTS or self._parts[tenant_id] >= MAX_PARTS_PER_TENANT:
-            raise uploads_busy("Too many parts are on their way; send it again shortly.")
-        self._parts[tenant_id] += 1
-        try:
-            yield
-        finally:
-            self._parts[tenant_id] -= 1
-            if not self._parts[tenant_id]:
-                del self._parts[tenant_id]
+    def place(self, tenant_id: str) -> AbstractContextManager[Arrival]:
+        """Hold a place for one part. Raises Unavailable if there is none for the tenant."""
+        return self._inflow.arrival(tenant_id, 1)
+
+
+def _busy() -> Fault:
+    return uploads_busy("Too many parts are on their way; send it again shortly.")

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -59,6 +60,8 @@ from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
 from server.pool import autoscaler
 from server.version import VERSION
+
+logger = logging.getLogger(__name__)
 
 _SWEEP_S = 60.0
 _SWEEPS_PER_PURGE = 60
@@ -137,8 +140,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _working(gateway: Gateway) -> AsyncIterator[None]:
     """Run the gateway's background work; at the end, let requests finish and be paid."""
-    settling = asyncio.create_task(gateway.settler.run())
-    tasks = [asyncio.create_task(work) for work in _background(gateway)]
+    settling = _begin(gateway.settler.run())
+    tasks = [_begin(work) for work in _background(gateway)]
     try:
         yield
     finally:
@@ -152,6 +155,18 @@ async def _working(gateway: Gateway) -> AsyncIterator[None]:
         await asyncio.gather(settling, *tasks, return_exceptions=True)
         with contextlib.suppress(DatabaseError):  # leases expire by themselves
             await gateway.leases.release()
+
+
+def _begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    """Begin background work; the log tells if it fails, since nobody waits for its end."""
+
+    def note_end(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("background work failed; restart the gateway", exc_info=error)
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(note_end)
+    return task
 
 
 def _background(gateway: Gateway) -> Iterator[Coroutine[Any, Any, None]]:

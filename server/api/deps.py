@@ -22,6 +22,7 @@ from server.adapters.upload_builds import UploadBuilds
 from server.api import errors
 from server.api.adapter_view import AdapterView
 from server.api.gateway import Gateway
+from server.api.http_protocol import LimitedProtocol
 from server.api.metrics import Metrics
 from server.api.serving import Serving
 from server.billing.audit.auditor import Auditor
@@ -35,6 +36,7 @@ from server.inference.drain import Drain
 from server.inference.encoders import Encoders
 from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase
+from server.limits.inflow import Inflow
 from server.limits.rules import Limiter
 from server.pool.engines import Engines
 from server.webhooks.urls import UrlRules
@@ -63,6 +65,7 @@ AdapterViewDep = Annotated[
     AdapterView, Depends(_Part(lambda gateway: AdapterView(gateway.catalog, gateway.base.engines)))
 ]
 AuditorDep = Annotated[Auditor, Depends(_Part(lambda gateway: gateway.auditor))]
+BodiesDep = Annotated[Inflow, Depends(_Part(lambda gateway: gateway.bodies))]
 BaseDep = Annotated[ServedBase, Depends(_Part(lambda gateway: gateway.base))]
 CancelsDep = Annotated[Cancels, Depends(_Part(lambda gateway: gateway.cancels))]
 CatalogDep = Annotated[Catalog, Depends(_Part(lambda gateway: gateway.catalog))]
@@ -91,6 +94,20 @@ WorkDirDep = Annotated[Path, Depends(_Part(lambda gateway: gateway.work_dir))]
 
 # ---- the caller ----
 
+_OPERATOR = "operator"
+"""Stands for a tenant's id where the operator's own requests are counted."""
+
+
+def _count_as(request: Request, tenant_id: str) -> None:
+    """Count the request's connection and its body among those of the tenant.
+
+    Raises ApiError if the tenant has its share of connections.
+    """
+    request.state.tenant_id = tenant_id
+    connection: LimitedProtocol | None = getattr(request.state, "connection", None)
+    if connection is not None:
+        connection.show_key(tenant_id)
+
 
 async def authenticate(request: Request, bearer: Bearer) -> Identity:
     """The tenant and key of a request. Raises 401, and 403 for a suspended tenant."""
@@ -98,6 +115,7 @@ async def authenticate(request: Request, bearer: Bearer) -> Identity:
         raise errors.missing_api_key()
     gateway = _gateway_of(request)
     identity = await gateway.identities.of(bearer.credentials)
+    _count_as(request, identity.tenant_id)
     gateway.key_uses.note(identity.key_id)
     logs.note(tenant_id=identity.tenant_id, key_id=identity.key_id)
     return identity
@@ -131,11 +149,13 @@ async def require_admin(request: Request, bearer: Bearer) -> None:
         raise errors.missing_api_key()
     if not _gateway_of(request).admin_key.is_it(bearer.credentials):
         raise errors.invalid_api_key()
+    _count_as(request, _OPERATOR)
 
 
 async def usage_reader(request: Request, bearer: Bearer) -> str | None:
     """The tenant whose usage a key reads; None, which means every tenant, for the admin key."""
     if bearer is not None and _gateway_of(request).admin_key.is_it(bearer.credentials):
+        _count_as(request, _OPERATOR)
         return None
     identity = await authenticate(request, bearer)
     return (await _Scoped(auth.USAGE_READ)(identity)).tenant_id

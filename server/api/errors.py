@@ -6,7 +6,10 @@ place.
 
 from server.api.limit_headers import retry_headers
 from server.faults import Failed
+from server.limits.inflow import LEAST_BYTES_PER_S
 from server.text.json_object import JsonObject
+
+_TOO_SLOW = f"came slower than {LEAST_BYTES_PER_S >> 10} KiB a second; send it again."
 
 
 class ApiError(Exception):
@@ -143,19 +146,22 @@ def service_unavailable(message: str, *, code: str, retry_after_s: float = 1.0) 
     )
 
 
-def too_many_connections() -> ApiError:
-    message = "The server has reached its limit of connections. Try again shortly."
+def too_many_connections(why: str = "The server has as many as it takes.") -> ApiError:
+    message = f"There are too many connections. {why} Try again shortly."
     return service_unavailable(message, code="too_many_connections")
 
 
-def body_timeout(timeout_s: float) -> ApiError:
-    message = f"The body did not arrive within {timeout_s:g} s; send it again."
-    return ApiError(408, message, code="body_timeout")
+def bodies_busy() -> ApiError:
+    message = "The server is receiving as many bodies as it can. Try again shortly."
+    return service_unavailable(message, code="bodies_busy")
 
 
-def part_timeout(timeout_s: float) -> ApiError:
-    message = f"The part did not arrive within {timeout_s:g} s; send it again."
-    return ApiError(408, message, code="part_timeout")
+def body_timeout() -> ApiError:
+    return ApiError(408, f"The body {_TOO_SLOW}", code="body_timeout")
+
+
+def part_timeout() -> ApiError:
+    return ApiError(408, f"The part {_TOO_SLOW}", code="part_timeout")
 
 
 def internal_error() -> ApiError:

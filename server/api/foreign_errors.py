@@ -5,7 +5,7 @@ from typing import Any
 
 from registry import errors as registry_errors
 from registry.errors import RegistryError
-from server import faults
+from server import faults, logs
 from server.accounts.auth import AuthError, InvalidApiKey, TenantSuspended
 from server.accounts.keys import BeyondRights, InvalidKey, KeyEnded, KeyNotFound, TooManyKeys
 from server.accounts.tenants import InvalidTenant, TenantError, TenantNameTaken, TenantNotFound
@@ -70,7 +70,10 @@ def from_database(error: DatabaseError) -> ApiError:
 
 
 def from_fault(fault: Fault) -> ApiError:
-    """The error for a kind of fault; Idempotency-Keys have an error type of their own."""
+    """The error for a kind of fault; Idempotency-Keys have an error type of their own.
+
+    A fault of the server leaves its trace in the log line of the request.
+    """
     message, code, param = str(fault), fault.code, fault.param
     match fault:
         case IdempotencyKeyInUse() | IdempotencyKeyMismatch() | IdempotentAnswerTooLong():
@@ -104,6 +107,7 @@ def from_fault(fault: Fault) -> ApiError:
             headers = {"x-should-retry": "false"}
             return ApiError(502, message, type="server_error", code=code, headers=headers)
         case faults.Failed():
+            logs.note(trace=logs.trace_of(fault))
             return errors.internal_error()
     raise AssertionError(f"unmapped {type(fault).__name__}")
 

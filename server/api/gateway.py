@@ -39,6 +39,7 @@ from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase
 from server.inference.token_leases import TokenLeases
 from server.launch.settings import Settings
+from server.limits.inflow import Inflow
 from server.limits.learned import LearnedTokens
 from server.limits.rules import Limiter
 from server.pool.first_tokens import FirstTokens
@@ -89,6 +90,8 @@ class Gateway:
     # Work that only one of all gateways does.
     leases: Leases
     chores: Chores
+    # Bodies on their way in.
+    bodies: Inflow
     spool: Spool = field(default_factory=Spool)
     encoders: Encoders = field(default_factory=Encoders)
     first_tokens: FirstTokens = field(default_factory=FirstTokens)

@@ -1,6 +1,6 @@
 """uvicorn's HTTP/1.1 protocol, with limits that hold before there is a request.
 
-A head is limited in size, in number of headers and in time; a process, in number of connections.
+A head is limited in size, in number of headers and in time, and has to be of HTTP/1.0 or HTTP/1.1.
 """
 
 import asyncio
@@ -12,28 +12,31 @@ from typing import Any, cast
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.api import errors
+from server.api.connections import Connections
 from server.api.errors import ApiError
 
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Limits of one gateway process. Between two requests, uvicorn's keep-alive timeout counts."""
+    """Limits of a request's head. Between two requests, uvicorn's keep-alive timeout counts."""
 
-    max_connections: int = 4096
     max_head_bytes: int = 64 << 10
     max_headers: int = 100
-    head_timeout_s: float = 10.0
+    head_timeout_s: float = 3.0
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """Refuses a head that is too large (431) or too slow (408), and connections over the limit.
+    """Refuses a head that is too large (431) or too slow (408), and connections without a place.
 
     A refused connection is closed, and data that still arrives on it is ignored.
     """
 
-    def __init__(self, *args: Any, limits: HttpLimits, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, limits: HttpLimits, all_connections: Connections, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self._all_connections = all_connections
         # Bytes of the head that is being received; None while the rest of its request is.
         self._num_head_bytes: int | None = 0
         self._head_timer: asyncio.TimerHandle | None = None
@@ -42,13 +45,27 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections:
-            self._refuse(errors.too_many_connections())
+        try:
+            self._all_connections.open(self, self.client[0] if self.client else None)
+        except ApiError as error:
+            self._refuse(error)
         else:
             self._expect_head()
 
+    def give_way(self) -> None:
+        """Close at once, for another connection; a client that had no answer yet is told why."""
+        if self.cycle is None and not self.transport.is_closing():
+            self._refuse(errors.too_many_connections())
+        else:
+            self.transport.abort()
+
+    def show_key(self, tenant_id: str) -> None:
+        """Count the connection as the tenant's. Raises ApiError if the tenant has its share."""
+        self._all_connections.show_key(self, tenant_id)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self._all_connections.close(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -72,10 +89,15 @@ class LimitedProtocol(HttpToolsProtocol):
         if size_bytes > self._limits.max_head_bytes or len(self.headers) > self._limits.max_headers:
             self._refuse(errors.head_too_large())
             return
+        if self.parser.get_http_version() not in ("1.0", "1.1"):
+            self._refuse(errors.invalid_request("The server speaks HTTP/1.1 and HTTP/1.0."))
+            return
         self._stop_head_timer()
         self._num_head_bytes = None
         self._is_in_head = False
+        self.scope["state"]["connection"] = self
         super().on_headers_complete()
+        self._all_connections.begin_request(self)
 
     def on_body(self, body: bytes) -> None:
         if not self._is_refused:
@@ -89,6 +111,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.cycle.response_complete:  # no other request was waiting its turn
+            self._all_connections.end_request(self)
         if self._is_in_head and not self._is_refused:  # it began during the last answer
             self._unset_keepalive_if_required()
             self._expect_head()
@@ -124,6 +148,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def protocol(limits: HttpLimits) -> type[asyncio.Protocol]:
+def protocol(limits: HttpLimits, all_connections: Connections) -> type[asyncio.Protocol]:
     """A factory of protocols for uvicorn's `http` setting, which is typed as a class."""
-    return cast(type[asyncio.Protocol], functools.partial(LimitedProtocol, limits=limits))
+    make = functools.partial(LimitedProtocol, limits=limits, all_connections=all_connections)
+    return cast(type[asyncio.Protocol], make)

@@ -4,6 +4,7 @@ The middleware is pure ASGI and one layer, so that streams pass untouched. A req
 processor, 5 of them for ids and the count, and its line costs 9 us of the log's thread.
 """
 
+import asyncio
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api import errors
 from server.api.metrics import Metrics
-from server.logs import begin_notes, trace_of
+from server.logs import begin_notes, note, trace_of
 from server.text.json_object import JsonObject
 
 MAX_CLIENT_REQUEST_ID_BYTES = 512
@@ -53,22 +54,19 @@ class Edge:
         exchange = _Exchange(scope, send, self._metrics)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # answered as a GET; the server drops the body
-        trace: list[str] | None = None
         try:
-            if "\0" in scope["path"] or b"%00" in scope["query_string"]:
-                # PostgreSQL stores no NUL characters, and no name has one.
-                refused = errors.invalid_request("The URL must not contain the character U+0000.")
+            if refused := _refusal(scope):
                 await _answer(refused, scope, receive, exchange.send)
             else:
                 await self._app(scope, receive, exchange.send)
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             # A fault of the server: the client is not told its cause, the log gets its trace.
-            trace = trace_of(error)
-            if exchange.status is not None:
-                raise  # the answer has begun: the server closes the connection
+            note(trace=trace_of(error))
+            if exchange.status is not None or _is_cancelled():
+                raise  # the answer has begun, or nobody waits for it: the connection is closed
             await _answer(errors.internal_error(), scope, receive, exchange.send)
         finally:
-            self._write_line(exchange.line(self._template(scope)) | {"trace": trace})
+            self._write_line(exchange.line(self._template(scope)))
 
     def _template(self, scope: Scope) -> str | None:
         """The route's path as it is declared; None where there is no such endpoint."""
@@ -119,7 +117,7 @@ class _Exchange:
         """The log line of the exchange: ids and figures alone."""
         return {
             "at": self._at_s,
-            "level": _level(self.status, template),
+            "level": "error" if "trace" in self._notes else _level(self.status, template),
             "request_id": self._request_id,
             "method": self._scope["method"],
             "route": template,
@@ -141,6 +139,23 @@ def _level(status: int | None, template: str | None) -> str:
         return "error"
     is_well = status is None or status < 500 or template == "/ready"
     return "info" if is_well else "warning"
+
+
+def _refusal(scope: Scope) -> errors.ApiError | None:
+    """The error for a request that no endpoint gets."""
+    if "\0" in scope["path"] or b"%00" in scope["query_string"]:
+        # PostgreSQL stores no NUL characters, and no name has one.
+        return errors.invalid_request("The URL must not contain the character U+0000.")
+    if sum(name == b"authorization" for name, _ in scope["headers"]) > 1:
+        # Whose request it is must not depend on which of them somebody reads.
+        return errors.invalid_request("Send one header 'Authorization', not more.")
+    return None
+
+
+def _is_cancelled() -> bool:
+    """Whether this very task was cancelled, and not only work that it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _client_request_id(scope: Scope) -> bytes | None:

@@ -80,7 +80,7 @@ _EXAMPLES = (
     errors.invalid_api_key(),
     errors.insufficient_permissions("inference"),
     errors.not_found("There is no such endpoint.", code="unknown_url"),
-    errors.body_timeout(30.0),
+    errors.body_timeout(),
     from_fault(IdempotencyKeyInUse()),
     errors.request_too_large(4 << 20),
     from_fault(IdempotencyKeyMismatch()),

@@ -6,6 +6,7 @@ An unknown setting is an error in each of the three.
 import json
 import os
 import tomllib
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -177,14 +178,19 @@ class Settings(BaseModel):
     webhook_allow_http: bool = False
     # Whether webhooks may go to addresses that are not public as well; for closed networks.
     webhook_allow_private: bool = False
-    # Most open connections of one gateway process; it refuses more with 503.
+    # Most open connections of one gateway process. A new one over the limit takes the place of the
+    # one that has waited longest for a request, of those on which no key was shown, or gets a 503.
     max_connections: int = Field(4096, ge=1)
+    # Most open connections from one address, or from one /64 network of IPv6; more get a 503.
+    max_connections_per_address: int = Field(256, ge=1)
+    # Addresses and networks of proxies, from which as many connections may come as there are.
+    trusted_proxies: tuple[str, ...] = ("127.0.0.0/8", "::1")
     # Origins, such as https://app.example.com, whose web pages may call this server from a browser.
     cors_origins: tuple[_Origin, ...] = ()
     # Format of the gateway's log lines.
     log_format: Literal["json", "text"] | None = None  # default: text on a terminal, else json
 
-    @field_validator("public_prompts", "cors_origins", mode="before")
+    @field_validator("public_prompts", "cors_origins", "trusted_proxies", mode="before")
     @classmethod
     def _parse_list(cls, value: Any) -> Any:
         """Decode the JSON list that an environment variable holds."""
@@ -195,6 +201,13 @@ class Settings(BaseModel):
     def _check_storage(cls, value: str | None) -> str | None:
         if value is not None:
             parse_storage_url(value)
+        return value
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_trusted_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for network in value:
+            ip_network(network)
         return value
 
     @field_validator("max_engines")

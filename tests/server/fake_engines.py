@@ -13,7 +13,7 @@ from server.pool.engines import EngineFigures, Engines
 
 MAX_MODEL_LEN = 512
 
-Script = Callable[[AddRequest], Iterable[RequestOutput | Exception]]
+Script = Callable[[AddRequest], Iterable[RequestOutput | BaseException]]
 
 
 def make_welcome(epoch: int = 1) -> Welcome:
@@ -98,7 +98,7 @@ class FakeEngines:
         if name in self.away:
             raise EngineAwayError("the engine leaves")
         for said in self.script(request):
-            if isinstance(said, Exception):
+            if isinstance(said, BaseException):
                 raise said
             yield said
 

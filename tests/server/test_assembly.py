@@ -1,6 +1,8 @@
 """Parts of a gateway that depend on its settings."""
 
 import asyncio
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,10 +10,11 @@ import pytest
 from server.accounts.admin_key import AdminKey
 from server.api.app import create_app
 from server.assembly import assemble
-from server.database.database import Database
+from server.database.database import DEFAULT_FILE, Database
 from server.launch.settings import Settings
 from server.limits.memory import MemoryLimiter
-from tests.server.in_process import DEMO, with_engines
+from server.logs import trace_of
+from tests.server.in_process import DEMO, InProcess, with_engines
 
 
 @pytest.mark.parametrize("has_pool_dir", [False, True])
@@ -42,6 +45,29 @@ def test_whether_limits_are_degraded_is_a_metric(
     assert b"\nchorale_limiter_degraded 1.0\n" in gateway.metrics.render()
     asyncio.run(gateway.base.engines.close())
     gateway.database.close()
+
+
+def test_background_work_that_fails_is_in_the_log_with_its_trace(
+    migrated_sqlite: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        async def run(self) -> None:
+            raise KeyError("insides")
+
+    shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
+    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
+    app = create_app(replace(product.gateway, failures=Broken()))
+
+    async def run() -> None:
+        async with app.router.lifespan_context(app):
+            while not any(record.name == "server.api.app" for record in caplog.records):
+                await asyncio.sleep(0)
+
+    asyncio.run(run())
+    (record,) = [record for record in caplog.records if record.name == "server.api.app"]
+    assert record.exc_info is not None
+    assert isinstance(record.exc_info[1], KeyError)
+    assert trace_of(record.exc_info[1])[-1].endswith(" run")
 
 
 def test_a_gateway_that_does_not_start_lets_go_of_what_it_had(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ from server.api.upload_view import UploadAnswer, UploadFileAnswer, upload_view
 from server.billing.prices import Price, price_for
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.limits.inflow import Arrival
 from server.pool.engines import Engines
 
 router = APIRouter()
@@ -63,8 +64,6 @@ _PROOF_WAIT_S = 30.0
 _PROOF_RETRY_S = 5.0
 # Bytes are gathered: a call of a thread for every 64 kB took longer than the network.
 _WRITE_BYTES = 1 << 20
-# Enough for 16 MiB at 140 kB/s; a slower client holds a place that others wait for.
-_PART_TIMEOUT_S = 120.0
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
 
@@ -232,10 +231,10 @@ async def put_part(
     )
     uploads.check_takes_parts(upload)
     with (
-        spool.place(identity.tenant_id),
+        spool.place(identity.tenant_id) as place,
         tempfile.TemporaryDirectory(prefix="part-", dir=work_dir) as folder,
     ):
-        part = await _receive(request, Path(folder) / "part", uploads.limits.part_bytes)
+        part = await _receive(request, place, Path(folder) / "part", uploads.limits.part_bytes)
         start, total = _placed(content_range, part.size_bytes)
         file = await asyncio.to_thread(
             uploads.put_part,
@@ -300,26 +299,25 @@ async def _known(
     return None
 
 
-async def _receive(request: Request, path: Path, limit_bytes: int) -> _Part:
+async def _receive(request: Request, place: Arrival, path: Path, limit_bytes: int) -> _Part:
     """Spool the body; it is refused at the first byte over the limit of a part."""
-    hasher, size_bytes, waiting = hashlib.sha256(), 0, bytearray()
+    hasher, size_bytes, waiting, pieces = hashlib.sha256(), 0, bytearray(), request.stream()
     try:
         with path.open("wb") as file:
-            async with asyncio.timeout(_PART_TIMEOUT_S):
-                async for chunk in request.stream():
-                    size_bytes += len(chunk)
-                    if size_bytes > limit_bytes:
-                        raise errors.request_too_large(limit_bytes)
-                    hasher.update(chunk)
-                    waiting += chunk
-                    if len(waiting) >= _WRITE_BYTES:
-                        await asyncio.to_thread(file.write, waiting)
-                        waiting = bytearray()
-                await asyncio.to_thread(file.write, waiting)
+            while piece := await place.next(pieces):
+                size_bytes += len(piece)
+                if size_bytes > limit_bytes:
+                    raise errors.request_too_large(limit_bytes)
+                hasher.update(piece)
+                waiting += piece
+                if len(waiting) >= _WRITE_BYTES:
+                    await asyncio.to_thread(file.write, waiting)
+                    waiting = bytearray()
+            await asyncio.to_thread(file.write, waiting)
     except ClientDisconnect:
         raise errors.invalid_request("The part ended early; send it again.") from None
     except TimeoutError:
-        raise errors.part_timeout(_PART_TIMEOUT_S) from None
+        raise errors.part_timeout() from None
     except OSError:
         raise uploads_busy("There is no room for the part; send it again.") from None
     return _Part(path, size_bytes, hasher.hexdigest())

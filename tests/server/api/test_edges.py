@@ -3,7 +3,7 @@
 import asyncio
 import json
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,15 @@ from starlette.requests import Request
 from starlette.types import Message, Scope
 
 from server.accounts.auth import INFERENCE, USAGE_READ
-from server.api import bodies
+from server.api import bodies, errors
 from server.api.bodies import JsonBody, read_body
 from server.api.errors import ApiError
 from server.api.json_text import MAX_DEPTH, MAX_VALUES, check_json
 from server.database.database import DEFAULT_FILE
 from server.launch.settings import Settings
+from server.limits.inflow import Inflow
 from tests.server.in_process import ADMIN_KEY, InProcess, User
+from tests.server.jumping_loop import run_jumping
 
 DEEP = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
 
@@ -82,12 +84,22 @@ def test_what_is_too_deep_or_too_much_is_refused_unparsed(body: bytes, code: str
 # ---- bodies ----
 
 
-def request_of(chunks: AsyncIterator[bytes], headers: dict[str, str] | None = None) -> Request:
+def read(chunks: AsyncIterator[bytes], headers: dict[str, str] | None = None) -> ApiError:
+    """Read a body of a tenant, within 1000 bytes, which is refused."""
+
     async def receive() -> Message:
         return {"type": "http.request", "body": await anext(chunks, b""), "more_body": True}
 
-    listed = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-    return Request({"type": "http", "method": "POST", "headers": listed}, receive)
+    async def reading(clock: Callable[[], float]) -> bytes:
+        listed = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        scope = {"type": "http", "method": "POST", "headers": listed, "state": {"tenant_id": "a"}}
+        return await read_body(
+            Request(scope, receive), Inflow(900, 900, errors.bodies_busy, clock=clock), 1000
+        )
+
+    with pytest.raises(ApiError) as refused:
+        run_jumping(reading)
+    return refused.value
 
 
 async def endless(size_bytes: int) -> AsyncIterator[bytes]:
@@ -101,23 +113,22 @@ async def never() -> AsyncIterator[bytes]:
 
 
 def test_a_body_is_refused_at_the_first_byte_over_its_limit() -> None:
-    with pytest.raises(ApiError) as refused:
-        asyncio.run(read_body(request_of(endless(100)), 1000))
-    assert refused.value.status == 413
+    assert read(endless(1001)).status == 413
+
+
+def test_a_body_for_which_there_is_no_memory_is_refused() -> None:
+    refused = read(endless(100))
+    assert (refused.status, refused.code) == (503, "bodies_busy")
 
 
 @pytest.mark.parametrize("length", ["1001", "9" * 5000])
 def test_a_body_that_says_it_is_too_long_is_not_read(length: str) -> None:
-    with pytest.raises(ApiError) as refused:
-        asyncio.run(read_body(request_of(never(), {"content-length": length}), 1000))
-    assert refused.value.status == 413
+    assert read(never(), {"content-length": length}).status == 413
 
 
-def test_a_body_that_does_not_come_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.01)
-    with pytest.raises(ApiError) as refused:
-        asyncio.run(read_body(request_of(never()), 1000))
-    assert (refused.value.status, refused.value.code) == (408, "body_timeout")
+def test_a_body_that_does_not_come_is_given_up() -> None:
+    refused = read(never())
+    assert (refused.status, refused.code) == (408, "body_timeout")
 
 
 # ---- callers who may send a body ----
@@ -135,7 +146,9 @@ def test_no_route_lets_the_framework_read_a_body(product: InProcess) -> None:
         assert route.body_field is None, f"{route.path}: declare it by json_body(...)"
 
 
-def call_unread(product: InProcess, method: str, path: str, key: str | None) -> tuple[int, int]:
+def call_unread(
+    product: InProcess, method: str, path: str, key: str | None, **state: Any
+) -> tuple[int, int]:
     """(status, number of reads of the body) of a request whose body never ends."""
     num_received, statuses = 0, []
 
@@ -150,6 +163,7 @@ def call_unread(product: InProcess, method: str, path: str, key: str | None) -> 
     headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
     scope: Scope = {
         "type": "http", "method": method, "path": path, "headers": headers, "query_string": b"",
+        "state": state,
     }  # fmt: skip
     asyncio.run(product.app(scope, receive, send))
     return statuses[0], num_received
@@ -180,6 +194,45 @@ def test_a_body_is_not_read_for_a_caller_who_is_refused(product: InProcess) -> N
         if path.startswith("/v1/"):
             answers = [call_unread(product, method, path, key) for key in keys]
             assert (403, 0) in answers, f"{method} {path}: name the key before the body"
+
+
+def test_a_connection_is_told_whose_key_was_shown_and_may_refuse(product: InProcess) -> None:
+    class Connection:
+        """A connection that takes two tenants' keys."""
+
+        def __init__(self) -> None:
+            self.tenants: list[str] = []
+
+        def show_key(self, tenant_id: str) -> None:
+            if len(self.tenants) == 2:
+                raise errors.too_many_connections()
+            self.tenants.append(tenant_id)
+
+    def get(path: str, key: str | None) -> int:
+        return call_unread(product, "GET", path, key, connection=connection)[0]
+
+    user, connection = product.user("connected"), Connection()
+    assert get("/v1/models", None) == get("/v1/models", "sk-chorale-nobodys") == 401
+    assert connection.tenants == []
+    assert get("/v1/models", user.api_key) == get("/admin/v1/tenants", ADMIN_KEY) == 200
+    assert connection.tenants == [user.tenant_id, "operator"]
+    assert get("/v1/models", user.api_key) == get("/admin/v1/tenants", ADMIN_KEY) == 503
+
+
+@pytest.mark.parametrize("second", ["good", "nobodys", ""])
+def test_two_authorization_headers_are_a_400_whatever_they_hold(
+    product: InProcess, second: str
+) -> None:
+    both = [("authorization", f"Bearer {ADMIN_KEY}"), ("Authorization", second)]
+
+    async def call() -> httpx.Response:
+        transport = httpx.ASGITransport(product.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            return await client.get("/admin/v1/tenants", headers=both)
+
+    answer = asyncio.run(call())
+    assert answer.status_code == 400
+    assert "'Authorization'" in answer.json()["error"]["message"]
 
 
 def test_a_malformed_body_without_a_key_is_told_of_the_key(product: InProcess) -> None:

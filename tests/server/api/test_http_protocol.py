@@ -1,4 +1,4 @@
-"""Limits of connections over real sockets: size and time of a head, and connections at once."""
+"""Limits of connections over real sockets: what a head may be, and whose connection is closed."""
 
 import asyncio
 import contextlib
@@ -6,13 +6,14 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from starlette.types import Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.server import ServerState
 
+from server.api.connections import Connections
 from server.api.http_protocol import HttpLimits, protocol
 
 HEAD = b"GET / HTTP/1.1\r\nhost: x\r\n"
@@ -20,7 +21,9 @@ Address = tuple[str, int]
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Read the body and answer with its length."""
+    """Read the body and answer with its length. A path names the tenant whose key was shown."""
+    if tenant_id := scope["path"][1:]:
+        scope["state"]["connection"].show_key(tenant_id)
     size_bytes, more = 0, True
     while more:
         message = await receive()
@@ -33,9 +36,13 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @contextmanager
-def serving(**limits: float) -> Iterator[Address]:
+def serving(
+    max_connections: int = 99, max_per_address: int = 99, **limits: float
+) -> Iterator[Address]:
     """Run a server of the application above in a thread."""
-    config = Config(app, http=protocol(HttpLimits(**limits)), timeout_keep_alive=60)
+    connections = Connections(max_connections, max_per_address)
+    http = protocol(HttpLimits(**limits), connections)
+    config = Config(app, http=http, timeout_keep_alive=60)
     config.load()
     addresses: list[Address] = []
     is_up, stop = threading.Event(), asyncio.Event()
@@ -155,16 +162,65 @@ def test_a_head_after_an_answer_has_its_own_time() -> None:
 def test_connections_over_the_limit_are_a_503_until_one_is_closed() -> None:
     with serving(max_connections=1) as address:
         with socket.create_connection(address) as connection:
-            connection.sendall(HEAD + b"\r\n")
-            assert b" 200 " in connection.recv(65536)
+            ask(connection, tenant=b"a")
             assert refusal(address) == (503, "too_many_connections")
             connection.sendall(HEAD + b"connection: close\r\n\r\n")
             assert b" 200 " in received(connection)
         with socket.create_connection(address) as connection:
-            connection.sendall(HEAD + b"\r\n")
-            assert b" 200 " in connection.recv(65536)
+            ask(connection)
 
 
-def test_what_is_no_http_is_a_400_in_our_shape() -> None:
+def test_an_address_has_a_limit_of_its_own() -> None:
+    with serving(max_per_address=1) as address, socket.create_connection(address) as connection:
+        ask(connection)
+        assert refusal(address) == (503, "too_many_connections")
+
+
+def ask(connection: socket.socket, tenant: bytes = b"") -> None:
+    """Send a request and read its answer, whose body is the length of none."""
+    connection.sendall(HEAD.replace(b"/ ", b"/" + tenant + b" ") + b"\r\n")
+    answer = b""
+    while not answer.endswith(b"\r\n\r\n0"):
+        piece = connection.recv(65536)
+        assert piece, answer
+        answer += piece
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_silent_connections_give_way_to_clients_that_ask() -> None:
+    with serving(max_connections=8, head_timeout_s=60) as address, ExitStack() as all_of_them:
+
+        def connect() -> socket.socket:
+            return all_of_them.enter_context(socket.create_connection(address, timeout=10))
+
+        keyed, answered = connect(), connect()
+        ask(keyed, tenant=b"a")
+        ask(answered)
+        silent = [connect() for _ in range(20)]
+        assert received(answered) == b""  # closed, and nothing to say
+        for connection in silent[:13]:
+            assert b'"too_many_connections"' in received(connection)
+        for client in (keyed, connect(), connect()):
+            ask(client)
+        for connection in silent[13:15]:
+            assert b'"too_many_connections"' in received(connection)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00",
+        *(HEAD.replace(b"1.1", version) + b"\r\n" for version in (b"2.0", b"0.9", b"1.2", b"9.9")),
+        b"GET /\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_that_is_spoken_here_is_a_400_in_our_shape(sent: bytes) -> None:
     with serving() as address:
-        assert refusal(address, b"\x16\x03\x01\x02\x00") == (400, None)
+        assert refusal(address, sent) == (400, None)
+
+
+def test_http_1_0_is_served() -> None:
+    with serving() as address, socket.create_connection(address) as connection:
+        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert b" 200 " in received(connection)

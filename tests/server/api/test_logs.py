@@ -1,21 +1,26 @@
 """Logs hold ids and figures but no content of requests, and slow log readers delay no request."""
 
+import asyncio
 import io
+import itertools
 import json
 import logging
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from engine.errors import RequestRefused
+from engine.messages import AddRequest, RequestOutput
 from server.api.app import create_app
 from server.database.database import DEFAULT_FILE
-from server.logs import LogHandler, LogWriter
-from tests.server.fake_engines import FakeEngines
+from server.logs import LogHandler, LogWriter, trace_of
+from tests.server.fake_engines import FakeEngines, answer_at_once
 from tests.server.in_process import InProcess, User, with_engines
 
 MARK = "zebra"
@@ -92,6 +97,63 @@ def test_an_error_of_ours_says_where_and_not_what(logged: Logged) -> None:
     assert "KeyError" in line["trace"]
     assert any(place.endswith("generate") for place in line["trace"])
     assert MARK not in json.dumps(line)
+
+
+def ask_broken(logged: Logged, error: BaseException, **case: bool) -> httpx.Response | None:
+    """Ask engines that fail, at once or after a token; None where the connection is closed."""
+
+    def script(message: AddRequest) -> list[RequestOutput | BaseException]:
+        (output,) = answer_at_once(message)
+        first = replace(output, finish_reason=None, stop_cause=None, is_last=False)
+        return [first, error] if case["has_begun"] else [error]
+
+    logged.product.use(FakeEngines(script))
+    user = logged.product.user(f"tenant-{len(logged.lines)}")
+    body = {"model": "base", "prompt": PROMPT, "max_tokens": 9, "stream": case["is_stream"]}
+    headers = {"idempotency-key": "k"} if case["has_idempotency_key"] else {}
+    try:
+        return user.call("POST", "/v1/completions", body, headers)
+    except type(error):
+        return None
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError(PROMPT),
+        RequestRefused("of no kind that is known"),
+        ExceptionGroup(PROMPT, [KeyError(PROMPT)]),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_every_fault_of_ours_leaves_a_trace_and_is_a_500_unless_the_answer_has_begun(
+    logged: Logged, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    names = ("has_begun", "is_stream", "has_idempotency_key")
+    for flags in itertools.product([False, True], repeat=len(names)):
+        case = dict(zip(names, flags, strict=True))
+        caplog.clear()
+        answer = ask_broken(logged, error, **case)
+        if not (case["has_begun"] and case["is_stream"]):
+            assert answer is not None, case
+            assert answer.status_code == 500, case
+            assert answer.json()["error"]["code"] == "internal_error"
+        line = logged.lines[-1]
+        assert line["level"] == "error", case
+        raised = [record.exc_info[1] for record in caplog.records if record.exc_info]
+        traces = [trace_of(each) for each in raised if each is not None] + [line["trace"]]
+        assert any(type(error).__name__ in trace for trace in traces), case
+        assert "KeyError" in str(traces) or isinstance(error, RequestRefused)
+        assert MARK not in json.dumps(line)
+
+
+def test_work_that_was_cancelled_by_another_is_a_fault_of_ours(logged: Logged) -> None:
+    """The server would answer with text of its own."""
+    case = {"has_begun": False, "is_stream": False, "has_idempotency_key": False}
+    answer = ask_broken(logged, asyncio.CancelledError(), **case)
+    assert answer is not None
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert "CancelledError" in logged.last()["trace"]
 
 
 def test_no_line_metric_or_error_holds_what_was_sent(

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -291,13 +291,35 @@ def test_parts_beyond_the_places_on_disk_are_a_503_and_a_tenant_has_only_some(
                         places.enter_context(client.gateway.spool.place(tenant_id))
                 return await client.http.put(url, content=FILES["adapter_config.json"])
 
-        others = {f"other-{i}": 5 for i in range(3)}
-        assert sum(others.values()) == MAX_PARTS - 1
-        for parts in ({user.tenant_id: MAX_PARTS_PER_TENANT}, {user.tenant_id: 1, **others}):
+        others = {f"other-{i}": 1 for i in range(MAX_PARTS)}
+        for parts in ({user.tenant_id: MAX_PARTS_PER_TENANT}, others):
             answer = await send_beside(**parts)
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "uploads_busy")
             assert answer.headers["retry-after"] == "2"
-        assert (await send_beside(**others)).status_code == 200
+        assert (await send_beside(one=8, two=8)).status_code == 200
+
+    with_client(steps)
+
+
+def test_a_part_that_gives_way_is_told_to_be_sent_again(with_client, user: User) -> None:
+    async def steps(client: Client) -> None:
+        upload = (await client.create()).json()
+        url = f"/v1/uploads/{upload['id']}/files/adapter_config.json"
+        has_begun = asyncio.Event()
+
+        async def stalled() -> AsyncIterator[bytes]:
+            has_begun.set()
+            await asyncio.Event().wait()
+            yield b""
+
+        sending = asyncio.create_task(client.http.put(url, content=stalled()))
+        await has_begun.wait()
+        with ExitStack() as places:
+            for tenant_id in (user.tenant_id, *(f"other-{i}" for i in range(MAX_PARTS - 1))):
+                places.enter_context(client.gateway.spool.place(tenant_id))
+            answer = await sending
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "uploads_busy")
+        assert (await client.http.put(url, content=FILES["adapter_config.json"])).status_code == 200
 
     with_client(steps)
 

@@ -98,6 +98,14 @@ def test_a_list_in_the_environment_is_json(monkeypatch):
         load_settings({"model": "m"})
 
 
+def test_a_trusted_proxy_is_an_address_or_a_network(monkeypatch):
+    monkeypatch.setenv("CHORALE_TRUSTED_PROXIES", '["10.0.0.0/8", "fd00::1"]')
+    assert load_settings({"model": "m"}).trusted_proxies == ("10.0.0.0/8", "fd00::1")
+    for wrong in ("proxy", "10.0.0.1/8", "300.0.0.1"):
+        with pytest.raises(InvalidSetting, match=f"trusted_proxies: .*{wrong}"):
+            load_settings({"model": "m", "trusted_proxies": [wrong]})
+
+
 def test_there_cannot_be_more_engines_than_the_most():
     with pytest.raises(InvalidSetting, match="max_engines: .*must be at least `engines`"):
         load_settings({"model": "m", "engines": 3, "max_engines": 2})

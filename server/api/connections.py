@@ -1,0 +1,109 @@
+"""Connections of one gateway process: how many may be open, and which one ends for a newcomer.
+
+Each call takes the same time, however many are open.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
+from typing import Any, Protocol
+
+from server.api import errors
+
+# A client of IPv6 has all addresses that begin with the same 8 bytes; an address of IPv4 has 4.
+_COUNTED_BYTES = 8
+
+
+class Connection(Protocol):
+    def give_way(self) -> None:
+        """Close at once."""
+
+
+class Connections:
+    """Connections by address and by tenant. Only one that waits for a request, and on which no key
+    was ever shown, may have to give way.
+
+    A tenant may show its keys on as many connections as are left when all on which a key was shown
+    are counted. So one tenant takes half of them at most, two take a third each, and some are
+    always left for others.
+    """
+
+    def __init__(
+        self,
+        limit: int,
+        limit_per_address: int,
+        trusted_proxies: Sequence[IPv4Network | IPv6Network] = (),
+    ) -> None:
+        self._limit = limit
+        self._limit_per_address = limit_per_address
+        self._trusted_proxies = trusted_proxies
+        # The addresses of all open connections; None where they do not count.
+        self._addresses: dict[Connection, bytes | None] = {}
+        self._num_at: Counter[bytes | None] = Counter()
+        self._tenants: dict[Connection, str] = {}
+        self._num_of: Counter[str] = Counter()
+        # Connections that may have to give way; the one that has waited longest comes first.
+        self._waiting: OrderedDict[Connection, None] = OrderedDict()
+
+    def open(self, connection: Connection, host: str | None) -> None:
+        """Count a connection, which waits for a request. Raises ApiError if there is no place."""
+        address = self._address(host)
+        if address is not None and self._num_at[address] >= self._limit_per_address:
+            raise errors.too_many_connections("Your address has as many as it may.")
+        if len(self._addresses) >= self._limit:
+            if not self._waiting:
+                raise errors.too_many_connections()
+            longest = next(iter(self._waiting))
+            self.close(longest)
+            longest.give_way()
+        self._addresses[connection] = address
+        self._num_at[address] += 1
+        self._waiting[connection] = None
+
+    def close(self, connection: Connection) -> None:
+        """Count a connection no more; nothing happens if it is not counted."""
+        if connection in self._addresses:
+            self._waiting.pop(connection, None)
+            _decrease(self._num_at, self._addresses.pop(connection))
+            self._forget_key(connection)
+
+    def begin_request(self, connection: Connection) -> None:
+        self._waiting.pop(connection, None)
+
+    def end_request(self, connection: Connection) -> None:
+        if connection in self._addresses and connection not in self._tenants:
+            self._waiting[connection] = None
+
+    def show_key(self, connection: Connection, tenant_id: str) -> None:
+        """Count a connection as the tenant's. Raises ApiError if the tenant has its share."""
+        known_as = self._tenants.get(connection)
+        if connection not in self._addresses or known_as == tenant_id:
+            return
+        num_left = self._limit - len(self._tenants) + (known_as is not None)
+        if self._num_of[tenant_id] >= num_left:
+            raise errors.too_many_connections("Your keys are in use on as many as they may be.")
+        self._forget_key(connection)
+        self._waiting.pop(connection, None)
+        self._tenants[connection] = tenant_id
+        self._num_of[tenant_id] += 1
+
+    def _forget_key(self, connection: Connection) -> None:
+        tenant_id = self._tenants.pop(connection, None)
+        if tenant_id is not None:
+            _decrease(self._num_of, tenant_id)
+
+    def _address(self, host: str | None) -> bytes | None:
+        """A client's address as it is counted; None for a proxy, and for a Unix socket."""
+        if host is None:
+            return None
+        address = ip_address(host)
+        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+            address = address.ipv4_mapped
+        is_trusted = any(address in network for network in self._trusted_proxies)
+        return None if is_trusted else address.packed[:_COUNTED_BYTES]
+
+
+def _decrease(counts: Counter[Any], key: object) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
