@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from engine.batch import Batch
 
-MOST_S = 600.0
+MOST_S = 120.0
 """Longest time of any step, which the first steps of a size get: they may compile kernels."""
 _NUM_FIRST = 2
 """First steps of a size. Only the time of the second tells anything about later ones."""
