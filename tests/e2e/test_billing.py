@@ -317,32 +317,6 @@ def test_a_killed_engine_ends_its_streams_within_a_second_and_is_back_by_itself(
     assert answer.status_code == 200
 
 
-def test_an_engine_that_stands_still_is_killed_and_its_requests_end_as_when_it_dies(
-    tmp_path: Path, tiny_model: Path
-) -> None:
-    with running(
-        tmp_path, tiny_model, fake_engine=True, max_model_len=512,
-        environment={"FAKE_STEP_S": "0.01", "FAKE_SILENCE_S": "2"},
-    ) as stack:  # fmt: skip
-        http, engine = stack.tenant("acme").http, stack.pid("engine")
-        body = {"model": "base", "prompt": [5] * 20, "max_tokens": 400, "ignore_eos": True}
-        with http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
-            lines = answer.iter_lines()
-            for _ in range(30):  # the first steps of a size may take long
-                next(lines)
-            os.kill(engine, signal.SIGSTOP)
-            rest = [line for line in lines if line.startswith("data: ")]
-        assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "engine_unavailable"
-        assert stack.operator.get("/ready").status_code == 503
-        stack.wait_ready()
-        assert stack.pid("engine") != engine
-        assert http.post("/v1/completions", json=body | {"max_tokens": 2}).status_code == 200
-        stopped, _ = stack.settled_events(2)
-        assert (stopped["stop_cause"], stopped["amount_nanousd"]) == ("engine_failure", 0)
-        with closing(sqlite3.connect(stack.data_dir / "chorale.db")) as db:
-            assert db.execute("SELECT state FROM holds").fetchall() == [("posted",)] * 2
-
-
 def test_a_request_that_killed_the_engine_twice_is_not_tried_a_third_time(
     fake_stack: Stack,
 ) -> None:
