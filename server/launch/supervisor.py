@@ -52,6 +52,10 @@ class ChildCannotStart(Exception):
         super().__init__(f"The {name} {how}; {_last_words(log)}")
 
 
+class Interrupted(BaseException):
+    """A signal came while work was under way that polls nothing; see `Supervisor.interruptible`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """A process to keep running.
@@ -111,6 +115,7 @@ class Supervisor:
         self._plan = plan if callable(plan) else lambda: plan
         self._children: dict[str, _Child] = {}
         self._num_signals = 0
+        self._is_interruptible = False
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Supervisor":
@@ -145,6 +150,17 @@ class Supervisor:
             self.tend(may_restart=may_restart)
             time.sleep(self._config.poll_s)
 
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Have a signal raise Interrupted in this block, which would delay the end otherwise."""
+        self._is_interruptible = True
+        try:
+            if self.is_stopping:
+                raise Interrupted
+            yield
+        finally:
+            self._is_interruptible = False
+
     def tend(self, *, may_restart: bool = True) -> None:
         """Start the children that should run and are due; ask those to go that should not run."""
         planned = {spec.name: spec for spec in self._plan()}
@@ -176,6 +192,8 @@ class Supervisor:
         self._num_signals += 1
         again = "killing" if self._num_signals > 1 else "stopping; once more kills"
         logger.info("%s: %s", signal.Signals(number).name, again)
+        if self._is_interruptible:
+            raise Interrupted
 
 
 class Backoff:

@@ -12,6 +12,7 @@ from server.launch.supervisor import (
     ChildCannotStart,
     ChildSpec,
     DataDirInUse,
+    Interrupted,
     Supervisor,
     SupervisorConfig,
     lock_data_dir,
@@ -348,6 +349,25 @@ def test_a_second_signal_does_not_wait_for_the_drain(tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
         supervisor.run()
     assert time.monotonic() - started_at < 10.0
+
+
+def test_work_that_polls_nothing_is_left_at_a_signal_and_the_children_stop():
+    with Supervisor([make_child()], FAST) as supervisor:
+        pid = supervisor.pids["child"]
+        with pytest.raises(Interrupted), supervisor.interruptible():
+            wait_until(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Interrupted), supervisor.interruptible():
+            pytest.fail("the signal came before the block")
+        supervisor.run()
+    assert not is_alive(pid)
+
+
+def test_outside_of_such_work_a_signal_interrupts_nothing():
+    with Supervisor([], FAST) as supervisor:
+        with supervisor.interruptible():
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert supervisor.is_stopping
 
 
 def test_the_handlers_of_before_are_put_back():
