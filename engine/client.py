@@ -139,7 +139,7 @@ class EngineClient:
             await self._send(request)
             expected = 0
             while not finished:
-                output = await _next(stream, None if has_begun else first_due_at)
+                output = await (stream.get() if has_begun else _first(stream, first_due_at))
                 if output is None or output.seq != expected:
                     raise EngineDeadError("the engine died")
                 expected += 1
@@ -274,10 +274,10 @@ class EngineClient:
                 self.stats = message
 
 
-async def _next(
-    stream: asyncio.Queue[RequestOutput | None], due_at: float | None
+async def _first(
+    stream: asyncio.Queue[RequestOutput | None], due_at: float
 ) -> RequestOutput | None:
-    """The next output.   due_at: the loop's time after which it raises FirstTokenLate, or None."""
+    """The next output. Raises FirstTokenLate at `due_at`, by the loop's clock."""
     try:
         async with asyncio.timeout_at(due_at):
             return await stream.get()

@@ -48,7 +48,7 @@ class Watchdog:
 
     @property
     def complaint(self) -> str:
-        """What is wrong with the child, for the log."""
+        """A sentence for the log, without its subject."""
         while_what = f" while {self._what}" if self._what else ""
         return f"has been silent for {self._silence.seconds:.0f} s{while_what}"
 
