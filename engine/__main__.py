@@ -18,12 +18,17 @@ from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.scheduler import ArenaTooSmall
 from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
+from lora.beat import Beat
 
 logger = logging.getLogger(__name__)
+
+_LOADING_S = 1800.0
+"""Longest time in which the model is read, kernels are built and checked, and graphs captured."""
 
 
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="engine: %(message)s")
+    beat = Beat.inherited()
     config = EngineConfig(**json.loads(Path(sys.argv[1]).read_text()))
     torch.set_num_threads(config.threads)
     data_dir = Path(config.data_dir)
@@ -32,7 +37,8 @@ def main() -> None:
         engine_id, epoch = engine_identity(data_dir)
         try:
             vocabulary = read_vocabulary(Path(config.vocabulary_path))
-            core, config = build_core(config, engine_id, vocabulary)
+            with beat.busy("loading the model", _LOADING_S):
+                core, config = build_core(config, engine_id, vocabulary)
         except (UnsupportedModel, ArenaTooSmall) as error:
             logger.error("%s", error)
             sys.exit(os.EX_CONFIG)  # starting again would end the same way
@@ -63,6 +69,7 @@ def main() -> None:
             tcp=TcpListener.of(config),
             gateway_timeout_s=config.gateway_timeout_s,
             leaving=Leaving(config.leave_timeout_s),
+            beat=beat,
         )
         process.run()
 

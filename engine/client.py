@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
@@ -13,9 +12,10 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from engine.endpoint import Endpoint
-from engine.errors import EngineAwayError, EngineDeadError, RequestRefused
+from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate, RequestRefused
 from engine.leaving import LEAVING
 from engine.messages import (
+    SILENCE_S,
     AbortRequests,
     AddRequest,
     EngineStats,
@@ -35,6 +35,7 @@ from engine.messages import (
     Welcome,
 )
 from engine.records import JournalRecords
+from engine.silence import Silence
 from engine.tcp import check, guard
 from engine.wire import Numbering, WireError
 from registry.proof import Proof
@@ -42,13 +43,15 @@ from registry.ref import AdapterRef
 
 logger = logging.getLogger(__name__)
 
-SILENCE_S = 60.0
-"""Silence after which an engine counts as hung; a live one sends something four times a second."""
 _JOURNAL_TIMEOUT_S = 10.0
 _PROOF_TIMEOUT_S = 1800.0
 """Longest wait for a proof: its requests have deadlines, its arithmetic a share of the time."""
 _RECONNECT_S = 0.05
 _LATE_S = 10.0
+_FIRST_TOKEN_LATE_S = 5.0
+"""Time that an engine has beyond the limit for a first token to end the request by itself."""
+_MOST_MISSED_BEATS = 2
+"""Heartbeats between two looks at an engine's silence; in a longer gap this process stood still."""
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _REFUSED_S = 5.0
 
@@ -56,8 +59,9 @@ _REFUSED_S = 5.0
 class EngineClient:
     """Talks to the engine at one endpoint, and reconnects until it is closed.
 
-    A dead engine is noticed by its closed socket, in milliseconds: every request in flight ends
-    with EngineDeadError, and `generate` raises it until the engine is back.
+    A dead engine is noticed by its closed socket, in milliseconds, and one that hangs by its
+    silence: every request in flight ends with EngineDeadError, and `generate` raises it until the
+    engine is back.
 
     on_end: called for every request that ended, because its end record can be settled now.
     on_lease_low: called when a request is about to use up its lease; see `extend_lease`.
@@ -117,7 +121,7 @@ class EngineClient:
         """Yield the outputs of one request, the last with `is_last`; closing it early aborts.
 
         Raises RequestRefused or EngineDeadError; the latter is an EngineAwayError as long as the
-        request may be sent to another engine.
+        request may be sent to another engine, and FirstTokenLate if that is all that is known.
         """
         if not self.is_ready:
             raise EngineAwayError("the engine is starting")
@@ -127,17 +131,20 @@ class EngineClient:
         self._streams[request.request_id] = stream
         # The engine ends a request at its deadline; an engine that does not is treated as dead.
         too_late_s = request.deadline_s + _LATE_S
-        late = asyncio.get_running_loop().call_later(too_late_s, stream.put_nowait, None)
-        finished = False
+        loop = asyncio.get_running_loop()
+        late = loop.call_later(too_late_s, stream.put_nowait, None)
+        first_due_at = loop.time() + request.first_token_timeout_s + _FIRST_TOKEN_LATE_S
+        finished = has_begun = False
         try:
             await self._send(request)
             expected = 0
             while not finished:
-                output = await stream.get()
+                output = await (stream.get() if has_begun else _first(stream, first_due_at))
                 if output is None or output.seq != expected:
                     raise EngineDeadError("the engine died")
                 expected += 1
                 finished = output.is_last
+                has_begun = has_begun or not output.is_of_prompt
                 if output.finish_reason == "error" and output.stop_cause is None:
                     if output.error == LEAVING:
                         raise EngineAwayError("the engine leaves")
@@ -267,6 +274,17 @@ class EngineClient:
                 self.stats = message
 
 
+async def _first(
+    stream: asyncio.Queue[RequestOutput | None], due_at: float
+) -> RequestOutput | None:
+    """The next output. Raises FirstTokenLate at `due_at`, by the loop's clock."""
+    try:
+        async with asyncio.timeout_at(due_at):
+            return await stream.get()
+    except TimeoutError:
+        raise FirstTokenLate("no token came in time") from None
+
+
 class _Connection:
     """One socket to the engine, from Hello until it is closed. Its messages are numbered from 0."""
 
@@ -276,7 +294,7 @@ class _Connection:
         self._gateway_id = gateway_id
         self._heartbeat_s = heartbeat_s
         self._numbering = Numbering()
-        self._last_heard_at = time.monotonic()
+        self._silence = Silence(SILENCE_S, _MOST_MISSED_BEATS * heartbeat_s)
         self._socket = context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.IDENTITY, gateway_id.encode())
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -315,7 +333,9 @@ class _Connection:
         with contextlib.suppress(WireError):
             while True:
                 message = self._numbering.decode(await self._socket.recv())
-                self._last_heard_at = time.monotonic()
+                self._silence.end()
+                if isinstance(message, EngineStats):
+                    self._silence.limit_s = message.silence_s
                 take(message)
 
     async def _hang_up(self) -> None:
@@ -330,9 +350,16 @@ class _Connection:
 
     async def _beat(self) -> None:
         """Send heartbeats; return when the engine has been silent for too long."""
-        heard_once = False
-        while not heard_once or time.monotonic() - self._last_heard_at < SILENCE_S:
+        while True:
             await asyncio.sleep(self._heartbeat_s)
-            heard_once = heard_once or self._numbering.num_received > 0
-            if heard_once:
-                await self.send(Heartbeat())
+            is_silent = self._silence.is_too_long()
+            if self._numbering.num_received == 0:
+                continue  # the engine may still be starting
+            if is_silent:
+                logger.error(
+                    "%s has been silent for %.0f s, as if it hung",
+                    self._endpoint.address,
+                    self._silence.seconds,
+                )
+                return
+            await self.send(Heartbeat())

@@ -1,7 +1,7 @@
 """The engine's core: messages in, steps, messages out. No sockets, threads or torch of its own."""
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from typing import Protocol
 
@@ -9,6 +9,7 @@ from engine.batch import Batch, StepResult, StepTokens
 from engine.journal import Journal, JournalFull
 from engine.messages import (
     PROOF_TENANT,
+    SILENCE_S,
     AbortRequests,
     AddRequest,
     EngineStats,
@@ -29,6 +30,8 @@ from engine.proof import ProofRunner, Reference
 from engine.records import EndRecord, JournalRecords, ResidencyItem
 from engine.request import RequestGroup
 from engine.scheduler import Scheduler
+from engine.step_times import StepTimes, size_of
+from lora.beat import Beat
 from lora.residency_meter import Stay
 from lora.tier_map import AdapterLocation
 
@@ -43,6 +46,11 @@ FromGateway = (
     | TenantService
 )
 ToGateway = StepOutputs | LeaseLow | JournalRecords | ProofResult
+
+Busy = Callable[[str, float], AbstractContextManager[None]]
+"""Announces work that may take long, and how many seconds it may take; see lora.beat."""
+_DISK_S = SILENCE_S
+"""Longest time that a disk may hold up the loop. Gateways wait for as long without being told."""
 
 
 class Runner(Protocol):
@@ -89,30 +97,44 @@ class EngineCore:
         self._residency_since = journal.clock()
         self._is_finished = False
         self.proofs = ProofRunner(reference, scheduler, self._accept, precision, scheduler.clock)
+        self._step_times = StepTimes()
         self.largest_batch = Batch(0, ())
         self.num_steps = self.num_completion_tokens = 0
         self.num_prompt_tokens = self.num_cached_tokens = 0
 
-    def step(self) -> list[tuple[str, ToGateway]]:
+    def step(self, busy: Busy = Beat().busy) -> list[tuple[str, ToGateway]]:
         """Run one step of every request that can run; the returned messages may be sent at once."""
         self.adapters.poll()
-        batch = self.scheduler.schedule()
-        if not batch.is_empty:
-            self.runner.launch(batch)
-        finished, tokens = self._collect(must_wait=batch.is_empty)
+        finished, tokens = self._compute(self.scheduler.schedule(), busy)
         result = self.scheduler.update(finished, tokens)
         if self.scheduler.clock() >= self._residency_due:
             self._note_residency()
         try:
-            self.journal.commit(result)
+            with busy("writing the journal", _DISK_S):
+                self.journal.commit(result)
         except JournalFull as full:
             result = self._fail_all(result, full.ends)
         self.journal.make_room()
-        return [*self._deliver(finished, result), *self.proofs.advance()]
+        answers = self._deliver(finished, result)
+        if self.proofs.has_work:
+            with busy("proving an adapter", _DISK_S):
+                answers += self.proofs.advance()
+        return answers
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or self.proofs.has_work
+
+    def _compute(self, batch: Batch, busy: Busy) -> tuple[Batch, StepTokens]:
+        """Launch a step unless it is empty, and collect the oldest one if it is due."""
+        sizes = {size_of(launched.batch) for launched in self.scheduler.launched}
+        begun_at = self.scheduler.clock()
+        with busy("computing a step", self._step_times.limit_s(sizes)):
+            if not batch.is_empty:
+                self.runner.launch(batch)
+            collected = self._collect(must_wait=batch.is_empty)
+        self._step_times.note(sizes, self.scheduler.clock() - begun_at)
+        return collected
 
     def _collect(self, *, must_wait: bool) -> tuple[Batch, StepTokens]:
         """Collect the oldest step if more than `lag` are launched, or if `must_wait`.

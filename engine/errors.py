@@ -2,7 +2,8 @@
 
 EngineError
 ├── EngineDeadError    the engine is gone and restarts; its requests in flight have ended
-│   └── EngineAwayError    it was gone, or leaves, before this request: another engine may take it
+│   ├── EngineAwayError    it was gone, or leaves, before this request: another engine may take it
+│   └── FirstTokenLate     it lives, as far as is known, but did not even end the request in time
 ├── UnsupportedModel   the engine cannot start on this checkpoint, now or later
 └── RequestRefused     the engine did not accept the request; nothing was generated or counted
 """
@@ -18,6 +19,10 @@ class EngineDeadError(EngineError):
 
 class EngineAwayError(EngineDeadError):
     """The request was not sent, or was turned away unread, so that no journal contains it."""
+
+
+class FirstTokenLate(EngineDeadError):
+    """No token came in time, and the engine did not end the request itself, as it should have."""
 
 
 class UnsupportedModel(EngineError):

@@ -27,7 +27,11 @@ StopCause = Literal[
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 ResidentTier = Literal["device", "host", "disk"]
 
+SILENCE_S = 30.0
+"""Silence after which a gateway treats an engine as hung that has announced no long work.
 
+The engine's supervisor has a shorter limit (lora.beat), and kills the engine before.
+"""
 PROOF_TENANT = "canary"
 """Tenant and gateway id of a proof's requests, which are journaled like others but not billed.
 
@@ -330,6 +334,7 @@ class EngineStats:
 
     batch_*: the largest step since the previous message.   tiers: nearest first.
     is_leaving: whether it takes no new requests, and exits once all it has is ended and settled.
+    silence_s: silence after which the engine counts as hung.
     """
 
     running: int
@@ -355,6 +360,7 @@ class EngineStats:
     unsettled_records: int
     tiers: tuple[TierStats, ...] = ()
     is_leaving: bool = False
+    silence_s: float = SILENCE_S
 
 
 # ---- both ways ----

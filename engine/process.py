@@ -10,7 +10,8 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -18,9 +19,10 @@ from typing import IO, Protocol
 
 import zmq
 
-from engine.core import FromGateway, ToGateway
+from engine.core import Busy, FromGateway, ToGateway
 from engine.leaving import Leaving, forget_settled, refusal
 from engine.messages import (
+    SILENCE_S,
     AddRequest,
     EngineStats,
     Hello,
@@ -38,6 +40,7 @@ from engine.wire import (
     decode,
     encode,
 )
+from lora.beat import Beat
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,7 @@ INTEGRITY_INTERVAL_S = 5.0
 _MESSAGES_PER_STEP = 256
 _SEND_QUEUE = 100_000
 _LEAVE_TIMEOUT_S = 150.0
+_CLOSING_S = 60.0
 _NUM_RELAYS = 2
 """Gateways that get the service totals each time: two, as one may be cut off from an engine."""
 
@@ -103,7 +107,9 @@ class Core(Protocol):
         """Whether the core has finished, and all of its journal is settled."""
         ...
 
-    def step(self) -> Sequence[tuple[str, ToGateway]]: ...
+    def step(self, busy: Busy) -> Sequence[tuple[str, ToGateway]]:
+        """Run one step, if there is any, and announce with `busy` whatever may take long."""
+        ...
 
     def handle(self, gateway_id: str, message: FromGateway) -> Sequence[tuple[str, ToGateway]]: ...
 
@@ -139,6 +145,7 @@ class EngineProcess:
     gateway_timeout_s: silence after which a gateway's requests are ended; without any gateway for
     that long the process exits (the first one has `startup_grace_s`).
     leaving: how the engine leaves when it is asked to stop.
+    beat: tells the supervisor that this loop is alive.
     """
 
     def __init__(
@@ -151,6 +158,7 @@ class EngineProcess:
         gateway_timeout_s: float = 10.0,
         startup_grace_s: float = 60.0,
         leaving: Leaving | None = None,
+        beat: Beat | None = None,
     ) -> None:
         self.core = core
         self.welcome = welcome
@@ -159,6 +167,7 @@ class EngineProcess:
         self._alone_since = time.monotonic() + startup_grace_s - gateway_timeout_s
         self._stats_due = self._integrity_due = 0.0
         self._leaving = leaving or Leaving(_LEAVE_TIMEOUT_S)
+        self._beat = beat or Beat()
         socket_path.unlink(missing_ok=True)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -178,7 +187,8 @@ class EngineProcess:
         signal.signal(signal.SIGTERM, lambda *_: self.leave())
         try:
             self._serve()
-            self.core.close()
+            with self._beat.busy("closing the journal", _CLOSING_S):
+                self.core.close()
         finally:
             if self._authenticator is not None:
                 self._authenticator.stop()
@@ -187,18 +197,28 @@ class EngineProcess:
     def _serve(self) -> None:
         has_computed = has_work = False
         while not self._has_left() and not self._is_deserted():
+            self._beat.beat()
             had_work, has_work = has_work, self.core.has_work
             self._receive(0 if has_computed else LOADING_POLL_MS if has_work else IDLE_POLL_MS)
+            # Gateways spoke during a long step; nobody is silent before that has been received.
+            self._drop_silent()
             num_steps = self.core.num_steps
-            for gateway_id, message in self.core.step():
+            for gateway_id, message in self.core.step(self._busy):
                 self._send(gateway_id, message)
             has_computed = self.core.num_steps > num_steps
             self._tell_everybody()
-            self._drop_silent()
             if had_work and not has_work:
                 self._check_integrity()
         reason = "asked to stop" if self._leaving.has_begun else "no gateway any more"
         logger.info("%s: exiting", reason)
+
+    @contextmanager
+    def _busy(self, what: str, limit_s: float) -> Iterator[None]:
+        """Announce long work to the supervisor, and to gateways if they would not wait for it."""
+        if limit_s > SILENCE_S:
+            self._send_all([replace(self._stats(), silence_s=limit_s)])
+        with self._beat.busy(what, limit_s):
+            yield
 
     def leave(self) -> None:
         """Begin to leave, and announce it with the next figures."""
@@ -293,6 +313,9 @@ class EngineProcess:
             self._stats_due = now + STATS_INTERVAL_S
             news.append(self._stats())
             self._tell_service()
+        self._send_all(news)
+
+    def _send_all(self, news: Sequence[object]) -> None:
         for gateway_id in list(self._gateways):
             for message in news:
                 self._send(gateway_id, message)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine.config import EngineConfig
-from engine.core import FromGateway
+from engine.core import Busy, FromGateway
 from engine.journal import Journal
 from engine.journal_records import JournalCorrupt
 from engine.leaving import Leaving, mark_settled
@@ -24,11 +24,13 @@ from engine.messages import EngineStats, ReadJournal, Residency, TenantService, 
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.records import JournalRecords
 from engine.tcp import TcpListener
+from lora.beat import Beat
 
 logger = logging.getLogger(__name__)
 
 VOIDING_S = 15.0
 """Time for gateways to void expired holds, which they look for every five seconds."""
+_READING_S = 600.0
 _NO_LIMIT = 1 << 30
 _NO_FIGURES = EngineStats(
     running=0,
@@ -74,7 +76,7 @@ class RetiredCore:
         self._holds_end_at = clock() + holds_end_s
         self.is_settled = False
 
-    def step(self) -> list[tuple[str, JournalRecords]]:
+    def step(self, busy: Busy) -> list[tuple[str, JournalRecords]]:
         self.journal.make_room()
         return []
 
@@ -139,8 +141,10 @@ def main() -> None:
     data_dir = Path(config.data_dir)
     with lock_directory(data_dir):
         engine_id, epoch = engine_identity(data_dir)
+        beat = Beat.inherited()
         try:
-            journal = Journal(data_dir / "journal", engine_id, config.base_revision)
+            with beat.busy("reading the journal", _READING_S):
+                journal = Journal(data_dir / "journal", engine_id, config.base_revision)
         except JournalCorrupt as error:
             logger.error("%s. Its usage cannot be billed; see %s", error, data_dir)
             sys.exit(os.EX_DATAERR)
@@ -162,6 +166,7 @@ def main() -> None:
             tcp=TcpListener.of(config),
             gateway_timeout_s=config.gateway_timeout_s,
             leaving=Retirement(),
+            beat=beat,
         ).run()
         if core.is_settled:
             logger.info("all of %s is settled", engine_id)

@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from lora.beat import Beat
 from lora.disk_cache import CacheInUse, DiskCache, packed_path
 from lora.download import Downloader
 from lora.errors import AdapterError, Failure
@@ -50,6 +51,10 @@ _MAX_LINE_BYTES = 64 << 10
 _SEND_TIMEOUT_S = 10
 _READ_TIMEOUT_S = 10.0
 """How long the store may say nothing before the read is tried again."""
+_SILENCE_S = 30.0
+"""Silence after which the fetcher counts as hung, longer than others': its priority is lowest."""
+_OPENING_S = 300.0
+_ACCEPT_S = 1.0
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DROPPED = Failure("dropped", "no request waits for it any more")
@@ -240,20 +245,25 @@ def main() -> None:
     parser.add_argument("--quota-bytes", type=int, required=True)
     parser.add_argument("--max-fetches", type=int, required=True)
     args = parser.parse_args()
+    beat = Beat.inherited(_SILENCE_S)
     logging.basicConfig(level=logging.WARNING, format="fetcher: %(message)s")
     # One attempt, since the downloader resumes a broken read by itself.
     storage = open_storage(args.storage, attempts=1, read_timeout_s=_READ_TIMEOUT_S)
     os.nice(_NICE)  # after the import of boto3, which would take half a minute on a busy machine
     try:
-        cache = DiskCache(args.cache, args.quota_bytes)
-        fetcher = Fetcher(Downloader(storage, args.max_fetches), cache, args.max_fetches)
+        with beat.busy("opening the disk cache", _OPENING_S):
+            cache = DiskCache(args.cache, args.quota_bytes)
+            fetcher = Fetcher(Downloader(storage, args.max_fetches), cache, args.max_fetches)
     except CacheInUse as error:
         sys.exit(f"fetcher: {error}")
     server = listen(args.socket)
+    server.settimeout(_ACCEPT_S)
     while True:
-        engine, _ = server.accept()
-        # A new engine may connect while the old one's socket lingers, so both are served.
-        threading.Thread(target=Connection(fetcher, engine).serve, daemon=True).start()
+        beat.beat()
+        with contextlib.suppress(TimeoutError):
+            engine, _ = server.accept()
+            # A new engine may connect while the old one's socket lingers, so both are served.
+            threading.Thread(target=Connection(fetcher, engine).serve, daemon=True).start()
 
 
 if __name__ == "__main__":

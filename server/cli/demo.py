@@ -2,6 +2,7 @@
 
 import json
 import time
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -35,7 +36,7 @@ def demo(
     ] = None,
 ) -> None:
     """Serve the demo model with two tenants and four adapters, until Ctrl-C."""
-    from server.launch.children import write_private
+    from server.launch.supervisor import Interrupted
 
     folder = Path(str(files("demo")))
     if not (folder / "model").is_dir():
@@ -46,10 +47,10 @@ def demo(
     with start_serving(settings, logs=_LOGS) as (supervisor, settings):
         say(f"Starting engine and gateway; their logs are in {settings.data_dir / _LOGS}.")
         supervisor.run(until=Readiness(base_url(settings)), may_restart=False)
-        if not supervisor.is_stopping:
+        # Uploads have a lot of patience, with a full disk for example; a signal must not wait.
+        with suppress(Interrupted), supervisor.interruptible():
             made = _provision(settings, folder / "adapters")
-            write_private(settings.data_dir / "demo.json", made)
-        if not supervisor.is_stopping:
+            _write(settings.data_dir / "demo.json", made)
             say(f"Ready after {time.monotonic() - started_at:.1f} s.")
             _show_what_to_paste(made)
             _show_what_to_export(made, settings.data_dir)
@@ -80,6 +81,15 @@ def _provision(settings: "Settings", adapters: Path) -> JsonObject:
             }
         )
     return {"base_url": url, "admin_key": admin_key, "model": _MODEL_NAME, "tenants": tenants}
+
+
+def _write(path: Path, made: JsonObject) -> None:
+    from server.launch.children import write_private
+
+    try:
+        write_private(path, made)
+    except OSError as error:
+        raise CommandFailed(f"{path}: {error.strerror}") from error
 
 
 def _known_keys(path: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
 
-from engine.errors import EngineAwayError, EngineDeadError, RequestRefused
+from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate, RequestRefused
 from engine.messages import RequestOutput
 from server import logs
 from server.billing.failures import Failures
@@ -83,6 +83,8 @@ class Generation:
             used_tokens = None
             await self._void(message.request_id)
             raise errors.engine_unavailable() from None
+        except FirstTokenLate:
+            raise errors.first_token_timeout(message.first_token_timeout_s) from None
         except EngineDeadError:
             raise errors.engine_unavailable() from None
         finally:

@@ -15,6 +15,8 @@ from server.text.json_object import JsonObject
 # Prefixes of the environment variables that only some of the processes may see.
 STORE_CREDENTIALS = ("AWS_",)
 CLUSTER = ("RAY_",)
+_FIRST_BEAT_S = 300.0
+"""Longest time from a start to the first beat: imports come first, from a disk that may be slow."""
 GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_")
 
 
@@ -26,7 +28,8 @@ def fetcher_child(
         sys.executable, "-m", "lora.fetch", "--socket", str(socket), "--storage", storage,
         "--cache", str(cache), "--quota-bytes", str(quota_bytes), "--max-fetches", str(max_fetches),
     )  # fmt: skip
-    return ChildSpec("fetcher", command, environment(without=(*GATEWAY_ONLY, *CLUSTER)))
+    own = environment(without=(*GATEWAY_ONLY, *CLUSTER))
+    return ChildSpec("fetcher", command, own, first_beat_s=_FIRST_BEAT_S)
 
 
 def engine_child(name: str, module: str, config_path: Path, threads: int) -> ChildSpec:
@@ -34,7 +37,7 @@ def engine_child(name: str, module: str, config_path: Path, threads: int) -> Chi
     command = (sys.executable, "-m", module, str(config_path))
     own = environment(without=(*GATEWAY_ONLY, *STORE_CREDENTIALS, *CLUSTER))
     own["OMP_NUM_THREADS"] = str(threads)
-    return ChildSpec(name, command, own, stage=1)
+    return ChildSpec(name, command, own, stage=1, first_beat_s=_FIRST_BEAT_S)
 
 
 def environment(without: tuple[str, ...]) -> dict[str, str]:

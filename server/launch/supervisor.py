@@ -3,7 +3,8 @@
 The supervisor knows nothing of what the processes do (see `server.launch.plan`). A plan, asked at
 every poll, says which should run: a process that is no longer in the plan is asked to go, and is
 killed when its time is up; one that has another command in the plan is replaced in the same way.
-There is one thread and no event loop: children are polled.
+There is one thread and no event loop: children are polled. A child whose loop has been silent for
+too long is killed, and started again like one that died (`server.launch.watchdog`).
 """
 
 import contextlib
@@ -21,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from server.launch.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +52,10 @@ class ChildCannotStart(Exception):
         super().__init__(f"The {name} {how}; {_last_words(log)}")
 
 
+class Interrupted(BaseException):
+    """A signal came while work was under way that polls nothing; see `Supervisor.interruptible`."""
+
+
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
     """A process to keep running.
@@ -56,6 +63,7 @@ class ChildSpec:
     stop_timeout_s: seconds between SIGTERM and SIGKILL when all processes are stopped.
     leave_timeout_s: the same when this process alone has to go or to be replaced.
     stage: children of one stage are stopped together.
+    first_beat_s: seconds until its first beat (lora.beat); None: it is not watched.
     """
 
     name: str
@@ -64,6 +72,7 @@ class ChildSpec:
     stop_timeout_s: float = 5.0
     leave_timeout_s: float = 5.0
     stage: int = 0
+    first_beat_s: float | None = None
 
 
 Plan = Callable[[], Sequence[ChildSpec]]
@@ -106,6 +115,7 @@ class Supervisor:
         self._plan = plan if callable(plan) else lambda: plan
         self._children: dict[str, _Child] = {}
         self._num_signals = 0
+        self._is_interruptible = False
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Supervisor":
@@ -140,6 +150,17 @@ class Supervisor:
             self.tend(may_restart=may_restart)
             time.sleep(self._config.poll_s)
 
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Have a signal raise Interrupted in this block, which would delay the end otherwise."""
+        self._is_interruptible = True
+        try:
+            if self.is_stopping:
+                raise Interrupted
+            yield
+        finally:
+            self._is_interruptible = False
+
     def tend(self, *, may_restart: bool = True) -> None:
         """Start the children that should run and are due; ask those to go that should not run."""
         planned = {spec.name: spec for spec in self._plan()}
@@ -171,6 +192,8 @@ class Supervisor:
         self._num_signals += 1
         again = "killing" if self._num_signals > 1 else "stopping; once more kills"
         logger.info("%s: %s", signal.Signals(number).name, again)
+        if self._is_interruptible:
+            raise Interrupted
 
 
 class Backoff:
@@ -193,6 +216,7 @@ class _Child:
     """A process under one name, and its successors.
 
     _kill_at: when the process is killed, if it has been asked to go; None otherwise.
+    _watchdog: None if nobody watches the process, or if it has been killed for its silence.
     """
 
     def __init__(self, spec: ChildSpec, config: SupervisorConfig, log: Path | None) -> None:
@@ -204,6 +228,7 @@ class _Child:
         self._started_at = 0.0
         self._due_at = 0.0
         self._kill_at: float | None = None
+        self._watchdog: Watchdog | None = None
 
     @property
     def is_running(self) -> bool:
@@ -213,6 +238,8 @@ class _Child:
         """Poll the process once.   planned: what should run; None: nothing."""
         if self.process and not self.is_running:
             self._note_end(self.process.returncode, now, may_restart)
+        if self.process and self._watchdog and self._watchdog.is_silent():
+            self._kill_silent(self.process.pid, self._watchdog)
         if self.process and planned != self.spec and self._kill_at is None:
             self.terminate()
             self._kill_at = now + self.spec.leave_timeout_s
@@ -224,8 +251,21 @@ class _Child:
             if now >= self._due_at:
                 self._start(now)
 
+    def _kill_silent(self, pid: int, watchdog: Watchdog) -> None:
+        """Kill a child that stands still, and its own children; a later poll notes its end."""
+        logger.error("%s %s: killed", self.spec.name, watchdog.complaint)
+        self._unwatch()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+
+    def _unwatch(self) -> None:
+        if self._watchdog:
+            self._watchdog.close()
+            self._watchdog = None
+
     def _note_end(self, returncode: int, now: float, may_restart: bool) -> None:
         self.process = None
+        self._unwatch()
         if self._kill_at is not None:
             logger.info("%s has left (%s)", self.spec.name, _describe(returncode))
             self._kill_at = None
@@ -260,13 +300,18 @@ class _Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.process = None
+        self._unwatch()
 
     def _start(self, now: float) -> None:
         self._started_at = now
+        first_beat_s = self.spec.first_beat_s
+        watchdog = None if first_beat_s is None else Watchdog(first_beat_s)
+        self._watchdog = watchdog
         with self._log.open("ab") if self._log else contextlib.nullcontext() as output:
             self.process = subprocess.Popen(
                 self.spec.command,
-                env=self.spec.environment,
+                env={**self.spec.environment, **(watchdog.environment if watchdog else {})},
+                pass_fds=(watchdog.descriptor,) if watchdog else (),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

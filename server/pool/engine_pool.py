@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine.client import EngineClient
 from engine.endpoint import Endpoint
-from engine.errors import EngineAwayError, EngineDeadError
+from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate
 from engine.messages import (
     AddRequest,
     LeaseLow,
@@ -209,8 +209,8 @@ class EnginePool:
     async def generate(self, request: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of a request from the engine that `route` named.
 
-        Raises EngineAwayError (then `route` may name another), EngineDeadError, RequestRefused,
-        Quarantined.
+        Raises EngineAwayError (then `route` may name another), EngineDeadError (FirstTokenLate if
+        only that is known), RequestRefused, Quarantined.
         """
         mark = fingerprint(request)
         self._quarantine.check(mark)
@@ -224,8 +224,8 @@ class EnginePool:
                     if output.is_last:
                         engine.note_request(time.monotonic() - started)
                     yield output
-        except EngineAwayError:
-            raise  # the engine cannot have died of a request that it never had
+        except (EngineAwayError, FirstTokenLate):
+            raise  # the engine never had the request, or has not died
         except EngineDeadError:
             self._quarantine.note_death(mark)
             raise

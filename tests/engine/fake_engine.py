@@ -23,6 +23,7 @@ from engine.scheduler import Scheduler
 from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
 from lora.arena import Arena
+from lora.beat import Beat
 from lora.manager import AdapterManager
 from tests.engine.fakes import LAYOUT, FakeLoader, FakeReference, FakeRunner
 
@@ -90,6 +91,7 @@ def serve(
             tcp=TcpListener.of(config),
             gateway_timeout_s=config.gateway_timeout_s,
             leaving=Leaving(config.leave_timeout_s),
+            beat=Beat.inherited(float(os.environ.get("FAKE_SILENCE_S", "10"))),
         ).run()
 
 

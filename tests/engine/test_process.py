@@ -28,6 +28,7 @@ from engine.messages import EngineStats, Heartbeat, Hello, Residency, TenantServ
 from engine.meter import TokenMeter
 from engine.process import engine_identity
 from engine.records import ResidencyRecord
+from engine.step_times import MOST_S
 from engine.wire import decode, encode, write_vocabulary
 from tests.engine.fakes import VOCABULARY, expected_tokens, make_adapter, make_message
 
@@ -357,6 +358,22 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
 
     asyncio.run(run())
     assert process.wait(START_S) == 0
+
+
+def test_a_step_that_takes_longer_than_a_gateway_may_be_silent_is_announced_and_ends_nothing(
+    engine, tmp_path
+):
+    engine(step_s=1.2, gateway_timeout_s=0.6)
+
+    async def run():
+        async with connected(tmp_path, heartbeat_s=0.1) as client:
+            message = make_message(max_tokens=2)
+            reading = asyncio.create_task(collect(client, message))
+            while client.stats is None or client.stats.silence_s < MOST_S:
+                await asyncio.sleep(0.01)
+            assert await reading == expected_tokens(message)
+
+    asyncio.run(run())
 
 
 def test_a_fake_engine_starts_without_torch():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import EngineAwayError, EngineDeadError, RequestRefused
+from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate, RequestRefused
 from engine.messages import AddRequest, RequestOutput
 from server.api.answers import Choice
 from server.billing.holds import void_refused
@@ -34,6 +34,16 @@ def test_no_token_in_time_is_a_503_that_says_when_to_come_back(product: Product,
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("overloaded_error", "first_token_timeout")
     assert product.engines.asked[-1].first_token_timeout_s == 12
+
+
+def test_a_first_token_that_a_hanging_engine_owes_is_the_same_503_and_free(
+    product: Product,
+) -> None:
+    product.engines.script = lambda _: [FirstTokenLate("it hangs")]
+    for stream in (False, True):
+        answer = product.chat(stream=stream)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "first_token_timeout")
+        assert product.hold().failed_at_ms is not None
 
 
 @pytest.mark.parametrize(

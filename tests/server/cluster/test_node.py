@@ -104,6 +104,9 @@ def test_an_engine_listens_on_its_node_for_the_holders_of_the_pools_key(settings
     assert engine.command[2:] == ("engine", str(settings.data_dir / "engine-2.json"))
     assert engine.stop_timeout_s > settings.leave_timeout_s
     assert engine.stage > fetcher.stage, "the engine stops before its fetcher"
+    assert None not in (engine.first_beat_s, fetcher.first_beat_s), (
+        "both are watched on a node, too"
+    )
     assert "a-secret" in fetcher.environment.values()
     assert "a-secret" not in engine.environment.values()
     assert not {"a-token"} & {*engine.environment.values(), *fetcher.environment.values()}

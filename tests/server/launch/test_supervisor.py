@@ -12,6 +12,7 @@ from server.launch.supervisor import (
     ChildCannotStart,
     ChildSpec,
     DataDirInUse,
+    Interrupted,
     Supervisor,
     SupervisorConfig,
     lock_data_dir,
@@ -152,6 +153,81 @@ time.sleep(600)
     assert len(list(tmp_path.glob("* went"))) == 2
 
 
+# ---- children that stand still ----
+
+BEATING = """
+import pathlib, sys, time
+from lora.beat import Beat
+beat = Beat.inherited(0.3)
+beat.beat()
+pathlib.Path(sys.argv[1]).touch()
+while True:
+    beat.beat()
+    time.sleep(0.01)
+"""
+BUSY = """
+import pathlib, sys, time
+from lora.beat import Beat
+beat = Beat.inherited(0.3)
+with beat.busy("loading", 600.0):
+    pathlib.Path(sys.argv[1]).touch()
+    time.sleep(600)
+"""
+WITH_GRANDCHILD = f"""
+import pathlib, subprocess, sys, time
+from lora.beat import Beat
+grandchild = subprocess.Popen([sys.executable, "-c", {SLEEP!r}])
+pathlib.Path(sys.argv[1]).write_text(str(grandchild.pid))
+Beat.inherited(0.3).beat()
+time.sleep(600)
+"""
+
+
+def make_watched(name, code, *arguments, first_beat_s=20.0):
+    return make_child(name, code, *arguments, first_beat_s=first_beat_s)
+
+
+def test_a_child_that_is_stopped_is_killed_and_started_again_and_others_are_left_alone(
+    tmp_path, caplog
+):
+    ready, also_ready = tmp_path / "ready", tmp_path / "also ready"
+    children = [
+        make_watched("engine", BEATING, ready),
+        make_watched("fetcher", BEATING, also_ready),
+        make_watched("loading", BUSY, tmp_path / "loading"),
+        make_child("gateway"),
+    ]
+    with Supervisor(children, FAST) as supervisor:
+        run_until(supervisor, lambda: all((tmp_path / n).exists() for n in
+                  ("ready", "also ready", "loading")))  # fmt: skip
+        first = supervisor.pids
+        ready.unlink()
+        os.kill(first["engine"], signal.SIGSTOP)
+        run_until(supervisor, ready.exists)
+        assert not is_alive(first["engine"])
+        assert {**supervisor.pids, "engine": 0} == {**first, "engine": 0}
+    assert "engine has been silent for" in caplog.text
+    assert "engine ended (SIGKILL); again in" in caplog.text
+
+
+def test_what_a_silent_child_has_started_is_killed_with_it(tmp_path):
+    note = tmp_path / "pid"
+    with Supervisor([make_watched("engine", WITH_GRANDCHILD, note)], FAST) as supervisor:
+        run_until(supervisor, lambda: note.exists() and note.read_text())
+        first, grandchild = supervisor.pids["engine"], int(note.read_text())
+        run_until(supervisor, lambda: supervisor.pids.get("engine") not in (None, first))
+        wait_until(lambda: not is_alive(grandchild))
+
+
+def test_a_child_that_never_beats_is_started_again_as_one_that_failed_to_start(tmp_path):
+    children = [make_watched("engine", SLEEP, first_beat_s=0.2)]
+    with (
+        Supervisor(children, FAST, logs=tmp_path) as supervisor,
+        pytest.raises(ChildCannotStart, match="engine ended before it was ready .SIGKILL."),
+    ):
+        supervisor.run(may_restart=False)
+
+
 # ---- a plan that changes ----
 
 
@@ -273,6 +349,25 @@ def test_a_second_signal_does_not_wait_for_the_drain(tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
         supervisor.run()
     assert time.monotonic() - started_at < 10.0
+
+
+def test_work_that_polls_nothing_is_left_at_a_signal_and_the_children_stop():
+    with Supervisor([make_child()], FAST) as supervisor:
+        pid = supervisor.pids["child"]
+        with pytest.raises(Interrupted), supervisor.interruptible():
+            wait_until(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        with pytest.raises(Interrupted), supervisor.interruptible():
+            pytest.fail("the signal came before the block")
+        supervisor.run()
+    assert not is_alive(pid)
+
+
+def test_outside_of_such_work_a_signal_interrupts_nothing():
+    with Supervisor([], FAST) as supervisor:
+        with supervisor.interruptible():
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert supervisor.is_stopping
 
 
 def test_the_handlers_of_before_are_put_back():

@@ -1,0 +1,146 @@
+"""A gateway's own deadlines for an engine that hangs, and therefore keeps none."""
+
+import asyncio
+import contextlib
+from dataclasses import replace
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from engine.client import EngineClient
+from engine.endpoint import Endpoint
+from engine.errors import EngineDeadError, FirstTokenLate
+from engine.messages import (
+    AbortRequests,
+    AddRequest,
+    Heartbeat,
+    RequestOutput,
+    StepOutputs,
+    Welcome,
+)
+from engine.retired import _NO_FIGURES
+from engine.wire import Numbering
+from tests.engine.fakes import make_message
+
+WELCOME = Welcome(
+    engine_id="eng-1", epoch=1, base_revision="base-1", max_model_len=512, max_num_seqs=4,
+    device="fake", dtype="float32",
+)  # fmt: skip
+BEAT_S = 0.02
+IN_TIME_S = -4.9
+"""A limit for the first token that with the gateway's slack is a tenth of a second."""
+
+
+class SilentEngine:
+    """A socket that greets, and then says only what a test says."""
+
+    def __init__(self, socket):
+        self._socket = socket
+        self._numbering = Numbering()
+        self.heard = []
+
+    async def hear(self, kind):
+        """Wait for a message of this kind."""
+        while not (found := [m for m in self.heard if isinstance(m, kind)]):
+            _, frame = await self._socket.recv_multipart()
+            self.heard.append(self._numbering.decode(frame))
+        self.heard = [m for m in self.heard if m is not found[0]]
+        return found[0]
+
+    async def say(self, *messages):
+        for message in messages:
+            await self._socket.send_multipart([self.gateway, self._numbering.encode(message)])
+
+    async def greet(self, silence_s):
+        self.gateway, frame = await self._socket.recv_multipart()
+        self._numbering.decode(frame)
+        await self.say(WELCOME, replace(_NO_FIGURES, silence_s=silence_s))
+
+
+@contextlib.asynccontextmanager
+async def silent_engine(path, silence_s):
+    """An engine that may be silent for so long, and a client that is connected to it."""
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as socket:
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.bind(f"ipc://{path / 's'}")
+        client = EngineClient(Endpoint.of_socket(path / "s"), heartbeat_s=BEAT_S)
+        await client.start()
+        try:
+            engine = SilentEngine(socket)
+            await engine.greet(silence_s)
+            await client.wait_ready(20)
+            yield engine, client
+        finally:
+            await client.close()
+
+
+def first_output(request_id, **fields):
+    return StepOutputs(outputs=(RequestOutput(request_id=request_id, seq=0, **fields),))
+
+
+async def read(client, message):
+    return [output async for output in client.generate(message)]
+
+
+def run(test):
+    asyncio.run(asyncio.wait_for(test, 30))
+
+
+def test_requests_of_an_engine_that_says_nothing_at_all_end_as_when_it_dies(tmp_path):
+    async def test():
+        async with silent_engine(tmp_path, silence_s=0.2) as (engine, client):
+            reading = asyncio.create_task(read(client, make_message("r1")))
+            await engine.hear(AddRequest)
+            with pytest.raises(EngineDeadError, match="died"):
+                await reading
+            assert (client.is_ready, client.num_deaths) == (False, 1)
+
+    run(test())
+
+
+def test_an_engine_that_announced_long_work_is_waited_for(tmp_path):
+    async def test():
+        async with silent_engine(tmp_path, silence_s=600.0) as (engine, client):
+            for _ in range(30):
+                await engine.hear(Heartbeat)
+            assert client.is_ready
+            await engine.say(replace(_NO_FIGURES, silence_s=0.2))
+            while client.is_ready:
+                await asyncio.sleep(BEAT_S)
+
+    run(test())
+
+
+def test_a_request_whose_first_token_is_late_is_ended_by_the_gateway_if_the_engine_does_not(
+    tmp_path,
+):
+    async def test():
+        async with silent_engine(tmp_path, silence_s=600.0) as (engine, client):
+            message = replace(make_message("r1"), first_token_timeout_s=IN_TIME_S)
+            reading = asyncio.create_task(read(client, message))
+            await engine.hear(AddRequest)
+            scored = first_output("r1", prompt_logprobs=())
+            await engine.say(scored)
+            with pytest.raises(FirstTokenLate):
+                await reading
+            assert await engine.hear(AbortRequests) == AbortRequests(request_ids=("r1",))
+            assert (client.is_ready, client.num_deaths) == (True, 0)
+
+    run(test())
+
+
+def test_a_request_that_has_its_first_token_may_take_longer_than_the_limit_for_it(tmp_path):
+    async def test():
+        async with silent_engine(tmp_path, silence_s=600.0) as (engine, client):
+            message = replace(make_message("r1"), first_token_timeout_s=IN_TIME_S)
+            reading = asyncio.create_task(read(client, message))
+            await engine.hear(AddRequest)
+            await engine.say(first_output("r1", new_token_ids=(7,)))
+            for _ in range(15):
+                await engine.hear(Heartbeat)
+            last = RequestOutput(request_id="r1", seq=1, finish_reason="length", is_last=True)
+            await engine.say(StepOutputs(outputs=(last,)))
+            assert [output.new_token_ids for output in await reading] == [(7,), ()]
+
+    run(test())
