@@ -11,12 +11,9 @@ from server.accounts.auth import (
     ADAPTERS_READ,
     ADMIN,
     INFERENCE,
-    LIMITS,
-    MAX_CHAIN,
     SCOPES,
     USAGE_READ,
     InvalidApiKey,
-    authenticate,
 )
 from server.accounts.keys import (
     DEFAULT_SCOPES,
@@ -25,64 +22,15 @@ from server.accounts.keys import (
     KeyEnded,
     KeyNotFound,
     TooManyKeys,
-    change_key,
-    create_key,
     get_key,
     list_keys,
-    revoke_key,
-    rotate_key,
 )
+from server.accounts.lineage import LIMITS, MAX_CHAIN
 from server.accounts.tables import api_keys
-from server.billing.budgets import HAS_HARD_BUDGET
-from tests.server.factories import NOW_MS, PEPPER, make_tenant
+from tests.server.factories import NOW_MS
+from tests.server.key_world import World, id_of
 
 DAY_MS = 86_400_000
-
-
-class World:
-    """Keys of one tenant, each known by its plaintext."""
-
-    def __init__(self, database, name="acme"):
-        self.database = database
-        self.tenant_id = make_tenant(database, name).tenant_id
-        self.now_ms = NOW_MS
-
-    def identity(self, plaintext):
-        return self.database.read_sync(
-            lambda c: authenticate(c, plaintext, PEPPER, self.now_ms, HAS_HARD_BUDGET)
-        )
-
-    def do(self, change, *args, by=None, **options):
-        asker = self.identity(by) if isinstance(by, str) else by
-        return self.database.write_sync(
-            lambda c: change(c, self.tenant_id, *args, now_ms=self.now_ms, by=asker, **options)
-        )
-
-    def make(self, by=None, **options):
-        return self.do(create_key, "a key", PEPPER, by=by, **options)[1]
-
-    def change(self, plaintext, by=None, **changes):
-        return self.do(change_key, id_of(plaintext), changes, by=by)
-
-    def rotate(self, plaintext, by=None, overlap_s=60):
-        return self.do(rotate_key, id_of(plaintext), PEPPER, by=by, overlap_s=overlap_s)[1]
-
-    def revoke(self, plaintext, by=None):
-        self.do(revoke_key, id_of(plaintext), by=by)
-
-    def key(self, plaintext):
-        key_id = id_of(plaintext)
-        return self.database.read_sync(lambda c: get_key(c, self.tenant_id, key_id))
-
-    def is_good(self, plaintext):
-        try:
-            return bool(self.identity(plaintext))
-        except InvalidApiKey:
-            return False
-
-
-def id_of(plaintext):
-    return plaintext.split("-")[2]
 
 
 @pytest.fixture
@@ -270,7 +218,10 @@ def test_a_tenant_has_so_many_keys_at_a_time_and_may_still_rotate(alone, monkeyp
     first, _ = alone.make(), alone.make(expires_at_ms=NOW_MS + 1000)
     with pytest.raises(TooManyKeys):
         alone.make()
-    alone.rotate(first, overlap_s=0)
+    third = alone.rotate(alone.rotate(first))
+    with pytest.raises(TooManyKeys):
+        alone.rotate(third)
+    alone.rotate(third, overlap_s=0)
     alone.now_ms += 1000
     alone.make()
 
