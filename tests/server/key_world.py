@@ -31,11 +31,16 @@ class World:
     def change(self, plaintext, by=None, **changes):
         return self.do(change_key, id_of(plaintext), changes, by=by)
 
-    def rotate(self, plaintext, by=None, overlap_s=60):
-        return self.do(rotate_key, id_of(plaintext), PEPPER, by=by, overlap_s=overlap_s)[1]
+    def rotate(self, plaintext, by=None, overlap_s=60, **options):
+        key_id = id_of(plaintext)
+        return self.do(rotate_key, key_id, PEPPER, by=by, overlap_s=overlap_s, **options)[1]
 
-    def revoke(self, plaintext, by=None):
-        self.do(revoke_key, id_of(plaintext), by=by)
+    def revoke(self, plaintext, by=None, **options):
+        return self.do(revoke_key, id_of(plaintext), by=by, **options)
+
+    def good(self, *plaintexts):
+        """Those of the keys that are accepted."""
+        return [plaintext for plaintext in plaintexts if self.is_good(plaintext)]
 
     def key(self, plaintext):
         key_id = id_of(plaintext)

@@ -24,6 +24,7 @@ from server.accounts.keys import (
     TooManyKeys,
     get_key,
     list_keys,
+    revoke_all,
 )
 from server.accounts.lineage import LIMITS, MAX_CHAIN
 from server.accounts.tables import api_keys
@@ -141,6 +142,77 @@ def test_a_key_manages_itself_and_what_came_of_it_and_nothing_else(world):
     world.rotate(child, by=ours)
     world.revoke(ours, by=ours)
     assert [world.is_good(key) for key in (ours, child, grandchild)] == [False, True, False]
+
+
+def test_a_revocation_that_cascades_ends_all_that_came_of_the_key_and_nothing_else(world):
+    root = world.make(scopes=SCOPES)
+    child = world.make(by=root, scopes=SCOPES)
+    sibling = world.make(by=root)
+    grandchild = world.make(by=child)
+    rotated = world.rotate(child)
+    others = [world.make(by=rotated), world.rotate(grandchild), grandchild, child, rotated]
+    ended = world.revoke(rotated, by=root, cascade=True)
+    assert sorted(ended) == sorted(map(id_of, others))
+    assert world.good(root, sibling, *others) == [root, sibling]
+    assert world.revoke(rotated, by=root, cascade=True) == []
+    rows = world.database.read_sync(lambda c: c.execute(sa.select(audit_log)).all())
+    told = [(row.target, row.actor, row.detail) for row in rows if row.action == "key.revoke"]
+    detail = f"cascade from {id_of(rotated)}"
+    assert told == [(key_id, f"key:{id_of(root)}", detail) for key_id in ended]
+
+
+def test_a_compromised_key_is_replaced_and_all_that_it_made_ends_at_once(world):
+    root = world.make(scopes=SCOPES, requests_per_minute=7)
+    keys = [root, world.make(by=root, scopes=SCOPES), world.rotate(root)]
+    new = world.rotate(keys[-1], overlap_s=0, is_compromised=True)
+    assert world.good(*keys, new) == [new]
+    assert world.key(new).requests_per_minute == 7
+    assert world.key(new).bucket_id == id_of(root)
+    with pytest.raises(InvalidKey):
+        world.rotate(new, overlap_s=1, is_compromised=True)
+
+
+def test_a_replaced_key_does_not_end_the_key_that_replaced_it(alone):
+    old = alone.make(scopes=SCOPES)
+    new = alone.rotate(old)
+    for end in (
+        lambda: alone.revoke(old, by=old, cascade=True),
+        lambda: alone.rotate(old, by=old, overlap_s=0, is_compromised=True),
+    ):
+        with pytest.raises(BeyondRights):
+            end()
+    assert alone.good(old, new) == [old, new]
+
+
+def test_a_key_below_a_revoked_one_goes_on_but_makes_no_keys(alone):
+    root = alone.make(scopes=SCOPES)
+    child = alone.make(by=root, scopes=SCOPES)
+    grandchild = alone.make(by=child, scopes=SCOPES)
+    alone.revoke(root)
+    for key in (child, grandchild):
+        with pytest.raises(BeyondRights):
+            alone.make(by=key)
+    assert alone.good(child, grandchild) == [child, grandchild]
+
+
+def test_a_revoked_key_that_another_gateway_still_remembers_manages_nothing(alone):
+    root = alone.make(scopes=SCOPES)
+    child = alone.make(by=root, scopes=SCOPES)
+    remembered = alone.identity(root)
+    alone.revoke(root)
+    for manage in (alone.rotate, alone.change, alone.revoke):
+        with pytest.raises(BeyondRights):
+            manage(child, by=remembered)
+
+
+def test_all_keys_of_a_tenant_end_together_and_those_of_others_go_on(database):
+    ours, theirs = World(database), World(database, "globex")
+    root = ours.make(scopes=SCOPES)
+    keys = [root, ours.make(by=root), ours.make()]
+    other = theirs.make()
+    ended = database.write_sync(lambda c: revoke_all(c, ours.tenant_id, now_ms=ours.now_ms))
+    assert ended == sorted(map(id_of, keys))
+    assert ours.good(*keys, other) == [other]
 
 
 def test_another_tenants_key_is_not_there(database):
