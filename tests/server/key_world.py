@@ -39,7 +39,7 @@ class World:
         return self.do(revoke_key, id_of(plaintext), by=by, **options)
 
     def good(self, *plaintexts):
-        """Those of the keys that are accepted."""
+        """The keys that are accepted."""
         return [plaintext for plaintext in plaintexts if self.is_good(plaintext)]
 
     def key(self, plaintext):

@@ -1,4 +1,4 @@
-"""What keys may use together with the keys that came of them."""
+"""Limits of what keys may use together with the keys that came of them."""
 
 import asyncio
 import itertools
