@@ -67,6 +67,7 @@ from server.pool.running import Running
 from server.text.tokenizer import Tokenizer
 from server.webhooks.delivery import INTERVAL_S as WEBHOOKS_INTERVAL_S
 from server.webhooks.delivery import WebhookDelivery
+from server.webhooks.sender import HttpSender
 from server.webhooks.urls import UrlRules
 
 
@@ -98,6 +99,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     )
     load = _load(settings, running, engines)
     rules = UrlRules(settings.webhook_allow_http, settings.webhook_allow_private)
+    sender = HttpSender(secrets.pepper, rules)
     chores = [
         ("kept", Kept(database, signer).turn, KEPT_INTERVAL_S),
         ("statements", statements.turn, 600.0),
@@ -105,7 +107,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         ("audit", auditor.turn, AUDIT_INTERVAL_S),
         ("idempotency", idempotency.prune, PRUNE_INTERVAL_S),
         ("budgets", BudgetWatch(database).turn, BUDGETS_INTERVAL_S),
-        ("webhooks", WebhookDelivery(database, secrets.pepper, rules).turn, WEBHOOKS_INTERVAL_S),
+        ("webhooks", WebhookDelivery(database, sender).turn, WEBHOOKS_INTERVAL_S),
     ]
     return Gateway(
         settings=settings,

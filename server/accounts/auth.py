@@ -10,33 +10,29 @@ AuthError
 """
 
 import hmac
-import json
 import re
 import secrets
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from server.accounts.lineage import (
+    LIMITS,
+    bounded_scopes,
+    key_bucket,
+    limits_of,
+    makers_of,
+    parse_scopes,
+)
 from server.accounts.tables import api_keys, tenants
-from server.limits.rules import Limit, Metric, Scope
+from server.limits.rules import Limit
 
 INFERENCE, ADMIN = "inference", "admin"
 ADAPTERS_READ, ADAPTERS_WRITE = "adapters:read", "adapters:write"
 USAGE_READ = "usage:read"
 SCOPES = frozenset({INFERENCE, ADAPTERS_READ, ADAPTERS_WRITE, USAGE_READ, ADMIN})
-
-# Limits that tenants and keys may have: name of the column, and the limiter's name of the metric.
-LIMITS: dict[str, Metric] = {
-    "requests_per_minute": "requests",
-    "tokens_per_minute": "tokens",
-    "max_concurrency": "concurrency",
-}
-
-MAX_CHAIN = 8
-"""Most keys in a chain in which each key made the next, the first and the last counted."""
 
 _BASE62 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _KEY = re.compile(r"(sk-chorale-([0-9A-Za-z]{12})-[0-9A-Za-z]{32})([0-9A-Za-z]{6})")
@@ -64,7 +60,7 @@ class Identity:
     """The tenant and key of a request, with all that the request needs to know of them.
 
     scopes: those of the key that every key above it has as well.
-    limits: those that are set for the tenant and for the key.
+    limits: those that are set for the tenant, for the key and for every key above it.
     max_queue_share: share of the engines' queues that the tenant may hold, in (0, 1].
     has_hard_budget: whether the tenant's holds must be covered by the rest of its budget.
     """
@@ -107,7 +103,7 @@ def authenticate(
         sa.select(tenants, api_keys.c.key_id, api_keys.c.hmac, api_keys.c.scopes)
         .add_columns(api_keys.c.created_by, api_keys.c.expires_at_ms, api_keys.c.revoked_at_ms)
         .add_columns(*(api_keys.c[name].label(f"key_{name}") for name in LIMITS))
-        .add_columns(has_hard_budget.label("has_hard_budget"))
+        .add_columns(key_bucket.label("bucket"), has_hard_budget.label("has_hard_budget"))
         .join(tenants, tenants.c.tenant_id == api_keys.c.tenant_id)
         .where(api_keys.c.key_id == key_id)
     )
@@ -120,44 +116,25 @@ def authenticate(
         raise InvalidApiKey
     if row.status != "active":
         raise TenantSuspended(row.tenant_id)
+    makers = makers_of(conn, row.created_by)
     return Identity(
         tenant_id=row.tenant_id,
         tenant_name=row.name,
         key_id=row.key_id,
-        scopes=bounded_scopes(conn, parse_scopes(row.scopes), row.created_by),
+        scopes=bounded_scopes(parse_scopes(row.scopes), makers),
         weight=row.weight,
         cache_salt=row.cache_salt,
         expires_at_ms=row.expires_at_ms,
         limits=(
-            *_limits("tenant", row.tenant_id, row, ""),
-            *_limits("key", row.key_id, row, "key_"),
+            *limits_of(row, "tenant", row.tenant_id),
+            *limits_of(row, "key", row.bucket, prefix="key_"),
+            *(limit for maker in makers for limit in maker.limits),
         ),
         max_queue_share=row.max_queue_share,
         has_hard_budget=row.has_hard_budget,
         max_adapters=row.max_adapters,
         max_adapter_bytes_total=row.max_adapter_bytes_total,
     )
-
-
-def bounded_scopes(
-    conn: Connection, scopes: frozenset[str], created_by: str | None
-) -> frozenset[str]:
-    """The part of `scopes` that every key above has now; revoked and expired keys count as well."""
-    makers = makers_of(conn, created_by)
-    if len(makers) >= MAX_CHAIN:  # such a chain is never made
-        return frozenset()
-    return scopes.intersection(*makers.values())
-
-
-def makers_of(conn: Connection, created_by: str | None) -> dict[str, frozenset[str]]:
-    """{key_id: its own scopes} of a key's maker, the maker's maker and so on, at most MAX_CHAIN."""
-    found: dict[str, frozenset[str]] = {}
-    while created_by is not None and len(found) < MAX_CHAIN:
-        query = sa.select(api_keys.c.scopes, api_keys.c.created_by)
-        row = conn.execute(query.where(api_keys.c.key_id == created_by)).one()
-        found[created_by] = parse_scopes(row.scopes)
-        created_by = row.created_by
-    return found
 
 
 def parse_key(plaintext: str) -> str:
@@ -178,18 +155,6 @@ def make_key() -> tuple[str, str]:
 def digest(pepper: str, plaintext: str) -> str:
     """The HMAC that is stored of a key, in hex."""
     return hmac.new(pepper.encode(), plaintext.encode(), "sha256").hexdigest()
-
-
-def parse_scopes(stored: str) -> frozenset[str]:
-    return frozenset(json.loads(stored))
-
-
-def _limits(scope: Scope, scope_id: str, row: sa.Row[Any], prefix: str) -> list[Limit]:
-    """The limits that are set in `row`."""
-    amounts = ((metric, getattr(row, prefix + name)) for name, metric in LIMITS.items())
-    return [
-        Limit(metric, scope, scope_id, amount) for metric, amount in amounts if amount is not None
-    ]
 
 
 def _random_base62(length: int) -> str:

@@ -1,7 +1,8 @@
 """Management of API keys: they are made, listed, changed, rotated and revoked.
 
 A key with the scope admin gives no more than it has: scopes, limits and time. It manages itself,
-the keys that it made, and the keys that those made; the operator manages all.
+the keys that it made, and the keys that those made; the operator manages all. Every change locks
+the tenant first, so that no key is made, or makes another, while it is being revoked.
 
 AuthError
 ├── KeyNotFound     the tenant has no such key
@@ -22,14 +23,25 @@ from sqlalchemy.engine import Connection, RowMapping
 from registry.adapter_rows import lock_tenant
 from registry.audit import record_audit
 from server.accounts import auth
-from server.accounts.auth import ADMIN, LIMITS, MAX_CHAIN, SCOPES, AuthError, Identity
+from server.accounts.auth import ADMIN, SCOPES, AuthError, Identity
+from server.accounts.lineage import (
+    LIMITS,
+    MAX_CHAIN,
+    bounded_scopes,
+    came_of,
+    key_bucket,
+    makers_of,
+    parse_scopes,
+)
 from server.accounts.tables import api_keys
 
 # The scope `admin` makes its holder the tenant's admin, so a key gets it only when asked for.
 DEFAULT_SCOPES = SCOPES - {ADMIN}
 
 MAX_KEYS = 1000
-"""Most keys that a tenant has at a time, without those that are revoked or expired."""
+"""Most keys that a tenant has at a time, without those that are revoked, expired or replaced; and
+most that are replaced and in their overlap.
+"""
 MAX_NAME = 100
 MAX_OVERLAP_S = 7 * 86_400
 MAX_PAGE = 1000
@@ -61,7 +73,10 @@ class KeyEnded(AuthError):
 
 class TooManyKeys(AuthError):
     def __init__(self) -> None:
-        super().__init__(f"An account has at most {MAX_KEYS} keys; revoke one first.")
+        super().__init__(
+            f"An account has at most {MAX_KEYS} keys, and as many in the overlap of a rotation; "
+            "revoke one first."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +84,13 @@ class ApiKey:
     """All facts about a key that may be listed, so not the key itself.
 
     created_by: id of the key that made it; None for the operator.   replaces: id of the key that it
-    was rotated from.   Limits: None where it has none of its own; the tenant's hold as well.
+    was rotated from.   bucket_id: id under which its limits count, see server.accounts.lineage.
+    Limits: None where it has none of its own; the tenant's, and those of its makers, hold as well.
     """
 
     key_id: str
     tenant_id: str
+    bucket_id: str
     name: str
     prefix: str
     scopes: frozenset[str]
@@ -110,7 +127,8 @@ def create_key(
     limits: by the names of LIMITS; by default these and the expiry are those of `by`.
     Raises InvalidKey, BeyondRights, TooManyKeys.
     """
-    maker = None if by is None else get_key(conn, tenant_id, by.key_id)
+    lock_tenant(conn, tenant_id)
+    maker = _asker(conn, tenant_id, by, now_ms)
     given = {"expires_at_ms": expires_at_ms, **limits}
     values: dict[str, Any] = {"name": name, "scopes": scopes}
     if maker is not None:
@@ -123,10 +141,15 @@ def create_key(
     values |= given
     _check(values)
     if maker is not None:
-        _check_maker(conn, maker, values, now_ms)
-    values["created_by"] = maker and maker.key_id
+        _check_gives(conn, maker, values)
+        if any(above.is_revoked for above in makers_of(conn, maker.created_by)):
+            raise BeyondRights(
+                None, "A key above this API key is revoked, so this key makes no keys any more."
+            )
+        values["created_by"] = _newest(conn, maker, now_ms)
     key, plaintext = _insert(conn, tenant_id, pepper, values, now_ms)
-    _audit(conn, key, by, "key.create", now_ms, f"{name!r}: {' '.join(sorted(key.scopes))}")
+    detail = f"{name!r}: {' '.join(sorted(key.scopes))}"
+    _audit(conn, tenant_id, key.key_id, by, "key.create", now_ms, detail)
     return key, plaintext
 
 
@@ -167,17 +190,24 @@ def change_key(
     """Change a key's fields; fields that `changes` does not name stay as they are.
 
     changes: may name name, scopes, expires_at_ms and LIMITS. Narrower scopes also narrow the keys
-    that the key made. Raises KeyNotFound, KeyEnded, InvalidKey, BeyondRights.
+    that the key made; limits also bind the keys that it replaced. Raises KeyNotFound, KeyEnded,
+    InvalidKey, BeyondRights.
     """
-    key = _live_key(conn, tenant_id, key_id, by, now_ms)
+    lock_tenant(conn, tenant_id)
+    asker = _asker(conn, tenant_id, by, now_ms)
+    key = _live_key(conn, tenant_id, key_id, asker, now_ms)
     _check(changes)
-    if by is not None:
-        _check_maker(conn, get_key(conn, tenant_id, by.key_id), changes, now_ms)
+    if asker is not None:
+        _check_gives(conn, asker, changes)
     if changes:
         is_it = api_keys.c.key_id == key_id
         conn.execute(sa.update(api_keys).where(is_it).values(**_stored(changes)))
+        if limits := {name: value for name, value in changes.items() if name in LIMITS}:
+            # They count in the same buckets, which have one amount.
+            is_old = (key_bucket == key.bucket_id) & api_keys.c.key_id.in_(_replaced(tenant_id))
+            conn.execute(sa.update(api_keys).where(is_old).values(**limits))
         said = (f"{field}={value}" for field, value in _stored(changes).items())
-        _audit(conn, key, by, "key.change", now_ms, " ".join(said))
+        _audit(conn, tenant_id, key_id, by, "key.change", now_ms, " ".join(said))
     return get_key(conn, tenant_id, key_id)
 
 
@@ -188,44 +218,73 @@ def rotate_key(
     pepper: str,
     *,
     overlap_s: int,
+    is_compromised: bool = False,
     now_ms: int,
     by: Identity | None = None,
 ) -> tuple[ApiKey, str]:
     """Make a key that replaces an old one, which expires after `overlap_s` seconds.
 
-    Name, scopes, limits, maker and expiry are those of the old key; the keys that the old one made
-    belong to the new one. Raises the errors of change_key, and TooManyKeys.
+    Name, scopes, limits and what is used of them, maker and expiry are those of the old key; the
+    keys that the old one made belong to the new one. is_compromised: the old key and all that came
+    of it are revoked instead, with no overlap. Raises the errors of change_key, and TooManyKeys.
     """
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise InvalidKey("overlap_s", f"overlap_s is from 0 to {MAX_OVERLAP_S}.")
-    old = _live_key(conn, tenant_id, key_id, by, now_ms)
-    kept = ("name", "scopes", "created_by", "expires_at_ms", *LIMITS)
+    if is_compromised and overlap_s:
+        raise InvalidKey("overlap_s", "A compromised key has no overlap: overlap_s must be 0.")
+    lock_tenant(conn, tenant_id)
+    asker = _asker(conn, tenant_id, by, now_ms)
+    old = _live_key(conn, tenant_id, key_id, asker, now_ms)
+    kept = ("bucket_id", "name", "scopes", "created_by", "expires_at_ms", *LIMITS)
     values = {field: getattr(old, field) for field in kept} | {"replaces": key_id}
-    end_ms = now_ms + overlap_s * 1000
-    if old.expires_at_ms is not None:
-        end_ms = min(end_ms, old.expires_at_ms)
-    is_old, is_its = api_keys.c.key_id == key_id, api_keys.c.created_by == key_id
-    # The old key's end comes first, so that a tenant with MAX_KEYS keys may rotate without overlap.
-    conn.execute(sa.update(api_keys).where(is_old).values(expires_at_ms=end_ms))
+    detail = f"overlap {overlap_s} s"
+    # The old key's end comes first, so that a tenant with MAX_KEYS keys may rotate.
+    if is_compromised:
+        is_meant = _family(conn, old, asker, now_ms)
+        ended = _revoke(conn, tenant_id, is_meant, by, now_ms, f"rotation of {key_id}")
+        detail = f"compromised, {len(ended)} keys revoked"
+    else:
+        end_ms = now_ms + overlap_s * 1000
+        if old.expires_at_ms is not None:
+            end_ms = min(end_ms, old.expires_at_ms)
+        is_old = api_keys.c.key_id == key_id
+        conn.execute(sa.update(api_keys).where(is_old).values(expires_at_ms=end_ms))
     new, plaintext = _insert(conn, tenant_id, pepper, values, now_ms)
+    is_its = api_keys.c.created_by == key_id
     conn.execute(sa.update(api_keys).where(is_its).values(created_by=new.key_id))
-    _audit(conn, old, by, "key.rotate", now_ms, f"{new.key_id}, overlap {overlap_s} s")
+    _audit(conn, tenant_id, key_id, by, "key.rotate", now_ms, f"{new.key_id}, {detail}")
     return new, plaintext
 
 
 def revoke_key(
-    conn: Connection, tenant_id: str, key_id: str, *, now_ms: int, by: Identity | None = None
-) -> None:
-    """Refuse a key from now on, but not the keys that it made; a second call does nothing.
+    conn: Connection,
+    tenant_id: str,
+    key_id: str,
+    *,
+    cascade: bool = False,
+    now_ms: int,
+    by: Identity | None = None,
+) -> list[str]:
+    """Refuse a key from now on; a second call does nothing. Returns the ids of the keys it ended.
 
-    Raises KeyNotFound, also for another tenant's key; BeyondRights.
+    cascade: refuse its other rotations, the keys that they made, and so on, as well; without it
+    those stay valid, but make no keys any more. Raises KeyNotFound, also for another tenant's key;
+    BeyondRights.
     """
+    lock_tenant(conn, tenant_id)
     key = get_key(conn, tenant_id, key_id)
-    _check_manages(conn, by, key)
-    if key.revoked_at_ms is None:
-        is_it = api_keys.c.key_id == key_id
-        conn.execute(sa.update(api_keys).where(is_it).values(revoked_at_ms=now_ms))
-        _audit(conn, key, by, "key.revoke", now_ms)
+    asker = _asker(conn, tenant_id, by, now_ms)
+    _check_manages(conn, asker, key)
+    is_meant = api_keys.c.key_id == key_id
+    if cascade:
+        is_meant = _family(conn, key, asker, now_ms)
+    return _revoke(conn, tenant_id, is_meant, by, now_ms, f"cascade from {key_id}" * cascade)
+
+
+def revoke_all(conn: Connection, tenant_id: str, *, now_ms: int) -> list[str]:
+    """Refuse all keys of a tenant from now on. Returns the ids of the keys that this ended."""
+    lock_tenant(conn, tenant_id)
+    return _revoke(conn, tenant_id, _is_live(now_ms), None, now_ms, "all of the tenant")
 
 
 # ---- what may be said of a key ----
@@ -244,12 +303,22 @@ def _check(values: Mapping[str, Any]) -> None:
             raise InvalidKey(limit, f"{limit} is from 1 to {(1 << 31) - 1}, or null for none.")
 
 
-def _check_maker(conn: Connection, maker: ApiKey, values: Mapping[str, Any], now_ms: int) -> None:
-    """Check that the key `maker` has now all that it gives. Raises BeyondRights."""
-    own_scopes = _scopes_now(conn, maker)
-    if not maker.is_live(now_ms) or ADMIN not in own_scopes:
+def _asker(conn: Connection, tenant_id: str, by: Identity | None, now_ms: int) -> ApiKey | None:
+    """The asking key as it is now, which may have changed since it was authenticated.
+
+    None is the operator. Raises BeyondRights if the key may not manage keys.
+    """
+    if by is None:
+        return None
+    asker = get_key(conn, tenant_id, by.key_id)
+    if not asker.is_live(now_ms) or ADMIN not in _scopes_now(conn, asker):
         raise BeyondRights(None, "This API key may not manage keys any more.")
-    if beyond := values.get("scopes", frozenset()) - own_scopes:
+    return asker
+
+
+def _check_gives(conn: Connection, maker: ApiKey, values: Mapping[str, Any]) -> None:
+    """Check that the key `maker` has now all that it gives. Raises BeyondRights."""
+    if beyond := values.get("scopes", frozenset()) - _scopes_now(conn, maker):
         raise BeyondRights("scopes", f"This API key has not got the scopes {sorted(beyond)}.")
     for field in (*LIMITS, "expires_at_ms"):
         own = getattr(maker, field)
@@ -260,57 +329,117 @@ def _check_maker(conn: Connection, maker: ApiKey, values: Mapping[str, Any], now
             raise BeyondRights(shown, f"{shown} may not be above this API key's own.")
 
 
-def _check_manages(conn: Connection, by: Identity | None, key: ApiKey) -> None:
-    """Check that `by` is the key, or is above it. Raises BeyondRights."""
-    if by is None or by.key_id in (key.key_id, *auth.makers_of(conn, key.created_by)):
+def _check_manages(conn: Connection, asker: ApiKey | None, key: ApiKey) -> None:
+    """Check that the asking key is the key, or is above it. Raises BeyondRights."""
+    if asker is None or asker.key_id == key.key_id:
         return
-    raise BeyondRights(
-        None, f"The API key {key.key_id!r} was not made by this one; ask who made it."
-    )
+    if asker.key_id not in {maker.key_id for maker in makers_of(conn, key.created_by)}:
+        raise BeyondRights(
+            None, f"The API key {key.key_id!r} was not made by this one; ask who made it."
+        )
 
 
 def _live_key(
-    conn: Connection, tenant_id: str, key_id: str, by: Identity | None, now_ms: int
+    conn: Connection, tenant_id: str, key_id: str, asker: ApiKey | None, now_ms: int
 ) -> ApiKey:
-    """A live key that `by` may change. Raises KeyNotFound, BeyondRights, KeyEnded."""
-    lock_tenant(conn, tenant_id)
+    """A live key that the asking key may change. Raises KeyNotFound, BeyondRights, KeyEnded."""
     key = get_key(conn, tenant_id, key_id)
-    _check_manages(conn, by, key)
+    _check_manages(conn, asker, key)
     if not key.is_live(now_ms):
         raise KeyEnded(key_id)
     return key
 
 
 def _scopes_now(conn: Connection, key: ApiKey) -> frozenset[str]:
-    return auth.bounded_scopes(conn, key.scopes, key.created_by)
+    return bounded_scopes(key.scopes, makers_of(conn, key.created_by))
 
 
 # ---- rows ----
+
+
+def _is_live(now_ms: int) -> sa.ColumnElement[bool]:
+    ends = api_keys.c.expires_at_ms
+    return api_keys.c.revoked_at_ms.is_(None) & (ends.is_(None) | (ends > now_ms))
+
+
+def _replaced(tenant_id: str) -> sa.Select[tuple[str | None]]:
+    """Ids of the keys that a tenant's other keys were rotated from."""
+    replaces = api_keys.c.replaces
+    return sa.select(replaces).where(api_keys.c.tenant_id == tenant_id, replaces.is_not(None))
+
+
+def _newest(conn: Connection, key: ApiKey, now_ms: int) -> str:
+    """Id of the key that a live key was rotated to last, itself if it was not."""
+    columns = api_keys.c
+    query = sa.select(columns.key_id).where(columns.tenant_id == key.tenant_id, _is_live(now_ms))
+    query = query.where(
+        key_bucket == key.bucket_id, columns.key_id.not_in(_replaced(key.tenant_id))
+    )
+    query = query.order_by(columns.created_at_ms.desc(), columns.key_id)
+    return conn.scalar(query.limit(1)) or key.key_id
+
+
+def _family(
+    conn: Connection, key: ApiKey, asker: ApiKey | None, now_ms: int
+) -> sa.ColumnElement[bool]:
+    """The key and the live keys that came of it, for the asking key to end. Raises BeyondRights."""
+    if asker == key and _newest(conn, key, now_ms) != key.key_id:
+        # Whoever has only the old secret must not end the new key.
+        raise BeyondRights(None, "This API key was replaced; ask with the key that replaced it.")
+    among = (api_keys.c.tenant_id == key.tenant_id) & _is_live(now_ms)
+    is_it = api_keys.c.key_id == key.key_id
+    return is_it | api_keys.c.key_id.in_(came_of(key.bucket_id, among))
+
+
+def _revoke(
+    conn: Connection,
+    tenant_id: str,
+    is_meant: sa.ColumnElement[bool],
+    by: Identity | None,
+    now_ms: int,
+    detail: str,
+) -> list[str]:
+    """Revoke the keys that are meant and not revoked yet, and return their ids."""
+    columns = api_keys.c
+    query = sa.select(columns.key_id).where(columns.tenant_id == tenant_id, is_meant)
+    query = query.where(columns.revoked_at_ms.is_(None)).order_by(columns.key_id)
+    ended = list(conn.scalars(query))
+    conn.execute(sa.update(api_keys).where(columns.key_id.in_(ended)).values(revoked_at_ms=now_ms))
+    for key_id in ended:
+        _audit(conn, tenant_id, key_id, by, "key.revoke", now_ms, detail)
+    return ended
+
+
+def _check_room(conn: Connection, tenant_id: str, replaces: str | None, now_ms: int) -> None:
+    """Check that the tenant may have another key, which replaces one or none. Raises TooManyKeys.
+
+    A replaced key does not count as a key of the tenant any more, so that it can always be rotated.
+    """
+    columns = api_keys.c
+    is_replaced = columns.key_id.in_(_replaced(tenant_id)) | (columns.key_id == (replaces or ""))
+    query = sa.select(is_replaced, sa.func.count()).group_by(is_replaced)
+    query = query.where(columns.tenant_id == tenant_id, _is_live(now_ms))
+    counts = {bool(row[0]): row[1] for row in conn.execute(query)}
+    if counts.get(False, 0) >= MAX_KEYS or counts.get(True, 0) > MAX_KEYS:
+        raise TooManyKeys
 
 
 def _insert(
     conn: Connection, tenant_id: str, pepper: str, values: Mapping[str, Any], now_ms: int
 ) -> tuple[ApiKey, str]:
     """Make and store a key. Raises BeyondRights for a chain of too many keys, TooManyKeys."""
-    lock_tenant(conn, tenant_id)
-    if len(auth.makers_of(conn, values["created_by"])) >= MAX_CHAIN:
+    if len(makers_of(conn, values.get("created_by"))) >= MAX_CHAIN:
         raise BeyondRights(
             None, f"A key may be made by a key that another made, but not past {MAX_CHAIN} keys."
         )
-    columns = api_keys.c
-    is_live = columns.revoked_at_ms.is_(None) & (
-        columns.expires_at_ms.is_(None) | (columns.expires_at_ms > now_ms)
-    )
-    query = sa.select(sa.func.count()).where(columns.tenant_id == tenant_id, is_live)
-    if (conn.scalar(query) or 0) >= MAX_KEYS:
-        raise TooManyKeys
+    _check_room(conn, tenant_id, values.get("replaces"), now_ms)
     key_id, plaintext = auth.make_key()
     key = ApiKey(
         key_id=key_id,
         tenant_id=tenant_id,
         prefix=f"sk-chorale-{key_id}",
         created_at_ms=now_ms,
-        **values,
+        **{"bucket_id": key_id, **values},
     )
     row = {field: getattr(key, field) for field in ApiKey.__slots__}
     row |= {"hmac": auth.digest(pepper, plaintext)}
@@ -325,19 +454,26 @@ def _stored(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _api_key(row: RowMapping) -> ApiKey:
-    values = {name: row[name] for name in ApiKey.__slots__ if name != "scopes"}
-    return ApiKey(scopes=auth.parse_scopes(row["scopes"]), **values)
+    values = {name: row[name] for name in ApiKey.__slots__}
+    values |= {"scopes": parse_scopes(row["scopes"])}
+    return ApiKey(**values | {"bucket_id": row["bucket_id"] or row["key_id"]})
 
 
 def _audit(
-    conn: Connection, key: ApiKey, by: Identity | None, action: str, now_ms: int, detail: str = ""
+    conn: Connection,
+    tenant_id: str,
+    key_id: str,
+    by: Identity | None,
+    action: str,
+    now_ms: int,
+    detail: str,
 ) -> None:
     record_audit(
         conn,
         at_ms=now_ms,
         actor="operator" if by is None else by.actor,
         action=action,
-        target=key.key_id,
-        tenant_id=key.tenant_id,
+        target=key_id,
+        tenant_id=tenant_id,
         detail=detail,
     )

@@ -49,11 +49,19 @@ class KeyPage(Page[KeyAnswer]):
 
 
 class KeyRevoked(Answer):
-    """The answer to the revocation of an API key."""
+    """The answer to the revocation of an API key.   ended: ids of the keys that it revoked."""
 
     key_id: str = Field(examples=["4Zk1rT8wQx2b"])
     object: Literal["key.revoked"] = "key.revoked"
     revoked: Literal[True] = True
+    ended: list[str] = Field(examples=[["4Zk1rT8wQx2b"]])
+
+
+class AllKeysRevoked(Answer):
+    """The answer to the revocation of all keys of a tenant.   ended: ids of the revoked keys."""
+
+    object: Literal["keys.revoked"] = "keys.revoked"
+    ended: list[str] = Field(examples=[["4Zk1rT8wQx2b", "9Hq3vB7nLs5d"]])
 
 
 def key_view(key: ApiKey) -> KeyAnswer:

@@ -14,9 +14,14 @@ _WINDOW_S = 60
 def limit_headers(standings: Sequence[Standing], *, is_degraded: bool = False) -> dict[str, str]:
     """Headers of an answer, a 200 and a 429 alike; a metric without a limit has none.
 
-    OpenAI's headers show, of several limits of a metric, the one with the smallest share left.
+    OpenAI's headers show, of several limits of a metric, the one with the smallest share left; the
+    IETF's do so for a key and those above it, since a name may stand there once.
     """
     headers = {}
+    by_name: dict[str, Standing] = {}
+    for standing in standings:
+        seen = by_name.get(_name(standing), standing)
+        by_name[_name(standing)] = min(seen, standing, key=_share_left)
     for metric in ("requests", "tokens"):
         if of_metric := [s for s in standings if s.limit.metric == metric]:
             standing = min(of_metric, key=_share_left)
@@ -25,8 +30,8 @@ def limit_headers(standings: Sequence[Standing], *, is_degraded: bool = False) -
             headers[f"x-ratelimit-reset-{metric}"] = format_duration(standing.reset_ms / 1000)
     if standings:
         headers["x-ratelimit-scope"] = _scope(min(standings, key=_share_left))
-        headers["ratelimit-policy"] = ", ".join(map(_policy, standings))
-        headers["ratelimit"] = ", ".join(map(_state, standings))
+        headers["ratelimit-policy"] = ", ".join(map(_policy, by_name.values()))
+        headers["ratelimit"] = ", ".join(map(_state, by_name.values()))
     if is_degraded:
         headers["x-chorale-limiter"] = "degraded"
     return headers

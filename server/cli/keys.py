@@ -20,7 +20,7 @@ from server.cli.connection import (
     as_tenant,
 )
 from server.cli.limit_options import MaxConcurrency, RequestsPerMinute, TokensPerMinute
-from server.cli.terminal import CommandFailed, say, show, show_json, show_table
+from server.cli.terminal import CommandFailed, confirm, say, show, show_json, show_table
 from server.cli.units import moment
 from server.text.json_object import JsonObject
 
@@ -104,33 +104,73 @@ def rotate(
     key_id: KeyId,
     tenant: Tenant = None,
     overlap_s: Annotated[
-        int, typer.Option(help="Seconds for which the old key stays valid, at most 7 days.")
-    ] = _DAY_S,
+        int | None,
+        typer.Option(
+            help="Seconds for which the old key stays valid, at most 7 days; by default a day."
+        ),
+    ] = None,
+    compromised: Annotated[
+        bool,
+        typer.Option(
+            "--compromised",
+            help="Revoke the old key at once, its other rotations, the keys that they made, and so "
+            "on.",
+        ),
+    ] = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     admin_key: AdminKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """Make a key that replaces another, which expires after the overlap."""
+    """Make a key that replaces another, which expires after the overlap.
+
+    The new key goes on with what is left of the old one's limits.
+    """
     with _connect(tenant, url, api_key, admin_key, data_dir) as client:
         path = f"{_path(tenant)}/{key_id}/rotate"
-        _show_new(client.request("POST", path, body={"overlap_s": overlap_s}), json)
+        if overlap_s is None:
+            overlap_s = 0 if compromised else _DAY_S
+        body = {"overlap_s": overlap_s} | ({"compromised": True} if compromised else {})
+        _show_new(client.request("POST", path, body=body), json)
 
 
 @app.command("revoke")
 def revoke(
-    key_id: KeyId,
+    key_id: Annotated[
+        str, typer.Argument(help="Id of the key, or with --all the id or name of the tenant.")
+    ],
     tenant: Tenant = None,
+    cascade: Annotated[
+        bool,
+        typer.Option(
+            "--cascade",
+            help="Revoke its other rotations, the keys that they made, and so on, as well. Without "
+            "it these stay valid, but make no keys any more.",
+        ),
+    ] = False,
+    of_tenant: Annotated[
+        bool, typer.Option("--all", help="Revoke all keys of a tenant; for the operator.")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask for confirmation of --all.")
+    ] = False,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     admin_key: AdminKey = None,
     data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
-    """Revoke a key: it is refused from now on."""
+    """Revoke a key, or all of a tenant: they are refused from now on."""
+    path, params = f"{_path(tenant)}/{key_id}", {"cascade": cascade or None}
+    if of_tenant:
+        if tenant is not None or cascade:
+            raise CommandFailed("--all takes only the name of the tenant.", exit_code=2)
+        if not yes:
+            confirm(f"Revoke all keys of {key_id}?")
+        tenant, path = key_id, _path(key_id)
     with _connect(tenant, url, api_key, admin_key, data_dir) as client:
-        client.request("DELETE", f"{_path(tenant)}/{key_id}")
-    say(f"Key {key_id} is revoked.")
+        ended = client.request("DELETE", path, params=params)["ended"]
+    say(f"Revoked: {', '.join(ended)}." if ended else "Nothing was left to revoke.")
 
 
 @app.command("reset-admin")

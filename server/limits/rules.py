@@ -101,7 +101,11 @@ class RateLimited(Exception):
         self.is_degraded = is_degraded
         per = "at a time" if limit.metric == "concurrency" else "per minute"
         noun = "requests" if limit.metric == "concurrency" else limit.metric
-        whose = {"tenant": "your account", "key": "this API key", "adapter": "this adapter"}
+        whose = {
+            "tenant": "your account",
+            "key": "this API key or one above it",
+            "adapter": "this adapter",
+        }
         super().__init__(
             f"Rate limit reached for {whose[limit.scope]}: {limit.amount} {noun} {per}. "
             f"Try again in {max(1, -(-retry_after_ms // 1000))} s."

@@ -22,7 +22,9 @@ from server.text.times import rfc3339
 from server.webhooks.tables import webhook_events, webhooks
 
 MAX_PENDING = 100
-"""Undelivered events of one tenant at which its requests for another test event are refused."""
+"""Most events of one tenant that wait for delivery. A request for another test event is refused;
+for any other event, the one that waited longest is given up.
+"""
 KEPT_MS = 30 * 86_400_000
 """Age at which an event is deleted."""
 MAX_PRUNED_AT_ONCE = 1000
@@ -30,13 +32,24 @@ MAX_PRUNED_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """A tenant's webhook. is_enabled: False after its receiver answered 410 (Gone)."""
+    """A tenant's webhook.
+
+    is_enabled: False after its receiver answered 410 (Gone).   num_failures: failed tries in a row.
+    rests_until_ms: time before which nothing is sent.   tried_at_ms: end of the last try.
+    """
 
     tenant_id: str
     webhook_id: str
     url: str
     is_enabled: bool
     created_at_ms: int
+    num_failures: int
+    rests_until_ms: int
+    tried_at_ms: int
+
+    @property
+    def is_failing(self) -> bool:
+        return self.num_failures > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +91,20 @@ def new_event(
 
 
 def insert_event(conn: Connection, event: Event) -> bool:
-    """Insert an event. Returns False if the tenant has one of this type and subject already."""
+    """Insert an event. Returns False if the tenant has one of this type and subject already.
+
+    The events that waited longest are given up if more than MAX_PENDING wait.
+    """
     values = {name: getattr(event, name) for name in Event.__slots__}
     insert = upsert(conn.dialect.name, webhook_events).values(**values)
-    return conn.execute(insert.on_conflict_do_nothing()).rowcount == 1
+    is_new = conn.execute(insert.on_conflict_do_nothing()).rowcount == 1
+    if is_new:
+        columns = webhook_events.c
+        kept = sa.select(columns.event_id).where(_waits(event.tenant_id))
+        kept = kept.order_by(columns.created_at_ms.desc(), columns.event_id != event.event_id)
+        is_old = columns.event_id.not_in(kept.limit(MAX_PENDING))
+        _give_up(conn, _waits(event.tenant_id) & is_old, "too many events waited")
+    return is_new
 
 
 def list_events(conn: Connection, tenant_id: str, limit: int) -> list[Event]:
@@ -94,11 +117,7 @@ def list_events(conn: Connection, tenant_id: str, limit: int) -> list[Event]:
 
 def num_pending(conn: Connection, tenant_id: str) -> int:
     """Count a tenant's events that wait for delivery."""
-    columns = webhook_events.c
-    query = sa.select(sa.func.count()).where(
-        columns.tenant_id == tenant_id, columns.next_at_ms.is_not(None)
-    )
-    return conn.execute(query).scalar_one()
+    return conn.execute(sa.select(sa.func.count()).where(_waits(tenant_id))).scalar_one()
 
 
 def prune_events(conn: Connection, now_ms: int) -> int:
@@ -121,12 +140,18 @@ def set_webhook(
         webhook_id = f"wh_{secrets.token_hex(12)}"
         conn.execute(
             sa.insert(webhooks).values(
-                tenant_id=tenant_id, webhook_id=webhook_id, url=url, created_at_ms=now_ms
+                tenant_id=tenant_id,
+                webhook_id=webhook_id,
+                url=url,
+                created_at_ms=now_ms,
+                # A new webhook waits for its turn like one that was just tried.
+                tried_at_ms=now_ms,
             )
         )
     else:
         update = sa.update(webhooks).filter_by(tenant_id=tenant_id)
-        conn.execute(update.values(url=url, is_enabled=True))
+        values = {"url": url, "is_enabled": True, "num_failures": 0, "rests_until_ms": 0}
+        conn.execute(update.values(**values))
     after = get_webhook(conn, tenant_id)
     assert after is not None
     _audit(conn, "webhook.set", after, now_ms, actor)
@@ -147,10 +172,7 @@ def remove_webhook(conn: Connection, tenant_id: str, *, now_ms: int, actor: str)
     if found is None:
         return False
     conn.execute(sa.delete(webhooks).filter_by(tenant_id=tenant_id))
-    columns = webhook_events.c
-    waits = (columns.tenant_id == tenant_id) & columns.next_at_ms.is_not(None)
-    update = sa.update(webhook_events).where(waits)
-    conn.execute(update.values(next_at_ms=None, error="the webhook was removed"))
+    _give_up(conn, _waits(tenant_id), "the webhook was removed")
     _audit(conn, "webhook.remove", found, now_ms, actor)
     return True
 
@@ -170,6 +192,15 @@ def signed_headers(pepper: str, webhook_id: str, event: Event, now_ms: int) -> d
         "webhook-timestamp": str(timestamp),
         "webhook-signature": "v1," + base64.b64encode(digest).decode(),
     }
+
+
+def _waits(tenant_id: str) -> sa.ColumnElement[bool]:
+    """Whether an event is one of the tenant's that wait for delivery."""
+    return (webhook_events.c.tenant_id == tenant_id) & webhook_events.c.next_at_ms.is_not(None)
+
+
+def _give_up(conn: Connection, is_meant: sa.ColumnElement[bool], error: str) -> None:
+    conn.execute(sa.update(webhook_events).where(is_meant).values(next_at_ms=None, error=error))
 
 
 def _key(pepper: str, webhook_id: str) -> bytes:

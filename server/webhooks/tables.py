@@ -18,7 +18,8 @@ from sqlalchemy import (
 
 from registry.tables import metadata
 
-# The URL that a tenant's events are sent to.
+# The URL that a tenant's events are sent to.   num_failures: failed tries in a row.
+# rests_until_ms: time before which nothing is sent.   tried_at_ms: end of the last try.
 webhooks = Table(
     "webhooks",
     metadata,
@@ -27,6 +28,9 @@ webhooks = Table(
     Column("url", String(2048), nullable=False),
     Column("is_enabled", Boolean, nullable=False, server_default=true()),
     Column("created_at_ms", BigInteger, nullable=False),
+    Column("num_failures", Integer, nullable=False, server_default="0"),
+    Column("rests_until_ms", BigInteger, nullable=False, server_default="0"),
+    Column("tried_at_ms", BigInteger, nullable=False, server_default="0"),
 )
 
 # Events, delivered at least once. subject: what an event is about; a tenant has at most one event

@@ -43,8 +43,10 @@ def check_url(text: str, rules: UrlRules) -> httpx.URL:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
         raise BadWebhookUrl("url is not a URL.") from error
-    if url.scheme not in (("https", "http") if rules.allow_http else ("https",)):
-        raise BadWebhookUrl("url must begin with https://.")
+    schemes = ("https", "http") if rules.allow_http else ("https",)
+    if url.scheme not in schemes:
+        shown = " or ".join(f"{scheme}://" for scheme in schemes)
+        raise BadWebhookUrl(f"url must begin with {shown}.")
     if not url.host or url.userinfo or url.fragment:
         raise BadWebhookUrl("url must name a host, and neither a user nor a fragment.")
     try:

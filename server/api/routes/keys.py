@@ -13,7 +13,7 @@ from server.accounts.identities import Identities
 from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE, ApiKey
 from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, IdentitiesDep, PepperDep, TenantAdminKey
-from server.api.key_view import KeyAnswer, KeyMade, KeyPage, KeyRevoked, key_view
+from server.api.key_view import AllKeysRevoked, KeyAnswer, KeyMade, KeyPage, KeyRevoked, key_view
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.text.json_object import JsonObject
@@ -29,6 +29,10 @@ _MAX_SCOPES = 16
 _Limit = Annotated[int | None, Field(ge=1, lt=1 << 31)]
 _After = Annotated[str | None, Query(max_length=32)]
 _PageSize = Annotated[int, Query(ge=1, le=MAX_PAGE)]
+_Cascade = Annotated[
+    bool,
+    Query(description="Revoke its other rotations, the keys that they made, and so on, as well."),
+]
 
 
 class _Terms(BaseModel):
@@ -58,10 +62,14 @@ class _Terms(BaseModel):
 
 
 class _Rotation(BaseModel):
-    """The rotation of an API key. overlap_s: how long the old key stays valid, in seconds."""
+    """The rotation of an API key. overlap_s: how long the old key stays valid, in seconds.
+
+    compromised: whether the old key and all that came of it are revoked; then overlap_s is 0.
+    """
 
     model_config = ConfigDict(extra="forbid")
     overlap_s: int = Field(ge=0, le=MAX_OVERLAP_S)
+    compromised: bool = False
 
 
 _TermsBody = Annotated[_Terms, json_body(_Terms)]
@@ -122,17 +130,25 @@ async def rotate_own(
 ) -> KeyMade:
     """Replace one of the tenant's API keys; only this answer carries the new key itself.
 
-    The new key has the old one's terms, and the old one stays valid for `overlap_s` seconds.
+    The new key has the old one's terms and goes on with what is left of its limits; the old one
+    stays valid for `overlap_s` seconds.
     """
     return await _rotate(database, identities, pepper, identity.tenant_id, key_id, body, identity)
 
 
 @router.delete("/keys/{key_id}")
 async def revoke_own(
-    key_id: str, database: DatabaseDep, identities: IdentitiesDep, identity: TenantAdminKey
+    key_id: str,
+    database: DatabaseDep,
+    identities: IdentitiesDep,
+    identity: TenantAdminKey,
+    cascade: _Cascade = False,
 ) -> KeyRevoked:
-    """Revoke one of the tenant's API keys; the keys that it created stay valid."""
-    return await _revoke(database, identities, identity.tenant_id, key_id, identity)
+    """Revoke one of the tenant's API keys, and with `cascade` all that came of it.
+
+    Without it the keys that it made stay valid, but make no keys any more.
+    """
+    return await _revoke(database, identities, identity.tenant_id, key_id, cascade, identity)
 
 
 # ---- the operator ----
@@ -179,7 +195,8 @@ async def rotate_key(
 ) -> KeyMade:
     """Replace one of a tenant's API keys; only this answer carries the new key itself.
 
-    The new key has the old one's terms, and the old one stays valid for `overlap_s` seconds.
+    The new key has the old one's terms and goes on with what is left of its limits; the old one
+    stays valid for `overlap_s` seconds.
     """
     return await _rotate(
         database, identities, pepper, await _tenant_id(database, tenant), key_id, body
@@ -188,10 +205,30 @@ async def rotate_key(
 
 @admin_router.delete("/tenants/{tenant}/keys/{key_id}")
 async def revoke_key(
-    tenant: str, key_id: str, database: DatabaseDep, identities: IdentitiesDep
+    tenant: str,
+    key_id: str,
+    database: DatabaseDep,
+    identities: IdentitiesDep,
+    cascade: _Cascade = False,
 ) -> KeyRevoked:
-    """Revoke one of a tenant's API keys; the keys that it created stay valid."""
-    return await _revoke(database, identities, await _tenant_id(database, tenant), key_id)
+    """Revoke one of a tenant's API keys, and with `cascade` all that came of it.
+
+    Without it the keys that it made stay valid, but make no keys any more.
+    """
+    return await _revoke(database, identities, await _tenant_id(database, tenant), key_id, cascade)
+
+
+@admin_router.delete("/tenants/{tenant}/keys")
+async def revoke_all_keys(
+    tenant: str, database: DatabaseDep, identities: IdentitiesDep
+) -> AllKeysRevoked:
+    """Revoke all of a tenant's API keys at once."""
+    tenant_id = await _tenant_id(database, tenant)
+
+    def revoke(conn: Connection) -> list[str]:
+        return keys.revoke_all(conn, tenant_id, now_ms=now_ms())
+
+    return AllKeysRevoked(ended=await _write(database, identities, tenant_id, revoke))
 
 
 # ---- both ----
@@ -265,6 +302,7 @@ async def _rotate(
             key_id,
             pepper,
             overlap_s=body.overlap_s,
+            is_compromised=body.compromised,
             now_ms=now_ms(),
             by=by,
         )
@@ -278,10 +316,11 @@ async def _revoke(
     identities: Identities,
     tenant_id: str,
     key_id: str,
+    cascade: bool,
     by: Identity | None = None,
 ) -> KeyRevoked:
-    def revoke(conn: Connection) -> None:
-        keys.revoke_key(conn, tenant_id, key_id, now_ms=now_ms(), by=by)
+    def revoke(conn: Connection) -> list[str]:
+        return keys.revoke_key(conn, tenant_id, key_id, cascade=cascade, now_ms=now_ms(), by=by)
 
-    await _write(database, identities, tenant_id, revoke)
-    return KeyRevoked(key_id=key_id)
+    ended = await _write(database, identities, tenant_id, revoke)
+    return KeyRevoked(key_id=key_id, ended=ended)

@@ -52,7 +52,8 @@ class LimitHolder(Answer):
 class LimitAnswer(Answer):
     """A limit, and its use.
 
-    id: of the tenant or the key, or the adapter's name.   window_s: null for requests at a time.
+    id: of the tenant or the key, of a rotated key that of the first, or the adapter's name.
+    window_s: null for requests at a time.
     reset_s: seconds until all of it is free again if nobody asks.   held_by: the oldest first.
     """
 
@@ -103,6 +104,7 @@ async def get_limits(
 ) -> LimitList:
     """Get the limits of the tenant, of the asking key and of the tenant's adapters, with their use.
 
+    The limits of the keys above the asking key are among them: its requests count there as well.
     held_by: the requests that take of a limit, and when each of them frees its part.
     """
     adapters = await database.read(lambda c: limits_of_adapters(c, identity.tenant_id))

@@ -11,12 +11,9 @@ from server.accounts.auth import (
     ADAPTERS_READ,
     ADMIN,
     INFERENCE,
-    LIMITS,
-    MAX_CHAIN,
     SCOPES,
     USAGE_READ,
     InvalidApiKey,
-    authenticate,
 )
 from server.accounts.keys import (
     DEFAULT_SCOPES,
@@ -25,64 +22,16 @@ from server.accounts.keys import (
     KeyEnded,
     KeyNotFound,
     TooManyKeys,
-    change_key,
-    create_key,
     get_key,
     list_keys,
-    revoke_key,
-    rotate_key,
+    revoke_all,
 )
+from server.accounts.lineage import LIMITS, MAX_CHAIN
 from server.accounts.tables import api_keys
-from server.billing.budgets import HAS_HARD_BUDGET
-from tests.server.factories import NOW_MS, PEPPER, make_tenant
+from tests.server.factories import NOW_MS
+from tests.server.key_world import World, id_of
 
 DAY_MS = 86_400_000
-
-
-class World:
-    """Keys of one tenant, each known by its plaintext."""
-
-    def __init__(self, database, name="acme"):
-        self.database = database
-        self.tenant_id = make_tenant(database, name).tenant_id
-        self.now_ms = NOW_MS
-
-    def identity(self, plaintext):
-        return self.database.read_sync(
-            lambda c: authenticate(c, plaintext, PEPPER, self.now_ms, HAS_HARD_BUDGET)
-        )
-
-    def do(self, change, *args, by=None, **options):
-        asker = self.identity(by) if isinstance(by, str) else by
-        return self.database.write_sync(
-            lambda c: change(c, self.tenant_id, *args, now_ms=self.now_ms, by=asker, **options)
-        )
-
-    def make(self, by=None, **options):
-        return self.do(create_key, "a key", PEPPER, by=by, **options)[1]
-
-    def change(self, plaintext, by=None, **changes):
-        return self.do(change_key, id_of(plaintext), changes, by=by)
-
-    def rotate(self, plaintext, by=None, overlap_s=60):
-        return self.do(rotate_key, id_of(plaintext), PEPPER, by=by, overlap_s=overlap_s)[1]
-
-    def revoke(self, plaintext, by=None):
-        self.do(revoke_key, id_of(plaintext), by=by)
-
-    def key(self, plaintext):
-        key_id = id_of(plaintext)
-        return self.database.read_sync(lambda c: get_key(c, self.tenant_id, key_id))
-
-    def is_good(self, plaintext):
-        try:
-            return bool(self.identity(plaintext))
-        except InvalidApiKey:
-            return False
-
-
-def id_of(plaintext):
-    return plaintext.split("-")[2]
 
 
 @pytest.fixture
@@ -195,6 +144,77 @@ def test_a_key_manages_itself_and_what_came_of_it_and_nothing_else(world):
     assert [world.is_good(key) for key in (ours, child, grandchild)] == [False, True, False]
 
 
+def test_a_revocation_that_cascades_ends_all_that_came_of_the_key_and_nothing_else(world):
+    root = world.make(scopes=SCOPES)
+    child = world.make(by=root, scopes=SCOPES)
+    sibling = world.make(by=root)
+    grandchild = world.make(by=child)
+    rotated = world.rotate(child)
+    others = [world.make(by=rotated), world.rotate(grandchild), grandchild, child, rotated]
+    ended = world.revoke(rotated, by=root, cascade=True)
+    assert sorted(ended) == sorted(map(id_of, others))
+    assert world.good(root, sibling, *others) == [root, sibling]
+    assert world.revoke(rotated, by=root, cascade=True) == []
+    rows = world.database.read_sync(lambda c: c.execute(sa.select(audit_log)).all())
+    told = [(row.target, row.actor, row.detail) for row in rows if row.action == "key.revoke"]
+    detail = f"cascade from {id_of(rotated)}"
+    assert told == [(key_id, f"key:{id_of(root)}", detail) for key_id in ended]
+
+
+def test_a_compromised_key_is_replaced_and_all_that_it_made_ends_at_once(world):
+    root = world.make(scopes=SCOPES, requests_per_minute=7)
+    keys = [root, world.make(by=root, scopes=SCOPES), world.rotate(root)]
+    new = world.rotate(keys[-1], overlap_s=0, is_compromised=True)
+    assert world.good(*keys, new) == [new]
+    assert world.key(new).requests_per_minute == 7
+    assert world.key(new).bucket_id == id_of(root)
+    with pytest.raises(InvalidKey):
+        world.rotate(new, overlap_s=1, is_compromised=True)
+
+
+def test_a_replaced_key_does_not_end_the_key_that_replaced_it(alone):
+    old = alone.make(scopes=SCOPES)
+    new = alone.rotate(old)
+    for end in (
+        lambda: alone.revoke(old, by=old, cascade=True),
+        lambda: alone.rotate(old, by=old, overlap_s=0, is_compromised=True),
+    ):
+        with pytest.raises(BeyondRights):
+            end()
+    assert alone.good(old, new) == [old, new]
+
+
+def test_a_key_below_a_revoked_one_goes_on_but_makes_no_keys(alone):
+    root = alone.make(scopes=SCOPES)
+    child = alone.make(by=root, scopes=SCOPES)
+    grandchild = alone.make(by=child, scopes=SCOPES)
+    alone.revoke(root)
+    for key in (child, grandchild):
+        with pytest.raises(BeyondRights):
+            alone.make(by=key)
+    assert alone.good(child, grandchild) == [child, grandchild]
+
+
+def test_a_revoked_key_that_another_gateway_still_remembers_manages_nothing(alone):
+    root = alone.make(scopes=SCOPES)
+    child = alone.make(by=root, scopes=SCOPES)
+    remembered = alone.identity(root)
+    alone.revoke(root)
+    for manage in (alone.rotate, alone.change, alone.revoke):
+        with pytest.raises(BeyondRights):
+            manage(child, by=remembered)
+
+
+def test_all_keys_of_a_tenant_end_together_and_those_of_others_go_on(database):
+    ours, theirs = World(database), World(database, "globex")
+    root = ours.make(scopes=SCOPES)
+    keys = [root, ours.make(by=root), ours.make()]
+    other = theirs.make()
+    ended = database.write_sync(lambda c: revoke_all(c, ours.tenant_id, now_ms=ours.now_ms))
+    assert ended == sorted(map(id_of, keys))
+    assert ours.good(*keys, other) == [other]
+
+
 def test_another_tenants_key_is_not_there(database):
     ours, theirs = World(database), World(database, "globex")
     admin, key = ours.make(scopes=SCOPES), theirs.make()
@@ -270,7 +290,10 @@ def test_a_tenant_has_so_many_keys_at_a_time_and_may_still_rotate(alone, monkeyp
     first, _ = alone.make(), alone.make(expires_at_ms=NOW_MS + 1000)
     with pytest.raises(TooManyKeys):
         alone.make()
-    alone.rotate(first, overlap_s=0)
+    third = alone.rotate(alone.rotate(first))
+    with pytest.raises(TooManyKeys):
+        alone.rotate(third)
+    alone.rotate(third, overlap_s=0)
     alone.now_ms += 1000
     alone.make()
 

@@ -82,6 +82,23 @@ def test_the_operator_does_the_same_for_any_tenant(product, acme):
     assert not any("api_key" in key for key in page["data"])
 
 
+def test_the_operator_ends_a_key_with_all_that_came_of_it_and_all_of_a_tenant(product, acme):
+    keys = f"/admin/v1/tenants/{acme.name}/keys"
+    made = acme.call("POST", "/v1/keys", {"scopes": ["admin", "inference"]}).json()
+    child = user_of(acme, made["api_key"])
+    grandchild = user_of(acme, child.call("POST", "/v1/keys", {}).json()["api_key"])
+    users = (acme, child, grandchild)
+    assert [user.call("GET", "/v1/models").status_code for user in users] == [200, 200, 200]
+    path = f"/v1/keys/{made['key_id']}"
+    rotated = acme.call("POST", f"{path}/rotate", {"overlap_s": 0, "compromised": True}).json()
+    assert [user.call("GET", "/v1/models").status_code for user in users] == [200, 401, 401]
+    ended = acme.call("DELETE", f"/v1/keys/{rotated['key_id']}?cascade=true").json()["ended"]
+    assert ended == [rotated["key_id"]]
+    ended = product.operator.call("DELETE", keys).json()["ended"]
+    assert ended == [acme.api_key.split("-")[2]]
+    assert acme.call("GET", "/v1/models").status_code == 401
+
+
 def test_a_suspended_tenants_remembered_key_is_refused_by_the_next_request(product, acme):
     assert acme.call("GET", "/v1/models").status_code == 200
     product.operator.call("POST", f"/admin/v1/tenants/{acme.name}/suspend")

@@ -32,6 +32,13 @@ def test_the_ietfs_headers_name_every_limit() -> None:
     assert headers["ratelimit"] == '"tokens-tenant";r=500;t=30, "concurrency-tenant";r=1;t=9'
 
 
+def test_of_the_limits_of_a_key_and_those_above_it_the_ietfs_headers_name_one() -> None:
+    above = Standing(limit=Limit("tokens", "key", "above", 1000), remaining=20, reset_ms=1000)
+    headers = limit_headers([WIDE, NARROW, above])
+    assert headers["ratelimit"] == '"tokens-tenant";r=500;t=30, "tokens-key";r=20;t=1'
+    assert headers["ratelimit-policy"].count("tokens-key") == 1
+
+
 def test_without_a_limit_nothing_is_said_but_that_the_limiter_is_degraded() -> None:
     assert limit_headers([]) == {}
     assert limit_headers([], is_degraded=True) == {"x-chorale-limiter": "degraded"}

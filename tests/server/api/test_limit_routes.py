@@ -12,6 +12,7 @@ import pytest
 from sqlalchemy.dialects import sqlite
 
 from engine.messages import AddRequest, LeaseLow, RequestOutput
+from server.accounts.auth import SCOPES
 from server.accounts.keys import create_key
 from server.billing.budgets import Budget, set_budget
 from server.billing.holds import get_hold
@@ -41,7 +42,7 @@ def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     product.close()
 
 
-def user_of(product: InProcess, *, key: dict[str, int] | None = None, **limits: Any) -> User:
+def user_of(product: InProcess, *, key: dict[str, Any] | None = None, **limits: Any) -> User:
     """A tenant with these limits. key: the limits of its key."""
     user = product.user(f"tenant-{next(_numbers)}", **(key or {}))
     if limits:
@@ -128,6 +129,20 @@ def test_a_limit_says_which_request_holds_it_and_when_it_lets_go(product: InProc
     assert seats["held_by"] == [{"request_id": "r1", "units": 1, "frees_in_s": 125.0}]
     assert tokens["held_by"] == [{"request_id": "r1", "units": 40, "frees_in_s": 125.0}]
     assert (tokens["used"], tokens["reset_s"], tokens["window_s"]) == (40, 24.0, 60)
+
+
+def test_a_key_sees_and_is_refused_by_the_limit_of_the_key_that_made_it(product: InProcess) -> None:
+    maker = user_of(product, key={"requests_per_minute": 3, "scopes": SCOPES})
+    made = maker.call("POST", "/v1/keys", {"requests_per_minute": 2}).json()
+    child = replace(maker, api_key=made["api_key"])
+    assert [user.complete("base").status_code for user in (child, maker, maker)] == [200] * 3
+    refused = child.complete("base")
+    assert (refused.status_code, refused.headers["x-ratelimit-scope"]) == (429, "requests;key")
+    limits = child.call("GET", "/v1/limits").json()["data"]
+    assert [(limit["id"], limit["limit"], limit["remaining"]) for limit in limits] == [
+        (made["key_id"], 2, 1),
+        (made["created_by"], 3, 0),
+    ]
 
 
 def test_a_limit_that_is_reached_by_one_is_not_anothers(product: InProcess) -> None:

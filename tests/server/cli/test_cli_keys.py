@@ -17,7 +17,8 @@ ANSWERS = {
         ("POST", "", NEW),
         ("GET", "", LISTED),
         ("POST", "/k1/rotate", NEW),
-        ("DELETE", "/k1", {}),
+        ("DELETE", "/k1", {"ended": ["k1"]}),
+        ("DELETE", "", {"ended": ["k1", "k2"]}),
     )
 }
 
@@ -62,6 +63,23 @@ def test_what_was_said_of_a_key_is_sent_and_nothing_else(run, api):
     run("keys", "create")
     run("keys", "rotate", "k1", "--overlap-s", "0")
     assert [body for *_, body in api.asked()[1:]] == [{"name": ""}, {"overlap_s": 0}]
+
+
+def test_a_compromised_key_is_rotated_without_an_overlap(run, api):
+    run("keys", "rotate", "k1", "--compromised")
+    assert api.asked()[0][2] == {"overlap_s": 0, "compromised": True}
+
+
+def test_keys_are_revoked_with_all_that_came_of_them_and_all_of_a_tenant(run, api):
+    for options in (("k1", "--cascade"), ("k1", "acme", "--cascade"), ("--all", "acme", "--yes")):
+        assert "Revoked: k1" in run("keys", "revoke", *options).stderr
+    assert "--yes" in run("keys", "revoke", "--all", "acme").stderr
+    assert [path for _, path, _ in api.asked()] == [
+        "/v1/keys/k1?cascade=true",
+        "/admin/v1/tenants/acme/keys/k1?cascade=true",
+        "/admin/v1/tenants/acme/keys",
+    ]
+    assert run("keys", "revoke", "--all", "k1", "acme").exit_code == 2
 
 
 def test_times_of_a_listed_key_are_dates(run):

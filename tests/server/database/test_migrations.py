@@ -10,6 +10,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from registry.tables import audit_log, metadata
+from server.accounts.keys import create_key, list_keys, rotate_key
 from server.accounts.tables import api_keys
 from server.billing.ledger import adopt_events, post
 from server.billing.receipts.receipt import sha256_of
@@ -20,11 +21,13 @@ from server.database.database import Database, DatabaseConfig, MigrationLocked, 
 from tests.server.factories import (
     ENGINE,
     NOW_MS,
+    PEPPER,
     SIGNER,
     insert_holds,
     make_end,
     make_hold,
     make_price,
+    make_tenant,
 )
 
 SERVER = Path(__file__).parents[3] / "server"
@@ -216,3 +219,21 @@ def test_what_failed_in_an_older_release_is_counted_apart(database):
     database.migrate()
     assert database.read_sync(lambda c: sum_entries(c, 0, 2 * NOW_MS)) == before
     assert (before[0].num_requests, before[0].num_failed_requests) == (1, 2)
+
+
+def test_keys_that_an_older_release_rotated_count_in_the_bucket_of_the_first(database):
+    tenant = make_tenant(database)
+
+    def make(conn):
+        key, _ = create_key(conn, tenant.tenant_id, "", PEPPER, now_ms=NOW_MS)
+        for _ in range(2):
+            options = {"overlap_s": 9, "now_ms": NOW_MS}
+            key, _ = rotate_key(conn, tenant.tenant_id, key.key_id, PEPPER, **options)
+
+    database.write_sync(make)
+    before = database.read_sync(lambda c: list_keys(c, tenant.tenant_id))
+    with database.engine.execution_options(chorale_writes=True).begin() as conn:
+        alembic.command.downgrade(migration_config(conn), "0005")
+    database.migrate()
+    assert database.read_sync(lambda c: list_keys(c, tenant.tenant_id)) == before
+    assert len({key.bucket_id for key in before}) == 1
