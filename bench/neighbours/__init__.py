@@ -1,0 +1,1 @@
+"""The service of a well-behaved tenant before and during attacks of others, on the product."""
