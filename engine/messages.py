@@ -27,7 +27,8 @@ StopCause = Literal[
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 ResidentTier = Literal["device", "host", "disk"]
 
-
+NOT_METERED = "metering_unavailable"
+"""Error of requests that are refused, or ended, because the journal takes no more records."""
 PROOF_TENANT = "canary"
 """Tenant and gateway id of a proof's requests, which are journaled like others but not billed.
 

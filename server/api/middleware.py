@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.api import errors
 from server.api.metrics import Metrics
-from server.logs import begin_notes, trace_of
+from server.logs import begin_notes, note, trace_of
 from server.text.json_object import JsonObject
 
 MAX_CLIENT_REQUEST_ID_BYTES = 512
@@ -53,7 +53,6 @@ class Edge:
         exchange = _Exchange(scope, send, self._metrics)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # answered as a GET; the server drops the body
-        trace: list[str] | None = None
         try:
             if "\0" in scope["path"] or b"%00" in scope["query_string"]:
                 # PostgreSQL stores no NUL characters, and no name has one.
@@ -63,12 +62,12 @@ class Edge:
                 await self._app(scope, receive, exchange.send)
         except Exception as error:
             # A fault of the server: the client is not told its cause, the log gets its trace.
-            trace = trace_of(error)
+            note(trace=trace_of(error))
             if exchange.status is not None:
                 raise  # the answer has begun: the server closes the connection
             await _answer(errors.internal_error(), scope, receive, exchange.send)
         finally:
-            self._write_line(exchange.line(self._template(scope)) | {"trace": trace})
+            self._write_line(exchange.line(self._template(scope)))
 
     def _template(self, scope: Scope) -> str | None:
         """The route's path as it is declared; None where there is no such endpoint."""

@@ -45,8 +45,19 @@ def test_no_token_in_time_is_a_503_that_says_when_to_come_back(product: Product,
         EngineAwayError("it leaves"),
         end_at_once(finish_reason="error", stop_cause="adapter_loading"),
         end_at_once(finish_reason="error", stop_cause="gateway_lost"),
+        end_at_once(
+            finish_reason="error", stop_cause="engine_failure", error="metering_unavailable"
+        ),
     ],
-    ids=["dead", "queue full", "not metered", "leaving", "adapter loading", "gateway lost"],
+    ids=[
+        "dead",
+        "queue full",
+        "not metered",
+        "leaving",
+        "adapter loading",
+        "gateway lost",
+        "journal full",
+    ],
 )
 def test_every_503_says_when_to_come_back(product: Product, fault) -> None:
     product.engines.script = fault if callable(fault) else lambda _: [fault]

@@ -17,6 +17,7 @@ from server.database.database import DEFAULT_FILE
 from server.logs import LogHandler, LogWriter
 from tests.server.fake_engines import FakeEngines
 from tests.server.in_process import InProcess, User, with_engines
+from tests.server.scripted_product import end_at_once
 
 MARK = "zebra"
 PROMPT, HEADER = f"{MARK} prompt", f"{MARK} header"
@@ -92,6 +93,24 @@ def test_an_error_of_ours_says_where_and_not_what(logged: Logged) -> None:
     assert "KeyError" in line["trace"]
     assert any(place.endswith("generate") for place in line["trace"])
     assert MARK not in json.dumps(line)
+
+
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "once"}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_500_says_where_and_a_request_that_the_engine_ended_says_why(
+    logged: Logged, stream: bool, headers: dict[str, str]
+) -> None:
+    failed = FakeEngines(end_at_once(finish_reason="error", stop_cause="engine_failure"))
+    user = logged.product.user("acme")
+    gateway = with_engines(logged.product.gateway, failed)
+    broken = User(InProcess(gateway, failed, create_app(gateway, logged.lines.append)), "", "",
+                  user.api_key)  # fmt: skip
+    body = {"model": "base", "prompt": "Hello", "stream": stream}
+    assert broken.call("POST", "/v1/completions", body, headers).status_code == 500
+    line = logged.last()
+    assert (line["level"], line["stop_cause"]) == ("error", "engine_failure")
+    assert line["trace"][0] == "Failed"
+    assert any(place.endswith("outputs") for place in line["trace"])
 
 
 def test_no_line_metric_or_error_holds_what_was_sent(
