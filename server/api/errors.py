@@ -143,6 +143,11 @@ def service_unavailable(message: str, *, code: str, retry_after_s: float = 1.0) 
     )
 
 
+def insufficient_storage(message: str, *, code: str, retry_after_s: float) -> ApiError:
+    headers = retry_headers(retry_after_s)
+    return ApiError(507, message, type="insufficient_storage", code=code, headers=headers)
+
+
 def too_many_connections() -> ApiError:
     message = "The server has reached its limit of connections. Try again shortly."
     return service_unavailable(message, code="too_many_connections")

@@ -6,7 +6,6 @@ this class. Everything else takes the parts that it uses.
 
 import functools
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from registry.catalog import Catalog
 from registry.uploads import Uploads
@@ -47,15 +46,11 @@ from server.webhooks.urls import UrlRules
 
 @dataclass(frozen=True)
 class Gateway:
-    """The parts, one field for each job.
-
-    work_dir: folder of uploads while they are received, built and proved; empty at start.
-    """
+    """The parts, one field for each job."""
 
     settings: Settings
     database: Database
     pepper: str = field(repr=False)
-    work_dir: Path
     base: ServedBase
     metrics: Metrics
     # Callers and their limits.
@@ -68,6 +63,7 @@ class Gateway:
     uploads: Uploads
     upload_builds: UploadBuilds
     prover: Prover
+    spool: Spool
     # Money.
     price_tags: PriceTags
     signer: Signer
@@ -88,7 +84,6 @@ class Gateway:
     # Work that only one of all gateways does.
     leases: Leases
     chores: Chores
-    spool: Spool = field(default_factory=Spool)
     first_tokens: FirstTokens = field(default_factory=FirstTokens)
     learned_tokens: LearnedTokens = field(default_factory=LearnedTokens)
 

@@ -149,6 +149,20 @@ class Settings(BaseModel):
     max_pinned_share: float = Field(0.5, ge=0, le=1)
     # Most bytes of the weights file (adapter_model.safetensors) of an uploaded adapter.
     max_adapter_bytes: int = Field(2 << 30, ge=1 << 10)
+    # Bytes that stay free on each volume for the ledger and the journals: uploads, the disk cache,
+    # exports and logs do not take them.
+    disk_reserve_bytes: int | None = Field(
+        None, ge=0
+    )  # default: 1 GiB, a quarter of a small volume
+    # Folder for uploads while they are received and checked, and for exports while they are made;
+    # it may lie on another volume than data_dir.
+    spool_dir: Path | None = None  # default: data_dir
+    # Most bytes that the parts of all unfinished uploads take in the object store.
+    max_pending_bytes: int | None = Field(
+        None, ge=1 << 20
+    )  # default: 64 GiB, a quarter of a small volume
+    # Share of max_pending_bytes that the unfinished uploads of one tenant may take.
+    max_pending_share: float = Field(0.25, gt=0, le=1)
     # Highest rank that an uploaded adapter may have.
     max_rank: int = Field(256, ge=1, le=256)
     # Most versions of one adapter, unfinished uploads included.

@@ -7,7 +7,6 @@ arrives.
 import asyncio
 import hashlib
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from registry.adapter_rows import Version
 from registry.errors import StorageError
+from registry.part_rows import pending_bytes
 from registry.presigned import OfferedFile
 from registry.sweep import discard
 from registry.upload_proof import ended
@@ -33,7 +33,6 @@ from registry.upload_rows import (
     Upload,
 )
 from registry.uploads import Uploads
-from server.adapters.errors import uploads_busy
 from server.api import errors
 from server.api.adapter_view import AdapterView
 from server.api.bodies import json_body
@@ -46,7 +45,6 @@ from server.api.deps import (
     SpoolDep,
     UploadBuildsDep,
     UploadsDep,
-    WorkDirDep,
 )
 from server.api.limit_headers import retry_headers
 from server.api.routes.adapters import limits_of
@@ -221,7 +219,6 @@ async def put_part(
     database: DatabaseDep,
     uploads: UploadsDep,
     spool: SpoolDep,
-    work_dir: WorkDirDep,
     identity: AdaptersWriteKey,
     content_range: Annotated[str | None, Header(max_length=64)] = None,
 ) -> UploadFileAnswer:
@@ -231,11 +228,11 @@ async def put_part(
         lambda conn: uploads.get_upload(conn, identity.tenant_id, upload_id)
     )
     uploads.check_takes_parts(upload)
-    with (
-        spool.place(identity.tenant_id),
-        tempfile.TemporaryDirectory(prefix="part-", dir=work_dir) as folder,
-    ):
-        part = await _receive(request, Path(folder) / "part", uploads.limits.part_bytes)
+    most_bytes = _announced(request, uploads.limits.part_bytes)
+    with spool.place(identity.tenant_id, most_bytes) as place:
+        stored = await database.read(lambda conn: pending_bytes(conn, identity.tenant_id))
+        spool.check_pending(place, stored)
+        part = await _receive(request, place.path, most_bytes)
         start, total = _placed(content_range, part.size_bytes)
         file = await asyncio.to_thread(
             uploads.put_part,
@@ -300,6 +297,12 @@ async def _known(
     return None
 
 
+def _announced(request: Request, limit_bytes: int) -> int:
+    """Most bytes that the body may have: what its Content-Length says, and a part at most."""
+    length = request.headers.get("content-length", "")
+    return min(int(length), limit_bytes) if length.isdecimal() else limit_bytes
+
+
 async def _receive(request: Request, path: Path, limit_bytes: int) -> _Part:
     """Spool the body; it is refused at the first byte over the limit of a part."""
     hasher, size_bytes, waiting = hashlib.sha256(), 0, bytearray()
@@ -320,8 +323,6 @@ async def _receive(request: Request, path: Path, limit_bytes: int) -> _Part:
         raise errors.invalid_request("The part ended early; send it again.") from None
     except TimeoutError:
         raise errors.part_timeout(_PART_TIMEOUT_S) from None
-    except OSError:
-        raise uploads_busy("There is no room for the part; send it again.") from None
     return _Part(path, size_bytes, hasher.hexdigest())
 
 
