@@ -69,7 +69,7 @@ class FreeSpace:
                 self._promised -= taken  # drops volumes that have no promise left
 
     def left_bytes(self, folder: Path) -> int:
-        """What can still be promised; negative where the reserve is not all there."""
+        """Bytes that can still be promised; negative where the reserve is not all there."""
         with self._changing:
             return self._left_bytes(self.look(folder))
 

@@ -219,7 +219,7 @@ def _proving(settings: Settings, work: WorkDir) -> WorkDir:
 
 
 def _own_folder(settings: Settings, shared: Path) -> Path:
-    """This gateway's own folder in a shared one, since it empties the folder at its start."""
+    """The folder of this gateway alone in a shared one; it empties the folder at its start."""
     place = f"{socket.gethostname()}:{settings.data_dir}"
     return _emptied(shared / hashlib.sha256(place.encode()).hexdigest()[:16])
 

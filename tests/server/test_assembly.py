@@ -33,6 +33,19 @@ def test_what_is_to_be_proved_lies_where_engines_can_read_it(
         gateway.database.close()
 
 
+def test_a_spools_folder_is_shared_with_others_whose_files_stay(tmp_path: Path) -> None:
+    spool_dir = tmp_path / "spool"
+    spool_dir.mkdir()
+    (spool_dir / "another").touch()
+    settings = Settings(model=str(DEMO), data_dir=tmp_path / "data", spool_dir=spool_dir)
+    gateway = assemble(settings, DEMO, AdminKey("admin"))
+    assert gateway.uploads.work.path.parent == spool_dir
+    assert gateway.uploads.work.path.stat().st_mode & 0o077 == 0
+    assert (spool_dir / "another").exists()
+    asyncio.run(gateway.base.engines.close())
+    gateway.database.close()
+
+
 def test_whether_limits_are_degraded_is_a_metric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
