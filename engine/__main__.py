@@ -73,3 +73,7 @@ def serve(config: EngineConfig) -> None:
             leaving=Leaving(config.leave_timeout_s),
         )
         process.run()
+
+
+if __name__ == "__main__":
+    main()
