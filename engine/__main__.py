@@ -11,6 +11,7 @@ import torch
 from engine.build import build_core
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
+from engine.journal_files import JournalGone
 from engine.journal_records import JournalCorrupt
 from engine.leaving import Leaving
 from engine.messages import Welcome
@@ -30,26 +31,33 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="engine: %(message)s")
     beat = Beat.inherited()
     config = EngineConfig(**json.loads(Path(sys.argv[1]).read_text()))
+    try:
+        serve(config, beat)
+    except (UnsupportedModel, ArenaTooSmall, JournalGone) as error:
+        logger.error("%s", error)
+        sys.exit(os.EX_CONFIG)  # starting again would end the same way
+    except JournalCorrupt as error:
+        logger.error(
+            "%s. Nothing is served, since usage may be lost. If an older version wrote the "
+            "journal, let that version settle it, then remove %s",
+            error,
+            config.data_dir,
+        )
+        sys.exit(os.EX_CONFIG)
+
+
+def serve(config: EngineConfig, beat: Beat) -> None:
+    """Serve until the engine is asked to stop, or has no gateway any more.
+
+    Raises UnsupportedModel, ArenaTooSmall, JournalCorrupt, JournalGone.
+    """
     torch.set_num_threads(config.threads)
     data_dir = Path(config.data_dir)
-    data_dir.mkdir(parents=True, exist_ok=True)
     with lock_directory(data_dir):
         engine_id, epoch = engine_identity(data_dir)
-        try:
-            vocabulary = read_vocabulary(Path(config.vocabulary_path))
-            with beat.busy("loading the model", _LOADING_S):
-                core, config = build_core(config, engine_id, vocabulary)
-        except (UnsupportedModel, ArenaTooSmall) as error:
-            logger.error("%s", error)
-            sys.exit(os.EX_CONFIG)  # starting again would end the same way
-        except JournalCorrupt as error:
-            logger.error(
-                "%s. Nothing is served, since usage may be lost. If an older version wrote the "
-                "journal, let that version settle it, then remove %s",
-                error,
-                data_dir,
-            )
-            sys.exit(os.EX_CONFIG)
+        vocabulary = read_vocabulary(Path(config.vocabulary_path))
+        with beat.busy("loading the model", _LOADING_S):
+            core, config = build_core(config, engine_id, vocabulary)
         assert config.max_model_len is not None
         welcome = Welcome(
             engine_id=engine_id,

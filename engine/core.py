@@ -8,6 +8,7 @@ from typing import Protocol
 from engine.batch import Batch, StepResult, StepTokens
 from engine.journal import Journal, JournalFull
 from engine.messages import (
+    NOT_METERED,
     PROOF_TENANT,
     SILENCE_S,
     AbortRequests,
@@ -279,7 +280,7 @@ class EngineCore:
     def _accept(self, message: AddRequest, gateway_id: str = PROOF_TENANT) -> str | None:
         """Queue a request and journal it, or return the reason of its refusal in a word."""
         if not (self._can_meter and self.journal.has_place):
-            return "metering_unavailable"
+            return NOT_METERED
         refusal = self.scheduler.add(gateway_id, message)
         if refusal is None:
             self.journal.start(self.scheduler.groups[message.request_id])
@@ -340,7 +341,7 @@ def _failed(group: RequestGroup, seq: int, end: EndRecord | None) -> RequestOutp
         seq=seq,
         finish_reason="error",
         stop_cause=end.stop_cause if end else None,
-        error="metering_unavailable",
+        error=NOT_METERED,
         num_prompt_tokens=end.num_prompt_tokens if end else 0,
         num_cached_tokens=end.num_cached_tokens if end else 0,
         num_completion_tokens=end.num_completion_tokens if end else 0,

@@ -19,6 +19,17 @@ class DiskFull(Exception):
     """A write found no room: nothing of it is in the file, and what was there before still is."""
 
 
+class JournalGone(Exception):
+    """The journal of an engine was deleted: it is not begun anew, since it is part of the bill."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        super().__init__(
+            f"The journal {directory} is gone. Put it back; or remove {directory.parent} (requests "
+            "that it had not settled are free then), and start again."
+        )
+
+
 class Disk:
     """The two system calls that fail on a full disk. They raise OSError."""
 
@@ -71,7 +82,12 @@ class JournalFiles:
         self._use(path, file, size_bytes, last_before)
 
     def append(self, data: bytes, *, sync: bool) -> None:
-        """Append all of `data`, or nothing. sync: return once it is on disk. Raises DiskFull."""
+        """Append all of `data`, or nothing. sync: return once it is on disk.
+
+        Raises DiskFull, and with sync JournalGone.
+        """
+        if sync and not self._is_named():
+            raise JournalGone(self.directory)
         with _naming_full():
             try:
                 self._write(self._file, data, self._size_bytes)
@@ -127,6 +143,14 @@ class JournalFiles:
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
+
+    def _is_named(self) -> bool:
+        """Whether a restarted engine would find the newest segment. It costs 2 us."""
+        assert self._path is not None
+        try:
+            return os.path.samestat(self._path.stat(), os.fstat(self._file))
+        except FileNotFoundError:
+            return False
 
     def _use(self, path: Path, file: int, size_bytes: int, last_before: int) -> None:
         """Make this segment the newest; one of the same name had no records, and was replaced."""

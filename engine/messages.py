@@ -27,6 +27,9 @@ StopCause = Literal[
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 ResidentTier = Literal["device", "host", "disk"]
 
+NOT_METERED = "metering_unavailable"
+"""Error of requests that are refused, or ended, because the journal takes no more records."""
+
 SILENCE_S = 30.0
 """Silence after which a gateway treats an engine as hung that has announced no long work.
 

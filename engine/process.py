@@ -20,6 +20,7 @@ from typing import IO, Protocol
 import zmq
 
 from engine.core import Busy, FromGateway, ToGateway
+from engine.journal_files import JournalGone
 from engine.leaving import Leaving, forget_settled, refusal
 from engine.messages import (
     SILENCE_S,
@@ -64,7 +65,12 @@ class EngineInUse(Exception):
 
 
 def lock_directory(directory: Path) -> IO[str]:
-    """Lock a data directory while the returned file is open. Raises EngineInUse."""
+    """Lock a data directory, which whoever starts engines made, while the returned file is open.
+
+    Raises EngineInUse, JournalGone.
+    """
+    if not directory.is_dir():
+        raise JournalGone(directory / "journal")
     file = (directory / "engine.lock").open("w")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,8 +81,14 @@ def lock_directory(directory: Path) -> IO[str]:
 
 
 def engine_identity(directory: Path) -> tuple[str, int]:
-    """Return (engine_id, epoch): the id lasts as long as the journal, the epoch counts starts."""
-    path = directory / "identity"
+    """Return (engine_id, epoch): the id lasts as long as the journal, the epoch counts starts.
+
+    The journal's folder is made before the first identity. Raises JournalGone.
+    """
+    path, journal = directory / "identity", directory / "journal"
+    if path.exists() and not journal.is_dir():
+        raise JournalGone(journal)
+    journal.mkdir(exist_ok=True)
     engine_id, epoch = path.read_text().split() if path.exists() else (f"eng-{uuid.uuid4()}", 0)
     line = f"{engine_id} {int(epoch) + 1:010d}\n"
     if path.exists():

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from lora.errors import AdapterError, LoraError
+from registry.errors import NoRoom
+from registry.free_space import FreeSpace
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -47,23 +49,20 @@ class CacheInUse(LoraError):
 class DiskCache:
     """Files of at most `quota_bytes` in all under `root`, drafts included.
 
-    The folder is scanned once, at the start, and later changes are counted as they are made; a file
-    that another process removed is noticed when it is looked for or is about to be evicted.
-    Raises CacheInUse.
+    The folder is scanned when it is opened, and later changes are counted as they are made; a file
+    that another process removed is noticed when it is looked for or is about to be evicted. A
+    folder that vanished is made again: all that was in it can be fetched.
+    space: of the disk, which the cache shares with others.   Raises CacheInUse.
     """
 
-    def __init__(self, root: Path, quota_bytes: int) -> None:
+    def __init__(self, root: Path, quota_bytes: int, space: FreeSpace | None = None) -> None:
         self.root = root
         self.quota_bytes = quota_bytes
-        root.mkdir(parents=True, exist_ok=True)
-        self._held = _lock(root)
+        self._space = space or FreeSpace()
         self._counting = threading.Lock()
         self._reserved_bytes = 0
-        self._files: dict[Path, tuple[int, int]] = {}  # (last use seen, bytes)
-        self._kept_bytes = 0
-        self._by_use: list[tuple[int, Path]] = []  # a heap; valid where it agrees with `_files`
-        self._scan()
         with self._counting:
+            self._open()
             self._evict_down_to(quota_bytes)
 
     def close(self) -> None:
@@ -85,7 +84,15 @@ class DiskCache:
 
     @contextlib.contextmanager
     def reserve(self, size_bytes: int) -> Iterator["Room"]:
-        """Reserve room for drafts; those not kept are deleted at the end. Raises AdapterError."""
+        """Reserve room for drafts; those not kept are deleted at the end.
+
+        Raises AdapterError, CacheInUse, OSError.
+        """
+        with self._counting:
+            if not _names(self.root, self._held):
+                before = self._held
+                self._open()
+                before.close()
         room = Room(self)
         try:
             room.grow(size_bytes)
@@ -99,6 +106,23 @@ class DiskCache:
             self._evict_down_to(self._kept_bytes // 2 + self._reserved_bytes)
 
     # ---- for Room ----
+
+    @contextlib.contextmanager
+    def write(self, size_bytes: int) -> Iterator[None]:
+        """Hold room on the disk for bytes that the block writes, evicting files to make room.
+
+        Raises AdapterError: the rest of the disk is for others.
+        """
+        with contextlib.ExitStack() as held:
+            with self._counting:
+                missing_bytes = size_bytes - self._space.left_bytes(self.root)
+                if 0 < missing_bytes <= self._kept_bytes:
+                    self._evict_down_to(self.used_bytes - missing_bytes)
+                try:
+                    held.enter_context(self._space.promise((self.root, size_bytes)))
+                except NoRoom:
+                    raise AdapterError("unavailable", "the disk is full") from None
+            yield
 
     def take(self, size_bytes: int) -> None:
         """Count bytes as reserved, evicting files to make room. Raises AdapterError."""
@@ -124,7 +148,13 @@ class DiskCache:
 
     # ---- inside, with `_counting` held ----
 
-    def _scan(self) -> None:
+    def _open(self) -> None:
+        """Make the folder if it is missing, lock it, and count what is in it. Raises CacheInUse."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        self._held = _lock(self.root)
+        self._files: dict[Path, tuple[int, int]] = {}  # (last use seen, bytes)
+        self._kept_bytes = 0
+        self._by_use: list[tuple[int, Path]] = []  # a heap; valid where it agrees with `_files`
         for path in self.root.iterdir():
             if path.suffix in (_DRAFT, *_PREVIOUS_SUFFIXES):
                 path.unlink(missing_ok=True)
@@ -174,9 +204,9 @@ class Room:
         self.size_bytes += size_bytes
 
     def allocate(self, size_bytes: int) -> Path:
-        """Create a draft of zeros with its disk blocks allocated. Raises OSError on a full disk."""
+        """Create a draft of zeros with its disk blocks allocated. Raises AdapterError, OSError."""
         path = self._new()
-        with path.open("xb") as file:
+        with self.cache.write(size_bytes), path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
         return path
 
@@ -220,9 +250,18 @@ class GrowingFile(io.FileIO):
             self._room.grow(end - self._reserved_bytes)
             self._reserved_bytes = end
         written = 0
-        while written < len(view):  # a raw file may write fewer bytes than it is given
-            written += super().write(view[written:])
+        with self._room.cache.write(len(view)):
+            while written < len(view):  # a raw file may write fewer bytes than it is given
+                written += super().write(view[written:])
         return written
+
+
+def _names(root: Path, held: BinaryIO) -> bool:
+    """Whether the folder is still the one that `held` locks."""
+    try:
+        return os.path.samestat((root / _LOCK).stat(), os.fstat(held.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _lock(root: Path) -> BinaryIO:

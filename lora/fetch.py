@@ -1,6 +1,7 @@
 """The fetcher: brings objects from the store to packed files on disk, in a process without torch.
 
     python -m lora.fetch --socket PATH --storage URL --cache DIR --quota-bytes N --max-fetches N
+                         [--reserve-bytes N]
 
 The fetcher listens on a Unix socket for engines. Each line is one JSON object:
 
@@ -40,6 +41,7 @@ from lora.errors import AdapterError, Failure
 from lora.fetch_lines import AnswerLine, EngineLine, FetchLine
 from lora.packed import PackedForm, PackedHeader, slabs_bytes
 from lora.packing import pack
+from registry.free_space import FreeSpace
 from registry.storage_url import open_storage
 
 logger = logging.getLogger(__name__)
@@ -244,6 +246,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--quota-bytes", type=int, required=True)
     parser.add_argument("--max-fetches", type=int, required=True)
+    parser.add_argument("--reserve-bytes", type=int)
     args = parser.parse_args()
     beat = Beat.inherited(_SILENCE_S)
     logging.basicConfig(level=logging.WARNING, format="fetcher: %(message)s")
@@ -252,7 +255,7 @@ def main() -> None:
     os.nice(_NICE)  # after the import of boto3, which would take half a minute on a busy machine
     try:
         with beat.busy("opening the disk cache", _OPENING_S):
-            cache = DiskCache(args.cache, args.quota_bytes)
+            cache = DiskCache(args.cache, args.quota_bytes, FreeSpace(args.reserve_bytes))
             fetcher = Fetcher(Downloader(storage, args.max_fetches), cache, args.max_fetches)
     except CacheInUse as error:
         sys.exit(f"fetcher: {error}")

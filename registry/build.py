@@ -1,7 +1,6 @@
 """Building of a stored canonical object from an upload's parts; no database is used."""
 
 import hashlib
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,10 @@ from registry.adapter_rows import READY, Version
 from registry.errors import InvalidAdapter, StorageError, ValidatorUnavailable
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
-from registry.storage import Storage
+from registry.storage import Storage, folder_of
 from registry.upload_rows import Upload, UploadFile, UploadPart
 from registry.validator import Validator
+from registry.work_dir import WorkDir
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +58,19 @@ def object_key(tenant_id: str, digest: str) -> str:
 
 
 def build_adapter(
-    plan: BuildPlan, validator: Validator, storage: Storage, work_dir: Path | None
+    plan: BuildPlan, validator: Validator, storage: Storage, work: WorkDir
 ) -> BuiltAdapter:
     """Assemble the files, have them checked and made canonical, and store the canonical object.
 
-    Leaves no files in work_dir. Raises InvalidAdapter and TooLarge for a fault of the files,
+    Leaves no files in `work`. Raises InvalidAdapter and TooLarge for a fault of the files, NoRoom,
     StorageError and ValidatorUnavailable for a fault of ours; then completing may be repeated.
     """
     upload = plan.upload
+    size_bytes = sum(file.size_bytes for file in upload.files.values())
+    stored = (folder_of(storage), size_bytes)
     try:
-        with tempfile.TemporaryDirectory(prefix=f"{upload.upload_id}-", dir=work_dir) as name:
-            folder = Path(name)
+        # The files and the canonical object lie there together.
+        with work.folder(f"{upload.upload_id}-", 2 * size_bytes, stored) as folder:
             for file in upload.files.values():
                 parts = [part for part in plan.parts if part.filename == file.filename]
                 _assemble(folder / file.filename, file, parts, storage)

@@ -26,6 +26,7 @@ RegistryError
 ├── TooLarge                  more bytes than allowed or declared                      413
 ├── QuotaExceeded             the tenant's own limit                                   429
 ├── ValidatorUnavailable      the files could not be checked now                       503
+├── NoRoom                    the disk's reserve, or the room for pending parts        507
 ├── UnsupportedBaseModel      the operator's folder cannot be served                   at start
 └── StorageError              the object store failed                                  503
     └── ObjectNotFound
@@ -351,6 +352,19 @@ class ValidatorUnavailable(RegistryError):
     def __init__(self, *, reason: str) -> None:
         super().__init__("The files cannot be checked at the moment; ask to complete again later.")
         self.reason = reason
+
+
+class NoRoom(RegistryError):
+    """Bytes would take the disk's reserve, or more than pending parts may take."""
+
+    code = "no_room"
+
+    def __init__(
+        self,
+        message: str = "The server's disk has no room for this now. Send the same request again "
+        "after the time in Retry-After, or ask the operator for room.",
+    ) -> None:
+        super().__init__(message)
 
 
 class StorageError(RegistryError):

@@ -1,11 +1,20 @@
 """Rows of the received parts of uploads. Every query names the tenant."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, func, insert, select, update
 
 from registry.tables import upload_files, upload_parts
 from registry.upload_rows import UploadPart, is_open
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Bytes of parts of unfinished uploads: those of all tenants, and those of one of them."""
+
+    of_all: int
+    of_tenant: int
 
 
 def advance_file(conn: Connection, tenant_id: str, upload_id: str, part: UploadPart) -> bool:
@@ -61,6 +70,14 @@ def find_part(
     )
     row = conn.execute(query).first()
     return _part(row) if row else None
+
+
+def pending_bytes(conn: Connection, tenant_id: str) -> Pending:
+    """Bytes that the store holds of unfinished uploads. There is a row for each part alone."""
+    size_bytes = func.sum(upload_parts.c.size_bytes)
+    of_tenant = size_bytes.filter(upload_parts.c.tenant_id == tenant_id)
+    row = conn.execute(select(func.coalesce(size_bytes, 0), func.coalesce(of_tenant, 0))).one()
+    return Pending(int(row[0]), int(row[1]))
 
 
 def _part(row: Row[Any]) -> UploadPart:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, runtime_checkable
 
 from registry.errors import ObjectNotFound, StorageError
+from registry.free_space import naming_full
 
 CHUNK_BYTES = 1 << 20
 
@@ -36,7 +37,10 @@ class Storage(Protocol):
     """Immutable objects under keys. Every method raises StorageError when the store fails."""
 
     def put(self, key: str, path: Path) -> None:
-        """Store the file at `path`, all or nothing; storing the same file again is harmless."""
+        """Store the file at `path`, all or nothing; storing the same file again is harmless.
+
+        Raises NoRoom if the store is a folder on a full disk.
+        """
 
     def read(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         """Read the bytes [start, end) in chunks of at most CHUNK_BYTES.
@@ -96,6 +100,11 @@ class PresignedStorage(Storage, Protocol):
         """
 
 
+def folder_of(storage: Storage) -> Path | None:
+    """The folder that a store writes to; None for a bucket, which takes no disk of ours."""
+    return storage.root if isinstance(storage, LocalStorage) else None
+
+
 def check_key(key: str) -> None:
     """Raise StorageError unless the key is a plain relative path, without ".." and .incoming."""
     if not _KEY.fullmatch(key) or any(part in (".", "..", _INCOMING) for part in key.split("/")):
@@ -106,16 +115,17 @@ class LocalStorage:
     """Objects as files under one folder. A file appears under its key only when it is on disk."""
 
     def __init__(self, root: Path | str) -> None:
-        self._root = Path(root).resolve()
-        self._incoming = self._root / _INCOMING
+        self.root = Path(root).resolve()
+        self._incoming = self.root / _INCOMING
         self._sweep()
 
     def put(self, key: str, path: Path) -> None:
         target = self._path(key)
         try:
-            self._incoming.mkdir(parents=True, exist_ok=True)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            self._copy_whole(path, target)
+            with naming_full():
+                self._incoming.mkdir(parents=True, exist_ok=True)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._copy_whole(path, target)
         except OSError as error:
             raise StorageError(key=key, reason=str(error)) from error
 
@@ -150,25 +160,25 @@ class LocalStorage:
         # The empty folders of uploads are removed; rmdir refuses a folder that is in use.
         with suppress(OSError):
             for parent in path.parents:
-                if parent == self._root:
+                if parent == self.root:
                     break
                 parent.rmdir()
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         # Only the prefix's folder is walked, so a listing costs no more than the tenant's objects.
-        folder = self._root / prefix.rpartition("/")[0]
-        if not folder.resolve().is_relative_to(self._root):
+        folder = self.root / prefix.rpartition("/")[0]
+        if not folder.resolve().is_relative_to(self.root):
             raise StorageError(key=ascii(prefix), reason="the prefix is not allowed")
         paths = (path for path in folder.rglob("*") if path.is_file())
-        keys = (path.relative_to(self._root).as_posix() for path in paths)
+        keys = (path.relative_to(self.root).as_posix() for path in paths)
         for key in sorted(k for k in keys if k.startswith(prefix) and not k.startswith(_INCOMING)):
             with suppress(FileNotFoundError):  # deleted meanwhile
-                stat = (self._root / key).stat()
+                stat = (self.root / key).stat()
                 yield StoredObject(key, stat.st_size, stat.st_mtime)
 
     def _path(self, key: str) -> Path:
         check_key(key)
-        return self._root / key
+        return self.root / key
 
     def _sweep(self) -> None:
         """Delete files that puts of killed processes left; files of running puts are younger."""

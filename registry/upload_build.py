@@ -16,8 +16,8 @@ def build_upload(uploads: Uploads, begin: Begin, tenant_id: str, upload_id: str)
 
     An upload that is proving or complete already is returned unchanged. Raises UploadNotFound,
     UploadNotOpen, UploadNotComplete; InvalidAdapter or TooLarge for a fault of the files, which
-    ends the upload; StorageError or ValidatorUnavailable for a fault of ours, after which the call
-    may be repeated.
+    ends the upload; NoRoom, StorageError or ValidatorUnavailable for a fault of ours, after which
+    the call may be repeated.
     """
     with begin() as conn:
         upload = uploads.get_upload(conn, tenant_id, upload_id)
@@ -62,7 +62,7 @@ def _check_received(upload: Upload) -> None:
 
 def _build(uploads: Uploads, upload: Upload, parts: tuple[UploadPart, ...]) -> BuiltAdapter:
     plan = BuildPlan(upload, parts)
-    return build_adapter(plan, uploads.validator, uploads.storage, uploads.work_dir)
+    return build_adapter(plan, uploads.validator, uploads.storage, uploads.work)
 
 
 def _fail(conn: Connection, upload: Upload, error: Invalid | TooLarge) -> None:

@@ -46,6 +46,7 @@ from registry.upload_rows import (
 )
 from registry.upload_rules import RegistryLimits, check_files, check_part, check_quotas
 from registry.validator import Validator
+from registry.work_dir import WorkDir
 
 # Adapter name of a dry run; no adapter can have this name.
 DRY_RUN_NAME = "-"
@@ -57,7 +58,7 @@ _UPLOAD_ID = re.compile(r"up_[0-9a-f]{32}")
 class Uploads:
     """Uploads of all tenants.
 
-    work_dir: folder in which uploads are assembled; None for the system's temporary folder.
+    work: where uploads are assembled; None for the system's temporary folder.
     """
 
     def __init__(
@@ -66,13 +67,13 @@ class Uploads:
         storage: Storage,
         limits: RegistryLimits | None = None,
         clock: Callable[[], float] = time.time,
-        work_dir: Path | None = None,
+        work: WorkDir | None = None,
     ) -> None:
         self.catalog = catalog
         self.storage = storage
         self.limits = limits or RegistryLimits()
         self.validator = Validator(catalog.base, self.limits.adapter)
-        self.work_dir = work_dir
+        self.work = work or WorkDir()
         self._clock = clock
 
     def create_upload(
@@ -224,7 +225,7 @@ class Uploads:
         size_bytes, sha256: figures of the part, computed while it was received.
         total_bytes: size of the whole file, as the caller sent it.
         Raises UploadNotFound, UploadNotOpen, UploadIsPresigned, InvalidUpload, TooLarge,
-        UploadOffsetMismatch, StorageError.
+        UploadOffsetMismatch, NoRoom, StorageError.
         """
         key = f"uploads/{upload_id}/{filename}/{start:016d}"
         part = UploadPart(filename, start, size_bytes, sha256, key)

@@ -10,17 +10,21 @@ from pathlib import Path
 from engine.messages import LeaseLow
 from registry.base_model import BaseModel
 from registry.catalog import Catalog
+from registry.free_space import FreeSpace
 from registry.proof import Proof
 from registry.ref import AdapterRef
+from registry.storage import folder_of
 from registry.storage_url import open_storage
 from registry.upload_build import build_upload
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.validate import AdapterLimits
+from registry.work_dir import WorkDir
 from server.accounts.admin_key import AdminKey
 from server.accounts.identities import Identities
 from server.accounts.key_uses import KeyUses
 from server.adapters.prover import Prover
+from server.adapters.spool import Spool
 from server.adapters.upload_builds import UploadBuilds
 from server.api import errors
 from server.api.bodies import MAX_JSON_BYTES
@@ -74,13 +78,14 @@ from server.webhooks.urls import UrlRules
 def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gateway:
     """Build a gateway; `server.api.app` starts its parts.   model_dir: folder of the base model."""
     data_dir = settings.data_dir
-    work_dir = _emptied(data_dir / "work")
+    space = FreeSpace(settings.disk_reserve_bytes)
+    work = WorkDir(_work_dir(settings), space)
     secrets = Secrets.load(data_dir)
     database = Database(settings.database_url, data_dir=data_dir)
     base = BaseModel.load(model_dir, settings.model_id, data_dir / "cache")
     storage = open_storage(settings.storage_url)
     catalog = Catalog(base)
-    uploads = Uploads(catalog, storage, _registry_limits(settings), work_dir=work_dir)
+    uploads = Uploads(catalog, storage, _registry_limits(settings), work=work)
     signer = Signer(bytes.fromhex(secrets.receipt_signing_key))
     leases = Leases(database)
     running = Running()
@@ -103,7 +108,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     chores = [
         ("kept", Kept(database, signer).turn, KEPT_INTERVAL_S),
         ("statements", statements.turn, 600.0),
-        ("exports", ScheduledExports(database, storage, work_dir).turn, EXPORTS_TURN_S),
+        ("exports", ScheduledExports(database, storage, work).turn, EXPORTS_TURN_S),
         ("audit", auditor.turn, AUDIT_INTERVAL_S),
         ("idempotency", idempotency.prune, PRUNE_INTERVAL_S),
         ("budgets", BudgetWatch(database).turn, BUDGETS_INTERVAL_S),
@@ -118,7 +123,13 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         catalog=catalog,
         uploads=uploads,
         upload_builds=UploadBuilds(functools.partial(build_upload, uploads, database.begin)),
-        prover=_prover(database, uploads, engines, metrics, _proof_dir(settings, work_dir)),
+        prover=_prover(database, uploads, engines, metrics, _proving(settings, work)),
+        spool=Spool(
+            work,
+            folder_of(storage),
+            max_pending_bytes=settings.max_pending_bytes,
+            max_pending_share=settings.max_pending_share,
+        ),
         settler=settler,
         signer=signer,
         leases=leases,
@@ -139,7 +150,6 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         pepper=secrets.pepper,
         admin_key=admin_key,
         key_uses=KeyUses(database),
-        work_dir=work_dir,
         bodies=_bodies(settings),
     )
 
@@ -187,14 +197,14 @@ def _engines(
 
 
 def _prover(
-    database: Database, uploads: Uploads, engines: Engines, metrics: Metrics, proof_dir: Path
+    database: Database, uploads: Uploads, engines: Engines, metrics: Metrics, work: WorkDir
 ) -> Prover:
     async def prove(adapter: AdapterRef, object_path: Path) -> Proof:
         proof = await engines.prove(adapter, object_path)
         metrics.note_proof(proof)
         return proof
 
-    return Prover(database, uploads, prove, is_ready=lambda: engines.is_ready, work_dir=proof_dir)
+    return Prover(database, uploads, prove, is_ready=lambda: engines.is_ready, work=work)
 
 
 def _load(settings: Settings, running: Running, engines: Engines) -> LoadShedder:
@@ -207,13 +217,24 @@ def _load(settings: Settings, running: Running, engines: Engines) -> LoadShedder
     )
 
 
-def _proof_dir(settings: Settings, work_dir: Path) -> Path:
+def _work_dir(settings: Settings) -> Path:
+    """The folder where files are on their way."""
+    if settings.spool_dir is None:
+        return _emptied(settings.data_dir / "work")
+    return _own_folder(settings, settings.spool_dir)
+
+
+def _proving(settings: Settings, work: WorkDir) -> WorkDir:
     """The folder where engines read adapters to prove, on a cluster one in the pool's folder."""
     if settings.pool_dir is None:
-        return work_dir
-    # Each gateway has a folder of its own there, since it empties the folder at its start.
+        return work
+    return WorkDir(_own_folder(settings, settings.pool_dir / "proofs"), work.space)
+
+
+def _own_folder(settings: Settings, shared: Path) -> Path:
+    """The folder of this gateway alone in a shared one; it empties the folder at its start."""
     place = f"{socket.gethostname()}:{settings.data_dir}"
-    return _emptied(settings.pool_dir / "proofs" / hashlib.sha256(place.encode()).hexdigest()[:16])
+    return _emptied(shared / hashlib.sha256(place.encode()).hexdigest()[:16])
 
 
 def _limiter(settings: Settings, database: Database, pepper: str) -> Limiter:
@@ -233,5 +254,5 @@ def _limiter(settings: Settings, database: Database, pepper: str) -> Limiter:
 def _emptied(folder: Path) -> Path:
     """Make the folder anew, without the files that a killed gateway left in it."""
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir(mode=0o700, parents=True)
     return folder

@@ -47,6 +47,7 @@ def engine_processes(
                 swap_bytes=0,
                 **settings,
             )
+            (folder / name).mkdir()
             path = folder / f"{name}.json"
             path.write_text(json.dumps(asdict(config)))
             command = (sys.executable, "-m", "engine", str(path))

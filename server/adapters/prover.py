@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-import tempfile
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -20,12 +19,13 @@ from sqlalchemy import Connection
 
 from engine.errors import EngineDeadError
 from registry import upload_proof
-from registry.errors import StorageError, UploadNotOpen
+from registry.errors import NoRoom, StorageError, UploadNotOpen
 from registry.proof import Proof
 from registry.ref import AdapterRef
 from registry.sweep import discard
 from registry.upload_rows import PROVING, Upload
 from registry.uploads import Uploads
+from registry.work_dir import WorkDir
 from server.database.database import Database, DatabaseError
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Prover:
     """Proves the uploads that it claims.
 
     prove: has the engine prove the canonical object in a local file; raises EngineDeadError.
-    work_dir: folder on the engine's machine that objects are fetched to.
+    work: where objects are fetched to, on the engine's machine.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class Prover:
         prove: Prove,
         *,
         is_ready: Callable[[], bool],
-        work_dir: Path,
+        work: WorkDir,
         config: ProverConfig | None = None,
     ) -> None:
         self._database = database
         self._uploads = uploads
         self._prove = prove
         self._is_ready = is_ready
-        self._work_dir = work_dir
+        self._work = work
         self._config = config or ProverConfig()
         self._running: set[asyncio.Task[None]] = set()
         # Claimed uploads without a verdict yet, by upload_id.
@@ -166,14 +166,12 @@ class Prover:
         # The upload has no version number yet; the engine identifies adapters by digest and key.
         ref = AdapterRef(adapter_id=upload.upload_id, version=0, **named)
         try:
-            with tempfile.TemporaryDirectory(
-                prefix=f"{upload.upload_id}-proof-", dir=self._work_dir
-            ) as folder:
-                path = Path(folder) / "canonical.safetensors"
+            with self._work.folder(f"{upload.upload_id}-proof-", ref.size_bytes) as folder:
+                path = folder / "canonical.safetensors"
                 await asyncio.to_thread(self._fetch, ref, path)
                 async with self._engine:
                     return await self._ask_engine(upload, ref, path)
-        except (StorageError, OSError) as error:
+        except (NoRoom, StorageError, OSError) as error:
             logger.warning("%s cannot be proved now: %s", upload.upload_id, error)
             return Proof(verdict="unavailable", message="The adapter store is not available.")
 

@@ -1,25 +1,99 @@
-"""A limit on upload parts that are on disk on their way to the store; no part is held in memory."""
+"""Upload parts on their way to the store: each is a file of its own, and none is held in memory.
 
-from contextlib import AbstractContextManager
+A part has a place and room on the disk before its first byte is taken, and the parts of unfinished
+uploads, pending ones, have a limit together and one for each tenant.
+"""
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from registry.errors import NoRoom
+from registry.free_space import SMALL_SHARE
+from registry.part_rows import Pending
+from registry.work_dir import WorkDir
 from server.adapters.errors import uploads_busy
 from server.faults import Fault
 from server.limits.inflow import Arrival, Inflow
 
-# A part has at most 16 MiB, so all parts together take at most 256 MiB of disk.
 MAX_PARTS = 16
 MAX_PARTS_PER_TENANT = 8
+MAX_PENDING_BYTES = 64 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A part's place.
+
+    path: for its bytes.   coming: bytes under way when the place was taken.   arrival: the body.
+    """
+
+    path: Path
+    coming: Pending
+    arrival: Arrival
 
 
 class Spool:
-    """Places for parts. A part that gives way to another tenant's is sent again by its client."""
+    """Counts places and bytes by tenant, so that no tenant can take all of them.
 
-    def __init__(self) -> None:
-        self._inflow = Inflow(MAX_PARTS, MAX_PARTS_PER_TENANT, _busy)
+    A part that gives way to another tenant's is sent again by its client.
+    work: where parts are received.   store: the folder where they are stored then; None for a
+    bucket.   max_pending_bytes: of all tenants; None for 64 GiB, or a quarter of the store's volume
+    if that is less.   max_pending_share: what one tenant may have of them.
+    """
 
-    def place(self, tenant_id: str) -> AbstractContextManager[Arrival]:
-        """Hold a place for one part. Raises Unavailable if there is none for the tenant."""
-        return self._inflow.arrival(tenant_id, 1)
+    def __init__(
+        self,
+        work: WorkDir,
+        store: Path | None,
+        *,
+        max_pending_bytes: int | None = None,
+        max_pending_share: float = 0.25,
+    ) -> None:
+        if max_pending_bytes is None:
+            max_pending_bytes = MAX_PENDING_BYTES
+            if store is not None:
+                size_bytes = work.space.look(store).size_bytes
+                max_pending_bytes = min(max_pending_bytes, size_bytes // SMALL_SHARE)
+        self._work = work
+        self._store = store
+        self._max = Pending(max_pending_bytes, int(max_pending_bytes * max_pending_share))
+        self._places = Inflow(MAX_PARTS, MAX_PARTS_PER_TENANT, _busy)
+        self._coming: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, tenant_id: str, size_bytes: int) -> Iterator[Place]:
+        """Hold a place and room for one part of at most `size_bytes`.
+
+        Raises Unavailable if there is no place for the tenant, NoRoom if the disk has none.
+        """
+        this = Counter({tenant_id: size_bytes})
+        with self._places.arrival(tenant_id, 1) as arrival:
+            self._coming += this
+            coming = Pending(self._coming.total(), self._coming[tenant_id])
+            try:
+                with self._work.folder("part-", size_bytes, (self._store, size_bytes)) as folder:
+                    yield Place(folder / "part", coming, arrival)
+            except OSError as error:
+                raise uploads_busy("The part cannot be kept now; send it again shortly.") from error
+            finally:
+                self._coming -= this
+
+    def check_pending(self, place: Place, stored: Pending) -> None:
+        """Raise NoRoom if the part would exceed the room for parts of unfinished uploads.
+
+        stored: read after the place was taken, so that every other part is in it, or was under way
+        then; a part that was both is counted twice, and the tenant sends its own again.
+        """
+        if place.coming.of_tenant + stored.of_tenant > self._max.of_tenant:
+            raise NoRoom(
+                f"Your unfinished uploads may have {self._max.of_tenant} bytes on the server at a "
+                "time. Complete or cancel one, or ask the operator for room."
+            )
+        if place.coming.of_all + stored.of_all > self._max.of_all:
+            raise NoRoom
 
 
 def _busy() -> Fault:

@@ -19,6 +19,7 @@ from registry.errors import RegistryError
 from registry.sweep import purge, sweep_objects, sweep_uploads
 from registry.transactions import Begin
 from registry.uploads import Uploads
+from server import logs
 from server.accounts.key_uses import KeyUses
 from server.adapters.watch import AdapterWatch
 from server.api import errors, foreign_errors
@@ -226,7 +227,13 @@ def _handle_errors(app: FastAPI) -> None:
 
 
 def _render_as(to_api_error: Callable[[Any], ApiError]) -> Callable[..., JSONResponse]:
-    return lambda _, error: _render(to_api_error(error))
+    def render(_: Request, error: Exception) -> JSONResponse:
+        answer = to_api_error(error)
+        if answer.status == 500:
+            logs.note(trace=logs.trace_of(error))
+        return _render(answer)
+
+    return render
 
 
 def _render(error: ApiError) -> JSONResponse:

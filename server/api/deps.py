@@ -4,7 +4,6 @@ Authentication is a dependency of every router; nothing here looks at a path.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -89,7 +88,6 @@ SpoolDep = Annotated[Spool, Depends(_Part(lambda gateway: gateway.spool))]
 StatementsDep = Annotated[Statements, Depends(_Part(lambda gateway: gateway.statements))]
 UploadsDep = Annotated[Uploads, Depends(_Part(lambda gateway: gateway.uploads))]
 WebhookRulesDep = Annotated[UrlRules, Depends(_Part(lambda gateway: gateway.webhook_rules))]
-WorkDirDep = Annotated[Path, Depends(_Part(lambda gateway: gateway.work_dir))]
 
 
 # ---- the caller ----

@@ -146,6 +146,11 @@ def service_unavailable(message: str, *, code: str, retry_after_s: float = 1.0) 
     )
 
 
+def insufficient_storage(message: str, *, code: str, retry_after_s: float) -> ApiError:
+    headers = retry_headers(retry_after_s)
+    return ApiError(507, message, type="insufficient_storage", code=code, headers=headers)
+
+
 def too_many_connections(why: str = "The server has as many as it takes.") -> ApiError:
     message = f"There are too many connections. {why} Try again shortly."
     return service_unavailable(message, code="too_many_connections")

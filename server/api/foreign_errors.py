@@ -152,6 +152,8 @@ def from_registry(error: RegistryError) -> ApiError:
             if error.retry_after_s is not None:
                 return errors.rate_limited(str(error), retry_after_s=error.retry_after_s)
             return errors.insufficient_quota(str(error), code=error.code)
+        case registry_errors.NoRoom():
+            return errors.insufficient_storage(str(error), code=error.code, retry_after_s=30.0)
         case registry_errors.ValidatorUnavailable():
             return errors.service_unavailable(str(error), code=error.code, retry_after_s=5.0)
         case registry_errors.StorageError():

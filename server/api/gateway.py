@@ -6,7 +6,6 @@ this class. Everything else takes the parts that it uses.
 
 import functools
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from registry.catalog import Catalog
 from registry.uploads import Uploads
@@ -49,15 +48,11 @@ from server.webhooks.urls import UrlRules
 
 @dataclass(frozen=True)
 class Gateway:
-    """The parts, one field for each job.
-
-    work_dir: folder of uploads while they are received, built and proved; empty at start.
-    """
+    """The parts, one field for each job."""
 
     settings: Settings
     database: Database
     pepper: str = field(repr=False)
-    work_dir: Path
     base: ServedBase
     metrics: Metrics
     # Callers and their limits.
@@ -70,6 +65,7 @@ class Gateway:
     uploads: Uploads
     upload_builds: UploadBuilds
     prover: Prover
+    spool: Spool
     # Money.
     price_tags: PriceTags
     signer: Signer
@@ -92,7 +88,6 @@ class Gateway:
     chores: Chores
     # Bodies on their way in.
     bodies: Inflow
-    spool: Spool = field(default_factory=Spool)
     encoders: Encoders = field(default_factory=Encoders)
     first_tokens: FirstTokens = field(default_factory=FirstTokens)
     learned_tokens: LearnedTokens = field(default_factory=LearnedTokens)

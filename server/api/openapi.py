@@ -13,11 +13,12 @@ from fastapi.routing import APIRoute, RouteContext, iter_route_contexts
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode
 
+from registry.errors import NoRoom
 from server.api import errors
 from server.api.bodies import JsonBody
 from server.api.completion_models import ChatCompletionChunk, TextCompletionChunk
 from server.api.examples import example_of
-from server.api.foreign_errors import from_fault
+from server.api.foreign_errors import from_fault, from_registry
 from server.api.openai import (
     ChatRequest,
     ChatToTokenize,
@@ -58,6 +59,7 @@ _ALWAYS = (400, 401, 403, 404, 408, 429, 431, 500, 503)
 _WITH_A_BODY = (413,)
 _THAT_CHANGE = (409, 422)
 _WITH_AN_ENGINE = (409, 413, 422, 502, 504)
+_THAT_TAKE_DISK = (507,)
 
 _ERRORS = {
     400: "The request is malformed, or has a value that is not accepted; `param` names it.",
@@ -74,6 +76,7 @@ _ERRORS = {
     502: "The adapter's stored files are gone, or not those that were uploaded.",
     503: "Not available at the moment; see `retry-after`.",
     504: "The request did not finish in time.",
+    507: "The disk has no room for the upload; see `retry-after`.",
 }
 _EXAMPLES = (
     errors.unsupported_parameter("tools"),
@@ -90,6 +93,7 @@ _EXAMPLES = (
     from_fault(adapter_missing()),
     from_fault(engine_unavailable()),
     from_fault(request_timeout(120.0)),
+    from_registry(NoRoom()),
 )
 """One error of each status, as clients get it."""
 
@@ -159,6 +163,8 @@ def _complete(operation: JsonObject, route: RouteContext, method: str, schemas: 
         statuses |= {*_THAT_CHANGE}
     if path in _EVENTS:
         statuses |= {*_WITH_AN_ENGINE}
+    if path == _PART or path.endswith("/complete"):
+        statuses |= {*_THAT_TAKE_DISK}
     answers = {s: a for s, a in operation["responses"].items() if s.startswith("2")}
     for answer in answers.values():
         answer["description"] = (

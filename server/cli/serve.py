@@ -198,7 +198,9 @@ def start_serving(
     logs: name of the folder in the data directory that gets the output of the processes and of
     their supervisor; None: it all goes to this process's own output.
     """
+    from registry.free_space import FreeSpace
     from server.launch.errors import ServeError
+    from server.launch.log_files import LogFiles
     from server.launch.plan import prepare, resolve_settings
     from server.launch.secrets import SecretError, load_admin_key
     from server.launch.supervisor import ChildCannotStart, DataDirInUse, Supervisor, lock_data_dir
@@ -214,7 +216,9 @@ def start_serving(
                 say(f"The admin key is in {admin_key.path}")
             if admin_key.is_new and sys.stderr.isatty():
                 say(f"It was made just now: [bold]{admin_key.key}[/bold]")
-            with Supervisor(children, logs=folder) as supervisor:
+            space = FreeSpace(settings.disk_reserve_bytes)
+            files = LogFiles(folder, space) if folder else None
+            with Supervisor(children, logs=files) as supervisor:
                 yield supervisor, settings
     except (ServeError, ChildCannotStart, DataDirInUse, SecretError) as error:
         raise CommandFailed(str(error)) from error

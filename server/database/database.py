@@ -24,7 +24,7 @@ from server.database.errors import LedgerUnavailable as LedgerUnavailable
 from server.database.errors import MigrationLocked as MigrationLocked
 from server.database.errors import UnsupportedDatabase as UnsupportedDatabase
 from server.database.errors import unavailable
-from server.database.file import FileLock, SameFile
+from server.database.file import FileLock, SameFile, make_private
 from server.database.writer import GroupWriter
 
 T = TypeVar("T")
@@ -79,6 +79,7 @@ class Database:
             if exclusive:
                 # The lock is beside the file, since two data directories may name one database.
                 self._lock = _lock_gateway(folder / "gateway.lock")
+                make_private(Path(str(self.url.database)))
         self.engine = _create_engine(self.url, self._config)
         self._writing = self.engine.execution_options(chorale_writes=True)
         self._reading = self.engine.execution_options(

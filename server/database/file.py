@@ -1,8 +1,27 @@
 """The file of a SQLite database, and the locks beside it."""
 
 import fcntl
+import logging
 import os
+from contextlib import suppress
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+def make_private(path: Path) -> None:
+    """Let nobody else read a database: make its file, or tighten the mode of an existing one.
+
+    SQLite gives the files beside it the same mode, but only when it makes them.
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        with suppress(FileNotFoundError):
+            if file.stat().st_mode & 0o077:
+                try:
+                    file.chmod(0o600)
+                except PermissionError:
+                    logger.warning("%s belongs to another user, and others may read it", file)
 
 
 class SameFile:

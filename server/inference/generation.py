@@ -68,6 +68,7 @@ class Generation:
                     used_tokens = self._used_tokens(output)
                     param = admitted.request.prompt_param
                     if failure := outcomes.failure_of(message, output, prompt_param=param):
+                        logs.note(stop_cause=output.stop_cause)
                         raise failure
                     self._take_note(admitted, output)
                     yield output

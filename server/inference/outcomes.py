@@ -1,7 +1,7 @@
 """Faults of requests that an engine refuses, or fails on the way."""
 
 from engine.errors import RequestRefused
-from engine.messages import AddRequest, RequestOutput
+from engine.messages import NOT_METERED, AddRequest, RequestOutput
 from server.faults import Failed, Fault
 from server.inference import errors
 
@@ -33,6 +33,8 @@ def failure_of(message: AddRequest, output: RequestOutput, *, prompt_param: str)
             return errors.adapter_not_invoked(param=prompt_param)
         case "gateway_lost":
             return errors.engine_unavailable()
+        case "engine_failure" if output.error == NOT_METERED:
+            return errors.metering_unavailable()
     return Failed()
 
 
@@ -40,6 +42,6 @@ def refusal_of(refused: RequestRefused) -> Fault:
     """The fault of a request that the engine did not accept."""
     if refused.reason == "queue_full":
         return errors.overloaded()
-    if refused.reason == "metering_unavailable":
+    if refused.reason == NOT_METERED:
         return errors.metering_unavailable()
     return Failed()

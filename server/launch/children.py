@@ -21,13 +21,24 @@ GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_
 
 
 def fetcher_child(
-    *, socket: Path, storage: str, cache: Path, quota_bytes: int, max_fetches: int
+    *,
+    socket: Path,
+    storage: str,
+    cache: Path,
+    quota_bytes: int,
+    max_fetches: int,
+    reserve_bytes: int | None = None,
 ) -> ChildSpec:
-    """The fetcher's process. The object store's credentials are the only ones it sees."""
-    command = (
+    """The fetcher's process. The object store's credentials are the only ones it sees.
+
+    reserve_bytes: what it leaves free on the disk; None for the default of FreeSpace.
+    """
+    command: tuple[str, ...] = (
         sys.executable, "-m", "lora.fetch", "--socket", str(socket), "--storage", storage,
         "--cache", str(cache), "--quota-bytes", str(quota_bytes), "--max-fetches", str(max_fetches),
     )  # fmt: skip
+    if reserve_bytes is not None:
+        command += ("--reserve-bytes", str(reserve_bytes))
     own = environment(without=(*GATEWAY_ONLY, *CLUSTER))
     return ChildSpec("fetcher", command, own, first_beat_s=_FIRST_BEAT_S)
 

@@ -104,7 +104,8 @@ class LocalPool:
 
     def _tell(self, numbers: list[int]) -> None:
         members = [self._member(number) for number in numbers]
-        if members != self._members:
+        # Without the file the gateway would see no engine at all.
+        if members != self._members or not changed_at(members_path(self._data_dir)):
             write_members(members_path(self._data_dir), members)
             self._members = members
 

@@ -68,9 +68,12 @@ def resolve_settings(settings: Settings) -> Settings:
         raise DataDirTooLong(data_dir)
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     port = _free_port(settings.host, settings.port)
-    pool_dir = settings.pool_dir and settings.pool_dir.expanduser().resolve()
-    changes = {"data_dir": data_dir, "pool_dir": pool_dir, "port": port}
-    return settings.model_copy(update=changes)
+    others = {
+        name: folder.expanduser().resolve()
+        for name in ("pool_dir", "spool_dir")
+        if (folder := getattr(settings, name)) is not None
+    }
+    return settings.model_copy(update={"data_dir": data_dir, "port": port, **others})
 
 
 def prepare(
@@ -174,6 +177,7 @@ def _fetcher(settings: Settings) -> ChildSpec:
         cache=settings.data_dir / "cache" / "adapters",
         quota_bytes=settings.disk_cache_bytes,
         max_fetches=settings.max_fetches,
+        reserve_bytes=settings.disk_reserve_bytes,
     )
 
 

@@ -150,6 +150,17 @@ class Settings(BaseModel):
     max_pinned_share: float = Field(0.5, ge=0, le=1)
     # Most bytes of the weights file (adapter_model.safetensors) of an uploaded adapter.
     max_adapter_bytes: int = Field(2 << 30, ge=1 << 10)
+    # Bytes that stay free on each volume for the ledger and the journals: uploads, the disk cache,
+    # exports and logs do not take them. By default 1 GiB, or a quarter of a smaller volume.
+    disk_reserve_bytes: int | None = Field(None, ge=0)
+    # Folder for uploads while they are received and checked, and for exports while they are made;
+    # it may lie on another volume than data_dir.
+    spool_dir: Path | None = None  # default: data_dir
+    # Most bytes that the parts of all unfinished uploads take in the object store. By default
+    # 64 GiB, or a quarter of the volume of a store that is a folder, if that is less.
+    max_pending_bytes: int | None = Field(None, ge=1 << 20)
+    # Share of max_pending_bytes that the unfinished uploads of one tenant may take.
+    max_pending_share: float = Field(0.25, gt=0, le=1)
     # Highest rank that an uploaded adapter may have.
     max_rank: int = Field(256, ge=1, le=256)
     # Most versions of one adapter, unfinished uploads included.

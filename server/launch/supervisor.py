@@ -23,12 +23,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from server.launch.log_files import LogFiles
 from server.launch.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1
+_LOGS_S = 1.0
+"""Interval between looks at the sizes of the log files."""
 _SHOWN_LINES = 10
 """Lines of a log that are shown to say why a child could not start."""
 
@@ -98,7 +101,7 @@ class Supervisor:
 
     plan: the children that should run, or a function that says which. They start in this order, and
     stop by stages, the highest first. SIGTERM and SIGINT ask for the end; a second one kills.
-    logs: a folder for the children's output, with a file for each; None: this process's own output.
+    logs: files for the children's output, one for each; None: this process's own output.
     Children have sessions of their own, so that a terminal's Ctrl-C reaches them only through the
     supervisor, and on Linux they die with this process even if it is killed.
     """
@@ -108,12 +111,13 @@ class Supervisor:
         plan: Plan | Sequence[ChildSpec],
         config: SupervisorConfig | None = None,
         *,
-        logs: Path | None = None,
+        logs: LogFiles | None = None,
     ) -> None:
         self._config = config or SupervisorConfig()
         self._logs = logs
         self._plan = plan if callable(plan) else lambda: plan
         self._children: dict[str, _Child] = {}
+        self._logs_due_at = 0.0
         self._num_signals = 0
         self._is_interruptible = False
         self._previous_handlers: dict[int, Any] = {}
@@ -166,12 +170,15 @@ class Supervisor:
         planned = {spec.name: spec for spec in self._plan()}
         for spec in planned.values():
             if spec.name not in self._children:
-                log = self._logs / f"{spec.name}.log" if self._logs else None
-                self._children[spec.name] = _Child(spec, self._config, log)
+                self._children[spec.name] = _Child(spec, self._config, self._logs)
+        now = time.monotonic()
         for name, child in list(self._children.items()):
-            child.tend(time.monotonic(), planned.get(name), may_restart)
+            child.tend(now, planned.get(name), may_restart)
             if child.process is None and name not in planned:
                 del self._children[name]
+        if self._logs and now >= self._logs_due_at:
+            self._logs_due_at = now + _LOGS_S
+            self._logs.tend()
 
     def _stop(self) -> None:
         stages = {child.spec.stage for child in self._children.values()}
@@ -219,9 +226,9 @@ class _Child:
     _watchdog: None if nobody watches the process, or if it has been killed for its silence.
     """
 
-    def __init__(self, spec: ChildSpec, config: SupervisorConfig, log: Path | None) -> None:
+    def __init__(self, spec: ChildSpec, config: SupervisorConfig, logs: LogFiles | None) -> None:
         self.spec = spec
-        self._log = log
+        self._logs = logs
         self.process: subprocess.Popen[bytes] | None = None
         self._config = config
         self._backoff = Backoff(config)
@@ -229,6 +236,10 @@ class _Child:
         self._due_at = 0.0
         self._kill_at: float | None = None
         self._watchdog: Watchdog | None = None
+
+    @property
+    def _log_path(self) -> Path | None:
+        return self._logs.path(self.spec.name) if self._logs else None
 
     @property
     def is_running(self) -> bool:
@@ -271,10 +282,12 @@ class _Child:
             self._kill_at = None
             return
         if returncode == os.EX_CONFIG:
-            raise ChildCannotStart(self.spec.name, "cannot start with these settings", self._log)
+            raise ChildCannotStart(
+                self.spec.name, "cannot start with these settings", self._log_path
+            )
         if returncode and not may_restart:
             how = f"ended before it was ready ({_describe(returncode)})"
-            raise ChildCannotStart(self.spec.name, how, self._log)
+            raise ChildCannotStart(self.spec.name, how, self._log_path)
         delay_s = self._backoff.next_delay_s(now - self._started_at)
         logger.warning(
             "%s ended (%s); again in %.1f s", self.spec.name, _describe(returncode), delay_s
@@ -307,7 +320,8 @@ class _Child:
         first_beat_s = self.spec.first_beat_s
         watchdog = None if first_beat_s is None else Watchdog(first_beat_s)
         self._watchdog = watchdog
-        with self._log.open("ab") if self._log else contextlib.nullcontext() as output:
+        logs = self._logs
+        with logs.open(self.spec.name) if logs else contextlib.nullcontext() as output:
             self.process = subprocess.Popen(
                 self.spec.command,
                 env={**self.spec.environment, **(watchdog.environment if watchdog else {})},

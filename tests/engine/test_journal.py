@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import integers
 
 from engine.journal import Journal, output_sha256
+from engine.journal_files import JournalGone
 from engine.journal_records import JournalCorrupt
 from engine.messages import ReadJournal
 from engine.meter import TokenMeter
@@ -33,6 +35,20 @@ def test_an_end_record_says_all_that_a_bill_needs(tmp_path):
     assert (record.finish_reason, record.stop_cause) == ("length", "max_tokens")
     assert record.output_sha256 == output_sha256(tokens_of(outputs))
     assert record.started_at <= record.first_token_at <= record.at
+
+
+@pytest.mark.parametrize("is_made_again", [False, True])
+def test_an_end_does_not_leave_for_a_file_that_was_deleted(tmp_path, is_made_again):
+    core = make_core(tmp_path)
+    core.handle("gw", make_message(max_tokens=3))
+    core.step()
+    (segment,) = segments(tmp_path)
+    shutil.rmtree(tmp_path / "journal")
+    if is_made_again:
+        segment.parent.mkdir()
+        segment.touch()
+    with pytest.raises(JournalGone, match="Put it back"):
+        run_until_idle(core)
 
 
 def test_an_abort_is_counted_up_to_the_last_token_generated(tmp_path):

@@ -23,10 +23,11 @@ from engine.config import EngineConfig
 from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError, RequestRefused
 from engine.fairness import DECODE_COST
+from engine.journal_files import JournalGone
 from engine.journal_records import read_records
 from engine.messages import EngineStats, Heartbeat, Hello, Residency, TenantService, Welcome
 from engine.meter import TokenMeter
-from engine.process import engine_identity
+from engine.process import engine_identity, lock_directory
 from engine.records import ResidencyRecord
 from engine.step_times import MOST_S
 from engine.wire import decode, encode, write_vocabulary
@@ -325,6 +326,18 @@ def test_an_identity_lasts_and_its_file_stays_where_it_is(tmp_path):
     for i in range(1, 12):
         assert engine_identity(tmp_path) == (engine_id, epoch + i)
     assert (tmp_path / "identity").stat().st_ino == inode, "a full disk has no room for a new file"
+
+
+def test_an_engine_whose_journal_vanished_does_not_begin_another(tmp_path):
+    engine_identity(tmp_path)
+    engine_identity(tmp_path)
+    (tmp_path / "journal").rmdir()
+    with pytest.raises(JournalGone, match=f"remove {tmp_path}"):
+        engine_identity(tmp_path)
+    (tmp_path / "identity").unlink()  # the operator goes on without it
+    engine_identity(tmp_path)
+    with pytest.raises(JournalGone):
+        lock_directory(tmp_path / "deleted")
 
 
 def test_only_one_engine_runs_on_a_data_directory(engine, tmp_path):

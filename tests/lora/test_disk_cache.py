@@ -2,6 +2,8 @@
 
 import contextlib
 import os
+import shutil
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from lora.disk_cache import CacheInUse, DiskCache, packed_path
 from lora.errors import AdapterError
+from registry.free_space import FreeSpace, Volume
+from tests.registry.fake_disk import FakeDisk
 
 LATER = 4_000_000_000
 """Time in the future, in seconds, later than everything that these tests do."""
@@ -188,6 +192,64 @@ def test_a_full_disk_frees_the_least_recently_used_half(make_cache):
         cache.evict_half()
         assert len(names(cache)) == 2
         assert cache.used_bytes == 250
+
+
+# ---- a disk that others fill, and a folder that others delete ----
+
+
+def test_the_disks_reserve_is_left_to_others_and_old_files_make_room(tmp_path):
+    others_bytes = 0
+
+    def look(folder):
+        cached_bytes = sum(path.stat().st_size for path in folder.iterdir())
+        return Volume(1, 2000, 2000 - cached_bytes - others_bytes)
+
+    with closing(DiskCache(tmp_path, 10_000, FreeSpace(1000, look))) as cache:
+        for seconds, name in enumerate("abcd", 1):
+            store(cache, name, 100)
+            use_at(cache, name, seconds)
+        others_bytes = 500
+        store(cache, "e", 200)
+        assert names(cache) == {"c", "d", "e"}
+        assert look(tmp_path).free_bytes >= 1000
+
+
+def test_nothing_is_evicted_where_that_would_not_bring_the_reserve_back(tmp_path):
+    disk = FakeDisk(free_bytes=10_000)
+    with closing(DiskCache(tmp_path, 10_000, FreeSpace(1000, disk))) as cache:
+        store(cache, "a", 100)
+        disk.free_bytes = 900
+        with pytest.raises(AdapterError) as refused:
+            store(cache, "b", 100)
+        assert (refused.value.failure.kind, refused.value.failure.error) == (
+            "unavailable",
+            "the disk is full",
+        )
+        assert names(cache) == {"a"}
+        assert cache.used_bytes == bytes_on_disk(cache) == 100
+
+
+def test_a_folder_that_was_deleted_is_made_again_locked_and_counted_anew(make_cache, tmp_path):
+    cache = make_cache()
+    store(cache, "a", 300)
+    shutil.rmtree(tmp_path)
+    assert not cache.touch(path_of(cache, "a"))
+    store(cache, "b", 100)
+    assert names(cache) == {"b"}
+    assert cache.used_bytes == bytes_on_disk(cache) == 100
+    with pytest.raises(CacheInUse):
+        DiskCache(tmp_path, 1000)
+
+
+def test_a_folder_that_another_fetcher_made_and_locked_is_not_taken(make_cache, tmp_path):
+    cache = make_cache()
+    shutil.rmtree(tmp_path)
+    other = make_cache()
+    for _ in range(2):
+        with pytest.raises(CacheInUse):
+            store(cache, "a", 100)
+    other.close()
+    store(cache, "a", 100)
 
 
 NAMES = st.sampled_from("abcdef")

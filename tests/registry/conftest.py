@@ -11,6 +11,7 @@ from registry.storage_url import open_storage
 from registry.tables import metadata
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
+from registry.work_dir import WorkDir
 from tests.registry.factories import Clock, InProcessValidator, make_base
 from tests.registry.publishing import publish
 from tests.signed_s3 import signed_s3
@@ -116,7 +117,7 @@ def uploads(catalog, storage, clock, tmp_path):
     """Uploads in parts of 1000 bytes, with a separate work folder so that tests see leftovers."""
     (tmp_path / "work").mkdir()
     limits = RegistryLimits(part_bytes=1000, max_open_uploads=3)
-    uploads = Uploads(catalog, storage, limits, clock, tmp_path / "work")
+    uploads = Uploads(catalog, storage, limits, clock, WorkDir(tmp_path / "work"))
     uploads.validator = InProcessValidator(catalog.base)
     return uploads
 

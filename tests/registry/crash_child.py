@@ -33,6 +33,7 @@ from registry.upload_build import build_upload
 from registry.upload_rows import COMPLETE, OPEN, PROVING, Upload
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
+from registry.work_dir import WorkDir
 from server.database.database import Database
 from tests.registry.factories import (
     InProcessValidator,
@@ -93,7 +94,7 @@ class World:
         self.database = Database(data_dir=self.folder)
         storage = PointedStorage(self.folder / "store", self.points)
         self.catalog = Catalog(_BASES[0], self.clock)
-        self.uploads = Uploads(self.catalog, storage, LIMITS, self.clock, self.folder)
+        self.uploads = Uploads(self.catalog, storage, LIMITS, self.clock, WorkDir(self.folder))
         self.uploads.validator = InProcessValidator(_BASES[0])  # type: ignore[assignment]
         self.storage = storage
 

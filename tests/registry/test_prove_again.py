@@ -10,6 +10,7 @@ from registry.proof import Proof
 from registry.sweep import sweep_objects, sweep_uploads
 from registry.upload_proof import claim_proofs, finish_proof, prove_again
 from registry.uploads import Uploads
+from registry.work_dir import WorkDir
 from tests.registry.factories import keys, upload_adapter
 
 A = "tenant-a"
@@ -24,7 +25,7 @@ def version(uploads, database, tmp_path):
 def newer(uploads, version, storage, clock, tmp_path):
     """Uploads on the same store and database, but for another base model."""
     base = replace(uploads.catalog.base, base_revision="f" * 64)
-    return Uploads(Catalog(base, clock), storage, uploads.limits, clock, tmp_path / "work")
+    return Uploads(Catalog(base, clock), storage, uploads.limits, clock, WorkDir(tmp_path / "work"))
 
 
 def test_the_same_object_is_the_next_version_once_it_is_proved(newer, database, version):

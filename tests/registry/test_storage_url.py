@@ -23,7 +23,7 @@ def test_a_url_of_another_kind_is_refused(url):
 def test_a_file_url_names_a_folder():
     storage = open_storage("file:///tmp/a%20b")
     assert isinstance(storage, LocalStorage)
-    assert storage._root == Path("/tmp/a b").resolve()
+    assert storage.root == Path("/tmp/a b").resolve()
 
 
 def test_an_s3_url_names_a_bucket_and_a_prefix():

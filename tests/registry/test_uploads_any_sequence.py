@@ -30,6 +30,7 @@ from registry.upload_proof import claim_proofs, finish_proof
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.validator import ValidatedAdapter
+from registry.work_dir import WorkDir
 from tests.registry.factories import Clock, declare, send_part, sha256
 from tests.registry.publishing import BASE
 
@@ -132,7 +133,7 @@ class Both:
         self.folder = folder
         limits = RegistryLimits(part_bytes=PART_BYTES, max_open_uploads=MAX_OPEN)
         self.catalog = Catalog(BASE, self.clock)
-        self.uploads = Uploads(self.catalog, self.store, limits, self.clock, folder)
+        self.uploads = Uploads(self.catalog, self.store, limits, self.clock, WorkDir(folder))
         self.uploads.validator = PlainValidator()
         self.hour = 0
         self.made = []

@@ -28,12 +28,25 @@ def test_what_is_to_be_proved_lies_where_engines_can_read_it(
     )
     for _ in range(2):  # the second removes files that the first left behind
         gateway = assemble(settings, DEMO, AdminKey("admin"))
-        proof_dir = gateway.prover._work_dir
+        proof_dir = gateway.prover._work.path
         assert proof_dir.is_relative_to(pool_dir if has_pool_dir else data_dir)
         assert list(proof_dir.iterdir()) == []
         (proof_dir / "left").touch()
         asyncio.run(gateway.base.engines.close())
         gateway.database.close()
+
+
+def test_a_spools_folder_is_shared_with_others_whose_files_stay(tmp_path: Path) -> None:
+    spool_dir = tmp_path / "spool"
+    spool_dir.mkdir()
+    (spool_dir / "another").touch()
+    settings = Settings(model=str(DEMO), data_dir=tmp_path / "data", spool_dir=spool_dir)
+    gateway = assemble(settings, DEMO, AdminKey("admin"))
+    assert gateway.uploads.work.path.parent == spool_dir
+    assert gateway.uploads.work.path.stat().st_mode & 0o077 == 0
+    assert (spool_dir / "another").exists()
+    asyncio.run(gateway.base.engines.close())
+    gateway.database.close()
 
 
 def test_whether_limits_are_degraded_is_a_metric(

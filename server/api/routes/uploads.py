@@ -7,7 +7,6 @@ arrives.
 import asyncio
 import hashlib
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +18,7 @@ from starlette.requests import ClientDisconnect
 
 from registry.adapter_rows import Version
 from registry.errors import StorageError
+from registry.part_rows import pending_bytes
 from registry.presigned import OfferedFile
 from registry.sweep import discard
 from registry.upload_proof import ended
@@ -33,7 +33,6 @@ from registry.upload_rows import (
     Upload,
 )
 from registry.uploads import Uploads
-from server.adapters.errors import uploads_busy
 from server.api import errors
 from server.api.adapter_view import AdapterView
 from server.api.bodies import json_body
@@ -46,7 +45,6 @@ from server.api.deps import (
     SpoolDep,
     UploadBuildsDep,
     UploadsDep,
-    WorkDirDep,
 )
 from server.api.limit_headers import retry_headers
 from server.api.routes.adapters import limits_of
@@ -220,7 +218,6 @@ async def put_part(
     database: DatabaseDep,
     uploads: UploadsDep,
     spool: SpoolDep,
-    work_dir: WorkDirDep,
     identity: AdaptersWriteKey,
     content_range: Annotated[str | None, Header(max_length=64)] = None,
 ) -> UploadFileAnswer:
@@ -230,11 +227,11 @@ async def put_part(
         lambda conn: uploads.get_upload(conn, identity.tenant_id, upload_id)
     )
     uploads.check_takes_parts(upload)
-    with (
-        spool.place(identity.tenant_id) as place,
-        tempfile.TemporaryDirectory(prefix="part-", dir=work_dir) as folder,
-    ):
-        part = await _receive(request, place, Path(folder) / "part", uploads.limits.part_bytes)
+    most_bytes = _announced(request, uploads.limits.part_bytes)
+    with spool.place(identity.tenant_id, most_bytes) as place:
+        stored = await database.read(lambda conn: pending_bytes(conn, identity.tenant_id))
+        spool.check_pending(place, stored)
+        part = await _receive(request, place.arrival, place.path, most_bytes)
         start, total = _placed(content_range, part.size_bytes)
         file = await asyncio.to_thread(
             uploads.put_part,
@@ -299,12 +296,18 @@ async def _known(
     return None
 
 
-async def _receive(request: Request, place: Arrival, path: Path, limit_bytes: int) -> _Part:
+def _announced(request: Request, limit_bytes: int) -> int:
+    """Most bytes that the body may have: what its Content-Length says, and a part at most."""
+    length = request.headers.get("content-length", "")
+    return min(int(length), limit_bytes) if length.isdecimal() else limit_bytes
+
+
+async def _receive(request: Request, arrival: Arrival, path: Path, limit_bytes: int) -> _Part:
     """Spool the body; it is refused at the first byte over the limit of a part."""
     hasher, size_bytes, waiting, pieces = hashlib.sha256(), 0, bytearray(), request.stream()
     try:
         with path.open("wb") as file:
-            while piece := await place.next(pieces):
+            while piece := await arrival.next(pieces):
                 size_bytes += len(piece)
                 if size_bytes > limit_bytes:
                     raise errors.request_too_large(limit_bytes)
@@ -318,8 +321,6 @@ async def _receive(request: Request, place: Arrival, path: Path, limit_bytes: in
         raise errors.invalid_request("The part ended early; send it again.") from None
     except TimeoutError:
         raise errors.part_timeout() from None
-    except OSError:
-        raise uploads_busy("There is no room for the part; send it again.") from None
     return _Part(path, size_bytes, hasher.hexdigest())
 
 

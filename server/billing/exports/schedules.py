@@ -6,19 +6,19 @@ posting order, so that no receipt comes late, is in two objects, or is missing.
 
 import asyncio
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
-from registry.errors import StorageError
-from registry.storage import Storage
+from registry.errors import NoRoom, StorageError
+from registry.storage import Storage, folder_of
+from registry.work_dir import WorkDir
 from server.billing.exports.formats import (
     INFO,
     Encoder,
@@ -117,20 +117,20 @@ def delete_schedule(
 
 
 class ScheduledExports:
-    """Writes the objects of due schedules. work_dir: folder for objects until they are complete."""
+    """Writes the objects of due schedules. work: where objects are until they are complete."""
 
     def __init__(
         self,
         database: Database,
         storage: Storage,
-        work_dir: Path,
+        work: WorkDir,
         *,
         now_ms: Callable[[], int] = clock.now_ms,
         rows_per_object: int = ROWS_PER_OBJECT,
     ) -> None:
         self._database = database
         self._storage = storage
-        self._work_dir = work_dir
+        self._work = work
         self._now_ms = now_ms
         self._rows_per_object = rows_per_object
 
@@ -143,7 +143,7 @@ class ScheduledExports:
         for schedule in await self._database.read(partial(list_due, now_ms=now_ms)):
             try:
                 await self._bring_up_to_date(schedule)
-            except (StorageError, FormatUnavailable, OSError) as error:
+            except (NoRoom, StorageError, FormatUnavailable, OSError) as error:
                 await self._update(schedule, error=str(error)[:_MAX_ERROR])
             else:
                 interval_ms = schedule.interval_s * 1000
@@ -177,18 +177,29 @@ class ScheduledExports:
         """Write the receipts `first` to `last`; all of them exist, since a chain has no gaps."""
         key = f"{prefix_of(schedule)}{first:012d}-{last:012d}.{INFO[schedule.format].extension}"
         encoder = await asyncio.to_thread(open_encoder, schedule.format)
-        with tempfile.NamedTemporaryFile(dir=self._work_dir, prefix="export-") as file:
-            await asyncio.to_thread(file.write, encoder.begin())
+        with self._work.folder("export-", 0) as folder:
+            file = folder / "object"
+            await asyncio.to_thread(self._append, file, encoder.begin())
             for seq in range(first, last + 1, PAGE_SIZE):
                 to = min(seq + PAGE_SIZE - 1, last)
                 page = await self._database.read(
                     partial(_read, tenant_id=schedule.tenant_id, first=seq, last=to)
                 )
                 assert len(page) == to - seq + 1, "a gap in a chain of receipts"
-                await asyncio.to_thread(_add, encoder, page, file)
-            await asyncio.to_thread(file.write, encoder.end())
-            file.flush()
-            await asyncio.to_thread(self._storage.put, key, Path(file.name))
+                await asyncio.to_thread(self._add, file, encoder, page)
+            await asyncio.to_thread(self._append, file, encoder.end())
+            await asyncio.to_thread(self._put, key, file)
+
+    def _add(self, file: Path, encoder: Encoder, page: Sequence[Receipt]) -> None:
+        self._append(file, encoder.add(page))
+
+    def _append(self, file: Path, data: bytes) -> None:
+        with self._work.space.promise((file, len(data))), file.open("ab") as whole:
+            whole.write(data)
+
+    def _put(self, key: str, file: Path) -> None:
+        with self._work.space.promise((folder_of(self._storage), file.stat().st_size)):
+            self._storage.put(key, file)
 
     async def _update(self, schedule: Schedule, **values: Any) -> None:
         query = sa.update(scheduled_exports).where(*_is(schedule.tenant_id, schedule.format))
@@ -204,10 +215,6 @@ def _read(conn: Connection, tenant_id: str, first: int, last: int) -> list[Recei
     seq = entries.c.receipt_seq
     query = select_receipts().where(entries.c.tenant_id == tenant_id, seq.between(first, last))
     return [sealed_receipt(dict(row)) for row in conn.execute(query.order_by(seq)).mappings()]
-
-
-def _add(encoder: Encoder, page: Sequence[Receipt], file: IO[bytes]) -> None:
-    file.write(encoder.add(page))
 
 
 def _is(tenant_id: str, format: ExportFormat) -> tuple[sa.ColumnElement[bool], ...]:

@@ -17,6 +17,7 @@ from registry.upload_build import build_upload
 from registry.upload_proof import claim_proofs
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
+from registry.work_dir import WorkDir
 from server.adapters.prover import Prover, ProverConfig
 from tests.registry.factories import (
     Clock,
@@ -78,7 +79,7 @@ def uploads(base, clock, tmp_path):
         LocalStorage(tmp_path / "store"),
         RegistryLimits(),
         clock,
-        tmp_path / "work",
+        WorkDir(tmp_path / "work"),
     )
     uploads.validator = InProcessValidator(base)
     return uploads
@@ -105,7 +106,7 @@ def make_prover(uploads, sqlite_database, tmp_path):
             uploads,
             engine.prove,
             is_ready=lambda: engine.is_ready,
-            work_dir=tmp_path / "work",
+            work=WorkDir(tmp_path / "work"),
             config=ProverConfig(**config),
         )
 

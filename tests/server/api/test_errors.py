@@ -134,6 +134,7 @@ def test_a_rate_limit_names_itself_and_says_when_to_come_back():
         (registry_errors.TooLarge, 413),
         (registry_errors.QuotaExceeded, 429),
         (registry_errors.StorageError, 503),
+        (registry_errors.NoRoom, 507),
     ],
 )
 def test_a_registry_error_gets_the_status_of_its_family(family, status):

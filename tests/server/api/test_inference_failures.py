@@ -55,8 +55,19 @@ def test_a_first_token_that_a_hanging_engine_owes_is_the_same_503_and_free(
         EngineAwayError("it leaves"),
         end_at_once(finish_reason="error", stop_cause="adapter_loading"),
         end_at_once(finish_reason="error", stop_cause="gateway_lost"),
+        end_at_once(
+            finish_reason="error", stop_cause="engine_failure", error="metering_unavailable"
+        ),
     ],
-    ids=["dead", "queue full", "not metered", "leaving", "adapter loading", "gateway lost"],
+    ids=[
+        "dead",
+        "queue full",
+        "not metered",
+        "leaving",
+        "adapter loading",
+        "gateway lost",
+        "journal full",
+    ],
 )
 def test_every_503_says_when_to_come_back(product: Product, fault) -> None:
     product.engines.script = fault if callable(fault) else lambda _: [fault]

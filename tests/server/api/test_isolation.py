@@ -228,7 +228,7 @@ def fill(world: World) -> None:
     version = gateway.database.read_sync(
         lambda conn: gateway.catalog.get_version(conn, world.acme.tenant_id, "pirate", 1)
     )
-    stored = gateway.work_dir / "object"
+    stored = gateway.uploads.work.path / "object"
     stored.write_bytes(bytes(version.size_bytes))
     gateway.uploads.storage.put(version.object_key, stored)
     for name in SUBJECTS["name"]:

@@ -22,6 +22,7 @@ from server.database.database import DEFAULT_FILE
 from server.logs import LogHandler, LogWriter, trace_of
 from tests.server.fake_engines import FakeEngines, answer_at_once
 from tests.server.in_process import InProcess, User, with_engines
+from tests.server.scripted_product import end_at_once
 
 MARK = "zebra"
 PROMPT, HEADER = f"{MARK} prompt", f"{MARK} header"
@@ -154,6 +155,24 @@ def test_work_that_was_cancelled_by_another_is_a_fault_of_ours(logged: Logged) -
     assert answer is not None
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
     assert "CancelledError" in logged.last()["trace"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"idempotency-key": "once"}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_500_says_where_and_a_request_that_the_engine_ended_says_why(
+    logged: Logged, stream: bool, headers: dict[str, str]
+) -> None:
+    failed = FakeEngines(end_at_once(finish_reason="error", stop_cause="engine_failure"))
+    user = logged.product.user("acme")
+    gateway = with_engines(logged.product.gateway, failed)
+    broken = User(InProcess(gateway, failed, create_app(gateway, logged.lines.append)), "", "",
+                  user.api_key)  # fmt: skip
+    body = {"model": "base", "prompt": "Hello", "stream": stream}
+    assert broken.call("POST", "/v1/completions", body, headers).status_code == 500
+    line = logged.last()
+    assert (line["level"], line["stop_cause"]) == ("error", "engine_failure")
+    assert line["trace"][0] == "Failed"
+    assert any(place.endswith("outputs") for place in line["trace"])
 
 
 def test_no_line_metric_or_error_holds_what_was_sent(

@@ -13,6 +13,7 @@ import pytest
 
 from registry.errors import StorageError
 from registry.proof import Proof
+from registry.storage import folder_of
 from server.adapters.prover import Prover, ProverConfig
 from server.adapters.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
 from server.api.app import create_app
@@ -21,6 +22,7 @@ from server.api.routes import uploads as routes
 from server.billing.prices import DEFAULT_PRICES
 from server.billing.rating import monthly_storage_nanousd
 from tests.registry.factories import PresignedFolder
+from tests.registry.fake_disk import FakeDisk
 from tests.server.in_process import InProcess, User
 
 ADAPTER = Path(__file__).parents[3] / "demo" / "adapters" / "json"
@@ -99,10 +101,10 @@ def with_client(product: InProcess, user: User, engine: FakeEngine, monkeypatch)
                 product.gateway.uploads,
                 engine.prove,
                 is_ready=lambda: True,
-                work_dir=product.gateway.work_dir,
+                work=product.gateway.uploads.work,
                 config=ProverConfig(poll_s=0.01, notice_s=0.01),
             )
-            gateway = replace(product.gateway, prover=prover, spool=Spool())
+            gateway = replace(product.gateway, prover=prover)
             task = asyncio.create_task(prover.run())
             headers = {"authorization": f"Bearer {user.api_key}"}
             transport = httpx.ASGITransport(create_app(gateway))
@@ -288,7 +290,7 @@ def test_parts_beyond_the_places_on_disk_are_a_503_and_a_tenant_has_only_some(
             with ExitStack() as places:
                 for tenant_id, count in parts.items():
                     for _ in range(count):
-                        places.enter_context(client.gateway.spool.place(tenant_id))
+                        places.enter_context(client.gateway.spool.place(tenant_id, 1))
                 return await client.http.put(url, content=FILES["adapter_config.json"])
 
         others = {f"other-{i}": 1 for i in range(MAX_PARTS)}
@@ -320,6 +322,58 @@ def test_a_part_that_gives_way_is_told_to_be_sent_again(with_client, user: User)
             answer = await sending
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "uploads_busy")
         assert (await client.http.put(url, content=FILES["adapter_config.json"])).status_code == 200
+
+    with_client(steps)
+
+
+def test_a_part_that_would_take_the_disks_reserve_is_a_507_before_it_is_read(
+    with_client, product: InProcess
+) -> None:
+    disk = FakeDisk(free_bytes=1000)
+    product.gateway.uploads.work.space.look = disk
+
+    async def steps(client: Client) -> None:
+        upload = (await client.create()).json()
+        url = f"/v1/uploads/{upload['id']}/files/adapter_config.json"
+        read = []
+
+        async def body() -> AsyncIterator[bytes]:
+            read.append(1)
+            yield FILES["adapter_config.json"]
+
+        answer = await client.http.put(url, content=body())
+        assert (answer.status_code, read) == (507, [])
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("insufficient_storage", "no_room")
+        assert answer.headers["retry-after"] == "30"
+        disk.free_bytes = disk.size_bytes
+        await client.send(upload)
+        disk.free_bytes = 1000
+        assert (await client.complete(upload)).status_code == 507
+        assert (await client.show(upload))["state"] == "open"
+        disk.free_bytes = 64 << 20
+        assert (await client.complete(upload)).status_code == 200
+
+    with_client(steps)
+
+
+def test_parts_of_unfinished_uploads_count_until_they_are_discarded(
+    with_client, product: InProcess, user: User
+) -> None:
+    work, store = product.gateway.uploads.work, product.gateway.uploads.storage
+    size_bytes = sum(map(len, FILES.values()))
+    small = Spool(work, folder_of(store), max_pending_bytes=size_bytes, max_pending_share=1)
+    product.gateway = replace(product.gateway, spool=small)
+
+    async def steps(client: Client) -> None:
+        first, second = [(await client.create()).json() for _ in range(2)]
+        await client.send(first)
+        url = f"/v1/uploads/{second['id']}/files/adapter_config.json"
+        refused = await client.http.put(url, content=FILES["adapter_config.json"])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (507, "no_room")
+        await client.http.delete(f"/v1/uploads/{first['id']}")
+        await client.send(second)
+        assert (await client.complete(second)).status_code == 200
 
     with_client(steps)
 

@@ -11,9 +11,11 @@ import pytest
 
 from bench.faulty_s3 import CREDENTIALS, faulty_s3
 from registry.errors import StorageError
+from registry.free_space import FreeSpace
 from registry.storage import LocalStorage
 from registry.storage_url import open_storage
 from registry.sweep import purge, sweep_objects, sweep_uploads
+from registry.work_dir import WorkDir
 from server.billing.exports import schedules
 from server.billing.exports.formats import FORMATS
 from server.billing.exports.reading import read_export
@@ -24,6 +26,7 @@ from server.billing.exports.schedules import (
     put_schedule,
 )
 from server.database.database import DEFAULT_FILE
+from tests.registry.fake_disk import FakeDisk
 from tests.server.export_ledger import fill, use
 from tests.server.factories import NOW_MS
 from tests.server.in_process import InProcess
@@ -76,18 +79,17 @@ def now():
 def run(sqlite_database, tmp_path, now, monkeypatch):
     """A function that runs a turn at the time in `now`, with 10 rows per object and 3 per read."""
     monkeypatch.setattr(schedules, "PAGE_SIZE", 3)
-    work_dir = tmp_path / "work"
-    work_dir.mkdir()
 
-    def run(storage, rows_per_object=10):
+    def run(storage, rows_per_object=10, space=None):
+        work = WorkDir(tmp_path / "work", space)
         exports = ScheduledExports(
-            sqlite_database, storage, work_dir,
+            sqlite_database, storage, work,
             now_ms=lambda: now[0], rows_per_object=rows_per_object,
         )  # fmt: skip
         try:
             asyncio.run(exports.turn())
         finally:
-            assert list(work_dir.iterdir()) == []
+            assert list(tmp_path.glob("work/*")) == []
 
     return run
 
@@ -202,6 +204,18 @@ def test_what_fails_is_told_and_tried_again_and_stops_no_other(database, run, fo
     assert "no space left" in failed.error
     assert (failed.exported_seq, failed.next_at_ms) == (0, NOW_MS)
     run(folder)
+    assert (only(database).error, seqs(folder)) == (None, [1, 2, 3])
+
+
+def test_an_export_does_not_take_the_disks_reserve(database, run, folder):
+    schedule(database)
+    use(database, count=3)
+    disk = FakeDisk(free_bytes=1100)
+    run(folder, space=FreeSpace(1000, disk))
+    assert "no room" in only(database).error
+    assert seqs(folder) == []
+    disk.free_bytes = 100_000
+    run(folder, space=FreeSpace(1000, disk))
     assert (only(database).error, seqs(folder)) == (None, [1, 2, 3])
 
 

@@ -1,5 +1,7 @@
 import asyncio
+import os
 import sqlite3
+import stat
 import threading
 import time
 from pathlib import Path
@@ -11,6 +13,7 @@ from registry.audit import record_audit
 from registry.tables import audit_log
 from server.accounts.tenants import TenantNameTaken, create_tenant, list_tenants
 from server.database.database import (
+    DEFAULT_FILE,
     Database,
     DatabaseConfig,
     DatabaseInUse,
@@ -47,6 +50,28 @@ def test_what_is_written_is_there_to_read(database):
         return await database.read(targets)
 
     assert asyncio.run(run()) == ["one"]
+
+
+@pytest.mark.parametrize("mode", [None, 0o644])
+def test_nobody_else_may_read_the_files_of_the_database(tmp_path, mode):
+    path = tmp_path / DEFAULT_FILE
+    if mode is not None:  # as an older release left it, with what a killed gateway had not merged
+        for suffix in ("", "-wal", "-shm"):
+            (tmp_path / f"{DEFAULT_FILE}{suffix}").touch(mode)
+    before = os.umask(0)
+    try:
+        database = Database(data_dir=tmp_path)
+        assert {mode_of(file) for file in tmp_path.glob("chorale*")} == {0o600}
+        database.migrate()
+    finally:
+        os.umask(before)
+    files = {file.name: mode_of(file) for file in tmp_path.glob("chorale*")}
+    database.close()
+    assert files == dict.fromkeys((path.name, f"{path.name}-wal", f"{path.name}-shm"), 0o600)
+
+
+def mode_of(file):
+    return stat.S_IMODE(file.stat().st_mode)
 
 
 def test_queued_writes_are_one_commit_in_order(database):

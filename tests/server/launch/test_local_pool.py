@@ -1,5 +1,7 @@
 """The engines that should run on one machine, and the members file for gateways."""
 
+import shutil
+
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
@@ -54,6 +56,14 @@ def test_the_pool_follows_what_is_wanted_within_its_bounds(tmp_path):
         assert members(tmp_path) == [engine_name(k) for k in range(1, number + 1)]
     wanted_path(tmp_path).unlink()
     assert len(planned(pool)) == 2
+
+
+def test_the_list_of_engines_is_written_again_if_it_is_deleted(tmp_path):
+    pool = make_pool(tmp_path, least=2)
+    pool()
+    shutil.rmtree(tmp_path / "pool")
+    pool()
+    assert members(tmp_path) == ["engine", "engine-2"]
 
 
 def test_without_room_to_grow_nobody_else_decides(tmp_path):

@@ -220,6 +220,16 @@ def test_a_plan_grows_and_shrinks_by_what_is_wanted(tmp_path):
     assert [spec.name for spec in plan()] == ["fetcher", "engine", "engine-2", "gateway"]
 
 
+def test_the_reserve_and_the_spools_folder_reach_the_processes(tmp_path):
+    settings, specs = prepare_all(
+        tmp_path, disk_reserve_bytes=7, spool_dir=tmp_path / "a" / ".." / "spool"
+    )
+    assert specs["fetcher"].command[-2:] == ("--reserve-bytes", "7")
+    assert settings.spool_dir == tmp_path / "spool"
+    written = json.loads((settings.data_dir / "gateway.json").read_text())["settings"]
+    assert written["spool_dir"] == str(tmp_path / "spool")
+
+
 def test_gateways_stop_before_engines_and_engines_before_the_fetcher(tmp_path):
     _, specs = prepare_all(tmp_path, engines=2)
     stages = {name: spec.stage for name, spec in specs.items()}

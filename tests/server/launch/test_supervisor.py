@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from registry.free_space import FreeSpace
+from server.launch.log_files import LogFiles
 from server.launch.supervisor import (
     Backoff,
     ChildCannotStart,
@@ -17,6 +20,7 @@ from server.launch.supervisor import (
     SupervisorConfig,
     lock_data_dir,
 )
+from tests.registry.fake_disk import FakeDisk
 
 FAST = SupervisorConfig(first_delay_s=0.01, poll_s=0.01)
 SLEEP = "import time; time.sleep(600)"
@@ -96,7 +100,7 @@ WHY = "import sys; print('the disk is gone', file=sys.stderr); sys.exit(int(sys.
 def test_what_a_child_said_before_a_failed_start_is_said_at_the_end(tmp_path, code):
     children = [make_child("engine", WHY, code), make_child("talker", "print('noise')")]
     with (
-        Supervisor(children, FAST, logs=tmp_path) as supervisor,
+        Supervisor(children, FAST, logs=LogFiles(tmp_path)) as supervisor,
         pytest.raises(ChildCannotStart, match=r"(?s)engine.*engine\.log.*the disk is gone$"),
     ):
         supervisor.run(may_restart=False)
@@ -104,8 +108,52 @@ def test_what_a_child_said_before_a_failed_start_is_said_at_the_end(tmp_path, co
 
 def test_the_output_of_all_starts_of_a_child_is_in_its_file(tmp_path):
     log = tmp_path / "child.log"
-    with Supervisor([make_child("child", WHY, 1)], FAST, logs=tmp_path) as supervisor:
+    with Supervisor([make_child("child", WHY, 1)], FAST, logs=LogFiles(tmp_path)) as supervisor:
         run_until(supervisor, lambda: log.read_text().count("the disk is gone\n") >= 3)
+
+
+TALK = """
+import sys, time
+for number in range(10_000, 30_000):
+    print(number, flush=True)
+open(sys.argv[1], "w")
+time.sleep(600)
+"""
+
+
+def test_a_child_that_talks_without_end_fills_no_disk_and_its_last_words_stay(tmp_path):
+    done, log = tmp_path / "done", tmp_path / "child.log"
+    logs = LogFiles(tmp_path, max_bytes=4000)
+    with Supervisor([make_child("child", TALK, done)], FAST, logs=logs) as supervisor:
+        run_until(supervisor, done.exists)
+        logs.tend()
+        lines = log.read_text().splitlines()
+        assert log.stat().st_size <= 4000
+        assert ({len(line) for line in lines}, lines[-1]) == ({5}, "29999")
+
+
+def test_a_log_is_cut_further_while_the_disk_has_no_room(tmp_path):
+    disk = FakeDisk(free_bytes=1000)
+    logs = LogFiles(tmp_path, FreeSpace(1000, disk), max_bytes=1 << 20)
+    log = tmp_path / "child.log"
+    with logs.open("child") as file:
+        file.write(b"a line\n" * 10_000)
+    disk.free_bytes = 1001
+    logs.tend()
+    assert log.stat().st_size == 70_000
+    disk.free_bytes = 1000
+    logs.tend()
+    assert log.read_bytes() == b"a line\n" * (16_384 // 7)
+
+
+def test_a_log_folder_that_was_deleted_is_made_again(tmp_path):
+    logs = LogFiles(tmp_path / "logs")
+    with Supervisor([make_child("child")], FAST, logs=logs) as supervisor:
+        shutil.rmtree(tmp_path / "logs")
+        first = supervisor.pids["child"]
+        os.kill(first, signal.SIGKILL)
+        run_until(supervisor, lambda: supervisor.pids.get("child") not in (None, first))
+        assert (tmp_path / "logs" / "child.log").exists()
 
 
 def test_the_pause_doubles_up_to_its_limit():
