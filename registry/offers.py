@@ -61,7 +61,7 @@ def offer(conn: Connection, adapter: Adapter, addressee: str, *, actor: str, now
         keys = {"adapter_id": adapter.adapter_id, "addressee": addressee}
         conn.execute(insert(offers).values(**keys, tenant_id=adapter.tenant_id, **values))
     if not is_pending:
-        record(conn, "offered", adapter.tenant_id, adapter, addressee, actor, now_ms)
+        record(conn, "offered", adapter.tenant_id, _target(adapter), addressee, actor, now_ms)
     return Offer(addressee, now_ms)
 
 
@@ -72,7 +72,7 @@ def withdraw(
     _check_addressee(addressee)
     is_it = is_of(adapter), offers.c.addressee == addressee, offers.c.is_withdrawn.is_(False)
     if conn.execute(update(offers).where(*is_it).values(is_withdrawn=True)).rowcount:
-        record(conn, "withdrawn", adapter.tenant_id, adapter, addressee, actor, now_ms)
+        record(conn, "withdrawn", adapter.tenant_id, _target(adapter), addressee, actor, now_ms)
 
 
 def withdraw_all(conn: Connection, adapter: Adapter) -> None:
@@ -111,7 +111,7 @@ def record(
     conn: Connection,
     action: str,
     tenant_id: str,
-    adapter: Adapter,
+    target: str,
     to: str,
     actor: str,
     now_ms: int,
@@ -122,10 +122,14 @@ def record(
         at_ms=now_ms,
         actor=actor,
         action=f"offer.{action}",
-        target=f"{adapter.tenant_id}/{adapter.name}",
+        target=target,
         tenant_id=tenant_id,
         detail=to,
     )
+
+
+def _target(adapter: Adapter) -> str:
+    return f"{adapter.tenant_id}/{adapter.name}"
 
 
 def _check_addressee(addressee: str) -> None:

@@ -85,7 +85,7 @@ def accept(
     assert adapter is not None, "only adapters that are there are offered"
     grants.grant(conn, adapter, to.tenant_id, granted_by=offered_by, now_ms=now_ms)
     conn.execute(delete(offers).where(is_of(adapter), offers.c.addressee.in_(to.addresses)))
-    record(conn, "accepted", to.tenant_id, adapter, "", actor, now_ms)
+    record(conn, "accepted", to.tenant_id, f"{owner_id}/{name}", "", actor, now_ms)
 
 
 def decline(
@@ -99,12 +99,13 @@ def decline(
         adapter_id, _ = _find(conn, to, owner_id, name, now_ms)
         its = (offers.c.adapter_id == adapter_id) & offers.c.addressee.in_(to.addresses)
         conn.execute(update(offers).where(its).values(is_declined=True))
+        record(conn, "declined", to.tenant_id, f"{owner_id}/{name}", "", actor, now_ms)
         return
     adapter_rows.lock_tenant(conn, owner_id)
     adapter = adapter_rows.find_adapter(conn, owner_id, name)
     if adapter is not None:
         grants.end(conn, adapter, to.tenant_id, now_ms=now_ms)
-        record(conn, "given_back", to.tenant_id, adapter, "", actor, now_ms)
+        record(conn, "given_back", to.tenant_id, f"{owner_id}/{name}", "", actor, now_ms)
 
 
 def list_pending(conn: Connection, to: Addressee, now_ms: int) -> tuple[list[ReceivedOffer], bool]:

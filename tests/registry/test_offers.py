@@ -144,6 +144,7 @@ def test_each_sides_audit_log_has_only_its_own_acts(connection, pirate):
     lines = select(audit_log.c.tenant_id, audit_log.c.action, audit_log.c.actor)
     assert connection.execute(lines.order_by(audit_log.c.audit_id)).all() == [
         (A, "offer.offered", "key:k1"),
+        (BOB.tenant_id, "offer.declined", "key:k2"),
         (BOB.tenant_id, "offer.accepted", "key:k2"),
         (BOB.tenant_id, "offer.given_back", "key:k2"),
     ]

@@ -240,7 +240,8 @@ def fill(world: World) -> None:
     for name in SUBJECTS["name"]:
         for alias, version in (("latest", 1), ("beta", 1), ("beta", 2)):
             do("PUT", f"{name}/aliases/{alias}", {"version": version})
-    do("PUT", "pirate/grants/initech")
+    for name in ("pirate", "shared"):
+        do("PUT", f"{name}/grants/initech")
     assert world.acme.call("PUT", "/v1/offers/initech/accepted").is_success
     do("PUT", "pirate/pin")
     do("DELETE", "pirate/versions/4")
