@@ -283,6 +283,18 @@ def test_an_offer_that_was_not_made_is_the_same_whoever_is_named(acme, globex, s
         assert (seen[0][0], seen[0][1]["error"]["code"]) == (404, "offer_not_found")
 
 
+def test_a_model_of_another_tenant_is_looked_for_the_same_whether_there_is_one(
+    acme, globex, statements
+):
+    globex.call(GET, "/v1/models")
+    seen = []
+    for model in ("nobody/pirate", "acme/pirate", "acme/parrot"):
+        statements.clear()
+        assert globex.call(GET, f"/v1/models/{model}").status_code == 404
+        seen.append([*statements])
+    assert seen == seen[:1] * 3
+
+
 def test_a_tenant_whose_name_reads_like_anothers_id_gets_none_of_its_offers(product, acme, globex):
     twin = product.user(globex.tenant_id)
     offer(acme, globex.tenant_id)
