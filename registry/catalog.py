@@ -12,7 +12,7 @@ from typing import Literal
 
 from sqlalchemy import Connection
 
-from registry import adapter_rows, alias_rows, deleted_rows, grants, pins
+from registry import adapter_rows, alias_rows, deleted_rows, grants, offers, pins
 from registry.adapter_rows import DELETED, LATEST, PURGED, READY, Adapter, Version
 from registry.alias_rows import Canary, Target
 from registry.audit import record_audit
@@ -146,13 +146,14 @@ class Catalog(Directory):
     ) -> None:
         """Delete an adapter with its versions and aliases; restore_adapter can undo this.
 
-        The adapter's pin and grants end. A later upload of the name gets the next version number.
+        The adapter's pin, grants and offers end. A later upload of the name gets the next number.
         """
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = self.get_adapter(conn, tenant_id, name)
         now_ms = self._now_ms()
         pins.follow_latest(conn, adapter, None, now_ms)
         grants.revoke_all(conn, adapter, actor=actor, now_ms=now_ms)
+        offers.withdraw_all(conn, adapter)
         deleted_rows.delete_adapter(conn, tenant_id, adapter.adapter_id, now_ms)
         self._record(conn, "removed", adapter, None, actor)
 

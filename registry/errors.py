@@ -10,6 +10,7 @@ RegistryError
 │   ├── AdapterNotFound
 │   │   ├── ModelNotFound         an unknown `model` in a request
 │   │   └── AdapterNotServable    the caller's own version, made for another base model
+│   ├── OfferNotFound
 │   └── UploadNotFound
 ├── Conflict                  a valid request at the wrong moment                      409
 │   ├── VersionInUse
@@ -142,6 +143,15 @@ class AdapterNotServable(AdapterNotFound):
         )
         self.model = model
         self.version = version
+
+
+class OfferNotFound(NotFound):
+    """No adapter of this owner and name is offered to the tenant, or was accepted by it."""
+
+    code = "offer_not_found"
+
+    def __init__(self) -> None:
+        super().__init__("There is no such offer to you; GET /v1/offers lists yours.")
 
 
 class UploadNotFound(NotFound):

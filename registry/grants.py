@@ -1,4 +1,4 @@
-"""Grants: an adapter that its owner shares with named tenants.
+"""Grants: an adapter that its owner shares with other tenants, which accepted its offer.
 
 A grant permits requests for the adapter, under any of its aliases and versions, and nothing else.
 Deleting the adapter ends its grants; restoring it does not bring them back. Functions that change
@@ -6,20 +6,18 @@ grants must be called under `lock_tenant`, with the adapter as it was read under
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from sqlalchemy import Connection, delete, func, insert, select
 
 from registry import adapter_rows
 from registry.adapter_rows import Adapter
 from registry.audit import record_audit
-from registry.errors import QuotaExceeded
 from registry.events import record_event
 from registry.tables import adapter_aliases, adapter_versions, adapters
 from registry.tables import adapter_grants as grants
 
 MAX_GRANTS = 100
-"""Tenants that one adapter can be shared with."""
+"""Tenants that one adapter can be shared with or offered to."""
 MAX_SHARED = 1000
 """Adapters of other tenants that one list shows."""
 
@@ -44,31 +42,48 @@ class SharedAdapter:
     created_at_ms: int
 
 
-def grant(conn: Connection, adapter: Adapter, grantee_id: str, *, actor: str, now_ms: int) -> Grant:
-    """Let a tenant use the adapter from now on; repeating is harmless. Raises QuotaExceeded."""
-    found = list_grants(conn, adapter)
-    for earlier in found:
-        if earlier.grantee_id == grantee_id:
-            return earlier
-    if len(found) >= MAX_GRANTS:
-        raise QuotaExceeded(quota="grants", limit=MAX_GRANTS, remedy="revoke a grant first")
-    made = Grant(adapter.adapter_id, grantee_id, adapter.tenant_id, now_ms, actor)
+def grant(
+    conn: Connection, adapter: Adapter, grantee_id: str, *, granted_by: str, now_ms: int
+) -> None:
+    """Let a tenant use the adapter from now on; repeating is harmless.
+
+    granted_by: the owner's key that offered it.
+    """
+    if any(found.grantee_id == grantee_id for found in list_grants(conn, adapter)):
+        return
+    made = Grant(adapter.adapter_id, grantee_id, adapter.tenant_id, now_ms, granted_by)
     conn.execute(insert(grants).values({name: getattr(made, name) for name in Grant.__slots__}))
-    _tell(conn, "granted", adapter, grantee_id, actor, now_ms)
-    return made
+    record_event(conn, "granted", adapter.tenant_id, adapter.adapter_id, None, now_ms)
 
 
 def revoke(conn: Connection, adapter: Adapter, grantee_id: str, *, actor: str, now_ms: int) -> None:
-    """End a tenant's grant, so that its next request is refused; repeating is harmless."""
-    for found in list_grants(conn, adapter):
-        if found.grantee_id == grantee_id:
-            _end(conn, adapter, grantee_id, actor, now_ms)
+    """End a tenant's grant for its owner; repeating is harmless."""
+    if end(conn, adapter, grantee_id, now_ms=now_ms):
+        record_audit(
+            conn,
+            at_ms=now_ms,
+            actor=actor,
+            action="adapter.revoked",
+            target=f"{adapter.tenant_id}/{adapter.name}",
+            tenant_id=adapter.tenant_id,
+            detail=grantee_id,
+        )
 
 
 def revoke_all(conn: Connection, adapter: Adapter, *, actor: str, now_ms: int) -> None:
     """End all grants of an adapter that is deleted: a new adapter of its name starts unshared."""
     for found in list_grants(conn, adapter):
-        _end(conn, adapter, found.grantee_id, actor, now_ms)
+        revoke(conn, adapter, found.grantee_id, actor=actor, now_ms=now_ms)
+
+
+def end(conn: Connection, adapter: Adapter, grantee_id: str, *, now_ms: int) -> bool:
+    """End a tenant's grant, so that its next request is refused. False if there is none."""
+    is_it = (grants.c.adapter_id == adapter.adapter_id) & (grants.c.grantee_id == grantee_id)
+    ended = delete(grants).where(is_it, grants.c.tenant_id == adapter.tenant_id)
+    if not conn.execute(ended).rowcount:
+        return False
+    record_event(conn, "revoked", adapter.tenant_id, adapter.adapter_id, None, now_ms)
+    return True
 
 
 def list_grants(conn: Connection, adapter: Adapter) -> list[Grant]:
@@ -119,34 +134,3 @@ def list_shared(conn: Connection, grantee_id: str, base_revision: str) -> list[S
         .order_by(adapters.c.tenant_id, adapters.c.name)
     )
     return [SharedAdapter(*row) for row in conn.execute(query.limit(MAX_SHARED))]
-
-
-def _end(conn: Connection, adapter: Adapter, grantee_id: str, actor: str, now_ms: int) -> None:
-    conn.execute(
-        delete(grants).where(
-            grants.c.adapter_id == adapter.adapter_id,
-            grants.c.tenant_id == adapter.tenant_id,
-            grants.c.grantee_id == grantee_id,
-        )
-    )
-    _tell(conn, "revoked", adapter, grantee_id, actor, now_ms)
-
-
-def _tell(
-    conn: Connection,
-    kind: Literal["granted", "revoked"],
-    adapter: Adapter,
-    grantee_id: str,
-    actor: str,
-    now_ms: int,
-) -> None:
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action=f"adapter.{kind}",
-        target=f"{adapter.tenant_id}/{adapter.name}",
-        tenant_id=adapter.tenant_id,
-        detail=grantee_id,
-    )
-    record_event(conn, kind, adapter.tenant_id, adapter.adapter_id, None, now_ms)

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 from registry import adapter_rows, presigned, proof_claims, upload_proof, upload_rows
 from registry.errors import InvalidUpload, StorageError
 from registry.events import prune_events
+from registry.offers import prune_offers
 from registry.storage import PresignedStorage, StoredObject
 from registry.transactions import Begin
 from registry.upload_rows import PRESIGNED, Upload
@@ -75,11 +76,13 @@ def sweep_objects(uploads: Uploads, begin: Begin) -> int:
 
 
 def purge(uploads: Uploads, begin: Begin) -> None:
-    """Purge the versions that can no longer be restored, and delete old events."""
+    """Purge the versions that can no longer be restored, and delete old events and offers."""
     with begin() as conn:
         uploads.catalog.purge_deleted(conn)
     with begin() as conn:
         prune_events(conn, uploads.now_ms())
+    with begin() as conn:
+        prune_offers(conn, uploads.now_ms())
 
 
 def _orphans(uploads: Uploads, begin: Begin) -> Iterator[tuple[str, str]]:

@@ -114,6 +114,27 @@ adapter_grants = Table(
     Index(None, "grantee_id"),
 )
 
+# Adapters offered to tenants that have not accepted. tenant_id: the owner.   addressee: the name or
+# the id that the owner wrote; there may be no such tenant. A withdrawn or declined offer keeps its
+# row until the offer's time is over.
+adapter_offers = Table(
+    "adapter_offers",
+    metadata,
+    Column("adapter_id", String(64), primary_key=True),
+    Column("addressee", String(64), primary_key=True),
+    Column("tenant_id", String(64), nullable=False),
+    Column("offered_at_ms", BigInteger, nullable=False),
+    Column("offered_by", String(64), nullable=False),
+    Column("is_withdrawn", Boolean, nullable=False),
+    Column("is_declined", Boolean, nullable=False),
+    ForeignKeyConstraint(["adapter_id"], ["adapters.adapter_id"]),
+    Index(None, "addressee"),
+    # This index counts an owner's offers.
+    Index(None, "tenant_id", "offered_at_ms"),
+    # This index finds the offers whose time is over.
+    Index(None, "offered_at_ms"),
+)
+
 # An interval for which a version was kept resident. unpinned_at_ms: null while it still is.
 # A pin that follows a moved alias is a new row. size_bytes: bytes on the device.
 adapter_pins = Table(

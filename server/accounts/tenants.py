@@ -20,6 +20,7 @@ from server.accounts.tables import tenants
 
 # A tenant's name is the owner in `owner/name`, so it has the alphabet of an adapter's name.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_ID = re.compile(r"ten_[0-9a-f]{16}")
 
 STANDARD = "standard"
 """Plan of a tenant that is created without one."""
@@ -106,7 +107,7 @@ def create_tenant(
         cache_salt=secrets.token_hex(16),
         created_at_ms=now_ms,
     )
-    if conn.scalar(sa.select(tenants.c.tenant_id).where(tenants.c.name == name)):
+    if find_id(conn, name):
         raise TenantNameTaken(name)
     values = {
         "tenant_id": tenant.tenant_id,
@@ -150,6 +151,17 @@ def get_tenant(conn: Connection, tenant: str) -> Tenant:
     if not rows:
         raise TenantNotFound(tenant)
     return min(rows, key=lambda row: row.tenant_id != tenant)
+
+
+def find_id(conn: Connection, name: str) -> str | None:
+    """The id of the tenant of this name, if there is one."""
+    return conn.scalar(sa.select(tenants.c.tenant_id).where(tenants.c.name == name))
+
+
+def addresses_of(tenant: Tenant) -> tuple[str, ...]:
+    """Texts by which others mean this tenant: its id, and its name unless it reads like an id."""
+    is_like_an_id = _ID.fullmatch(tenant.name)
+    return (tenant.tenant_id,) if is_like_an_id else (tenant.tenant_id, tenant.name)
 
 
 def names_of(conn: Connection, tenant_ids: Collection[str]) -> dict[str, str]:

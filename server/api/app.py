@@ -42,6 +42,7 @@ from server.api.routes import (
     limits,
     machines,
     models,
+    offers,
     organization,
     prices,
     receipts,
@@ -90,7 +91,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
     # Included before `receipts.router`, which would take its path for a request's id.
     app.include_router(receipts.public_router, prefix="/v1")
     for module in (
-        inference, limits, models, adapters, sharing, uploads, usage, receipts, statements,
+        inference, limits, models, adapters, sharing, offers, uploads, usage, receipts, statements,
     ):  # fmt: skip
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
     for module in (admin, engines, prices, audit):

@@ -1,14 +1,19 @@
-"""`chorale adapters pin | unpin | grant | revoke`: keep an adapter resident, or share it."""
+"""`chorale adapters pin | unpin | grant | revoke | offers | accept | decline`.
+
+The commands keep an adapter resident, share it, and answer what other tenants offer.
+"""
 
 from typing import Annotated
 
 import typer
 
-from server.cli.connection import DEFAULT_URL, ApiKey, Name, Url, as_tenant
-from server.cli.terminal import say
-from server.cli.units import dollars, megabytes
+from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
+from server.cli.terminal import say, show_json, show_table
+from server.cli.units import dollars, megabytes, moment
+from server.text.json_object import JsonObject
 
 Tenant = Annotated[str, typer.Argument(help="Name or id of the other tenant.")]
+Offered = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The offered adapter.")]
 
 
 def pin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
@@ -31,18 +36,65 @@ def unpin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
 
 
 def grant(name: Name, tenant: Tenant, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
-    """Let another tenant use an adapter as OWNER/NAME, at the other tenant's cost."""
+    """Offer an adapter to another tenant, which may accept and use it at its own cost."""
     from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
         made = client.request("PUT", adapter_path(name, "grants", tenant))
-    say(f"{made['tenant']} may use {name}.")
+    if made["status"] == "accepted":
+        say(f"{made['tenant']} may use {name}.")
+    else:
+        say(f"{name} is offered to {tenant}, if there is such a tenant; it has 30 days to accept.")
 
 
 def revoke(name: Name, tenant: Tenant, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
-    """Take a grant back: the other tenant's next request for the adapter is refused."""
+    """Take an offer or a grant back: the other tenant's next request is refused."""
     from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:
         gone = client.request("DELETE", adapter_path(name, "grants", tenant))
     say(f"{gone['tenant']} may not use {name}.")
+
+
+def list_offers(url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False) -> None:
+    """List the adapters that other tenants offer to you, and those that you accepted."""
+    with as_tenant(url, api_key) as client:
+        answer = client.request("GET", "/v1/offers")
+    if json:
+        show_json(answer["data"])
+    elif answer["data"]:
+        columns = ("model", "status", "until", "rank", "size", "1M in", "1M out")
+        show_table(columns, [_offer_row(offer) for offer in answer["data"]])
+    else:
+        say("Nothing is offered to you.")
+    if answer["has_more"]:
+        say("More offers appear when these are answered.")
+
+
+def accept(model: Offered, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Accept an offer, so that your requests may name the adapter, at your cost."""
+    from server.client.http import offer_path
+
+    with as_tenant(url, api_key) as client:
+        client.request("PUT", offer_path(model))
+    say(f"Requests may name {model}.")
+
+
+def decline(model: Offered, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+    """Decline an offer, which its owner is not told, or give an accepted adapter back."""
+    from server.client.http import offer_path
+
+    with as_tenant(url, api_key) as client:
+        client.request("DELETE", offer_path(model))
+    say(f"{model} is declined.")
+
+
+def _offer_row(offer: JsonObject) -> JsonObject:
+    size_bytes, expires_at = offer["size_bytes"], offer["expires_at"]
+    return {
+        **offer,
+        "until": expires_at and moment(expires_at)[:10],
+        "size": size_bytes and megabytes(size_bytes),
+        "1M in": dollars(offer["prompt_nanousd"] * 1_000_000),
+        "1M out": dollars(offer["completion_nanousd"] * 1_000_000),
+    }

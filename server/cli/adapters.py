@@ -67,7 +67,8 @@ def show_adapter(
         ("aliases", adapter["aliases"]),
         ("canaries", canaries),
         *_pin(adapter["pin"]),
-        ("granted to", [grant["tenant"] for grant in grants]),
+        ("granted to", _tenants(grants, "accepted")),
+        ("offered to", _tenants(grants, "offered")),
     ]
     show_facts("adapter", facts)
     if latest := adapter["latest"]:
@@ -104,6 +105,9 @@ app.command("pin")(adapter_sharing.pin)
 app.command("unpin")(adapter_sharing.unpin)
 app.command("grant")(adapter_sharing.grant)
 app.command("revoke")(adapter_sharing.revoke)
+app.command("offers")(adapter_sharing.list_offers)
+app.command("accept")(adapter_sharing.accept)
+app.command("decline")(adapter_sharing.decline)
 
 
 @app.command("rm")
@@ -155,6 +159,10 @@ def _version_row(version: JsonObject) -> JsonObject:
         "created": moment(version["created_at"]),
         "digest": version["digest"][:_SHORT_DIGEST],
     }
+
+
+def _tenants(grants: list[JsonObject], status: str) -> list[str]:
+    return [grant["tenant"] for grant in grants if grant["status"] == status]
 
 
 def _pin(pin: JsonObject | None) -> list[tuple[str, str | None]]:

@@ -172,6 +172,12 @@ def adapter_path(*names: str | int) -> str:
     return "/v1/adapters/" + "/".join(quote(str(name), safe="") for name in names)
 
 
+def offer_path(model: str) -> str:
+    """The API's path of an offer. model: the offered adapter as `owner/name`."""
+    owner, _, name = model.partition("/")
+    return f"/v1/offers/{quote(owner, safe='')}/{quote(name, safe='')}"
+
+
 def _given(params: JsonObject | None) -> JsonObject:
     return {name: value for name, value in (params or {}).items() if value is not None}
 

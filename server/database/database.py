@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +40,8 @@ class DatabaseConfig:
     """Limits and timeouts of a database.
 
     max_group: most writes in one commit.   write_attempts: attempts at one group before it fails.
+    queue_timeout_s: how long a read or a write may wait for its turn.   answer_margin_s: time after
+    statement_timeout_s until PostgreSQL is given up, which should have ended the statement itself.
     """
 
     read_threads: int = 4
@@ -47,8 +49,10 @@ class DatabaseConfig:
     max_queued_writes: int = 1024
     max_group: int = 128
     write_attempts: int = 3
+    queue_timeout_s: float = 5.0
     busy_timeout_s: float = 5.0
     statement_timeout_s: float = 5.0
+    answer_margin_s: float = 1.0
     connect_timeout_s: float = 5.0
     migration_timeout_s: float = 60.0
 
@@ -69,8 +73,10 @@ class Database:
         data_dir: Path,
         exclusive: bool = True,
         config: DatabaseConfig | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config or DatabaseConfig()
+        self._clock = clock
         self.url = _normalize(url or f"sqlite:///{data_dir / DEFAULT_FILE}")
         self._lock: FileLock | None = None
         if self.is_sqlite:
@@ -99,17 +105,22 @@ class Database:
 
     def migrate(self, revision: str = "head") -> None:
         """Bring the schema to `revision`, one process at a time and all or nothing."""
-        with self._migration_lock(), self._writing.begin() as conn:
-            if not self.is_sqlite:
-                self._lock_migrations(conn)
+        with self._migration_lock(), self._migrating() as conn:
             alembic.command.upgrade(migration_config(conn), revision)
 
     async def read(self, fn: Callable[[Connection], T]) -> T:
         """fn's result in a read-only transaction. Raises LedgerUnavailable, or fn's exception."""
         if not self._read_slots.acquire(blocking=False):
             raise LedgerUnavailable(f"{self._config.max_queued_reads} reads wait already")
+        until = self._clock() + self._config.queue_timeout_s
+
+        def read() -> T:
+            if self._clock() > until:
+                raise LedgerUnavailable(f"a read waited for {self._config.queue_timeout_s:g} s")
+            return self.read_sync(fn)
+
         try:
-            future = self._readers.submit(self.read_sync, fn)
+            future = self._readers.submit(read)
         except RuntimeError as error:
             self._read_slots.release()
             raise LedgerUnavailable("it is closed") from error
@@ -186,6 +197,8 @@ class Database:
             max_queued=self._config.max_queued_writes,
             max_group=self._config.max_group,
             attempts=self._config.write_attempts,
+            queue_timeout_s=self._config.queue_timeout_s,
+            clock=self._clock,
         )
 
     def _read_once(self, fn: Callable[[Connection], T]) -> T:
@@ -208,10 +221,23 @@ class Database:
         finally:
             lock.release()
 
+    @contextmanager
+    def _migrating(self) -> Iterator[Connection]:
+        """A transaction for migrations, whose statements may take migration_timeout_s."""
+        if self.is_sqlite:
+            with self._writing.begin() as conn:
+                yield conn
+            return
+        timeout_s = self._config.migration_timeout_s
+        engine = _create_engine(self.url, replace(self._config, statement_timeout_s=timeout_s))
+        try:
+            with engine.begin() as conn:
+                self._lock_migrations(conn)
+                yield conn
+        finally:
+            engine.dispose()
+
     def _lock_migrations(self, conn: Connection) -> None:
-        timeout_ms = int(self._config.migration_timeout_s * 1000)
-        conn.execute(sa.text(f"SET LOCAL statement_timeout = {timeout_ms}"))
-        conn.execute(sa.text(f"SET LOCAL lock_timeout = {timeout_ms}"))
         try:
             conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK_KEY)))
         except exc.OperationalError as error:
@@ -250,7 +276,12 @@ def _create_engine(url: URL, config: DatabaseConfig) -> Engine:
             "connect_timeout": max(1, int(config.connect_timeout_s)),
             "options": f"-c statement_timeout={timeout_ms} -c lock_timeout={timeout_ms}",
         }
-        return sa.create_engine(url, connect_args=arguments, **pool)
+        # The driver comes with an extra, which a gateway on SQLite need not have.
+        from server.database.postgres import bound_answers
+
+        engine = sa.create_engine(url, connect_args=arguments, **pool)
+        bound_answers(engine, config.statement_timeout_s + config.answer_margin_s)
+        return engine
     engine = sa.create_engine(url, connect_args={"timeout": config.busy_timeout_s}, **pool)
     _set_up_sqlite(engine, SameFile(Path(str(url.database))))
     return engine

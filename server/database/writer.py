@@ -29,6 +29,7 @@ class _Write(Generic[T]):
     fn: Callable[[Connection], T]
     future: "Future[T]"
     order: str
+    until_s: float
     outcome: Callable[[], None] | None = None
 
 
@@ -36,15 +37,26 @@ class GroupWriter:
     """Runs functions on connections of `engine`, and commits them in groups.
 
     max_group: most writes in one commit.   attempts: attempts at one group before it fails.
+    queue_timeout_s: how long a write may wait for its group.
     """
 
     def __init__(
-        self, engine: Engine, name: str, *, max_queued: int, max_group: int, attempts: int
+        self,
+        engine: Engine,
+        name: str,
+        *,
+        max_queued: int,
+        max_group: int,
+        attempts: int,
+        queue_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._max_queued = max_queued
         self._max_group = max_group
         self._attempts = attempts
+        self._queue_timeout_s = queue_timeout_s
+        self._clock = clock
         self._queue: queue.Queue[_Write[Any] | None] = queue.Queue(max_queued)
         self._closing = threading.Lock()
         self._closed = False
@@ -53,7 +65,7 @@ class GroupWriter:
 
     def submit(self, fn: Callable[[Connection], T], order: str) -> "Future[T]":
         """Queue a write; a group runs sorted by `order`. Raises LedgerUnavailable at once."""
-        write = _Write(fn, Future(), order)
+        write = _Write(fn, Future(), order, self._clock() + self._queue_timeout_s)
         with self._closing:
             if self._closed:
                 raise LedgerUnavailable("it is closed")
@@ -83,7 +95,17 @@ class GroupWriter:
                     break
                 group.append(write)
             group.sort(key=lambda write: write.order)
-            self._write_group([w for w in group if w.future.set_running_or_notify_cancel()])
+            self._write_group([write for write in group if self._is_in_time(write)])
+
+    def _is_in_time(self, write: _Write[Any]) -> bool:
+        """Whether to run a write. One whose caller waited too long is answered instead."""
+        if not write.future.set_running_or_notify_cancel():
+            return False
+        if self._clock() <= write.until_s:
+            return True
+        late = LedgerUnavailable(f"a write waited for {self._queue_timeout_s:g} s")
+        write.future.set_exception(late)
+        return False
 
     def _write_group(self, group: list[_Write[Any]]) -> None:
         if not group:

@@ -5,7 +5,9 @@ past its expiry when the ledger is back.
 """
 
 import json
+import os
 import resource
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -165,7 +167,9 @@ def own_postgres() -> Iterator[Any]:
         yield server
 
 
-def test_a_postgresql_that_is_stopped(own_postgres: Any, tmp_path: Path, tiny_model: Path) -> None:
+def test_a_postgresql_that_is_stopped_or_frozen(
+    own_postgres: Any, tmp_path: Path, tiny_model: Path
+) -> None:
     url = own_postgres.get_uri()
 
     @contextmanager
@@ -174,7 +178,25 @@ def test_a_postgresql_that_is_stopped(own_postgres: Any, tmp_path: Path, tiny_mo
         yield
         own_postgres.ensure_postgres_running()
 
+    @contextmanager
+    def frozen() -> Iterator[None]:
+        """Suspend the server's processes: connections are accepted, and nothing is answered."""
+        pids = processes_of(own_postgres.get_pid())
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+
     with run_stack(tmp_path / "stack", tiny_model, database_url=url) as stack:
         database = Database(url, data_dir=tmp_path)
+        check_outage(stack, database, frozen)
         check_outage(stack, database, stopped)
         database.close()
+
+
+def processes_of(pid: int) -> list[int]:
+    """A process and its children, the process first so that it makes no more of them."""
+    return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]

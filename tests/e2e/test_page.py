@@ -138,6 +138,55 @@ def test_keys_leave_the_address_bar_and_survive_a_reload(page: Page, demo_stack:
         assert not any(tenant.api_key in url.partition("#")[0] for url in urls)
 
 
+@pytest.fixture
+def shared(demo_stack: Stack) -> Iterator[str]:
+    """The name of an adapter of acme that globex has accepted."""
+    acme, globex = demo_stack.tenants
+    assert acme.http.put(f"/v1/adapters/json/grants/{globex.name}").is_success
+    assert globex.http.put(f"/v1/offers/{acme.name}/json").is_success
+    yield f"{acme.name}/json"
+    assert globex.http.delete(f"/v1/offers/{acme.name}/json").is_success
+
+
+def test_only_the_chosen_models_are_asked(page: Page, demo_stack: Stack, shared: str) -> None:
+    """Another tenant's adapter is asked only if it is chosen, since its answer costs the asker."""
+    globex = demo_stack.tenants[1]
+    asked = []
+    page.on("request", lambda request: asked.append(request.post_data_json["model"])
+            if request.method == "POST" else None)  # fmt: skip
+    page.goto(f"{demo_stack.base_url}/#keys={globex.api_key}")
+    models = [demo_stack.model, *sorted(globex.adapters), shared]
+    expect(page.locator(".voice h3")).to_have_text(models)
+    chosen = page.locator(".voice [type=checkbox]")
+    assert [box.is_checked() for box in chosen.all()] == [True, True, True, False]
+    ask(page, QUESTION)
+    answers(page, 3)
+    assert sorted(asked) == sorted(models[:3])
+    for box, is_chosen in zip(chosen.all(), (False, False, False, True), strict=True):
+        box.set_checked(is_chosen)
+    ask(page, QUESTION)
+    assert answers(page, 1) == [answer_through_api(demo_stack, "json")]
+    assert asked[3:] == [shared]
+    page.get_by_role("checkbox", name=f"Ask {shared}").uncheck()
+    expect(page.get_by_role("button", name="Ask")).to_be_disabled()
+
+
+@pytest.mark.parametrize("answer", ["dismiss", "accept"])
+def test_a_link_replaces_no_keys_unasked(page: Page, demo_stack: Stack, answer: str) -> None:
+    mine, theirs = demo_stack.tenants
+    questions: list[str] = []
+    page.on("dialog", lambda dialog: (questions.append(dialog.message), getattr(dialog, answer)()))
+    for tenant in (mine, mine, theirs):
+        assert questions == []
+        page.goto("about:blank")
+        page.goto(f"{demo_stack.base_url}/#keys={tenant.api_key}")
+    shown = theirs if answer == "accept" else mine
+    expect(page.locator(".voice h3")).to_have_text([demo_stack.model, *sorted(shown.adapters)])
+    assert len(questions) == 1
+    assert theirs.api_key[-4:] in questions[0]
+    assert page.url == f"{demo_stack.base_url}/"
+
+
 def test_one_tenants_key_shows_nothing_of_the_other(page: Page, demo_stack: Stack) -> None:
     page.goto(demo_stack.base_url)
     tenant = demo_stack.tenants[0]

@@ -15,6 +15,7 @@ def friend(tiny: TinyWorld) -> Iterator[Tenant]:
     """A tenant that may use acme's adapter beta."""
     tenant = tiny.stack.tenant("hooli")
     assert tiny.tenant.http.put("/v1/adapters/beta/grants/hooli").is_success
+    assert tenant.http.put("/v1/offers/acme/beta").is_success
     yield tenant
     assert tiny.tenant.http.delete("/v1/adapters/beta/grants/hooli").is_success
 

@@ -6,13 +6,13 @@ from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import Connection
 
-from registry import grants, pins
+from registry import grants, offers, pins
 from registry.adapter_rows import Adapter, lock_tenant
 from registry.catalog import Catalog
 from registry.grants import Grant
+from registry.offers import Offer
 from server.accounts import tenants
 from server.accounts.auth import Identity
-from server.accounts.tenants import Tenant
 from server.api import errors
 from server.api.adapter_view import PinAnswer, pin_view
 from server.api.answer import Answer
@@ -24,27 +24,32 @@ from server.database.clock import now_ms
 router = APIRouter(prefix="/adapters/{name}")
 
 
-class _Grant(Answer):
-    adapter: str = Field(examples=["my-adapter"])
-    tenant: str = Field(examples=["acme"])
-    tenant_id: str = Field(examples=["ten_8c1f0a6b3e5d7942"])
+class GrantAnswer(Answer):
+    """A tenant that an adapter is shared with, or a name or id that it is offered to.
 
-
-class GrantAnswer(_Grant):
-    """A grant: the tenant may use the adapter.   granted_at: in Unix seconds."""
+    tenant: of a pending offer, as you wrote it.   tenant_id, granted_at: null until the tenant
+    accepts.   expires_at: of a pending offer. Times are in Unix seconds.
+    """
 
     object: Literal["adapter.grant"] = "adapter.grant"
-    granted_at: int = Field(examples=[1_798_761_600])
+    adapter: str = Field(examples=["my-adapter"])
+    tenant: str = Field(examples=["acme"])
+    tenant_id: str | None = Field(examples=["ten_8c1f0a6b3e5d7942"])
+    status: Literal["offered", "accepted"]
+    granted_at: int | None = Field(examples=[1_798_761_600])
+    expires_at: int | None = Field(examples=[None])
 
 
 class GrantList(ListAnswer[GrantAnswer]):
-    """All tenants that an adapter is shared with."""
+    """All tenants that an adapter is shared with, then all names and ids that it is offered to."""
 
 
-class GrantRevoked(_Grant):
-    """The answer to the end of a grant."""
+class GrantRevoked(Answer):
+    """The answer to the end of a grant or an offer."""
 
     object: Literal["adapter.grant.revoked"] = "adapter.grant.revoked"
+    adapter: str = Field(examples=["my-adapter"])
+    tenant: str = Field(examples=["acme"])
     revoked: Literal[True] = True
 
 
@@ -67,13 +72,13 @@ class PinRemoved(Answer):
 async def list_grants(
     name: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersReadKey
 ) -> GrantList:
-    """List the tenants that an adapter is shared with."""
+    """List the tenants that an adapter is shared with or offered to."""
 
     def read(conn: Connection) -> GrantList:
         adapter = catalog.get_adapter(conn, identity.tenant_id, name)
-        found = grants.list_grants(conn, adapter)
-        names = tenants.names_of(conn, [grant.grantee_id for grant in found])
-        return GrantList(data=[_grant(name, names[grant.grantee_id], grant) for grant in found])
+        accepted = [_accepted(name, *found) for found in _shared_with(conn, adapter)]
+        offered = [_offered(name, made) for made in offers.list_made(conn, adapter, now_ms())]
+        return GrantList(data=accepted + offered)
 
     return await database.read(read)
 
@@ -82,17 +87,18 @@ async def list_grants(
 async def grant(
     name: str, tenant: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
 ) -> GrantAnswer:
-    """Share an adapter with another tenant, given by name or id."""
+    """Offer an adapter to another tenant, given by name or id; the answer is the same for any."""
 
     def write(conn: Connection) -> GrantAnswer:
         adapter = _locked(conn, catalog, identity, name)
-        grantee = tenants.get_tenant(conn, tenant)
-        if grantee.tenant_id == identity.tenant_id:
+        if tenant in (identity.tenant_id, identity.tenant_name):
             raise errors.invalid_request(
                 "An adapter cannot be shared with its owner.", param="tenant"
             )
-        made = grants.grant(conn, adapter, grantee.tenant_id, actor=identity.actor, now_ms=now_ms())
-        return _grant(name, grantee.name, made)
+        for earlier, grantee in _shared_with(conn, adapter, tenant):
+            return _accepted(name, earlier, grantee)
+        made = offers.offer(conn, adapter, tenant, actor=identity.actor, now_ms=now_ms())
+        return _offered(name, made)
 
     return await database.write(write)
 
@@ -101,16 +107,20 @@ async def grant(
 async def revoke(
     name: str, tenant: str, database: DatabaseDep, catalog: CatalogDep, identity: AdaptersWriteKey
 ) -> GrantRevoked:
-    """Stop sharing an adapter with a tenant; this succeeds also if it was not shared."""
+    """Stop sharing an adapter with a tenant, or withdraw the offer that was made to this text.
 
-    def write(conn: Connection) -> Tenant:
+    This succeeds also if there was neither.
+    """
+
+    def write(conn: Connection) -> None:
         adapter = _locked(conn, catalog, identity, name)
-        grantee = tenants.get_tenant(conn, tenant)
-        grants.revoke(conn, adapter, grantee.tenant_id, actor=identity.actor, now_ms=now_ms())
-        return grantee
+        actor, at_ms = identity.actor, now_ms()
+        offers.withdraw(conn, adapter, tenant, actor=actor, now_ms=at_ms)
+        for found, _ in _shared_with(conn, adapter, tenant):
+            grants.revoke(conn, adapter, found.grantee_id, actor=actor, now_ms=at_ms)
 
-    grantee = await database.write(write)
-    return GrantRevoked(adapter=name, tenant=grantee.name, tenant_id=grantee.tenant_id)
+    await database.write(write)
+    return GrantRevoked(adapter=name, tenant=tenant)
 
 
 @router.put("/pin")
@@ -150,10 +160,36 @@ def _locked(conn: Connection, catalog: Catalog, identity: Identity, name: str) -
     return catalog.get_adapter(conn, identity.tenant_id, name)
 
 
-def _grant(name: str, grantee_name: str, grant: Grant) -> GrantAnswer:
+def _shared_with(
+    conn: Connection, adapter: Adapter, tenant: str | None = None
+) -> list[tuple[Grant, str]]:
+    """Grants of the adapter with the grantees' names. tenant: only those to this name or id.
+
+    Only tenants that accepted are looked up, so that no answer says whether there are others.
+    """
+    found = grants.list_grants(conn, adapter)
+    names = tenants.names_of(conn, [grant.grantee_id for grant in found])
+    named = [(grant, names[grant.grantee_id]) for grant in found]
+    return [pair for pair in named if tenant in (None, pair[0].grantee_id, pair[1])]
+
+
+def _accepted(name: str, grant: Grant, grantee: str) -> GrantAnswer:
     return GrantAnswer(
         adapter=name,
-        tenant=grantee_name,
+        tenant=grantee,
         tenant_id=grant.grantee_id,
+        status="accepted",
         granted_at=grant.granted_at_ms // 1000,
+        expires_at=None,
+    )
+
+
+def _offered(name: str, made: Offer) -> GrantAnswer:
+    return GrantAnswer(
+        adapter=name,
+        tenant=made.addressee,
+        tenant_id=None,
+        status="offered",
+        granted_at=None,
+        expires_at=made.expires_at_ms // 1000,
     )

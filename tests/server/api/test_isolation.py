@@ -20,6 +20,8 @@ import sqlalchemy as sa
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 
+from registry.adapter_rows import find_adapter
+from registry.offers import offer
 from registry.tables import adapters, uploads
 from registry.upload_rows import (
     CANCELLED,
@@ -34,7 +36,7 @@ from registry.upload_rows import (
 )
 from server.accounts.auth import ADAPTERS_READ, ADAPTERS_WRITE, ADMIN, INFERENCE, SCOPES, USAGE_READ
 from server.accounts.keys import create_key, revoke_key
-from server.accounts.tables import api_keys
+from server.accounts.tables import api_keys, tenants
 from server.accounts.tenants import suspend_tenant
 from server.api.app import create_app
 from server.billing import ledger, prices
@@ -42,6 +44,7 @@ from server.billing.budgets import Budget, set_budget
 from server.billing.exports.schedules import put_schedule
 from server.billing.holds import insert_hold
 from server.billing.tables import metadata
+from server.database.clock import now_ms
 from server.database.database import DEFAULT_FILE
 from server.pool.running import RunningRequest
 from server.webhooks import events
@@ -72,8 +75,8 @@ FOR_ALL = {
 # These routes name no id: they list the caller's objects, or check files for it.
 ABOUT_THE_CALLER = {
     "GET /v1/usage/exports", "PUT /v1/usage/exports/{format}", "DELETE /v1/usage/exports/{format}",
-    "GET /v1/adapters", "GET /v1/limits", "GET /v1/balance", "GET /v1/models", "GET /v1/usage",
-    "GET /v1/usage/export", "GET /v1/keys", "POST /v1/keys", "GET /v1/audit-log",
+    "GET /v1/adapters", "GET /v1/offers", "GET /v1/limits", "GET /v1/balance", "GET /v1/models",
+    "GET /v1/usage", "GET /v1/usage/export", "GET /v1/keys", "POST /v1/keys", "GET /v1/audit-log",
     "GET /v1/statements", "GET /v1/statements/{period}",
     "POST /v1/adapters:validate", "GET /v1/organization/usage/completions",
     "GET /v1/organization/costs", "GET /v1/budgets", "GET /v1/webhook", "PUT /v1/webhook",
@@ -94,7 +97,7 @@ SCOPE = {
     "organization": USAGE_READ, "balance": USAGE_READ, "keys": ADMIN, "audit-log": ADMIN,
     "budgets": USAGE_READ, "webhook": ADMIN,
     "adapters": ADAPTERS_WRITE, "adapters:validate": ADAPTERS_WRITE, "uploads": ADAPTERS_WRITE,
-    "GET adapters": ADAPTERS_READ,
+    "GET adapters": ADAPTERS_READ, "offers": ADAPTERS_WRITE, "GET offers": ADAPTERS_READ,
     "chat": INFERENCE, "completions": INFERENCE, "models": INFERENCE,
     "tokenize": INFERENCE, "detokenize": INFERENCE, "tokenizer_info": INFERENCE,
 }  # fmt: skip
@@ -108,6 +111,7 @@ NAMING = [r for r in TENANT if r not in ABOUT_THE_CALLER | ABOUT_THE_MODEL | {OP
 SUBJECTS = {
     "request_id": ["used", "chatcmpl-used", "entry_1"],
     "name": ["pirate", "ghost", "shared"],
+    "adapter": ["offered", "accepted"],
     "upload_id": [f"up_{digit * 32}" for digit in "123456"],
     "answer_id": [f"chatcmpl-{ANSWER}"],
     "key_id": ["first", "second"],
@@ -116,6 +120,7 @@ SUBJECTS = {
 ABSENT = {
     "request_id": "unused",
     "name": "parrot",
+    "adapter": "parrot",
     "upload_id": f"up_{'0' * 32}",
     "answer_id": "chatcmpl-9999",
     "key_id": "third",
@@ -127,6 +132,7 @@ DETAILS = {
     "version": ["3", "4", "9"],  # without aliases; 4 is deleted, 9 never existed
     "filename": ["adapter_config.json", "other"],
     "tenant": ["initech", "acme", "nobody"],
+    "owner": ["initech"],
     "format": ["csv"],
     "period": ["2026-02"],
     "kind": ["monthly"],
@@ -234,7 +240,9 @@ def fill(world: World) -> None:
     for name in SUBJECTS["name"]:
         for alias, version in (("latest", 1), ("beta", 1), ("beta", 2)):
             do("PUT", f"{name}/aliases/{alias}", {"version": version})
-    do("PUT", "pirate/grants/initech")
+    for name in ("pirate", "shared"):
+        do("PUT", f"{name}/grants/initech")
+    assert world.acme.call("PUT", "/v1/offers/initech/accepted").is_success
     do("PUT", "pirate/pin")
     do("DELETE", "pirate/versions/4")
     do("DELETE", "ghost")
@@ -247,6 +255,11 @@ def insert_rows(conn: sa.Connection, world: World) -> None:
         # Version 3 is for a base model that is no longer served.
         base_revision = "0" * 64 if number == 3 else revision
         add_version(conn, tenant_id, name, number, base_revision=base_revision)
+    initech = conn.scalar(sa.select(tenants.c.tenant_id).filter_by(name="initech"))
+    for name in SUBJECTS["adapter"]:
+        add_version(conn, initech, name, base_revision=revision)
+        adapter = find_adapter(conn, initech, name)
+        offer(conn, adapter, "acme", actor="key:k", now_ms=now_ms())
     for upload_id, state in zip(SUBJECTS["upload_id"], STATES, strict=True):
         insert_upload(conn, make_upload(tenant_id, upload_id, state))
     made_pirate = uploads.c.upload_id == SUBJECTS["upload_id"][0]
@@ -398,6 +411,7 @@ def test_anothers_answers_as_one_that_is_not_there(world: World, route: str) -> 
     if kind == "name":
         # The grant allows the use of `shared` and nothing else.
         world.acme.call("PUT", "/v1/adapters/shared/grants/globex")
+        assert world.globex.call("PUT", "/v1/offers/acme/shared").is_success
     before = world.rows()
     absent = [
         (status, hide(text, ABSENT[kind]), headers)

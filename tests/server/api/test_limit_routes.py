@@ -99,6 +99,7 @@ def test_every_tenant_that_may_use_an_adapter_is_under_its_limit(product: InProc
     owner = with_adapter(user_of(product), requests_per_minute=2)
     guest = user_of(product)
     assert owner.call("PUT", f"/v1/adapters/pirate/grants/{guest.name}").status_code == 200
+    assert guest.call("PUT", f"/v1/offers/{owner.name}/pirate").status_code == 200
     assert owner.complete("pirate").status_code == 200
     assert guest.complete(f"{owner.name}/pirate").status_code == 200
     refused = guest.complete(f"{owner.name}/pirate")

@@ -66,10 +66,21 @@ def digest(user, name="pirate", number=1):
     return next(version["digest"] for version in listed if version["version"] == number)
 
 
-def share(owner, tenant, name="pirate"):
+def offer(owner, tenant, name="pirate"):
     answer = owner.call(PUT, f"/v1/adapters/{name}/grants/{tenant}")
     assert answer.status_code == 200, answer.text
     return answer.json()
+
+
+def share(owner, grantee, name="pirate"):
+    """Offer an adapter, and accept it."""
+    offer(owner, grantee.name, name)
+    answer = grantee.call(PUT, f"/v1/offers/{owner.name}/{name}")
+    assert answer.status_code == 200, answer.text
+
+
+def offers_to(user):
+    return user.call(GET, "/v1/offers").json()["data"]
 
 
 def served(answer):
@@ -83,14 +94,14 @@ def served(answer):
 
 @pytest.mark.parametrize("model", ["acme/pirate", "acme/pirate@latest", "acme/pirate@1"])
 def test_a_shared_adapter_is_served_under_its_owners_name(acme, globex, model):
-    share(acme, "globex")
+    share(acme, globex)
     answer = globex.complete(model)
     assert served(answer) == digest(acme)
     assert answer.json()["model"] == model
 
 
 def test_who_uses_a_shared_adapter_pays_and_keeps_its_own_cache(product, acme, globex):
-    share(acme, "globex")
+    share(acme, globex)
     own, shared = acme.complete("pirate"), globex.complete("acme/pirate")
     assert served(own) == served(shared)
     by_owner, by_other = product.engines.asked
@@ -119,7 +130,7 @@ ABSENT += ["acme/pirate@beta", "acme/", "/pirate", "acme/pirate/pirate", "ACME/p
 def test_what_is_not_shared_answers_exactly_as_what_is_not_there(acme, globex, model):
     """acme's adapter secret is not shared; pirate is, so that names may be wrong in one part."""
     publish(acme, "secret")
-    share(acme, "globex")
+    share(acme, globex)
 
     def answers(model):
         for answer in (globex.complete(model), globex.call(GET, f"/v1/models/{model}")):
@@ -133,7 +144,7 @@ def test_what_is_not_shared_answers_exactly_as_what_is_not_there(acme, globex, m
 
 
 def test_a_revoked_grant_is_refused_at_the_next_request(acme, globex):
-    share(acme, "globex")
+    share(acme, globex)
     assert globex.complete("acme/pirate").status_code == 200
     acme.call(DELETE, "/v1/adapters/pirate/grants/globex")
     assert globex.complete("acme/pirate").status_code == 404
@@ -141,7 +152,7 @@ def test_a_revoked_grant_is_refused_at_the_next_request(acme, globex):
 
 
 def test_a_deleted_adapter_is_refused_and_comes_back_unshared(acme, globex):
-    share(acme, "globex")
+    share(acme, globex)
     acme.call(DELETE, "/v1/adapters/pirate")
     assert globex.complete("acme/pirate").status_code == 404
     assert acme.call("POST", "/v1/adapters/pirate/restore").status_code == 200
@@ -152,15 +163,15 @@ def test_a_deleted_adapter_is_refused_and_comes_back_unshared(acme, globex):
 def test_a_base_model_whose_id_reads_like_a_shared_adapter_comes_first(make_product):
     product = make_product("acme/pirate")
     acme, globex = with_pirate(product), product.user("globex")
-    share(acme, "globex")
+    share(acme, globex)
     assert served(globex.complete("acme/pirate")) == ""
     assert product.engines.asked[-1].adapter is None
 
 
 def test_shared_adapters_are_listed_among_the_models(acme, globex):
     publish(acme, "old", base_revision="0" * 64)
-    share(acme, "globex")
-    share(acme, "globex", "old")
+    share(acme, globex)
+    share(acme, globex, "old")
     models = globex.call(GET, "/v1/models").json()["data"]
     assert [(model["id"], model["owned_by"]) for model in models] == [
         ("base", "chorale"),
@@ -171,28 +182,130 @@ def test_shared_adapters_are_listed_among_the_models(acme, globex):
 
 
 def test_a_grantee_may_use_an_adapter_and_nothing_else(acme, globex):
-    share(acme, "globex")
+    share(acme, globex)
     for name in ("pirate", "acme%2Fpirate"):
         assert globex.call(GET, f"/v1/adapters/{name}").status_code == 404
     assert globex.call(GET, "/v1/adapters").json()["data"] == []
     assert globex.call(GET, "/v1/adapters/pirate/grants").status_code == 404
 
 
-def test_grants_go_by_name_or_id_and_again_is_fine(product, acme, globex):
-    first = share(acme, "globex")
-    assert share(acme, globex.tenant_id) == first
-    assert (first["tenant"], first["tenant_id"]) == ("globex", globex.tenant_id)
-    assert acme.call(GET, "/v1/adapters/pirate/grants").json()["data"] == [first]
+def test_an_offered_adapter_is_as_good_as_absent_until_it_is_accepted(acme, globex):
+    offer(acme, "globex")
+    assert globex.complete("acme/pirate").status_code == 404
+    assert [model["id"] for model in globex.call(GET, "/v1/models").json()["data"]] == ["base"]
+    [shown] = offers_to(globex)
+    told = {name: shown[name] for name in ("model", "status", "granted_at", "rank", "is_servable")}
+    assert told == {
+        "model": "acme/pirate", "status": "offered", "granted_at": None, "rank": 4,
+        "is_servable": True,
+    }  # fmt: skip
+    assert (shown["prompt_nanousd"], shown["completion_nanousd"]) == (150, 600)
+    assert shown["expires_at"] > shown["offered_at"]
     for _ in range(2):
-        answer = acme.call(DELETE, f"/v1/adapters/pirate/grants/{globex.tenant_id}")
+        assert globex.call(PUT, "/v1/offers/acme/pirate").json()["accepted"]
+    assert served(globex.complete("acme/pirate")) == digest(acme)
+    [shown] = offers_to(globex)
+    assert (shown["status"], shown["offered_at"]) == ("accepted", None)
+
+
+def test_what_is_declined_or_given_back_is_as_good_as_absent(acme, globex):
+    for begin in (offer, lambda owner, name: share(owner, globex)):
+        begin(acme, "globex")
+        assert globex.call(DELETE, "/v1/offers/acme/pirate").json()["declined"]
+        assert globex.complete("acme/pirate").status_code == 404
+        assert offers_to(globex) == []
+
+
+def test_an_owner_is_told_of_acceptances_alone(product, acme, globex):
+    product.user("initech")
+    for name in ("globex", "initech", "nobody"):
+        offer(acme, name)
+    offer(acme, globex.tenant_id)
+    globex.call(DELETE, "/v1/offers/acme/pirate")
+    rows = acme.call(GET, "/v1/adapters/pirate/grants").json()["data"]
+    assert {(row["status"], row["tenant_id"], row["granted_at"]) for row in rows} == {
+        ("offered", None, None)
+    }
+    globex.call(PUT, "/v1/offers/acme/pirate")
+    [accepted, *rows] = acme.call(GET, "/v1/adapters/pirate/grants").json()["data"]
+    assert (accepted["status"], accepted["tenant_id"]) == ("accepted", globex.tenant_id)
+    assert [row["tenant"] for row in rows] == ["initech", "nobody"]
+    assert {offer(acme, text)["status"] for text in ("globex", globex.tenant_id)} == {"accepted"}
+
+
+@pytest.mark.parametrize("by", ["name", "id"])
+def test_an_owner_ends_a_grant_by_name_or_id_and_again_is_fine(acme, globex, by):
+    share(acme, globex)
+    text = globex.name if by == "name" else globex.tenant_id
+    for _ in range(2):
+        answer = acme.call(DELETE, f"/v1/adapters/pirate/grants/{text}")
         assert (answer.status_code, answer.json()["revoked"]) == (200, True)
+        assert globex.complete("acme/pirate").status_code == 404
     assert acme.call(GET, "/v1/adapters/pirate/grants").json()["data"] == []
 
 
-def test_a_grant_that_cannot_be_is_refused(acme, globex):
-    unknown = acme.call(PUT, "/v1/adapters/pirate/grants/nobody")
-    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "tenant_not_found")
-    assert acme.call(PUT, "/v1/adapters/pirate/grants/acme").status_code == 400
+@pytest.fixture
+def statements(product):
+    """SQL statements since the list was cleared."""
+    seen = []
+    engine = product.gateway.database.engine
+    sa.event.listen(engine, "before_cursor_execute", lambda *args: seen.append(args[2]))
+    return seen
+
+
+def test_offering_to_a_name_is_the_same_whoever_has_it(product, acme, globex, statements):
+    """The tenants differ in all that could show: there is none, it has an offer, it declined."""
+    product.user("initech")
+    publish(acme, "second")
+    publish(acme, "third")
+    for name in ("second", "third"):
+        offer(acme, "initech", name)
+    calls = []
+    for tenant in ("nobody", "globex", "initech", globex.tenant_id):
+        for method in (PUT, PUT, DELETE, DELETE):
+            statements.clear()
+            answer = acme.call(method, f"/v1/adapters/pirate/grants/{tenant}")
+            body = {name: value for name, value in answer.json().items() if name != "expires_at"}
+            told = answer.status_code, str(body).replace(tenant, "...")
+            calls.append((method, told, [*statements]))
+    assert calls[:4] * 4 == calls
+
+
+def test_an_offer_that_was_not_made_is_the_same_whoever_is_named(acme, globex, statements):
+    globex.call(GET, "/v1/offers")
+    for method in (PUT, DELETE):
+        seen = []
+        for model in ("nobody/pirate", "acme/pirate", "acme/parrot", "globex/pirate"):
+            statements.clear()
+            answer = globex.call(method, f"/v1/offers/{model}")
+            seen.append((answer.status_code, answer.json(), [*statements]))
+        assert seen == seen[:1] * 4
+        assert (seen[0][0], seen[0][1]["error"]["code"]) == (404, "offer_not_found")
+
+
+def test_a_model_of_another_tenant_is_looked_for_the_same_whether_there_is_one(
+    acme, globex, statements
+):
+    globex.call(GET, "/v1/models")
+    seen = []
+    for model in ("nobody/pirate", "acme/pirate", "acme/parrot"):
+        statements.clear()
+        assert globex.call(GET, f"/v1/models/{model}").status_code == 404
+        seen.append([*statements])
+    assert seen == seen[:1] * 3
+
+
+def test_a_tenant_whose_name_reads_like_anothers_id_gets_none_of_its_offers(product, acme, globex):
+    twin = product.user(globex.tenant_id)
+    offer(acme, globex.tenant_id)
+    assert (len(offers_to(globex)), offers_to(twin)) == (1, [])
+
+
+def test_an_offer_that_cannot_be_is_refused(acme, globex):
+    for text in ("acme", acme.tenant_id, "No%20Name"):
+        refused = acme.call(PUT, f"/v1/adapters/pirate/grants/{text}")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tenant")
+    assert globex.call(PUT, "/v1/offers/A%20B/pirate").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -241,7 +354,7 @@ def test_the_most_particular_key_decides(acme):
 
 def test_requests_without_a_key_get_both_versions(acme, globex):
     both = weigh(acme)
-    share(acme, "globex")
+    share(acme, globex)
     assert {served(globex.complete("acme/pirate")) for _ in range(20)} == both
 
 

@@ -23,7 +23,21 @@ ADAPTER = {
     "latest": version_of(2),
 }
 EMPTY = {**ADAPTER, "id": "empty", "aliases": {}, "canaries": {}, "pin": None, "latest": None}
-GRANT = {"tenant": "globex", "tenant_id": "ten_2"}
+GRANT = {"tenant": "globex", "tenant_id": "ten_2", "status": "accepted"}
+OFFERED = {"tenant": "nobody", "tenant_id": None, "status": "offered"}
+OFFER = {
+    "model": "acme/support",
+    "status": "offered",
+    "expires_at": 1_750_000_000,
+    "rank": 16,
+    "size_bytes": 8_716_288,
+    "prompt_nanousd": 150,
+    "completion_nanousd": 600,
+}
+ACCEPTED = {
+    **OFFER, "model": "initech/customer-support", "status": "accepted", "expires_at": None,
+    "rank": None, "size_bytes": None,
+}  # fmt: skip
 MOVES = [
     {"id": 9, "version": 1, "canary": ADAPTER["canaries"]["prod"], "moved_at": 1_750_000_060,
      "moved_by": "key:k1"},
@@ -38,7 +52,7 @@ def list_of(*items):
 ANSWERS = {
     ("GET", "/v1/adapters"): list_of(EMPTY, ADAPTER),
     ("GET", "/v1/adapters/json"): (200, ADAPTER),
-    ("GET", "/v1/adapters/json/grants"): list_of(GRANT),
+    ("GET", "/v1/adapters/json/grants"): list_of(GRANT, OFFERED),
     ("GET", "/v1/adapters/json/versions"): list_of(version_of(2), version_of(1)),
     ("GET", "/v1/adapters/json/aliases/prod/moves"): list_of(*MOVES),
     ("PUT", "/v1/adapters/json/aliases/prod"): (200, ADAPTER),
@@ -47,6 +61,10 @@ ANSWERS = {
     ("PUT", "/v1/adapters/json/pin"): (200, {"id": "json", **PIN}),
     ("DELETE", "/v1/adapters/json/pin"): (200, {"id": "json", "removed": True}),
     ("PUT", "/v1/adapters/json/grants/ten_2"): (200, GRANT),
+    ("PUT", "/v1/adapters/json/grants/nobody"): (200, OFFERED),
+    ("GET", "/v1/offers"): list_of(OFFER, ACCEPTED),
+    ("PUT", "/v1/offers/acme/support"): (200, {"accepted": True}),
+    ("DELETE", "/v1/offers/acme/support"): (200, {"declined": True}),
     ("DELETE", "/v1/adapters/json/grants/ten_2"): (200, {**GRANT, "revoked": True}),
     ("DELETE", "/v1/adapters/json"): (200, {"deleted": True}),
     ("DELETE", "/v1/adapters/json/versions/1"): (200, {"deleted": True}),
@@ -79,7 +97,8 @@ def facts_of(result):
     ("command", "data"),
     [
         (("list",), [EMPTY, ADAPTER]),
-        (("show", "json"), {**ADAPTER, "grants": [GRANT]}),
+        (("show", "json"), {**ADAPTER, "grants": [GRANT, OFFERED]}),
+        (("offers",), [OFFER, ACCEPTED]),
         (("versions", "json"), [version_of(2), version_of(1)]),
         (("moves", "json", "prod"), MOVES),
     ],
@@ -91,7 +110,8 @@ def test_every_listing_is_also_json_and_nothing_else(run, command, data):
 
 
 @pytest.mark.parametrize(
-    "command", [("list",), ("show", "json"), ("versions", "json"), ("moves", "json", "prod")]
+    "command",
+    [("list",), ("show", "json"), ("versions", "json"), ("moves", "json", "prod"), ("offers",)],
 )
 def test_what_is_listed_fits_a_terminal_of_80_columns(run, command):
     result = run(*command)
@@ -105,6 +125,7 @@ def test_an_adapter_is_shown_in_the_units_of_people(run):
     assert facts["pinned"].split() == ["since", "2025-06-15", "15:06:40Z"]
     assert facts["canaries"].strip() == "prod=10 % to 2"
     assert facts["granted"].split() == ["to", "globex"]
+    assert facts["offered"].split() == ["to", "nobody"]
     assert facts["rank"].strip() == "4 in 2 modules, 8 in 12 modules"
     assert facts["size"].strip() == "2.5 MB"
     assert facts["on"].split(maxsplit=2)[2].strip() == "3.1 MB"
@@ -143,6 +164,7 @@ def test_a_search_and_deleted_versions_are_asked_of_the_server(run, api):
         (("pin", "json"), ("PUT", "pin", None), "3.1 MB at $0.00000155 an hour"),
         (("unpin", "json"), ("DELETE", "pin", None), "json is not pinned any more."),
         (("grant", "json", "ten_2"), ("PUT", "grants/ten_2", None), "globex may use json."),
+        (("grant", "json", "nobody"), ("PUT", "grants/nobody", None), "json is offered to nobody"),
         (("revoke", "json", "ten_2"), ("DELETE", "grants/ten_2", None), "globex may not use json."),
         (("rm", "json", "--yes"), ("DELETE", "", None), "json is deleted"),
         (
@@ -164,6 +186,20 @@ def test_a_change_is_one_request_and_one_line(run, api, command, asked, sentence
     assert (result.exit_code, result.stdout) == (0, "")
     assert is_one_line(result.stderr, sentence)
     assert api.asked() == [(method, f"/v1/adapters/json/{path}".rstrip("/"), body)]
+
+
+def test_offers_are_shown_with_what_helps_to_decide_and_answered_by_name(run, api):
+    offered, accepted = (line.split() for line in run("offers").stdout.splitlines()[1:])
+    told = ["acme/support", "offered", "2025-06-15", "16", "8.7", "MB", "$0.15", "$0.60"]
+    assert offered == told
+    assert accepted[1:5] == ["accepted", "-", "-", "-"]
+    api.requests.clear()
+    assert is_one_line(run("accept", "acme/support").stderr, "Requests may name acme/support.")
+    assert is_one_line(run("decline", "acme/support").stderr, "acme/support is declined.")
+    assert [(method, path) for method, path, _ in api.asked()] == [
+        ("PUT", "/v1/offers/acme/support"),
+        ("DELETE", "/v1/offers/acme/support"),
+    ]
 
 
 def test_a_rollback_says_whether_it_ended_a_split(run):

@@ -139,6 +139,33 @@ def test_a_full_queue_refuses_at_once(database_url, tmp_path):
     database.close()
 
 
+def test_what_waited_too_long_for_its_turn_is_refused_and_not_done(sqlite_database, tmp_path):
+    now_s = [0.0]
+    config = DatabaseConfig(read_threads=1, queue_timeout_s=5.0)
+    database = Database(data_dir=tmp_path, exclusive=False, config=config, clock=lambda: now_s[0])
+    first, release = block_writer(database)
+
+    async def run():
+        asking = [
+            asyncio.create_task(ask)
+            for ask in (
+                database.read(lambda _: first.result()),
+                database.read(lambda _: pytest.fail("late reads are not done")),
+                database.write(note("late")),
+            )
+        ]
+        await asyncio.sleep(0)
+        now_s[0] = 5.1
+        release.set()
+        return await asyncio.gather(*asking, return_exceptions=True)
+
+    _, *late = asyncio.run(run())
+    assert [type(error) for error in late] == [LedgerUnavailable] * 2
+    assert database.read_sync(targets) == []
+    database.write_sync(note("in time"))
+    database.close()
+
+
 def test_reads_in_flight_have_a_bound(sqlite_database, tmp_path):
     config = DatabaseConfig(max_queued_reads=1)
     database = Database(data_dir=tmp_path, exclusive=False, config=config)

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from registry import grants
 from registry.tables import audit_log, metadata
 from server.accounts.keys import create_key, list_keys, rotate_key
 from server.accounts.tables import api_keys
@@ -151,6 +152,7 @@ def test_what_an_older_release_knew_is_there_in_the_new_words(kind, make_postgre
     with database.begin() as conn:
         scopes = {row.key_id: json.loads(row.scopes) for row in conn.execute(sa.select(api_keys))}
         spend = {(s.tenant_id, s.month): s.amount_nanousd for s in conn.execute(_ALL_SPEND)}
+        is_granted = grants.is_granted(conn, "t1", "pirate", "t2")
         audited = dict(conn.execute(sa.select(audit_log.c.target, audit_log.c.tenant_id)).all())
     assert scopes == {
         "user": ["adapters:read", "adapters:write", "inference", "usage:read"],
@@ -159,6 +161,7 @@ def test_what_an_older_release_knew_is_there_in_the_new_words(kind, make_postgre
     # A payment does not count as spend; the correction lowers the month that it corrects.
     assert spend == {("t1", "2026-02"): 70, ("t1", "2026-01"): 5}
     assert audited == {"t1": "t1", "user": "t1"}
+    assert is_granted, "nobody has to accept what was shared before there were offers"
     with database.engine.execution_options(chorale_writes=True).begin() as conn:
         alembic.command.downgrade(migration_config(conn), "0003")
         keys = sa.table("api_keys", sa.column("key_id"), sa.column("scopes"))
@@ -188,6 +191,13 @@ _OF_0003 = {
         {
             "tenant_id": "t1", "name": "acme", "status": "active", "weight": 1.0,
             "cache_salt": "s", "created_at_ms": 0,
+        }
+    ],
+    "adapters": [{"adapter_id": "ad1", "tenant_id": "t1", "name": "pirate", "created_at_ms": 0}],
+    "adapter_grants": [
+        {
+            "adapter_id": "ad1", "grantee_id": "t2", "tenant_id": "t1", "granted_at_ms": 0,
+            "granted_by": "key:k",
         }
     ],
     "api_keys": [
