@@ -75,7 +75,7 @@ def _measure(product: Product, pool: ProcessPoolExecutor, seconds: float) -> dic
         seen.append(watched)
         return watched.figures()
 
-    good.complete(url, key, 2.0)  # warm
+    seen.append(good.complete(url, key, 2.0))  # warm
     quiet = {"completions": during(None, complete), "parts": during(None, send)}
     rows = {
         "spaces": during(partial(attacks.spaces, url, [limited]), complete),
@@ -86,8 +86,22 @@ def _measure(product: Product, pool: ProcessPoolExecutor, seconds: float) -> dic
     for name, row in rows.items():
         before = quiet["parts" if name == "parts" else "completions"]
         row["p99_to_quiet"] = ratio(row["p99"], before["p99"]) if row["p99"] else None
-    stopped = _stop_engine(product, key)
-    return {"quiet": quiet, "during": rows, "stopped_engine": stopped}
+    stopped = _stop_engine(product, key, seen)
+    return {
+        "quiet": quiet,
+        "during": rows,
+        "stopped_engine": stopped,
+        "received_tokens": sum(watched.num_tokens for watched in seen),
+        "billed_tokens": _billed_tokens(product, key),
+    }
+
+
+def _billed_tokens(product: Product, key: str) -> int:
+    """Completion tokens of the tenant by the ledger, which has each within 5 s."""
+    time.sleep(6.0)
+    headers = {"authorization": f"Bearer {key}"}
+    answer = httpx.get(f"{product.url}/v1/usage", headers=headers, trust_env=False)
+    return sum(line["completion_tokens"] for line in answer.raise_for_status().json()["data"])
 
 
 async def _during(attack: Attack | None, pool: ProcessPoolExecutor, watch: Watch) -> good.Watched:
@@ -102,7 +116,7 @@ async def _during(attack: Attack | None, pool: ProcessPoolExecutor, watch: Watch
             await asyncio.sleep(_LEAD_S)
 
 
-def _stop_engine(product: Product, key: str) -> dict[str, Any]:
+def _stop_engine(product: Product, key: str, seen: list[good.Watched]) -> dict[str, Any]:
     """Stop the engine with SIGSTOP; seconds until a request has an answer, and a good one.
 
     The process gets SIGCONT at the end, for a server that leaves it as it is.
@@ -113,6 +127,7 @@ def _stop_engine(product: Product, key: str) -> dict[str, Any]:
     try:
         while (since := time.perf_counter() - began) < 100:
             watched = good.complete(product.url, key, good.INTERVAL_S)
+            seen.append(watched)
             now = time.perf_counter() - began
             first = first or {"first_answer_s": rounded(now), "errors": watched.errors}
             if watched.seconds:

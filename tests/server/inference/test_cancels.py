@@ -1,10 +1,11 @@
 """A running request can be cancelled at any gateway, but only by its own tenant."""
 
 import asyncio
+import shutil
 from pathlib import Path
 
 from server.billing.holds import resolve
-from server.database.database import Database
+from server.database.database import DEFAULT_FILE, Database
 from server.inference.cancels import note_cancel, noted_cancels
 from server.pool.running import RunningRequest
 from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
@@ -64,7 +65,8 @@ def test_what_is_cancelled_at_one_gateway_ends_at_the_one_that_runs_it(
 
 
 def test_a_request_that_runs_here_is_ended_at_once(migrated_sqlite: Path, tmp_path: Path) -> None:
-    product = InProcess.build(tmp_path, f"sqlite:///{migrated_sqlite}")
+    shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
+    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
     product.use(FakeEngines())
     run_here(product, "r1")
     assert asyncio.run(product.gateway.cancels.cancel("ten_1", "r1"))
