@@ -93,36 +93,45 @@ def test_a_tenant_below_its_share_gets_a_seat_within_a_few_steps(
     assert not has_share or steps <= 4 + lag
 
 
-def test_equal_tenants_come_to_equal_seats_and_stay_there():
-    engine = make_engine(max_num_seqs=9)
-    for i in range(20):
-        engine.send(f"a{i}", "a")
-    engine.step()
-    engine.step()
-    assert engine.seats() == {"a": 9}
-    for tenant in ("b", "c"):
-        for i in range(20):
-            engine.send(f"{tenant}{i}", tenant)
-    for _ in range(6):
+def fill(engine, weights, **fields):
+    """One tenant takes all seats; a step later the others come, each with more than it can have."""
+    first, *others = weights
+    for i in range(60):
+        engine.send(f"{first}{i}", first, weight=weights[first], **fields)
+    while engine.seats().get(first, 0) < engine.scheduler.config.max_num_seqs:
         engine.step()
-    assert engine.seats() == {"a": 3, "b": 3, "c": 3}
-    preemptions = engine.scheduler.queues.num_preemptions
+    for tenant in others:
+        for i in range(60):
+            engine.send(f"{tenant}{i}", tenant, weight=weights[tenant], **fields)
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_tenants_that_come_have_two_thirds_of_what_the_first_has_in_a_few_steps(weight):
+    engine = make_engine(num_slabs=1000, max_num_seqs=24)
+    fill(engine, {"a": 1.0, "b": weight, "c": weight})
+    for _ in range(24):
+        engine.step()
+    seats, preemptions = engine.seats(), engine.scheduler.queues.num_preemptions
+    assert sum(seats.values()) == 24
+    assert all(1.5 * (seats[t] + 1) / weight > seats["a"] - 1 for t in "bc")
     for _ in range(100):
         engine.step()
-    assert engine.seats() == {"a": 3, "b": 3, "c": 3}
-    assert engine.scheduler.queues.num_preemptions == preemptions == 6
+    assert engine.seats() == seats, "nobody is preempted back and forth"
+    assert engine.scheduler.queues.num_preemptions == preemptions == 24 - seats["a"]
 
 
-def test_a_weight_of_two_is_twice_the_seats():
-    engine = make_engine(max_num_seqs=9)
-    for i in range(20):
-        engine.send(f"a{i}", "a")
-    engine.step()
-    for i in range(20):
-        engine.send(f"b{i}", "b", weight=2.0)
-    for _ in range(10):
+def test_turns_make_seats_equal_as_answers_end_and_preempt_nobody():
+    engine = make_engine(num_slabs=1000, max_num_seqs=24, max_num_batched_tokens=128)
+    fill(engine, {"a": 1.0, "b": 1.0}, max_tokens=10)
+    for _ in range(30):
         engine.step()
-    assert engine.seats() == {"a": 3, "b": 6}
+    preemptions = engine.scheduler.queues.num_preemptions
+    held = []
+    for _ in range(20):
+        engine.step()
+        held.append(engine.seats()["b"])
+    assert 9 <= sum(held) / len(held) <= 15
+    assert engine.scheduler.queues.num_preemptions == preemptions
 
 
 def test_the_newest_answer_of_the_tenant_with_most_seats_gives_way():
