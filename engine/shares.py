@@ -117,7 +117,7 @@ def ranks_giving_way(
 def _holdings(
     request: Request, running: Iterable[Request], served: _Served
 ) -> tuple[_Holding, list[_Holding]]:
-    """What the request's tenant holds, and what those hold that may have to give way to it."""
+    """The holding of the request's tenant, and those of others that may have to give way to it."""
     own, others = _Holding(request.message.weight), dict[str, _Holding]()
     for other in sorted(running, key=lambda r: r.arrival):
         if other.priority != request.priority:

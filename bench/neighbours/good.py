@@ -19,7 +19,7 @@ _PROMPT = "A tenant that behaves asks for eight tokens. " * 133
 
 @dataclass(frozen=True)
 class Watched:
-    """What the tenant saw. seconds: of requests that went well.   errors: the others, by code."""
+    """The tenant's view. seconds: of requests that went well.   errors: the others, by code."""
 
     seconds: list[float]
     errors: dict[str, int]

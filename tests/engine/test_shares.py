@@ -77,7 +77,7 @@ def make_engine(num_slabs=400, lag=0, loader=None, **config):
 def test_a_tenant_below_its_share_gets_a_seat_within_a_few_steps(
     num_seqs, hogs, lag, steps_before, prefix_caching, num_slabs
 ):
-    """In VTC's terms: a backlogged tenant's seats never stay below its weighted share of them."""
+    """A backlogged tenant's seats never stay below its weighted share of them, in VTC's terms."""
     engine = make_engine(
         num_slabs, lag, max_num_seqs=num_seqs, max_waiting=1000, prefix_caching=prefix_caching
     )

@@ -1,4 +1,4 @@
-"""Whose event is sent next, when receivers are slow or fail."""
+"""The choice of the event that is sent next, when receivers are slow or fail."""
 
 import asyncio
 import itertools
