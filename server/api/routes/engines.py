@@ -43,6 +43,7 @@ class EngineStatsAnswer(Answer):
     unsettled_records: lines of the journal that are not in the ledger yet.
     tiers: the nearest first.
     is_leaving: whether the engine takes no new requests, and exits when those it has are settled.
+    silence_s: seconds of silence after which gateways treat the engine as hung.
     """
 
     running: int = Field(examples=[24])
@@ -68,6 +69,7 @@ class EngineStatsAnswer(Answer):
     unsettled_records: int = Field(examples=[5])
     tiers: tuple[TierFigures, ...]
     is_leaving: bool
+    silence_s: float = Field(examples=[30.0])
 
 
 class EngineAnswer(Answer):

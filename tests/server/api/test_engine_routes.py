@@ -1,10 +1,13 @@
 """The operator's routes of the engine pool."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from engine.messages import EngineStats, TierStats
+from server.api.routes.engines import EngineStatsAnswer, TierFigures
 from server.billing import holds
 from server.database.clock import now_ms
 from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
@@ -46,3 +49,8 @@ def test_an_engine_that_is_there_is_not_lost(product: InProcess) -> None:
     answer = product.operator.call("POST", PATH.format("engine-1"))
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "engine_is_there")
     assert database.read_sync(lambda conn: holds.get_hold(conn, hold.request_id)) == hold
+
+
+def test_every_figure_of_an_engine_is_in_its_answer() -> None:
+    for figures, answer in ((EngineStats, EngineStatsAnswer), (TierStats, TierFigures)):
+        assert {field.name for field in dataclasses.fields(figures)} == set(answer.model_fields)

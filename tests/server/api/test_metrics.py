@@ -19,7 +19,7 @@ TIERS = tuple(
 )  # fmt: skip
 
 
-NO_FIGURES = {"tiers", "is_leaving"}
+NO_FIGURES = {"tiers", "is_leaving", "silence_s"}
 
 
 def make_stats(**figures: object) -> EngineStats:

@@ -318,7 +318,7 @@ def test_a_part_that_gives_way_is_told_to_be_sent_again(with_client, user: User)
         await has_begun.wait()
         with ExitStack() as places:
             for tenant_id in (user.tenant_id, *(f"other-{i}" for i in range(MAX_PARTS - 1))):
-                places.enter_context(client.gateway.spool.place(tenant_id))
+                places.enter_context(client.gateway.spool.place(tenant_id, 1))
             answer = await sending
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "uploads_busy")
         assert (await client.http.put(url, content=FILES["adapter_config.json"])).status_code == 200

@@ -270,7 +270,7 @@ def test_what_a_silent_child_has_started_is_killed_with_it(tmp_path):
 def test_a_child_that_never_beats_is_started_again_as_one_that_failed_to_start(tmp_path):
     children = [make_watched("engine", SLEEP, first_beat_s=0.2)]
     with (
-        Supervisor(children, FAST, logs=tmp_path) as supervisor,
+        Supervisor(children, FAST, logs=LogFiles(tmp_path)) as supervisor,
         pytest.raises(ChildCannotStart, match="engine ended before it was ready .SIGKILL."),
     ):
         supervisor.run(may_restart=False)
