@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 RECORD = struct.Struct("<Qd80s")
 """Number of the beat, longest silence that may follow it in seconds, and what the loop does."""
-VARIABLE = "CHORALE_BEAT"
+VARIABLE = "BEAT_DESCRIPTOR"
 """Environment variable with the file descriptor that a watched process inherits."""
 SILENCE_S = 10.0
 _INTERVAL_S = 1.0
