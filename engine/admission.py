@@ -42,7 +42,8 @@ class Admission:
         """Start requests in the policy's order; return those that can never run, and why."""
         self._short_of_room, self._hopeless, self._started = [], [], []
         self._ranks = None
-        ready = [request for request in self.queues.waiting if self._is_ready(request)]
+        # Making room for an adapter may preempt requests, which then wait behind this pass.
+        ready = [request for request in list(self.queues.waiting) if self._is_ready(request)]
         order = self.queues.policy.order(ready)
         is_full = self._start_until_full(order)
         if is_full and any(request.block_ids for request in ready):

@@ -38,7 +38,9 @@ class Policy(Protocol):
         ...
 
     def charge(self, request: Request, service: float) -> None:
-        """Charge the request's tenant for service, in prefill tokens."""
+        """Charge the request's tenant for service, in prefill tokens; less than 0 is a refund of
+        what was charged in the same step.
+        """
         ...
 
     def served(self, request: Request) -> float:
@@ -174,12 +176,12 @@ class VirtualTokenCounters:
         return self._interleave([tenants for _, tenants in sorted(by_class.items())])
 
     def charge(self, request: Request, service: float) -> None:
-        if service <= 0:
+        if not service:
             return
         tenant_id, weighted = request.tenant_id, service / request.message.weight
         self.counters[tenant_id] = self.counters.get(tenant_id, 0.0) + weighted
         self._given.add(tenant_id, weighted)
-        if tenant_id in self._unserved_since:
+        if service > 0 and tenant_id in self._unserved_since:
             self._unserved_since[tenant_id] = self._now
 
     def served(self, request: Request) -> float:

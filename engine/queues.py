@@ -32,9 +32,13 @@ class Queues:
         self.plan: dict[Request, int] = {}
         self.budget = 0
         self.num_preemptions = self.num_swaps = 0
+        # By request in the plan: the service charged for its tokens, and its prompt tokens charged
+        # before.
+        self._charges: dict[Request, tuple[float, int]] = {}
 
     def begin_step(self) -> None:
         self.plan, self.budget = {}, self.config.max_num_batched_tokens
+        self._charges = {}
 
     def schedule_running(self) -> None:
         """Schedule every decode, then as many prompt tokens as the budget leaves."""
@@ -138,12 +142,19 @@ class Queues:
         """Charge for the next tokens and a load; tokens cached or computed again are free."""
         start = max(request.num_scheduled_tokens, request.num_charged_tokens)
         end = min(request.num_scheduled_tokens + num_tokens, request.num_prompt_tokens)
-        service = max(end - start, 0) * PREFILL_COST + request.load_service
+        service = max(end - start, 0) * PREFILL_COST
         if request.samples_after(num_tokens):
             service += DECODE_COST
+        self._charges[request] = service, request.num_charged_tokens
         request.num_charged_tokens = max(end, request.num_charged_tokens)
+        self.policy.charge(request, service + request.load_service)
         request.load_service = 0.0
-        self.policy.charge(request, service)
+
+    def _refund(self, request: Request) -> None:
+        """Take back the charge for tokens that the step will not compute after all."""
+        if request in self.plan:
+            service, request.num_charged_tokens = self._charges.pop(request)
+            self.policy.charge(request, -service)
 
     # ---- room ----
 
@@ -212,6 +223,7 @@ class Queues:
     def _preempt(self, request: Request) -> None:
         """Give back a request's blocks, which are copied to the host or computed again later."""
         if request in self.running:
+            self._refund(request)
             self._unschedule(request)
             del self.running[request]
             insort(self.waiting, request, key=lambda r: r.arrival)

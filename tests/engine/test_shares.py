@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis.strategies import booleans, integers, lists, sampled_from, tuples
 
 from engine.messages import Priority
+from tests.engine.fair_pool import Service
 from tests.engine.fakes import (
     LAYOUT,
     FakeLoader,
@@ -248,3 +249,28 @@ def test_answers_that_gave_way_are_the_answers_they_would_have_been(tmp_path, la
     alone, beside = answers(""), answers("bc")
     for name, tokens in beside.items():
         assert sum(tokens, ())[-10:] == sum(alone[name], ())[-10:]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=lists(tuples(sampled_from("abc"), integers(1, 30), integers(1, 12)), max_size=30),
+    num_seqs=integers(1, 5),
+    num_slabs=integers(33, 60),
+)
+def test_tenants_are_charged_for_what_steps_compute_and_for_nothing_that_gave_way(
+    shapes, num_seqs, num_slabs
+):
+    engine = make_engine(num_slabs, max_num_seqs=num_seqs, max_num_batched_tokens=16)
+    service = Service(dict.fromkeys("abc", 1.0))
+    arrivals = list(shapes)
+    for step in range(600):
+        if arrivals and step % 2:
+            tenant, prompt_len, max_tokens = arrivals.pop(0)
+            engine.send(f"r{step}", tenant, prompt_len, max_tokens)
+        batch = engine.scheduler.schedule()
+        service.count(batch, engine.scheduler)
+        engine.runner.launch(batch)
+        engine.scheduler.update(batch, engine.runner.collect())
+    assert not engine.scheduler.has_work
+    charged = dict(engine.scheduler.policy.take_service())
+    assert {t: charged.get(t, 0.0) for t in "abc"} == pytest.approx(service.given)
