@@ -228,7 +228,7 @@ class EngineProcess:
     def _busy(self, what: str, limit_s: float) -> Iterator[None]:
         """Announce long work to the supervisor, and to gateways if they would not wait for it."""
         if limit_s > SILENCE_S:
-            self._send_all([replace(self._stats(), silence_s=limit_s)])
+            self._announce(replace(self._stats(), silence_s=limit_s))
         with self._beat.busy(what, limit_s):
             yield
 
@@ -326,6 +326,15 @@ class EngineProcess:
             news.append(self._stats())
             self._tell_service()
         self._send_all(news)
+
+    def _announce(self, message: object) -> None:
+        """Send a message in the middle of a step, whose requests no gateway may lose meanwhile: one
+        that cannot be reached is forgotten when something is sent to it after the step.
+        """
+        for gateway_id, gateway in self._gateways.items():
+            frame = gateway.numbering.encode(message)
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.send_multipart([gateway_id.encode(), frame], zmq.NOBLOCK)
 
     def _send_all(self, news: Sequence[object]) -> None:
         for gateway_id in list(self._gateways):
