@@ -69,7 +69,7 @@ class Admission:
         """Start or skip a request; False if there is no room, so that none behind it may start."""
         if not request.block_ids and self._is_held_up(request) or not self._has_adapter(request):
             return True  # its adapter was evicted, to make room for those before it
-        if not self._fits_rank_budget(request):
+        if not self._make_way_for_ranks(request):
             self._short_of_room.append(request)
             return True
         self._ranks = None  # running requests may be preempted
@@ -166,26 +166,27 @@ class Admission:
         served = self.queues.policy.served
         return served(request) >= served(passed)
 
-    def _fits_rank_budget(self, request: Request) -> bool:
-        """Whether the running adapters and its own together stay within the step's sum of ranks.
-
-        Requests of tenants above their share of the ranks give way.
+    def _make_way_for_ranks(self, request: Request) -> bool:
+        """Make the running adapters and its own together fit the step's sum of ranks, if need be by
+        preemption; False if they do not.
         """
-        adapter = request.adapter
-        if adapter is None:
-            return True
-        if self._ranks is None:
-            adapters = (r.adapter for r in self.queues.running)
-            self._ranks = {a.object_key: a.rank for a in adapters if a}
-        if not self._ranks or adapter.object_key in self._ranks:
-            return True
-        num_short = sum(self._ranks.values()) + adapter.rank - self.config.max_sum_ranks_per_step
-        if num_short <= 0:
-            return True
-        if not self.queues.policy.has_shares:
-            return False
+        num_short = self._num_ranks_short(request)
+        if num_short <= 0 or not self.queues.policy.has_shares:
+            return num_short <= 0
         victims = ranks_giving_way(
             request, self.queues.running, self.queues.policy.served, num_short=num_short
         )
         self.queues.preempt(victims)
         return bool(victims)
+
+    def _num_ranks_short(self, request: Request) -> int:
+        """Ranks by which its adapter would exceed the step's sum; 0 or less if it fits."""
+        if request.adapter is None:
+            return 0
+        if self._ranks is None:
+            adapters = (r.adapter for r in self.queues.running)
+            self._ranks = {a.object_key: a.rank for a in adapters if a}
+        if not self._ranks or request.adapter.object_key in self._ranks:
+            return 0
+        ranks = sum(self._ranks.values()) + request.adapter.rank
+        return ranks - self.config.max_sum_ranks_per_step

@@ -19,6 +19,7 @@ from server.billing.rating import hourly_pin_nanousd, monthly_storage_nanousd
 from server.database.clock import now_ms
 from server.pool.engines import Engines
 from server.text.json_object import JsonObject
+from server.text.times import unix_seconds
 
 _PASSPORT = {
     "lora_format": "lora", "rank": 16, "num_modules": 56, "size_bytes": 8_716_288, "warnings": [],
@@ -163,7 +164,7 @@ class AdapterView:
             is_servable=self.catalog.is_servable(version),
             passport=passport_view(version.passport, version.size_bytes, price),
             created_at=version.created_at_ms // 1000,
-            deleted_at=None if version.deleted_at_ms is None else version.deleted_at_ms // 1000,
+            deleted_at=unix_seconds(version.deleted_at_ms),
         )
 
     def _adapter(self, adapter: Adapter, price: Price, pin: Pin | None) -> AdapterAnswer:

@@ -7,6 +7,7 @@ from pydantic import Field
 from server.accounts.keys import ApiKey
 from server.api.answer import Answer
 from server.api.routes.lists import Page
+from server.text.times import unix_seconds
 
 
 class KeyAnswer(Answer):
@@ -65,9 +66,6 @@ class AllKeysRevoked(Answer):
 
 
 def key_view(key: ApiKey) -> KeyAnswer:
-    def seconds(at_ms: int | None) -> int | None:
-        return None if at_ms is None else at_ms // 1000
-
     return KeyAnswer(
         key_id=key.key_id,
         name=key.name,
@@ -79,7 +77,7 @@ def key_view(key: ApiKey) -> KeyAnswer:
         created_by=key.created_by,
         replaces=key.replaces,
         created_at=key.created_at_ms // 1000,
-        expires_at=seconds(key.expires_at_ms),
-        revoked_at=seconds(key.revoked_at_ms),
-        last_used_at=seconds(key.last_used_at_ms),
+        expires_at=unix_seconds(key.expires_at_ms),
+        revoked_at=unix_seconds(key.revoked_at_ms),
+        last_used_at=unix_seconds(key.last_used_at_ms),
     )

@@ -1,7 +1,12 @@
-"""Times as text."""
+"""Times as answers show them."""
 
 import functools
 from datetime import UTC, datetime
+
+
+def unix_seconds(at_ms: int | None) -> int | None:
+    """A time in whole Unix seconds; None if there is none."""
+    return None if at_ms is None else at_ms // 1000
 
 
 def rfc3339(at_ms: int | None) -> str | None:

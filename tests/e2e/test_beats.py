@@ -55,3 +55,4 @@ def test_an_idle_process_beats_by_its_own_loop(tiny: TinyWorld, name: str) -> No
     pid = tiny.stack.pid(name)
     before = num_beats(pid)
     tiny.stack.wait(lambda: num_beats(pid) >= before + 2)
+    assert tiny.stack.pid(name) == pid, "nobody started it again meanwhile"

@@ -49,10 +49,13 @@ def test_work_that_is_quick_enough_without_it_is_not_announced(file):
 
 def test_a_process_that_nobody_watches_beats_into_nothing(monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
+    written = []
+    monkeypatch.setattr(os, "pwrite", lambda *arguments: written.append(arguments))
     beat = Beat.inherited()
     beat.beat()
     with beat.busy("loading the model", 1800.0):
-        pass
+        beat.beat()
+    assert written == []
 
 
 def test_the_file_is_not_looked_for_by_processes_that_do_not_inherit_it(monkeypatch, file):

@@ -58,6 +58,8 @@ def test_a_work_dir_that_was_deleted_is_made_again(tmp_path):
     for _ in range(2):
         with work.folder("job-", 10) as folder:
             (folder / "file").write_bytes(b"x")
+            assert folder.parent == work.path
+        assert list(work.path.iterdir()) == []
         work.path.rmdir()
 
 

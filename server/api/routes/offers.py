@@ -17,6 +17,7 @@ from server.api.deps import AdaptersReadKey, AdaptersWriteKey, BaseDep, Database
 from server.api.routes.lists import ListAnswer
 from server.billing.prices import Price, prices_for
 from server.database.clock import now_ms
+from server.text.times import unix_seconds
 
 router = APIRouter(prefix="/offers")
 
@@ -136,16 +137,12 @@ def _offer(offer: ReceivedOffer, owner: str, price: Price, base_revision: str) -
         owner=owner,
         name=offer.name,
         status="accepted" if is_accepted else "offered",
-        offered_at=_seconds(offer.offered_at_ms),
-        expires_at=_seconds(offer.expires_at_ms),
-        granted_at=_seconds(offer.granted_at_ms),
+        offered_at=unix_seconds(offer.offered_at_ms),
+        expires_at=unix_seconds(offer.expires_at_ms),
+        granted_at=unix_seconds(offer.granted_at_ms),
         rank=offer.rank,
         size_bytes=offer.size_bytes,
         is_servable=offer.base_revision == base_revision,
         prompt_nanousd=price.prompt_nanousd,
         completion_nanousd=price.completion_nanousd,
     )
-
-
-def _seconds(at_ms: int | None) -> int | None:
-    return None if at_ms is None else at_ms // 1000

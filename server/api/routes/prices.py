@@ -18,6 +18,7 @@ from server.api.routes.lists import ListAnswer
 from server.billing import prices
 from server.billing.prices import Price, Scope
 from server.database.clock import now_ms
+from server.text.times import unix_seconds
 
 router = APIRouter()
 
@@ -173,6 +174,6 @@ def _price(price: Price) -> PriceAnswer:
         scope=price.scope,
         scope_id=price.scope_id or None,
         effective_at=price.effective_at_ms // 1000,
-        until=None if price.until_ms is None else price.until_ms // 1000,
+        until=unix_seconds(price.until_ms),
         **{name: getattr(price, name) for name in PriceFields.model_fields},
     )

@@ -14,6 +14,7 @@ from server.api.deps import DatabaseDep, PepperDep, TenantAdminKey, WebhookRules
 from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.text.times import unix_seconds
 from server.webhooks import events
 from server.webhooks.events import MAX_PENDING, Event, Webhook
 from server.webhooks.urls import MAX_URL_CHARACTERS, BadWebhookUrl, UrlRules, check_url
@@ -235,16 +236,13 @@ def _webhook(webhook: Webhook) -> WebhookAnswer:
 
 
 def _event(event: Event) -> WebhookEvent:
-    def seconds(at_ms: int | None) -> int | None:
-        return None if at_ms is None else at_ms // 1000
-
     return WebhookEvent(
         event_id=event.event_id,
         type=event.type,
         body=event.body,
         created_at=event.created_at_ms // 1000,
         num_attempts=event.num_attempts,
-        next_attempt_at=seconds(event.next_at_ms),
-        delivered_at=seconds(event.delivered_at_ms),
+        next_attempt_at=unix_seconds(event.next_at_ms),
+        delivered_at=unix_seconds(event.delivered_at_ms),
         error=event.error,
     )
