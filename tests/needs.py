@@ -45,6 +45,13 @@ def browser() -> str:
     missing("browser", f"Install Debian's chromium (looked for {', '.join(_BROWSERS)}).")
 
 
+def haproxy() -> str:
+    """Return the path of an HAProxy."""
+    if path := shutil.which("haproxy"):
+        return path
+    missing("HAProxy", "Install Debian's haproxy.")
+
+
 def node() -> None:
     if not (shutil.which("node") and shutil.which("npm")):
         missing("Node.js with npm", "Install Debian's nodejs and npm.")

@@ -2,9 +2,9 @@
 
 import contextlib
 import fnmatch
+import json
 import os
 import re
-import shutil
 import subprocess
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -23,6 +23,7 @@ from server.launch.plan import prepare, resolve_settings
 from server.launch.secrets import Secrets
 from server.launch.settings import InvalidSetting, Settings, UnknownSetting, load_settings
 from server.launch.supervisor import ChildSpec
+from tests import needs
 from tests.ci_scripts import load_script
 from tests.deployment_files import (
     DEPLOY,
@@ -241,8 +242,9 @@ def test_the_balancer_knows_every_machine_and_asks_whether_it_is_ready(
 ) -> None:
     text = (DEPLOY / "haproxy.cfg").read_text()
     port = image_environment()["CHORALE_PORT"]
-    servers = dict(re.findall(r"^    server (\S+) (\S+)$", text, re.MULTILINE))
-    assert servers == {name: f"{name}:{port}" for name in compose.machines}
+    for backend in text.split("\nbackend ")[1:]:
+        servers = dict(re.findall(r"^    server (\S+) (\S+)$", backend, re.MULTILINE))
+        assert servers == {name: f"{name}:{port}" for name in compose.machines}
     balancer = compose.services["balancer"]
     assert "./haproxy.cfg:/usr/local/etc/haproxy/haproxy.cfg:ro" in balancer["volumes"]
     (bound,) = re.findall(r"^    bind :(\d+)$", text, re.MULTILINE)
@@ -251,7 +253,7 @@ def test_the_balancer_knows_every_machine_and_asks_whether_it_is_ready(
     paths = re.findall(r"option httpchk GET (\S+)", text)
     hidden = re.findall(r"-m beg (.+) }", text)[0].split()
     routes = {getattr(route, "path", "") for route in machine_routes.router.routes}
-    assert paths == ["/ready"]
+    assert paths == ["/ready", "/health"], "the second of machines of which none is ready"
     assert {"/ready", "/health", "/metrics"} <= routes
     assert hidden == ["/metrics", "/admin"]
 
@@ -279,9 +281,16 @@ def test_the_balancer_waits_longer_than_any_answer_may_take(compose: Compose) ->
         assert int(seconds) > settings.request_timeout_s
 
 
-@pytest.mark.skipif(shutil.which("haproxy") is None, reason="no haproxy here")
+def test_every_error_of_the_balancer_is_an_error_object_with_all_four_keys() -> None:
+    text = (DEPLOY / "haproxy.cfg").read_text()
+    bodies = [json.loads(body) for body in re.findall(r"application/json string '(.+?)'", text)]
+    assert len(bodies) == len(re.findall(r"(http-error|http-request return) status", text)) == 6
+    for body in bodies:
+        assert body["error"].keys() == {"message", "type", "param", "code"}
+
+
 def test_haproxy_reads_its_file() -> None:
-    command = ("haproxy", "-c", "-f", DEPLOY / "haproxy.cfg")
+    command = (needs.haproxy(), "-c", "-f", DEPLOY / "haproxy.cfg")
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -31,10 +31,12 @@ def paragraphs() -> list[str]:
 
 
 def codes() -> set[str]:
-    """Every error code in the code of gateway and registry, and the verdicts of a proof."""
+    """Every error code of gateway, registry and balancer, and the verdicts of a proof."""
     folders = (ROOT / "server", ROOT / "registry")
     trees = (ast.parse(path.read_text()) for folder in folders for path in folder.rglob("*.py"))
-    return {code for tree in trees for code in codes_in(tree)} | set(get_args(Verdict))
+    balancer = re.findall(r'"code":"(\w+)"', (ROOT / "deploy" / "haproxy.cfg").read_text())
+    found = {code for tree in trees for code in codes_in(tree)}
+    return found | set(balancer) | set(get_args(Verdict))
 
 
 def codes_in(tree: ast.Module) -> Iterator[str]:

@@ -2,17 +2,18 @@
 
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
@@ -30,6 +31,7 @@ from tests.e2e.composed import Machine, machines
 from tests.e2e.stack import Stack, Tenant
 
 PROMPT = [5, 6, 7]
+NONE_IS_READY = "backend gateways has no server available!"
 
 
 @dataclass
@@ -258,13 +260,86 @@ def test_holds_of_an_engine_that_is_gone_for_good_are_voided_as_the_guide_says(
     assert states == {"expired": "voided", "young": "open", "other's": "open"}
 
 
-@pytest.mark.skipif(shutil.which("haproxy") is None, reason="no haproxy here")
+def test_tokens_come_through_the_balancer_one_by_one(fleet: Fleet, tmp_path: Path) -> None:
+    """One after another in one run, as they come from the gateway itself; never as one burst."""
+    tenant = fleet.machines[0].tenant("one-by-one")
+    with balanced(fleet.machines, tmp_path) as url:
+        direct, through = (
+            [median_gap_s(base, tenant, fleet.machines[0].model) for _ in range(5)]
+            for base in (fleet.machines[0].base_url, url)
+        )
+    assert sorted(through)[2] > sorted(direct)[2] / 4
+
+
+def median_gap_s(url: str, tenant: Tenant, model: str) -> float:
+    """Return the median of the times between two tokens of an answer, as a client reads them."""
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 60, "ignore_eos": True, "stream": True}
+    headers = {"authorization": f"Bearer {tenant.api_key}"}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers) as answer:
+        times = [time.monotonic() for line in answer.iter_lines() if '"text"' in line]
+    assert len(times) >= 60
+    return sorted(b - a for a, b in pairwise(times))[len(times) // 2]
+
+
+def test_while_the_database_is_away_clients_are_told_so_through_the_balancer(
+    fleet: Fleet, addresses: dict[str, str], tmp_path: Path
+) -> None:
+    tenant = fleet.machines[0].tenant("no-ledger")
+    body = {"model": fleet.machines[0].model, "prompt": PROMPT, "max_tokens": 1}
+    headers = {"authorization": f"Bearer {tenant.api_key}"}
+    log = tmp_path / "haproxy.log"
+
+    def ask() -> httpx.Response:
+        return httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60)
+
+    with balanced(fleet.machines, tmp_path) as url:
+        Stack.wait(lambda: ask().status_code == 200)
+        with database_away(addresses):
+            answers = [ask()]
+            # The first ones are asked before the balancer's checks fail, the last one after them.
+            Stack.wait(lambda: answers.append(ask()) or NONE_IS_READY in log.read_text())
+            answers.append(ask())
+            told = {(a.status_code, a.json()["error"]["code"]) for a in answers}
+            assert told == {(503, "metering_unavailable")}
+            assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
+        Stack.wait(lambda: ask().status_code == 200)
+
+
+@contextmanager
+def database_away(addresses: dict[str, str]) -> Iterator[None]:
+    """End all connections to the machines' database, and have PostgreSQL refuse new ones."""
+    (url,) = (sa.make_url(a) for a in addresses.values() if a.startswith("postgresql"))
+    name = url.database
+    other = sa.create_engine(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
+    end_all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
+    with other.connect() as conn:
+        conn.execute(sa.text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false'))
+        try:
+            conn.execute(sa.text(end_all), {"name": name})
+            yield
+        finally:
+            conn.execute(sa.text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true'))
+    other.dispose()
+
+
+def test_the_balancers_own_errors_have_openais_shape(fleet: Fleet, tmp_path: Path) -> None:
+    """No machine listens at its address here; the other errors are in the file's other lines."""
+    nowhere = [SimpleNamespace(name=m.name, port=free_port()) for m in fleet.machines]
+    with balanced(nowhere, tmp_path) as url:
+        answer = httpx.post(f"{url}/v1/completions", json={})
+        assert (answer.status_code, answer.json()["error"].keys()) == (
+            503, {"message", "type", "param", "code"},
+        )  # fmt: skip
+        assert int(answer.headers["retry-after"]) >= 1
+        assert httpx.get(f"{url}/metrics").json()["error"]["code"] == "unknown_url"
+
+
 def test_through_the_balancer_a_rolling_restart_cuts_nothing_and_costs_nobody(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     tenant = fleet.machines[0].tenant("balanced")
     streams, stopping = Streams(), threading.Event()
-    with balanced(fleet, tmp_path) as url, ThreadPoolExecutor(4) as pool:
+    with balanced(fleet.machines, tmp_path) as url, ThreadPoolExecutor(4) as pool:
         headers = {"authorization": f"Bearer {tenant.api_key}"}
 
         def keep_asking() -> None:
@@ -299,14 +374,17 @@ def wait_for_more(streams: Streams) -> None:
 
 
 @contextmanager
-def balanced(fleet: Fleet, folder: Path) -> Iterator[str]:
+def balanced(machines: Sequence[Any], folder: Path) -> Iterator[str]:
     """Run a balancer with haproxy.cfg and the machines' addresses in it; yield its address."""
+    haproxy = needs.haproxy()
     port = free_port()
     text = (DEPLOY / "haproxy.cfg").read_text().replace("bind :8080", f"bind 127.0.0.1:{port}")
-    for machine in fleet.machines:
+    for machine in machines:
         text = text.replace(f"{machine.name}:8000", f"127.0.0.1:{machine.port}")
     (folder / "haproxy.cfg").write_text(text)
-    balancer = subprocess.Popen(("haproxy", "-f", str(folder / "haproxy.cfg")))
+    with (folder / "haproxy.log").open("w") as log:
+        command = (haproxy, "-f", str(folder / "haproxy.cfg"))
+        balancer = subprocess.Popen(command, stdout=log)
     try:
         Stack.wait(lambda: _listens(port))
         yield f"http://127.0.0.1:{port}"
