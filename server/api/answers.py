@@ -15,7 +15,12 @@ from server.text.json_object import JsonObject
 from server.text.line_ends import one_line
 from server.text.tokenizer import Detokenizer
 
-DONE = b"data: [DONE]\n\n"
+
+class LastEvent(bytes):
+    """The event that ends a stream."""
+
+
+DONE = LastEvent(b"data: [DONE]\n\n")
 
 
 @dataclass(slots=True)

@@ -32,7 +32,7 @@ _CLOSE_S = 5.0
 
 
 class Recording:
-    """One answer. Its maker calls `begin` and `put`; one response may read it meanwhile."""
+    """One answer. Its maker calls `begin`, `put`, `finish`; one response may read it meanwhile."""
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
@@ -41,6 +41,7 @@ class Recording:
         self._head: asyncio.Future[tuple[int, dict[str, str]]] = asyncio.Future()
         self._buffer: deque[bytes] = deque()
         self._changed = asyncio.Event()
+        self._last = b""
         self._is_read = True
         self._has_ended = False
         self._failure: BaseException | None = None
@@ -64,7 +65,7 @@ class Recording:
     async def answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
         """Record a whole answer at once."""
         self.begin(status, headers | {"content-length": str(len(content))})
-        await self.put(content)
+        await self.finish(content)
 
     @property
     def has_begun(self) -> bool:
@@ -72,16 +73,20 @@ class Recording:
 
     async def put(self, data: bytes) -> None:
         """Add to the body; wait for the reader while there is one and it is behind."""
-        if len(data) > _INLINE_BYTES:
-            self._keep(await asyncio.to_thread(self._compressor.compress, data))
-        else:
-            self._keep(self._compressor.compress(data))
+        await self._compress(data)
         while self._is_read and len(self._buffer) >= MAX_BUFFERED:
             self._changed.clear()
             await self._changed.wait()
         if self._is_read:
             self._buffer.append(data)
             self._changed.set()
+
+    async def finish(self, data: bytes) -> None:
+        """Add the last piece, which the reader gets at the end, after the answer is stored: who has
+        all of an answer may repeat the request at once.
+        """
+        await self._compress(data)
+        self._last = data
 
     def fail(self, error: BaseException) -> None:
         """End with this error instead of an answer; a body that has begun breaks off."""
@@ -91,7 +96,10 @@ class Recording:
             self._head.exception()  # marks it as seen: there may be no reader
 
     def end(self) -> None:
-        self._has_ended = True
+        """Give the reader the last piece; a second call changes nothing."""
+        if self._last and self._is_read:
+            self._buffer.append(self._last)
+        self._last, self._has_ended = b"", True
         self._changed.set()
 
     def stored(self) -> StoredAnswer | None:
@@ -102,6 +110,12 @@ class Recording:
         body = b"".join(self._kept) if self._kept_bytes <= MAX_STORED_BYTES else None
         status, headers = self._head.result()
         return StoredAnswer(self.request_id, status, headers, body)
+
+    async def _compress(self, data: bytes) -> None:
+        if len(data) > _INLINE_BYTES:
+            self._keep(await asyncio.to_thread(self._compressor.compress, data))
+        else:
+            self._keep(self._compressor.compress(data))
 
     def _keep(self, compressed: bytes) -> None:
         if not compressed:  # the compressor gathers small pieces
@@ -155,7 +169,7 @@ class Recorder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, claim: Claim, make: Callable[[Recording], Awaitable[None]]) -> Recording:
-        """Run `make`, which admits the request and calls `hold`, `begin` and `put`, or raises."""
+        """Run `make`, which admits the request and fills the recording, or raises."""
         recording = Recording(claim)
         task = asyncio.create_task(self._run(recording, make))
         self._tasks.add(task)
@@ -216,9 +230,7 @@ class Recorder:
         recording.fail(error)
 
     async def _store(self, recording: Recording, answer: StoredAnswer, until: float) -> None:
-        """Store the answer, then end the reading: a client that has the whole answer may repeat its
-        request at once. While the ledger is away, the reader is let go and storing is tried again.
-        """
+        """Store the answer; while the ledger is away, let the reader go and try again."""
         while True:
             try:
                 await self._keys.store(recording.claim, answer)

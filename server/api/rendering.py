@@ -67,7 +67,8 @@ class Rendering:
                         break
                     output = await anext(rest)
             except Fault as fault:
-                yield answers.event(errors.error_body(from_fault(fault)))
+                error = answers.event(errors.error_body(from_fault(fault)))
+                yield answers.LastEvent(error)
                 return
         if self.asked.includes_usage:
             yield answers.event(answer.usage_chunk(self._usage(output)))

@@ -17,6 +17,7 @@ from fastapi.responses import Response
 
 from engine.messages import RequestOutput
 from server.accounts.auth import Identity
+from server.api.answers import LastEvent
 from server.api.limit_headers import limit_headers
 from server.api.recordings import Recorder, Recording
 from server.api.rendering import Asked, Rendering
@@ -100,7 +101,10 @@ class Serving:
         recording.begin(200, _SSE_HEADERS | _digest_header(first.adapter_digest))
         async with aclosing(rendering.events(first, outputs)) as events:
             async for event in events:
-                await recording.put(event)
+                if isinstance(event, LastEvent):
+                    await recording.finish(event)
+                else:
+                    await recording.put(event)
 
     async def _read(self, request: Request, recording: Recording) -> Response:
         """Send the answer while it is made; a client that hangs up may ask for it again."""

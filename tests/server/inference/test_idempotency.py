@@ -474,6 +474,50 @@ async def until_idle(product: InProcess) -> None:
         await asyncio.wait(tasks, timeout=10)
 
 
+@dataclass
+class WatchedKeys:
+    """The product's keys, and what a caller has received when its answer is stored."""
+
+    keys: IdempotencyKeys
+    caller: Caller
+    received: bytes | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.keys, name)
+
+    async def store(self, claim: Claim, answer: StoredAnswer) -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+        self.received = b"".join(self.caller.received)
+        await self.keys.store(claim, answer)
+
+
+@pytest.mark.parametrize("is_broken", [False, True], ids=["complete", "broken off"])
+@pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
+def test_who_has_the_end_of_an_answer_may_repeat_the_request_at_once(
+    user: User, monkeypatch, body: dict[str, Any], is_broken: bool
+) -> None:
+    """The answer is stored before its last piece leaves, be that an answer, [DONE] or an error."""
+    if is_broken:
+        user.product.engines.ending = {"finish_reason": "error", "stop_cause": "out_of_memory"}
+    caller, recorder = Caller(user, body), user.product.gateway.recorder
+    watched = WatchedKeys(recorder._keys, caller)
+    monkeypatch.setattr(recorder, "_keys", watched)
+
+    async def run() -> None:
+        await caller.call()
+        await until_idle(user.product)
+
+    asyncio.run(run())
+    assert watched.received is not None
+    received = b"".join(caller.received)
+    if body is TEXT:
+        assert (watched.received, bool(received)) == (b"", True)
+    else:
+        num_events, num_before = received.count(b"data: "), watched.received.count(b"data: ")
+        assert (num_events - num_before, num_before > 0) == (1, True)
+
+
 @pytest.mark.parametrize("leave_after", [-1, 0, 1, 2])
 @pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
 def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_repeat(
@@ -685,6 +729,7 @@ def test_a_reader_gets_all_pieces_in_order_whoever_is_faster(pieces, turns) -> N
             for piece in pieces:
                 await pause()
                 await recording.put(piece)
+            await recording.finish(b"last")
             recording.end()
 
         making = asyncio.create_task(make())
@@ -693,6 +738,6 @@ def test_a_reader_gets_all_pieces_in_order_whoever_is_faster(pieces, turns) -> N
             read.append(piece)
             await pause()
         await making
-        assert read == pieces
+        assert read == [*pieces, b"last"]
 
     asyncio.run(asyncio.wait_for(run(), 10))
