@@ -47,6 +47,7 @@ from server.billing.settler import Settler
 from server.billing.statements import Statements
 from server.billing.storage_charges import INTERVAL_S as KEPT_INTERVAL_S
 from server.billing.storage_charges import Kept
+from server.billing.unanswered import Unanswered
 from server.database.chores import Chores
 from server.database.database import Database
 from server.database.leases import Leases
@@ -97,7 +98,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     metrics = Metrics(engines, settler)
     metrics.limiter_degraded.set_function(lambda: limiter.is_degraded)
     auditor = Auditor(database, settler, metrics.note_audit)
-    failures = Failures(database, signer)
+    failures = Failures(database, signer, Unanswered(data_dir / "unanswered"))
     statements = Statements(database, signer)
     idempotency = IdempotencyKeys(
         database, claim_ms=int(settings.request_timeout_s * 1000) + CLAIM_SLACK_MS

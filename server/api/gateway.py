@@ -125,7 +125,12 @@ class Gateway:
             count_move=self.metrics.moves.inc,
         )
         return Serving(
-            admission, generation, self.idempotency, self.recorder, settings.request_timeout_s
+            admission,
+            generation,
+            self.idempotency,
+            self.recorder,
+            self.failures,
+            settings.request_timeout_s,
         )
 
     @functools.cached_property

@@ -202,6 +202,8 @@ class Recorder:
             await self._answer_error(recording, error)
         if answer := recording.stored():
             await self._store(recording, answer, ends_at)
+        if recording.request_id:
+            self._failures.note_answered(recording.request_id)
         recording.end()
 
     async def _answer_error(self, recording: Recording, error: Exception) -> None:

@@ -21,7 +21,8 @@ from server.api.answers import LastEvent
 from server.api.limit_headers import limit_headers
 from server.api.recordings import Recorder, Recording
 from server.api.rendering import Asked, Rendering
-from server.api.timed_stream import READING_S, TimedStream
+from server.api.timed_stream import READING_S, Ended, TimedStream
+from server.billing.failures import Failures
 from server.inference.admission import Admission, Admitted, count_request
 from server.inference.generation import Generation
 from server.inference.idempotency import Claim, IdempotencyKeys, StoredAnswer
@@ -46,6 +47,7 @@ class Serving:
     generation: Generation
     idempotency: IdempotencyKeys
     recorder: Recorder
+    failures: Failures
     request_timeout_s: float
 
     async def answer(
@@ -58,6 +60,16 @@ class Serving:
             make = functools.partial(self._record, identity, asked)
             return await self._read(request, self.recorder.start(claim, make))
         admitted = await self.admission.admit(identity, asked.for_model())
+        request_id = admitted.message.request_id
+        self.failures.expect(request_id)
+        try:
+            response = await self._respond(request, asked, admitted)
+        except BaseException:
+            self.failures.note_answered(request_id)
+            raise
+        return Ended(response, lambda: self.failures.note_answered(request_id))
+
+    async def _respond(self, request: Request, asked: Asked, admitted: Admitted) -> Response:
         rendering, headers = self._rendering(asked, admitted), self._limit_headers(admitted.grant)
         if asked.stream:
             return await self._stream(request, rendering, headers)
@@ -89,6 +101,7 @@ class Serving:
     async def _record(self, identity: Identity, asked: Asked, recording: Recording) -> None:
         """Run the request from its admission to its end, with or without a client."""
         admitted = await self.admission.admit(identity, asked.for_model())
+        self.failures.expect(admitted.message.request_id)
         recording.hold(admitted.message.request_id, self._limit_headers(admitted.grant))
         rendering = self._rendering(asked, admitted)
         if not asked.stream:

@@ -1,10 +1,10 @@
-"""A streamed answer that ends with its request's time, whether or not its client reads it."""
+"""Answers with an end: a stream's comes with its request's time, and of any the end is told."""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
-from fastapi.responses import StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 logger = logging.getLogger(__name__)
@@ -38,3 +38,18 @@ class TimedStream(StreamingResponse):
             logger.warning("a client did not read its answer within %g s", self._timeout_s)
         finally:
             await self._on_end()
+
+
+class Ended(Response):
+    """A response that calls `on_end` once it is sent, or its client has left."""
+
+    def __init__(self, response: Response, on_end: Callable[[], None]) -> None:
+        super().__init__()
+        self._response = response
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._response(scope, receive, send)
+        finally:
+            self._on_end()

@@ -1,6 +1,8 @@
-"""Notes requests that fail with a server error in the ledger, so that nobody pays for them.
+"""Notes requests in the ledger that break by a fault of ours, so that nobody pays for them.
 
-The note is written before the answer leaves.
+What a client cannot have received, because one of our processes failed or died, costs nothing. A
+failure that the gateway answers is noted before the answer leaves; the requests that a gateway left
+unanswered when it was killed are noted when it starts again.
 """
 
 import asyncio
@@ -11,6 +13,7 @@ from sqlalchemy.engine import Connection
 from server.billing import ledger
 from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.signing import Signer
+from server.billing.unanswered import Unanswered
 from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable
 
@@ -24,14 +27,25 @@ _RETRY_S = 1.0
 class Failures:
     """Writes failures to the ledger, and retries those that could not be written.
 
-    A failure that is lost with the process, or beyond MAX_REMEMBERED, is billed as if the client
-    had hung up.
+    Beyond MAX_REMEMBERED a failure is billed as if the client had hung up.
     """
 
-    def __init__(self, database: Database, signer: Signer) -> None:
+    def __init__(self, database: Database, signer: Signer, unanswered: Unanswered) -> None:
         self._database = database
         self._signer = signer
-        self._unwritten: dict[str, None] = {}
+        self._unanswered = unanswered
+        self._unwritten: dict[str, None] = dict.fromkeys(unanswered.left)
+
+    def expect(self, request_id: str) -> None:
+        """Remember that a request is sent to an engine: if this process dies, it costs nothing."""
+        self._unanswered.add(request_id)
+
+    def note_answered(self, request_id: str) -> None:
+        """Note that the answer is complete, or that its client left: the request is paid for,
+        unless it has failed.
+        """
+        if request_id not in self._unwritten:
+            self._unanswered.remove(request_id)
 
     async def note(self, request_id: str) -> None:
         """Note a failure; it is durable on return, unless the ledger is unavailable."""
@@ -41,19 +55,23 @@ class Failures:
             self._unwritten[request_id] = None
             if len(self._unwritten) > MAX_REMEMBERED:
                 lost = next(iter(self._unwritten))
-                del self._unwritten[lost]
+                self._forget(lost)
                 logger.error("request %s failed and will be billed: the ledger is away", lost)
 
     async def run(self) -> None:
         """Retry the failures that could not be written, until cancelled."""
         while True:
-            await asyncio.sleep(_RETRY_S)
             for request_id in list(self._unwritten):
                 try:
                     await self._write(request_id)
                 except LedgerUnavailable:
                     break
-                self._unwritten.pop(request_id, None)
+                self._forget(request_id)
+            await asyncio.sleep(_RETRY_S)
+
+    def _forget(self, request_id: str) -> None:
+        self._unwritten.pop(request_id, None)
+        self._unanswered.remove(request_id)
 
     async def _write(self, request_id: str) -> None:
         def write(conn: Connection) -> Receipt | None:

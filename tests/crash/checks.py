@@ -230,16 +230,20 @@ def _audited(world: World) -> Iterator[str]:
 
 
 def _client(world: World, books: Books, seen: Seen) -> Iterator[str]:
-    """The client got no more than was counted, and a server error costs nothing."""
+    """The client got no more than was counted; an error or a broken answer costs nothing.
+
+    A whole answer costs something, unless its gateway died before it noted that.
+    """
     hold = books.hold_of(seen)
     event = books.event_of(hold["request_id"]) if hold else None
     counted = event["completion_tokens"] if event else 0
     paid = books.paid(hold["request_id"]) if hold else 0
     if seen.num_tokens > counted:
         yield f"more than the {counted} tokens that were counted: {seen}"
-    if seen.fate == "error" and paid:
-        yield f"an error that costs {paid}: {seen}"
-    if seen.fate == "done" and (seen.num_tokens, bool(paid)) != (counted, True):
+    if seen.fate in ("error", "reset") and paid:
+        yield f"no whole answer, but it costs {paid}: {seen}"
+    is_due = paid or "gateway" in world.deaths
+    if seen.fate == "done" and (seen.num_tokens != counted or not is_due):
         yield f"{counted} tokens were counted, for {paid}: {seen}"
     # If the gateway lived, all that the engine had sent came through. (When the engine is killed at
     # a random moment, ZMQ's thread may be behind: on a busy machine 13 steps were journaled, handed

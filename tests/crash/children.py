@@ -16,6 +16,7 @@ from server.assembly import assemble
 from server.billing.failures import Failures
 from server.billing.settler import Settler, SettlerConfig
 from server.billing.tables import usage_events
+from server.billing.unanswered import Unanswered
 from server.database.database import Database
 from server.database.leases import Leases
 from server.launch.settings import Settings
@@ -108,7 +109,9 @@ def _run_gateway(folder: Path, life: Life, pointed: Points) -> None:
     )
     gateway = replace(gateway, leases=leases, settler=settler)
     if life.waits_for_post:
-        gateway = replace(gateway, failures=LateFailures(gateway.database, gateway.signer))
+        unanswered = Unanswered(folder / "unanswered")
+        late = LateFailures(gateway.database, gateway.signer, unanswered)
+        gateway = replace(gateway, failures=late)
     points.point_gateway_socket(pointed)
     points.point_commits(pointed, gateway.database.engine)
     config = uvicorn.Config(

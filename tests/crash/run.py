@@ -42,7 +42,7 @@ class Result:
     violations that were found.
 
     num_expired: holds that were still open when all was quiet.   events, holds, entries: rows of
-    the ledger.
+    the ledger.   paid: what clients paid in all, less what was given back.
     """
 
     seed: int
@@ -54,6 +54,7 @@ class Result:
     events: list[dict[str, Any]] = field(default_factory=list)
     holds: list[dict[str, Any]] = field(default_factory=list)
     entries: list[dict[str, Any]] = field(default_factory=list)
+    paid: int = 0
 
 
 def furnish(folder: Path) -> None:
@@ -107,6 +108,7 @@ async def _carry_out(plan: Plan, world: World, result: Result) -> None:
     books = Books.of(world)
     result.wrong += all_wrong(world, books, result.seen)
     result.events, result.holds, result.entries = books.events, books.holds, books.entries
+    result.paid = sum(books.paid(event["request_id"]) for event in books.events)
 
 
 async def _kill_at(world: World, process: str, at_s: float) -> None:

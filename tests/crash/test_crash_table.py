@@ -12,12 +12,19 @@ SHORT, LONG = 5, 1000
 """Lengths in tokens. The long request takes longer than the engine waits for a silent gateway."""
 
 
-def plan(number: int, max_tokens: int = SHORT, *, late: bool = False, **kills: Kill) -> Plan:
-    """Make a plan with one streamed request. late: see Life.waits_for_post."""
+def plan(
+    number: int,
+    max_tokens: int = SHORT,
+    *,
+    late: bool = False,
+    is_stream: bool = True,
+    **kills: Kill,
+) -> Plan:
+    """Make a plan with one request. late: see Life.waits_for_post."""
     return Plan(
         seed=number,
         kills={process: [kill] for process, kill in kills.items()},
-        asks=[Ask(max_tokens, (7, 8, 9))],
+        asks=[Ask(max_tokens, (7, 8, 9), is_stream=is_stream)],
         then=[],
         timed=[],
         waits_for_post=late,
@@ -39,6 +46,8 @@ def results(carry_out: CarryOut) -> dict[int, Result]:
         plan(6, engine=before_last_output(), late=True),
         plan(7, gateway=Kill("gateway.commit.settle.after", 1)),
         plan(8, gateway=Kill("gateway.commit.settle.before", 1)),
+        plan(9, is_stream=False, gateway=Kill("gateway.http.start.before", 1)),
+        plan(10, gateway=Kill("gateway.http.chunk.before", SHORT)),
     ]
     results = {result.seed: result for result in carry_out(plans, "sqlite")}
     for each in plans:
@@ -69,15 +78,25 @@ def test_the_request_of_a_dead_gateway_ends_after_its_silence_and_is_posted(
     assert (hold["state"], result.num_expired) == ("posted", 0)
 
 
-def test_a_failure_that_could_not_be_noted_is_billed_as_if_the_client_had_left(
+def test_a_failure_that_could_not_be_noted_is_noted_by_the_next_gateway(
     results: dict[int, Result],
 ) -> None:
     result = results[3]
     [event], [seen] = result.events, result.seen
     assert (seen.fate, seen.num_tokens) == ("reset", SHORT - 1)
     assert (event["stop_cause"], event["completion_tokens"]) == ("max_tokens", SHORT)
-    assert not event["is_failed"]
-    assert event["amount_nanousd"] > 0
+    assert result.paid == 0
+
+
+@pytest.mark.parametrize("number", [9, 10], ids=["whole", "stream"])
+def test_an_answer_that_its_gateway_had_and_did_not_send_costs_nothing(
+    results: dict[int, Result], number: int
+) -> None:
+    result = results[number]
+    [event], [seen] = result.events, result.seen
+    assert seen.fate == "reset"
+    assert (event["stop_cause"], event["completion_tokens"]) == ("max_tokens", SHORT)
+    assert result.paid == 0
 
 
 def test_what_the_engine_wrote_and_never_sent_is_counted_and_free(

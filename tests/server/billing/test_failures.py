@@ -1,16 +1,23 @@
 import asyncio
 import contextlib
+import tempfile
+from collections import Counter
 from itertools import product
+from pathlib import Path
 from typing import get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.messages import AddRequest, RequestOutput, SamplingParams, StopCause
 from server.api.foreign_errors import from_fault
 from server.billing import failures, ledger
+from server.billing import unanswered as unanswered_file
 from server.billing.failures import Failures
 from server.billing.holds import get_hold
 from server.billing.receipts.rows import iterate_receipts, select_receipts
+from server.billing.unanswered import Unanswered
 from server.database.database import LedgerUnavailable
 from server.inference.outcomes import failure_of
 from tests.server.billing.test_pricing_differential import BROKEN
@@ -51,8 +58,9 @@ def receipts(database):
     return database.read_sync(lambda c: list(iterate_receipts(c, select_receipts())))
 
 
-def note(database, request_id):
-    asyncio.run(Failures(database, SIGNER).note(request_id))
+@pytest.fixture
+def unanswered(tmp_path):
+    return Unanswered(tmp_path / "unanswered")
 
 
 @pytest.fixture
@@ -61,8 +69,13 @@ def held(database):
     return database
 
 
-def test_a_request_that_failed_before_it_was_settled_is_counted_and_free(held):
-    note(held, "r1")
+@pytest.fixture
+def note(held, unanswered):
+    return lambda request_id: asyncio.run(Failures(held, SIGNER, unanswered).note(request_id))
+
+
+def test_a_request_that_failed_before_it_was_settled_is_counted_and_free(held, note):
+    note("r1")
     settle(held, make_end(1))
     [receipt] = receipts(held)
     assert (receipt["is_failed"], receipt["amount_nanousd"]) == (True, 0)
@@ -89,10 +102,10 @@ def test_what_an_engine_ended_with_an_error_of_ours_is_failed_and_free(database)
         assert (receipt["amount_nanousd"] == 0) == (error is not None), receipt
 
 
-def test_one_that_was_settled_already_is_reversed_once(held):
+def test_one_that_was_settled_already_is_reversed_once(held, note):
     settle(held, make_end(1))
-    note(held, "r1")
-    note(held, "r1")
+    note("r1")
+    note("r1")
     charged, reversal = receipts(held)
     assert charged["amount_nanousd"] > 0
     assert reversal["kind"] == "correction"
@@ -100,23 +113,23 @@ def test_one_that_was_settled_already_is_reversed_once(held):
     assert charged["amount_nanousd"] + reversal["amount_nanousd"] == 0
 
 
-def test_what_cost_nothing_is_not_reversed(held):
+def test_what_cost_nothing_is_not_reversed(held, note):
     settle(held, make_end(1, finish_reason="error", stop_cause="engine_failure"))
-    note(held, "r1")
+    note("r1")
     assert len(receipts(held)) == 1
 
 
-def test_a_failure_of_a_request_that_never_had_a_hold_is_nothing(held):
-    note(held, "stranger")
+def test_a_failure_of_a_request_that_never_had_a_hold_is_nothing(held, note):
+    note("stranger")
     assert receipts(held) == []
 
 
-def test_what_the_ledger_could_not_take_down_it_gets_when_it_is_back(held, monkeypatch):
+def test_what_the_ledger_could_not_take_down_it_gets_when_it_is_back(held, unanswered, monkeypatch):
     monkeypatch.setattr(failures, "_RETRY_S", 0)
     database = Away(held)
 
     async def run():
-        noting = Failures(database, SIGNER)
+        noting = Failures(database, SIGNER, unanswered)
         await noting.note("r1")
         trying = asyncio.create_task(noting.run())
         await asyncio.sleep(0)
@@ -132,13 +145,85 @@ def test_what_the_ledger_could_not_take_down_it_gets_when_it_is_back(held, monke
     assert receipts(held)[0]["is_failed"]
 
 
-def test_no_more_than_a_bounded_number_is_remembered(sqlite_database, monkeypatch, caplog):
+def test_no_more_than_a_bounded_number_is_remembered(
+    sqlite_database, unanswered, monkeypatch, caplog
+):
     monkeypatch.setattr(failures, "MAX_REMEMBERED", 2)
 
     async def run():
-        noting = Failures(Away(sqlite_database), SIGNER)
+        noting = Failures(Away(sqlite_database), SIGNER, unanswered)
         for name in ("a", "b", "c"):
             await noting.note(name)
 
     asyncio.run(run())
     assert "request a failed and will be billed" in caplog.text
+
+
+# ---- requests that a killed gateway left unanswered ----
+
+
+async def take_over(database, path):
+    """Start as the next gateway on the same folder, until all that was left is noted."""
+    noting = Failures(database, SIGNER, Unanswered(path))
+    running = asyncio.create_task(noting.run())
+    while Unanswered(path).left:
+        await asyncio.sleep(0)
+    running.cancel()
+
+
+@pytest.mark.parametrize("is_settled", [True, False], ids=["settled", "not settled"])
+def test_the_next_gateway_makes_free_what_the_killed_one_had_not_answered(
+    database, tmp_path, is_settled
+):
+    price, path = make_price(database), tmp_path / "unanswered"
+    killed = Failures(database, SIGNER, Unanswered(path))
+    for number in (1, 2, 3):
+        insert_holds(database, make_hold(price, f"r{number}"))
+        killed.expect(f"r{number}")
+    killed.note_answered("r2")
+    ends = [make_end(number, f"r{number}") for number in (1, 2, 3)]
+    if is_settled:
+        settle(database, *ends)
+    asyncio.run(take_over(database, path))
+    if not is_settled:
+        settle(database, *ends)
+    paid = Counter()
+    for receipt in receipts(database):
+        reversed_id = receipt["reverses_entry_id"]
+        of = next((r for r in receipts(database) if r["entry_id"] == reversed_id), receipt)
+        paid[of["request_id"]] += receipt["amount_nanousd"]
+    assert {name for name, amount in paid.items() if amount} == {"r2"}
+
+
+def test_a_failure_that_the_ledger_did_not_get_outlives_its_gateway(held, tmp_path):
+    path = tmp_path / "unanswered"
+    killed = Failures(Away(held), SIGNER, Unanswered(path))
+    killed.expect("r1")
+    asyncio.run(killed.note("r1"))
+    killed.note_answered("r1")
+    asyncio.run(take_over(held, path))
+    assert held.read_sync(lambda c: get_hold(c, "r1")).failed_at_ms is not None
+
+
+@settings(deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.booleans(), st.sampled_from("abcde"))),
+    cut=st.integers(0, 3),
+    max_lines=st.integers(1, 9),
+)
+def test_whatever_is_begun_and_not_ended_is_left_wherever_the_process_dies(steps, cut, max_lines):
+    """cut: bytes that the last line lacks, so that it says nothing."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(unanswered_file, "_MAX_LINES", 1000 if cut else max_lines)
+        path, due, before = Path(folder) / "unanswered", {}, {}
+        first = Unanswered(path)
+        for is_begun, request_id in steps:
+            before = dict(due) if is_begun or request_id in due else before
+            (first.add if is_begun else first.remove)(request_id)
+            due = due | {request_id: 1} if is_begun else {k: 1 for k in due if k != request_id}
+        with path.open("r+b") as file:
+            file.truncate(max(0, path.stat().st_size - cut))
+        second = Unanswered(path)
+        second.add("next")
+        assert set(second.left) == set(before if cut else due)
+        assert set(Unanswered(path).left) == {*second.left, "next"}

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -646,8 +647,8 @@ def test_an_answer_is_stored_when_the_ledger_is_back_and_its_reader_does_not_wai
     monkeypatch.setattr(recordings, "_RETRY_S", 0.0)
 
     async def run() -> None:
-        keys = FakeKeys(num_outages=3)
-        recorder = recordings.Recorder(keys, failures=None)
+        keys, answered = FakeKeys(num_outages=3), []
+        recorder = recordings.Recorder(keys, SimpleNamespace(note_answered=answered.append))
 
         async def make(recording: recordings.Recording) -> None:
             recording.hold("r1", {})
@@ -658,6 +659,7 @@ def test_an_answer_is_stored_when_the_ledger_is_back_and_its_reader_does_not_wai
         assert keys.stored == []
         await asyncio.wait(recorder._tasks)
         (stored,) = keys.stored
+        assert answered == ["r1"], "if its gateway dies before, nobody can have the answer"
         assert b"".join([chunk async for chunk in stored.chunks()]) == b"all of it"
 
     asyncio.run(run())

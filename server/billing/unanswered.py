@@ -1,0 +1,71 @@
+"""Requests whose answer is not complete, in a file that outlives a killed gateway."""
+
+import logging
+import os
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_MAX_LINES = 50_000
+"""Lines, 2 MB of them, at which the file is written anew without the requests that are answered."""
+
+
+class Unanswered:
+    """The requests of one gateway. Nothing is synced: the file survives its process, which is what
+    it is for, and in a crash of the machine it may lose the newest lines.
+
+    left: requests whose answer the gateway before this one did not complete.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        # A last line without an end was cut off, and says nothing.
+        lines, _, torn = path.read_text().rpartition("\n")
+        os.ftruncate(self._file, path.stat().st_size - len(torn))
+        self._ids = _read(lines)
+        self.left = tuple(self._ids)
+        self._num_lines = 0
+        self._is_writable = True
+
+    def add(self, request_id: str) -> None:
+        self._ids[request_id] = None
+        self._append(f"+{request_id}\n")
+
+    def remove(self, request_id: str) -> None:
+        if request_id in self._ids:
+            del self._ids[request_id]
+            self._append(f"-{request_id}\n")
+
+    def _append(self, line: str) -> None:
+        """Write a line. On a full disk requests are served without, and billed as they end."""
+        self._num_lines += 1
+        try:
+            os.write(self._file, line.encode())
+            if self._num_lines > _MAX_LINES + 2 * len(self._ids):
+                self._renew()
+        except OSError as error:
+            if self._is_writable:
+                logger.warning("%s cannot be written: %s", self._path.name, error)
+            self._is_writable = False
+        else:
+            self._is_writable = True
+
+    def _renew(self) -> None:
+        """Replace the file by one with the current requests alone. Raises OSError."""
+        part = self._path.with_suffix(".part")
+        part.write_text("".join(f"+{request_id}\n" for request_id in self._ids))
+        file = os.open(part, os.O_WRONLY | os.O_APPEND)
+        part.rename(self._path)
+        os.close(self._file)
+        self._file, self._num_lines = file, len(self._ids)
+
+
+def _read(lines: str) -> dict[str, None]:
+    ids: dict[str, None] = {}
+    for line in lines.splitlines():
+        if line.startswith("+"):
+            ids[line[1:]] = None
+        else:
+            ids.pop(line[1:], None)
+    return ids
