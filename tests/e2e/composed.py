@@ -6,17 +6,25 @@ object store.
 """
 
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import sqlalchemy as sa
 
 from bench.ports import free_port
-from tests.deployment_files import Compose, filled_variables, image_environment
-from tests.e2e.stack import Stack
+from server.billing.tables import holds
+from tests import needs
+from tests.deployment_files import DEPLOY, Compose, filled_variables, image_environment
+from tests.e2e.day import Customers, paid, wrong
+from tests.e2e.services import Services, running_services
+from tests.e2e.stack import Stack, Tenant
 
 # Settings for tests only: arenas are small, and clients, gateways and engines share two cores, so
 # Redis gets a longer deadline: the other processes may be late.
@@ -84,6 +92,83 @@ def machines(folder: Path, model: Path, addresses: Mapping[str, str]) -> list[Ma
     """Return the machines of compose.yaml, in its order; they are not started."""
     compose = Compose.read(filled_variables())
     return [Machine(name, s, folder, model, addresses) for name, s in compose.machines.items()]
+
+
+@dataclass
+class Fleet:
+    """The running deployment: services, the machines of compose.yaml, and a tenant."""
+
+    services: Services
+    machines: list[Machine]
+    tenant: Tenant
+    database: sa.Engine
+
+    def on(self, number: int, tenant: Tenant | None = None) -> httpx.Client:
+        """Return the tenant's client at the machine with this number."""
+        return self.machines[number].client((tenant or self.tenant).api_key)
+
+    def check_books(self, *groups: Customers) -> None:
+        """Check that customers of one tenant are billed for what they saw, once all is settled."""
+        tenant_id = groups[0].tenant.tenant_id
+        is_open = (holds.c.tenant_id == tenant_id) & (holds.c.state == "open")
+        count = sa.select(sa.func.count()).where(is_open)
+
+        def are_settled() -> bool:
+            with self.database.connect() as conn:
+                return conn.scalar(count) == 0
+
+        Stack.wait(are_settled, 300)
+        seen = [one for customers in groups for one in customers.seen]
+        faults = [fault for customers in groups for fault in customers.faults]
+        assert wrong(seen, paid(self.database, tenant_id)) + faults == []
+
+
+@contextmanager
+def running_fleet(
+    folder: Path, model: Path, make_postgres: Callable[[str], str]
+) -> Iterator[Fleet]:
+    with running_services(folder, make_postgres) as services:
+        both = machines(folder / "machines", model, services.addresses)
+        # No connection is kept, since an outage ends all of them.
+        database = sa.create_engine(services.database_url, poolclass=sa.NullPool)
+        try:
+            for machine in both:
+                machine.start(wait=False)
+            for machine in both:
+                machine.wait_ready()
+            yield Fleet(services, both, both[0].tenant("acme"), database)
+        finally:
+            for machine in both:
+                machine.stop()
+            database.dispose()
+
+
+@contextmanager
+def balanced(machines: Sequence[Any], folder: Path) -> Iterator[str]:
+    """Run a balancer with haproxy.cfg and the machines' addresses in it; yield its address.
+
+    Its messages are in `folder`/haproxy.log.
+    """
+    haproxy = needs.haproxy()
+    port = free_port()
+    text = (DEPLOY / "haproxy.cfg").read_text().replace("bind :8080", f"bind 127.0.0.1:{port}")
+    for machine in machines:
+        text = text.replace(f"{machine.name}:8000", f"127.0.0.1:{machine.port}")
+    (folder / "haproxy.cfg").write_text(text)
+    with (folder / "haproxy.log").open("w") as log:
+        command = (haproxy, "-f", str(folder / "haproxy.cfg"))
+        balancer = subprocess.Popen(command, stdout=log)
+    try:
+        Stack.wait(lambda: _listens(port))
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        balancer.terminate()
+        balancer.wait(30)
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def _replace(value: str, addresses: Mapping[str, str]) -> str:

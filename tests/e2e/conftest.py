@@ -1,12 +1,13 @@
 """Stacks that several tests share: the tiny random model with adapters, and the demo."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.e2e.composed import Fleet, running_fleet
 from tests.e2e.stack import Stack, Tenant, running
 from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
 
@@ -64,6 +65,15 @@ def tiny(
         for name, folder in tiny_adapters.items():
             tenant.push(name, folder)
         yield TinyWorld(stack, tenant, tiny_model, tiny_adapters)
+
+
+@pytest.fixture(scope="module")
+def fleet(
+    make_postgres: Callable[[str], str], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Fleet]:
+    """The two machines of compose.yaml on real services, both ready."""
+    with running_fleet(tmp_path_factory.mktemp("fleet"), tiny_model, make_postgres) as fleet:
+        yield fleet
 
 
 @pytest.fixture(scope="session")

@@ -137,6 +137,11 @@ class Stack:
                 return pid
         raise LookupError(name)
 
+    def pids(self) -> list[int]:
+        """Return the process ids of the supervisor and its children."""
+        assert self._process
+        return [self._process.pid, *self._child_pids()]
+
     def _child_pids(self) -> list[int]:
         assert self._process
         children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")

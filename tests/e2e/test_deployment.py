@@ -1,163 +1,26 @@
 """deploy/compose.yaml as it runs: two machines on one PostgreSQL, Redis and object store."""
 
-import json
 import re
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import boto3
 import httpx
-import pytest
-import redis
 import sqlalchemy as sa
-from moto.server import ThreadedMotoServer
 
 from bench.ports import free_port
 from server.billing.tables import holds
-from tests import needs
-from tests.deployment_files import DEPLOY, Compose, filled_variables, guide
-from tests.e2e.composed import Machine, machines
+from tests.deployment_files import guide
+from tests.e2e.composed import Fleet, Machine, balanced
+from tests.e2e.day import Customers, Kind, fates
 from tests.e2e.stack import Stack, Tenant
 
 PROMPT = [5, 6, 7]
+ORDERLY: tuple[Kind, ...] = ("stream", "whole", "leaves")
 NONE_IS_READY = "backend gateways has no server available!"
-
-
-@dataclass
-class Fleet:
-    """The running deployment.
-
-    machines: the machines of compose.yaml, both ready.
-    """
-
-    machines: list[Machine]
-    tenant: Tenant
-
-    def on(self, number: int, tenant: Tenant | None = None) -> httpx.Client:
-        """Return the tenant's client at the machine with this number."""
-        return self.machines[number].client((tenant or self.tenant).api_key)
-
-    def check_billed(self, tenant: Tenant, num_requests: int, num_tokens: int) -> None:
-        """Check that the ledger agrees with what the tenant's clients received, once it settled."""
-
-        def billed() -> tuple[int, int]:
-            events = self.machines[1].settled_events(0)
-            ours = [event for event in events if event["tenant_id"] == tenant.tenant_id]
-            return len(ours), sum(event["completion_tokens"] for event in ours)
-
-        with suppress(AssertionError):
-            Stack.wait(lambda: billed() == (num_requests, num_tokens), 10)
-        assert billed() == (num_requests, num_tokens)
-
-
-@dataclass
-class Streams:
-    """Answers received by clients that ask again and again until they are told to stop."""
-
-    statuses: list[int] = field(default_factory=list)
-    num_tokens: int = 0
-    num_whole: int = 0
-    num_cut: int = 0
-    num_refused: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def ask(self, client: httpx.Client, model: str) -> None:
-        body = {
-            "model": model, "prompt": PROMPT, "max_tokens": 100, "ignore_eos": True,
-            "stream": True, "return_token_ids": True,
-        }  # fmt: skip
-        num_tokens, status, is_whole = 0, 0, False
-        with (
-            suppress(httpx.TransportError),
-            client.stream("POST", "/v1/completions", json=body) as answer,
-        ):
-            status = answer.status_code
-            for line in answer.iter_lines():
-                is_whole |= line == "data: [DONE]"
-                num_tokens += _num_ids(line)
-        with self.lock:
-            self.num_tokens += num_tokens
-            self.num_refused += status == 0
-            self.statuses += [status] if status else []
-            self.num_whole += status == 200 and is_whole
-            self.num_cut += status == 200 and not is_whole
-
-
-def _num_ids(line: str) -> int:
-    if '"token_ids"' not in line:
-        return 0
-    event = json.loads(line.removeprefix("data: "))
-    return sum(len(choice.get("token_ids") or ()) for choice in event["choices"])
-
-
-@pytest.fixture(scope="module")
-def addresses(make_postgres, tmp_path_factory) -> Iterator[dict[str, str]]:
-    """Start the services that compose.yaml names, as the file says. Yields their addresses."""
-    needs.redis()
-    compose = Compose.read(filled_variables())
-    environment = compose.machines["chorale-1"]["environment"]
-    store = ThreadedMotoServer(port=0, verbose=False)
-    store.start()
-    _, port = store.get_host_and_port()
-    client = boto3.client(
-        "s3", endpoint_url=f"http://127.0.0.1:{port}", region_name="us-east-1",
-        aws_access_key_id="any", aws_secret_access_key="any",
-    )  # fmt: skip
-    client.create_bucket(Bucket="adapters")
-    with running_redis(compose.services["redis"]["command"], tmp_path_factory) as redis_port:
-        yield {
-            environment["CHORALE_DATABASE_URL"]: make_postgres("template1"),
-            "redis:6379": f"127.0.0.1:{redis_port}",
-            "s3:8333": f"127.0.0.1:{port}",
-        }
-    store.stop()
-
-
-@contextmanager
-def running_redis(command: list[str], tmp_path_factory: Any) -> Iterator[int]:
-    """Run a Redis with the file's own options; yield its port."""
-    port = free_port()
-    here = ["--port", str(port), "--bind", "127.0.0.1", "--loglevel", "warning"]
-    folder = tmp_path_factory.mktemp("redis")
-    server = subprocess.Popen([needs.redis(), *command[1:], *here], cwd=folder)
-    with redis.Redis(port=port) as client:
-        Stack.wait(lambda: _answers(client))
-    yield port
-    server.kill()
-    server.wait()
-
-
-def _answers(client: redis.Redis) -> bool:
-    with suppress(redis.ConnectionError):
-        return bool(client.ping())
-    return False
-
-
-@pytest.fixture(scope="module")
-def fleet(
-    addresses: dict[str, str], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Fleet]:
-    both = machines(tmp_path_factory.mktemp("machines"), tiny_model, addresses)
-    try:
-        for machine in both:
-            machine.start(wait=False)
-        for machine in both:
-            machine.wait_ready()
-        yield Fleet(both, both[0].tenant("acme"))
-    finally:
-        for machine in both:
-            machine.stop()
 
 
 def test_both_machines_run_what_the_file_says(fleet: Fleet) -> None:
@@ -203,45 +66,30 @@ def test_a_machine_that_is_stopped_loses_nothing_and_the_other_serves_on(fleet: 
     """The stopped machine also comes back with the data in its volume."""
     first, second = fleet.machines
     tenant = first.tenant("stopped")
-    seen = {machine.name: Streams() for machine in fleet.machines}
-    stopping = threading.Event()
-    headers = {"authorization": f"Bearer {tenant.api_key}"}
-
-    def keep_asking(machine: Machine) -> None:
-        streams = seen[machine.name]
-        with httpx.Client(base_url=machine.base_url, headers=headers, timeout=60) as client:
-            while not stopping.is_set() and not streams.num_refused:
-                streams.ask(client, machine.model)
-
-    with ThreadPoolExecutor(8) as pool:
-        for machine in fleet.machines * 4:
-            pool.submit(keep_asking, machine)
-        Stack.wait(lambda: all(streams.num_whole >= 8 for streams in seen.values()))
+    groups = [Customers(m.base_url, tenant, [m.model], kinds=ORDERLY) for m in fleet.machines]
+    with groups[0] as at_first, groups[1] as at_second:
+        for customers in groups:
+            customers.wait_for_more()
         first.terminate()
         assert first.wait_gone() == 0
-        wait_for_more(seen[second.name])
-        stopping.set()
-    assert seen[second.name].num_cut == seen[second.name].num_refused == 0
-    assert set(seen[second.name].statuses) == {200}
-    assert seen[first.name].num_cut == 0, "what had begun has its end"
-    assert set(seen[first.name].statuses) <= {200, 503}
-    num_whole = sum(streams.num_whole for streams in seen.values())
-    num_tokens = sum(streams.num_tokens for streams in seen.values())
-    fleet.check_billed(tenant, num_whole, num_tokens)
+        at_second.wait_for_more()
+    assert set(fates(at_second.seen)) <= {"whole 200", "left 200"}
+    assert at_first.count("broken") == 0, "what had begun has its end"
+    assert {seen.status for seen in at_first.seen} <= {200, 503, None}
+    fleet.check_books(*groups)
     first.start()
     body = {"model": "alpha", "prompt": PROMPT, "max_tokens": 3}
     assert fleet.on(0).post("/v1/completions", json=body).status_code == 200
 
 
 def test_holds_of_an_engine_that_is_gone_for_good_are_voided_as_the_guide_says(
-    fleet: Fleet, addresses: dict[str, str]
+    fleet: Fleet,
 ) -> None:
     """Only expired holds, and only holds of that engine, are voided."""
     machine, (said,) = fleet.machines[0], re.findall(r"`chorale (.+) ENGINE_ID`", guide())
     command = [sys.executable, "-m", "server.cli.main", *said.split(), "gone"]
     command += ["--url", machine.base_url, "--admin-key", machine.admin_key]
-    url = next(address for address in addresses.values() if address.startswith("postgresql"))
-    database = sa.create_engine(url)
+    database = fleet.database
     kinds = {"expired": ("gone", 1), "young": ("gone", 1 << 50), "other's": ("there", 1)}
     with database.begin() as conn:
         like = conn.execute(sa.select(holds).limit(1)).mappings().one()
@@ -256,7 +104,6 @@ def test_holds_of_an_engine_that_is_gone_for_good_are_voided_as_the_guide_says(
         ours = sa.select(holds.c.request_id, holds.c.state)
         states = dict(conn.execute(ours.where(holds.c.request_id.in_(kinds))).all())
         conn.execute(sa.delete(holds).where(holds.c.request_id.in_(kinds)))
-    database.dispose()
     assert states == {"expired": "voided", "young": "open", "other's": "open"}
 
 
@@ -282,7 +129,7 @@ def median_gap_s(url: str, tenant: Tenant, model: str) -> float:
 
 
 def test_while_the_database_is_away_clients_are_told_so_through_the_balancer(
-    fleet: Fleet, addresses: dict[str, str], tmp_path: Path
+    fleet: Fleet, tmp_path: Path
 ) -> None:
     tenant = fleet.machines[0].tenant("no-ledger")
     body = {"model": fleet.machines[0].model, "prompt": PROMPT, "max_tokens": 1}
@@ -294,7 +141,7 @@ def test_while_the_database_is_away_clients_are_told_so_through_the_balancer(
 
     with balanced(fleet.machines, tmp_path) as url:
         Stack.wait(lambda: ask().status_code == 200)
-        with database_away(addresses):
+        with fleet.services.database_away():
             answers = [ask()]
             # The first ones are asked before the balancer's checks fail, the last one after them.
             Stack.wait(lambda: answers.append(ask()) or NONE_IS_READY in log.read_text())
@@ -303,23 +150,6 @@ def test_while_the_database_is_away_clients_are_told_so_through_the_balancer(
             assert told == {(503, "metering_unavailable")}
             assert all(int(answer.headers["retry-after"]) >= 1 for answer in answers)
         Stack.wait(lambda: ask().status_code == 200)
-
-
-@contextmanager
-def database_away(addresses: dict[str, str]) -> Iterator[None]:
-    """End all connections to the machines' database, and have PostgreSQL refuse new ones."""
-    (url,) = (sa.make_url(a) for a in addresses.values() if a.startswith("postgresql"))
-    name = url.database
-    other = sa.create_engine(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
-    end_all = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
-    with other.connect() as conn:
-        conn.execute(sa.text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false'))
-        try:
-            conn.execute(sa.text(end_all), {"name": name})
-            yield
-        finally:
-            conn.execute(sa.text(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true'))
-    other.dispose()
 
 
 def test_the_balancers_own_errors_have_openais_shape(fleet: Fleet, tmp_path: Path) -> None:
@@ -337,62 +167,23 @@ def test_the_balancers_own_errors_have_openais_shape(fleet: Fleet, tmp_path: Pat
 def test_through_the_balancer_a_rolling_restart_cuts_nothing_and_costs_nobody(
     fleet: Fleet, tmp_path: Path
 ) -> None:
+    """The short form of tests/e2e/test_day.py."""
     tenant = fleet.machines[0].tenant("balanced")
-    streams, stopping = Streams(), threading.Event()
-    with balanced(fleet.machines, tmp_path) as url, ThreadPoolExecutor(4) as pool:
-        headers = {"authorization": f"Bearer {tenant.api_key}"}
-
-        def keep_asking() -> None:
-            with httpx.Client(base_url=url, headers=headers, timeout=60) as client:
-                while not stopping.is_set():
-                    streams.ask(client, fleet.machines[0].model)
-
-        for _ in range(4):
-            pool.submit(keep_asking)
-        try:
-            for machine in fleet.machines:
-                wait_for_more(streams)
-                machine.terminate()
-                assert machine.wait_gone() == 0
-                wait_for_more(streams)
-                machine.start()
-        finally:
-            stopping.set()
+    with (
+        balanced(fleet.machines, tmp_path) as url,
+        Customers(url, tenant, [fleet.machines[0].model]) as customers,
+    ):
+        for machine in fleet.machines:
+            customers.wait_for_more()
+            machine.terminate()
+            assert machine.wait_gone() == 0
+            customers.wait_for_more()
+            machine.start()
         for path in ("/metrics", "/admin/v1/tenants", "/%61dmin/v1/tenants"):
             assert httpx.get(url + path).status_code == 404
         assert httpx.get(f"{url}/health").status_code == 200
-    assert streams.num_cut == 0
+    assert customers.count("broken") == 0
     # A machine refuses requests between the signal and the end of its listening; clients ask again,
     # and pay once.
-    assert set(streams.statuses) <= {200, 503}
-    fleet.check_billed(tenant, streams.num_whole, streams.num_tokens)
-
-
-def wait_for_more(streams: Streams) -> None:
-    num_whole = streams.num_whole
-    Stack.wait(lambda: streams.num_whole >= num_whole + 8)
-
-
-@contextmanager
-def balanced(machines: Sequence[Any], folder: Path) -> Iterator[str]:
-    """Run a balancer with haproxy.cfg and the machines' addresses in it; yield its address."""
-    haproxy = needs.haproxy()
-    port = free_port()
-    text = (DEPLOY / "haproxy.cfg").read_text().replace("bind :8080", f"bind 127.0.0.1:{port}")
-    for machine in machines:
-        text = text.replace(f"{machine.name}:8000", f"127.0.0.1:{machine.port}")
-    (folder / "haproxy.cfg").write_text(text)
-    with (folder / "haproxy.log").open("w") as log:
-        command = (haproxy, "-f", str(folder / "haproxy.cfg"))
-        balancer = subprocess.Popen(command, stdout=log)
-    try:
-        Stack.wait(lambda: _listens(port))
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        balancer.terminate()
-        balancer.wait(30)
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+    assert {seen.status for seen in customers.seen} <= {200, 503}
+    fleet.check_books(customers)
