@@ -27,7 +27,7 @@ FORMATS = ("csv", "jsonl", "parquet", "focus", "cloudevents")
 OUTAGE_S = 8.0
 MAX_MORE_FDS = 64
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(DAY_S + 900)]
 
 
 def test_the_books_of_a_day_are_what_customers_saw(
