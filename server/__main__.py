@@ -1,5 +1,6 @@
 """`python -m server GATEWAY.json`: serves HTTP with the configuration that the supervisor wrote."""
 
+import atexit
 import contextlib
 import json
 import logging
@@ -11,6 +12,7 @@ from types import FrameType
 
 import uvicorn
 
+from lora.log_lines import choose_format, take_all
 from server.api.app import create_app
 from server.api.connections import Connections
 from server.api.http_protocol import HttpLimits, protocol
@@ -32,9 +34,10 @@ _UNREAD_MS = 60_000
 def main() -> None:
     written = json.loads(Path(sys.argv[1]).read_text())
     settings = Settings.model_validate(written["settings"])
-    log_format = settings.log_format or ("text" if sys.stderr.isatty() else "json")
-    writer = LogWriter(sys.stderr, log_format)
-    logging.basicConfig(level=logging.INFO, handlers=[LogHandler(writer)])
+    log_format = choose_format(sys.stderr, settings.log_format)
+    writer = LogWriter(sys.stderr, log_format, settings.log_level)
+    atexit.register(writer.close)
+    take_all(LogHandler(writer))
     logging.getLogger("alembic").setLevel(logging.WARNING)
     admin_key = load_admin_key(settings.data_dir)
     gateway = assemble(settings, Path(written["model_dir"]), admin_key)
@@ -57,7 +60,6 @@ def main() -> None:
     server = _Server(config, gateway.drain)
     with contextlib.suppress(KeyboardInterrupt):
         server.run([_listen(config)])
-    writer.close()
     if not server.started:  # its log says why
         sys.exit(1)
 
