@@ -40,10 +40,7 @@ class LineFormatter(logging.Formatter):
         return self.render(fields_of(record))
 
     def render(self, fields: Mapping[str, Any]) -> str:
-        """Make a line of `at` in Unix seconds, level, and fields; those that are None are left out.
-
-        Names in `fields` win, such as that of the engine that served a gateway's request.
-        """
+        """Make a line of fields, `at` in Unix seconds; those that are None are left out."""
         return self._render(self._who, fields)
 
 
@@ -82,9 +79,7 @@ def _log_uncaught(what: str, error: BaseException | None) -> None:
 def trace_of(error: BaseException) -> list[str]:
     """Types and places of an error and of its causes; the innermost comes last.
 
-    A group's cause is its first error.
-
-    Messages are left out: a KeyError's is the key, a database error's has the parameters.
+    A group's cause is its first error. Messages are left out: a KeyError's is the key.
     """
     places: list[str] = []
     seen: set[int] = set()

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 # Files that are open besides connections: the database, engines, parts of uploads, logs.
 _OTHER_FILES = 512
+_TICK_S = 1.0
 _UNREAD_MS = 60_000
 """A connection whose other end takes nothing for so long is dropped, with its unsent bytes."""
 
@@ -74,6 +75,11 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._drain.begin()
         super().handle_exit(sig, frame)
+
+    async def main_loop(self) -> None:
+        """Tick once a second, instead of ten times, and as soon as the end has been asked for."""
+        while not await self.on_tick(0):
+            await self._drain.wait_begun(_TICK_S)
 
 
 def _connections(settings: Settings) -> Connections:
