@@ -19,6 +19,7 @@ from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.scheduler import ArenaTooSmall
 from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
+from lora import log_lines
 from lora.beat import Beat
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ _LOADING_S = 1800.0
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="engine: %(message)s")
+    log_lines.begin("engine", engine=Path(sys.argv[1]).stem)
     beat = Beat.inherited()
     config = EngineConfig(**json.loads(Path(sys.argv[1]).read_text()))
     try:

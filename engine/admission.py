@@ -5,7 +5,7 @@ adapters that are resident. Once a request has been passed `max_skips` times for
 request may pass it, so that room accumulates as running requests end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from engine.messages import StopCause
 from engine.outputs import Ending
@@ -29,8 +29,9 @@ _CAUSES: dict[FailureKind, StopCause] = {
 class Admission:
     """Makes one pass over the waiting requests in every step."""
 
-    def __init__(self, queues: Queues) -> None:
+    def __init__(self, queues: Queues, clock: Callable[[], float]) -> None:
         self.queues = queues
+        self._clock = clock
         self.config = queues.config
         self.adapters = queues.adapters
         self._short_of_room: list[Request] = []  # in this pass
@@ -75,6 +76,8 @@ class Admission:
         self._ranks = None  # running requests may be preempted
         if not self.queues.start(request):
             return False
+        if request.group.started_at is None:
+            request.group.started_at = self._clock()
         self._started.append(request)
         return True
 
@@ -86,6 +89,8 @@ class Admission:
             return False
         if self._has_adapter(request):
             return self._is_invoked(request)
+        if request.group.started_at is None:
+            request.group.loading_until = self._clock()
         return self._advance_adapter(request)
 
     def _waits_for_first_answer(self, prompt: Prompt) -> bool:

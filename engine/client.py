@@ -63,7 +63,8 @@ class EngineClient:
     silence: every request in flight ends with EngineDeadError, and `generate` raises it until the
     engine is back.
 
-    on_end: called for every request that ended, because its end record can be settled now.
+    on_end: called when the journal may have records to settle: for a new connection, for every
+    request that ended, and with figures that say so, as another gateway's requests end as well.
     on_lease_low: called when a request is about to use up its lease; see `extend_lease`.
     on_service: called with the service that this engine gave to tenants, for the other engines.
 
@@ -250,6 +251,7 @@ class EngineClient:
             case Welcome():
                 self.welcome = message
                 self._ready.set()
+                self._on_end()
             case StepOutputs():
                 for output in message.outputs:
                     if stream := self._streams.get(output.request_id):
@@ -272,6 +274,8 @@ class EngineClient:
                 self._on_service(message)
             case EngineStats():
                 self.stats = message
+                if message.unsettled_records:
+                    self._on_end()
 
 
 async def _first(

@@ -253,6 +253,8 @@ class RequestOutput:
     num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
     adapter_digest: digest of the adapter that steps applied; None until a step has.
     retry_after_s: with "adapter_loading", seconds after which a retry may succeed.
+    load_s, queue_s: on the last output, seconds that the request waited for its adapter, and then
+    for its turn; None if it waited for no adapter, or the engine is of an older release.
     """
 
     request_id: str
@@ -270,6 +272,8 @@ class RequestOutput:
     num_stop_bytes: int = 0
     adapter_digest: str | None = None
     retry_after_s: float | None = None
+    load_s: float | None = None
+    queue_s: float | None = None
     is_last: bool = False
 
     @property

@@ -120,6 +120,7 @@ class Outputs:
         if ending:
             released = released + request.stops.flush()
             request.finish_reason, request.stop_cause = ending.reason, ending.cause
+        is_last = group.is_over
         output = RequestOutput(
             request_id=group.request_id,
             seq=group.num_outputs_sent,
@@ -136,7 +137,9 @@ class Outputs:
             num_stop_bytes=ending.num_stop_bytes if ending else 0,
             adapter_digest=group.applied_digest,
             retry_after_s=ending.retry_after_s if ending else None,
-            is_last=group.is_over,
+            load_s=group.load_s if is_last else None,
+            queue_s=group.queue_s(self._clock()) if is_last else None,
+            is_last=is_last,
         )
         group.num_outputs_sent += 1
         self._outputs.append((group.gateway_id, output))

@@ -47,10 +47,17 @@ logger = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 20
 LOADING_POLL_MS = 1
-"""How long an engine that has nothing to compute sleeps on its socket. A message wakes it and a
-finished load does not, so it sleeps less while it has requests, which may wait for a load.
+RESTING_POLL_MS = 250
+"""How long an engine that has nothing to compute sleeps on its socket. A message wakes it, but a
+finished load or a signal does not, so it sleeps less while it has requests, which may wait for a
+load, and most when it rests.
 """
 STATS_INTERVAL_S = 0.25
+RESTING_STATS_INTERVAL_S = 1.0
+_REST_AFTER_S = 10.0
+"""How long an engine computes nothing and moves no adapter before it rests. Gateways average the
+figures of this time one by one.
+"""
 INTEGRITY_INTERVAL_S = 5.0
 _MESSAGES_PER_STEP = 256
 _SEND_QUEUE = 100_000
@@ -177,7 +184,7 @@ class EngineProcess:
         self.gateway_timeout_s = gateway_timeout_s
         self._gateways: dict[str, _Gateway] = {}
         self._alone_since = time.monotonic() + startup_grace_s - gateway_timeout_s
-        self._stats_due = self._integrity_due = 0.0
+        self._stats_due = self._integrity_due = self._rests_at = 0.0
         self._leaving = leaving or Leaving(_LEAVE_TIMEOUT_S)
         self._beat = beat or Beat()
         socket_path.unlink(missing_ok=True)
@@ -211,14 +218,14 @@ class EngineProcess:
         while not self._has_left() and not self._is_deserted():
             self._beat.beat()
             had_work, has_work = has_work, self.core.has_work
-            self._receive(0 if has_computed else LOADING_POLL_MS if has_work else IDLE_POLL_MS)
+            self._receive(0 if has_computed else self._poll_ms(has_work))
             # Gateways spoke during a long step; nobody is silent before that has been received.
             self._drop_silent()
             num_steps = self.core.num_steps
             for gateway_id, message in self.core.step(self._busy):
                 self._send(gateway_id, message)
             has_computed = self.core.num_steps > num_steps
-            self._tell_everybody()
+            self._tell_everybody(is_busy=has_computed or self.core.has_work)
             if had_work and not has_work:
                 self._check_integrity()
         reason = "asked to stop" if self._leaving.has_begun else "no gateway any more"
@@ -249,6 +256,12 @@ class EngineProcess:
         if (now := time.monotonic()) >= self._integrity_due:
             self._integrity_due = now + INTEGRITY_INTERVAL_S
             self.core.check_integrity()
+
+    def _poll_ms(self, has_work: bool) -> int:
+        """How long to wait for a message when no step computes."""
+        if has_work:
+            return LOADING_POLL_MS
+        return RESTING_POLL_MS if time.monotonic() >= self._rests_at else IDLE_POLL_MS
 
     # ---- in ----
 
@@ -314,15 +327,22 @@ class EngineProcess:
             logger.warning("gateway %s cannot be reached: %s", gateway_id, error)
             self._forget(gateway_id)
 
-    def _tell_everybody(self) -> None:
-        """Send residency at once, and figures and service totals four times a second."""
+    def _tell_everybody(self, *, is_busy: bool) -> None:
+        """Send residency at once, and figures and service totals four times a second, or once
+        while the engine rests.
+        """
         moves = self.core.take_residency()
         for move in moves:
             if move.tier == "failed":
                 logger.warning("adapter %s: %s", move.object_key, move.error)
         news: list[object] = list(moves)
-        if (now := time.monotonic()) >= self._stats_due:
-            self._stats_due = now + STATS_INTERVAL_S
+        now = time.monotonic()
+        if moves or is_busy:
+            self._rests_at = now + _REST_AFTER_S
+            self._stats_due = min(self._stats_due, now + STATS_INTERVAL_S)
+        if now >= self._stats_due:
+            rests = now >= self._rests_at
+            self._stats_due = now + (RESTING_STATS_INTERVAL_S if rests else STATS_INTERVAL_S)
             news.append(self._stats())
             self._tell_service()
         self._send_all(news)

@@ -26,6 +26,7 @@ from engine.errors import UnsupportedModel
 from engine.int_channel import ChannelClosed, IntChannel
 from engine.rank_group import FAILURES, PLACED
 from engine.ranks import TorchRanks
+from lora import log_lines
 from lora.batch import DeviceTables
 from lora.disk_cache import packed_path
 from lora.errors import AdapterError
@@ -83,7 +84,8 @@ class PlacedAdapters:
 def main() -> None:
     config_path, index = Path(sys.argv[1]), int(sys.argv[2])
     steps, placements = (IntChannel(socket.socket(fileno=int(end))) for end in sys.argv[3:5])
-    logging.basicConfig(level=logging.INFO, format=f"engine, rank {index}: %(message)s")
+    # The path is DATA_DIR/ranks/config.json, and the folder has the engine's name.
+    log_lines.begin("engine", engine=config_path.parents[1].name, rank=index)
     # Only the first rank reacts to them: until its requests have ended, it needs this rank.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)

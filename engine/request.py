@@ -50,6 +50,7 @@ class RequestGroup:
     """All answers that one AddRequest asked for, each a `Request`, under one hold and one id.
 
     applied_digest: digest of the adapter that the steps report as applied; None before that.
+    loading_until: when its adapter was last seen missing before it started.
     """
 
     gateway_id: str
@@ -57,6 +58,8 @@ class RequestGroup:
     arrived_at: float
     prompts: list[Prompt] = field(default_factory=list)
     requests: list["Request"] = field(default_factory=list)
+    loading_until: float | None = None
+    started_at: float | None = None
     first_token_at: float | None = None
     applied_digest: str | None = None
     num_outputs_sent: int = 0
@@ -109,6 +112,16 @@ class RequestGroup:
     @property
     def num_completion_tokens(self) -> int:
         return sum(len(request.output_token_ids) for request in self.requests)
+
+    @property
+    def load_s(self) -> float | None:
+        """Seconds for which it waited for its adapter; None if that was in the arena."""
+        return None if self.loading_until is None else self.loading_until - self.arrived_at
+
+    def queue_s(self, now: float) -> float:
+        """Seconds for which it waited for its turn, once it had its adapter."""
+        began_at = self.arrived_at if self.loading_until is None else self.loading_until
+        return (now if self.started_at is None else self.started_at) - began_at
 
     @property
     def is_over(self) -> bool:

@@ -24,6 +24,7 @@ from engine.messages import EngineStats, ReadJournal, Residency, TenantService, 
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.records import JournalRecords
 from engine.tcp import TcpListener
+from lora import log_lines
 from lora.beat import Beat
 
 logger = logging.getLogger(__name__)
@@ -136,7 +137,7 @@ class Retirement(Leaving):
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="retired engine: %(message)s")
+    log_lines.begin("retired", engine=Path(sys.argv[1]).stem)
     config = EngineConfig(**json.loads(Path(sys.argv[1]).read_text()))
     data_dir = Path(config.data_dir)
     with lock_directory(data_dir):

@@ -83,7 +83,7 @@ class Scheduler:
             sliding_window=config.sliding_window,
         )
         self.queues = Queues(config, self.kv, adapters, self.policy)
-        self.admission = Admission(self.queues)
+        self.admission = Admission(self.queues, clock)
         self.outputs = Outputs(config.max_model_len, vocabulary, eos_token_ids, clock)
         self.groups: dict[str, RequestGroup] = {}
         self._num_arrivals = 0

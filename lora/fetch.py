@@ -34,6 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
+from lora import log_lines
 from lora.beat import Beat
 from lora.disk_cache import CacheInUse, DiskCache, packed_path
 from lora.download import Downloader
@@ -249,7 +250,7 @@ def main() -> None:
     parser.add_argument("--reserve-bytes", type=int)
     args = parser.parse_args()
     beat = Beat.inherited(_SILENCE_S)
-    logging.basicConfig(level=logging.WARNING, format="fetcher: %(message)s")
+    log_lines.begin("fetcher", level=logging.WARNING)
     # One attempt, since the downloader resumes a broken read by itself.
     storage = open_storage(args.storage, attempts=1, read_timeout_s=_READ_TIMEOUT_S)
     os.nice(_NICE)  # after the import of boto3, which would take half a minute on a busy machine
@@ -258,7 +259,8 @@ def main() -> None:
             cache = DiskCache(args.cache, args.quota_bytes, FreeSpace(args.reserve_bytes))
             fetcher = Fetcher(Downloader(storage, args.max_fetches), cache, args.max_fetches)
     except CacheInUse as error:
-        sys.exit(f"fetcher: {error}")
+        logger.error("%s", error)
+        sys.exit(1)
     server = listen(args.socket)
     server.settimeout(_ACCEPT_S)
     while True:

@@ -1,5 +1,6 @@
 """`python -m server GATEWAY.json`: serves HTTP with the configuration that the supervisor wrote."""
 
+import atexit
 import contextlib
 import json
 import logging
@@ -11,6 +12,7 @@ from types import FrameType
 
 import uvicorn
 
+from lora.log_lines import choose_format, take_all
 from server.api.app import create_app
 from server.api.connections import Connections
 from server.api.http_protocol import HttpLimits, protocol
@@ -25,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 # Files that are open besides connections: the database, engines, parts of uploads, logs.
 _OTHER_FILES = 512
+_TICK_S = 1.0
 _UNREAD_MS = 60_000
 """A connection whose other end takes nothing for so long is dropped, with its unsent bytes."""
 
@@ -32,9 +35,10 @@ _UNREAD_MS = 60_000
 def main() -> None:
     written = json.loads(Path(sys.argv[1]).read_text())
     settings = Settings.model_validate(written["settings"])
-    log_format = settings.log_format or ("text" if sys.stderr.isatty() else "json")
-    writer = LogWriter(sys.stderr, log_format)
-    logging.basicConfig(level=logging.INFO, handlers=[LogHandler(writer)])
+    log_format = choose_format(sys.stderr, settings.log_format)
+    writer = LogWriter(sys.stderr, log_format, settings.log_level)
+    atexit.register(writer.close)
+    take_all(LogHandler(writer))
     logging.getLogger("alembic").setLevel(logging.WARNING)
     admin_key = load_admin_key(settings.data_dir)
     gateway = assemble(settings, Path(written["model_dir"]), admin_key)
@@ -57,7 +61,6 @@ def main() -> None:
     server = _Server(config, gateway.drain)
     with contextlib.suppress(KeyboardInterrupt):
         server.run([_listen(config)])
-    writer.close()
     if not server.started:  # its log says why
         sys.exit(1)
 
@@ -72,6 +75,11 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._drain.begin()
         super().handle_exit(sig, frame)
+
+    async def main_loop(self) -> None:
+        """Tick once a second, instead of ten times, and as soon as the end has been asked for."""
+        while not await self.on_tick(0):
+            await self._drain.wait_begun(_TICK_S)
 
 
 def _connections(settings: Settings) -> Connections:

@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
+from lora.log_lines import trace_of
 from registry.errors import RegistryError
 from registry.sweep import purge, sweep_objects, sweep_uploads
 from registry.transactions import Begin
@@ -231,7 +232,7 @@ def _render_as(to_api_error: Callable[[Any], ApiError]) -> Callable[..., JSONRes
     def render(_: Request, error: Exception) -> JSONResponse:
         answer = to_api_error(error)
         if answer.status == 500:
-            logs.note(trace=logs.trace_of(error))
+            logs.note(trace=trace_of(error))
         return _render(answer)
 
     return render

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from lora.log_lines import trace_of
 from registry import errors as registry_errors
 from registry.errors import RegistryError
 from server import faults, logs
@@ -107,7 +108,7 @@ def from_fault(fault: Fault) -> ApiError:
             headers = {"x-should-retry": "false"}
             return ApiError(502, message, type="server_error", code=code, headers=headers)
         case faults.Failed():
-            logs.note(trace=logs.trace_of(fault))
+            logs.note(trace=trace_of(fault))
             return errors.internal_error()
     raise AssertionError(f"unmapped {type(fault).__name__}")
 

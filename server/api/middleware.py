@@ -15,9 +15,10 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import iter_route_contexts
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from lora.log_lines import trace_of
 from server.api import errors
 from server.api.metrics import Metrics
-from server.logs import begin_notes, note, trace_of
+from server.logs import begin_notes, note
 from server.text.json_object import JsonObject
 
 MAX_CLIENT_REQUEST_ID_BYTES = 512
@@ -30,6 +31,9 @@ _HEADERS = {
     b"cache-control": b"no-store",
     b"openai-version": b"2020-10-01",
 }
+
+_PROBES = ("/health", "/metrics", "/ready")
+"""Routes that machines ask all the time; lines about them are for debugging, but for changes."""
 
 WriteLine = Callable[[Mapping[str, Any]], None]
 
@@ -46,6 +50,7 @@ class Edge:
         self._metrics = metrics
         self._write_line = write_line
         self._templates: dict[Any, str] = {}
+        self._was_ready: bool | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,7 +71,19 @@ class Edge:
                 raise  # the answer has begun, or nobody waits for it: the connection is closed
             await _answer(errors.internal_error(), scope, receive, exchange.send)
         finally:
-            self._write_line(exchange.line(self._template(scope)))
+            line = exchange.line(self._template(scope))
+            if line["route"] in _PROBES and line["status"] in (200, 503):
+                line["level"] = self._level_of_probe(line["route"], line["status"] == 200)
+            self._write_line(line)
+
+    def _level_of_probe(self, route: str, is_well: bool) -> str:
+        """The level of a probe's line, which is debug unless it says that readiness has changed."""
+        if route != "/ready" or is_well == self._was_ready:
+            return "debug"
+        # Callers poll a gateway that starts until it is ready; only later it is a warning.
+        level = "warning" if self._was_ready else "info"
+        self._was_ready = is_well
+        return level
 
     def _template(self, scope: Scope) -> str | None:
         """The route's path as it is declared; None where there is no such endpoint."""
@@ -117,7 +134,7 @@ class _Exchange:
         """The log line of the exchange: ids and figures alone."""
         return {
             "at": self._at_s,
-            "level": "error" if "trace" in self._notes else _level(self.status, template),
+            "level": "error" if "trace" in self._notes else _level(self.status),
             "request_id": self._request_id,
             "method": self._scope["method"],
             "route": template,
@@ -129,15 +146,14 @@ class _Exchange:
         }
 
 
-def _level(status: int | None, template: str | None) -> str:
+def _level(status: int | None) -> str:
     """The log level for an answer: an error for a 500, a warning for any other 5xx.
 
-    A 503 of `/ready` is no warning: its callers poll until it ends. Status None means that the
-    client left before the answer.
+    Status None means that the client left before the answer.
     """
     if status == 500:
         return "error"
-    is_well = status is None or status < 500 or template == "/ready"
+    is_well = status is None or status < 500
     return "info" if is_well else "warning"
 
 

@@ -1,6 +1,7 @@
 """`chorale serve`: runs engine, fetcher and gateway until a signal."""
 
 import logging
+import os
 import shutil
 import sys
 import time
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from lora import log_lines
 from server.cli.terminal import CommandFailed, say
 from server.text.json_object import JsonObject
 
@@ -209,7 +211,7 @@ def start_serving(
         settings = resolve_settings(settings)
         with lock_data_dir(settings.data_dir):
             folder = _empty_folder(settings.data_dir / logs) if logs else None
-            _begin_log(folder and folder / "supervisor.log")
+            _begin_log(folder and folder / "supervisor.log", settings)
             children = prepare(settings)
             admin_key = load_admin_key(settings.data_dir)
             if admin_key.path:
@@ -230,8 +232,13 @@ def _empty_folder(folder: Path) -> Path:
     return folder
 
 
-def _begin_log(file: Path | None) -> None:
-    logging.basicConfig(level=logging.WARNING, format="supervisor: %(message)s", filename=file)
+def _begin_log(file: Path | None, settings: "Settings") -> None:
+    stream = file.open("a") if file else sys.stderr
+    handler = logging.StreamHandler(stream)
+    log_format = log_lines.choose_format(stream, settings.log_format)
+    os.environ[log_lines.VARIABLE] = log_format
+    handler.setFormatter(log_lines.LineFormatter(log_format, process="supervisor"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("server").setLevel(logging.INFO)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from engine.leaving import is_settled
+from lora import log_lines
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
 from server.launch.children import base_revision_of, engine_child, fetcher_child, write_private
@@ -56,9 +57,9 @@ class Node:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="node: %(message)s")
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # Ray's workers ignore it, and this inherits that
     node = Node.read(Path(sys.argv[1]))
+    log_lines.begin("node", engine=node.folder.name)
     try:
         template = EngineTemplate.read(node.pool_dir)
         children = prepare(node, template)

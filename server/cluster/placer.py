@@ -18,6 +18,7 @@ from typing import Any
 import ray
 import ray.exceptions
 
+from lora import log_lines
 from server.cluster.coordinator import Coordinator
 from server.cluster.pool import COORDINATOR, Pool, first_line
 from server.launch.placer_config import PlacerConfig
@@ -136,7 +137,7 @@ class Placer:
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, format="placer: %(message)s")
+    log_lines.begin("placer")
     config = PlacerConfig.read(Path(sys.argv[1]))
     options: JsonObject = {}
     if config.address == "local":

@@ -18,6 +18,7 @@ from engine.errors import EngineDeadError
 from engine.messages import AddRequest
 from registry.catalog import Catalog
 from registry.ref import AdapterRef
+from server import logs
 from server.accounts.auth import Identity
 from server.adapters.names import resolve_model
 from server.billing.budgets import BudgetExhausted, cover
@@ -96,6 +97,8 @@ class Admission:
             raise errors.engine_unavailable()
         self.load.check(identity, request.priority, request.num_answers)
         resolved = await self._resolve(identity, request, request_id)
+        adapter_id = resolved.adapter.adapter_id if resolved.adapter else None
+        logs.note(model=self.base.model_id, adapter=adapter_id)
         begun = await self._charge_work(request, resolved.limits, request_id)
         try:
             message = await self._message(identity, request, resolved.adapter, request_id)

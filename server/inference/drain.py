@@ -35,6 +35,10 @@ class Drain:
         self._load.is_draining = True
         self._begun.set()
 
+    async def wait_begun(self, timeout_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._begun.wait(), timeout_s)
+
     async def run(self) -> None:
         """Wait until the shutdown begins; then abort requests that do not end in time."""
         await self._begun.wait()

@@ -24,6 +24,7 @@ from server.faults import Fault
 from server.inference import errors, outcomes
 from server.inference.admission import Admitted
 from server.inference.load_shedding import LoadShedder
+from server.inference.token_gaps import TokenGaps
 from server.limits.learned import LearnedTokens
 from server.limits.rules import Limiter
 from server.pool.engines import Engines
@@ -59,6 +60,7 @@ class Generation:
         """The engine's outputs; leaving the generator early aborts the request. Raises Fault."""
         message = admitted.message
         used_tokens: int | None = 0
+        gaps = TokenGaps()
         try:
             async with (
                 self.unpaid_if_broken(admitted),
@@ -66,6 +68,9 @@ class Generation:
             ):
                 async for output in stream:
                     used_tokens = self._used_tokens(output)
+                    gaps.note(output, time.monotonic())
+                    if output.is_last:
+                        logs.note(load_ms=_ms(output.load_s), queue_ms=_ms(output.queue_s))
                     param = admitted.request.prompt_param
                     if failure := outcomes.failure_of(message, output, prompt_param=param):
                         logs.note(stop_cause=output.stop_cause)
@@ -89,6 +94,7 @@ class Generation:
         except EngineDeadError:
             raise errors.engine_unavailable() from None
         finally:
+            logs.note(itl_ms_p50=_ms(gaps.p50_s))
             self.load.remove(admitted.running)
             self.limiter.release(admitted.grant, used_tokens)
 
@@ -147,6 +153,7 @@ class Generation:
                 waited_s = time.monotonic() - admitted.arrived_at
                 self.observe_first_token(waited_s)
                 self.first_tokens.note(waited_s)
+                logs.note(ttft_ms=_ms(waited_s))
             self.load.begin(running, output.index)
         if output.is_last:
             self._learn(admitted, output)
@@ -170,6 +177,10 @@ class Generation:
     async def _void(self, request_id: str) -> None:
         """Void the hold at once, because the engine never accepted the request."""
         await self.database.write(lambda conn: void_refused(conn, request_id, now_ms()))
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
 
 
 def cost_nanousd(admitted: Admitted, final: RequestOutput) -> int:

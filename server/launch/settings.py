@@ -198,8 +198,10 @@ class Settings(BaseModel):
     trusted_proxies: tuple[str, ...] = ("127.0.0.0/8", "::1")
     # Origins, such as https://app.example.com, whose web pages may call this server from a browser.
     cors_origins: tuple[_Origin, ...] = ()
-    # Format of the gateway's log lines.
+    # Format of the log lines of all processes; on other nodes of a cluster they are always JSON.
     log_format: Literal["json", "text"] | None = None  # default: text on a terminal, else json
+    # Least level of the gateway's log lines; debug adds those of probes and scrapes.
+    log_level: Literal["debug", "info"] = "info"
 
     @field_validator("public_prompts", "cors_origins", "trusted_proxies", mode="before")
     @classmethod

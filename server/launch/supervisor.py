@@ -93,7 +93,7 @@ class SupervisorConfig:
     first_delay_s: float = 0.1
     max_delay_s: float = 10.0
     healthy_s: float = 30.0
-    poll_s: float = 0.05
+    poll_s: float = 0.2
 
 
 class Supervisor:

@@ -10,7 +10,7 @@ from engine.silence import Silence
 from lora.beat import RECORD, VARIABLE
 
 _MOST_GAP_S = 1.0
-"""Silence that counts between two looks, which are usually 50 ms apart."""
+"""Silence that counts between two looks, which are usually 0.2 s apart."""
 
 
 class Watchdog:

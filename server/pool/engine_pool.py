@@ -49,8 +49,7 @@ class EnginePool:
 
     client_key: secret key of this pool's gateways, for engines on other machines.
     running: this gateway's requests, with the engines that have them.
-    on_end: called for every request that ended.   on_lease_low: called for a request that needs
-    more tokens.
+    on_end, on_lease_low: called as those of an EngineClient.
     """
 
     def __init__(

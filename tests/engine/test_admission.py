@@ -64,6 +64,23 @@ def test_an_adapter_that_does_not_come_in_time_is_said_to_be_loading(tmp_path):
     assert core.adapters.entries[message.adapter.object_key].tier == "remote", "dropped load"
 
 
+def test_the_last_output_says_how_long_the_adapter_and_the_turn_took(tmp_path):
+    clock, loader = FakeClock(), FakeLoader(at_once=False)
+    core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock, max_num_seqs=1))
+    core.handle("gw", make_message("warm", max_tokens=100))
+    core.handle("gw", make_message("cold", adapter=make_adapter()))
+    core.step()
+    clock.now += 3.0
+    while loader.under_way:
+        loader.finish()
+        core.step()
+    clock.now += 2.0
+    core.scheduler.abort(["warm"])
+    outputs = run_until_idle(core)
+    times = {name: (said[-1].load_s, said[-1].queue_s) for name, said in outputs.items()}
+    assert times == {"warm": (None, 0.0), "cold": (3.0, 2.0)}
+
+
 def test_without_a_first_token_in_time_a_request_ends_as_an_error(tmp_path):
     clock = FakeClock()
     core = make_core(tmp_path, make_scheduler(clock=clock, max_num_seqs=1))

@@ -130,6 +130,21 @@ def test_a_new_gateway_hears_figures_and_residency_before_anything_else(engine, 
     assert (type(stats), stats.steps > 0, stats.is_leaving) == (EngineStats, True, False)
 
 
+def test_a_gateway_hears_that_a_request_of_another_can_be_settled(engine, tmp_path):
+    engine()
+
+    async def run():
+        heard = asyncio.Event()
+        async with connected(tmp_path, on_end=heard.set) as settling, connected(tmp_path) as other:
+            assert heard.is_set(), "a journal may have records before anybody connects"
+            heard.clear()
+            await collect(other, make_message(max_tokens=2))
+            await asyncio.wait_for(heard.wait(), START_S)
+            assert settling.stats.unsettled_records == 1
+
+    asyncio.run(run())
+
+
 def open_contexts():
     # type(), since isinstance would make some objects of the process warn.
     return {id(c) for c in gc.get_objects() if type(c) is zmq.asyncio.Context and not c.closed}

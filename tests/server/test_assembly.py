@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from lora.log_lines import trace_of
 from server.accounts.admin_key import AdminKey
 from server.api.app import create_app
 from server.assembly import assemble
 from server.database.database import DEFAULT_FILE, Database
 from server.launch.settings import Settings
 from server.limits.memory import MemoryLimiter
-from server.logs import trace_of
 from tests.server.in_process import DEMO, InProcess, with_engines
 
 

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from server.api.answer import Answer
 from server.api.deps import DrainDep, EnginesDep, LedgerProbeDep, MetricsDep
+from server.logs import note
 from server.version import VERSION
 
 router = APIRouter(include_in_schema=False)
@@ -89,8 +90,9 @@ async def ready(
         "ledger": ledger,
         "serving": not drain.has_begun,
     }
-    if not all(parts.values()):
+    if missing := [name for name, is_well in parts.items() if not is_well]:
         response.status_code = 503
+        note(missing=", ".join(missing))
     return Readiness(status="ready" if all(parts.values()) else "not ready", **parts)
 
 

@@ -17,12 +17,13 @@ import pytest
 
 from engine.errors import RequestRefused
 from engine.messages import AddRequest, RequestOutput
+from lora.log_lines import trace_of
 from server.api.app import create_app
 from server.database.database import DEFAULT_FILE
-from server.logs import LogHandler, LogWriter, trace_of
+from server.logs import LogHandler, LogWriter
 from tests.server.fake_engines import FakeEngines, answer_at_once
 from tests.server.in_process import InProcess, User, with_engines
-from tests.server.scripted_product import end_at_once
+from tests.server.scripted_product import answer_all, end_at_once
 
 MARK = "zebra"
 PROMPT, HEADER = f"{MARK} prompt", f"{MARK} header"
@@ -57,7 +58,7 @@ def test_a_requests_line_says_whose_it_was_and_how_it_went(logged: Logged) -> No
     answer = user.call("POST", "/v1/completions", body, {"x-client-request-id": "mine"})
     line = logged.last()
     assert line.pop("at") > 1.7e9
-    assert line.pop("duration_ms") > 0
+    assert line.pop("duration_ms") >= line.pop("ttft_ms") > 0
     assert line == {
         "level": "info",
         "request_id": answer.headers["x-request-id"],
@@ -70,12 +71,37 @@ def test_a_requests_line_says_whose_it_was_and_how_it_went(logged: Logged) -> No
         "prompt_tokens": answer.json()["usage"]["prompt_tokens"],
         "completion_tokens": 3,
         "engine": "engine",
+        "model": "base",
     }
 
 
 def test_a_stream_is_one_line_with_what_it_used_at_its_end(logged: Logged) -> None:
     logged.product.user("acme").complete("base", stream=True)
     assert [line["completion_tokens"] for line in logged.lines] == [3]
+
+
+def test_a_line_says_what_a_request_waited_for_even_if_it_failed(logged: Logged) -> None:
+    times: dict[str, Any] = {"load_s": 0.25, "queue_s": 0.5}
+    user = logged.product.user("acme")
+    for ending in ("length", "error"):
+        script = end_at_once(finish_reason=ending, stop_cause="adapter_missing", **times)
+        logged.product.use(FakeEngines(script))
+        user.complete("base")
+        assert (logged.last()["load_ms"], logged.last()["queue_ms"]) == (250.0, 500.0)
+    logged.product.use(FakeEngines(answer_all))
+    user.complete("base")
+    assert logged.last()["itl_ms_p50"] >= 0
+
+
+def test_lines_of_probes_are_for_debugging_unless_readiness_has_changed(logged: Logged) -> None:
+    for is_ready in (False, False, True, True, False, False, True):
+        logged.product.engines.is_ready = is_ready
+        for path in ("/ready", "/health"):
+            logged.product.operator.call("GET", path)
+    levels = [line["level"] for line in logged.lines]
+    assert levels[::2] == ["info", "debug", "info", "debug", "warning", "debug", "info"]
+    assert set(levels[1::2]) == {"debug"}
+    assert logged.lines[0]["missing"] == "engine"
 
 
 def test_a_route_is_named_as_it_is_declared_and_an_unknown_one_not_at_all(logged: Logged) -> None:
@@ -223,11 +249,14 @@ def test_lines_are_json_without_what_is_not_known() -> None:
     writer = LogWriter(stream, "json")
     writer.write({"at": 0, "level": "info", "status": 200, "tenant_id": None})
     writer.write({"at": 1.5, "level": "error", "trace": ["a", "b"]})
+    writer.write({"at": 2, "level": "debug"})
     writer.close()
     assert [json.loads(line) for line in stream.getvalue().splitlines()] == [
-        {"at": "1970-01-01T00:00:00.000+00:00", "level": "info", "status": 200},
-        {"at": "1970-01-01T00:00:01.500+00:00", "level": "error", "trace": ["a", "b"]},
-    ]
+        {"at": "1970-01-01T00:00:00.000+00:00", "level": "info", "process": "gateway",
+         "status": 200},
+        {"at": "1970-01-01T00:00:01.500+00:00", "level": "error", "process": "gateway",
+         "trace": ["a", "b"]},
+    ]  # fmt: skip
 
 
 def test_lines_for_people_have_no_names() -> None:

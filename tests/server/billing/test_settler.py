@@ -276,6 +276,22 @@ def test_running_settles_on_wake_and_stops_when_told(database):
     assert posted(database) == ["stray"]
 
 
+def test_a_journal_that_could_not_be_read_is_not_left_until_the_next_poll(database):
+    engine = FakeEngine()
+    engine.end("stray")
+    engine.failures = [EngineDeadError()]
+
+    async def run():
+        settler = make_settler(database, engine, poll_s=60, retry_s=0.001)
+        running = asyncio.create_task(settler.run())
+        while not posted(database):
+            await asyncio.sleep(0.001)
+        settler.stop()
+        await running
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+
+
 def test_who_waits_for_the_first_pass_gets_it_when_all_is_posted(sqlite_database):
     engine = FakeEngine()
     engine.end("stray")
