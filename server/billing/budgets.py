@@ -58,13 +58,15 @@ class Budget:
     """A limit on what a tenant spends.
 
     amount_nanousd: if kind is "monthly", the most that may be spent in a UTC month; if kind is
-    "prepaid", the balance that must remain.
+    "prepaid", the balance that must remain.   refused_nanousd: the need of the smallest request
+    that a hard budget refused, until a request passes while that much remains; 0 if there is none.
     """
 
     tenant_id: str
     kind: BudgetKind
     enforcement: Enforcement
     amount_nanousd: int
+    refused_nanousd: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +86,11 @@ class Sums:
         if kind == "monthly":
             return amount_nanousd - self.spent_nanousd - self.held_nanousd
         return self.balance_nanousd - self.held_nanousd - amount_nanousd
+
+
+def is_used_up(remaining_nanousd: int, refused_nanousd: int) -> bool:
+    """Whether a hard budget does not cover the smallest request that it is asked for."""
+    return remaining_nanousd < max(1, refused_nanousd)
 
 
 # ---- inside a hold's transaction ----
@@ -107,11 +114,13 @@ def cover(
     left = _lock_remaining(conn, tenant_id, now_ms)
     if left is None:
         return wanted_tokens
-    kind, remaining = left
+    kind, remaining, refused_nanousd = left
     needed = amount_nanousd(num_prompt_tokens, 0, min(wanted_tokens, num_answers), price)
     # A request that costs nothing is always admitted, even if the remaining amount is negative.
     if needed > max(remaining, 0):
         raise BudgetExhausted(kind, remaining, needed)
+    if 0 < refused_nanousd <= remaining:
+        conn.execute(sa.update(budgets).filter_by(tenant_id=tenant_id).values(refused_nanousd=0))
     remaining -= amount_nanousd(num_prompt_tokens, 0, 0, price)
     return _lease(remaining, price, wanted_tokens, num_answers)
 
@@ -148,6 +157,18 @@ def extend(
     return lease + more
 
 
+def note_refusal(conn: Connection, tenant_id: str, refused: BudgetExhausted) -> None:
+    """Note what a hard budget refused, for its state and its webhook event.
+
+    Only the first refusal writes, and smaller ones: a tenant may ask in vain as often as it likes.
+    """
+    noted, needed = budgets.c.refused_nanousd, refused.needed_nanousd
+    update = sa.update(budgets).filter_by(
+        tenant_id=tenant_id, kind=refused.kind, enforcement="hard"
+    )
+    conn.execute(update.where((noted == 0) | (noted > needed)).values(refused_nanousd=needed))
+
+
 def read_sums(conn: Connection, tenant_id: str, now_ms: int) -> Sums:
     """Read the sums in one query, so that a hold that is just posted is in exactly one of them."""
     months = {month_of(now_ms + shift) for shift in (-CLOCK_SLACK_MS, 0, CLOCK_SLACK_MS)}
@@ -157,10 +178,11 @@ def read_sums(conn: Connection, tenant_id: str, now_ms: int) -> Sums:
     )
 
 
-def _lock_remaining(conn: Connection, tenant_id: str, now_ms: int) -> tuple[BudgetKind, int] | None:
-    """Lock the tenant and return (kind, remaining amount) of the hard budget that leaves least.
-
-    Returns None, and locks nothing, if the tenant has no hard budget.
+def _lock_remaining(
+    conn: Connection, tenant_id: str, now_ms: int
+) -> tuple[BudgetKind, int, int] | None:
+    """Lock the tenant and return (kind, remaining amount) of the hard budget that leaves least, and
+    the highest noted refusal. Returns None, and locks nothing, if the tenant has no hard budget.
     """
     hard = conn.execute(_HARD, {"tenant_id": tenant_id}).all()
     if not hard:
@@ -172,7 +194,7 @@ def _lock_remaining(conn: Connection, tenant_id: str, now_ms: int) -> tuple[Budg
     sums = read_sums(conn, tenant_id, now_ms)
     left = [(sums.remaining(row.kind, row.amount_nanousd), row.kind) for row in hard]
     remaining, kind = min(left)
-    return kind, remaining
+    return kind, remaining, max(row.refused_nanousd for row in hard)
 
 
 def _lease(remaining: int, price: TokenPrices, wanted_tokens: int, num_answers: int) -> int:
@@ -254,7 +276,7 @@ HAS_HARD_BUDGET = sa.exists().where(
 """Whether a row of tenants has a hard budget."""
 
 _TENANT = sa.bindparam("tenant_id", type_=sa.String)
-_HARD = sa.select(budgets.c.kind, budgets.c.amount_nanousd).where(
+_HARD = sa.select(budgets.c.kind, budgets.c.amount_nanousd, budgets.c.refused_nanousd).where(
     budgets.c.tenant_id == _TENANT, budgets.c.enforcement == "hard"
 )
 _LOCK = (

@@ -1,6 +1,6 @@
 """The states of many limits: all are checked, then all charged. Callers pass times; none waits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from server.limits.bucket import WINDOW_MS, Bucket, Seats, State
@@ -10,6 +10,7 @@ _SWEEP_MS = 1000
 """Milliseconds between two sweeps of a full table, after which a refused request may ask again."""
 
 _Key = tuple[Metric, str, str]
+NoteRefusal = Callable[[Limit], None]
 
 
 class States:
@@ -117,14 +118,17 @@ def raise_if_limited(
     limits: Sequence[Limit],
     waits: Sequence[int],
     standings: tuple[Standing, ...],
+    note_refusal: NoteRefusal,
     *,
     is_degraded: bool,
 ) -> None:
     """Raises RateLimited for the limit that takes longest to free, if one is reached."""
     if any(waits):
         retry_after_ms = max(waits)
+        limit = limits[waits.index(retry_after_ms)]
+        note_refusal(limit)
         raise RateLimited(
-            limits[waits.index(retry_after_ms)],
+            limit,
             retry_after_ms=retry_after_ms,
             standings=standings,
             is_degraded=is_degraded,
