@@ -64,7 +64,6 @@ from server.limits.memory import MemoryLimiter
 from server.limits.redis_states import RedisStates
 from server.limits.rules import SEAT_SLACK_S, Limiter
 from server.limits.shared import SharedLimiter
-from server.limits.states import NoteRefusal
 from server.pool.engine_pool import EnginePool
 from server.pool.engines import Engines
 from server.pool.keys import PoolKeys
@@ -96,7 +95,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         data_dir, secrets, base.base_revision, running, database, signer, leases, token_leases
     )
     limit_refusals = LimitRefusals(database)
-    limiter = _limiter(settings, database, secrets.pepper, limit_refusals.note)
+    limiter = _limiter(settings, database, secrets.pepper, limit_refusals)
     metrics = Metrics(engines, settler)
     metrics.limiter_degraded.set_function(lambda: limiter.is_degraded)
     auditor = Auditor(database, settler, metrics.note_audit)
@@ -242,11 +241,11 @@ def _own_folder(settings: Settings, shared: Path) -> Path:
 
 
 def _limiter(
-    settings: Settings, database: Database, pepper: str, note_refusal: NoteRefusal
+    settings: Settings, database: Database, pepper: str, refusals: LimitRefusals
 ) -> Limiter:
     """The limiter of one gateway, or the one that all gateways with the same Redis share."""
     if settings.redis_url is None:
-        return MemoryLimiter(path=settings.data_dir / "limits.json", note_refusal=note_refusal)
+        return MemoryLimiter(path=settings.data_dir / "limits.json", note_refusal=refusals.note)
     # The name is the same for all gateways of an installation, and differs between installations.
     name = hashlib.sha256(pepper.encode()).hexdigest()[:16]
     return SharedLimiter(
@@ -254,7 +253,7 @@ def _limiter(
         RedisStates(settings.redis_url, deadline_s=settings.redis_deadline_s),
         Epochs(database, f"gw-{uuid.uuid4()}", open_requests),
         max_lifetime_ms=int((settings.request_timeout_s + SEAT_SLACK_S) * 1000),
-        note_refusal=note_refusal,
+        note_refusal=refusals.note,
     )
 
 

@@ -14,9 +14,9 @@ depends_on = None
 
 
 def upgrade() -> None:
-    refused = sa.Column("refused_nanousd", sa.BigInteger(), server_default="0", nullable=False)
-    op.add_column("budgets", refused)
+    needed = sa.Column("needed_nanousd", sa.BigInteger(), server_default="1", nullable=False)
+    op.add_column("budgets", needed)
 
 
 def downgrade() -> None:
-    op.drop_column("budgets", "refused_nanousd")
+    op.drop_column("budgets", "needed_nanousd")

@@ -11,7 +11,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.billing.budgets import is_used_up
 from server.billing.months import month_of
 from server.billing.rating import format_usd
 from server.billing.tables import budgets, monthly_spend, tenant_accounts
@@ -123,9 +122,8 @@ def _standings(row: sa.Row[Any], month: str) -> list[_Standing]:
         data |= {"balance_nanousd": row.balance_nanousd}
         found += [] if is_hard else [standing(REACHED, subject, left < 0, data)]
     if is_hard:
-        is_exhausted = is_used_up(left, row.refused_nanousd)
-        data |= {"refused_nanousd": row.refused_nanousd}
-        found += [standing(EXHAUSTED, subject, is_exhausted, data)]
+        data |= {"needed_nanousd": row.needed_nanousd}
+        found += [standing(EXHAUSTED, subject, left < row.needed_nanousd, data)]
     return [one for one in found if one.is_reached or not is_monthly]
 
 

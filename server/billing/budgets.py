@@ -58,15 +58,15 @@ class Budget:
     """A limit on what a tenant spends.
 
     amount_nanousd: if kind is "monthly", the most that may be spent in a UTC month; if kind is
-    "prepaid", the balance that must remain.   refused_nanousd: the need of the smallest request
-    that a hard budget refused, until a request passes while that much remains; 0 if there is none.
+    "prepaid", the balance that must remain.   needed_nanousd: what the smallest request needs
+    that a hard budget refused, until a request passes while so much remains; 1 if there is none.
     """
 
     tenant_id: str
     kind: BudgetKind
     enforcement: Enforcement
     amount_nanousd: int
-    refused_nanousd: int = 0
+    needed_nanousd: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +86,6 @@ class Sums:
         if kind == "monthly":
             return amount_nanousd - self.spent_nanousd - self.held_nanousd
         return self.balance_nanousd - self.held_nanousd - amount_nanousd
-
-
-def is_used_up(remaining_nanousd: int, refused_nanousd: int) -> bool:
-    """Whether a hard budget does not cover the smallest request that it is asked for."""
-    return remaining_nanousd < max(1, refused_nanousd)
 
 
 # ---- inside a hold's transaction ----
@@ -114,13 +109,13 @@ def cover(
     left = _lock_remaining(conn, tenant_id, now_ms)
     if left is None:
         return wanted_tokens
-    kind, remaining, refused_nanousd = left
+    kind, remaining, noted = left
     needed = amount_nanousd(num_prompt_tokens, 0, min(wanted_tokens, num_answers), price)
     # A request that costs nothing is always admitted, even if the remaining amount is negative.
     if needed > max(remaining, 0):
         raise BudgetExhausted(kind, remaining, needed)
-    if 0 < refused_nanousd <= remaining:
-        conn.execute(sa.update(budgets).filter_by(tenant_id=tenant_id).values(refused_nanousd=0))
+    if 1 < noted <= remaining:
+        conn.execute(sa.update(budgets).filter_by(tenant_id=tenant_id).values(needed_nanousd=1))
     remaining -= amount_nanousd(num_prompt_tokens, 0, 0, price)
     return _lease(remaining, price, wanted_tokens, num_answers)
 
@@ -158,15 +153,11 @@ def extend(
 
 
 def note_refusal(conn: Connection, tenant_id: str, refused: BudgetExhausted) -> None:
-    """Note what a hard budget refused, for its state and its webhook event.
-
-    Only the first refusal writes, and smaller ones: a tenant may ask in vain as often as it likes.
-    """
-    noted, needed = budgets.c.refused_nanousd, refused.needed_nanousd
-    update = sa.update(budgets).filter_by(
-        tenant_id=tenant_id, kind=refused.kind, enforcement="hard"
-    )
-    conn.execute(update.where((noted == 0) | (noted > needed)).values(refused_nanousd=needed))
+    """Note what a refused request needs, unless so little is noted already."""
+    noted, needed = budgets.c.needed_nanousd, refused.needed_nanousd
+    update = sa.update(budgets).where((noted == 1) | (noted > needed))
+    update = update.filter_by(tenant_id=tenant_id, kind=refused.kind, enforcement="hard")
+    conn.execute(update.values(needed_nanousd=needed))
 
 
 def read_sums(conn: Connection, tenant_id: str, now_ms: int) -> Sums:
@@ -182,7 +173,7 @@ def _lock_remaining(
     conn: Connection, tenant_id: str, now_ms: int
 ) -> tuple[BudgetKind, int, int] | None:
     """Lock the tenant and return (kind, remaining amount) of the hard budget that leaves least, and
-    the highest noted refusal. Returns None, and locks nothing, if the tenant has no hard budget.
+    the highest noted need. Returns None, and locks nothing, if the tenant has no hard budget.
     """
     hard = conn.execute(_HARD, {"tenant_id": tenant_id}).all()
     if not hard:
@@ -194,7 +185,7 @@ def _lock_remaining(
     sums = read_sums(conn, tenant_id, now_ms)
     left = [(sums.remaining(row.kind, row.amount_nanousd), row.kind) for row in hard]
     remaining, kind = min(left)
-    return kind, remaining, max(row.refused_nanousd for row in hard)
+    return kind, remaining, max(row.needed_nanousd for row in hard)
 
 
 def _lease(remaining: int, price: TokenPrices, wanted_tokens: int, num_answers: int) -> int:
@@ -276,7 +267,7 @@ HAS_HARD_BUDGET = sa.exists().where(
 """Whether a row of tenants has a hard budget."""
 
 _TENANT = sa.bindparam("tenant_id", type_=sa.String)
-_HARD = sa.select(budgets.c.kind, budgets.c.amount_nanousd, budgets.c.refused_nanousd).where(
+_HARD = sa.select(budgets.c.kind, budgets.c.amount_nanousd, budgets.c.needed_nanousd).where(
     budgets.c.tenant_id == _TENANT, budgets.c.enforcement == "hard"
 )
 _LOCK = (

@@ -45,7 +45,8 @@ class LimitRefusals:
         """Insert the events that are due. Raises DatabaseError."""
         at_ms = self._clock()
         hour = at_ms // _HOUR_MS
-        for limit in [limit for limit in self._counts if self._hours.get(limit) != hour]:
+        self._hours = {limit: told for limit, told in self._hours.items() if told == hour}
+        for limit in [limit for limit in self._counts if limit not in self._hours]:
             count = self._counts.pop(limit)
             write = partial(_insert, limit=limit, num_refused=count, at_ms=at_ms)
             if not await self._database.write(write):

@@ -18,7 +18,7 @@ from typing import Any
 from server.database.clock import now_ms as wall_ms
 from server.limits.bucket import WINDOW_MS
 from server.limits.rules import Grant, Limit, Standing
-from server.limits.states import NoteRefusal, States, asked_units, raise_if_limited
+from server.limits.states import States, asked_units, raise_if_limited
 
 
 def monotonic_ms() -> int:
@@ -39,7 +39,7 @@ class MemoryLimiter:
         *,
         max_states: int = 50_000,
         path: Path | None = None,
-        note_refusal: NoteRefusal = lambda _: None,
+        note_refusal: Callable[[Limit], None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._path = path

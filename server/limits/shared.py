@@ -33,7 +33,7 @@ from server.limits.redis_states import (
     standings_call,
 )
 from server.limits.rules import Grant, Limit, RateLimited, Standing
-from server.limits.states import NoteRefusal, raise_if_limited
+from server.limits.states import raise_if_limited
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +56,7 @@ class SharedLimiter:
     """The limiter of one gateway of several.
 
     name: the installation's, so that several installations may share a Redis.
-    max_lifetime_ms: longest lifetime of any request.   note_refusal: called with the limit that
-    refuses a request.
+    max_lifetime_ms: longest lifetime of any request.   note_refusal: as in MemoryLimiter.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class SharedLimiter:
         clock: Callable[[], int] = monotonic_ms,
         wall_ms: Callable[[], int] = now_ms,
         max_states: int = 50_000,
-        note_refusal: NoteRefusal = lambda _: None,
+        note_refusal: Callable[[Limit], None] = lambda _: None,
     ) -> None:
         self._name = name
         self._redis = redis
@@ -198,9 +197,9 @@ class SharedLimiter:
                 carried = await self._epochs.carried(answer.limits)
                 answer = await self._ask(epoch, replace(call, carried=carried))
             if isinstance(answer, Answer):
-                waits, found, note = answer.waits, answer.standings, self._note_refusal
-                raise_if_limited(call.limits, waits, found, note, is_degraded=self.is_degraded)
-                return epoch.number, found
+                waits, standings, note = answer.waits, answer.standings, self._note_refusal
+                raise_if_limited(call.limits, waits, standings, note, is_degraded=self.is_degraded)
+                return epoch.number, standings
         raise RateLimited(call.limits[0], retry_after_ms=1000, standings=(), is_degraded=True)
 
     async def _ask(self, epoch: Epoch, call: Call) -> Answer | CarryNeeded | None:

@@ -10,7 +10,6 @@ _SWEEP_MS = 1000
 """Milliseconds between two sweeps of a full table, after which a refused request may ask again."""
 
 _Key = tuple[Metric, str, str]
-NoteRefusal = Callable[[Limit], None]
 
 
 class States:
@@ -118,17 +117,16 @@ def raise_if_limited(
     limits: Sequence[Limit],
     waits: Sequence[int],
     standings: tuple[Standing, ...],
-    note_refusal: NoteRefusal,
+    note_refusal: Callable[[Limit], None],
     *,
     is_degraded: bool,
 ) -> None:
     """Raises RateLimited for the limit that takes longest to free, if one is reached."""
     if any(waits):
         retry_after_ms = max(waits)
-        limit = limits[waits.index(retry_after_ms)]
-        note_refusal(limit)
+        note_refusal(limits[waits.index(retry_after_ms)])
         raise RateLimited(
-            limit,
+            limits[waits.index(retry_after_ms)],
             retry_after_ms=retry_after_ms,
             standings=standings,
             is_degraded=is_degraded,

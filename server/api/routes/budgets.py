@@ -14,7 +14,7 @@ from server.api.bodies import json_body
 from server.api.deps import DatabaseDep, IdentitiesDep, UsageKey
 from server.api.routes.lists import ListAnswer
 from server.billing import budgets
-from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums, is_used_up
+from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums
 from server.billing.months import end_of, month_of
 from server.billing.rating import format_usd
 from server.database.clock import now_ms
@@ -176,7 +176,7 @@ def _not_found() -> errors.ApiError:
 
 def _budget(budget: Budget, sums: Sums, at_ms: int) -> BudgetAnswer:
     remaining = sums.remaining(budget.kind, budget.amount_nanousd)
-    is_enforcing = budget.enforcement == "hard" and is_used_up(remaining, budget.refused_nanousd)
+    is_enforcing = budget.enforcement == "hard" and remaining < budget.needed_nanousd
     shown = {
         "tenant_id": budget.tenant_id,
         "enforcement": budget.enforcement,

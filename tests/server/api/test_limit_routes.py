@@ -20,7 +20,7 @@ from server.database.database import DEFAULT_FILE, LedgerUnavailable
 from server.inference.token_leases import TokenLeases
 from server.limits.learned import FIRST_GUESS
 from server.limits.memory import MemoryLimiter
-from server.limits.rules import Grant, Limit
+from server.limits.rules import Grant
 from server.limits.tables import limiter_epochs
 from server.pool.running import Running, RunningRequest
 from tests.registry.rows import add_version
@@ -165,18 +165,6 @@ def test_a_refused_budget_charges_no_limit(product: InProcess) -> None:
     assert (budget["status"], budget["remaining_nanousd"]) == ("enforcing", 1)
     assert limits_of(user)["requests", "tenant"]["used"] == 0
     assert not product.gateway.running
-
-
-def test_every_refusal_by_a_tenants_limit_is_noted(product: InProcess) -> None:
-    user = user_of(product, requests_per_minute=1)
-    noted: list[Limit] = []
-    limiter = MemoryLimiter(lambda: NOW_MS, note_refusal=noted.append)
-    here = replace(product, gateway=replace(product.gateway, limiter=limiter), _app=None)
-    user = replace(user, product=here)
-    prompts = ("one", "long " * 1000, "short")
-    assert [user.complete("base", prompt=p).status_code for p in prompts] == [200, 429, 429]
-    assert user.call("POST", "/tokenize", {"prompt": "Hello"}).status_code == 429
-    assert noted == [Limit("requests", "tenant", user.tenant_id, 1)] * 3
 
 
 def test_a_budget_that_is_set_or_removed_holds_from_the_next_request_on(

@@ -14,7 +14,7 @@ from typing import get_args
 import pytest
 import sqlalchemy as sa
 
-from server.accounts.auth import ADMIN
+from server.accounts.auth import ADMIN, INFERENCE
 from server.billing import budgets, ledger
 from server.billing.budget_watch import EXHAUSTED, REACHED, BudgetWatch
 from server.billing.budgets import Budget, BudgetExhausted
@@ -352,12 +352,10 @@ def test_a_prepaid_budget_is_told_at_every_fall_below_it(database):
 def test_each_threshold_of_a_monthly_budget_is_told_once(sqlite_database, enforcement, last):
     told = Told(sqlite_database)
     told.limit("monthly", enforcement, 10 * 4_050)
-    made = {}
     for number in range(1, 11):
         told.use()
-        made[number] = told.look()
-    found = {number: types for number, types in made.items() if types}
-    assert found == {5: [REACHED], 8: [REACHED], 10: [*last, REACHED]}
+        expected = {5: [REACHED], 8: [REACHED], 10: [*last, REACHED]}
+        assert told.look() == expected.get(number, [])
     bodies = [json.loads(event.body)["data"] for event in events_of(sqlite_database)]
     assert sorted(body["percent"] for body in bodies if "percent" in body) == [50, 80, 100]
 
@@ -391,27 +389,20 @@ def test_who_has_no_webhook_is_told_nothing(sqlite_database):
 
 def test_a_limit_that_refused_is_told_once_an_hour_by_the_gateway_that_is_first(sqlite_database):
     limit = Limit("tokens", "tenant", hook(sqlite_database, "https://hooks.example/").tenant_id, 60)
-    clock = [NOW_MS]
+    others = replace(limit, scope="key"), replace(limit, scope_id="who has no webhook")
+    clock, known, told = [NOW_MS], [], []
     gateways = [LimitRefusals(sqlite_database, lambda: clock[0]) for _ in range(2)]
-
-    def told(*counts, hours=0):
-        """Count refusals at each gateway; return the numbers in the events that were made."""
+    for hours, *counts in ((0, 3, 4), (0, 2, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0)):
         clock[0] += hours * 3_600_000
-        known = events_of(sqlite_database)
         for gateway, count in zip(gateways, counts, strict=True):
-            for _ in range(count):
-                gateway.note(limit)
-            gateway.note(replace(limit, scope="key"))
-            gateway.note(replace(limit, scope_id="who has no webhook"))
+            for noted in (*[limit] * count, *others):
+                gateway.note(noted)
             asyncio.run(gateway.tell())
         made = [event for event in events_of(sqlite_database) if event not in known]
-        return [json.loads(event.body)["data"]["num_refused"] for event in made]
-
-    assert told(3, 4) == [3]
-    assert told(2, 0) == []
-    assert told(0, 0, hours=1) == [2], "refusals that no event has told of"
-    assert told(0, 0, hours=1) == [4]
-    assert told(0, 0, hours=1) == []
+        known += made
+        told.append([json.loads(event.body)["data"]["num_refused"] for event in made])
+    # In later hours come the refusals that no event has told of.
+    assert told == [[3], [], [2], [4], []]
 
 
 def test_the_page_for_tenants_names_every_type_of_event():
@@ -464,6 +455,19 @@ def test_tests_that_wait_for_delivery_are_bounded(product):
     for _ in range(events.MAX_PENDING):
         tell(product.gateway.database, admin.tenant_id)
     assert admin.call("POST", "/v1/webhook/test").status_code == 429
+
+
+def test_refusals_by_a_tenants_limit_become_an_event(product):
+    admin = product.user("acme", scopes={ADMIN, INFERENCE})
+    product.operator.call("PATCH", "/admin/v1/tenants/acme", {"requests_per_minute": 1})
+    admin.call("PUT", "/v1/webhook", {"url": "https://hooks.example/"})
+    prompts = ("one", "long " * 1000, "short")
+    assert [admin.complete("base", prompt=p).status_code for p in prompts] == [200, 429, 429]
+    assert admin.call("POST", "/tokenize", {"prompt": "Hello"}).status_code == 429
+    asyncio.run(product.gateway.limit_refusals.tell())
+    [event] = admin.call("GET", "/v1/webhook/events").json()["data"]
+    data = {"tenant_id": admin.tenant_id, "metric": "requests", "limit": 1, "num_refused": 3}
+    assert (event["type"], json.loads(event["body"])["data"]) == ("limit.reached", data)
 
 
 @pytest.mark.parametrize("url", ["http://hooks.example/", "https://10.0.0.1/", 7, None])
