@@ -53,6 +53,7 @@ from server.database.database import Database
 from server.database.leases import Leases
 from server.inference.drain import Drain
 from server.inference.idempotency import CLAIM_SLACK_MS, PRUNE_INTERVAL_S, IdempotencyKeys
+from server.inference.limit_refusals import LimitRefusals
 from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase
 from server.inference.token_leases import TokenLeases
@@ -94,7 +95,8 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     engines, settler = _engines(
         data_dir, secrets, base.base_revision, running, database, signer, leases, token_leases
     )
-    limiter = _limiter(settings, database, secrets.pepper)
+    limit_refusals = LimitRefusals(database)
+    limiter = _limiter(settings, database, secrets.pepper, limit_refusals)
     metrics = Metrics(engines, settler)
     metrics.limiter_degraded.set_function(lambda: limiter.is_degraded)
     auditor = Auditor(database, settler, metrics.note_audit)
@@ -142,6 +144,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         ledger_probe=LedgerProbe(database),
         chores=Chores(leases, chores),
         limiter=limiter,
+        limit_refusals=limit_refusals,
         webhook_rules=rules,
         running=running,
         load=load,
@@ -238,10 +241,12 @@ def _own_folder(settings: Settings, shared: Path) -> Path:
     return _emptied(shared / hashlib.sha256(place.encode()).hexdigest()[:16])
 
 
-def _limiter(settings: Settings, database: Database, pepper: str) -> Limiter:
+def _limiter(
+    settings: Settings, database: Database, pepper: str, refusals: LimitRefusals
+) -> Limiter:
     """The limiter of one gateway, or the one that all gateways with the same Redis share."""
     if settings.redis_url is None:
-        return MemoryLimiter(path=settings.data_dir / "limits.json")
+        return MemoryLimiter(path=settings.data_dir / "limits.json", note_refusal=refusals.note)
     # The name is the same for all gateways of an installation, and differs between installations.
     name = hashlib.sha256(pepper.encode()).hexdigest()[:16]
     return SharedLimiter(
@@ -249,6 +254,7 @@ def _limiter(settings: Settings, database: Database, pepper: str) -> Limiter:
         RedisStates(settings.redis_url, deadline_s=settings.redis_deadline_s),
         Epochs(database, f"gw-{uuid.uuid4()}", open_requests),
         max_lifetime_ms=int((settings.request_timeout_s + SEAT_SLACK_S) * 1000),
+        note_refusal=refusals.note,
     )
 
 

@@ -191,6 +191,7 @@ def _background(gateway: Gateway) -> Iterator[Coroutine[Any, Any, None]]:
     yield gateway.cancels.watch()
     yield gateway.drain.run()
     yield gateway.limiter.run()
+    yield gateway.limit_refusals.run()
 
 
 async def _adopt_events(database: Database, signer: Signer) -> None:

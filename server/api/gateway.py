@@ -34,6 +34,7 @@ from server.inference.drain import Drain
 from server.inference.encoders import Encoders
 from server.inference.generation import Generation
 from server.inference.idempotency import IdempotencyKeys
+from server.inference.limit_refusals import LimitRefusals
 from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase
 from server.inference.token_leases import TokenLeases
@@ -60,6 +61,7 @@ class Gateway:
     identities: Identities
     key_uses: KeyUses
     limiter: Limiter
+    limit_refusals: LimitRefusals
     # Adapters.
     catalog: Catalog
     uploads: Uploads

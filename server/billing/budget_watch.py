@@ -1,4 +1,4 @@
-"""Sends tenants a webhook event when a soft budget is passed or a hard budget is used up.
+"""Sends tenants a webhook event when a budget passes a threshold or a hard budget is used up.
 
 Posted entries decide, not open holds: requests under way may cost less than they hold.
 """
@@ -12,17 +12,18 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.billing.months import month_of
-from server.billing.prices import price_for
 from server.billing.rating import format_usd
-from server.billing.tables import budgets, monthly_spend, price_versions, tenant_accounts
+from server.billing.tables import budgets, monthly_spend, tenant_accounts
 from server.database.clock import now_ms
 from server.database.database import Database
-from server.webhooks.events import Event, insert_event, new_event
+from server.webhooks.events import Event, EventType, insert_event, new_event
 from server.webhooks.tables import webhook_events, webhooks
 
 INTERVAL_S = 5.0
-REACHED, EXHAUSTED = "budget.threshold_reached", "budget.exhausted"
-_TYPES = {"soft": REACHED, "hard": EXHAUSTED}
+REACHED: EventType = "budget.threshold_reached"
+EXHAUSTED: EventType = "budget.exhausted"
+_PERCENTAGES = (50, 80, 100)
+"""The thresholds of a monthly budget, of which the highest that is reached is told."""
 _PAGE_SIZE = 1000
 """Budgets in one read. A tenant has at most four, so a page covers 250 tenants or more."""
 
@@ -35,11 +36,11 @@ class _Standing:
     """The state of one budget of a tenant with a webhook.
 
     subject: subject of the budget's event, which keeps it from being sent twice. For a monthly
-    budget it names the month and the amount; for a prepaid one it stays while the balance is low.
+    one it names month, amount and threshold; for a prepaid one it stays while the balance is low.
     """
 
     tenant_id: str
-    type: str
+    type: EventType
     subject: str
     is_reached: bool
     data: dict[str, Any]
@@ -84,8 +85,7 @@ def _changes(conn: Connection, *, after: _Place, at_ms: int) -> tuple[list[_Stan
         .limit(_PAGE_SIZE)
     )
     rows = conn.execute(query).all()
-    dearest = _dearest(conn) if rows else 0
-    standings = [_standing(conn, row, month, dearest, at_ms) for row in rows]
+    standings = [standing for row in rows for standing in _standings(row, month)]
     known = _known(conn, standings)
     changed = [
         standing
@@ -97,18 +97,12 @@ def _changes(conn: Connection, *, after: _Place, at_ms: int) -> tuple[list[_Stan
     return changed, (last.tenant_id, last.kind, last.enforcement) if last else _BEGINNING
 
 
-def _standing(
-    conn: Connection, row: sa.Row[Any], month: str, dearest: int, at_ms: int
-) -> _Standing:
+def _standings(row: sa.Row[Any], month: str) -> list[_Standing]:
+    """Return what a budget's events depend on, of a monthly budget only what is reached."""
     is_monthly, is_hard = row.kind == "monthly", row.enforcement == "hard"
     left = row.amount_nanousd - row.spent_nanousd
     if not is_monthly:
         left = row.balance_nanousd - row.amount_nanousd
-    is_reached = left <= 0 if is_monthly else left < 0
-    # A hard budget is used up when it does not cover the smallest request.
-    if is_hard and left < dearest:
-        price = price_for(conn, at_ms, tenant_id=row.tenant_id)
-        is_reached = left < price.prompt_nanousd + price.completion_nanousd
     subject = f"{row.kind} {row.enforcement}"
     data = {
         "tenant_id": row.tenant_id,
@@ -117,19 +111,20 @@ def _standing(
         "amount_nanousd": row.amount_nanousd,
         "amount": format_usd(row.amount_nanousd),
     }
+    standing, found = partial(_Standing, row.tenant_id), []
     if is_monthly:
         subject += f" {month} {row.amount_nanousd}"
         data |= {"month": month, "spent_nanousd": row.spent_nanousd}
+        reached = [p for p in _PERCENTAGES if row.spent_nanousd * 100 >= row.amount_nanousd * p]
+        for percent in reached[-1:]:
+            found += [standing(REACHED, f"{subject} {percent}%", True, data | {"percent": percent})]
     else:
         data |= {"balance_nanousd": row.balance_nanousd}
-    return _Standing(row.tenant_id, _TYPES[row.enforcement], subject, is_reached, data)
-
-
-def _dearest(conn: Connection) -> int:
-    """Return the highest price in any version of one prompt token plus one completion token."""
-    columns = price_versions.c
-    query = sa.select(sa.func.max(columns.prompt_nanousd + columns.completion_nanousd))
-    return conn.scalar(query) or 0
+        found += [] if is_hard else [standing(REACHED, subject, left < 0, data)]
+    if is_hard:
+        data |= {"needed_nanousd": row.needed_nanousd}
+        found += [standing(EXHAUSTED, subject, left < row.needed_nanousd, data)]
+    return [one for one in found if one.is_reached or not is_monthly]
 
 
 def _known(conn: Connection, standings: Sequence[_Standing]) -> set[tuple[str, str, str]]:

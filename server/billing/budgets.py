@@ -58,13 +58,15 @@ class Budget:
     """A limit on what a tenant spends.
 
     amount_nanousd: if kind is "monthly", the most that may be spent in a UTC month; if kind is
-    "prepaid", the balance that must remain.
+    "prepaid", the balance that must remain.   needed_nanousd: what the smallest request needs
+    that a hard budget refused, until a request passes while so much remains; 1 if there is none.
     """
 
     tenant_id: str
     kind: BudgetKind
     enforcement: Enforcement
     amount_nanousd: int
+    needed_nanousd: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +109,13 @@ def cover(
     left = _lock_remaining(conn, tenant_id, now_ms)
     if left is None:
         return wanted_tokens
-    kind, remaining = left
+    kind, remaining, noted = left
     needed = amount_nanousd(num_prompt_tokens, 0, min(wanted_tokens, num_answers), price)
     # A request that costs nothing is always admitted, even if the remaining amount is negative.
     if needed > max(remaining, 0):
         raise BudgetExhausted(kind, remaining, needed)
+    if 1 < noted <= remaining:
+        conn.execute(sa.update(budgets).filter_by(tenant_id=tenant_id).values(needed_nanousd=1))
     remaining -= amount_nanousd(num_prompt_tokens, 0, 0, price)
     return _lease(remaining, price, wanted_tokens, num_answers)
 
@@ -148,6 +152,14 @@ def extend(
     return lease + more
 
 
+def note_refusal(conn: Connection, tenant_id: str, refused: BudgetExhausted) -> None:
+    """Note what a refused request needs, unless so little is noted already."""
+    noted, needed = budgets.c.needed_nanousd, refused.needed_nanousd
+    update = sa.update(budgets).where((noted == 1) | (noted > needed))
+    update = update.filter_by(tenant_id=tenant_id, kind=refused.kind, enforcement="hard")
+    conn.execute(update.values(needed_nanousd=needed))
+
+
 def read_sums(conn: Connection, tenant_id: str, now_ms: int) -> Sums:
     """Read the sums in one query, so that a hold that is just posted is in exactly one of them."""
     months = {month_of(now_ms + shift) for shift in (-CLOCK_SLACK_MS, 0, CLOCK_SLACK_MS)}
@@ -157,10 +169,11 @@ def read_sums(conn: Connection, tenant_id: str, now_ms: int) -> Sums:
     )
 
 
-def _lock_remaining(conn: Connection, tenant_id: str, now_ms: int) -> tuple[BudgetKind, int] | None:
-    """Lock the tenant and return (kind, remaining amount) of the hard budget that leaves least.
-
-    Returns None, and locks nothing, if the tenant has no hard budget.
+def _lock_remaining(
+    conn: Connection, tenant_id: str, now_ms: int
+) -> tuple[BudgetKind, int, int] | None:
+    """Lock the tenant and return (kind, remaining amount) of the hard budget that leaves least, and
+    the highest noted need. Returns None, and locks nothing, if the tenant has no hard budget.
     """
     hard = conn.execute(_HARD, {"tenant_id": tenant_id}).all()
     if not hard:
@@ -172,7 +185,7 @@ def _lock_remaining(conn: Connection, tenant_id: str, now_ms: int) -> tuple[Budg
     sums = read_sums(conn, tenant_id, now_ms)
     left = [(sums.remaining(row.kind, row.amount_nanousd), row.kind) for row in hard]
     remaining, kind = min(left)
-    return kind, remaining
+    return kind, remaining, max(row.needed_nanousd for row in hard)
 
 
 def _lease(remaining: int, price: TokenPrices, wanted_tokens: int, num_answers: int) -> int:
@@ -254,7 +267,7 @@ HAS_HARD_BUDGET = sa.exists().where(
 """Whether a row of tenants has a hard budget."""
 
 _TENANT = sa.bindparam("tenant_id", type_=sa.String)
-_HARD = sa.select(budgets.c.kind, budgets.c.amount_nanousd).where(
+_HARD = sa.select(budgets.c.kind, budgets.c.amount_nanousd, budgets.c.needed_nanousd).where(
     budgets.c.tenant_id == _TENANT, budgets.c.enforcement == "hard"
 )
 _LOCK = (

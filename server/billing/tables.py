@@ -212,7 +212,8 @@ monthly_spend = Table(
 
 # Limits on tenants' spending. amount: if kind is "monthly", the most that may be spent in a UTC
 # month; if kind is "prepaid", the balance that must remain.   enforcement: "hard" refuses requests
-# at the limit, "soft" sends a webhook.
+# at the limit, "soft" sends a webhook.   needed_nanousd: what the smallest request
+# needs that a hard budget refused, until a request passes while so much remains; 1 if none is.
 budgets = Table(
     "budgets",
     metadata,
@@ -220,6 +221,7 @@ budgets = Table(
     Column("kind", String(8), primary_key=True),
     Column("enforcement", String(4), primary_key=True),
     Column("amount_nanousd", BigInteger, nullable=False),
+    Column("needed_nanousd", BigInteger, nullable=False, server_default="1"),
     CheckConstraint("kind IN ('monthly', 'prepaid')", name="kind"),
     CheckConstraint("enforcement IN ('hard', 'soft')", name="enforcement"),
     CheckConstraint("amount_nanousd >= 0", name="not_negative"),

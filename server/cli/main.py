@@ -11,6 +11,7 @@ from server.cli import (
     demo,
     engines,
     keys,
+    operator,
     receipts,
     serve,
     simulate,
@@ -52,6 +53,11 @@ app.command("demo")(demo.demo)
 app.command("serve")(serve.serve)
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(keys.app, name="keys")
+app.add_typer(operator.prices, name="prices")
+app.add_typer(operator.budgets, name="budgets")
+app.add_typer(operator.credits, name="credits")
+app.add_typer(operator.payments, name="payments")
+app.add_typer(operator.audit_log, name="audit-log")
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(engines.app, name="engines")
 app.add_typer(usage.app, name="usage")

@@ -1,6 +1,6 @@
 """`chorale tenants`: manages tenants and their limits, for the operator."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,12 +14,11 @@ from server.cli.connection import (
     as_operator,
 )
 from server.cli.limit_options import MaxConcurrency, RequestsPerMinute, TokensPerMinute
+from server.cli.operator import Given, Tenant, operator_command
 from server.cli.terminal import say, show_json, show_table
 from server.text.json_object import JsonObject
 
 app = typer.Typer(no_args_is_help=True, help="Tenants and their limits (operator).")
-
-Tenant = Annotated[str, typer.Argument(help="Id or name of the tenant.")]
 
 _COLUMNS = ("tenant_id", "name", "status", "plan")
 _LIMITS = (
@@ -104,6 +103,14 @@ def show_tenant(
     """Show one tenant and its limits."""
     with as_operator(url, admin_key, data_dir) as client:
         _show(client.request("GET", f"/admin/v1/tenants/{tenant}"), json)
+
+
+@operator_command(app, "set", ("name", "plan", *_LIMITS))
+def set_limits(client: Any, tenant: Tenant, given: Given) -> Any:
+    """Change a tenant's limits, weight or plan: requests_per_minute=60, or =none for no limit."""
+    pairs = (text.partition("=")[::2] for text in given)
+    body = {name: None if value == "none" else value for name, value in pairs}
+    return client.request("PATCH", f"/admin/v1/tenants/{tenant}", body=body)
 
 
 @app.command("suspend")

@@ -107,6 +107,11 @@ class Client:
         with self._answers():
             return _checked(self._http.request(method, path, json=body, params=_given(params)))
 
+    def post_once(self, path: str, body: JsonObject, key: str) -> JsonObject:
+        """Do a POST that has its effect once, however often it is sent under the same key."""
+        with self._answers():
+            return _checked(self._http.post(path, json=body, headers={"Idempotency-Key": key})).body
+
     def put(self, path: str, content: Iterator[bytes], headers: dict[str, str]) -> JsonObject:
         """Send bytes as they are read. Returns the JSON answer.
 

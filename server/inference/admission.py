@@ -21,7 +21,7 @@ from registry.ref import AdapterRef
 from server import logs
 from server.accounts.auth import Identity
 from server.adapters.names import resolve_model
-from server.billing.budgets import BudgetExhausted, cover
+from server.billing.budgets import BudgetExhausted, cover, note_refusal
 from server.billing.holds import Hold, open_hold
 from server.billing.price_tags import PriceTags
 from server.billing.prices import Price, price_for
@@ -307,7 +307,9 @@ class Admission:
                 if identity.has_hard_budget:
                     covered = _covered(conn, hold, price, message.num_answers)
             except (BudgetExhausted, StaleEpoch) as refused:
-                # Returned, as nothing was written: raised, it would make its whole group run again.
+                # Returned: raised, it would make its whole group run again, and undo the note.
+                if isinstance(refused, BudgetExhausted):
+                    note_refusal(conn, identity.tenant_id, refused)
                 return refused
             open_hold(conn, covered)
             return covered.token_lease

@@ -30,7 +30,7 @@ class MemoryLimiter:
 
     clock: returns integer milliseconds, and never goes back.   max_states: limits in use at the
     same time; a request for one more is refused until one of them is idle.   path: of the file;
-    None: nothing is kept.
+    None: nothing is kept.   note_refusal: called with the limit that refuses a request.
     """
 
     def __init__(
@@ -39,9 +39,11 @@ class MemoryLimiter:
         *,
         max_states: int = 50_000,
         path: Path | None = None,
+        note_refusal: Callable[[Limit], None] = lambda _: None,
     ) -> None:
         self._clock = clock
         self._path = path
+        self._note_refusal = note_refusal
         self._max_states = max_states
         self._states = States(born_ms=clock() - WINDOW_MS, max_states=max_states)
 
@@ -68,7 +70,7 @@ class MemoryLimiter:
         units = [asked_units(limit.metric, tokens) for limit in limits]
         waits = self._states.acquire(request_id, limits, units, lifetime_ms, now_ms)
         standings = self._states.standings(limits, now_ms)
-        raise_if_limited(limits, waits, standings, is_degraded=self.is_degraded)
+        raise_if_limited(limits, waits, standings, self._note_refusal, is_degraded=self.is_degraded)
         return Grant(
             request_id=request_id,
             limits=tuple(limits),
@@ -82,7 +84,7 @@ class MemoryLimiter:
         units = [asked_units(limit.metric, tokens) for limit in limits]
         waits = self._states.check(limits, units, now_ms)
         standings = self._states.standings(limits, now_ms)
-        raise_if_limited(limits, waits, standings, is_degraded=self.is_degraded)
+        raise_if_limited(limits, waits, standings, self._note_refusal, is_degraded=self.is_degraded)
 
     def release(self, grant: Grant, used_tokens: int | None) -> None:
         self._states.release(grant, used_tokens, self._clock())

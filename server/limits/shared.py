@@ -56,7 +56,7 @@ class SharedLimiter:
     """The limiter of one gateway of several.
 
     name: the installation's, so that several installations may share a Redis.
-    max_lifetime_ms: longest lifetime of any request.
+    max_lifetime_ms: longest lifetime of any request.   note_refusal: as in MemoryLimiter.
     """
 
     def __init__(
@@ -69,6 +69,7 @@ class SharedLimiter:
         clock: Callable[[], int] = monotonic_ms,
         wall_ms: Callable[[], int] = now_ms,
         max_states: int = 50_000,
+        note_refusal: Callable[[Limit], None] = lambda _: None,
     ) -> None:
         self._name = name
         self._redis = redis
@@ -77,6 +78,7 @@ class SharedLimiter:
         self._clock = clock
         self._wall_ms = wall_ms
         self._max_states = max_states
+        self._note_refusal = note_refusal
         self._moving = asyncio.Lock()
         self._share: tuple[int, LocalShare] | None = None
         self._degraded_until_ms = 0
@@ -195,8 +197,8 @@ class SharedLimiter:
                 carried = await self._epochs.carried(answer.limits)
                 answer = await self._ask(epoch, replace(call, carried=carried))
             if isinstance(answer, Answer):
-                standings = answer.standings
-                raise_if_limited(call.limits, answer.waits, standings, is_degraded=self.is_degraded)
+                waits, standings, note = answer.waits, answer.standings, self._note_refusal
+                raise_if_limited(call.limits, waits, standings, note, is_degraded=self.is_degraded)
                 return epoch.number, standings
         raise RateLimited(call.limits[0], retry_after_ms=1000, standings=(), is_degraded=True)
 

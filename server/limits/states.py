@@ -1,6 +1,6 @@
 """The states of many limits: all are checked, then all charged. Callers pass times; none waits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from server.limits.bucket import WINDOW_MS, Bucket, Seats, State
@@ -117,12 +117,14 @@ def raise_if_limited(
     limits: Sequence[Limit],
     waits: Sequence[int],
     standings: tuple[Standing, ...],
+    note_refusal: Callable[[Limit], None],
     *,
     is_degraded: bool,
 ) -> None:
     """Raises RateLimited for the limit that takes longest to free, if one is reached."""
     if any(waits):
         retry_after_ms = max(waits)
+        note_refusal(limits[waits.index(retry_after_ms)])
         raise RateLimited(
             limits[waits.index(retry_after_ms)],
             retry_after_ms=retry_after_ms,

@@ -8,9 +8,8 @@ import base64
 import hmac
 import json
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
@@ -18,8 +17,11 @@ from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
 from server.database.upsert import upsert
+from server.text.json_object import JsonObject
 from server.text.times import rfc3339
 from server.webhooks.tables import webhook_events, webhooks
+
+EventType = Literal["webhook.test", "budget.threshold_reached", "budget.exhausted", "limit.reached"]
 
 MAX_PENDING = 100
 """Most events of one tenant that wait for delivery. A request for another test event is refused;
@@ -63,7 +65,7 @@ class Event:
 
     event_id: str
     tenant_id: str
-    type: str
+    type: EventType
     subject: str
     body: str
     created_at_ms: int
@@ -74,11 +76,11 @@ class Event:
 
 
 def new_event(
-    tenant_id: str, type: str, data: Mapping[str, Any], *, now_ms: int, subject: str | None = None
+    tenant_id: str, type: EventType, data: JsonObject, *, now_ms: int, subject: str | None = None
 ) -> Event:
     """Make an event that is due now. subject: what the event is about, by default its own id."""
     event_id = f"evt_{secrets.token_hex(12)}"
-    body = {"type": type, "timestamp": rfc3339(now_ms), "data": dict(data)}
+    body = {"type": type, "timestamp": rfc3339(now_ms), "data": data}
     return Event(
         event_id=event_id,
         tenant_id=tenant_id,

@@ -38,7 +38,7 @@ class Api:
                 if self.command != "HEAD":
                     self.wfile.write(answer.content)
 
-            do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer
+            do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = answer
 
             def log_message(self, *_):
                 pass

@@ -35,8 +35,8 @@ class _Amount(BaseModel):
 class _BudgetAnswer(Answer):
     """A budget. Each amount is in dollars, and the same in nano-dollars.
 
-    held: what open requests hold.   remaining: what the tenant may still spend.   status: whether
-    the budget stops requests now.
+    held: what open requests hold.   remaining: what the tenant may still spend.   status: enforcing
+    while a hard budget does not cover the smallest request that it refused lately.
     """
 
     object: Literal["budget"] = "budget"
@@ -176,7 +176,7 @@ def _not_found() -> errors.ApiError:
 
 def _budget(budget: Budget, sums: Sums, at_ms: int) -> BudgetAnswer:
     remaining = sums.remaining(budget.kind, budget.amount_nanousd)
-    is_enforcing = budget.enforcement == "hard" and remaining <= 0
+    is_enforcing = budget.enforcement == "hard" and remaining < budget.needed_nanousd
     shown = {
         "tenant_id": budget.tenant_id,
         "enforcement": budget.enforcement,

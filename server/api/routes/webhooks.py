@@ -16,7 +16,7 @@ from server.database.clock import now_ms
 from server.database.database import Database
 from server.text.times import unix_seconds
 from server.webhooks import events
-from server.webhooks.events import MAX_PENDING, Event, Webhook
+from server.webhooks.events import MAX_PENDING, Event, EventType, Webhook
 from server.webhooks.urls import MAX_URL_CHARACTERS, BadWebhookUrl, UrlRules, check_url
 
 router = APIRouter()
@@ -68,7 +68,7 @@ class WebhookEvent(Answer):
 
     object: Literal["webhook.event"] = "webhook.event"
     event_id: str = Field(examples=["evt_a1c9e5d37f20b8645e1d0c7b"])
-    type: str = Field(examples=["webhook.test"])
+    type: EventType = Field(examples=["webhook.test"])
     body: str = Field(
         examples=['{"type":"webhook.test","timestamp":"2027-01-01T00:00:00Z","data":{}}']
     )

@@ -161,6 +161,8 @@ def test_a_refused_budget_charges_no_limit(product: InProcess) -> None:
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
     assert refused.headers["x-should-retry"] == "false"
     assert "retry-after" not in refused.headers
+    [budget] = user.call("GET", "/v1/budgets").json()["data"]
+    assert (budget["status"], budget["remaining_nanousd"]) == ("enforcing", 1)
     assert limits_of(user)["requests", "tenant"]["used"] == 0
     assert not product.gateway.running
 

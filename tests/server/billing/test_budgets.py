@@ -1,5 +1,6 @@
 import threading
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -97,6 +98,18 @@ def test_a_budget_that_does_not_pay_one_token_of_each_answer_refuses(database):
         cover(database, tenant, wanted=2000, num_answers=2)
     assert (refused.value.kind, refused.value.remaining_nanousd) == ("monthly", 269)
     assert refused.value.needed_nanousd == 270
+
+
+def test_the_smallest_refusal_is_noted_until_a_request_passes_while_so_much_remains(database):
+    tenant = make_tenant(database)
+    give(database, tenant, 10_000)
+    for needed, smallest, after in ((20_000,) * 3, (30_000, 20_000, 20_000), (10_000, 10_000, 1)):
+        refused = BudgetExhausted("monthly", 100, needed)
+        note = partial(budgets.note_refusal, tenant_id=tenant.tenant_id, refused=refused)
+        database.write_sync(note)
+        assert database.read_sync(budgets.get_budgets)[0].needed_nanousd == smallest
+        cover(database, tenant)
+        assert database.read_sync(budgets.get_budgets)[0].needed_nanousd == after
 
 
 def test_what_costs_nothing_needs_no_budget(database):

@@ -126,6 +126,40 @@ def test_only_limits_that_were_given_are_sent(run, api):
     assert api.asked()[0][2] == {"name": "acme", "requests_per_minute": 60, "plan": "gold"}
 
 
+PRICES = ("prompt", "cached", "completion", "storage", "pinned", "resident")
+ROW = {f"{name}_nanousd": 150 for name in PRICES} | {"effective_at": 1, "until": None, "at": 1}
+OF = "/admin/v1/tenants/acme"
+CALLS = [
+    ("budgets list acme", "GET", f"{OF}/budgets", None),
+    ("budgets set acme monthly/hard 12.5", "PUT", f"{OF}/budgets/monthly/hard", {"amount": "12.5"}),
+    ("budgets rm acme monthly/hard", "DELETE", f"{OF}/budgets/monthly/hard", None),
+    ("credits add acme 5", "POST", f"{OF}/credits", {"amount_usd": "5", "memo": None}),
+    ("payments add acme 5 --memo x", "POST", f"{OF}/payments", {"amount_usd": "5", "memo": "x"}),
+    ("tenants set acme weight=2 plan=none", "PATCH", OF, {"weight": "2", "plan": None}),
+    ("audit-log list --actor me", "GET", "/admin/v1/audit-log?actor=me", None),
+    ("prices list", "GET", "/admin/v1/prices", None),
+    ("prices add prompt=0.15 storage=2", "POST", "/admin/v1/prices", {
+        "prompt_nanousd": 150, "storage_nanousd": 2 * 10**9,
+        "scope": "default", "scope_id": "", "effective_at": None, "until": None}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "method", "path", "body"), CALLS)
+def test_an_operators_command_is_one_call(run, api, monkeypatch, command, method, path, body):
+    answer = {**ROW, "data": [ROW]}
+    monkeypatch.setitem(ANSWERS, (method, path.partition("?")[0]), (200, answer))
+    _, row = run(*command.split()).stdout.splitlines()
+    assert api.asked() == [(method, path, body)]
+    assert ("$0.15" in row) == command.startswith("prices")
+    shown = json.loads(run(*command.split(), "--json").stdout)
+    assert shown == ([ROW] if " list" in command else answer)
+
+
+@pytest.mark.parametrize("given", ["prompt=0.0005", "prompt=NaN", "prompt", "nope=1"])
+def test_a_price_that_is_not_whole_nano_dollars_is_not_sent(run, api, given):
+    assert (run("prices", "add", given).exit_code, api.asked()) == (2, [])
+
+
 def test_a_new_key_is_all_that_stands_on_stdout(run):
     result = run("keys", "create", "acme", "--name", "ci")
     assert result.stdout == "sk-secret\n"

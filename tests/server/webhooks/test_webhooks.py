@@ -5,21 +5,25 @@ import ipaddress
 import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import get_args
 
 import pytest
 import sqlalchemy as sa
 
-from server.accounts.auth import ADMIN
+from server.accounts.auth import ADMIN, INFERENCE
 from server.billing import budgets, ledger
 from server.billing.budget_watch import EXHAUSTED, REACHED, BudgetWatch
-from server.billing.budgets import Budget
+from server.billing.budgets import Budget, BudgetExhausted
 from server.billing.credits import post_credit
 from server.billing.holds import insert_hold
 from server.billing.months import end_of, month_of
 from server.database.clock import now_ms
+from server.inference.limit_refusals import LimitRefusals
+from server.limits.rules import Limit
 from server.webhooks import events
 from server.webhooks.delivery import (
     GIVEN_UP_MS,
@@ -283,6 +287,10 @@ class Told:
 
         self.database.write_sync(write)
 
+    def refuse(self, kind, needed):
+        refused = BudgetExhausted(kind, remaining_nanousd=99, needed_nanousd=needed)
+        self.database.write_sync(lambda c: budgets.note_refusal(c, self.tenant_id, refused))
+
     def pay(self, amount):
         self.seq += 1
         self.database.write_sync(
@@ -305,7 +313,7 @@ def test_a_soft_monthly_budget_is_told_once_a_month_and_again_for_another_amount
     told = Told(database)
     told.limit("monthly", "soft", 8_000)
     told.use()
-    assert told.look() == []
+    assert told.look() == [REACHED], "half of it"
     told.use()
     assert told.look() == [REACHED]
     told.use()
@@ -340,14 +348,31 @@ def test_a_prepaid_budget_is_told_at_every_fall_below_it(database):
     assert told.look() == [REACHED]
 
 
-def test_a_hard_budget_is_used_up_where_it_does_not_pay_for_a_token_of_each(database):
+@pytest.mark.parametrize(("enforcement", "last"), [("soft", []), ("hard", [EXHAUSTED])])
+def test_each_threshold_of_a_monthly_budget_is_told_once(sqlite_database, enforcement, last):
+    told = Told(sqlite_database)
+    told.limit("monthly", enforcement, 10 * 4_050)
+    for number in range(1, 11):
+        told.use()
+        expected = {5: [REACHED], 8: [REACHED], 10: [*last, REACHED]}
+        assert told.look() == expected.get(number, [])
+    bodies = [json.loads(event.body)["data"] for event in events_of(sqlite_database)]
+    assert sorted(body["percent"] for body in bodies if "percent" in body) == [50, 80, 100]
+
+
+@pytest.mark.parametrize("kind", ["monthly", "prepaid"])
+def test_a_hard_budget_is_used_up_when_it_does_not_cover_what_it_refused(database, kind):
     told = Told(database)
-    smallest = told.price.prompt_nanousd + told.price.completion_nanousd
-    told.limit("monthly", "hard", 4_050 + smallest)
+    told.limit(kind, "hard", 4_150 if kind == "monthly" else 0)
+    told.pay(4_150)
     told.use()
+    told.refuse(kind, 100)
+    assert EXHAUSTED not in told.look(), "only holds were in its way"
+    told.limit(kind, "hard", 4_149 if kind == "monthly" else 1)
+    told.refuse(kind, 100)
+    assert EXHAUSTED in told.look()
+    told.refuse(kind, 359)
     assert told.look() == []
-    told.limit("monthly", "hard", 4_050 + smallest - 1)
-    assert told.look() == [EXHAUSTED]
 
 
 def test_who_has_no_webhook_is_told_nothing(sqlite_database):
@@ -357,6 +382,32 @@ def test_who_has_no_webhook_is_told_nothing(sqlite_database):
         lambda c: events.remove_webhook(c, told.tenant_id, now_ms=NOW_MS, actor="operator")
     )
     assert told.look() == []
+
+
+# ---- limits ----
+
+
+def test_a_limit_that_refused_is_told_once_an_hour_by_the_gateway_that_is_first(sqlite_database):
+    limit = Limit("tokens", "tenant", hook(sqlite_database, "https://hooks.example/").tenant_id, 60)
+    others = replace(limit, scope="key"), replace(limit, scope_id="who has no webhook")
+    clock, known, told = [NOW_MS], [], []
+    gateways = [LimitRefusals(sqlite_database, lambda: clock[0]) for _ in range(2)]
+    for hours, *counts in ((0, 3, 4), (0, 2, 0), (1, 0, 0), (1, 0, 0), (1, 0, 0)):
+        clock[0] += hours * 3_600_000
+        for gateway, count in zip(gateways, counts, strict=True):
+            for noted in (*[limit] * count, *others):
+                gateway.note(noted)
+            asyncio.run(gateway.tell())
+        made = [event for event in events_of(sqlite_database) if event not in known]
+        known += made
+        told.append([json.loads(event.body)["data"]["num_refused"] for event in made])
+    # In later hours come the refusals that no event has told of.
+    assert told == [[3], [], [2], [4], []]
+
+
+def test_the_page_for_tenants_names_every_type_of_event():
+    page = (Path(__file__).parents[3] / "docs" / "tenant" / "limits.md").read_text()
+    assert [type for type in get_args(events.EventType) if f"`{type}`" not in page] == []
 
 
 # ---- over HTTP ----
@@ -404,6 +455,19 @@ def test_tests_that_wait_for_delivery_are_bounded(product):
     for _ in range(events.MAX_PENDING):
         tell(product.gateway.database, admin.tenant_id)
     assert admin.call("POST", "/v1/webhook/test").status_code == 429
+
+
+def test_refusals_by_a_tenants_limit_become_an_event(product):
+    admin = product.user("acme", scopes={ADMIN, INFERENCE})
+    product.operator.call("PATCH", "/admin/v1/tenants/acme", {"requests_per_minute": 1})
+    admin.call("PUT", "/v1/webhook", {"url": "https://hooks.example/"})
+    prompts = ("one", "long " * 1000, "short")
+    assert [admin.complete("base", prompt=p).status_code for p in prompts] == [200, 429, 429]
+    assert admin.call("POST", "/tokenize", {"prompt": "Hello"}).status_code == 429
+    asyncio.run(product.gateway.limit_refusals.tell())
+    [event] = admin.call("GET", "/v1/webhook/events").json()["data"]
+    data = {"tenant_id": admin.tenant_id, "metric": "requests", "limit": 1, "num_refused": 3}
+    assert (event["type"], json.loads(event["body"])["data"]) == ("limit.reached", data)
 
 
 @pytest.mark.parametrize("url", ["http://hooks.example/", "https://10.0.0.1/", 7, None])

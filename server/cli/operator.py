@@ -1,0 +1,143 @@
+"""The operator's commands that are one call each: prices, budgets, money, audit log."""
+
+import inspect
+import uuid
+from collections.abc import Callable, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Annotated, Any
+
+import typer
+
+from server.cli import connection
+from server.cli.connection import AdminKey, DataDir, Json, Url, as_operator
+from server.cli.terminal import CommandFailed, show_json, show_table
+from server.cli.units import dollars, moment
+from server.text.json_object import JsonObject
+
+prices = typer.Typer(no_args_is_help=True, help="Versions of prices, in dollars (operator).")
+budgets = typer.Typer(no_args_is_help=True, help="Budgets of tenants, in dollars (operator).")
+credits = typer.Typer(no_args_is_help=True, help="Credits that tenants get (operator).")
+payments = typer.Typer(no_args_is_help=True, help="Payments of tenants (operator).")
+audit_log = typer.Typer(no_args_is_help=True, help="What operators and keys did (operator).")
+
+Ask = Callable[..., Any]
+Given = Annotated[list[str], typer.Argument(metavar="NAME=VALUE...")]
+Tenant = Annotated[str, typer.Argument(help="Id or name of the tenant.")]
+Budget = Annotated[str, typer.Argument(help="monthly/hard, monthly/soft, prepaid/hard, ...")]
+Dollars = Annotated[str, typer.Argument(help="Amount in dollars, such as 12.50.")]
+Seconds = Annotated[int | None, typer.Option(help="Time in Unix seconds.")]
+Text = Annotated[str | None, typer.Option(help="Only lines with this, exactly.")]
+Scope = Annotated[str, typer.Option(help="default, plan, tenant or adapter.")]
+ScopeId = Annotated[str, typer.Option(help="Name of the plan, tenant, or id of the adapter.")]
+Memo = Annotated[str | None, typer.Option(help="Note on the entry.")]
+CallName = Annotated[str | None, typer.Option(help="Books nothing if a call has had it before.")]
+
+# How many tokens, or GB-hours, a price in dollars is for.
+_UNITS = dict.fromkeys(("prompt", "cached", "completion"), 10**6)
+_UNITS |= dict.fromkeys(("storage", "pinned", "resident"), 1)
+_PRICE = ("price_version", "scope", "scope_id", "effective_at", "until", *_UNITS)
+_BUDGET = ("kind", "enforcement", "status", "amount", "spent", "balance", "held", "remaining")
+_ENTRY = ("entry_id", "kind", "tenant_name", "amount_usd", "memo")
+_LINE = ("audit_id", "at", "actor", "action", "target", "detail", "tenant_id")
+
+
+def operator_command(
+    app: typer.Typer, name: str, columns: Sequence[str], as_row: Callable[[Any], JsonObject] = dict
+) -> Callable[[Ask], Ask]:
+    """Add a command to `app`: a function of the client, whose answer is shown as a table.
+
+    The options for the connection and --json are added to the function's own parameters.
+    """
+
+    def add(ask: Ask) -> Ask:
+        def command(
+            url: Url = connection.DEFAULT_URL, admin_key: AdminKey = None,
+            data_dir: DataDir = connection.DEFAULT_DATA_DIR, json: Json = False, **given: Any,
+        ) -> None:  # fmt: skip
+            with as_operator(url, admin_key, data_dir) as client:
+                found = ask(client, **given)
+            if json:
+                show_json(found)
+            else:
+                found = found if isinstance(found, list) else [found]
+                show_table(columns, [as_row(row) for row in found])
+
+        _, *own = inspect.signature(ask).parameters.values()
+        *shared, _ = inspect.signature(command).parameters.values()
+        command.__dict__["__signature__"] = inspect.Signature([*own, *shared])
+        command.__annotations__ = {each.name: each.annotation for each in (*own, *shared)}
+        app.command(name, help=inspect.getdoc(ask))(command)
+        return ask
+
+    return add
+
+
+def _price_row(price: JsonObject) -> JsonObject:
+    times = {name: price[name] and moment(price[name]) for name in ("effective_at", "until")}
+    amounts = {name: dollars(price[f"{name}_nanousd"] * unit) for name, unit in _UNITS.items()}
+    return {**price, **times, **amounts}
+
+
+@operator_command(prices, "list", _PRICE, _price_row)
+def list_prices(client: Any) -> Any:
+    """List all versions: dollars for a million tokens of a kind, and for a GB-hour."""
+    return client.request("GET", "/admin/v1/prices")["data"]
+
+
+@operator_command(prices, "add", _PRICE, _price_row)
+def add_price(
+    client: Any, given: Given, scope: Scope = "default", scope_id: ScopeId = "",
+    effective_at: Seconds = None, until: Seconds = None,
+) -> Any:  # fmt: skip
+    """Add a version: prompt, cached, completion in dollars for a million tokens; storage, pinned,
+    resident for a GB-hour. A price that is left out stays as it is.
+    """
+    body = {"scope": scope, "scope_id": scope_id, "effective_at": effective_at, "until": until}
+    for name, _, value in (text.partition("=") for text in given):
+        try:
+            amount = Decimal(value) * 10**9 / _UNITS[name]
+            if amount % 1:
+                raise InvalidOperation
+        except (KeyError, InvalidOperation):
+            raise CommandFailed(f"{name}={value} is no price in nano-dollars.", 2) from None
+        body[f"{name}_nanousd"] = int(amount)
+    return client.request("POST", "/admin/v1/prices", body=body)
+
+
+@operator_command(budgets, "list", _BUDGET)
+def list_budgets(client: Any, tenant: Tenant) -> Any:
+    """List a tenant's budgets, with what remains of each."""
+    return client.request("GET", f"/admin/v1/tenants/{tenant}/budgets")["data"]
+
+
+@operator_command(budgets, "set", _BUDGET)
+def set_budget(client: Any, tenant: Tenant, budget: Budget, amount: Dollars) -> Any:
+    """Set one of a tenant's budgets."""
+    path = f"/admin/v1/tenants/{tenant}/budgets/{budget}"
+    return client.request("PUT", path, body={"amount": amount})
+
+
+@operator_command(budgets, "rm", ("object", "deleted"))
+def remove_budget(client: Any, tenant: Tenant, budget: Budget) -> Any:
+    """Remove one of a tenant's budgets."""
+    return client.request("DELETE", f"/admin/v1/tenants/{tenant}/budgets/{budget}")
+
+
+@operator_command(credits, "add", _ENTRY)
+@operator_command(payments, "add", _ENTRY)
+def book(
+    client: Any, ctx: typer.Context, tenant: Tenant, amount: Dollars, memo: Memo = None,
+    idempotency_key: CallName = None,
+) -> Any:  # fmt: skip
+    """Book an amount in favour of a tenant."""
+    assert ctx.parent
+    path = f"/admin/v1/tenants/{tenant}/{ctx.parent.info_name}"
+    body = {"amount_usd": amount, "memo": memo}
+    return client.post_once(path, body, idempotency_key or uuid.uuid4().hex)
+
+
+@operator_command(audit_log, "list", _LINE, lambda line: {**line, "at": moment(line["at"])})
+def list_lines(client: Any, tenant: Text = None, actor: Text = None, action: Text = None) -> Any:
+    """List the latest hundred actions, the newest first."""
+    asked = {"tenant": tenant, "actor": actor, "action": action}
+    return client.request("GET", "/admin/v1/audit-log", params=asked)["data"]

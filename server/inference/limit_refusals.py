@@ -1,0 +1,66 @@
+"""Tells tenants by webhook which of their limits refused requests, and how many."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from sqlalchemy.engine import Connection
+
+from server.database.clock import now_ms
+from server.database.database import Database, DatabaseError
+from server.limits.rules import Limit
+from server.webhooks.events import get_webhook, insert_event, new_event
+
+_INTERVAL_S = 5.0
+_HOUR_MS = 3_600_000
+
+
+class LimitRefusals:
+    """The refusals of one gateway by tenants' own limits, of which a tenant has three at most.
+
+    They are counted in memory. A limit makes one event in a clock hour, with the refusals of the
+    gateway that was first; the others go on counting.
+    """
+
+    def __init__(self, database: Database, clock: Callable[[], int] = now_ms) -> None:
+        self._database = database
+        self._clock = clock
+        self._counts: Counter[Limit] = Counter()
+        self._hours: dict[Limit, int] = {}
+
+    def note(self, limit: Limit) -> None:
+        if limit.scope == "tenant":
+            self._counts[limit] += 1
+
+    async def run(self) -> None:
+        """Tell every few seconds, until cancelled."""
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            with suppress(DatabaseError):  # counts on their way are lost
+                await self.tell()
+
+    async def tell(self) -> None:
+        """Insert the events that are due. Raises DatabaseError."""
+        at_ms = self._clock()
+        hour = at_ms // _HOUR_MS
+        self._hours = {limit: told for limit, told in self._hours.items() if told == hour}
+        for limit in [limit for limit in self._counts if limit not in self._hours]:
+            count = self._counts.pop(limit)
+            write = partial(_insert, limit=limit, num_refused=count, at_ms=at_ms)
+            if not await self._database.write(write):
+                self._counts[limit] += count
+            self._hours[limit] = hour
+
+
+def _insert(conn: Connection, *, limit: Limit, num_refused: int, at_ms: int) -> bool:
+    """Insert the event of the hour. Returns False if another gateway has done so already."""
+    webhook = get_webhook(conn, limit.scope_id)
+    if webhook is None or not webhook.is_enabled:
+        return True
+    data = {"tenant_id": limit.scope_id, "metric": limit.metric, "limit": limit.amount}
+    data |= {"num_refused": num_refused}
+    subject = f"{limit.metric} {at_ms // _HOUR_MS}"
+    event = new_event(limit.scope_id, "limit.reached", data, now_ms=at_ms, subject=subject)
+    return insert_event(conn, event)
