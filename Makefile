@@ -9,12 +9,14 @@ BENCH_ARGS ?= --stack demo --adapters 4 --requests 16 --prompt-tokens 32:64 --ou
 VENV := .venv
 BIN := $(VENV)/bin
 TRITON := 3.6.0
+UV := 0.13.9
+CYCLONEDX := 7.5.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Tests start hundreds of processes; without kept bytecode each would compile all of it again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train check reference docs words house test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
+.PHONY: help demo demo-train check reference docs words house requirements sbom image test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +49,18 @@ words: $(VENV)/dev.stamp ## list docstrings that open with a fragment [ARGS=PATH
 
 house: $(VENV)/dev.stamp ## measure the code: sizes, imports between rooms, what is long [ARGS=--json]
 	@$(BIN)/python .ci/house.py $(ARGS)
+
+requirements: $(VENV)/uv-$(UV).stamp ## write deploy/requirements: hashes of all packages of the image
+	@$(BIN)/python .ci/requirements.py
+
+sbom: $(VENV)/sbom.stamp ## write build/sbom.json, CycloneDX: every package of the image, with licences, in 2 minutes
+	@mkdir -p build
+	@$(VENV)/cyclonedx/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
+		--output-file build/sbom.json $(VENV)/image
+
+image: ## build deploy/Dockerfile's steps on a Debian root, without Docker or a registry, as root, in 4 minutes
+	@command -v buildah >/dev/null && command -v mmdebstrap >/dev/null || apt-get install -y -q --no-install-recommends buildah mmdebstrap
+	@$(PYTHON) .ci/image.py
 
 test: $(VENV)/dev.stamp chromium ## run all tests but the slow ones [ARGS=...]
 	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)
@@ -107,6 +121,18 @@ $(VENV)/dev.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
 
 $(VENV)/ray.stamp: $(VENV)/dev.stamp
 	$(PIP) install -c constraints.txt -e '.[ray]'
+	@touch $@
+
+$(VENV)/uv-$(UV).stamp: $(VENV)/venv.stamp
+	$(PIP) install uv==$(UV)
+	@touch $@
+
+# The packages of the image, apart from those of the tool that lists them.
+$(VENV)/sbom.stamp: $(VENV)/venv.stamp deploy/requirements/cpu.txt deploy/requirements/base.txt
+	$(PYTHON) -m venv --clear --without-pip $(VENV)/image
+	$(PIP) --python $(VENV)/image install --no-deps --require-hashes -r deploy/requirements/cpu.txt
+	$(PIP) --python $(VENV)/image install --no-deps --require-hashes -r deploy/requirements/base.txt
+	$(PYTHON) -m venv $(VENV)/cyclonedx && $(VENV)/cyclonedx/bin/python -m pip install cyclonedx-bom==$(CYCLONEDX)
 	@touch $@
 
 # This Triton, which torch 2.11 on a GPU machine comes with, lies beside the installed one.

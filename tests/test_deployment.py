@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import tomllib
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 import sqlalchemy as sa
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from registry.s3_location import S3Location
 from registry.storage_url import parse_storage_url
@@ -39,7 +42,7 @@ from tests.deployment_files import (
 from tests.tiny_models import save_model
 
 check_commands = load_script("docs").check_commands
-VARIABLE = re.compile(r"\bCHORALE_[A-Z0-9_]+")
+REQUIREMENTS = DEPLOY / "requirements"
 
 
 @pytest.fixture(scope="module")
@@ -313,17 +316,46 @@ def test_no_data_directory_and_no_secret_is_sent_to_the_builder() -> None:
         assert not any(fnmatch.fnmatch(name, allowed) for allowed in _allowed_in_context())
 
 
-def test_the_image_is_installed_as_make_does_it() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    runs = [rest for step, rest in dockerfile_steps() if step == "RUN"]
-    for command in ("-m venv", ".ci/install_torch.py", "install -c constraints.txt"):
-        assert command in makefile
-        assert any(command in run for run in runs), command
-    (install,) = (run for run in runs if "constraints.txt" in run)
-    assert install.startswith("python -m pip --disable-pip-version-check install")
-    extras = re.findall(r"EXTRAS=([\w,]+)", (DEPLOY / "Dockerfile").read_text())
-    known = _extras()
-    assert all(set(found.split(",")) <= known for found in extras)
+def test_the_image_installs_no_file_but_ours_without_a_hash() -> None:
+    installs = [rest for step, rest in dockerfile_steps() if step == "RUN" and "pip " in rest]
+    *packages, ours = (install.partition(" install --no-deps ")[2] for install in installs)
+    assert packages == [f"--require-hashes -r requirements/{n}.txt" for n in ("$TORCH", "base")]
+    assert ours == "--no-build-isolation . && python -m pip check"
+
+
+def test_hashed_packages_have_the_versions_that_are_tested_and_none_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    tested = _pins(ROOT / "constraints.txt")
+    torch = load_script("install_torch").TORCH.partition("==")[2]
+    base, cpu, cuda = (_pins(REQUIREMENTS / f"{name}.txt") for name in ("base", "cpu", "cuda"))
+    assert base.keys() - tested.keys() == {"setuptools"}, "which builds our own package"
+    for pins in (base, cuda):
+        assert {name: tested.get(name, version) for name, version in pins.items()} == pins
+    assert cpu == {"torch": torch}
+    assert cuda["torch"] == torch
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [project["optional-dependencies"][name] for name in load_script("requirements").EXTRAS]
+    needed = {
+        Requirement(text).name for group in (project["dependencies"], *extras) for text in group
+    }
+    assert {canonicalize_name(name) for name in needed} <= base.keys() | cuda.keys()
+
+
+def test_every_package_that_the_image_installs_has_a_hash() -> None:
+    for path in REQUIREMENTS.iterdir():
+        packages = re.findall(r"^\w.*(?:\n +.*)*", path.read_text(), re.MULTILINE)
+        assert packages
+        for package in packages:
+            assert re.search(r"^    --hash=sha256:[0-9a-f]{64}", package, re.MULTILINE), package
+
+
+def test_a_step_of_the_image_that_a_machine_refuses_is_named() -> None:
+    image = load_script("image")
+    said = "STEP 1/2: FROM base\n[1/2] STEP 2/2: RUN mount\nmount: permission denied"
+    with pytest.raises(image.Refused, match=r"STEP 2/2: RUN mount$"):
+        image.run("build", "sh", "-c", f"echo '{said}'; exit 1")
 
 
 def test_the_image_runs_as_nobody_in_particular_and_stops_by_sigterm() -> None:
@@ -359,7 +391,6 @@ def _allowed_in_context() -> list[str]:
     return [line.removeprefix("!") for line in lines if line.startswith("!")]
 
 
-def _extras() -> set[str]:
-    text = (ROOT / "pyproject.toml").read_text()
-    section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
-    return set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
+def _pins(path: Path) -> dict[str, str]:
+    found = re.findall(r"^([\w.-]+)==([^\s;]+)", path.read_text(), re.MULTILINE)
+    return {canonicalize_name(name): version for name, version in found}
