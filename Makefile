@@ -53,10 +53,12 @@ house: $(VENV)/dev.stamp ## measure the code: sizes, imports between rooms, what
 requirements: $(VENV)/uv-$(UV).stamp ## write deploy/requirements: hashes of all packages of the image
 	@$(BIN)/python .ci/requirements.py
 
-sbom: $(VENV)/sbom.stamp ## write build/sbom.json, CycloneDX: every package of the image, with licences, in 2 minutes
-	@mkdir -p build
-	@$(VENV)/cyclonedx/bin/cyclonedx-py environment --output-reproducible --pyproject pyproject.toml \
-		--output-file build/sbom.json $(VENV)/image
+sbom: $(VENV)/venv.stamp ## write build/sbom.json, CycloneDX: every package of the image, in 2 minutes
+	$(PYTHON) -m venv --clear build/sbom
+	for name in cpu base; do \
+		build/sbom/bin/python -m pip install --no-deps --require-hashes -r deploy/requirements/$$name.txt || exit 1; done
+	$(PIP) install --target build/cyclonedx cyclonedx-bom==$(CYCLONEDX)
+	PYTHONPATH=build/cyclonedx $(BIN)/python -m cyclonedx_py environment --output-file build/sbom.json build/sbom
 
 image: ## build deploy/Dockerfile's steps on a Debian root, without Docker or a registry, as root, in 4 minutes
 	@command -v buildah >/dev/null && command -v mmdebstrap >/dev/null || apt-get install -y -q --no-install-recommends buildah mmdebstrap
@@ -125,14 +127,6 @@ $(VENV)/ray.stamp: $(VENV)/dev.stamp
 
 $(VENV)/uv-$(UV).stamp: $(VENV)/venv.stamp
 	$(PIP) install uv==$(UV)
-	@touch $@
-
-# The packages of the image, apart from those of the tool that lists them.
-$(VENV)/sbom.stamp: $(VENV)/venv.stamp deploy/requirements/cpu.txt deploy/requirements/base.txt
-	$(PYTHON) -m venv --clear --without-pip $(VENV)/image
-	$(PIP) --python $(VENV)/image install --no-deps --require-hashes -r deploy/requirements/cpu.txt
-	$(PIP) --python $(VENV)/image install --no-deps --require-hashes -r deploy/requirements/base.txt
-	$(PYTHON) -m venv $(VENV)/cyclonedx && $(VENV)/cyclonedx/bin/python -m pip install cyclonedx-bom==$(CYCLONEDX)
 	@touch $@
 
 # This Triton, which torch 2.11 on a GPU machine comes with, lies beside the installed one.

@@ -25,56 +25,40 @@ TRIAL = "chorale serve --help && python -c 'import kernels.cpu.compiler as c; c.
 _STEP = re.compile(r"^(?:\[\d+/\d+\] )?STEP \d+/\d+: .*")
 
 
-class Refused(Exception):
-    """A command that failed; the message is the step that it was at."""
-
-
-def main() -> int:
+def main() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
+    release, root = platform.freedesktop_os_release()["VERSION_CODENAME"], f"{FOLDER}/root.tar"
+    run("root", "mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", release, root)
     # pip's settings of this machine, such as a mirror or a folder of wheels, hold in the build too.
     settings = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-    paths = [value for value in settings.values() if value.startswith("/")]
-    options = (ISOLATION, "--format=docker", *(f"--volume={path}:{path}:ro" for path in paths))
-    try:
-        make_base(settings)
-        source = ("--file=deploy/Dockerfile", f"--build-arg=BASE={BASE}", f"--tag={IMAGE}", ".")
-        run("build", *BUILDAH, "build", *options, *source)
-        container = run("trial", *BUILDAH, "from", IMAGE)
-        run("trial", *BUILDAH, "run", ISOLATION, container, "--", "sh", "-c", TRIAL)
-    except Refused as refused:
-        sys.stderr.write(f"This machine refused the step: {refused}\n")
-        return 1
+    settings["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    base = run("base", *BUILDAH, "from", "scratch")
+    run("base", *BUILDAH, "add", "--quiet", base, root, "/")
+    run("base", *BUILDAH, "config", *(f"--env={n}={v}" for n, v in settings.items()), base)
+    run("base", *BUILDAH, "commit", "--rm", "--quiet", base, BASE)
+    options = [f"--volume={path}:{path}:ro" for path in settings.values() if Path(path).exists()]
+    options += [ISOLATION, "--format=docker", "--file=deploy/Dockerfile", f"--tag={IMAGE}"]
+    run("build", *BUILDAH, "build", *options, f"--build-arg=BASE={BASE}", ".")
+    trial = run("trial", *BUILDAH, "from", IMAGE)
+    run("trial", *BUILDAH, "run", ISOLATION, trial, "--", "sh", "-c", TRIAL)
     sys.stderr.write("Every step of deploy/Dockerfile ran, and the image's command starts.\n")
-    return 0
-
-
-def make_base(settings: dict[str, str]) -> None:
-    """Import a Debian root of this machine's release as the base, with these variables."""
-    release, root = platform.freedesktop_os_release()["VERSION_CODENAME"], FOLDER / "root.tar"
-    run("root", "mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", release, str(root))
-    container = run("base", *BUILDAH, "from", "scratch")
-    run("base", *BUILDAH, "add", "--quiet", container, str(root), "/")
-    variables = [f"--env={name}={value}" for name, value in settings.items()]
-    path = "--env=PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    run("base", *BUILDAH, "config", path, *variables, container)
-    run("base", *BUILDAH, "commit", "--rm", "--quiet", container, BASE)
 
 
 def run(step: str, *command: str) -> str:
-    """Run a command, show what it says, and return its last line. Raises Refused."""
-    last, pipe = "", subprocess.PIPE
+    """Run a command, show what it says, and return its last line. A failure ends the program."""
+    last = ""
     with subprocess.Popen(
-        command, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, text=True
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         for line in process.stdout or ():
             sys.stderr.write(line)
             last = line.strip() or last
             step = last if _STEP.match(last) else step
     if process.returncode:
-        raise Refused(step)
+        sys.exit(f"This machine refused the step: {step}")
     return last
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -129,7 +129,8 @@ def running_redis(command: list[str], tmp_path_factory: Any) -> Iterator[int]:
     here = ["--port", str(port), "--bind", "127.0.0.1", "--loglevel", "warning"]
     folder = tmp_path_factory.mktemp("redis")
     server = subprocess.Popen([needs.redis(), *command[1:], *here], cwd=folder)
-    with redis.Redis(port=port) as client:
+    password = command[command.index("--requirepass") + 1]
+    with redis.Redis(port=port, password=password) as client:
         Stack.wait(lambda: _answers(client))
     yield port
     server.kill()
