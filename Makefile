@@ -50,7 +50,8 @@ words: $(VENV)/dev.stamp ## list docstrings that open with a fragment [ARGS=PATH
 house: $(VENV)/dev.stamp ## measure the code: sizes, imports between rooms, what is long [ARGS=--json]
 	@$(BIN)/python .ci/house.py $(ARGS)
 
-requirements: $(VENV)/uv-$(UV).stamp ## write deploy/requirements: hashes of all packages of the image
+requirements: $(VENV)/venv.stamp ## write deploy/requirements: hashes of all packages of the image
+	$(PIP) install uv==$(UV)
 	@$(BIN)/python .ci/requirements.py
 
 sbom: $(VENV)/venv.stamp ## write build/sbom.json, CycloneDX: every package of the image, in 2 minutes
@@ -62,7 +63,7 @@ sbom: $(VENV)/venv.stamp ## write build/sbom.json, CycloneDX: every package of t
 
 image: ## build deploy/Dockerfile's steps on a Debian root, without Docker or a registry, as root, in 4 minutes
 	@command -v buildah >/dev/null && command -v mmdebstrap >/dev/null || apt-get install -y -q --no-install-recommends buildah mmdebstrap
-	@$(PYTHON) .ci/image.py
+	@bash .ci/image.sh
 
 test: $(VENV)/dev.stamp chromium ## run all tests but the slow ones [ARGS=...]
 	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)
@@ -123,10 +124,6 @@ $(VENV)/dev.stamp: $(VENV)/torch.stamp pyproject.toml constraints.txt
 
 $(VENV)/ray.stamp: $(VENV)/dev.stamp
 	$(PIP) install -c constraints.txt -e '.[ray]'
-	@touch $@
-
-$(VENV)/uv-$(UV).stamp: $(VENV)/venv.stamp
-	$(PIP) install uv==$(UV)
 	@touch $@
 
 # This Triton, which torch 2.11 on a GPU machine comes with, lies beside the installed one.

@@ -42,7 +42,6 @@ from tests.deployment_files import (
 from tests.tiny_models import save_model
 
 check_commands = load_script("docs").check_commands
-REQUIREMENTS = DEPLOY / "requirements"
 
 
 @pytest.fixture(scope="module")
@@ -239,6 +238,35 @@ def test_named_volumes_are_declared_and_used(compose: Compose) -> None:
             assert (DEPLOY / source).exists()
 
 
+# ---- systemd ----
+
+
+def test_the_unit_starts_the_installed_command_with_its_paths_and_stops_it_as_compose_does(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (DEPLOY / "chorale.service").read_text().splitlines()
+    unit = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    for pair in unit["Environment"].split():
+        monkeypatch.setenv(*pair.split("=", 1))
+    assert str(load_settings({"model": "m"}).data_dir) == f"/var/lib/{unit['StateDirectory']}"
+    assert os.environ["XDG_CACHE_HOME"] == f"/var/cache/{unit['CacheDirectory']}"
+    assert unit["ExecStart"] == "/opt/chorale/bin/chorale serve"
+    assert "python3 -m venv /opt/chorale\n" in guide()
+    assert f"useradd --system --home-dir /var/lib/{unit['User']}" in guide()
+    assert f"install -m 600 /dev/null {unit['EnvironmentFile']}" in guide()
+    assert unit["TimeoutStopSec"] == compose.machines["chorale-1"]["stop_grace_period"]
+    assert unit["KillMode"] == "mixed", "SIGTERM is for the supervisor alone"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_reads_the_unit(tmp_path: Path) -> None:
+    text = (DEPLOY / "chorale.service").read_text()
+    unit = tmp_path / "chorale.service"
+    unit.write_text(text.replace("/opt/chorale/bin/chorale", shutil.which("true") or ""))
+    done = subprocess.run(("systemd-analyze", "verify", unit), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # ---- the load balancer ----
 
 
@@ -332,24 +360,18 @@ def test_hashed_packages_have_the_versions_that_are_tested_and_none_is_missing(
     monkeypatch.syspath_prepend(ROOT / ".ci")
     tested = _pins(ROOT / "constraints.txt", "$")
     torch = load_script("install_torch").TORCH.partition("==")[2]
-    base, cpu, cuda = (_pins(REQUIREMENTS / f"{name}.txt") for name in ("base", "cpu", "cuda"))
+    files = [DEPLOY / "requirements" / f"{name}.txt" for name in ("base", "cpu", "cuda")]
+    base, cpu, cuda = map(_pins, files)
     assert base.keys() - tested.keys() == {"setuptools"}, "which builds our own package"
     for pins in (base, cuda):
         assert {name: tested.get(name, version) for name, version in pins.items()} == pins
-    assert cpu == {"torch": torch}
-    assert cuda["torch"] == torch
+    assert (cpu, cuda["torch"]) == ({"torch": torch}, torch)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = [project["optional-dependencies"][name] for name in load_script("requirements").EXTRAS]
-    needed = {
-        Requirement(text).name for group in (project["dependencies"], *extras) for text in group
-    }
+    needed = [
+        Requirement(text).name for texts in (project["dependencies"], *extras) for text in texts
+    ]
     assert {canonicalize_name(name) for name in needed} <= base.keys() | cuda.keys()
-
-
-def test_a_step_of_the_image_that_a_machine_refuses_is_named() -> None:
-    said = "STEP 1/2: FROM base\n[1/2] STEP 2/2: RUN mount\nmount: permission denied"
-    with pytest.raises(SystemExit, match=r"refused the step: \[1/2\] STEP 2/2: RUN mount$"):
-        load_script("image").run("build", "sh", "-c", f"echo '{said}'; exit 1")
 
 
 def test_the_image_runs_as_nobody_in_particular_and_stops_by_sigterm() -> None:
