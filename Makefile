@@ -9,12 +9,14 @@ BENCH_ARGS ?= --stack demo --adapters 4 --requests 16 --prompt-tokens 32:64 --ou
 VENV := .venv
 BIN := $(VENV)/bin
 TRITON := 3.6.0
+UV := 0.13.9
+CYCLONEDX := 7.5.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Tests start hundreds of processes; without kept bytecode each would compile all of it again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train check reference docs words house test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
+.PHONY: help demo demo-train check reference docs words house requirements sbom image test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +49,21 @@ words: $(VENV)/dev.stamp ## list docstrings that open with a fragment [ARGS=PATH
 
 house: $(VENV)/dev.stamp ## measure the code: sizes, imports between rooms, what is long [ARGS=--json]
 	@$(BIN)/python .ci/house.py $(ARGS)
+
+requirements: $(VENV)/venv.stamp ## write deploy/requirements: hashes of all packages of the image
+	$(PIP) install uv==$(UV)
+	@$(BIN)/python .ci/requirements.py
+
+sbom: $(VENV)/venv.stamp ## write build/sbom.json, CycloneDX: every package of the image, in 2 minutes
+	$(PYTHON) -m venv --clear build/sbom
+	for name in cpu base; do \
+		build/sbom/bin/python -m pip install --no-deps --require-hashes -r deploy/requirements/$$name.txt || exit 1; done
+	$(PIP) install --target build/cyclonedx cyclonedx-bom==$(CYCLONEDX)
+	PYTHONPATH=build/cyclonedx $(BIN)/python -m cyclonedx_py environment --output-file build/sbom.json build/sbom
+
+image: ## build deploy/Dockerfile's steps on a Debian root, without Docker or a registry, as root, in 4 minutes
+	@command -v buildah >/dev/null && command -v mmdebstrap >/dev/null || apt-get install -y -q --no-install-recommends buildah mmdebstrap
+	@bash .ci/image.sh
 
 test: $(VENV)/dev.stamp chromium ## run all tests but the slow ones [ARGS=...]
 	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import tomllib
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 import sqlalchemy as sa
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from registry.s3_location import S3Location
 from registry.storage_url import parse_storage_url
@@ -40,7 +43,6 @@ from tests.deployment_files import (
 from tests.tiny_models import save_model
 
 check_commands = load_script("docs").check_commands
-VARIABLE = re.compile(r"\bCHORALE_[A-Z0-9_]+")
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +186,10 @@ def test_a_machine_speaks_to_services_that_are_there(
     assert database.username == postgres["POSTGRES_USER"]
     assert database.password == postgres["POSTGRES_PASSWORD"]
     assert database.database == postgres["POSTGRES_DB"]
-    redis = compose.services[urlsplit(settings.redis_url or "").hostname or ""]["command"]
+    redis_url = urlsplit(settings.redis_url or "")
+    redis = compose.services[redis_url.hostname or ""]["command"]
+    assert redis[redis.index("--requirepass") + 1] == redis_url.password
+    assert compose.services["redis"]["environment"]["REDISCLI_AUTH"] == redis_url.password
     assert redis[redis.index("--maxmemory-policy") + 1] == "noeviction"
     assert redis[redis.index("--save") + 1] == ""
     assert redis[redis.index("--appendonly") + 1] == "no"
@@ -232,6 +237,35 @@ def test_named_volumes_are_declared_and_used(compose: Compose) -> None:
     for source in sources:
         if source.startswith("."):
             assert (DEPLOY / source).exists()
+
+
+# ---- systemd ----
+
+
+def test_the_unit_starts_the_installed_command_with_its_paths_and_stops_it_as_compose_does(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = (DEPLOY / "chorale.service").read_text().splitlines()
+    unit = dict(line.split("=", 1) for line in lines if "=" in line and not line.startswith("#"))
+    for pair in unit["Environment"].split():
+        monkeypatch.setenv(*pair.split("=", 1))
+    assert str(load_settings({"model": "m"}).data_dir) == f"/var/lib/{unit['StateDirectory']}"
+    assert os.environ["XDG_CACHE_HOME"] == f"/var/cache/{unit['CacheDirectory']}"
+    assert unit["ExecStart"] == "/opt/chorale/bin/chorale serve"
+    assert "python3 -m venv /opt/chorale\n" in guide()
+    assert f"useradd --system --home-dir /var/lib/{unit['User']}" in guide()
+    assert f"install -m 600 /dev/null {unit['EnvironmentFile']}" in guide()
+    assert unit["TimeoutStopSec"] == compose.machines["chorale-1"]["stop_grace_period"]
+    assert unit["KillMode"] == "mixed", "SIGTERM is for the supervisor alone"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_reads_the_unit(tmp_path: Path) -> None:
+    text = (DEPLOY / "chorale.service").read_text()
+    unit = tmp_path / "chorale.service"
+    unit.write_text(text.replace("/opt/chorale/bin/chorale", shutil.which("true") or ""))
+    done = subprocess.run(("systemd-analyze", "verify", unit), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # ---- the load balancer ----
@@ -322,17 +356,31 @@ def test_no_data_directory_and_no_secret_is_sent_to_the_builder() -> None:
         assert not any(fnmatch.fnmatch(name, allowed) for allowed in _allowed_in_context())
 
 
-def test_the_image_is_installed_as_make_does_it() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    runs = [rest for step, rest in dockerfile_steps() if step == "RUN"]
-    for command in ("-m venv", ".ci/install_torch.py", "install -c constraints.txt"):
-        assert command in makefile
-        assert any(command in run for run in runs), command
-    (install,) = (run for run in runs if "constraints.txt" in run)
-    assert install.startswith("python -m pip --disable-pip-version-check install")
-    extras = re.findall(r"EXTRAS=([\w,]+)", (DEPLOY / "Dockerfile").read_text())
-    known = _extras()
-    assert all(set(found.split(",")) <= known for found in extras)
+def test_the_image_installs_no_file_but_ours_without_a_hash() -> None:
+    installs = [rest for step, rest in dockerfile_steps() if step == "RUN" and "pip " in rest]
+    *packages, ours = (install.partition(" install --no-deps ")[2] for install in installs)
+    assert packages == [f"--require-hashes -r requirements/{n}.txt" for n in ("$TORCH", "base")]
+    assert ours == "--no-build-isolation . && python -m pip check"
+
+
+def test_hashed_packages_have_the_versions_that_are_tested_and_none_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / ".ci")
+    tested = _pins(ROOT / "constraints.txt", "$")
+    torch = load_script("install_torch").TORCH.partition("==")[2]
+    files = [DEPLOY / "requirements" / f"{name}.txt" for name in ("base", "cpu", "cuda")]
+    base, cpu, cuda = map(_pins, files)
+    assert base.keys() - tested.keys() == {"setuptools"}, "which builds our own package"
+    for pins in (base, cuda):
+        assert {name: tested.get(name, version) for name, version in pins.items()} == pins
+    assert (cpu, cuda["torch"]) == ({"torch": torch}, torch)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [project["optional-dependencies"][name] for name in load_script("requirements").EXTRAS]
+    needed = [
+        Requirement(text).name for texts in (project["dependencies"], *extras) for text in texts
+    ]
+    assert {canonicalize_name(name) for name in needed} <= base.keys() | cuda.keys()
 
 
 def test_the_image_runs_as_nobody_in_particular_and_stops_by_sigterm() -> None:
@@ -368,7 +416,9 @@ def _allowed_in_context() -> list[str]:
     return [line.removeprefix("!") for line in lines if line.startswith("!")]
 
 
-def _extras() -> set[str]:
-    text = (ROOT / "pyproject.toml").read_text()
-    section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
-    return set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
+def _pins(path: Path, hashes: str = r" \\\n    --hash=sha256:[0-9a-f]{64}") -> dict[str, str]:
+    """Return the version of every package in a file; each has a hash, or what stands for one."""
+    text = path.read_text()
+    found = re.findall(rf"^([\w.-]+)==([^\s;]+).*?{hashes}", text, re.MULTILINE)
+    assert len(found) == text.count("==") - text.count(" == ")
+    return {canonicalize_name(name): version for name, version in found}

@@ -11,6 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema
 import pytest
@@ -146,6 +147,32 @@ def test_a_pod_runs_as_the_user_of_the_image_and_no_service_sets_its_variables(
     assert pod["securityContext"]["runAsNonRoot"] is True
     # CHORALE_PORT=tcp://... of the Service called chorale would be an invalid setting.
     assert pod["enableServiceLinks"] is False
+
+
+def test_a_pod_has_the_rights_that_its_namespace_allows_and_no_token_of_the_cluster(
+    manifests: dict[tuple[str, str], Any],
+) -> None:
+    labels = manifests["Namespace", "chorale"]["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    pod = pod_of(manifests)
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_pod_takes_connections_at_its_port_and_opens_those_that_its_settings_need(
+    manifests: dict[tuple[str, str], Any],
+) -> None:
+    nothing, ours = (manifests["NetworkPolicy", n]["spec"] for n in ("nothing-else", "chorale"))
+    assert nothing == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    assert ours["podSelector"] == manifests["StatefulSet", "chorale"]["spec"]["selector"]
+    assert [rule["ports"] for rule in ours["ingress"]] == [[{"port": "http"}]]
+    secrets = read_env(KUBERNETES / "base" / "secret.example.env")
+    urls = [urlsplit(secrets[f"CHORALE_{name}_URL"]) for name in ("DATABASE", "REDIS")]
+    opened = {port["port"] for rule in ours["egress"] for port in rule["ports"]}
+    assert opened == {53, 443, *(url.port for url in urls)}
 
 
 def test_probes_ask_what_they_are_for(manifests: dict[tuple[str, str], Any]) -> None:
