@@ -5,6 +5,7 @@ import fnmatch
 import json
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from ipaddress import ip_address, ip_network
