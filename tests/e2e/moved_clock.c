@@ -1,0 +1,20 @@
+// A wall clock that is off by the seconds in the file MOVED_CLOCK, for LD_PRELOAD: libfaketime 0.9.10
+// fails in Python's `time.sleep`, which sleeps until a time of the monotonic clock.
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+static const volatile long *seconds;
+
+__attribute__((constructor)) static void map_file(void) {
+    seconds = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, open(getenv("MOVED_CLOCK"), O_RDONLY), 0);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    int failed = syscall(SYS_clock_gettime, clock, now);
+    if (clock == CLOCK_REALTIME) now->tv_sec += *seconds;
+    return failed;
+}
