@@ -96,6 +96,7 @@ def test_a_gateway_that_does_not_start_lets_go_of_what_it_had(tmp_path: Path) ->
     engines = Unreachable()
     settings = Settings(model=str(DEMO), data_dir=tmp_path)
     gateway = with_engines(assemble(settings, DEMO, AdminKey("admin")), engines)
+    gateway.database.migrate()
     app = create_app(gateway)
 
     async def run() -> None:
