@@ -39,7 +39,7 @@ def main() -> None:
         sys.exit(os.EX_CONFIG)  # starting again would end the same way
     except JournalCorrupt as error:
         logger.error(
-            "%s. Nothing is served, since usage may be lost. If an older version wrote the "
+            "%s. Nothing is served, since usage may be lost. If another version wrote the "
             "journal, let that version settle it, then remove %s",
             error,
             config.data_dir,

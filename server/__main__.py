@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import json
 import logging
+import os
 import socket
 import sys
 from ipaddress import ip_network
@@ -17,6 +18,7 @@ from server.api.app import create_app
 from server.api.connections import Connections
 from server.api.http_protocol import HttpLimits, protocol
 from server.assembly import assemble
+from server.database.database import NewerSchema
 from server.inference.drain import Drain
 from server.launch.open_files import allow_open_files
 from server.launch.secrets import load_admin_key
@@ -42,6 +44,13 @@ def main() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     admin_key = load_admin_key(settings.data_dir)
     gateway = assemble(settings, Path(written["model_dir"]), admin_key)
+    try:
+        gateway.database.migrate()
+    except NewerSchema as error:
+        logger.error("%s", error)
+        gateway.database.close()
+        writer.close()
+        sys.exit(os.EX_CONFIG)  # starting again would end the same way
     config = uvicorn.Config(
         create_app(gateway, writer.write),
         host=settings.host,

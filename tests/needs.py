@@ -52,6 +52,13 @@ def haproxy() -> str:
     missing("HAProxy", "Install Debian's haproxy.")
 
 
+def compiler() -> str:
+    """Return the path of a C compiler."""
+    if path := shutil.which("cc"):
+        return path
+    missing("C compiler", "Install Debian's gcc.")
+
+
 def node() -> None:
     if not (shutil.which("node") and shutil.which("npm")):
         missing("Node.js with npm", "Install Debian's nodejs and npm.")

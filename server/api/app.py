@@ -128,7 +128,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     database, engines = gateway.database, gateway.base.engines
     async with AsyncExitStack() as ends:
         ends.callback(database.close)
-        await asyncio.to_thread(database.migrate)
         await database.write(lambda conn: ensure_price(conn, now_ms()))
         await database.write(lambda conn: record_key(conn, gateway.signer.public, now_ms()))
         await _adopt_events(database, gateway.signer)

@@ -18,7 +18,7 @@ from server.api.foreign_errors import from_fault
 from server.billing.failures import Failures
 from server.database.database import LedgerUnavailable
 from server.faults import Failed, Fault, Limited, Overloaded, QuotaExceeded, Unavailable
-from server.inference.errors import draining
+from server.inference.errors import IdempotencyKeyInUse, IdempotencyKeyMismatch, draining
 from server.inference.idempotency import MAX_STORED_BYTES, Claim, IdempotencyKeys, StoredAnswer
 
 logger = logging.getLogger(__name__)
@@ -168,10 +168,21 @@ class Recorder:
         self._keys = keys
         self._failures = failures
         self._tasks: set[asyncio.Task[None]] = set()
+        self._under_way: dict[tuple[str, ...], Claim] = {}  # by place
+
+    def check(self, claim: Claim) -> None:
+        """Raise Conflict if a request with this key is under way here.
+
+        The database's row says so, too, but expires early if the clock is set ahead meanwhile.
+        """
+        if running := self._under_way.get(claim.place):
+            is_same = running.body_sha256 == claim.body_sha256
+            raise IdempotencyKeyInUse if is_same else IdempotencyKeyMismatch
 
     def start(self, claim: Claim, make: Callable[[Recording], Awaitable[None]]) -> Recording:
         """Run `make`, which admits the request and fills the recording, or raises."""
         recording = Recording(claim)
+        self._under_way[claim.place] = claim
         task = asyncio.create_task(self._run(recording, make))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -205,6 +216,7 @@ class Recorder:
             await self._store(recording, answer, ends_at)
         if recording.request_id:
             self._failures.note_answered(recording.request_id)
+        self._under_way.pop(recording.claim.place, None)
         recording.end()
 
     async def _answer_error(self, recording: Recording, error: Exception) -> None:
@@ -230,6 +242,7 @@ class Recorder:
         # The key comes first: a client that sees the failure may send the request again at once.
         with contextlib.suppress(LedgerUnavailable):  # the claim expires by itself
             await self._keys.release(recording.claim)
+        self._under_way.pop(recording.claim.place, None)
         recording.fail(error)
 
     async def _store(self, recording: Recording, answer: StoredAnswer, until: float) -> None:

@@ -55,6 +55,7 @@ class Serving:
     ) -> Response:
         """Admit the request and answer it whole or as a stream. claim: on its Idempotency-Key."""
         if claim is not None:
+            self.recorder.check(claim)
             if stored := await self.idempotency.claim(claim):
                 return await self._replay(identity, stored)
             make = functools.partial(self._record, identity, asked)

@@ -23,6 +23,9 @@ from server.database.leases import Leases
 
 logger = logging.getLogger(__name__)
 
+_LATE_MS = 30_000
+"""Lateness of a search for expired holds from which on the clock may have been set ahead."""
+
 ReadJournal = Callable[[str, int, int], Awaitable[JournalRecords]]
 
 # Errors that may be gone at a later pass, after the engine restarts or the database is back.
@@ -228,9 +231,13 @@ class Settler:
         # A clock that was set back must not delay the next search by as much.
         if engine.voided_at_ms <= as_of_ms < due_at_ms:
             return
+        was_set_ahead = as_of_ms > due_at_ms + _LATE_MS
         engine.voided_at_ms = as_of_ms
 
         def void(conn: Connection) -> list[str]:
+            holds.renew(conn, engine_id, found.open_request_ids, as_of_ms)
+            if was_set_ahead:  # requests on their way to the engine get there by the next search
+                return []
             return holds.void_expired(
                 conn,
                 engine_id,

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import alembic.command
 import alembic.config
 import sqlalchemy as sa
+from alembic.util import CommandError
 from sqlalchemy import exc
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 
@@ -22,6 +23,7 @@ from server.database.errors import DatabaseError as DatabaseError
 from server.database.errors import DatabaseInUse as DatabaseInUse
 from server.database.errors import LedgerUnavailable as LedgerUnavailable
 from server.database.errors import MigrationLocked as MigrationLocked
+from server.database.errors import NewerSchema as NewerSchema
 from server.database.errors import UnsupportedDatabase as UnsupportedDatabase
 from server.database.errors import unavailable
 from server.database.file import FileLock, SameFile, make_private
@@ -104,9 +106,15 @@ class Database:
         return self.url.get_backend_name() == "sqlite"
 
     def migrate(self, revision: str = "head") -> None:
-        """Bring the schema to `revision`, one process at a time and all or nothing."""
+        """Bring the schema to `revision`, one process at a time and all or nothing.
+
+        Raises MigrationLocked, NewerSchema.
+        """
         with self._migration_lock(), self._migrating() as conn:
-            alembic.command.upgrade(migration_config(conn), revision)
+            try:
+                alembic.command.upgrade(migration_config(conn), revision)
+            except CommandError as error:
+                raise NewerSchema(str(error)) from error
 
     async def read(self, fn: Callable[[Connection], T]) -> T:
         """fn's result in a read-only transaction. Raises LedgerUnavailable, or fn's exception."""

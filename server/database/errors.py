@@ -3,6 +3,7 @@
 DatabaseError
 ├── UnsupportedDatabase   the URL names neither a SQLite file nor PostgreSQL
 ├── DatabaseInUse         another gateway serves this SQLite file
+├── NewerSchema           a newer release has migrated the schema
 ├── MigrationLocked       another process migrates the schema, and does not finish in time
 └── LedgerUnavailable     the database cannot be read or written now: full queue, lost connection,
                           full disk
@@ -31,6 +32,14 @@ class DatabaseInUse(DatabaseError):
         super().__init__(
             f"Another gateway ({holder}) serves this database: {path} is locked. "
             "SQLite serves exactly one gateway; several share PostgreSQL."
+        )
+
+
+class NewerSchema(DatabaseError):
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"A newer release has migrated this database ({reason}). Start that release again, or "
+            "restore the database from before the upgrade."
         )
 
 

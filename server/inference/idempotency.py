@@ -51,6 +51,11 @@ class Claim:
     body_sha256: str
     claim_id: str
 
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """Primary key of the key's row."""
+        return self.tenant_id, self.endpoint, self.key
+
     @classmethod
     def of(cls, tenant_id: str, endpoint: str, key: str, body: bytes) -> "Claim":
         """A new claim. body: of the request, as it was sent."""
@@ -186,15 +191,19 @@ def store_answer(conn: Connection, claim: Claim, answer: StoredAnswer) -> bool:
 
 
 def prune_keys(conn: Connection) -> int:
-    """Delete expired rows; how many there were, PRUNED_AT_ONCE at most."""
-    old = sa.select(*_KEY).where(idempotency_keys.c.expires_at_ms < from_now(conn, now_ms(), 0))
+    """Delete expired rows; how many there were, PRUNED_AT_ONCE at most.
+
+    Claims stay a day longer: if the clock is set ahead, their requests may still store an answer.
+    """
+    row, now = idempotency_keys.c, now_ms()
+    is_claim = row.status.is_(None) & (row.expires_at_ms >= from_now(conn, now, -KEPT_MS))
+    old = sa.select(*_KEY).where(row.expires_at_ms < from_now(conn, now, 0), ~is_claim)
     old = old.limit(PRUNED_AT_ONCE).with_for_update(skip_locked=True)
     return conn.execute(sa.delete(idempotency_keys).where(sa.tuple_(*_KEY).in_(old))).rowcount
 
 
 def _is_key(claim: Claim) -> "tuple[sa.ColumnElement[bool], ...]":
-    wanted = (claim.tenant_id, claim.endpoint, claim.key)
-    return tuple(column == value for column, value in zip(_KEY, wanted, strict=True))
+    return tuple(column == value for column, value in zip(_KEY, claim.place, strict=True))
 
 
 def _is_held(claim: Claim) -> "tuple[sa.ColumnElement[bool], ...]":

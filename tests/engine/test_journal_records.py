@@ -118,11 +118,16 @@ def test_a_segment_without_its_checkpoint_is_found(tmp_path, size_bytes):
         make_journal(tmp_path)
 
 
-def test_a_record_of_another_version_says_so(tmp_path):
+@pytest.mark.parametrize("version", ["older", "newer", "newest"])
+def test_a_record_of_another_version_says_so(tmp_path, version):
     write_journal(tmp_path)
     (path,) = segments(tmp_path)
-    body = b'["checkpoint",{"seq":0}]'
-    _, _, rest = path.read_bytes().partition(b"\n")
+    first, _, rest = path.read_bytes().partition(b"\n")
+    body = {
+        "older": b'["checkpoint",{"seq":0}]',
+        "newer": first[9:].replace(b'"seq"', b'"fee":1,"seq"'),
+        "newest": b'["format",{"seq":0}]',
+    }[version]
     path.write_bytes(b"%08x %s\n" % (zlib.crc32(body), body) + rest)
     with pytest.raises(JournalCorrupt, match="another version"):
         list(read_records(tmp_path / "journal"))

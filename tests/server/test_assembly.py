@@ -1,7 +1,12 @@
 """Parts of a gateway that depend on its settings."""
 
 import asyncio
+import json
+import os
 import shutil
+import subprocess
+import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -96,6 +101,7 @@ def test_a_gateway_that_does_not_start_lets_go_of_what_it_had(tmp_path: Path) ->
     engines = Unreachable()
     settings = Settings(model=str(DEMO), data_dir=tmp_path)
     gateway = with_engines(assemble(settings, DEMO, AdminKey("admin")), engines)
+    gateway.database.migrate()
     app = create_app(gateway)
 
     async def run() -> None:
@@ -107,3 +113,18 @@ def test_a_gateway_that_does_not_start_lets_go_of_what_it_had(tmp_path: Path) ->
     assert engines.is_closed
     # The database's lock is free, so that the next gateway starts at once.
     Database(settings.database_url, data_dir=tmp_path).close()
+
+
+def test_a_gateway_on_a_database_of_a_newer_release_says_so_and_is_not_restarted(
+    tmp_path: Path,
+) -> None:
+    with closing(Database(data_dir=tmp_path)) as database, database.begin() as conn:
+        conn.exec_driver_sql("CREATE TABLE alembic_version AS SELECT '9999' AS version_num")
+    settings = Settings(model=str(DEMO), data_dir=tmp_path).model_dump(mode="json")
+    config = tmp_path / "gateway.json"
+    config.write_text(json.dumps({"settings": settings, "model_dir": str(DEMO)}))
+    command = [sys.executable, "-m", "server", str(config)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "A newer release has migrated this database" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.returncode == os.EX_CONFIG, "with which `chorale serve` ends, too"

@@ -204,8 +204,8 @@ def test_holds_are_voided_only_after_a_complete_read(database):
     engine.open_request_ids = ["running"]
     engine.end("stray")
     engine.end("unread")
-    settler = make_settler(database, engine, group_size=1)
-    engine.failures = []
+    settler = make_settler(database, engine, group_size=1, void_interval_s=0)
+    settle(settler)
     settle(settler)
     assert states(database) == {
         "unused": "voided",
@@ -235,6 +235,23 @@ def test_expired_holds_are_looked_for_at_intervals(sqlite_database):
     now[0] += 1
     settle(settler)
     assert states(sqlite_database) == {"r1": "voided"}
+
+
+def test_a_clock_that_is_set_ahead_voids_no_hold_of_a_request_on_its_way(sqlite_database):
+    now = [NOW_MS]
+    engine = FakeEngine()
+    settler = make_settler(sqlite_database, engine, clock_ms=lambda: now[0], void_interval_s=5)
+    settle(settler)
+    hold_requests(sqlite_database, "sent", "lost", expires_at_ms=NOW_MS + 600_000)
+    now[0] += 3_600_000
+    settle(settler)
+    assert states(sqlite_database) == {"sent": "open", "lost": "open"}
+    engine.open_request_ids = ["sent"]
+    now[0] += 5_000
+    settle(settler)
+    assert states(sqlite_database) == {"sent": "open", "lost": "voided"}
+    query = sa.select(holds.c.expires_at_ms).where(holds.c.state == "open")
+    assert sqlite_database.read_sync(lambda c: c.scalar(query)) > now[0]
 
 
 @pytest.mark.parametrize("other", [{"last_seq": 3}, {"engine_id": "engine-9"}])

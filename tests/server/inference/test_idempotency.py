@@ -120,10 +120,13 @@ def test_pruning_goes_on_until_nothing_old_is_left_a_thousand_at_a_time(
 ) -> None:
     monkeypatch.setattr(idempotency, "PRUNED_AT_ONCE", 3)
     for number in range(7):
-        take(sqlite_database, make_claim(str(number)), claim_ms=-1)
+        take(sqlite_database, make_claim(str(number)), claim_ms=-1 - KEPT_MS)
+    under_way = make_claim("the clock was set ahead")
+    take(sqlite_database, under_way, claim_ms=-1)
     assert sqlite_database.write_sync(prune_keys) == 3
     asyncio.run(IdempotencyKeys(sqlite_database, claim_ms=CLAIM_MS).prune())
-    assert num_keys(sqlite_database) == 0
+    assert num_keys(sqlite_database) == 1
+    assert sqlite_database.write_sync(lambda conn: store_answer(conn, under_way, ANSWER))
 
 
 def test_a_tenant_has_so_many_keys_and_no_more(sqlite_database: Database, monkeypatch) -> None:
