@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import os
 import socket
 import sys
 from ipaddress import ip_network
@@ -15,6 +16,7 @@ from server.api.app import create_app
 from server.api.connections import Connections
 from server.api.http_protocol import HttpLimits, protocol
 from server.assembly import assemble
+from server.database.database import DatabaseDamaged
 from server.inference.drain import Drain
 from server.launch.open_files import allow_open_files
 from server.launch.secrets import load_admin_key
@@ -37,7 +39,12 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, handlers=[LogHandler(writer)])
     logging.getLogger("alembic").setLevel(logging.WARNING)
     admin_key = load_admin_key(settings.data_dir)
-    gateway = assemble(settings, Path(written["model_dir"]), admin_key)
+    try:
+        gateway = assemble(settings, Path(written["model_dir"]), admin_key)
+    except DatabaseDamaged as error:
+        logger.error("%s", error)
+        writer.close()
+        sys.exit(os.EX_CONFIG)  # starting again would end the same way
     config = uvicorn.Config(
         create_app(gateway, writer.write),
         host=settings.host,
