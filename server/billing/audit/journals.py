@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from engine.journal_records import JournalCorrupt, Position, Record, read_records
+from engine.journal_records import SET_ASIDE, JournalCorrupt, Position, Record, read_records
 from engine.meter import TokenMeter
 from engine.records import (
     CheckpointRecord,
@@ -158,6 +158,8 @@ def check_journal_files(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
             detail="is settled to a position where its journal has no end or residency record",
             found=settled_seq,
         )
+    if kept := list((engine_dir / "journal").glob(f"*{SET_ASIDE}")):
+        scope.report.notes.append(f"{len(kept)} damaged segments of {engine_id} were set aside.")
     if num_unsettled:
         scope.report.notes.append(f"{num_unsettled:,} end records are not settled yet.")
 

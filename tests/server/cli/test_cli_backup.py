@@ -1,4 +1,4 @@
-"""Backups that are made while requests end and are settled, restored into an empty place."""
+"""Backups that are made while requests end and are settled; and an end that nothing brings back."""
 
 import importlib.util
 import os
@@ -101,3 +101,23 @@ def test_a_damaged_backup_and_a_place_with_files_are_refused(sqlite_database, tm
     (folder / "chorale.db").write_bytes(b"\0")
     assert "chorale.db" in run("restore", folder, "--data-dir", place)[1]
     assert not place.exists()
+
+
+def test_the_end_in_a_damaged_line_is_named_by_the_audit_and_the_others_are_settled(
+    sqlite_database, tmp_path
+):
+    engine_dir = tmp_path / "engine"
+    engine_dir.mkdir()
+    (engine_dir / "identity").write_text("eng-1 0000000001\n")
+    core = make_core(engine_dir, journal=make_journal(engine_dir))
+    for name in ("first", "second"):
+        core.handle("gw", make_message(name, max_tokens=3))
+        run_until_idle(core)
+    [path] = (engine_dir / "journal").glob("*.journal")
+    path.write_bytes(path.read_bytes().replace(b'["end",', b'["enD",', 1))
+    sqlite_database.write_sync(lambda conn: record_key(conn, SIGNER.public, NOW_MS))
+    # The first request is open by what is left, and ends again, for free.
+    assert settle(sqlite_database, make_journal(engine_dir, damaged="set_aside")) == 2
+    exit_code, out = run("audit", "--data-dir", tmp_path)
+    assert (exit_code, "1 damaged segments of eng-1 were set aside" in out) == (1, True)
+    assert "without an event (expected (0, 0, 0, 0), found (1, 9, 0, 3))" in out, out
