@@ -116,6 +116,8 @@ def check_commands(text: str) -> Iterator[str]:
         if words[0] not in command.commands:
             continue  # prose
         while words and hasattr(command, "commands"):
+            if command.invoke_without_command and words[0].startswith("--"):
+                break
             command = command.commands.get(words.pop(0))
         if command is None:
             yield f"there is no command `chorale {line.strip()}`"

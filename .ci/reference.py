@@ -285,6 +285,8 @@ def _commands(group: Any, prefix: str) -> Iterator[Row]:
     """A row for each command, sorted by name, groups included; hidden commands are not shown."""
     for name, command in sorted(group.commands.items()):
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                yield f"`{prefix} {name}`", _plain(_first_line(command.help))
             yield from _commands(command, f"{prefix} {name}")
         elif not command.hidden:
             yield f"`{prefix} {name}`", _plain(_first_line(command.help))

@@ -138,6 +138,7 @@ def build_core(
         engine_id,
         config.base_revision,
         max_open=config.scheduler.max_num_seqs + config.max_waiting,
+        damaged=config.damaged_journal,
     )
     num_slabs = len(backend.slabs)
     logger.info(

@@ -65,6 +65,7 @@ class EngineConfig:
     stops accepting requests.
     leave_timeout_s: longest time from SIGTERM to the exit.   hold_lifetime_s: how long a gateway's
     hold lasts; see `engine.retired`.
+    damaged_journal: what to do with a damaged segment; see `engine.journal.Journal`.
     listen: "tcp://IP:PORT" for gateways on other machines, with the two keys of
     `engine.tcp.TcpListener`; "" for a Unix socket in data_dir.
     """
@@ -112,6 +113,7 @@ class EngineConfig:
     max_unsettled_records: int = 100_000
     leave_timeout_s: float = 150.0
     hold_lifetime_s: float = 180.0
+    damaged_journal: Literal["set_aside", "stop"] = "set_aside"
     listen: str = ""
     server_key: str = field(default="", repr=False)
     client_key: str = ""

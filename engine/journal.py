@@ -18,10 +18,21 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 from engine.batch import StepResult
 from engine.journal_files import Disk, DiskFull, JournalFiles
-from engine.journal_records import Position, Record, encode, follow, read_segment, segment_paths
+from engine.journal_records import (
+    SET_ASIDE,
+    Position,
+    Record,
+    SegmentDamaged,
+    encode,
+    follow,
+    read_segment,
+    readable_records,
+    segment_paths,
+)
 from engine.messages import PROOF_TENANT, FinishReason, StopCause
 from engine.records import (
     CheckpointRecord,
@@ -93,7 +104,9 @@ class Journal:
 
     clock: Unix seconds.   max_open: most requests open at once; the reserve holds their ends.
     is_full: whether the reserve is missing, so that nothing may be accepted; `make_room` tries to
-    get it. Unsettled records are kept in memory until the settler has posted them.
+    get it.   damaged: whether a segment with a damaged line is set aside, without that line, or
+    opening fails with SegmentDamaged. The totals count ends of such lines, so the audit finds them.
+    Unsettled records are kept in memory until the settler has posted them.
     """
 
     def __init__(
@@ -105,6 +118,7 @@ class Journal:
         segment_bytes: int = SEGMENT_BYTES,
         max_open: int = MAX_OPEN,
         disk: Disk | None = None,
+        damaged: Literal["set_aside", "stop"] = "stop",
     ) -> None:
         self.engine_id = engine_id
         self.base_revision = base_revision
@@ -125,6 +139,8 @@ class Journal:
         self._accepted: dict[str, StartRecord] = {}  # to be written with the next step
         self._residencies: list[ResidencyRecord] = []  # likewise
         self._tried_at = 0.0
+        self._damaged = damaged
+        self._gap: SegmentDamaged | None = None  # the damage behind the last whole segment
         self._recover()
 
     @property
@@ -296,8 +312,9 @@ class Journal:
     def _reserve(self) -> None:
         """Allocate the reserve, and end open requests, which nobody continues. Raises DiskFull."""
         self.files.allocate_reserve()
-        if self._open or not self.files.has_segment:
+        if self._open or self._gap or not self.files.has_segment:
             self._fail_open()
+            self._gap = None
             self.files.allocate_reserve()
         self.is_full = False
 
@@ -324,19 +341,55 @@ class Journal:
     def _recover(self) -> None:
         """Read an earlier run's segments, and end its open requests; without room, become full."""
         for path in segment_paths(self.files.directory):
-            before, size_bytes = self.last_seq, 0
-            for record, end in read_segment(path.read_bytes(), path.name):
+            try:
+                records = list(read_segment(path.read_bytes(), path.name))
+            except SegmentDamaged as damage:
+                self._pass_over(path, damage)
+                continue
+            before = self.last_seq
+            if self._gap:
+                self._position, self._gap = None, None
+            for record, _ in records:
                 self._apply(record)
-                size_bytes = end
-            self.files.found(path, size_bytes, before)
+            self.files.found(path, records[-1][1], before)
+        if self._gap and self._position is None:
+            raise self._gap  # Nothing says which numbers were given.
         try:
             self._reserve()
         except DiskFull as full:
             self._note_full(full)
 
+    def _pass_over(self, path: Path, damage: SegmentDamaged) -> None:
+        """Take over what can be read of a damaged segment, and set it aside, or raise `damage`."""
+        is_new = path.suffix != SET_ASIDE
+        if is_new and self._damaged == "stop":
+            raise damage
+        data, position, num_lost = path.read_bytes(), self._position, 0
+        for record in readable_records(data):
+            if isinstance(record, CheckpointRecord | EndRecord):
+                known = position.number if position else record.number
+                num_lost += max(0, record.number - known - isinstance(record, EndRecord))
+                position = Position.of(record)
+            # Later on, requests that began in it have ended, maybe in segments that are deleted.
+            if is_new or isinstance(record, EndRecord | ResidencyRecord):
+                self._note(record)
+        # Numbers that may have been given, at most one for each byte, are not given again.
+        self._position = position and replace(position, seq=position.seq + len(data))
+        self._gap = damage
+        if is_new:
+            path.rename(path.with_suffix(SET_ASIDE))
+            logger.error(
+                "%s; the segment is set aside as *%s, and all but damaged lines is used: they held "
+                "%d ends or more, which are free if they were not settled before",
+                damage, SET_ASIDE, num_lost,
+            )  # fmt: skip
+
     def _apply(self, record: Record) -> None:
         """Update open requests and unsettled records by a record. Raises JournalCorrupt."""
         self._position = follow(self._position, record)
+        self._note(record)
+
+    def _note(self, record: Record) -> None:
         match record:
             case StartRecord():
                 self._open[record.request_id] = _Open(record)

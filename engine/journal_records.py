@@ -9,9 +9,10 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from engine.records import (
     CheckpointRecord,
@@ -40,8 +41,16 @@ _PARTS: dict[str, tuple[str, Callable[..., _Part]]] = {
 """Kinds of records that have a list of parts: the list's field, and the type of its parts."""
 
 
+SET_ASIDE = ".damaged"
+"""Suffix of a segment that cannot be read to its end and is kept for a person to look at."""
+
+
 class JournalCorrupt(Exception):
     """Records that were once whole are damaged: usage may be lost, so nothing is guessed."""
+
+
+class SegmentDamaged(JournalCorrupt):
+    """A line of a segment is not what its checksum says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,22 +116,35 @@ def read_records(directory: Path) -> Iterator[Record]:
     """
     position: Position | None = None
     with ExitStack() as files:
-        opened = []
+        opened: list[BinaryIO | None] = []
         # All segments are opened first, since the engine deletes settled ones, oldest first.
         for path in segment_paths(directory):
+            if path.suffix == SET_ASIDE:
+                opened.append(None)
+                continue
             try:
                 opened.append(files.enter_context(path.open("rb")))
             except FileNotFoundError:
                 opened.clear()
         for file in opened:
+            if file is None:  # The next segment's checkpoint says where the journal goes on.
+                position = None
+                continue
             for record, _ in read_segment(file.read(), file.name):
                 position = follow(position, record)
                 yield record
 
 
 def segment_paths(directory: Path) -> list[Path]:
-    """Paths of a journal's segments, oldest first."""
-    return sorted(directory.glob("*.journal"))
+    """Paths of a journal's segments, oldest first; some may be set aside."""
+    return sorted([*directory.glob("*.journal"), *directory.glob(f"*{SET_ASIDE}")])
+
+
+def readable_records(data: bytes) -> Iterator[Record]:
+    """Yield the records of a damaged segment that can be read, in their order."""
+    for line in io.BytesIO(data):
+        with suppress(ValueError):
+            yield _decode(line)
 
 
 def follow(position: Position | None, record: Record) -> Position:
@@ -143,7 +165,7 @@ def read_segment(data: bytes, name: str) -> Iterator[tuple[Record, int]]:
     Raises JournalCorrupt.
     """
     if b"\n" not in data:  # the first line was on disk before the file had its name
-        raise JournalCorrupt(f"{name}: its first line is cut off")
+        raise SegmentDamaged(f"{name}: its first line is cut off")
     end = 0
     for line in io.BytesIO(data):
         if not line.endswith(b"\n"):
@@ -151,7 +173,9 @@ def read_segment(data: bytes, name: str) -> Iterator[tuple[Record, int]]:
         try:
             record = _decode(line)
         except ValueError as error:
-            raise JournalCorrupt(f"{name}, byte {end}: {error}") from None
+            # A whole line of another version is not damaged.
+            kind = JournalCorrupt if _is_whole(line) else SegmentDamaged
+            raise kind(f"{name}, byte {end}: {error}") from None
         end += len(line)
         yield record, end
 
@@ -175,10 +199,9 @@ def _fields(record: Record | _Part) -> dict[str, object]:
 
 def _decode(line: bytes) -> Record:
     """Decode a line. Raises ValueError."""
-    checksum, _, body = line.removesuffix(b"\n").partition(b" ")
-    if checksum != b"%08x" % zlib.crc32(body):
+    if not _is_whole(line):
         raise ValueError("the line is not what its checksum says")
-    name, fields = json.loads(body)
+    name, fields = json.loads(line[9:])
     try:
         if name in _PARTS:
             key, kind = _PARTS[name]
@@ -188,6 +211,11 @@ def _decode(line: bytes) -> Record:
         raise ValueError(
             f"a {name} record of another version: let that version settle it"
         ) from None
+
+
+def _is_whole(line: bytes) -> bool:
+    checksum, _, body = line.removesuffix(b"\n").partition(b" ")
+    return checksum == b"%08x" % zlib.crc32(body)
 
 
 def _part(kind: Callable[..., _Part], fields: dict[str, object]) -> _Part:

@@ -142,10 +142,12 @@ def main() -> None:
     data_dir = Path(config.data_dir)
     with lock_directory(data_dir):
         engine_id, epoch = engine_identity(data_dir)
-        beat = Beat.inherited()
+        beat, folder = Beat.inherited(), data_dir / "journal"
         try:
             with beat.busy("reading the journal", _READING_S):
-                journal = Journal(data_dir / "journal", engine_id, config.base_revision)
+                journal = Journal(
+                    folder, engine_id, config.base_revision, damaged=config.damaged_journal
+                )
         except JournalCorrupt as error:
             logger.error("%s. Its usage cannot be billed; see %s", error, data_dir)
             sys.exit(os.EX_DATAERR)

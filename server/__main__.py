@@ -16,9 +16,10 @@ import uvicorn
 from lora.log_lines import choose_format, take_all
 from server.api.app import create_app
 from server.api.connections import Connections
+from server.api.gateway import Gateway
 from server.api.http_protocol import HttpLimits, protocol
 from server.assembly import assemble
-from server.database.database import NewerSchema
+from server.database.database import DatabaseDamaged, NewerSchema
 from server.inference.drain import Drain
 from server.launch.open_files import allow_open_files
 from server.launch.secrets import load_admin_key
@@ -43,12 +44,10 @@ def main() -> None:
     take_all(LogHandler(writer))
     logging.getLogger("alembic").setLevel(logging.WARNING)
     admin_key = load_admin_key(settings.data_dir)
-    gateway = assemble(settings, Path(written["model_dir"]), admin_key)
     try:
-        gateway.database.migrate()
-    except NewerSchema as error:
+        gateway = _migrated(assemble(settings, Path(written["model_dir"]), admin_key))
+    except (DatabaseDamaged, NewerSchema) as error:
         logger.error("%s", error)
-        gateway.database.close()
         writer.close()
         sys.exit(os.EX_CONFIG)  # starting again would end the same way
     config = uvicorn.Config(
@@ -89,6 +88,16 @@ class _Server(uvicorn.Server):
         """Tick once a second, instead of ten times, and as soon as the end has been asked for."""
         while not await self.on_tick(0):
             await self._drain.wait_begun(_TICK_S)
+
+
+def _migrated(gateway: Gateway) -> Gateway:
+    """Bring the gateway's database to this release's schema. Raises NewerSchema."""
+    try:
+        gateway.database.migrate()
+    except NewerSchema:
+        gateway.database.close()
+        raise
+    return gateway
 
 
 def _connections(settings: Settings) -> Connections:

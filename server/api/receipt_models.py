@@ -98,7 +98,7 @@ class LedgerEntry(SignedReceipt):
     model_config = ConfigDict(json_schema_extra=_show_a_credit)
 
     object: Literal["entry"] = "entry"
-    kind: Literal["credit", "payment", "correction"]
+    kind: Literal["credit", "payment", "correction", "difference"]
 
 
 class ReceiptAnswer(Answer):

@@ -28,7 +28,9 @@ from server.billing.tables import (
 )
 from server.database.upsert import upsert
 
-EntryKind = Literal["usage", "storage", "pinned", "resident", "credit", "payment", "correction"]
+EntryKind = Literal[
+    "usage", "storage", "pinned", "resident", "credit", "payment", "correction", "difference"
+]  # fmt: skip
 
 _HOUR_MS = 3_600_000
 _REVENUE = "revenue/"

@@ -156,7 +156,7 @@ entries = Table(
     "entries",
     metadata,
     Column("entry_id", BigInteger, primary_key=True, autoincrement=False),
-    # usage | storage | pinned | resident | credit | payment | correction
+    # usage | storage | pinned | resident | credit | payment | correction | difference
     Column("kind", String(16), nullable=False),
     Column("tenant_id", String(64), nullable=False),
     Column("tenant_name", String(64)),
@@ -285,6 +285,17 @@ signing_keys = Table(
     Column("key_id", String(16), primary_key=True),
     Column("public_key", String(64), nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
+)
+
+# Findings of the audit that an operator acknowledged. finding: in words, without its figures.
+# difference_nanousd: what entry_id books of it; positive if less was charged than used.
+acknowledgements = Table(
+    "acknowledgements",
+    metadata,
+    Column("finding_id", String(16), primary_key=True),
+    Column("finding", Text, nullable=False),
+    Column("difference_nanousd", BigInteger, nullable=False),
+    Column("entry_id", BigInteger, nullable=False),
 )
 
 journal_positions = Table(

@@ -14,8 +14,12 @@ from server.cli.terminal import CommandFailed, say, show, show_json, show_table,
 if TYPE_CHECKING:
     from server.billing.audit.report import Progress, Report
 
+app = typer.Typer(invoke_without_command=True)
 
+
+@app.callback()
 def audit(
+    context: typer.Context,
     data_dir: ServerDir = DEFAULT_DATA_DIR,
     database_url: DatabaseUrl = None,
     since: Annotated[
@@ -25,8 +29,10 @@ def audit(
 ) -> None:
     """Check journal, ledger, receipts and statements against one another. Changes nothing.
 
-    A gateway may run meanwhile. Exit code 1: something differs.
+    A gateway may run meanwhile. Exit code 1: something differs that is not acknowledged.
     """
+    if context.invoked_subcommand:
+        return
     from sqlalchemy.exc import DBAPIError
 
     from server.billing.audit.report import report_body
@@ -59,6 +65,38 @@ def audit(
         raise typer.Exit(1)
 
 
+@app.command()
+def acknowledge(
+    finding_id: Annotated[str, typer.Argument(help="Id of a finding, as the audit shows it.")],
+    reason: Annotated[str, typer.Option(help="What happened; it is kept in the audit log.")],
+    data_dir: ServerDir = DEFAULT_DATA_DIR,
+    database_url: DatabaseUrl = None,
+) -> None:
+    """Accept a finding of an audit made now, and book its difference by a signed entry."""
+    from sqlalchemy.exc import DBAPIError
+
+    from server.billing.audit.acknowledgements import acknowledge
+    from server.billing.audit.run import audit as run_audit
+    from server.billing.receipts.signing import Signer
+    from server.database.clock import now_ms
+    from server.database.database import DatabaseError
+    from server.faults import Fault
+    from server.launch.local_pool import engine_folders
+    from server.launch.secrets import SecretError, Secrets
+
+    engines = engine_folders(data_dir)
+    try:
+        signer = Signer(bytes.fromhex(Secrets.load(data_dir, may_make=False).receipt_signing_key))
+        with open_beside(data_dir, database_url) as database:
+            report = database.read_sync(lambda conn: run_audit(conn, engine_dirs=engines))
+            receipt = database.write_sync(
+                lambda c: acknowledge(c, signer, report, finding_id, reason=reason, now_ms=now_ms())
+            )
+    except (Fault, SecretError, DatabaseError, DBAPIError) as error:
+        raise CommandFailed(str(error).partition("\n")[0]) from error
+    show(f"entry {receipt['entry_id']} of {receipt['amount_usd']} dollars: {receipt['memo']}")
+
+
 @contextmanager
 def _telling() -> "Iterator[Progress]":
     """Show the audit's progress on a terminal."""
@@ -83,9 +121,11 @@ def _show(report: "Report", *, has_engine: bool) -> None:
     for finding in report.findings:
         compared = f" (expected {finding.expected}, found {finding.found})"
         is_compared = (finding.expected, finding.found) != (None, None)
-        show(f"{finding.check}: {finding.subject}: {finding.detail}{compared * is_compared}")
+        show(f"{finding.finding_id} {finding}{compared * is_compared}")
     if (num_unnamed := report.num_findings - len(report.findings)) > 0:
         show(f"... and {num_unnamed:,} more findings")
+    for finding in report.acknowledged:
+        show(f"acknowledged: {finding.finding_id} {finding}")
     for kind, count in report.incidents.items():
         show(f"on record: {count:,} incidents {kind}")
     show(f"difference {report.difference_nanousd:,} nano-dollars")

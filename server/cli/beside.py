@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from server.cli.terminal import CommandFailed
+from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
     from server.database.database import Database
@@ -33,7 +34,7 @@ def open_beside(data_dir: Path, url: str | None) -> "Iterator[Database]":
     """Open `url`, or the database that `chorale serve` uses. Raises CommandFailed without one."""
     from server.database.database import DEFAULT_FILE, Database, DatabaseConfig
 
-    url = url or _url_of_gateway(data_dir)
+    url = url or gateway_settings(data_dir).get("database_url")
     file = data_dir / DEFAULT_FILE
     if url is None and not file.exists():
         raise CommandFailed(f"There is no {file}; give --data-dir or --database-url.", exit_code=2)
@@ -45,9 +46,7 @@ def open_beside(data_dir: Path, url: str | None) -> "Iterator[Database]":
         database.close()
 
 
-def _url_of_gateway(data_dir: Path) -> str | None:
+def gateway_settings(data_dir: Path) -> JsonObject:
+    """Settings that the last gateway was started with; empty before the first start."""
     path = data_dir / "gateway.json"
-    if not path.exists():
-        return None
-    url: str | None = json.loads(path.read_text())["settings"].get("database_url")
-    return url
+    return dict(json.loads(path.read_text())["settings"]) if path.exists() else {}

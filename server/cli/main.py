@@ -7,6 +7,7 @@ import typer
 from server.cli import (
     adapters,
     audit,
+    backup,
     chat,
     demo,
     engines,
@@ -63,7 +64,9 @@ app.add_typer(engines.app, name="engines")
 app.add_typer(usage.app, name="usage")
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(statements.app, name="statements")
-app.command("audit")(audit.audit)
+app.add_typer(audit.app, name="audit")
+app.command("backup")(backup.backup)
+app.command("restore")(backup.restore)
 app.command("simulate")(simulate.simulate)
 app.command("chat")(chat.chat)
 

@@ -19,6 +19,7 @@ from sqlalchemy import exc
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 
 import migrations
+from server.database.errors import DatabaseDamaged as DatabaseDamaged
 from server.database.errors import DatabaseError as DatabaseError
 from server.database.errors import DatabaseInUse as DatabaseInUse
 from server.database.errors import LedgerUnavailable as LedgerUnavailable
@@ -26,7 +27,7 @@ from server.database.errors import MigrationLocked as MigrationLocked
 from server.database.errors import NewerSchema as NewerSchema
 from server.database.errors import UnsupportedDatabase as UnsupportedDatabase
 from server.database.errors import unavailable
-from server.database.file import FileLock, SameFile, make_private
+from server.database.file import FileLock, SameFile, check_readable, make_private
 from server.database.writer import GroupWriter
 
 T = TypeVar("T")
@@ -84,6 +85,7 @@ class Database:
         if self.is_sqlite:
             folder = Path(str(self.url.database)).parent
             folder.mkdir(parents=True, exist_ok=True)
+            check_readable(Path(str(self.url.database)))
             if exclusive:
                 # The lock is beside the file, since two data directories may name one database.
                 self._lock = _lock_gateway(folder / "gateway.lock")

@@ -2,6 +2,7 @@
 
 DatabaseError
 ├── UnsupportedDatabase   the URL names neither a SQLite file nor PostgreSQL
+├── DatabaseDamaged       the SQLite file cannot be opened, and will not heal by a restart
 ├── DatabaseInUse         another gateway serves this SQLite file
 ├── NewerSchema           a newer release has migrated the schema
 ├── MigrationLocked       another process migrates the schema, and does not finish in time
@@ -24,6 +25,14 @@ class UnsupportedDatabase(DatabaseError):
     def __init__(self, url: URL) -> None:
         self.url = url.render_as_string(hide_password=True)
         super().__init__(f"{self.url} is neither a SQLite file nor PostgreSQL.")
+
+
+class DatabaseDamaged(DatabaseError):
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(
+            f"{path} cannot be read ({reason}): restore your last backup into a new folder with "
+            "`chorale restore BACKUP --data-dir NEW`."
+        )
 
 
 class DatabaseInUse(DatabaseError):

@@ -3,8 +3,11 @@
 import fcntl
 import logging
 import os
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
+
+from server.database.errors import DatabaseDamaged
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +25,19 @@ def make_private(path: Path) -> None:
                     file.chmod(0o600)
                 except PermissionError:
                     logger.warning("%s belongs to another user, and others may read it", file)
+
+
+def check_readable(path: Path) -> None:
+    """Raise DatabaseDamaged if SQLite cannot read the file's header and list of tables."""
+    if not path.exists():
+        return
+    try:
+        with closing(sqlite3.connect(path)) as conn:
+            conn.execute("SELECT count(*) FROM sqlite_master")
+    except sqlite3.DatabaseError as error:
+        # Any other error, such as a lock, may be gone at the next attempt.
+        if error.sqlite_errorcode in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            raise DatabaseDamaged(path, str(error)) from error
 
 
 class SameFile:

@@ -138,7 +138,7 @@ def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) ->
         "max_skips",
         "scheduling_policy", "prefix_caching", "swap_bytes", "disk_cache_bytes",
         "host_cache_bytes", "prefetch_per_tenant", "fetch_timeout_s", "max_fetches",
-        "max_pinned_share", "leave_timeout_s", "hold_lifetime_s",
+        "max_pinned_share", "leave_timeout_s", "hold_lifetime_s", "damaged_journal",
     )  # fmt: skip
     return {
         "model_dir": str(base.path),

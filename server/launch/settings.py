@@ -150,6 +150,10 @@ class Settings(BaseModel):
     max_pinned_share: float = Field(0.5, ge=0, le=1)
     # Most bytes of the weights file (adapter_model.safetensors) of an uploaded adapter.
     max_adapter_bytes: int = Field(2 << 30, ge=1 << 10)
+    # Whether an engine with a damaged line in its journal sets that segment aside and serves, or
+    # stops. By default it serves: only that line is lost, at most the end of one request, which
+    # `chorale audit` finds, while to stop would cost all tenants the service.
+    damaged_journal: Literal["set_aside", "stop"] = "set_aside"
     # Bytes that stay free on each volume for the ledger and the journals: uploads, the disk cache,
     # exports and logs do not take them. By default 1 GiB, or a quarter of a smaller volume.
     disk_reserve_bytes: int | None = Field(None, ge=0)

@@ -11,7 +11,7 @@ from hypothesis.strategies import integers
 
 from engine.journal import Journal, output_sha256
 from engine.journal_files import JournalGone
-from engine.journal_records import JournalCorrupt
+from engine.journal_records import JournalCorrupt, SegmentDamaged, read_records
 from engine.messages import ReadJournal
 from engine.meter import TokenMeter
 from tests.engine.fakes import make_core, make_message, run_until_idle, tokens_of
@@ -115,6 +115,36 @@ def test_damage_in_the_middle_is_an_incident_not_a_guess(tmp_path):
     path.write_bytes(data)
     with pytest.raises(JournalCorrupt):
         reopen(tmp_path)
+
+
+@given(place=integers(0, 10_000))
+@settings(max_examples=12, deadline=None)
+def test_a_damaged_segment_is_set_aside_and_only_its_damaged_line_is_lost(tmp_path_factory, place):
+    directory = tmp_path_factory.mktemp("engine")
+    core = make_core(directory)
+    core.journal.files.segment_bytes = 600
+    for i in range(4):
+        core.handle("gw", make_message(f"r{i}", max_tokens=9))
+        run_until_idle(core)
+    whole = core.journal.read(0, 9).records
+    paths = segments(directory)
+    path = paths[place % len(paths)]
+    data = bytearray(path.read_bytes())
+    data[place % (len(data) - 1)] ^= 1  # a change of the last byte looks like an unfinished write
+    path.write_bytes(data)
+    with pytest.raises(SegmentDamaged):
+        reopen(directory, damaged="stop")
+    for damaged in ("set_aside", "set_aside", "stop"):
+        journal = reopen(directory, damaged=damaged)
+        kept = journal.read(0, 9).records
+        assert journal.last_seq >= core.journal.last_seq, "no number is given twice"
+        assert list(read_records(directory / "journal"))[-1].seq == journal.last_seq
+    journal.read(journal.last_seq, 9)
+    assert reopen(directory).last_seq == journal.last_seq, "nothing is ended a second time"
+    assert path.with_suffix(".damaged").read_bytes() == data
+    assert len(set(whole) - set(kept)) <= 1
+    # The request of a lost end was open by all that is left, and is ended for free.
+    assert {end.stop_cause for end in set(kept) - set(whole)} <= {"engine_failure"}
 
 
 def test_numbers_go_on_after_everything_is_settled_and_deleted(tmp_path):

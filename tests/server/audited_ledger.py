@@ -62,14 +62,18 @@ def make_ends(count: int, seed: int) -> list[EndRecord]:
     return ends
 
 
-def write_engine_dir(folder: Path, posted: list[EndRecord | ResidencyRecord]) -> Path:
-    """Write an engine's folder; start records of open requests fill the gaps between seqs."""
+def write_engine_dir(
+    folder: Path, posted: list[EndRecord | ResidencyRecord], behind: EndRecord | None = None
+) -> Path:
+    """Write an engine's folder; start records of open requests fill the gaps between seqs.
+
+    behind: end before which all of the journal is deleted; None: the journal has no such part.
+    """
     (folder / "journal").mkdir(parents=True)
     (folder / "identity").write_text(f"{ENGINE} 0000000001\n")
-    zeros = dict.fromkeys(
-        ("number", "total_prompt_tokens", "total_cached_tokens", "total_completion_tokens"), 0
-    )
-    records = [CheckpointRecord(seq=0, at=0.0, **zeros)]
+    names = ("number", "total_prompt_tokens", "total_cached_tokens", "total_completion_tokens")
+    totals = {name: getattr(behind, name, 0) for name in names}
+    records = [CheckpointRecord(seq=behind.seq if behind else 0, at=0.0, **totals)]
     for record in posted:
         records += [_start(seq) for seq in range(records[-1].seq + 1, record.seq)]
         records.append(record)

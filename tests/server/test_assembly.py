@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lora.log_lines import trace_of
+from server.__main__ import main
 from server.accounts.admin_key import AdminKey
 from server.api.app import create_app
 from server.assembly import assemble
@@ -39,6 +40,20 @@ def test_what_is_to_be_proved_lies_where_engines_can_read_it(
         (proof_dir / "left").touch()
         asyncio.run(gateway.base.engines.close())
         gateway.database.close()
+
+
+def test_a_gateway_whose_database_lost_its_header_says_what_helps_and_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / DEFAULT_FILE).write_bytes(b"lost" * 1024)
+    settings = Settings(model=str(DEMO), data_dir=tmp_path).model_dump(mode="json")
+    config = tmp_path / "gateway.json"
+    config.write_text(json.dumps({"settings": settings, "model_dir": str(DEMO)}))
+    monkeypatch.setattr(sys, "argv", ["server", str(config)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == os.EX_CONFIG, "the supervisor takes this for an end"
+    assert "`chorale restore BACKUP --data-dir NEW`" in caplog.text
 
 
 def test_a_spools_folder_is_shared_with_others_whose_files_stay(tmp_path: Path) -> None:

@@ -1,24 +1,37 @@
-"""The result of the last audit, for the operator."""
+"""The result of the last audit, and acknowledgements of its findings, for the operator."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from server.api.answer import Answer
-from server.api.deps import AuditorDep
+from server.api.bodies import json_body
+from server.api.deps import AuditorDep, DatabaseDep, SignerDep
+from server.api.receipt_models import LedgerEntry
+from server.billing.audit.acknowledgements import acknowledge
 from server.billing.audit.report import report_body
+from server.database.clock import now_ms
 
 router = APIRouter()
 
 
+class _Acknowledgement(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    finding_id: str = Field(max_length=16)
+    reason: str = Field(min_length=1, max_length=400, pattern=r"^[^\x00]*$")
+
+
 class AuditFinding(Answer):
-    """A difference. subject: the row that it is about.   detail: what does not fit.
+    """A difference. finding_id: its name, while it lasts.
+
+    subject: the row that it is about.   detail: what does not fit.
 
     expected, found: the two values, where there are two.
     difference_nanousd: what the row is worth by its price, less what was charged.
     """
 
+    finding_id: str = Field(examples=["9c1f0be2a7d4"])
     subject: str = Field(examples=["tenant ten_5f0c1d2e3a4b5968"])
     detail: str = Field(examples=["balance_nanousd"])
     expected: int | str | bool | None = Field(examples=[12_250_120_000])
@@ -38,6 +51,7 @@ class AuditCheck(Answer):
 class AuditReport(Answer):
     """An audit's report. at: Unix seconds.   difference_nanousd: the sum of all findings.
 
+    acknowledged: findings that last, and are in no other figure here.
     incidents: how many of each kind the ledger has on record.   notes: what is no difference.
     """
 
@@ -45,6 +59,7 @@ class AuditReport(Answer):
     difference_nanousd: int = Field(examples=[0])
     num_findings: int = Field(examples=[1])
     checks: list[AuditCheck]
+    acknowledged: list[AuditFinding]
     incidents: dict[str, int] = Field(examples=[{"amount_over_hold": 1}])
     notes: list[str] = Field(
         examples=[["1,024 prompt tokens were computed and 3 sampled that nobody pays for."]]
@@ -66,3 +81,25 @@ async def get_audit(auditor: AuditorDep) -> AuditAnswer:
     """
     last = auditor.last
     return AuditAnswer(report=None if last is None else AuditReport(**report_body(last)))
+
+
+@router.post("/audit/acknowledgements", status_code=201)
+async def acknowledge_finding(
+    body: Annotated[_Acknowledgement, json_body(_Acknowledgement)],
+    auditor: AuditorDep,
+    database: DatabaseDep,
+    signer: SignerDep,
+) -> LedgerEntry:
+    """Acknowledge a finding of an audit made now; an entry of no tenant books its difference.
+
+    From then on the finding is in no metric; if the difference grows, it is a finding again.
+    """
+    await auditor.turn()
+    report = auditor.last
+    assert report is not None
+    finding_id, reason = body.finding_id, body.reason
+    receipt = await database.write(
+        lambda conn: acknowledge(conn, signer, report, finding_id, reason=reason, now_ms=now_ms())
+    )
+    await auditor.turn()
+    return LedgerEntry.model_validate(receipt)

@@ -4,14 +4,16 @@ Numbers and totals are compared in the database, single records only where the f
 The meter shares no code with the journal or the ledger.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
-from engine.journal_records import JournalCorrupt, Record, read_records
+from engine.journal_records import SET_ASIDE, JournalCorrupt, Position, Record, read_records
 from engine.meter import TokenMeter
 from engine.records import (
     CheckpointRecord,
@@ -27,12 +29,30 @@ from server.billing.tables import journal_positions, kept_events, usage_events
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _TOTALS = ("num_ends", *_COUNTS)
+_MISSING = "ends, prompt, cached and completion tokens without an event"
+
+
+def journal_starts(engine_dirs: Iterable[Path]) -> dict[str, Position]:
+    """Return where each local journal begins, by engine id; what came before was settled.
+
+    Call it before the database's snapshot is taken: a journal then begins where the ledger is
+    settled, or before, unless the ledger is an older state.
+    """
+    starts = {}
+    for engine_dir in engine_dirs:
+        with suppress(JournalCorrupt):  # `check_journal_files` reports a corrupt journal.
+            first = next(read_records(engine_dir / "journal"), None)
+            if isinstance(first, CheckpointRecord):
+                starts[_engine_id(engine_dir)] = Position.of(first)
+    return starts
 
 
 def check_journals(scope: Scope) -> Iterator[Finding]:
     """Compare the sums of each engine's events with the totals in its journal.
 
-    Events of an older release have no number, and the journal's totals leave them out.
+    A journal that begins behind the ledger's position was settled with a newer ledger: its totals
+    then say what is missing, also before a gateway settles it again. Events of an older release
+    have no number, and the journal's totals leave them out.
     """
     usage = usage_events.c
     sums: dict[str, dict[str, int]] = {}
@@ -52,11 +72,19 @@ def check_journals(scope: Scope) -> Iterator[Finding]:
             before["seq"] = max(before["seq"], seq)
             for name, value in zip(_TOTALS, found, strict=True):
                 before[name] += int(value)
-    for row in scope.conn.execute(sa.select(journal_positions)).mappings():
-        events = sums.pop(row["engine_id"], dict.fromkeys(("seq", *_TOTALS), 0))
-        pairs: dict[str, tuple[Any, Any]] = {name: (row[name], events[name]) for name in _TOTALS}
-        pairs["is settled as far as its events"] = (True, row["settled_seq"] >= events["seq"])
-        yield from differences("journals", f"engine {row['engine_id']}", pairs)
+    columns = ("engine_id", "settled_seq", *_TOTALS)
+    rows = scope.conn.execute(sa.select(*(journal_positions.c[name] for name in columns)))
+    positions = {engine_id: Position(*at) for engine_id, *at in rows}
+    for engine_id in sorted(positions.keys() | scope.starts.keys()):
+        events = sums.pop(engine_id, dict.fromkeys(("seq", *_TOTALS), 0))
+        position, start = (at.get(engine_id, Position()) for at in (positions, scope.starts))
+        _, *totals = astuple(max(position, start, key=lambda at: at.seq))
+        missing = tuple(n - events[name] for n, name in zip(totals, _TOTALS, strict=True))
+        pairs: dict[str, tuple[Any, Any]] = {_MISSING: ((0, 0, 0, 0), missing)}
+        if not any(missing) and start.seq > position.seq:
+            pairs["records of where adapters were are missing"] = (position.seq, start.seq)
+        pairs["is settled as far as its events"] = (True, position.seq >= events["seq"])
+        yield from differences("journals", f"engine {engine_id}", pairs)
         scope.count("journals", 1)
     for engine_id in sums:
         yield Finding(
@@ -65,8 +93,12 @@ def check_journals(scope: Scope) -> Iterator[Finding]:
 
 
 def check_numbers(scope: Scope) -> Iterator[Finding]:
-    """Report gaps in the numbers 1, 2, 3, ... of each engine's ends."""
+    """Report gaps in the numbers 1, 2, 3, ... of each engine's ends.
+
+    Gaps of as many ends as were acknowledged to be missing are no findings of their own.
+    """
     usage = usage_events.c
+    missing = {f.subject: f.found[0] for f in scope.report.acknowledged if f.detail == _MISSING}
     for engine_id in scope.conn.scalars(sa.select(journal_positions.c.engine_id)).all():
         query = sa.select(usage.journal_seq, usage.number, usage.request_id)
         query = query.where(usage.engine_id == engine_id, usage.number.is_not(None))
@@ -74,15 +106,20 @@ def check_numbers(scope: Scope) -> Iterator[Finding]:
             query = query.where(usage.posted_at_ms >= scope.since_ms)
         query = query.order_by(usage.journal_seq).limit(PAGE_SIZE)
         number, after = None if scope.since_ms else 0, -1
+        num_known = missing.get(f"engine {engine_id}", 0)
         while page := scope.conn.execute(query.where(usage.journal_seq > after)).all():
             for row in page:
-                if number is not None and row.number != number + 1:
-                    missing = f"end {number + 1} of engine {engine_id}"
+                expected = row.number if number is None else number + 1
+                num_missing = row.number - expected
+                if 0 < num_missing <= num_known:
+                    num_known -= num_missing
+                elif num_missing:
+                    first = f"end {expected} of engine {engine_id}"
                     yield Finding(
                         check="journals",
-                        subject=f"{missing}, before request {row.request_id}",
+                        subject=f"{first}, before request {row.request_id}",
                         detail="has no event",
-                        expected=number + 1,
+                        expected=expected,
                         found=row.number,
                     )
                 number = row.number
@@ -95,7 +132,7 @@ def check_journal_files(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
     Call it after the database's snapshot was taken: each record that is settled in the snapshot is
     then on disk, or deleted.
     """
-    engine_id = (engine_dir / "identity").read_text().split()[0]
+    engine_id = _engine_id(engine_dir)
     query = sa.select(journal_positions.c.settled_seq).filter_by(engine_id=engine_id)
     settled_seq = scope.conn.scalar(query) or 0
     num_unsettled, is_at_record = 0, settled_seq == 0
@@ -121,8 +158,14 @@ def check_journal_files(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
             detail="is settled to a position where its journal has no end or residency record",
             found=settled_seq,
         )
+    if kept := list((engine_dir / "journal").glob(f"*{SET_ASIDE}")):
+        scope.report.notes.append(f"{len(kept)} damaged segments of {engine_id} were set aside.")
     if num_unsettled:
         scope.report.notes.append(f"{num_unsettled:,} end records are not settled yet.")
+
+
+def _engine_id(engine_dir: Path) -> str:
+    return (engine_dir / "identity").read_text().split()[0]
 
 
 def _is_end_at(record: Record, settled_seq: int) -> bool:

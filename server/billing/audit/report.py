@@ -1,11 +1,13 @@
 """The report of an audit: how many rows it looked at, and each difference that it found."""
 
-from collections.abc import Callable, Iterable
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy.engine import Connection
 
+from engine.journal_records import Position
 from server.text.json_object import JsonObject
 
 MAX_FINDINGS = 1000
@@ -34,6 +36,17 @@ class Finding:
     found: Any = None
     difference_nanousd: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.check}: {self.subject}: {self.detail}"
+
+    @property
+    def finding_id(self) -> str:
+        """Name of the difference: it lasts while two numbers grow alike, and changes with it."""
+        gap: object = (self.expected, self.found)
+        if isinstance(self.expected, int) and isinstance(self.found, int):
+            gap = self.expected - self.found
+        return hashlib.sha256(f"{self}: {gap} {self.difference_nanousd}".encode()).hexdigest()[:12]
+
 
 @dataclass(slots=True)
 class CheckResult:
@@ -49,11 +62,15 @@ class Report:
     """Results of one audit, by check.
 
     difference_nanousd: sum over all findings, amounts not charged less amounts charged too much.
+    known: ids of findings that an operator acknowledged.   acknowledged: those that last; they are
+    in no other figure.
     incidents: number of incidents of each kind that the ledger has on record.
     notes: sentences for the operator about things that are no difference.
     """
 
     at_ms: int
+    known: frozenset[str] = frozenset()
+    acknowledged: list[Finding] = field(default_factory=list)
     checks: dict[str, CheckResult] = field(default_factory=dict)
     incidents: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -70,6 +87,9 @@ class Report:
     def add(self, findings: Iterable[Finding]) -> None:
         for finding in findings:
             result = self.checks.setdefault(finding.check, CheckResult())
+            if finding.finding_id in self.known:
+                self.acknowledged.append(finding)
+                continue
             result.num_findings += 1
             self.difference_nanousd += finding.difference_nanousd
             if len(result.findings) < MAX_FINDINGS:
@@ -81,6 +101,7 @@ class Scope:
     """Input of a check: one snapshot of the database, and the report that it adds to.
 
     since_ms: checks that look at single rows leave out older ones.
+    starts: where the journals of local engines begin, by engine id.
     """
 
     conn: Connection
@@ -88,6 +109,7 @@ class Scope:
     now_ms: int
     since_ms: int = 0
     progress: Progress = lambda check, num_rows: None
+    starts: Mapping[str, Position] = field(default_factory=dict)
 
     def count(self, check: str, num_rows: int) -> None:
         """Add to the number of rows that the check has looked at."""
@@ -118,6 +140,7 @@ def report_body(report: Report) -> JsonObject:
             }
             for name, result in report.checks.items()
         ],
+        "acknowledged": [_finding(finding) for finding in report.acknowledged],
         "incidents": report.incidents,
         "notes": report.notes,
     }
@@ -128,6 +151,7 @@ def _finding(finding: Finding) -> JsonObject:
         return value if isinstance(value, int | str | bool | None) else str(value)
 
     return {
+        "finding_id": finding.finding_id,
         "subject": finding.subject,
         "detail": finding.detail,
         "expected": plain(finding.expected),

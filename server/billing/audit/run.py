@@ -6,6 +6,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from server.billing.audit.acknowledgements import acknowledged_ids
 from server.billing.audit.entries import check_entries, check_events
 from server.billing.audit.holds import check_holds, check_open_holds
 from server.billing.audit.journals import (
@@ -13,6 +14,7 @@ from server.billing.audit.journals import (
     check_journals,
     check_meter,
     check_numbers,
+    journal_starts,
 )
 from server.billing.audit.report import Finding, Progress, Report, Scope
 from server.billing.audit.statements import check_documents, check_statements
@@ -43,7 +45,9 @@ def audit(
     progress: Progress = lambda check, num_rows: None,
 ) -> Report:
     """Run all checks, row by row. engine_dirs: folders of local engines whose files are read."""
+    starts = journal_starts(engine_dirs)
     scope = _begin(conn, since_ms, progress)
+    scope.starts = starts
     _run(scope, (*_SUMS, *_ROWS))
     for engine_dir in engine_dirs:
         scope.report.add(check_journal_files(scope, engine_dir))
@@ -67,7 +71,7 @@ def _begin(conn: Connection, since_ms: int, progress: Progress) -> Scope:
         # Every statement sees the database as the first one did; SQLite does that by itself.
         conn = conn.execution_options(isolation_level="REPEATABLE READ")
     now_ms = database_now_ms(conn)
-    return Scope(conn, Report(now_ms), now_ms, since_ms, progress)
+    return Scope(conn, Report(now_ms, acknowledged_ids(conn)), now_ms, since_ms, progress)
 
 
 def _run(scope: Scope, checks: Iterable[Check]) -> None:

@@ -17,7 +17,7 @@ TYPES: dict[str, type] = {
     field.name: {"int": int, "str": str, "bool": bool}[field.type] for field in FIELDS
 } | dict.fromkeys(SEAL, str)
 
-_KINDS = (*CHARGES, "credit", "payment", "correction")
+_KINDS = (*CHARGES, "credit", "payment", "correction", "difference")
 _PRICES = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
 _ALWAYS = (
     "entry_id", "kind", "tenant_id", "amount_nanousd", "amount_usd", "debit_account",

@@ -167,6 +167,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /admin/v1/tenants/{tenant}/credits": {"amount_usd": "1"},
     "POST /admin/v1/tenants/{tenant}/payments": {"amount_usd": "1"},
     "POST /admin/v1/corrections": {"entry_id": 1},
+    "POST /admin/v1/audit/acknowledgements": {"finding_id": "0", "reason": "known"},
     "POST /admin/v1/billing/simulate": {"price_version": 1},
 }
 

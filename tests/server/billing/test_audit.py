@@ -18,8 +18,10 @@ from hypothesis import strategies as st
 from engine.messages import PROOF_TENANT
 from engine.meter import TokenMeter
 from engine.records import ResidencyItem, ResidencyRecord
+from registry.tables import audit_log
 from server.api.metrics import Metrics
 from server.billing import ledger
+from server.billing.audit.acknowledgements import acknowledge
 from server.billing.audit.auditor import Auditor
 from server.billing.audit.report import Report
 from server.billing.audit.run import audit, audit_sums
@@ -41,6 +43,7 @@ from server.billing.tables import (
 )
 from server.database.clock import now_ms
 from server.database.database import DEFAULT_FILE, Database
+from server.faults import Conflict, NotFound
 from tests.server.audited_ledger import HOUR_MS, fill_ledger, make_ends, write_engine_dir
 from tests.server.factories import (
     ENGINE,
@@ -473,6 +476,63 @@ def test_more_counted_than_computed_is_a_finding_and_less_is_said(ledger_of):
     TokenMeter(path).count(10**6, last.total_completion_tokens - 1)
     [line] = shown(ledger_of.audit())
     assert line.endswith("more sampled tokens were counted than computed")
+
+
+# ---- acknowledged ----
+
+
+def accept(audited: Audited, report: Report, finding_id: str) -> Any:
+    return audited.database.write_sync(
+        lambda c: acknowledge(c, SIGNER, report, finding_id, reason="fire", now_ms=NOW_MS)
+    )
+
+
+def test_ends_that_a_restored_ledger_lacks_are_found_before_a_start_and_until_acknowledged(
+    ledger_of, tmp_path
+):
+    """The engine served on after the backup: ends 24 to 27 were settled and deleted."""
+    ends = make_ends(30, seed=1)
+    assert ends[:24] == ENDS
+    newer = write_engine_dir(tmp_path / "newer", ends[27:], behind=ends[26])
+    restored = Audited(ledger_of.database, newer)
+    [found] = (report := restored.audit()).findings
+    assert (found.check, found.subject) == ("journals", f"engine {ENGINE}")
+    counts = ("num_prompt_tokens", "num_cached_tokens", "num_completion_tokens")
+    assert found.found == (4, *(sum(getattr(e, name) for e in ends[23:27]) for name in counts))
+    receipt = accept(restored, report, found.finding_id)
+    assert (receipt["kind"], receipt["amount_nanousd"]) == ("difference", 0)
+    assert receipt["memo"].endswith(": no price is known; fire")
+    query = sa.select(audit_log.c.actor, audit_log.c.target).filter_by(action="audit.acknowledge")
+    line = restored.database.read_sync(lambda conn: conn.execute(query).one())
+    assert tuple(line) == ("operator", found.finding_id)
+    with pytest.raises(Conflict):
+        accept(restored, report, found.finding_id)
+    restored.database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, ends[27:29], NOW_MS))
+    report = restored.audit()
+    assert (shown(report), report.acknowledged) == ([], [found])
+    auditor, metrics = make_auditor(restored.database)
+    asyncio.run(auditor.turn())
+    assert figures(metrics)['findings{check="journals"}'] == 0
+    report = change(restored, sa.delete(usage_events).filter_by(request_id="r5"))
+    [larger] = [finding for finding in report.findings if finding.detail == found.detail]
+    assert larger.found[0] == 5, "a larger gap is a finding again"
+
+
+def test_an_acknowledgement_books_what_the_finding_differs_by_and_was_not_booked(ledger_of):
+    """An entry is dearer than its event, and later even dearer."""
+    charged = {"amount_nanousd": entries.c.amount_nanousd + 7}
+    dearer = sa.update(entries).values(**charged).where(entries.c.entry_id == 4)
+    for difference in (-7, -14):
+        report = change(ledger_of, dearer)
+        [found] = [finding for finding in report.findings if finding.difference_nanousd]
+        assert found.difference_nanousd == difference
+        receipt = accept(ledger_of, report, found.finding_id)
+        assert (receipt["debit_account"], receipt["amount_nanousd"]) == ("tenant/books", 7)
+        report = ledger_of.audit()
+        assert (report.difference_nanousd, report.acknowledged) == (0, [found])
+        assert not any("books" in line for line in shown(report)), "the new entry is in order"
+    with pytest.raises(NotFound):
+        accept(ledger_of, report, "0" * 12)
 
 
 # ---- in the gateway ----

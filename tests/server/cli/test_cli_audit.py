@@ -13,6 +13,7 @@ from server.billing.audit import auditor
 from server.billing.tables import metadata, tenant_accounts
 from server.cli.main import app
 from server.database.database import Database
+from server.launch.secrets import Secrets
 from tests.server.audited_ledger import fill_ledger, make_ends, write_engine_dir
 from tests.server.in_process import InProcess
 
@@ -62,6 +63,20 @@ def test_what_differs_is_named_and_the_command_fails(data_dir, sqlite_database):
     assert (finding["subject"], finding["found"]) == ("tenant ten_2", 3)
 
 
+def test_an_operator_acknowledges_what_the_audit_names_and_it_names_it_no_more(
+    data_dir, sqlite_database
+):
+    Secrets.load(data_dir)
+    break_balance(sqlite_database)
+    finding_id = run("--data-dir", data_dir)[1].partition(" accounts: ")[0].split()[-1]
+    call = ("acknowledge", finding_id, "--reason", "known", "--data-dir", data_dir)
+    assert "no price is known; known" in run(*call)[1]
+    exit_code, out, _ = run("--data-dir", data_dir)
+    assert (exit_code, f"acknowledged: {finding_id} accounts:" in out) == (0, True)
+    exit_code, _, err = run(*call)
+    assert (exit_code, "is acknowledged already" in err) == (1, True)
+
+
 def test_a_database_by_its_url_needs_no_engine(data_dir, sqlite_database, tmp_path):
     url = sqlite_database.url.render_as_string()
     exit_code, out, err = run("--database-url", url, "--data-dir", tmp_path / "other")
@@ -100,4 +115,14 @@ def test_the_operator_reads_the_gateways_last_audit(sqlite_database, tmp_path, m
     asyncio.run(product.gateway.auditor.turn())
     report = product.operator.call("GET", "/admin/v1/audit").json()["report"]
     assert (report["num_findings"], report["difference_nanousd"]) == (0, 0)
+    fill_ledger(product.gateway.database, make_ends(12, seed=2))
+    break_balance(product.gateway.database)
+    asyncio.run(product.gateway.auditor.turn())
+    [finding] = product.gateway.auditor.last.findings
+    call = ("POST", "/admin/v1/audit/acknowledgements")
+    body = {"finding_id": finding.finding_id, "reason": "known"}
+    assert product.operator.call(*call, body).json()["kind"] == "difference"
+    assert product.operator.call(*call, body).status_code == 409
+    report = product.operator.call("GET", "/admin/v1/audit").json()["report"]
+    assert (report["num_findings"], len(report["acknowledged"])) == (0, 1)
     product.close()
