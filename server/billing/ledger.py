@@ -100,13 +100,12 @@ def mark_failed(conn: Connection, signer: Signer, request_id: str, now_ms: int) 
     A charge that is posted already is reversed by a correction. Returns its receipt, or None.
     """
     lock_ledger(conn)
-    hold = note_failed(conn, request_id, now_ms)
-    if hold is None or hold.state != "posted":
-        return None
+    note_failed(conn, request_id, now_ms)
+    # The event says whether it is posted, since its hold may be deleted before a late note.
     query = sa.select(usage_events.c.event_id).where(usage_events.c.request_id == request_id)
-    return reverse(
-        conn, signer, conn.execute(query).scalar_one(), memo="answered with an error", now_ms=now_ms
-    )
+    if (event_id := conn.scalar(query)) is None:
+        return None
+    return reverse(conn, signer, event_id, memo="answered with an error", now_ms=now_ms)
 
 
 def reverse(

@@ -92,6 +92,15 @@ Index(
     sqlite_where=_IS_CANCELLED,
     postgresql_where=_IS_CANCELLED,
 )
+IS_RESOLVED_HOLD = holds.c.resolved_at_ms.is_not(None) & holds.c.failed_at_ms.is_(None)
+"""Whether a hold has ended without a server error; `old_holds` deletes these in time."""
+Index(
+    "ix_holds_resolved",
+    holds.c.state,
+    holds.c.resolved_at_ms,
+    sqlite_where=IS_RESOLVED_HOLD,
+    postgresql_where=IS_RESOLVED_HOLD,
+)
 
 # One row per request that an engine ended. Rows are never updated, except that events of a release
 # without entries get the number of their entry (`ledger.adopt_events`).
