@@ -1,4 +1,4 @@
-"""An index of holds that have ended, by which old ones are found and deleted.
+"""An index by which old holds are found, and sums of a day's residency without a price.
 
 Revision ID: 0011
 Revises: 0008
@@ -13,6 +13,7 @@ branch_labels = None
 depends_on = None
 
 _IS_RESOLVED = sa.text("resolved_at_ms IS NOT NULL AND failed_at_ms IS NULL")
+_TIMES = ("started_at_ms", "at_ms", "duration_ms")
 
 
 def upgrade() -> None:
@@ -23,7 +24,16 @@ def upgrade() -> None:
         sqlite_where=_IS_RESOLVED,
         postgresql_where=_IS_RESOLVED,
     )
+    op.create_table(
+        "residency_sums",
+        sa.Column("day", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("kept", sa.String(length=640), nullable=False),
+        sa.Column("source_id", sa.String(length=160), nullable=False),
+        *(sa.Column(name, sa.BigInteger(), nullable=False) for name in _TIMES),
+        sa.PrimaryKeyConstraint("day", "kept", name=op.f("pk_residency_sums")),
+    )
 
 
 def downgrade() -> None:
+    op.drop_table("residency_sums")
     op.drop_index("ix_holds_resolved", "holds")

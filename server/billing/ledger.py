@@ -18,7 +18,7 @@ from server.billing.holds import Hold, lock_holds, note_failed, resolve
 from server.billing.rating import FREE, TokenAmounts, TokenPrices, is_our_failure, rated_amounts
 from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.signing import Signer
-from server.billing.storage_stretches import drafts_of, insert_events, residency_stretches
+from server.billing.storage_stretches import insert_events, residency_drafts
 from server.billing.tables import (
     entries,
     incidents,
@@ -65,7 +65,7 @@ def post(
     lock_ledger(conn)
     position = _lock_position(conn, engine_id, now_ms)
     ends = [record for record in records if isinstance(record, EndRecord)]
-    stays = [record for record in records if isinstance(record, ResidencyRecord)]
+    stays = [r for r in records if isinstance(r, ResidencyRecord) and r.seq > position]
     fresh, incidents_found = _split_replays(conn, engine_id, ends)
     by_id = lock_holds(conn, [record.request_id for record in fresh])
     prices = _prices(conn, {hold.price_version for hold in by_id.values()})
@@ -75,7 +75,7 @@ def post(
         draft = _draft(engine_id, record, hold, prices.get(hold.price_version) if hold else None)
         drafts.append(draft)
         incidents_found += _doubts(engine_id, record, hold, draft.amount_nanousd)
-    kept = drafts_of(conn, residency_stretches(conn, engine_id, stays)) if stays else []
+    kept = residency_drafts(conn, engine_id, stays)
     receipts = post_entries(conn, signer, [*drafts, *kept], now_ms)
     _insert_events(conn, drafts, receipts[: len(drafts)], now_ms)
     insert_events(conn, kept, receipts[len(drafts) :])

@@ -1,8 +1,11 @@
 """Stretches: bytes of an adapter that were kept somewhere for some time, and their entries.
 
-A stretch says what was kept; its cost follows from it and the price at that time.
+A stretch says what was kept; its cost follows from it and the price at that time. Stretches of
+residency without a price are summed by UTC day, since an engine reports every adapter that it has
+in any tier four times an hour.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +21,13 @@ from server.billing.prices import Price, prices_for
 from server.billing.rating import kept_amount
 from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.signing import Signer
-from server.billing.tables import kept_events
+from server.billing.tables import kept_events, residency_sums
+from server.database.upsert import upsert
 
 Kind = Literal["storage", "pinned", "resident"]
 Tier = Literal["store", "device", "host", "disk"]
+
+DAY_MS = 86_400_000
 
 _COLUMNS = tuple(column.name for column in kept_events.c if column.name != "event_id")
 
@@ -77,6 +83,59 @@ def insert_events(conn: Connection, drafts: Sequence[Draft], receipts: Sequence[
     ]
     if rows:
         conn.execute(sa.insert(kept_events), rows)
+
+
+def has_price(draft: Draft) -> bool:
+    """Whether a draft for residency is at a price above 0; the others are summed by day."""
+    return bool(draft.event["resident_nanousd"])
+
+
+def residency_drafts(
+    conn: Connection, engine_id: str, records: Sequence[ResidencyRecord]
+) -> list[Draft]:
+    """Draft entries for residency with a price, and add the rest to the sums of its days.
+
+    Sums have no rows that would tell a replay: call it once for each record.
+    """
+    drafts = drafts_of(conn, residency_stretches(conn, engine_id, records)) if records else []
+    _add_to_days(conn, [draft for draft in drafts if not has_price(draft)])
+    return [draft for draft in drafts if has_price(draft)]
+
+
+def _add_to_days(conn: Connection, drafts: Sequence[Draft]) -> None:
+    rows = []
+    for draft in drafts:
+        row = dict(draft.event)
+        row["is_free"] = row.pop("resident_nanousd") is None
+        times = {name: row.pop(name) for name in ("source_id", "started_at_ms", "duration_ms")}
+        kept = json.dumps(row | {"kind": "resident"}, sort_keys=True)
+        rows.append(times | {"day": draft.at_ms // DAY_MS, "kept": kept, "at_ms": draft.at_ms})
+    insert = upsert(conn.dialect.name, residency_sums)
+    total = residency_sums.c.duration_ms + insert.excluded.duration_ms
+    statement = insert.on_conflict_do_update(
+        index_elements=["day", "kept"],
+        set_={"duration_ms": total, "at_ms": insert.excluded.at_ms},
+    )
+    if rows:
+        conn.execute(statement, rows)
+
+
+def take_days(conn: Connection, before_day: int, limit: int) -> list[Stretch]:
+    """Delete at most `limit` sums of days before a day, and return the stretch of each."""
+    key = (residency_sums.c.day, residency_sums.c.kept)
+    some = sa.select(*key).where(key[0] < before_day).order_by(*key).limit(limit)
+    taken = sa.delete(residency_sums).where(sa.tuple_(*key).in_(some)).returning(residency_sums)
+    return [
+        Stretch(
+            **json.loads(row.kept),
+            # The first stretch's id, marked, since the sum is not that stretch.
+            source_id=f"day/{row.source_id}",
+            started_at_ms=row.started_at_ms,
+            at_ms=row.at_ms,
+            duration_ms=row.duration_ms,
+        )
+        for row in conn.execute(taken).all()
+    ]
 
 
 def residency_stretches(

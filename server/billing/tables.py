@@ -158,6 +158,19 @@ kept_events = Table(
     UniqueConstraint("source", "source_id"),
 )
 
+# Residency without a price: its time so far on a UTC day, whose end makes it an entry and deletes
+# the row. kept: the fields of the stretches that are the same.   source_id: of the first one.
+residency_sums = Table(
+    "residency_sums",
+    metadata,
+    Column("day", BigInteger, primary_key=True, autoincrement=False),
+    Column("kept", String(640), primary_key=True),
+    Column("source_id", String(160), nullable=False),
+    Column("started_at_ms", BigInteger, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("duration_ms", BigInteger, nullable=False),
+)
+
 # Transfers of an amount from one account to another. Rows are never updated, never deleted.
 # Each is a receipt as well: the receipt_seq-th of its tenant, chained by sha256, signed.
 # period: month of the statement that the entry is on, such as "2026-11".

@@ -30,11 +30,11 @@ from tests.server.factories import (
     make_price,
 )
 
-FOREVER_MS = 2**62
 
-
-def turn(database, at_ms):
+def turn(database, days):
+    at_ms = NOW_MS + days * DAY_MS + 1
     asyncio.run(OldHolds(database, now_ms=lambda _: at_ms).turn())
+    return held(database)
 
 
 def held(database):
@@ -42,21 +42,17 @@ def held(database):
     return {row.request_id: row for row in rows}
 
 
-def answers(database, at_ms):
-    """What tenants and operators read, apart from the number of holds that were audited."""
+def answers(database):
+    """Return what tenants and operators read, apart from the number of holds that were audited."""
 
     def read(conn):
         report = audit(conn)
         report.checks["holds"].num_rows = 0
-        return (
-            report.checks,
-            list(iterate_receipts(conn, select_receipts())),
-            sum_entries(conn, 0, FOREVER_MS, ("tenant", "kind", "model", "hour")),
-            [read_sums(conn, tenant_id, at_ms) for tenant_id in TENANTS],
-        )
+        usage = sum_entries(conn, 0, 2**62, ("tenant", "kind", "model", "hour"))
+        sums = [read_sums(conn, tenant_id, NOW_MS) for tenant_id in TENANTS]
+        return report.checks, list(iterate_receipts(conn, select_receipts())), usage, sums
 
-    simulated = asyncio.run(simulate(database, Book({}), 0, FOREVER_MS))
-    return database.read_sync(read), simulated
+    return database.read_sync(read), asyncio.run(simulate(database, Book({}), 0, 2**62))
 
 
 @settings(max_examples=6, deadline=None)
@@ -65,74 +61,48 @@ def test_what_is_deleted_is_never_needed(migrated_sqlite, tmp_path_factory, seed
     folder = tmp_path_factory.mktemp("old")
     shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
     database = Database(data_dir=folder)
-    try:
-        fill_ledger(database, make_ends(24, seed=seed))
-        at_ms = NOW_MS + days * DAY_MS
-        before, had = answers(database, at_ms), held(database)
-        turn(database, at_ms)
-        assert answers(database, at_ms) == before
-        left = held(database)
-        for request_id, row in had.items():
-            is_old = row.state in KEPT_MS and row.resolved_at_ms < at_ms - KEPT_MS[row.state]
-            assert (request_id not in left) == (is_old and row.failed_at_ms is None)
-    finally:
-        database.close()
+    fill_ledger(database, make_ends(24, seed=seed))
+    before, had = answers(database), held(database)
+    left = turn(database, days)
+    assert answers(database) == before
+    database.close()
+    for request_id, row in had.items():
+        kept_ms = 2**62 if row.failed_at_ms else KEPT_MS.get(row.state, 2**62)
+        is_old = (row.resolved_at_ms or 0) + kept_ms <= NOW_MS + days * DAY_MS
+        assert (request_id not in left) == is_old, row
+
+
+def post(conn, *seqs, at_ms=NOW_MS):
+    ledger.post(conn, SIGNER, ENGINE, [make_end(seq, f"r{seq}") for seq in seqs], at_ms)
 
 
 @pytest.fixture
-def held_database(database):
-    """Ten holds that were posted at NOW_MS."""
+def ten(database):
+    """Ten holds, of which the first eight were posted at NOW_MS."""
     price = make_price(database)
     insert_holds(database, *(make_hold(price, f"r{seq}") for seq in range(1, 11)))
-    ends = [make_end(seq, f"r{seq}") for seq in range(1, 11)]
-    database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, ends, NOW_MS))
+    database.write_sync(lambda c: post(c, *range(1, 9)))
     return database
 
 
-def test_holds_are_deleted_in_batches_once_they_are_old(held_database, monkeypatch):
+def test_old_holds_are_deleted_in_batches_and_a_failure_is_reversed_all_the_same(ten, monkeypatch):
     monkeypatch.setattr(old_holds, "MAX_AT_ONCE", 3)
-    turn(held_database, NOW_MS + KEPT_MS["posted"])
-    assert len(held(held_database)) == 10
-    turn(held_database, NOW_MS + KEPT_MS["posted"] + 1)
-    assert held(held_database) == {}
-
-
-def test_a_failure_that_is_noted_after_its_hold_is_gone_is_reversed(held_database):
-    turn(held_database, NOW_MS + 3 * DAY_MS)
-    receipt = held_database.write_sync(
-        lambda c: ledger.mark_failed(c, SIGNER, "r3", NOW_MS + 3 * DAY_MS)
-    )
+    assert turn(ten, 2).keys() == {"r9", "r10"}
+    receipt = ten.write_sync(lambda c: ledger.mark_failed(c, SIGNER, "r3", NOW_MS))
     assert (receipt["kind"], receipt["reverses_entry_id"]) == ("correction", 3)
 
 
-def test_a_voided_hold_stays_longer_and_with_an_event_for_good(held_database):
-    price = make_price(held_database)
-    insert_holds(held_database, *(make_hold(price, name) for name in ("refused", "lost")))
-    late = make_end(11, "lost")
-
-    def void(conn):
-        void_refused(conn, "refused", NOW_MS)
-        void_refused(conn, "lost", NOW_MS)
-        ledger.post(conn, SIGNER, ENGINE, [late], NOW_MS + 29 * DAY_MS)
-
-    held_database.write_sync(void)
-    turn(held_database, NOW_MS + 29 * DAY_MS)
-    assert held(held_database).keys() == {"refused", "lost"}
-    turn(held_database, NOW_MS + 31 * DAY_MS)
-    assert held(held_database).keys() == {"lost"}
+def test_a_voided_hold_stays_longer_and_with_an_event_for_good(ten):
+    for request_id in ("r9", "r10"):
+        ten.write_sync(lambda c, name=request_id: void_refused(c, name, NOW_MS))
+    ten.write_sync(lambda c: post(c, 10, at_ms=NOW_MS + 29 * DAY_MS))
+    assert turn(ten, 29).keys() == {"r9", "r10"}
+    assert turn(ten, 30).keys() == {"r10"}
 
 
-def test_a_hold_that_is_gone_before_its_time_is_a_finding(held_database):
-    def find(posted_at_ms, name):
-        end = make_end(11 + int(name), name)
-        insert_holds(held_database, make_hold(make_price(held_database), name))
-
-        def post_and_lose(conn):
-            ledger.post(conn, SIGNER, ENGINE, [end], posted_at_ms)
-            conn.execute(sa.delete(holds).filter_by(request_id=name))
-
-        held_database.write_sync(post_and_lose)
-        return [f.subject for f in held_database.read_sync(audit).findings if f.check == "holds"]
-
-    assert find(now_ms() - KEPT_MS["posted"], "0") == []
-    assert find(now_ms(), "1") == ["hold 1"]
+@pytest.mark.parametrize(("age_ms", "found"), [(0, ["hold r9"]), (KEPT_MS["posted"], [])])
+def test_a_hold_that_is_gone_before_its_time_is_a_finding(ten, age_ms, found):
+    ten.write_sync(lambda c: post(c, 9, at_ms=now_ms() - age_ms))
+    ten.write_sync(lambda c: c.execute(sa.delete(holds).filter_by(request_id="r9")))
+    findings = ten.read_sync(audit).findings
+    assert [each.subject for each in findings if each.check == "holds"] == found

@@ -1,6 +1,8 @@
 """Each day of storage and pins is posted once, when it is over; residency is posted as well."""
 
 import asyncio
+import shutil
+from collections import Counter
 
 import pytest
 import sqlalchemy as sa
@@ -16,6 +18,7 @@ from server.billing.receipts.receipt import sha256_of
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.storage_charges import DAY_MS, Kept
 from server.billing.tables import kept_events
+from server.database.database import DEFAULT_FILE, Database
 from tests.registry.rows import add_version
 from tests.server.factories import (
     ENGINE,
@@ -270,7 +273,7 @@ def test_residency_has_a_price_on_the_device_and_only_unpinned(database):
     for _ in range(2):  # a replay changes nothing
         database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, [make_end(1), record], NOW_MS))
     receipts = receipts_of(database)
-    assert [receipt["kind"] for receipt in receipts] == ["usage", *["resident"] * 4]
+    assert [receipt["kind"] for receipt in receipts] == ["usage", *["resident"] * 2]
     shown = [
         (r["adapter_id"], r["adapter_version"], r["tier"], r["slabs"], r["kept_nanousd"],
          r["amount_nanousd"])
@@ -278,8 +281,6 @@ def test_residency_has_a_price_on_the_device_and_only_unpinned(database):
     ]  # fmt: skip
     assert shown == [
         (adapter_id, 1, "device", 3, 5 * GB, 5 * GB),
-        (adapter_id, 1, "device", 3, None, 0),
-        (adapter_id, 1, "disk", 0, None, 0),
         (None, None, "device", 3, 5 * GB, 5 * GB),
     ]
     for receipt in receipts:
@@ -287,14 +288,36 @@ def test_residency_has_a_price_on_the_device_and_only_unpinned(database):
     assert database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 2
     sources = sa.select(kept_events.c.source, kept_events.c.source_id)
     assert [tuple(row) for row in database.read_sync(lambda c: c.execute(sources).all())] == [
-        (ENGINE, f"2/{index}") for index in range(4)
+        (ENGINE, f"2/{index}") for index in (0, 3)
     ]
 
 
-def test_residency_is_free_unless_somebody_sets_a_price(sqlite_database):
-    make_price(sqlite_database)
-    record = make_record(1, make_item("a" * 64))
-    sqlite_database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, [record], NOW_MS))
-    [receipt] = receipts_of(sqlite_database)
-    assert (receipt["price_version"], receipt["kept_nanousd"]) == (1, 0)
-    assert receipt["amount_nanousd"] == 0
+@given(
+    st.lists(st.tuples(st.integers(0, 47), st.sampled_from(["device", "disk"])), max_size=9),
+    st.integers(1, 9),
+)
+@settings(max_examples=20, deadline=None)
+def test_residency_without_a_price_is_an_entry_a_day(migrated_sqlite, tmp_path_factory, stays, per):
+    """Each stay is in one entry of its day and tier, whatever is posted again or late."""
+    folder = tmp_path_factory.mktemp("stays")
+    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
+    database, clock, expected, records = Database(data_dir=folder), Clock(), Counter(), []
+    begin(database, clock)
+    for seq, (hour, tier) in enumerate([*sorted(stays), (0, "late")], 1):
+        item = make_item("a" * 64, tier=tier, duration_ms=hour + 1)
+        at = START / 1000 + hour * 3600
+        records.append(ResidencyRecord(seq=seq, at=at, started_at=at, items=(item,)))
+        expected[hour // 24, tier] += hour + 1
+    groups = [records[first:-1][:per] for first in range(0, len(stays), per)]
+    for days, posted in enumerate([[*groups, *groups], [], [records[-1:]]]):
+        for group in posted:
+            database.write_sync(lambda c, group=group: ledger.post(c, SIGNER, ENGINE, group, 0))
+        turn(database, clock)
+        rows = database.read_sync(lambda c: c.execute(sa.select(kept_events)).all())
+        shown = [((row.started_at_ms - START) // DAY_MS, row.tier) for row in rows]
+        due = [key for key in expected if key[0] < days and (key[1] != "late" or days == 2)]
+        assert sorted(shown) == sorted(due)
+        assert [row.duration_ms for row in rows] == [expected[key] for key in shown]
+        clock.pass_days(1)
+    assert {receipt["amount_nanousd"] for receipt in receipts_of(database)} == {0}
+    database.close()
