@@ -9,8 +9,6 @@ hold knew is in its event and in its receipt. These readers remain:
   lost turns up; this is an incident, and such a hold stays with its event.
 """
 
-from collections.abc import Callable
-
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -27,36 +25,24 @@ MAX_AT_ONCE = 1000
 INTERVAL_S = 60.0
 
 
-class OldHolds:
-    """The chore that deletes old holds."""
+async def delete_old_holds(database: Database, at_ms: int | None = None) -> None:
+    """A chore: delete every hold that is old enough, now or at a time. Raises LedgerUnavailable."""
+    for state, kept_ms in KEPT_MS.items():
 
-    def __init__(
-        self, database: Database, *, now_ms: Callable[[Connection], int] = database_now_ms
-    ) -> None:
-        self._database = database
-        self._now_ms = now_ms
+        def delete(conn: Connection, state: HoldState = state, kept_ms: int = kept_ms) -> int:
+            return delete_old(conn, state, (at_ms or database_now_ms(conn)) - kept_ms)
 
-    async def turn(self) -> None:
-        """Delete every hold that is old enough, a batch at a time. Raises LedgerUnavailable."""
-        for state in KEPT_MS:
-
-            def delete(conn: Connection, state: HoldState = state) -> int:
-                return delete_old(conn, state, self._now_ms(conn) - KEPT_MS[state])
-
-            while await self._database.write(delete) == MAX_AT_ONCE:
-                pass
+        while await database.write(delete) == MAX_AT_ONCE:
+            pass
 
 
 def delete_old(conn: Connection, state: HoldState, before_ms: int) -> int:
     """Delete a batch of the oldest holds that ended in `state` before a time; return how many."""
     hold = holds.c
-    old = sa.select(hold.request_id).where(
-        IS_RESOLVED_HOLD, hold.state == state, hold.resolved_at_ms < before_ms
-    )
+    is_old = IS_RESOLVED_HOLD & (hold.state == state) & (hold.resolved_at_ms < before_ms)
     if state == "voided":
-        event = sa.exists().where(usage_events.c.request_id == hold.request_id)
-        old = old.where(~event)
+        is_old &= ~sa.exists().where(usage_events.c.request_id == hold.request_id)
+    old = sa.select(hold.request_id).where(is_old).order_by(hold.resolved_at_ms).limit(MAX_AT_ONCE)
     # A row that another transaction has locked is being changed, so it waits for the next turn.
-    old = old.order_by(hold.resolved_at_ms).limit(MAX_AT_ONCE)
     old = old.with_for_update(skip_locked=True, of=holds)
     return conn.execute(sa.delete(holds).where(hold.request_id.in_(old))).rowcount

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from server.billing import ledger, old_holds
 from server.billing.audit.run import audit
 from server.billing.budgets import read_sums
-from server.billing.holds import void_refused
-from server.billing.old_holds import DAY_MS, KEPT_MS, OldHolds
+from server.billing.holds import resolve
+from server.billing.old_holds import DAY_MS, KEPT_MS, delete_old_holds
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.simulate import Book, simulate
 from server.billing.tables import holds
@@ -32,8 +32,7 @@ from tests.server.factories import (
 
 
 def turn(database, days):
-    at_ms = NOW_MS + days * DAY_MS + 1
-    asyncio.run(OldHolds(database, now_ms=lambda _: at_ms).turn())
+    asyncio.run(delete_old_holds(database, NOW_MS + days * DAY_MS + 1))
     return held(database)
 
 
@@ -72,20 +71,21 @@ def test_what_is_deleted_is_never_needed(migrated_sqlite, tmp_path_factory, seed
         assert (request_id not in left) == is_old, row
 
 
-def post(conn, *seqs, at_ms=NOW_MS):
-    ledger.post(conn, SIGNER, ENGINE, [make_end(seq, f"r{seq}") for seq in seqs], at_ms)
-
-
 @pytest.fixture
 def ten(database):
     """Ten holds, of which the first eight were posted at NOW_MS."""
     price = make_price(database)
     insert_holds(database, *(make_hold(price, f"r{seq}") for seq in range(1, 11)))
-    database.write_sync(lambda c: post(c, *range(1, 9)))
+    post(database, NOW_MS, *range(1, 9))
     return database
 
 
-def test_old_holds_are_deleted_in_batches_and_a_failure_is_reversed_all_the_same(ten, monkeypatch):
+def post(database, at_ms, *seqs):
+    ends = [make_end(seq, f"r{seq}") for seq in seqs]
+    database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, ends, at_ms))
+
+
+def test_old_holds_go_in_batches_and_a_failure_is_reversed_all_the_same(ten, monkeypatch):
     monkeypatch.setattr(old_holds, "MAX_AT_ONCE", 3)
     assert turn(ten, 2).keys() == {"r9", "r10"}
     receipt = ten.write_sync(lambda c: ledger.mark_failed(c, SIGNER, "r3", NOW_MS))
@@ -93,16 +93,15 @@ def test_old_holds_are_deleted_in_batches_and_a_failure_is_reversed_all_the_same
 
 
 def test_a_voided_hold_stays_longer_and_with_an_event_for_good(ten):
-    for request_id in ("r9", "r10"):
-        ten.write_sync(lambda c, name=request_id: void_refused(c, name, NOW_MS))
-    ten.write_sync(lambda c: post(c, 10, at_ms=NOW_MS + 29 * DAY_MS))
+    ten.write_sync(lambda c: resolve(c, ["r9", "r10"], "voided", NOW_MS))
+    post(ten, NOW_MS + 29 * DAY_MS, 10)
     assert turn(ten, 29).keys() == {"r9", "r10"}
     assert turn(ten, 30).keys() == {"r10"}
 
 
-@pytest.mark.parametrize(("age_ms", "found"), [(0, ["hold r9"]), (KEPT_MS["posted"], [])])
-def test_a_hold_that_is_gone_before_its_time_is_a_finding(ten, age_ms, found):
-    ten.write_sync(lambda c: post(c, 9, at_ms=now_ms() - age_ms))
-    ten.write_sync(lambda c: c.execute(sa.delete(holds).filter_by(request_id="r9")))
-    findings = ten.read_sync(audit).findings
-    assert [each.subject for each in findings if each.check == "holds"] == found
+def test_a_hold_that_is_gone_before_its_time_is_a_finding(ten):
+    post(ten, now_ms() - KEPT_MS["posted"], 9)
+    post(ten, now_ms(), 10)
+    ten.write_sync(lambda c: c.execute(sa.delete(holds)))
+    [finding] = ten.read_sync(audit).checks["holds"].findings
+    assert finding.subject == "hold r10"

@@ -1,0 +1,121 @@
+"""Times of what users and chores ask of a large ledger on PostgreSQL, most of it copies of an hour.
+
+The bound is the rows of an answer: a scan of a whole table that grows with requests is named.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from bench.billing.measurement import Measurement
+from bench.billing.reading import Reading
+from bench.databases import DATABASES
+from bench.report import rounded
+from server.billing.audit.run import audit_sums
+from server.billing.budgets import read_sums
+from server.billing.exports.pages import Range, read_page
+from server.billing.holds import get_hold, insert_hold
+from server.billing.old_holds import delete_old
+from server.billing.receipts.rows import Place, read_receipts, select_receipts
+from server.billing.statements import open_period, open_periods
+from server.billing.tables import entries, holds, usage_events, usage_rollups
+from server.billing.usage import Which, sum_entries
+from server.database.database import Database
+
+_STEP_MS, _MONTH_MS = 2 * 3_600_000, 30 * 86_400_000
+_COPIED = (holds, entries, usage_events, usage_rollups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Large(Measurement):
+    """copies: with `requests` requests each.   runs: of each question; the last one is timed."""
+
+    copies: int = 10
+    requests: int = 10_000
+    tenants: int = 20
+    runs: int = 2
+
+    def measure(self, folder: Path) -> dict[str, Any]:
+        end_ms = int(time.time() * 1000)
+        with DATABASES["postgresql"](folder / "postgres") as url:
+            database = Database(url, data_dir=folder)
+            database.migrate()
+            first = Reading(entries=self.requests, tenants=self.tenants)
+            first.fill(database, end_ms - self.copies * _STEP_MS)
+            with database.begin() as conn:
+                sizes = {table.name: self._copy(conn, table) for table in _COPIED}
+            with database.engine.connect() as conn:
+                # A question that takes longer than the gateway's 5 s is timed all the same.
+                conn.exec_driver_sql("SET statement_timeout = 0")
+                conn.commit()
+                asked = {
+                    name: self._ask(conn, ask) for name, ask in _questions(conn, end_ms).items()
+                }
+            database.close()
+        return {"bytes_per_request": sizes, "questions": asked}
+
+    def _copy(self, conn: Connection, table: sa.Table) -> float:
+        """Fill a table by moving keys and times; return its bytes a request, with indexes."""
+        moved = dict.fromkeys(("entry_id", "event_id", "journal_seq", "number"), self.requests)
+        moved["receipt_seq"] = self.requests // self.tenants
+        moved |= dict.fromkeys((c.name for c in table.c if c.name.endswith("_ms")), _STEP_MS)
+        values = {c.name: c.name for c in table.c}
+        if "request_id" in values:
+            values["request_id"] = "md5(request_id || copy)"
+        for name in moved.keys() & values.keys():
+            values[name] = f"{name} + copy * {moved[name]}::bigint"
+        if table is entries:
+            utc = f"to_timestamp(({values['at_ms']}) / 1000) AT TIME ZONE 'UTC'"
+            values["period"] = f"to_char({utc}, 'YYYY-MM')"
+        into, query = ", ".join(values), ", ".join(values.values())
+        source = f"{table.name}, generate_series(1, {self.copies - 1}) AS copy"
+        # The role checks no foreign keys: copies refer to what their originals refer to.
+        for statement in (
+            "SET LOCAL statement_timeout = 0",
+            "SET LOCAL session_replication_role = replica",
+            f"INSERT INTO {table.name} ({into}) SELECT {query} FROM {source}",
+            f"ANALYZE {table.name}",
+        ):
+            conn.exec_driver_sql(statement)
+        size = conn.scalar(sa.select(sa.func.pg_total_relation_size(table.name))) or 0
+        return rounded(size / self.copies / self.requests)
+
+    def _ask(self, conn: Connection, ask: Callable[[], object]) -> dict[str, Any]:
+        asked: dict[str, Any] = {}
+        sa.event.listen(conn, "before_cursor_execute", lambda *given: asked.update([given[2:4]]))
+        for _ in range(self.runs):
+            conn.rollback()
+            start = time.perf_counter()
+            ask()
+            seconds = time.perf_counter() - start
+        plans = str([conn.exec_driver_sql(f"EXPLAIN {a}", b).all() for a, b in [*asked.items()]])
+        scanned = [table.name for table in _COPIED if f"Seq Scan on {table.name} " in plans]
+        return {"ms": rounded(seconds * 1000), "scanned": scanned}
+
+
+def _questions(conn: Connection, end_ms: int) -> dict[str, Callable[[], object]]:
+    newest = sa.select(usage_events.c.request_id).order_by(usage_events.c.event_id.desc())
+    hold = get_hold(conn, conn.scalar(newest.limit(1)) or "")
+    assert hold is not None
+    tenant_id, new, start_ms = hold.tenant_id, replace(hold, request_id="new"), end_ms - _MONTH_MS
+    mine, month = Which(tenant_ids=[tenant_id]), open_periods(conn, tenant_id)[-1]
+    export = Range(tenant_id=None, start_ms=start_ms, end_ms=end_ms, through=2**62)
+    receipts = select_receipts().where(entries.c.tenant_id == tenant_id)
+    receipt = select_receipts().where(usage_events.c.request_id == hold.request_id)
+    return {
+        "a tenant's costs of 30 days": lambda: sum_entries(conn, start_ms, end_ms, ("kind",), mine),
+        "all tenants' usage": lambda: sum_entries(conn, start_ms, end_ms, ("tenant", "day")),
+        "a receipt": lambda: conn.execute(receipt).one(),
+        "1000 receipts": lambda: read_receipts(conn, receipts, Place(tenant_id, 7)),
+        "an export's first page": lambda: read_page(conn, export, Place()),
+        "a month's figures": lambda: open_period(conn, tenant_id, month),
+        "a budget's sums": lambda: read_sums(conn, tenant_id, end_ms),
+        "a hold": lambda: insert_hold(conn, new),
+        "1000 old holds deleted": lambda: delete_old(conn, "posted", end_ms),
+        "the audit of sums": lambda: audit_sums(conn),
+    }
