@@ -12,18 +12,13 @@ down_revision = "0008"
 branch_labels = None
 depends_on = None
 
-_IS_RESOLVED = sa.text("resolved_at_ms IS NOT NULL AND failed_at_ms IS NULL")
+_IS_PAST = sa.text("state = 'posted' AND failed_at_ms IS NULL")
 _TIMES = ("started_at_ms", "at_ms", "duration_ms")
 
 
 def upgrade() -> None:
-    op.create_index(
-        "ix_holds_resolved",
-        "holds",
-        ["state", "resolved_at_ms"],
-        sqlite_where=_IS_RESOLVED,
-        postgresql_where=_IS_RESOLVED,
-    )
+    where = {"sqlite_where": _IS_PAST, "postgresql_where": _IS_PAST}
+    op.create_index("ix_holds_past", "holds", ["resolved_at_ms"], **where)
     op.create_table(
         "residency_sums",
         sa.Column("day", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -36,4 +31,4 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.drop_table("residency_sums")
-    op.drop_index("ix_holds_resolved", "holds")
+    op.drop_index("ix_holds_past", "holds")

@@ -9,7 +9,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -29,6 +29,7 @@ Tier = Literal["store", "device", "host", "disk"]
 
 DAY_MS = 86_400_000
 
+_OF_SUM = ("source_id", "started_at_ms", "at_ms", "duration_ms")
 _COLUMNS = tuple(column.name for column in kept_events.c if column.name != "event_id")
 
 
@@ -98,26 +99,21 @@ def residency_drafts(
     Sums have no rows that would tell a replay: call it once for each record.
     """
     drafts = drafts_of(conn, residency_stretches(conn, engine_id, records)) if records else []
-    _add_to_days(conn, [draft for draft in drafts if not has_price(draft)])
+    if rows := [_sum_row(draft) for draft in drafts if not has_price(draft)]:
+        insert = upsert(conn.dialect.name, residency_sums)
+        total = residency_sums.c.duration_ms + insert.excluded.duration_ms
+        later = {"duration_ms": total, "at_ms": insert.excluded.at_ms}
+        conn.execute(insert.on_conflict_do_update(index_elements=["day", "kept"], set_=later), rows)
     return [draft for draft in drafts if has_price(draft)]
 
 
-def _add_to_days(conn: Connection, drafts: Sequence[Draft]) -> None:
-    rows = []
-    for draft in drafts:
-        row = dict(draft.event)
-        row["is_free"] = row.pop("resident_nanousd") is None
-        times = {name: row.pop(name) for name in ("source_id", "started_at_ms", "duration_ms")}
-        kept = json.dumps(row | {"kind": "resident"}, sort_keys=True)
-        rows.append(times | {"day": draft.at_ms // DAY_MS, "kept": kept, "at_ms": draft.at_ms})
-    insert = upsert(conn.dialect.name, residency_sums)
-    total = residency_sums.c.duration_ms + insert.excluded.duration_ms
-    statement = insert.on_conflict_do_update(
-        index_elements=["day", "kept"],
-        set_={"duration_ms": total, "at_ms": insert.excluded.at_ms},
-    )
-    if rows:
-        conn.execute(statement, rows)
+def _sum_row(draft: Draft) -> dict[str, Any]:
+    kept = dict(draft.event) | {"kind": "resident", "at_ms": draft.at_ms}
+    kept["is_free"] = kept.pop("resident_nanousd") is None
+    # The id is the first stretch's, marked, since the sum is not that stretch.
+    kept["source_id"] = f"day/{kept['source_id']}"
+    row = {name: kept.pop(name) for name in _OF_SUM}
+    return row | {"day": draft.at_ms // DAY_MS, "kept": json.dumps(kept, sort_keys=True)}
 
 
 def take_days(conn: Connection, before_day: int, limit: int) -> list[Stretch]:
@@ -125,17 +121,8 @@ def take_days(conn: Connection, before_day: int, limit: int) -> list[Stretch]:
     key = (residency_sums.c.day, residency_sums.c.kept)
     some = sa.select(*key).where(key[0] < before_day).order_by(*key).limit(limit)
     taken = sa.delete(residency_sums).where(sa.tuple_(*key).in_(some)).returning(residency_sums)
-    return [
-        Stretch(
-            **json.loads(row.kept),
-            # The first stretch's id, marked, since the sum is not that stretch.
-            source_id=f"day/{row.source_id}",
-            started_at_ms=row.started_at_ms,
-            at_ms=row.at_ms,
-            duration_ms=row.duration_ms,
-        )
-        for row in conn.execute(taken).all()
-    ]
+    rows = conn.execute(taken).mappings().all()
+    return [Stretch(**json.loads(row["kept"]), **{n: row[n] for n in _OF_SUM}) for row in rows]
 
 
 def residency_stretches(

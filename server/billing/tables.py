@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    literal_column,
 )
 
 from registry.tables import RowId, metadata
@@ -92,14 +93,13 @@ Index(
     sqlite_where=_IS_CANCELLED,
     postgresql_where=_IS_CANCELLED,
 )
-IS_RESOLVED_HOLD = holds.c.resolved_at_ms.is_not(None) & holds.c.failed_at_ms.is_(None)
-"""Whether a hold has ended without a server error; `old_holds` deletes these in time."""
+IS_PAST_HOLD = (holds.c.state == literal_column("'posted'")) & holds.c.failed_at_ms.is_(None)
+"""Whether a hold is posted and has no note; the condition is a literal, as in the index."""
 Index(
-    "ix_holds_resolved",
-    holds.c.state,
+    "ix_holds_past",
     holds.c.resolved_at_ms,
-    sqlite_where=IS_RESOLVED_HOLD,
-    postgresql_where=IS_RESOLVED_HOLD,
+    sqlite_where=IS_PAST_HOLD,
+    postgresql_where=IS_PAST_HOLD,
 )
 
 # One row per request that an engine ended. Rows are never updated, except that events of a release

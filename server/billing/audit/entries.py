@@ -60,7 +60,7 @@ def check_events(scope: Scope) -> Iterator[Finding]:
     usage, kept = usage_events.c, kept_events.c
     is_lost = sa.or_(entries.c.entry_id.is_(None), entries.c.kind != "usage")
     # The hour is for the time between this snapshot and the clock of who deletes.
-    kept_since_ms = scope.now_ms - KEPT_MS["posted"] + _HOUR_MS
+    kept_since_ms = scope.now_ms - KEPT_MS + _HOUR_MS
     was_held = usage.hold_nanousd.is_not(None) & (usage.posted_at_ms >= kept_since_ms)
     columns = (usage.event_id, usage.request_id, usage.amount_nanousd)
     for first, last in id_windows(scope.conn, usage.event_id):
