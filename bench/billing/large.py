@@ -4,13 +4,12 @@ The bound is the rows of an answer: a scan of a whole table that grows with requ
 """
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from timeit import timeit
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.engine import Connection
 
 from bench.billing.measurement import Measurement
 from bench.billing.reading import Reading
@@ -27,7 +26,6 @@ from server.billing.tables import entries, holds, usage_events, usage_rollups
 from server.billing.usage import Which, sum_entries
 from server.database.database import Database, DatabaseConfig
 
-_PATIENT = DatabaseConfig(statement_timeout_s=3600)
 _STEP_MS, _MONTH_MS = 2 * 3_600_000, 30 * 86_400_000
 _COPIED = (holds, entries, usage_events, usage_rollups)
 
@@ -44,7 +42,8 @@ class Large(Measurement):
     def measure(self, folder: Path) -> dict[str, Any]:
         end_ms = int(time.time() * 1000)
         with DATABASES["postgresql"](folder / "postgres") as url:
-            database = Database(url, data_dir=folder, config=_PATIENT)
+            patient = DatabaseConfig(statement_timeout_s=3600)
+            database = Database(url, data_dir=folder, config=patient)
             database.migrate()
             first = Reading(entries=self.requests, tenants=self.tenants)
             first.fill(database, end_ms - self.copies * _STEP_MS)
@@ -53,12 +52,11 @@ class Large(Measurement):
                 conn.exec_driver_sql("SET LOCAL session_replication_role = replica")
                 sizes = {table.name: self._copy(conn, table) for table in _COPIED}
             with database.engine.connect() as conn:
-                questions = _questions(conn, end_ms).items()
-                asked = {name: self._ask(conn, ask) for name, ask in questions}
+                asked = {q: self._ask(conn, ask) for q, ask in _questions(conn, end_ms).items()}
             database.close()
         return {"bytes_per_request": sizes, "questions": asked}
 
-    def _copy(self, conn: Connection, table: sa.Table) -> float:
+    def _copy(self, conn: sa.Connection, table: sa.Table) -> float:
         """Fill a table by moving keys and times; return its bytes a request, with indexes."""
         values = {column.name: column.name for column in table.c}
         moved = dict.fromkeys(("entry_id", "event_id", "journal_seq", "number"), self.requests)
@@ -66,32 +64,28 @@ class Large(Measurement):
         moved["receipt_seq"] = self.requests // self.tenants
         for name in moved.keys() & values.keys():
             values[name] = f"{name} + copy * {moved[name]}::bigint"
-        if "request_id" in values:
-            values["request_id"] = "md5(request_id || copy)"
-        if "period" in values:
-            utc = f"to_timestamp(({values['at_ms']}) / 1000) AT TIME ZONE 'UTC'"
-            values["period"] = f"to_char({utc}, 'YYYY-MM')"
-        into, query = ", ".join(values), ", ".join(values.values())
-        source = f"{table.name}, generate_series(1, {self.copies - 1}) AS copy"
-        conn.exec_driver_sql(f"INSERT INTO {table.name} ({into}) SELECT {query} FROM {source}")
+        utc = f"to_timestamp(({values.get('at_ms')}) / 1000) AT TIME ZONE 'UTC'"
+        keys = {"request_id": "md5(request_id || copy)", "period": f"to_char({utc}, 'YYYY-MM')"}
+        values |= {name: value for name, value in keys.items() if name in values}
+        names, source = ", ".join(values), f"{table.name}, generate_series(1, {self.copies - 1})"
+        query = f"SELECT {', '.join(values.values())} FROM {source} AS copy"
+        conn.exec_driver_sql(f"INSERT INTO {table.name} ({names}) {query}")
         conn.exec_driver_sql(f"ANALYZE {table.name}")
         size = conn.scalar(sa.select(sa.func.pg_total_relation_size(table.name))) or 0
         return rounded(size / self.copies / self.requests)
 
-    def _ask(self, conn: Connection, ask: Callable[[], object]) -> dict[str, Any]:
+    def _ask(self, conn: sa.Connection, ask: Any) -> dict[str, Any]:
         asked: dict[str, Any] = {}
         sa.event.listen(conn, "before_cursor_execute", lambda *given: asked.update([given[2:4]]))
         for _ in range(self.runs):
             conn.rollback()
-            start = time.perf_counter()
-            ask()
-            seconds = time.perf_counter() - start
+            seconds = timeit(ask, number=1)
         plans = str([conn.exec_driver_sql(f"EXPLAIN {a}", b).all() for a, b in [*asked.items()]])
         scanned = [table.name for table in _COPIED if f"Seq Scan on {table.name} " in plans]
         return {"ms": rounded(seconds * 1000), "scanned": scanned}
 
 
-def _questions(conn: Connection, end_ms: int) -> dict[str, Callable[[], object]]:
+def _questions(conn: sa.Connection, end_ms: int) -> dict[str, Any]:
     newest = sa.select(usage_events.c.request_id).order_by(usage_events.c.event_id.desc())
     hold = get_hold(conn, conn.scalar(newest.limit(1)) or "")
     assert hold is not None

@@ -1,6 +1,6 @@
 """Charges tenants for storage and pins: a UTC day's become entries when the day is over.
 
-So does a day's residency without a price; one that an engine reports later makes another entry.
+So does a day's residency without a price; what an engine reports later is another entry.
 
 Storage is counted by object: equal adapters of one tenant are one object, which is kept while any
 version that refers to it is not deleted. On days that are not posted yet, a restored version counts
@@ -90,7 +90,6 @@ class Kept:
             place = after
 
     def _post_residency(self, conn: Connection) -> int:
-        # The lock comes first, since whoever posts residency has it, too.
         lock_ledger(conn)
         now = self._now_ms(conn)
         stretches = take_days(conn, (now - _GRACE_MS) // DAY_MS, self._page_size)

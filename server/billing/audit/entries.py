@@ -29,8 +29,6 @@ from server.billing.tables import entries, holds, kept_events, statements, usage
 WINDOW = 20_000
 """Ids that one query looks at: about 10 ms on SQLite, far below any timeout."""
 
-_HOUR_MS = 3_600_000
-
 Row = Mapping[str, Any]
 
 
@@ -59,9 +57,9 @@ def check_events(scope: Scope) -> Iterator[Finding]:
     """Check that every event has an entry of its kind, and that a new one's hold has a row."""
     usage, kept = usage_events.c, kept_events.c
     is_lost = sa.or_(entries.c.entry_id.is_(None), entries.c.kind != "usage")
-    # The hour is for the time between this snapshot and the clock of who deletes.
-    kept_since_ms = scope.now_ms - KEPT_MS + _HOUR_MS
-    was_held = usage.hold_nanousd.is_not(None) & (usage.posted_at_ms >= kept_since_ms)
+    # The last minute is for the time between this snapshot and the clock of who deletes.
+    is_new = usage.posted_at_ms >= scope.now_ms - KEPT_MS + 60_000
+    was_held = usage.hold_nanousd.is_not(None) & is_new
     columns = (usage.event_id, usage.request_id, usage.amount_nanousd)
     for first, last in id_windows(scope.conn, usage.event_id):
         is_here = usage.event_id.between(first, last)
