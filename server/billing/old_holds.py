@@ -17,7 +17,6 @@ KEPT_MS = 2 * 86_400_000
 """Age, since it was posted, at which a hold is deleted."""
 MAX_AT_ONCE = 1000
 """Holds in one transaction."""
-INTERVAL_S = 60.0
 
 
 async def delete_old_holds(database: Database, at_ms: int | None = None) -> None:

@@ -1,8 +1,7 @@
 """Stretches: bytes of an adapter that were kept somewhere for some time, and their entries.
 
-A stretch says what was kept; its cost follows from it and the price at that time. Stretches of
-residency without a price are summed by UTC day, since an engine reports every adapter that it has
-in any tier four times an hour.
+A stretch says what was kept; its cost follows from it and the price at that time. Residency without
+a price is summed by UTC day, since an engine reports what it has in any tier four times an hour.
 """
 
 import json

@@ -234,8 +234,7 @@ def rows_of(conn: sa.Connection, table: sa.Table) -> list[dict[str, Any]]:
 
 def changes_of(table: sa.Table, row: dict[str, Any]) -> Iterator[Change]:
     """Every change of one row that the auditor must find."""
-    # A deleted statement could be issued again the same, unless a later statement follows it.
-    # An old hold may be deleted.
+    # Old holds may go; a deleted statement could be issued again, unless a later one follows it.
     is_first = (row.get("tenant_id"), row.get("period")) == ("ten_1", "2026-02")
     if table is not holds and (table is not statements or is_first):
         yield Change(table, row, None)
