@@ -41,6 +41,7 @@ from server.billing.exports.schedules import ScheduledExports
 from server.billing.failures import Failures
 from server.billing.holds import open_requests
 from server.billing.ledger_probe import LedgerProbe
+from server.billing.old_holds import delete_old_holds
 from server.billing.price_tags import PriceTags
 from server.billing.receipts.signing import Signer
 from server.billing.settler import Settler
@@ -114,6 +115,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         ("exports", ScheduledExports(database, storage, work).turn, EXPORTS_TURN_S),
         ("audit", auditor.turn, AUDIT_INTERVAL_S),
         ("idempotency", idempotency.prune, PRUNE_INTERVAL_S),
+        ("holds", lambda: delete_old_holds(database), 60.0),
         ("budgets", BudgetWatch(database).turn, BUDGETS_INTERVAL_S),
         ("webhooks", WebhookDelivery(database, sender).turn, WEBHOOKS_INTERVAL_S),
     ]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bench.billing.disk import Disk
 from bench.billing.final_chunk import FinalChunk
+from bench.billing.large import Large
 from bench.billing.measurement import Measurement
 from bench.billing.reading import Reading
 from bench.billing.settles import Settles
@@ -23,6 +24,7 @@ MEASUREMENTS: Mapping[str, Measurement] = {
     "settles": Settles(),
     "final_chunk": FinalChunk(),
     "reading": Reading(),
+    "large": Large(),
 }
 _FULL = 1_000_000
 
@@ -33,11 +35,12 @@ def main() -> None:
         "--only", choices=MEASUREMENTS, action="append", help="run just this; may be repeated"
     )
     parser.add_argument("--out", type=Path, help="file in which rows of the same name are replaced")
-    parser.add_argument("--full", action="store_true", help="read a million entries: 10 minutes")
+    parser.add_argument("--full", action="store_true", help="a million entries, ten in `large`")
     options = parser.parse_args()
     measurements = dict(MEASUREMENTS)
     if options.full:
         measurements["reading"] = replace(Reading(), entries=_FULL)
+        measurements["large"] = replace(Large(), copies=1000)
     lines = []
     for name in options.only or measurements:
         lines.append(row(name, measurements[name]))

@@ -48,7 +48,7 @@ class Reading(Measurement):
         database = Database(data_dir=folder)
         try:
             database.migrate()
-            self._fill(database)
+            self.fill(database, int(time.time() * 1000) - _DAY_MS)
             files = {name: folder / f"export.{name}" for name in FORMATS}
             exports = {name: self._export(database, name, files[name]) for name in FORMATS}
             audit_s = self._audit(database)
@@ -61,8 +61,8 @@ class Reading(Measurement):
             "verified_receipts_per_s": self._verify(files[_VERIFIED]),
         }
 
-    def _fill(self, database: Database) -> None:
-        start_ms = int(time.time() * 1000) - _DAY_MS
+    def fill(self, database: Database, start_ms: int) -> None:
+        """Post the entries, the first request from `start_ms` on."""
         price = database.write_sync(lambda conn: ensure_price(conn, start_ms))
         database.write_sync(lambda conn: record_key(conn, SIGNER.public, start_ms))
         traffic = Traffic(self.entries, self.tenants, price, start_ms)

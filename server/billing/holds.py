@@ -113,14 +113,13 @@ def void_refused(conn: Connection, request_id: str, now_ms: int) -> bool:
     return resolve(conn, [request_id], "voided", now_ms) == 1
 
 
-def note_failed(conn: Connection, request_id: str, now_ms: int) -> Hold | None:
+def note_failed(conn: Connection, request_id: str, now_ms: int) -> None:
     """Mark a request that the gateway answers with a server error: its tokens are rated 0.
 
-    Returns the locked hold as it is now, or None. If it is posted, the caller reverses the charge.
+    If it is posted, the caller reverses the charge.
     """
     query = sa.update(holds).where(holds.c.request_id == request_id, holds.c.failed_at_ms.is_(None))
     conn.execute(query.values(failed_at_ms=now_ms))
-    return lock_holds(conn, [request_id]).get(request_id)
 
 
 def get_hold(conn: Connection, request_id: str) -> Hold | None:

@@ -18,7 +18,7 @@ from server.billing.holds import Hold, lock_holds, note_failed, resolve
 from server.billing.rating import FREE, TokenAmounts, TokenPrices, is_our_failure, rated_amounts
 from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.signing import Signer
-from server.billing.storage_stretches import drafts_of, insert_events, residency_stretches
+from server.billing.storage_stretches import insert_events, residency_drafts
 from server.billing.tables import (
     entries,
     incidents,
@@ -65,7 +65,7 @@ def post(
     lock_ledger(conn)
     position = _lock_position(conn, engine_id, now_ms)
     ends = [record for record in records if isinstance(record, EndRecord)]
-    stays = [record for record in records if isinstance(record, ResidencyRecord)]
+    stays = [r for r in records if isinstance(r, ResidencyRecord) and r.seq > position]
     fresh, incidents_found = _split_replays(conn, engine_id, ends)
     by_id = lock_holds(conn, [record.request_id for record in fresh])
     prices = _prices(conn, {hold.price_version for hold in by_id.values()})
@@ -75,7 +75,7 @@ def post(
         draft = _draft(engine_id, record, hold, prices.get(hold.price_version) if hold else None)
         drafts.append(draft)
         incidents_found += _doubts(engine_id, record, hold, draft.amount_nanousd)
-    kept = drafts_of(conn, residency_stretches(conn, engine_id, stays)) if stays else []
+    kept = residency_drafts(conn, engine_id, stays)
     receipts = post_entries(conn, signer, [*drafts, *kept], now_ms)
     _insert_events(conn, drafts, receipts[: len(drafts)], now_ms)
     insert_events(conn, kept, receipts[len(drafts) :])
@@ -100,13 +100,12 @@ def mark_failed(conn: Connection, signer: Signer, request_id: str, now_ms: int) 
     A charge that is posted already is reversed by a correction. Returns its receipt, or None.
     """
     lock_ledger(conn)
-    hold = note_failed(conn, request_id, now_ms)
-    if hold is None or hold.state != "posted":
-        return None
+    note_failed(conn, request_id, now_ms)
+    # The event says whether it is posted, since its hold may be deleted before a late note.
     query = sa.select(usage_events.c.event_id).where(usage_events.c.request_id == request_id)
-    return reverse(
-        conn, signer, conn.execute(query).scalar_one(), memo="answered with an error", now_ms=now_ms
-    )
+    if (event_id := conn.scalar(query)) is None:
+        return None
+    return reverse(conn, signer, event_id, memo="answered with an error", now_ms=now_ms)
 
 
 def reverse(

@@ -1,5 +1,7 @@
 """Charges tenants for storage and pins: a UTC day's become entries when the day is over.
 
+So does a day's residency without a price; what an engine reports later is another entry.
+
 Storage is counted by object: equal adapters of one tenant are one object, which is kept while any
 version that refers to it is not deleted. On days that are not posted yet, a restored version counts
 as never deleted. A gateway that was down posts all days that it missed.
@@ -15,7 +17,7 @@ from sqlalchemy.engine import Connection
 from registry.tables import adapter_pins, adapter_versions
 from server.billing.entries import lock_ledger
 from server.billing.receipts.signing import Signer
-from server.billing.storage_stretches import Stretch, post_stretches
+from server.billing.storage_stretches import DAY_MS, Stretch, post_stretches, take_days
 from server.billing.tables import journal_positions
 from server.database.clock import database_now_ms
 from server.database.database import Database
@@ -24,7 +26,6 @@ from server.database.upsert import upsert
 Account = Literal["storage", "pins"]
 ACCOUNTS: tuple[Account, ...] = ("storage", "pins")
 
-DAY_MS = 86_400_000
 PAGE_SIZE = 100
 """Objects or pins in one transaction: 27 ms of the ledger's lock, on SQLite and 2 busy cores."""
 _GRACE_MS = 60_000
@@ -58,6 +59,8 @@ class Kept:
         for account in ACCOUNTS:
             while (day := await self._due(account)) is not None:
                 num_posted += await self._post_day(account, day)
+        while count := await self._database.write(self._post_residency):
+            num_posted += count
         return num_posted
 
     async def _due(self, account: Account) -> int | None:
@@ -85,6 +88,12 @@ class Kept:
             if after is None:
                 return num_posted
             place = after
+
+    def _post_residency(self, conn: Connection) -> int:
+        lock_ledger(conn)
+        now = self._now_ms(conn)
+        stretches = take_days(conn, (now - _GRACE_MS) // DAY_MS, self._page_size)
+        return len(post_stretches(conn, self._signer, stretches, now))
 
     def _post_page(
         self, conn: Connection, account: Account, day: int, place: str

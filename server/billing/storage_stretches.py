@@ -1,12 +1,14 @@
 """Stretches: bytes of an adapter that were kept somewhere for some time, and their entries.
 
-A stretch says what was kept; its cost follows from it and the price at that time.
+A stretch says what was kept; its cost follows from it and the price at that time. Residency without
+a price is summed by UTC day, since an engine reports what it has in any tier four times an hour.
 """
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -18,11 +20,15 @@ from server.billing.prices import Price, prices_for
 from server.billing.rating import kept_amount
 from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.signing import Signer
-from server.billing.tables import kept_events
+from server.billing.tables import kept_events, residency_sums
+from server.database.upsert import upsert
 
 Kind = Literal["storage", "pinned", "resident"]
 Tier = Literal["store", "device", "host", "disk"]
 
+DAY_MS = 86_400_000
+
+_OF_SUM = ("source_id", "started_at_ms", "at_ms", "duration_ms")
 _COLUMNS = tuple(column.name for column in kept_events.c if column.name != "event_id")
 
 
@@ -77,6 +83,45 @@ def insert_events(conn: Connection, drafts: Sequence[Draft], receipts: Sequence[
     ]
     if rows:
         conn.execute(sa.insert(kept_events), rows)
+
+
+def has_price(draft: Draft) -> bool:
+    """Whether a draft for residency is at a price above 0; the others are summed by day."""
+    return bool(draft.event["resident_nanousd"])
+
+
+def residency_drafts(
+    conn: Connection, engine_id: str, records: Sequence[ResidencyRecord]
+) -> list[Draft]:
+    """Draft entries for residency with a price, and add the rest to the sums of its days.
+
+    Sums have no rows that would tell a replay: call it once for each record.
+    """
+    drafts = drafts_of(conn, residency_stretches(conn, engine_id, records)) if records else []
+    if rows := [_sum_row(draft) for draft in drafts if not has_price(draft)]:
+        insert = upsert(conn.dialect.name, residency_sums)
+        total = residency_sums.c.duration_ms + insert.excluded.duration_ms
+        later = {"duration_ms": total, "at_ms": insert.excluded.at_ms}
+        conn.execute(insert.on_conflict_do_update(index_elements=["day", "kept"], set_=later), rows)
+    return [draft for draft in drafts if has_price(draft)]
+
+
+def _sum_row(draft: Draft) -> dict[str, Any]:
+    kept = dict(draft.event) | {"kind": "resident", "at_ms": draft.at_ms}
+    kept["is_free"] = kept.pop("resident_nanousd") is None
+    # The id is the first stretch's, marked, since the sum is not that stretch.
+    kept["source_id"] = f"day/{kept['source_id']}"
+    row = {name: kept.pop(name) for name in _OF_SUM}
+    return row | {"day": draft.at_ms // DAY_MS, "kept": json.dumps(kept, sort_keys=True)}
+
+
+def take_days(conn: Connection, before_day: int, limit: int) -> list[Stretch]:
+    """Delete at most `limit` sums of days before a day, and return the stretch of each."""
+    key = (residency_sums.c.day, residency_sums.c.kept)
+    some = sa.select(*key).where(key[0] < before_day).order_by(*key).limit(limit)
+    taken = sa.delete(residency_sums).where(sa.tuple_(*key).in_(some)).returning(residency_sums)
+    rows = conn.execute(taken).mappings().all()
+    return [Stretch(**json.loads(row["kept"]), **{n: row[n] for n in _OF_SUM}) for row in rows]
 
 
 def residency_stretches(

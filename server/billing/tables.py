@@ -17,6 +17,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     false,
+    literal_column,
 )
 
 from registry.tables import RowId, metadata
@@ -92,6 +93,14 @@ Index(
     sqlite_where=_IS_CANCELLED,
     postgresql_where=_IS_CANCELLED,
 )
+IS_PAST_HOLD = (holds.c.state == literal_column("'posted'")) & holds.c.failed_at_ms.is_(None)
+"""Whether a hold is posted and has no note; the condition is a literal, as in the index."""
+Index(
+    "ix_holds_past",
+    holds.c.resolved_at_ms,
+    sqlite_where=IS_PAST_HOLD,
+    postgresql_where=IS_PAST_HOLD,
+)
 
 # One row per request that an engine ended. Rows are never updated, except that events of a release
 # without entries get the number of their entry (`ledger.adopt_events`).
@@ -147,6 +156,19 @@ kept_events = Table(
     Column("started_at_ms", BigInteger, nullable=False),
     Column("duration_ms", BigInteger, nullable=False),
     UniqueConstraint("source", "source_id"),
+)
+
+# Residency without a price: its time so far on a UTC day, whose end makes it an entry and deletes
+# the row. kept: the fields of the stretches that are the same.   source_id: of the first one.
+residency_sums = Table(
+    "residency_sums",
+    metadata,
+    Column("day", BigInteger, primary_key=True, autoincrement=False),
+    Column("kept", String(640), primary_key=True),
+    Column("source_id", String(160), nullable=False),
+    Column("started_at_ms", BigInteger, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("duration_ms", BigInteger, nullable=False),
 )
 
 # Transfers of an amount from one account to another. Rows are never updated, never deleted.

@@ -10,6 +10,7 @@ from sqlalchemy.engine import Connection
 from server.billing.audit.report import UNREADABLE, Finding, Scope, differences
 from server.billing.ledger import rate
 from server.billing.months import month_before, month_of
+from server.billing.old_holds import KEPT_MS
 from server.billing.rating import TokenPrices, kept_amount
 from server.billing.receipts.faults import signature_faults
 from server.billing.receipts.receipt import GENESIS, sha256_of, tenant_account
@@ -53,10 +54,12 @@ def check_entries(scope: Scope) -> Iterator[Finding]:
 
 
 def check_events(scope: Scope) -> Iterator[Finding]:
-    """Check that every event has an entry of its kind, and that its hold still has a row."""
+    """Check that every event has an entry of its kind, and that a new one's hold has a row."""
     usage, kept = usage_events.c, kept_events.c
     is_lost = sa.or_(entries.c.entry_id.is_(None), entries.c.kind != "usage")
-    was_held = usage.hold_nanousd.is_not(None)
+    # The last minute is for the time between this snapshot and the clock of who deletes.
+    is_new = usage.posted_at_ms >= scope.now_ms - KEPT_MS + 60_000
+    was_held = usage.hold_nanousd.is_not(None) & is_new
     columns = (usage.event_id, usage.request_id, usage.amount_nanousd)
     for first, last in id_windows(scope.conn, usage.event_id):
         is_here = usage.event_id.between(first, last)

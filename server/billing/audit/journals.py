@@ -25,6 +25,7 @@ from engine.records import (
 from server.billing.audit.entries import id_windows
 from server.billing.audit.report import Finding, Scope, differences
 from server.billing.receipts.rows import PAGE_SIZE
+from server.billing.storage_stretches import drafts_of, has_price, residency_stretches
 from server.billing.tables import journal_positions, kept_events, usage_events
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
@@ -226,13 +227,17 @@ def _check_ends(scope: Scope, engine_id: str, ends: Sequence[EndRecord]) -> Iter
 
 
 def _check_stays(scope: Scope, engine_id: str, record: ResidencyRecord) -> Iterator[Finding]:
-    """Compare a record of where adapters were with the events that were made from it."""
+    """Compare a record of where adapters were with the events of those that had a price."""
     kept = kept_events.c
     ids = [f"{record.seq}/{index}" for index in range(len(record.items))]
     query = sa.select(kept_events).where(kept.source == engine_id, kept.source_id.in_(ids))
     by_id = {row["source_id"]: row for row in scope.conn.execute(query).mappings()}
+    missing = drafts_of(scope.conn, residency_stretches(scope.conn, engine_id, [record]))
+    free = {draft.event["source_id"] for draft in missing if not has_price(draft)}
     for source_id, item in zip(ids, record.items, strict=True):
         row = by_id.get(source_id)
+        if source_id in free:
+            continue
         subject = f"stay {source_id} of engine {engine_id}"
         if row is None:
             yield Finding(

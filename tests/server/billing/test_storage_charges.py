@@ -270,7 +270,7 @@ def test_residency_has_a_price_on_the_device_and_only_unpinned(database):
     for _ in range(2):  # a replay changes nothing
         database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, [make_end(1), record], NOW_MS))
     receipts = receipts_of(database)
-    assert [receipt["kind"] for receipt in receipts] == ["usage", *["resident"] * 4]
+    assert [receipt["kind"] for receipt in receipts] == ["usage", *["resident"] * 2]
     shown = [
         (r["adapter_id"], r["adapter_version"], r["tier"], r["slabs"], r["kept_nanousd"],
          r["amount_nanousd"])
@@ -278,8 +278,6 @@ def test_residency_has_a_price_on_the_device_and_only_unpinned(database):
     ]  # fmt: skip
     assert shown == [
         (adapter_id, 1, "device", 3, 5 * GB, 5 * GB),
-        (adapter_id, 1, "device", 3, None, 0),
-        (adapter_id, 1, "disk", 0, None, 0),
         (None, None, "device", 3, 5 * GB, 5 * GB),
     ]
     for receipt in receipts:
@@ -287,14 +285,23 @@ def test_residency_has_a_price_on_the_device_and_only_unpinned(database):
     assert database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 2
     sources = sa.select(kept_events.c.source, kept_events.c.source_id)
     assert [tuple(row) for row in database.read_sync(lambda c: c.execute(sources).all())] == [
-        (ENGINE, f"2/{index}") for index in range(4)
+        (ENGINE, f"2/{index}") for index in (0, 3)
     ]
 
 
-def test_residency_is_free_unless_somebody_sets_a_price(sqlite_database):
-    make_price(sqlite_database)
-    record = make_record(1, make_item("a" * 64))
-    sqlite_database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, [record], NOW_MS))
-    [receipt] = receipts_of(sqlite_database)
-    assert (receipt["price_version"], receipt["kept_nanousd"]) == (1, 0)
-    assert receipt["amount_nanousd"] == 0
+def test_residency_without_a_price_is_an_entry_a_day_whatever_is_posted_again(database, clock):
+    begin(database, clock)
+    stays = ((0, "device"), (5, "disk"), (23, "device"), (24, "device"), (7, "disk"))
+    *records, late = (
+        ResidencyRecord(
+            seq=seq, at=START / 1000 + hour * 3600, started_at=0, items=(make_item("a", tier=tier),)
+        )
+        for seq, (hour, tier) in enumerate(stays, 1)
+    )
+    for days, groups in ((0, (records[:2], records, records[1:])), (1, ()), (0, ([late],))):
+        for group in groups:
+            database.write_sync(lambda c, group=group: ledger.post(c, SIGNER, ENGINE, group, 0))
+        clock.pass_days(days)
+        turn(database, clock)
+    kept = [(r["tier"], r["duration_ms"], r["kept_nanousd"]) for r in receipts_of(database)]
+    assert sorted(kept) == [("device", 2 * HOUR_MS, 0), *[("disk", HOUR_MS, None)] * 2]
