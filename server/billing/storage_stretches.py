@@ -109,7 +109,6 @@ def residency_drafts(
 def _sum_row(draft: Draft) -> dict[str, Any]:
     kept = dict(draft.event) | {"kind": "resident", "at_ms": draft.at_ms}
     kept["is_free"] = kept.pop("resident_nanousd") is None
-    # The id is the first stretch's, marked, since the sum is not that stretch.
     kept["source_id"] = f"day/{kept['source_id']}"
     row = {name: kept.pop(name) for name in _OF_SUM}
     return row | {"day": draft.at_ms // DAY_MS, "kept": json.dumps(kept, sort_keys=True)}

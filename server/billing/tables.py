@@ -159,7 +159,7 @@ kept_events = Table(
 )
 
 # Residency without a price: its time so far on a UTC day, whose end makes it an entry and deletes
-# the row. kept: the fields of the stretches that are the same.   source_id: of the first one.
+# the row. kept: the fields of the stretches that are the same.   source_id: the first's, marked.
 residency_sums = Table(
     "residency_sums",
     metadata,

@@ -86,5 +86,4 @@ def test_a_hold_that_is_gone_before_its_time_is_a_finding(ten):
     post(ten, now_ms() - KEPT_MS, 9)
     post(ten, now_ms(), 10)
     ten.write_sync(lambda c: c.execute(sa.delete(holds)))
-    findings = ten.read_sync(audit).checks["holds"].findings
-    assert [found.subject for found in findings] == ["hold r10"]
+    assert [f.subject for f in ten.read_sync(audit).checks["holds"].findings] == ["hold r10"]
