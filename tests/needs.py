@@ -48,3 +48,13 @@ def browser() -> str:
 def node() -> None:
     if not (shutil.which("node") and shutil.which("npm")):
         missing("Node.js with npm", "Install Debian's nodejs and npm.")
+
+
+def promtool() -> str:
+    """Return the path of Prometheus's tool, which tests alert rules."""
+    return shutil.which("promtool") or missing("promtool", "Install Debian's prometheus.")
+
+
+def haproxy() -> str:
+    """Return the path of HAProxy."""
+    return shutil.which("haproxy") or missing("HAProxy", "Install Debian's haproxy.")

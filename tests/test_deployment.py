@@ -4,7 +4,6 @@ import contextlib
 import fnmatch
 import os
 import re
-import shutil
 import subprocess
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -23,6 +22,7 @@ from server.launch.plan import prepare, resolve_settings
 from server.launch.secrets import Secrets
 from server.launch.settings import InvalidSetting, Settings, UnknownSetting, load_settings
 from server.launch.supervisor import ChildSpec
+from tests import needs
 from tests.ci_scripts import load_script
 from tests.deployment_files import (
     DEPLOY,
@@ -279,9 +279,8 @@ def test_the_balancer_waits_longer_than_any_answer_may_take(compose: Compose) ->
         assert int(seconds) > settings.request_timeout_s
 
 
-@pytest.mark.skipif(shutil.which("haproxy") is None, reason="no haproxy here")
 def test_haproxy_reads_its_file() -> None:
-    command = ("haproxy", "-c", "-f", DEPLOY / "haproxy.cfg")
+    command = (needs.haproxy(), "-c", "-f", DEPLOY / "haproxy.cfg")
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

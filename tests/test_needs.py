@@ -5,7 +5,13 @@ import pytest
 from tests import needs
 
 WANTS = pytest.mark.parametrize(
-    ("want", "package"), [(needs.browser, "chromium"), (needs.node, "nodejs")]
+    ("want", "package"),
+    [
+        (needs.browser, "chromium"),
+        (needs.node, "nodejs"),
+        (needs.promtool, "prometheus"),
+        (needs.haproxy, "haproxy"),
+    ],
 )
 
 

@@ -11,6 +11,7 @@ from engine.messages import EngineStats
 from registry.proof import Proof
 from server.billing.audit.report import Report
 from server.billing.settler import Settler
+from server.billing.statements import Waits
 from server.pool.engines import Engines
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -40,6 +41,12 @@ _COUNTERS = {
     "swapped": "Number of preemptions that kept the request's KV in host memory",
     "prefix_evictions": "Number of blocks evicted from the prefix cache",
     "adapter_evictions": "Number of adapters evicted from the arena",
+}
+# What waits too long, as the one gateway that issues statements saw it in its last look.
+_WAITS = {
+    "waits_last_look_timestamp_seconds": "Unix seconds of this gateway's last look, 0 if none",
+    "oldest_expired_hold_seconds": "Seconds since the expiry of the open hold that expired first",
+    "overdue_statements": "Number of last month's statements not issued a day after its end",
 }
 # The tiers of adapters are device, host, disk and store; each has these figures.
 _TIER_COUNTERS = {
@@ -151,6 +158,10 @@ class Metrics:
             "Unix seconds of this gateway's last audit without a difference; 0 if there was none",
             registry=self._registry,
         )
+        self.waits = {
+            name: Gauge(f"chorale_{name}", help_text, registry=self._registry)
+            for name, help_text in _WAITS.items()
+        }
 
     def note_proof(self, proof: Proof) -> None:
         self.proofs.labels(proof.verdict).observe(proof.seconds)
@@ -161,6 +172,11 @@ class Metrics:
             self.audit_findings.labels(name).set(result.num_findings)
         if not report.num_findings:
             self.audit_success.set(report.at_ms / 1000)
+
+    def note_waits(self, waits: Waits) -> None:
+        figures = (waits.at_ms / 1000, waits.oldest_hold_ms / 1000, waits.num_statements)
+        for gauge, figure in zip(self.waits.values(), figures, strict=True):
+            gauge.set(figure)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

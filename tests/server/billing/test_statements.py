@@ -1,3 +1,4 @@
+import asyncio
 import itertools
 import json
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ from server.billing.receipts.check import ReceiptCheck, statement_faults
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.receipts.signing_keys import record_key
 from server.billing.statement_figures import StatementFigures
-from server.billing.statements import GRACE_MS, MAX_GRACE_MS, PeriodNotOver, Statements
+from server.billing.statements import GRACE_MS, MAX_GRACE_MS, PeriodNotOver, Statements, Waits
 from server.billing.storage_charges import ACCOUNTS
 from server.billing.tables import (
     entries,
@@ -48,7 +49,10 @@ class Book:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.now_ms = at("2026-11-05")
-        self.statements = Statements(database, SIGNER, now_ms=lambda _: self.now_ms)
+        self.waits = []
+        self.statements = Statements(
+            database, SIGNER, now_ms=lambda _: self.now_ms, note_waits=self.waits.append
+        )
         self.price = make_price(database)
         self._numbers = itertools.count(1)
 
@@ -274,6 +278,21 @@ def test_a_request_that_is_not_settled_in_a_day_waits_for_the_next_statement(boo
     assert book.statements.issue_due() == 0
     book.now_ms += 1
     assert book.statements.issue_due() == 1
+
+
+def test_each_turn_tells_what_waits_too_long_before_it_issues_what_is_due(book):
+    book.use()
+    book.now_ms = end_of("2026-11") - 1
+    book.hold()
+    expires_at_ms = book.now_ms + 150_000
+    for now_ms in (end_of("2026-11") + MAX_GRACE_MS - 1, end_of("2026-11") + MAX_GRACE_MS):
+        book.now_ms = now_ms
+        asyncio.run(book.statements.turn())
+        assert book.waits.pop() == Waits(now_ms, now_ms - expires_at_ms, now_ms % 2 == 0)
+    assert book.issued() == ["2026-11"]
+    book.write(lambda conn: holds.void_lost(conn, ENGINE, actor="", now_ms=book.now_ms))
+    asyncio.run(book.statements.turn())
+    assert book.waits == [Waits(book.now_ms, 0, 0)]
 
 
 def test_all_months_and_tenants_that_are_due_are_issued_the_oldest_first(sqlite_book, monkeypatch):
