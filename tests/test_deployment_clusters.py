@@ -276,10 +276,11 @@ def test_every_alert_fires_when_it_should_and_is_silent_when_it_should_be(tmp_pa
         samples = [{"labels": "{}", "value": int(state == "fires")}]
         asked = {"expr": f"{is_firing} or vector(0)", "eval_time": "4h", "exp_samples": samples}
         lines = [{"series": name, "values": values} for name, values in series.items()]
-        test = {"name": case, "interval": "1m", "input_series": lines}
-        tests.append(test | {"promql_expr_test": [asked]})
-    file, rule_files = tmp_path / "tests.yaml", [str(DEPLOY / "prometheus-rules.yaml")]
-    file.write_text(yaml.safe_dump({"rule_files": rule_files, "tests": tests}))
+        tests.append({"interval": "1m", "input_series": lines, "promql_expr_test": [asked]})
+    # Rules are evaluated every five minutes: each minute takes four times as much processor time.
+    document = {"rule_files": [str(DEPLOY / "prometheus-rules.yaml")], "evaluation_interval": "5m"}
+    file = tmp_path / "tests.yaml"
+    file.write_text(yaml.safe_dump(document | {"tests": tests}))
     command = (needs.promtool(), "test", "rules", file)
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -77,7 +77,7 @@ class OpenPeriod:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """What waits too long at a time, for the metrics.
+    """A look at what waits too long, for the metrics.
 
     oldest_hold_ms: time since the expiry of the open hold that expired first; 0 if none has.
     num_statements: tenants without a statement of last month, later than MAX_GRACE_MS after it.

@@ -283,14 +283,13 @@ def test_a_request_that_is_not_settled_in_a_day_waits_for_the_next_statement(boo
 def test_each_turn_tells_what_waits_too_long_before_it_issues_what_is_due(book):
     book.use()
     book.now_ms = end_of("2026-11") - 1
-    book.hold()
-    expires_at_ms = book.now_ms + 150_000
+    request_id, expires_at_ms = book.hold(), book.now_ms + 150_000
     for now_ms in (end_of("2026-11") + MAX_GRACE_MS - 1, end_of("2026-11") + MAX_GRACE_MS):
         book.now_ms = now_ms
         asyncio.run(book.statements.turn())
         assert book.waits.pop() == Waits(now_ms, now_ms - expires_at_ms, now_ms % 2 == 0)
     assert book.issued() == ["2026-11"]
-    book.write(lambda conn: holds.void_lost(conn, ENGINE, actor="", now_ms=book.now_ms))
+    book.write(lambda conn: holds.void_refused(conn, request_id, book.now_ms))
     asyncio.run(book.statements.turn())
     assert book.waits == [Waits(book.now_ms, 0, 0)]
 
