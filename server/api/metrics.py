@@ -92,7 +92,9 @@ class _EngineCollector(Collector):
         yield lags
         stats = {engine.name: engine.stats for engine in figures if engine.stats}
         for name, help_text in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"chorale_{name}", help_text, labels=["engine"])
+            # Prometheus writes units out; our own names do not.
+            full_name = f"chorale_{name}".replace("_per_s", "_per_second")
+            gauge = GaugeMetricFamily(full_name, help_text, labels=["engine"])
             yield _of_engines(gauge, name, stats)
         for name, help_text in _COUNTERS.items():
             counter = CounterMetricFamily(f"chorale_{name}", help_text, labels=["engine"])
