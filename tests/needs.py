@@ -50,11 +50,6 @@ def node() -> None:
         missing("Node.js with npm", "Install Debian's nodejs and npm.")
 
 
-def promtool() -> str:
-    """Return the path of Prometheus's tool, which tests alert rules."""
-    return shutil.which("promtool") or missing("promtool", "Install Debian's prometheus.")
-
-
-def haproxy() -> str:
-    """Return the path of HAProxy."""
-    return shutil.which("haproxy") or missing("HAProxy", "Install Debian's haproxy.")
+def program(name: str, package: str) -> str:
+    """Return the path of a program of a Debian package."""
+    return shutil.which(name) or missing(name, f"Install Debian's {package}.")

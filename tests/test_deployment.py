@@ -280,7 +280,7 @@ def test_the_balancer_waits_longer_than_any_answer_may_take(compose: Compose) ->
 
 
 def test_haproxy_reads_its_file() -> None:
-    command = (needs.haproxy(), "-c", "-f", DEPLOY / "haproxy.cfg")
+    command = (needs.program("haproxy", "haproxy"), "-c", "-f", DEPLOY / "haproxy.cfg")
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -281,7 +281,7 @@ def test_every_alert_fires_when_it_should_and_is_silent_when_it_should_be(tmp_pa
     document = {"rule_files": [str(DEPLOY / "prometheus-rules.yaml")], "evaluation_interval": "5m"}
     file = tmp_path / "tests.yaml"
     file.write_text(yaml.safe_dump(document | {"tests": tests}))
-    command = (needs.promtool(), "test", "rules", file)
+    command = (needs.program("promtool", "prometheus"), "test", "rules", file)
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -5,13 +5,7 @@ import pytest
 from tests import needs
 
 WANTS = pytest.mark.parametrize(
-    ("want", "package"),
-    [
-        (needs.browser, "chromium"),
-        (needs.node, "nodejs"),
-        (needs.promtool, "prometheus"),
-        (needs.haproxy, "haproxy"),
-    ],
+    ("want", "package"), [(needs.browser, "chromium"), (needs.node, "nodejs")]
 )
 
 

@@ -11,7 +11,6 @@ from engine.messages import EngineStats
 from registry.proof import Proof
 from server.billing.audit.report import Report
 from server.billing.settler import Settler
-from server.billing.statements import Waits
 from server.pool.engines import Engines
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -175,10 +174,9 @@ class Metrics:
         if not report.num_findings:
             self.audit_success.set(report.at_ms / 1000)
 
-    def note_waits(self, waits: Waits) -> None:
-        figures = (waits.at_ms / 1000, waits.oldest_hold_ms / 1000, waits.num_statements)
-        for gauge, figure in zip(self.waits.values(), figures, strict=True):
-            gauge.set(figure)
+    def note_waits(self, waits: Mapping[str, float]) -> None:
+        for name, figure in waits.items():
+            self.waits[name].set(figure)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

@@ -23,6 +23,11 @@ from server.database.leases import Leases
 
 logger = logging.getLogger(__name__)
 
+LEASE = "settler/"
+"""Prefix of the names of leases, by which other machines know which engines are here."""
+SILENT_MS = 300_000
+"""Age of a lease at which nobody has the engine. Leases of engines that hang are renewed late."""
+
 ReadJournal = Callable[[str, int, int], Awaitable[JournalRecords]]
 
 # Errors that may be gone at a later pass, after the engine restarts or the database is back.
@@ -169,7 +174,7 @@ class Settler:
             engine.skip -= 1
             return False
         try:
-            if not await self._leases.hold(f"settler/{engine_id}"):
+            if not await self._leases.hold(LEASE + engine_id):
                 return True
             while not await self._settle_group(engine_id, engine):
                 pass
