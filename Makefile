@@ -129,7 +129,5 @@ echo "Warning: no $$missing here, so the tests that need it are skipped." >&2
 endef
 
 chromium: ; $(call debian,chromium,chromium)
-
 node: ; $(call debian,npm,nodejs npm)
-
 debian-parts: ; $(call debian,promtool haproxy,prometheus haproxy --no-install-recommends)
