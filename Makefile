@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train check reference docs words house requirements sbom image test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node
+.PHONY: help demo demo-train check reference docs words house requirements sbom image test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node debian-parts
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,7 +65,7 @@ image: ## build deploy/Dockerfile's steps on a Debian root, without Docker or a 
 	@command -v buildah >/dev/null && command -v mmdebstrap >/dev/null || apt-get install -y -q --no-install-recommends buildah mmdebstrap
 	@bash .ci/image.sh
 
-test: $(VENV)/dev.stamp chromium ## run all tests but the slow ones [ARGS=...]
+test: $(VENV)/dev.stamp chromium debian-parts ## run all tests but the slow ones [ARGS=...]
 	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
 test-fast: $(VENV)/dev.stamp ## run the tests without servers, browsers and compilers, in 2 minutes [ARGS=...]
@@ -131,20 +131,20 @@ $(VENV)/triton-$(TRITON).stamp: $(VENV)/venv.stamp
 	$(PIP) install --no-deps --target $(VENV)/triton-$(TRITON) triton==$(TRITON)
 	@touch $@
 
-# The page's test drives a real browser. Without one it is skipped, or fails in CI; this says why.
-chromium:
-	@if command -v chromium >/dev/null; then exit 0; fi; \
-	if [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ]; then \
-		echo "Installing Debian's chromium for the page's test."; \
-		apt-get install -y -q chromium >/dev/null 2>&1 && exit 0; \
-	fi; \
-	echo "Warning: no chromium here, so the page is not tested in a browser." >&2
+# Debian's packages (2) for commands (1); without them tests are skipped, or fail in CI, and say so.
+# While /usr/sbin/policy-rc.d is there, no service of a new package starts.
+define debian
+@for command in $(1); do command -v $$command >/dev/null || missing=$$command; done; \
+[ -n "$$missing" ] || exit 0; \
+if [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ]; then \
+	echo "Installing Debian's $(2)."; \
+	policy=/usr/sbin/policy-rc.d; \
+	[ -e $$policy ] || { trap "rm $$policy" EXIT; printf '#!/bin/sh\nexit 101\n' >$$policy; chmod +x $$policy; }; \
+	apt-get install -y -q $(2) >/dev/null 2>&1 && exit 0; \
+fi; \
+echo "Warning: no $$missing here, so the tests that need it are skipped." >&2
+endef
 
-# Without Node the tests of clients for Node are skipped, or fail in CI; the tests say so.
-node:
-	@if command -v npm >/dev/null; then exit 0; fi; \
-	if [ "$$(id -u)" = 0 ] && [ -f /etc/debian_version ]; then \
-		echo "Installing Debian's nodejs and npm for the clients' tests."; \
-		apt-get install -y -q nodejs npm >/dev/null 2>&1 && exit 0; \
-	fi; \
-	echo "Warning: no Node.js with npm here, so no client for Node is tested." >&2
+chromium: ; $(call debian,chromium,chromium)
+node: ; $(call debian,npm,nodejs npm)
+debian-parts: ; $(call debian,promtool haproxy,prometheus haproxy --no-install-recommends)

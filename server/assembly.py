@@ -102,7 +102,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     metrics.limiter_degraded.set_function(lambda: limiter.is_degraded)
     auditor = Auditor(database, settler, metrics.note_audit)
     failures = Failures(database, signer, Unanswered(data_dir / "unanswered"))
-    statements = Statements(database, signer)
+    statements = Statements(database, signer, note_waits=metrics.note_waits)
     idempotency = IdempotencyKeys(
         database, claim_ms=int(settings.request_timeout_s * 1000) + CLAIM_SLACK_MS
     )

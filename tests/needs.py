@@ -45,20 +45,11 @@ def browser() -> str:
     missing("browser", f"Install Debian's chromium (looked for {', '.join(_BROWSERS)}).")
 
 
-def haproxy() -> str:
-    """Return the path of an HAProxy."""
-    if path := shutil.which("haproxy"):
-        return path
-    missing("HAProxy", "Install Debian's haproxy.")
-
-
-def compiler() -> str:
-    """Return the path of a C compiler."""
-    if path := shutil.which("cc"):
-        return path
-    missing("C compiler", "Install Debian's gcc.")
-
-
 def node() -> None:
     if not (shutil.which("node") and shutil.which("npm")):
         missing("Node.js with npm", "Install Debian's nodejs and npm.")
+
+
+def program(name: str, package: str) -> str:
+    """Return the path of a program of a Debian package."""
+    return shutil.which(name) or missing(name, f"Install Debian's {package}.")

@@ -265,7 +265,11 @@ def test_systemd_reads_the_unit(tmp_path: Path) -> None:
     text = (DEPLOY / "chorale.service").read_text()
     unit = tmp_path / "chorale.service"
     unit.write_text(text.replace("/opt/chorale/bin/chorale", shutil.which("true") or ""))
-    done = subprocess.run(("systemd-analyze", "verify", unit), capture_output=True, text=True)
+    done = subprocess.run(
+        ("systemd-analyze", "verify", unit),
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -325,7 +329,7 @@ def test_every_error_of_the_balancer_is_an_error_object_with_all_four_keys() -> 
 
 
 def test_haproxy_reads_its_file() -> None:
-    command = (needs.haproxy(), "-c", "-f", DEPLOY / "haproxy.cfg")
+    command = (needs.program("haproxy", "haproxy"), "-c", "-f", DEPLOY / "haproxy.cfg")
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

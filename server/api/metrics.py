@@ -41,6 +41,12 @@ _COUNTERS = {
     "prefix_evictions": "Number of blocks evicted from the prefix cache",
     "adapter_evictions": "Number of adapters evicted from the arena",
 }
+# What waits too long, as the one gateway that issues statements saw it in its last look.
+_WAITS = {
+    "waits_last_look_timestamp_seconds": "Unix seconds of this gateway's last look, 0 if none",
+    "oldest_expired_hold_seconds": "Seconds since the expiry of the open hold that expired first",
+    "overdue_statements": "Number of last month's statements not issued a day after its end",
+}
 # The tiers of adapters are device, host, disk and store; each has these figures.
 _TIER_COUNTERS = {
     "hits": "Number of requests that found their adapter in this tier when they arrived",
@@ -85,7 +91,9 @@ class _EngineCollector(Collector):
         yield lags
         stats = {engine.name: engine.stats for engine in figures if engine.stats}
         for name, help_text in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"chorale_{name}", help_text, labels=["engine"])
+            # Prometheus writes units out; our own names do not.
+            full_name = f"chorale_{name}".replace("_per_s", "_per_second")
+            gauge = GaugeMetricFamily(full_name, help_text, labels=["engine"])
             yield _of_engines(gauge, name, stats)
         for name, help_text in _COUNTERS.items():
             counter = CounterMetricFamily(f"chorale_{name}", help_text, labels=["engine"])
@@ -151,6 +159,10 @@ class Metrics:
             "Unix seconds of this gateway's last audit without a difference; 0 if there was none",
             registry=self._registry,
         )
+        self.waits = {
+            name: Gauge(f"chorale_{name}", help_text, registry=self._registry)
+            for name, help_text in _WAITS.items()
+        }
 
     def note_proof(self, proof: Proof) -> None:
         self.proofs.labels(proof.verdict).observe(proof.seconds)
@@ -161,6 +173,10 @@ class Metrics:
             self.audit_findings.labels(name).set(result.num_findings)
         if not report.num_findings:
             self.audit_success.set(report.at_ms / 1000)
+
+    def note_waits(self, waits: Mapping[str, float]) -> None:
+        for name, figure in waits.items():
+            self.waits[name].set(figure)
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

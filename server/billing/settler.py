@@ -23,6 +23,10 @@ from server.database.leases import Leases
 
 logger = logging.getLogger(__name__)
 
+LEASE = "settler/"
+"""Prefix of the names of leases, by which other machines know which engines are here."""
+SILENT_MS = 300_000
+"""Age of a lease at which nobody has the engine. Leases of engines that hang are renewed late."""
 _LATE_MS = 30_000
 """Lateness of a search for expired holds from which on the clock may have been set ahead."""
 
@@ -175,7 +179,7 @@ class Settler:
             engine.skip -= 1
             return False
         try:
-            if not await self._leases.hold(f"settler/{engine_id}"):
+            if not await self._leases.hold(LEASE + engine_id):
                 return True
             while not await self._settle_group(engine_id, engine):
                 pass

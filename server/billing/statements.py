@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
 from server.billing.entries import lock_ledger
-from server.billing.months import end_of
+from server.billing.months import end_of, month_before, month_of
 from server.billing.receipts.receipt import Receipt, tenant_account
 from server.billing.receipts.rows import PAGE_SIZE, Place, read_receipts, select_receipts
 from server.billing.receipts.signing import Signer
@@ -33,6 +33,8 @@ MAX_PERIODS = 1200
 """Most months of one tenant that a query returns."""
 
 _TENANTS_PER_PAGE = 100
+_MAX_OVERDUE = 1000
+"""Overdue statements that a look counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,17 @@ class Statements:
         signer: Signer,
         *,
         now_ms: Callable[[Connection], int] = database_now_ms,
+        note_waits: Callable[[dict[str, float]], None] = lambda waits: None,
     ) -> None:
         self._database = database
         self._signer = signer
         self._now_ms = now_ms
+        self._note_waits = note_waits
 
     async def turn(self) -> None:
-        """Issue all statements that are due, in a thread. Raises LedgerUnavailable."""
+        """Look what waits, then issue all due statements in a thread. Raises LedgerUnavailable."""
+        # The look comes first, since a statement that cannot be issued ends the turn.
+        self._note_waits(await self._database.read(lambda conn: _look(conn, self._now_ms(conn))))
         await asyncio.to_thread(self.issue_due)
 
     def issue_due(self) -> int:
@@ -234,6 +240,19 @@ def tenants_with(conn: Connection, period: str, tenant_id: str | None, limit: in
     if tenant_id is not None:
         query = query.where(account == tenant_id)
     return list(conn.scalars(query.order_by(account).limit(limit)))
+
+
+def _look(conn: Connection, now_ms: int) -> dict[str, float]:
+    """Return what waits too long, by the names of the metrics."""
+    # A literal, as in the condition of the partial index: planners do not match a parameter.
+    is_open = holds.c.state == sa.literal_column("'open'")
+    first_ms = conn.scalar(sa.select(sa.func.min(holds.c.expires_at_ms)).where(is_open))
+    period = month_before(month_of(now_ms - MAX_GRACE_MS))
+    return {
+        "waits_last_look_timestamp_seconds": now_ms / 1000,
+        "oldest_expired_hold_seconds": max(0, now_ms - (first_ms or now_ms)) / 1000,
+        "overdue_statements": len(tenants_with(conn, period, None, _MAX_OVERDUE)),
+    }
 
 
 def _due(conn: Connection, after_tenant_id: str, now_ms: int) -> tuple[list[tuple[str, str]], str]:

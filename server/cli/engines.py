@@ -18,7 +18,10 @@ from server.text.json_object import JsonObject
 
 app = typer.Typer(no_args_is_help=True, help="The engines that serve (operator).")
 
-_COLUMNS = ("name", "state", "running", "waiting", "seats", "unsettled", "starts", "engine_id")
+_COLUMNS = (
+    "machine", "name", "state", "seen_s", "running", "waiting", "seats", "unsettled", "starts",
+    "engine_id",
+)  # fmt: skip
 
 
 @app.command("list")
@@ -28,8 +31,9 @@ def list_engines(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """List every engine that the gateway knows of, and what it does now.
+    """List the engines of all machines, and what those of the gateway's machine do now.
 
+    seen_s: seconds since the last sign of the engine's machine; after 300 the engine is silent.
     unsettled: records of the engine's journal that are not in the ledger yet.
     """
     with as_operator(url, admin_key, data_dir) as client:

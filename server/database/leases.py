@@ -3,6 +3,7 @@
 SQLite serves one gateway, which its file lock ensures, so every lease is granted there at once.
 """
 
+import socket
 import time
 import uuid
 from typing import Any
@@ -10,12 +11,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.database.clock import from_now
+from server.database.clock import database_now_ms, from_now, now_ms
 from server.database.database import Database
 from server.database.tables import leases
 from server.database.upsert import upsert
 
 LEASE_S = 10.0
+MACHINE = socket.gethostname()[:31]
+"""Name of this machine, which holders of its leases are called after."""
+_MAX_LISTED = 1000
 
 
 class Leases:
@@ -27,7 +31,7 @@ class Leases:
     def __init__(self, database: Database, lease_s: float = LEASE_S) -> None:
         self._database = database
         self._lease_s = lease_s
-        self._holder = uuid.uuid4().hex
+        self._holder = f"{MACHINE}/{uuid.uuid4().hex}"
         self._renew_at: dict[str, float] = {}
 
     async def hold(self, name: str) -> bool:
@@ -52,6 +56,22 @@ class Leases:
         if not self._database.is_sqlite:
             query = sa.delete(leases).where(leases.c.holder == self._holder)
             await self._database.write(lambda conn: conn.execute(query).rowcount)
+
+
+def list_held(conn: Connection, prefix: str) -> list[tuple[str, str, int]]:
+    """List leases as (name without its prefix, machine, time since the last renewal in ms)."""
+    begun_ms = database_now_ms(conn) + int(LEASE_S * 1000)
+    query = sa.select(leases).where(leases.c.name.startswith(prefix, autoescape=True))
+    return [
+        (row.name.removeprefix(prefix), row.holder.split("/")[0], begun_ms - row.expires_at_ms)
+        for row in conn.execute(query.order_by(leases.c.name).limit(_MAX_LISTED))
+    ]
+
+
+def forget(conn: Connection, name: str) -> None:
+    """Delete a lease that has expired, whose holder will not come back."""
+    is_over = leases.c.expires_at_ms < from_now(conn, now_ms(), 0)
+    conn.execute(sa.delete(leases).where(leases.c.name == name, is_over))
 
 
 def acquire(conn: Connection, name: str, holder: str, lease_ms: int) -> bool:

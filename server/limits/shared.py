@@ -91,7 +91,7 @@ class SharedLimiter:
         if epoch is None or epoch.mode == "local" or self._clock() < self._degraded_until_ms:
             return True
         # Before Redis' first answer to this gateway, only the row tells how old the epoch is.
-        is_young = self._wall_ms() < epoch.since_ms + max(WINDOW_MS, self._max_lifetime_ms)
+        is_young = self._wall_ms() < epoch.since_ms + WINDOW_MS
         return epoch.number > 1 and is_young
 
     async def start(self) -> None:
@@ -215,9 +215,9 @@ class SharedLimiter:
             await self._leave(epoch, "redis")
             return None
         if isinstance(answer, Answer):
-            # Limits begin empty, and carried seats may belong to requests that have ended.
-            left_ms = max(WINDOW_MS, self._max_lifetime_ms) - answer.age_ms
-            self._degraded_until_ms = self._clock() + left_ms
+            # Rates begin empty and are full after a window. Carried seats last longer, for as long
+            # as a request may, but most are of requests that run: such seats are no degradation.
+            self._degraded_until_ms = self._clock() + WINDOW_MS - answer.age_ms
         return answer
 
     async def _usable(self) -> Epoch:

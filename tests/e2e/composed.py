@@ -149,7 +149,7 @@ def balanced(machines: Sequence[Any], folder: Path) -> Iterator[str]:
 
     Its messages are in `folder`/haproxy.log.
     """
-    haproxy = needs.haproxy()
+    haproxy = needs.program("haproxy", "haproxy")
     port = free_port()
     text = (DEPLOY / "haproxy.cfg").read_text().replace("bind :8080", f"bind 127.0.0.1:{port}")
     for machine in machines:

@@ -1,5 +1,6 @@
 """Routes for operators: list the engines of the pool, and void the holds of a lost engine."""
 
+import contextlib
 import dataclasses
 from typing import Annotated, Literal
 
@@ -11,7 +12,10 @@ from server.api.answer import Answer
 from server.api.deps import DatabaseDep, EnginesDep
 from server.api.routes.lists import ListAnswer
 from server.billing.holds import MAX_VOIDED_AT_ONCE, void_lost
+from server.billing.settler import LEASE, SILENT_MS
 from server.database.clock import now_ms
+from server.database.database import LedgerUnavailable
+from server.database.leases import MACHINE, forget, list_held
 from server.pool.engine import EngineState
 from server.pool.engines import EngineFigures
 
@@ -75,13 +79,17 @@ class EngineStatsAnswer(Answer):
 class EngineAnswer(Answer):
     """An engine of the pool; what only the engine can say is null until it is there.
 
+    An engine of another machine is "elsewhere", or "silent" when none has had it for 5 minutes;
+    only machine, engine_id and seen_s, the age of the machine's last sign, are known of it.
     starts: how often it has started.   max_num_seqs: the most requests that it runs at once.
     requests_here: answers that this gateway waits for.   figures: null while it is away.
     """
 
     object: Literal["engine"] = "engine"
-    name: str = Field(examples=["engine-1"])
-    state: EngineState = Field(examples=["ready"])
+    name: str | None = Field(examples=["engine-1"])
+    machine: str = Field(examples=["chorale-1"])
+    seen_s: int = Field(examples=[0])
+    state: EngineState | Literal["elsewhere", "silent"] = Field(examples=["ready"])
     engine_id: str | None = Field(examples=["engine-1"])
     starts: int = Field(examples=[3])
     device: str | None = Field(examples=["cuda"])
@@ -108,9 +116,14 @@ class EngineLost(Answer):
 
 
 @router.get("/engines")
-async def engines(engines: EnginesDep) -> EngineList:
-    """List the engines of the pool, as this gateway sees them."""
-    return EngineList(data=[_engine(figures) for figures in engines.figures()])
+async def engines(engines: EnginesDep, database: DatabaseDep) -> EngineList:
+    """List the engines of the pool, as this gateway sees them, and those of other machines."""
+    found = [_engine(figures) for figures in engines.figures()]
+    here = {engine.engine_id for engine in found}
+    with contextlib.suppress(LedgerUnavailable):  # those that are here are shown in any case
+        held = await database.read(lambda conn: list_held(conn, LEASE))
+        found += [_elsewhere(*lease) for lease in held if lease[0] not in here]
+    return EngineList(data=found)
 
 
 @router.post("/engines/{engine_id}/lost")
@@ -131,13 +144,23 @@ async def lost(
             lambda conn: void_lost(conn, engine_id, actor="operator", now_ms=now_ms())
         )
         num_voided += voided
+    await database.write(lambda conn: forget(conn, LEASE + engine_id))
     return EngineLost(engine_id=engine_id, num_voided=num_voided, num_open=num_open)
+
+
+def _elsewhere(engine_id: str, machine: str, age_ms: int) -> EngineAnswer:
+    known: dict[str, object] = {"object": "engine", "engine_id": engine_id, "machine": machine}
+    known |= {"state": "silent" if age_ms > SILENT_MS else "elsewhere", "seen_s": age_ms // 1000}
+    known |= {"starts": 0, "requests_here": 0}
+    return EngineAnswer.model_validate(dict.fromkeys(EngineAnswer.model_fields) | known)
 
 
 def _engine(figures: EngineFigures) -> EngineAnswer:
     welcome, stats = figures.welcome, figures.stats
     return EngineAnswer(
         name=figures.name,
+        machine=MACHINE,
+        seen_s=0,
         state=figures.state,
         engine_id=welcome.engine_id if welcome else None,
         starts=welcome.epoch if welcome else 0,

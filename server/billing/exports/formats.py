@@ -85,7 +85,7 @@ def open_encoder(format: ExportFormat) -> Encoder:
     if format == "cloudevents":
         return _Rows(b"", cloud_events.encode)
     try:
-        # Imported on demand: pyarrow takes 60 MB of memory, half of a gateway's without it.
+        # Imported on demand: pyarrow takes 30 MB of memory, most of it its libraries.
         from server.billing.exports.parquet import ParquetEncoder
     except ImportError as error:
         raise FormatUnavailable("parquet", "parquet") from error

@@ -1,8 +1,12 @@
 """Receipts as Parquet: typed columns, and row groups of a bounded size, written when full."""
 
 import io
+import os
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
+
+# Arrow reads this at its import: its own pool would keep 30 MB of memory after an export.
+os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,6 +57,8 @@ class ParquetEncoder:
     def _write_group(self) -> None:
         self._writer.write_table(pa.Table.from_batches(self._batches), ROW_GROUP_ROWS * 2)
         self._batches, self._num_rows = [], 0
+        # After every group, since an export that nobody reads on has no end.
+        pa.default_memory_pool().release_unused()
 
 
 class _Sink(io.RawIOBase):

@@ -3,13 +3,19 @@
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import sqlalchemy as sa
 
-from engine.messages import EngineStats, TierStats
+from engine.messages import EngineStats, TierStats, Welcome
 from server.api.routes.engines import EngineStatsAnswer, TierFigures
 from server.billing import holds
+from server.billing.settler import LEASE, SILENT_MS
 from server.database.clock import now_ms
+from server.database.leases import MACHINE
+from server.database.tables import leases
+from server.pool.engines import EngineFigures
 from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
 from tests.server.in_process import InProcess
 
@@ -40,6 +46,31 @@ def test_what_an_engine_held_that_never_comes_back_is_voided(product: InProcess)
     )
     again = product.operator.call("POST", PATH.format("gone")).json()
     assert (again["num_voided"], again["num_open"]) == (0, 1)
+
+
+def test_engines_of_other_machines_are_listed_until_they_are_lost(product: InProcess) -> None:
+    database = product.gateway.database
+    fields = dict.fromkeys(Welcome.__slots__, 1) | {"engine_id": "ours", "device": "cpu"}
+    figures = [EngineFigures("engine", "starting", SimpleNamespace(**fields), None, 0)]
+    product.use(SimpleNamespace(figures=lambda: figures, engine_ids=lambda: ["ours"]))
+    ages_ms = {"ours": 0, "near": -SILENT_MS, "gone": SILENT_MS + 1}
+    rows = [
+        {"name": LEASE + name, "holder": f"{name}-host/1", "expires_at_ms": now_ms() + 10_000 - ms}
+        for name, ms in ages_ms.items()
+    ]
+    database.write_sync(lambda conn: conn.execute(sa.insert(leases), rows))
+
+    def listed() -> list[tuple[object, ...]]:
+        found = product.operator.call("GET", "/admin/v1/engines").json()["data"]
+        is_old = [engine["seen_s"] >= SILENT_MS // 1000 for engine in found]
+        assert is_old == [engine["state"] == "silent" for engine in found]
+        return [(engine["engine_id"], engine["machine"], engine["state"]) for engine in found]
+
+    here, near = ("ours", MACHINE, "starting"), ("near", "near-host", "elsewhere")
+    assert listed() == [here, ("gone", "gone-host", "silent"), near]
+    for name in ("gone", "near"):
+        product.operator.call("POST", PATH.format(name))
+    assert listed() == [here, near], "a lease that has not expired is its machine's"
 
 
 def test_an_engine_that_is_there_is_not_lost(product: InProcess) -> None:

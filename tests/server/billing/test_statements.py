@@ -1,3 +1,4 @@
+import asyncio
 import itertools
 import json
 from datetime import UTC, datetime
@@ -48,7 +49,10 @@ class Book:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.now_ms = at("2026-11-05")
-        self.statements = Statements(database, SIGNER, now_ms=lambda _: self.now_ms)
+        self.waits = []
+        self.statements = Statements(
+            database, SIGNER, now_ms=lambda _: self.now_ms, note_waits=self.waits.append
+        )
         self.price = make_price(database)
         self._numbers = itertools.count(1)
 
@@ -274,6 +278,22 @@ def test_a_request_that_is_not_settled_in_a_day_waits_for_the_next_statement(boo
     assert book.statements.issue_due() == 0
     book.now_ms += 1
     assert book.statements.issue_due() == 1
+
+
+def test_each_turn_tells_what_waits_too_long_before_it_issues_what_is_due(book):
+    book.use()
+    book.now_ms = end_of("2026-11") - 1
+    request_id, expires_at_ms = book.hold(), book.now_ms + 150_000
+
+    def turn():
+        asyncio.run(book.statements.turn())
+        return list(book.waits.pop().values())
+
+    for num_late, left_ms in ((0, 1), (1, 0)):
+        book.now_ms = end_of("2026-11") + MAX_GRACE_MS - left_ms
+        assert turn() == [book.now_ms / 1000, (book.now_ms - expires_at_ms) / 1000, num_late]
+    book.write(lambda conn: holds.void_refused(conn, request_id, book.now_ms))
+    assert turn() == [book.now_ms / 1000, 0, 0]
 
 
 def test_all_months_and_tenants_that_are_due_are_issued_the_oldest_first(sqlite_book, monkeypatch):

@@ -9,6 +9,8 @@ from tests.server.fake_api import Api, fixed, make_run
 READY = {
     "object": "engine",
     "name": "engine",
+    "machine": "m1",
+    "seen_s": 0,
     "state": "ready",
     "engine_id": "eng-1",
     "starts": 2,
@@ -39,10 +41,11 @@ def run(monkeypatch, tmp_path):
 def test_an_engine_is_a_line_with_what_it_does(run):
     header, *lines = run([READY, AWAY]).stdout.splitlines()
     assert header.split() == [
-        "name", "state", "running", "waiting", "seats", "unsettled", "starts", "engine_id",
+        "machine", "name", "state", "seen_s", "running", "waiting", "seats", "unsettled", "starts",
+        "engine_id",
     ]  # fmt: skip
-    assert lines[0].split() == ["engine", "ready", "5", "7", "64", "11", "2", "eng-1"]
-    assert lines[1].split() == ["engine-2", "starting", "-", "-", "-", "-", "2", "-"]
+    assert lines[0].split() == ["m1", "engine", "ready", "0", "5", "7", "64", "11", "2", "eng-1"]
+    assert lines[1].split() == ["m1", "engine-2", "starting", "0", "-", "-", "-", "-", "2", "-"]
 
 
 def test_json_is_what_the_gateway_said(run):
