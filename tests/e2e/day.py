@@ -29,7 +29,7 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a customer saw of one request.
+    """A request as its customer saw it.
 
     whole: all of the answer, which said its cost.   left: the customer hung up.   broken: an error
     event, or a connection that ended early.   refused: an error status (None: no connection).
