@@ -19,10 +19,10 @@ class Unanswered:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        path.touch(0o600)
         # A last line without an end was cut off, and says nothing.
         lines, _, torn = path.read_text().rpartition("\n")
-        os.ftruncate(self._file, path.stat().st_size - len(torn))
+        os.truncate(path, path.stat().st_size - len(torn))
         self._ids = _read(lines)
         self.left = tuple(self._ids)
         self._num_lines = 0
@@ -41,7 +41,8 @@ class Unanswered:
         """Write a line. On a full disk requests are served without, and billed as they end."""
         self._num_lines += 1
         try:
-            os.write(self._file, line.encode())
+            with self._path.open("ab", buffering=0) as file:
+                file.write(line.encode())
             if self._num_lines > _MAX_LINES + 2 * len(self._ids):
                 self._renew()
         except OSError as error:
@@ -55,10 +56,8 @@ class Unanswered:
         """Replace the file by one with the current requests alone. Raises OSError."""
         part = self._path.with_suffix(".part")
         part.write_text("".join(f"+{request_id}\n" for request_id in self._ids))
-        file = os.open(part, os.O_WRONLY | os.O_APPEND)
         part.rename(self._path)
-        os.close(self._file)
-        self._file, self._num_lines = file, len(self._ids)
+        self._num_lines = len(self._ids)
 
 
 def _read(lines: str) -> dict[str, None]:

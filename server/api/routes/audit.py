@@ -94,12 +94,10 @@ async def acknowledge_finding(
 
     From then on the finding is in no metric; if the difference grows, it is a finding again.
     """
-    await auditor.turn()
-    report = auditor.last
-    assert report is not None
+    report = await auditor.audit()
     finding_id, reason = body.finding_id, body.reason
     receipt = await database.write(
         lambda conn: acknowledge(conn, signer, report, finding_id, reason=reason, now_ms=now_ms())
     )
-    await auditor.turn()
+    await auditor.audit()
     return LedgerEntry.model_validate(receipt)

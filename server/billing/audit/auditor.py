@@ -38,8 +38,12 @@ class Auditor:
         self.last: Report | None = None
 
     async def turn(self) -> None:
-        """Audit, and record each new finding as an incident. Raises LedgerUnavailable."""
+        """Audit once the journals are settled. Raises LedgerUnavailable."""
         await self._settler.wait_settled(_SETTLE_WAIT_S)
+        await self.audit()
+
+    async def audit(self) -> Report:
+        """Audit, and record each new finding as an incident. Raises LedgerUnavailable."""
         report = await self._database.read(audit_sums)
         self.last = report
         self._note_report(report)
@@ -48,6 +52,7 @@ class Auditor:
         found = report.findings[:_MAX_INCIDENTS]
         if found:
             await self._database.write(lambda conn: _record(conn, found, report.at_ms))
+        return report
 
 
 def _record(conn: Connection, findings: list[Finding], at_ms: int) -> None:

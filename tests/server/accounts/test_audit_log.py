@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from registry.audit import record_audit
 from registry.tables import audit_log
 from server.accounts.tenants import create_tenant
+from server.billing.audit.report import Finding
 from tests.server.api.test_isolation import (
     ABOUT_THE_CALLER,
     OPERATOR,
@@ -38,7 +39,16 @@ MANAGE_NOTHING = {
     "POST /v1/webhook/test", "POST /admin/v1/tenants/{tenant}/webhook/test",
 }  # fmt: skip
 MANAGING = [route for route in ROUTES if route.startswith(MANAGES) and route not in MANAGE_NOTHING]
+# The world's usage was posted without a journal, which the audit finds.
+FINDING = Finding(
+    check="journals",
+    subject="engine engine-1",
+    detail="ends, prompt, cached and completion tokens without an event",
+    expected=(0, 0, 0, 0),
+    found=(0, -7, 0, -5),
+)
 BODIES = {
+    "POST /admin/v1/audit/acknowledgements": {"finding_id": FINDING.finding_id, "reason": "known"},
     "POST /admin/v1/prices": {"prompt_nanousd": 1, "cached_nanousd": 1, "completion_nanousd": 1},
     "POST /admin/v1/statements": {"period": "2026-02"},
     "PATCH /admin/v1/tenants/{tenant}/keys/{key_id}": {"name": "new"},
