@@ -5,6 +5,7 @@ import contextlib
 import functools
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,7 +153,12 @@ class World:
         started = {r.request_id for r in records if isinstance(r, StartRecord)}
         ended = {r.request_id for r in records if isinstance(r, EndRecord)}
         posted = set(self._read(lambda conn: conn.scalars(sa.select(usage_events.c.request_id))))
-        return started <= ended <= posted
+        return started <= ended <= posted and self._is_all_answered()
+
+    def _is_all_answered(self) -> bool:
+        """Whether the gateway has noted as failed all requests that one before it left."""
+        marks = Counter(line[0] for line in (self.folder / "unanswered").read_text().splitlines())
+        return marks["+"] == marks["-"]
 
     def _has_no_open_hold(self) -> bool:
         query = sa.select(sa.func.count()).where(holds.c.state == "open")
