@@ -53,7 +53,12 @@ from server.database.chores import Chores
 from server.database.database import Database
 from server.database.leases import Leases
 from server.inference.drain import Drain
-from server.inference.idempotency import CLAIM_SLACK_MS, PRUNE_INTERVAL_S, IdempotencyKeys
+from server.inference.idempotency import (
+    CLAIM_SLACK_MS,
+    PRUNE_INTERVAL_S,
+    IdempotencyKeys,
+    take_over_key,
+)
 from server.inference.limit_refusals import LimitRefusals
 from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase
@@ -101,7 +106,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     metrics = Metrics(engines, settler)
     metrics.limiter_degraded.set_function(lambda: limiter.is_degraded)
     auditor = Auditor(database, settler, metrics.note_audit)
-    failures = Failures(database, signer, Unanswered(data_dir / "unanswered"))
+    failures = Failures(database, signer, Unanswered(data_dir / "unanswered"), take_over_key)
     statements = Statements(database, signer, note_waits=metrics.note_waits)
     idempotency = IdempotencyKeys(
         database, claim_ms=int(settings.request_timeout_s * 1000) + CLAIM_SLACK_MS

@@ -37,7 +37,7 @@ class Recording:
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
-        self.request_id: str | None = None
+        self.is_paid = False
         self.live_headers: dict[str, str] = {}
         self._head: asyncio.Future[tuple[int, dict[str, str]]] = asyncio.Future()
         self._buffer: deque[bytes] = deque()
@@ -52,12 +52,12 @@ class Recording:
 
     # ---- for the task that makes the answer ----
 
-    def hold(self, request_id: str, live_headers: dict[str, str]) -> None:
+    def hold(self, live_headers: dict[str, str]) -> None:
         """Note that the request is paid for: from here on its outcome is the answer, even an error.
 
         live_headers: for the response that reads along; a repeat has its own.
         """
-        self.request_id = request_id
+        self.is_paid = True
         self.live_headers = live_headers
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
@@ -105,12 +105,12 @@ class Recording:
 
     def stored(self) -> StoredAnswer | None:
         """The whole answer; None if the request was not paid for or has failed."""
-        if self.request_id is None or self._failure:
+        if not self.is_paid or self._failure:
             return None
         self._keep(self._compressor.flush())
         body = b"".join(self._kept) if self._kept_bytes <= MAX_STORED_BYTES else None
         status, headers = self._head.result()
-        return StoredAnswer(self.request_id, status, headers, body)
+        return StoredAnswer(self.claim.request_id, status, headers, body)
 
     async def _compress(self, data: bytes) -> None:
         if len(data) > _INLINE_BYTES:
@@ -205,8 +205,8 @@ class Recorder:
             async with asyncio.timeout_at(ends_at):
                 await make(recording)
         except asyncio.CancelledError:
-            if recording.request_id:
-                await self._failures.note(recording.request_id)
+            if recording.is_paid:
+                await self._failures.note(recording.claim.request_id)
             await self._let_go(recording, draining())
             raise
         # Every error is caught, because a reader waits for the answer.
@@ -214,8 +214,8 @@ class Recorder:
             await self._answer_error(recording, error)
         if answer := recording.stored():
             await self._store(recording, answer, ends_at)
-        if recording.request_id:
-            self._failures.note_answered(recording.request_id)
+        if recording.is_paid:
+            self._failures.note_answered(recording.claim.request_id)
         self._under_way.pop(recording.claim.place, None)
         recording.end()
 
@@ -223,7 +223,7 @@ class Recorder:
         """Make the error the answer if the request was paid for and would end like this again; else
         release its key.
         """
-        is_paid, has_begun = recording.request_id is not None, recording.has_begun
+        is_paid, has_begun = recording.is_paid, recording.has_begun
         if is_paid and not isinstance(error, Fault):
             logger.error("a request with an Idempotency-Key failed", exc_info=error)
             error = error if has_begun else Failed()

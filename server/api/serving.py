@@ -6,6 +6,7 @@ client, and a repeat gets its answer.
 
 import asyncio
 import functools
+import uuid
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -60,8 +61,8 @@ class Serving:
                 return await self._replay(identity, stored)
             make = functools.partial(self._record, identity, asked)
             return await self._read(request, self.recorder.start(claim, make))
-        admitted = await self.admission.admit(identity, asked.for_model())
-        request_id = admitted.message.request_id
+        request_id = uuid.uuid4().hex
+        admitted = await self.admission.admit(identity, asked.for_model(), request_id)
         self.failures.expect(request_id)
         try:
             response = await self._respond(request, asked, admitted)
@@ -101,9 +102,10 @@ class Serving:
 
     async def _record(self, identity: Identity, asked: Asked, recording: Recording) -> None:
         """Run the request from its admission to its end, with or without a client."""
-        admitted = await self.admission.admit(identity, asked.for_model())
-        self.failures.expect(admitted.message.request_id)
-        recording.hold(admitted.message.request_id, self._limit_headers(admitted.grant))
+        request_id = recording.claim.request_id
+        admitted = await self.admission.admit(identity, asked.for_model(), request_id)
+        self.failures.expect(request_id)
+        recording.hold(self._limit_headers(admitted.grant))
         rendering = self._rendering(asked, admitted)
         if not asked.stream:
             body, digest = await rendering.whole()

@@ -2,16 +2,18 @@
 
 What a client cannot have received, because one of our processes failed or died, costs nothing. A
 failure that the gateway answers is noted before the answer leaves; the requests that a gateway left
-unanswered when it was killed are noted when it starts again.
+unanswered when it was killed are noted when it starts again, but for those whose answer a repeat
+gets.
 """
 
 import asyncio
+import functools
 import logging
+from collections.abc import Callable
 
 from sqlalchemy.engine import Connection
 
 from server.billing import ledger
-from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.signing import Signer
 from server.billing.unanswered import Unanswered
 from server.database.clock import now_ms
@@ -28,12 +30,22 @@ class Failures:
     """Writes failures to the ledger, and retries those that could not be written.
 
     Beyond MAX_REMEMBERED a failure is billed as if the client had hung up.
+
+    take_over_key: frees the Idempotency-Key of a request that was left, unless a repeat gets its
+    answer, and returns whether it does.
     """
 
-    def __init__(self, database: Database, signer: Signer, unanswered: Unanswered) -> None:
+    def __init__(
+        self,
+        database: Database,
+        signer: Signer,
+        unanswered: Unanswered,
+        take_over_key: Callable[[Connection, str], bool],
+    ) -> None:
         self._database = database
         self._signer = signer
         self._unanswered = unanswered
+        self._take_over_key = take_over_key
         self._unwritten: dict[str, None] = dict.fromkeys(unanswered.left)
 
     def expect(self, request_id: str) -> None:
@@ -50,7 +62,7 @@ class Failures:
     async def note(self, request_id: str) -> None:
         """Note a failure; it is durable on return, unless the ledger is unavailable."""
         try:
-            await self._write(request_id)
+            await self._database.write(lambda conn: self._mark(conn, request_id))
         except LedgerUnavailable:
             self._unwritten[request_id] = None
             if len(self._unwritten) > MAX_REMEMBERED:
@@ -59,11 +71,11 @@ class Failures:
                 logger.error("request %s failed and will be billed: the ledger is away", lost)
 
     async def run(self) -> None:
-        """Retry the failures that could not be written, until cancelled."""
+        """Write what was left, and what could not be written, until cancelled."""
         while True:
             for request_id in list(self._unwritten):
                 try:
-                    await self._write(request_id)
+                    await self._database.write(functools.partial(self._mark_left, request_id))
                 except LedgerUnavailable:
                     break
                 self._forget(request_id)
@@ -73,8 +85,9 @@ class Failures:
         self._unwritten.pop(request_id, None)
         self._unanswered.remove(request_id)
 
-    async def _write(self, request_id: str) -> None:
-        def write(conn: Connection) -> Receipt | None:
-            return ledger.mark_failed(conn, self._signer, request_id, now_ms())
+    def _mark_left(self, request_id: str, conn: Connection) -> None:
+        if not self._take_over_key(conn, request_id):
+            self._mark(conn, request_id)
 
-        await self._database.write(write)
+    def _mark(self, conn: Connection, request_id: str) -> None:
+        ledger.mark_failed(conn, self._signer, request_id, now_ms())

@@ -89,10 +89,11 @@ class Admission:
     learned_tokens: LearnedTokens
     timeouts: Timeouts
 
-    async def admit(self, identity: Identity, request: GenerationRequest) -> Admitted:
+    async def admit(
+        self, identity: Identity, request: GenerationRequest, request_id: str
+    ) -> Admitted:
         """Take every step up to the durable hold. Raises Fault, RateLimited and registry errors."""
         arrived_at = time.monotonic()
-        request_id = uuid.uuid4().hex
         if not self.base.engines.is_ready:
             raise errors.engine_unavailable()
         self.load.check(identity, request.priority, request.num_answers)

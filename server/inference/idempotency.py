@@ -4,7 +4,7 @@ A key is claimed before anything of its request happens, and no claim stays for 
 
     free -> claimed -> stored -> free, a day later
                |-> free: released, because the request came to nothing
-               '-> free: expired, because its gateway died
+               '-> free: its gateway died, and the next one or the claim's end frees it
 """
 
 import functools
@@ -14,6 +14,7 @@ import uuid
 import zlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import sqlalchemy as sa
@@ -43,13 +44,13 @@ _KEY = (idempotency_keys.c.tenant_id, idempotency_keys.c.endpoint, idempotency_k
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One use of a key. claim_id: tells it from earlier and later uses."""
+    """One use of a key. request_id: of the request that is made under it, and of no other use."""
 
     tenant_id: str
     endpoint: str
     key: str
     body_sha256: str
-    claim_id: str
+    request_id: str
 
     @property
     def place(self) -> tuple[str, str, str]:
@@ -138,7 +139,7 @@ def claim_key(conn: Connection, claim: Claim, claim_ms: int) -> "Row[Any] | _Too
         "endpoint": claim.endpoint,
         "key": claim.key,
         "body_sha256": claim.body_sha256,
-        "request_id": claim.claim_id,
+        "request_id": claim.request_id,
         "claim_ms": claim_ms,
     }
     if conn.dialect.name == "sqlite":
@@ -177,6 +178,17 @@ def release_key(conn: Connection, claim: Claim) -> bool:
     return conn.execute(sa.delete(idempotency_keys).where(*_is_held(claim))).rowcount == 1
 
 
+def take_over_key(conn: Connection, request_id: str) -> bool:
+    """Return whether a repeat gets the answer that a dead gateway made; if not, free its key."""
+    row = idempotency_keys.c
+    is_of_request = row.request_id == request_id
+    status = conn.scalar(sa.select(row.status).where(is_of_request))
+    if status is not None and status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return True
+    conn.execute(sa.delete(idempotency_keys).where(is_of_request))
+    return False
+
+
 def store_answer(conn: Connection, claim: Claim, answer: StoredAnswer) -> bool:
     """Store the answer; whether the claim still had the key."""
     values = {
@@ -208,7 +220,7 @@ def _is_key(claim: Claim) -> "tuple[sa.ColumnElement[bool], ...]":
 
 def _is_held(claim: Claim) -> "tuple[sa.ColumnElement[bool], ...]":
     columns = idempotency_keys.c
-    return (*_is_key(claim), columns.request_id == claim.claim_id, columns.status.is_(None))
+    return (*_is_key(claim), columns.request_id == claim.request_id, columns.status.is_(None))
 
 
 def _count(conn: Connection, tenant_id: str) -> int:

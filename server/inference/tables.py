@@ -17,7 +17,7 @@ idempotency_keys = Table(
     Column("endpoint", String(64), primary_key=True),
     Column("key", String(255), primary_key=True),
     Column("body_sha256", String(64), nullable=False),
-    Column("request_id", String(64), nullable=False),
+    Column("request_id", String(64), nullable=False, index=True),
     Column("status", Integer),
     Column("headers", Text),
     Column("body", LargeBinary),

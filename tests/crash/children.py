@@ -19,6 +19,7 @@ from server.billing.tables import usage_events
 from server.billing.unanswered import Unanswered
 from server.database.database import Database
 from server.database.leases import Leases
+from server.inference.idempotency import take_over_key
 from server.launch.settings import Settings
 from tests.crash import points
 from tests.crash.points import Kill, PointedApp, PointedDisk, Points
@@ -110,7 +111,7 @@ def _run_gateway(folder: Path, life: Life, pointed: Points) -> None:
     gateway = replace(gateway, leases=leases, settler=settler)
     if life.waits_for_post:
         unanswered = Unanswered(folder / "unanswered")
-        late = LateFailures(gateway.database, gateway.signer, unanswered)
+        late = LateFailures(gateway.database, gateway.signer, unanswered, take_over_key)
         gateway = replace(gateway, failures=late)
     points.point_gateway_socket(pointed)
     points.point_commits(pointed, gateway.database.engine)

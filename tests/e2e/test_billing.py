@@ -341,6 +341,27 @@ def test_a_restarted_gateway_knows_at_once_where_adapters_are(shared_stack: Stac
     assert tenant.http.get("/v1/adapters/alpha").json()["latest"]["tier"] == "device"
 
 
+def test_a_request_whose_gateway_was_killed_runs_again_under_its_key(shared_stack: Stack) -> None:
+    """The key would else be in use for as long as a request may take, which is ten minutes."""
+    tenant = shared_stack.tenant("repeating")
+    body = {"model": "base", "prompt": [7], "max_tokens": 200, "ignore_eos": True, "stream": True}
+    key = {"Idempotency-Key": "killed"}
+    with (
+        suppress(httpx.TransportError),
+        tenant.http.stream("POST", "/v1/completions", json=body, headers=key) as answer,
+    ):
+        for number, _ in enumerate(answer.iter_lines()):
+            if number == 0:
+                shared_stack.kill("gateway")
+    shared_stack.wait_ready()
+
+    def again() -> httpx.Response:
+        return tenant.http.post("/v1/completions", json=body, headers=key)
+
+    shared_stack.wait(lambda: again().status_code == 200)
+    assert again().text.endswith("data: [DONE]\n\n")
+
+
 def test_clients_that_hang_up_give_their_seats_back(shared_stack: Stack) -> None:
     """Clients may leave at any moment; a seat that leaked would lead to 429 for ever."""
     tenant = shared_stack.tenant("two-seats", max_concurrency=2)

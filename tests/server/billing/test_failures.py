@@ -19,6 +19,13 @@ from server.billing.holds import get_hold
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.unanswered import Unanswered
 from server.database.database import LedgerUnavailable
+from server.inference.idempotency import (
+    Claim,
+    StoredAnswer,
+    claim_key,
+    store_answer,
+    take_over_key,
+)
 from server.inference.outcomes import failure_of
 from tests.server.billing.test_pricing_differential import BROKEN
 from tests.server.factories import (
@@ -71,7 +78,9 @@ def held(database):
 
 @pytest.fixture
 def note(held, unanswered):
-    return lambda request_id: asyncio.run(Failures(held, SIGNER, unanswered).note(request_id))
+    return lambda request_id: asyncio.run(
+        Failures(held, SIGNER, unanswered, take_over_key).note(request_id)
+    )
 
 
 def test_a_request_that_failed_before_it_was_settled_is_counted_and_free(held, note):
@@ -129,7 +138,7 @@ def test_what_the_ledger_could_not_take_down_it_gets_when_it_is_back(held, unans
     database = Away(held)
 
     async def run():
-        noting = Failures(database, SIGNER, unanswered)
+        noting = Failures(database, SIGNER, unanswered, take_over_key)
         await noting.note("r1")
         trying = asyncio.create_task(noting.run())
         await asyncio.sleep(0)
@@ -151,7 +160,7 @@ def test_no_more_than_a_bounded_number_is_remembered(
     monkeypatch.setattr(failures, "MAX_REMEMBERED", 2)
 
     async def run():
-        noting = Failures(Away(sqlite_database), SIGNER, unanswered)
+        noting = Failures(Away(sqlite_database), SIGNER, unanswered, take_over_key)
         for name in ("a", "b", "c"):
             await noting.note(name)
 
@@ -164,7 +173,7 @@ def test_no_more_than_a_bounded_number_is_remembered(
 
 async def take_over(database, path):
     """Start as the next gateway on the same folder, until all that was left is noted."""
-    noting = Failures(database, SIGNER, Unanswered(path))
+    noting = Failures(database, SIGNER, Unanswered(path), take_over_key)
     running = asyncio.create_task(noting.run())
     while Unanswered(path).left:
         await asyncio.sleep(0)
@@ -176,7 +185,7 @@ def test_the_next_gateway_makes_free_what_the_killed_one_had_not_answered(
     database, tmp_path, is_settled
 ):
     price, path = make_price(database), tmp_path / "unanswered"
-    killed = Failures(database, SIGNER, Unanswered(path))
+    killed = Failures(database, SIGNER, Unanswered(path), take_over_key)
     for number in (1, 2, 3):
         insert_holds(database, make_hold(price, f"r{number}"))
         killed.expect(f"r{number}")
@@ -195,9 +204,28 @@ def test_the_next_gateway_makes_free_what_the_killed_one_had_not_answered(
     assert {name for name, amount in paid.items() if amount} == {"r2"}
 
 
+@pytest.mark.parametrize("status", [None, 200, 400, 500])
+def test_a_repeat_gets_what_the_killed_gateway_stored_or_else_runs_at_once(held, tmp_path, status):
+    """status: of the stored answer; None if it was not stored. What is run again is free."""
+    path, claim = tmp_path / "unanswered", Claim("ten_1", "completions", "k", "f" * 64, "r1")
+    killed = Failures(held, SIGNER, Unanswered(path), take_over_key)
+    killed.expect("r1")
+    others = Claim("ten_2", "completions", "k", "f" * 64, "r2")
+    for each in (claim, others):
+        held.write_sync(lambda c, each=each: claim_key(c, each, 9000))
+    if status:
+        answer = StoredAnswer("r1", status, {}, b"")
+        held.write_sync(lambda c: store_answer(c, claim, answer))
+    asyncio.run(take_over(held, path))
+    is_kept = held.write_sync(lambda c: claim_key(c, claim, 9000)) is not None
+    is_paid = held.read_sync(lambda c: get_hold(c, "r1")).failed_at_ms is None
+    assert is_kept == is_paid == (status in (200, 400))
+    assert held.write_sync(lambda c: claim_key(c, others, 9000)).status is None, "it still runs"
+
+
 def test_a_failure_that_the_ledger_did_not_get_outlives_its_gateway(held, tmp_path):
     path = tmp_path / "unanswered"
-    killed = Failures(Away(held), SIGNER, Unanswered(path))
+    killed = Failures(Away(held), SIGNER, Unanswered(path), take_over_key)
     killed.expect("r1")
     asyncio.run(killed.note("r1"))
     killed.note_answered("r1")

@@ -654,15 +654,17 @@ def test_an_answer_is_stored_when_the_ledger_is_back_and_its_reader_does_not_wai
         recorder = recordings.Recorder(keys, SimpleNamespace(note_answered=answered.append))
 
         async def make(recording: recordings.Recording) -> None:
-            recording.hold("r1", {})
+            recording.hold({})
             await recording.answer(200, {}, b"all of it")
 
-        recording = recorder.start(make_claim(), make)
+        recording = recorder.start(claim := make_claim(), make)
         assert [chunk async for chunk in recording.body()] == [b"all of it"]
         assert keys.stored == []
         await asyncio.wait(recorder._tasks)
         (stored,) = keys.stored
-        assert answered == ["r1"], "if its gateway dies before, nobody can have the answer"
+        assert answered == [claim.request_id], (
+            "if its gateway dies before, nobody can have the answer"
+        )
         assert b"".join([chunk async for chunk in stored.chunks()]) == b"all of it"
 
     asyncio.run(run())
