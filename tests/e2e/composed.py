@@ -120,7 +120,8 @@ class Fleet:
         Stack.wait(are_settled, 300)
         seen = [one for customers in groups for one in customers.seen]
         faults = [fault for customers in groups for fault in customers.faults]
-        assert wrong(seen, paid(self.database, tenant_id)) + faults == []
+        found = wrong(seen, paid(self.database, tenant_id)) + faults
+        assert not found, "\n".join(found)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -45,7 +45,7 @@ def test_the_books_of_a_day_are_what_customers_saw(
         with groups[0], groups[1]:
             groups[0].wait_for_more()
             begun_at, before = time.monotonic(), resources(fleet)
-            events = happenings(fleet)
+            events = happenings(fleet, groups)
             while time.monotonic() < begun_at + DAY_S:
                 name, happen = next(events)
                 say(f"{time.monotonic() - begun_at:.0f} s: {name}")
@@ -72,7 +72,9 @@ def say(text: str) -> None:
     sys.stderr.write(f"day: {text}\n")
 
 
-def happenings(fleet: Fleet) -> Iterator[tuple[str, Callable[[], None]]]:
+def happenings(
+    fleet: Fleet, groups: Sequence[Customers]
+) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield what happens, one after the other, again and again, at each machine in its turn."""
     services = fleet.services
     while True:
@@ -80,7 +82,7 @@ def happenings(fleet: Fleet) -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"restart of {machine.name}", lambda m=machine: restart(m)
             yield "Redis away", lambda: away(services.redis_frozen())
             yield "gateway killed", lambda m=machine: m.kill("gateway")
-            yield "database away", lambda: away(services.database_away())
+            yield "database away", lambda: ledger_away(fleet, groups)
             yield "engine killed", lambda m=machine: m.kill("engine")
             yield "object store away", lambda: away(services.store_away())
             yield "engine stands still", lambda m=machine: stand_still(m)
@@ -101,6 +103,17 @@ def fail(machine: Machine) -> None:
 def away(outage: AbstractContextManager[None]) -> None:
     with outage:
         time.sleep(OUTAGE_S)
+
+
+def ledger_away(fleet: Fleet, groups: Sequence[Customers]) -> None:
+    for customers in groups:
+        customers.is_ledger_away = True
+    away(fleet.services.database_away())
+    for machine in fleet.machines:
+        machine.wait_ready()
+    for customers in groups:
+        customers.wait_for_more()
+        customers.is_ledger_away = False
 
 
 def stand_still(machine: Machine) -> None:
