@@ -38,8 +38,8 @@ def test_the_books_of_a_day_are_what_customers_saw(
         for name, folder in tiny_adapters.items():
             tenant.push(name, folder)
     models = [fleet.machines[0].model, *tiny_adapters]
-    report: dict[str, object] = {"first_token_ms": first_tokens(fleet, models, tmp_path)}
-    report["idle"] = idle(fleet)
+    report: dict[str, object] = {"idle": idle(fleet)}
+    report["first_token_ms"] = first_tokens(fleet, models, tmp_path)
     with balanced(fleet.machines, tmp_path) as url:
         groups = [Customers(url, tenant, models) for tenant in tenants]
         with groups[0], groups[1]:
