@@ -265,11 +265,7 @@ def test_systemd_reads_the_unit(tmp_path: Path) -> None:
     text = (DEPLOY / "chorale.service").read_text()
     unit = tmp_path / "chorale.service"
     unit.write_text(text.replace("/opt/chorale/bin/chorale", shutil.which("true") or ""))
-    done = subprocess.run(
-        ("systemd-analyze", "verify", unit),
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run(("systemd-analyze", "verify", unit), capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 

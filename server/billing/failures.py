@@ -31,8 +31,8 @@ class Failures:
 
     Beyond MAX_REMEMBERED a failure is billed as if the client had hung up.
 
-    take_over_key: frees the Idempotency-Key of a request that was left, unless a repeat gets its
-    answer, and returns whether it does.
+    take_over_key: frees the Idempotency-Key of a request that is noted late, unless a repeat gets
+    its answer, and returns whether it does.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Failures:
         while True:
             for request_id in list(self._unwritten):
                 try:
-                    await self._database.write(functools.partial(self._mark_left, request_id))
+                    await self._database.write(functools.partial(self._mark_late, request_id))
                 except LedgerUnavailable:
                     break
                 self._forget(request_id)
@@ -85,7 +85,7 @@ class Failures:
         self._unwritten.pop(request_id, None)
         self._unanswered.remove(request_id)
 
-    def _mark_left(self, request_id: str, conn: Connection) -> None:
+    def _mark_late(self, request_id: str, conn: Connection) -> None:
         if not self._take_over_key(conn, request_id):
             self._mark(conn, request_id)
 

@@ -182,7 +182,8 @@ def take_over_key(conn: Connection, request_id: str) -> bool:
     """Return whether a repeat gets the answer that a dead gateway made; if not, free its key."""
     row = idempotency_keys.c
     is_of_request = row.request_id == request_id
-    status = conn.scalar(sa.select(row.status).where(is_of_request))
+    # An answer that was too long to be kept has a status, and no body that a repeat could get.
+    status = conn.scalar(sa.select(row.status).where(is_of_request, row.body.is_not(None)))
     if status is not None and status < HTTPStatus.INTERNAL_SERVER_ERROR:
         return True
     conn.execute(sa.delete(idempotency_keys).where(is_of_request))

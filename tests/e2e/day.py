@@ -23,7 +23,9 @@ Kind = Literal["stream", "whole", "leaves", "repeats"]
 KINDS: tuple[Kind, ...] = ("stream", "stream", "whole", "leaves", "repeats")
 _LEAVES_AFTER = 5
 _MAX_TRIES = 3000
-"""Tries of one request: the claim of a gateway that died runs out after three minutes."""
+"""Tries of one request: the claim of a gateway that died before it took the hold runs out after
+three minutes.
+"""
 _PAUSE_S = 0.1
 
 
@@ -48,8 +50,8 @@ class Seen:
 class Customers:
     """Customers of one tenant at one address, who ask until the `with` block ends.
 
-    is_ledger_away: set while answers may leave before they are stored for repeats.   faults:
-    sentences about answers that break a promise.
+    is_ledger_away: set while answers may leave before they are stored for repeats.
+    faults: sentences about answers that break a promise.
     """
 
     url: str
