@@ -22,7 +22,7 @@ StopCause = Literal[
     "eos", "stop_string", "stop_token", "max_tokens", "max_model_len", "budget",
     "aborted", "deadline", "first_token_timeout", "gateway_lost",
     "adapter_loading", "adapter_missing", "adapter_corrupt", "adapter_incompatible",
-    "adapter_too_large", "adapter_not_invoked", "engine_failure",
+    "adapter_too_large", "adapter_not_invoked", "constraint_too_slow", "engine_failure",
 ]  # fmt: skip
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 ResidentTier = Literal["device", "host", "disk"]
@@ -114,6 +114,7 @@ class AddRequest:
     deadline_s: seconds from receipt after which the engine ends the request.
     first_token_timeout_s: seconds from receipt after which it ends one without a generated token.
     weight: the tenant's weight in fair scheduling.
+    grammar: what every answer must be, in llguidance's JSON form; "" if answers are free.
     """
 
     request_id: str
@@ -128,6 +129,7 @@ class AddRequest:
     weight: float = 1.0
     priority: Priority = Priority.INTERACTIVE
     more_prompts: tuple[tuple[int, ...], ...] = ()
+    grammar: str = ""
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:
