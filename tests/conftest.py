@@ -96,5 +96,8 @@ def redis_server(
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Name the Redis server that was used: tests that are skipped for lack of one prove nothing."""
+    """Name what was used or lacking: tests that are skipped for want of something prove nothing."""
     terminalreporter.write_line(f"Redis server of the tests: {redis_binary() or 'none'}")
+    skipped = terminalreporter.getreports("skipped")
+    if count := sum(needs.NO_SMOLLM2 in str(report.longrepr) for report in skipped):
+        terminalreporter.write_line(f"Skipped for want of SmolLM2: {count}. `make model` makes it.")

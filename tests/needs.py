@@ -8,6 +8,7 @@ time.)
 import importlib.util
 import os
 import shutil
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -15,6 +16,8 @@ import pytest
 from tests.redis_server import redis_binary
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+SMOLLM2 = Path(__file__).parents[1] / "build" / "smollm2"
+NO_SMOLLM2 = "There is no SmolLM2 here. `make model` makes it."
 
 
 def missing(what: str, install: str) -> NoReturn:
@@ -53,3 +56,14 @@ def node() -> None:
 def program(name: str, package: str) -> str:
     """Return the path of a program of a Debian package."""
     return shutil.which(name) or missing(name, f"Install Debian's {package}.")
+
+
+def smollm2() -> Path:
+    """Return the folder of SmolLM2-135M-Instruct.
+
+    Without it a test is skipped in CI too, since a package index may lack the package. Such skips
+    are counted at the end of a run.
+    """
+    if not SMOLLM2.is_dir():
+        pytest.skip(NO_SMOLLM2)
+    return SMOLLM2

