@@ -1,12 +1,14 @@
 """Decides which waiting requests start, and brings their adapters into the arena.
 
-A request whose adapter is on its way, or lacks room, is skipped, so that requests behind it can use
-adapters that are resident. Once a request has been passed `max_skips` times for lack of room, no
-request may pass it, so that room accumulates as running requests end.
+A request whose grammar is being compiled, or whose adapter is on its way or lacks room, is skipped,
+so that requests behind it can use adapters that are resident. Once a request has been passed
+`max_skips` times for lack of room, no request may pass it, so that room accumulates as running
+requests end.
 """
 
 from collections.abc import Callable, Iterable
 
+from engine.grammar.constraints import Constraints
 from engine.messages import StopCause
 from engine.outputs import Ending
 from engine.queues import Queues
@@ -29,8 +31,11 @@ _CAUSES: dict[FailureKind, StopCause] = {
 class Admission:
     """Makes one pass over the waiting requests in every step."""
 
-    def __init__(self, queues: Queues, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, queues: Queues, constraints: Constraints, clock: Callable[[], float]
+    ) -> None:
         self.queues = queues
+        self.constraints = constraints
         self._clock = clock
         self.config = queues.config
         self.adapters = queues.adapters
@@ -85,6 +90,8 @@ class Admission:
         """Whether only lack of room keeps the request from running."""
         if request.num_in_flight_tokens:
             return False  # preempted, and its last step still runs
+        if not self._has_constraint(request):
+            return False
         if not request.is_first and self._waits_for_first_answer(request.prompt):
             return False
         if self._has_adapter(request):
@@ -94,10 +101,26 @@ class Admission:
         return self._advance_adapter(request)
 
     def _waits_for_first_answer(self, prompt: Prompt) -> bool:
-        """Whether the first answer still computes the prompt, which others will find cached."""
-        if not self.config.prefix_caching or prompt.num_tokens_done == len(prompt.token_ids):
+        """Whether the first answer still computes the prompt, which others will find cached, or
+        still owes the logprobs of the prompt, which come before any answer's tokens.
+        """
+        if prompt.answers[0].finish_reason is not None:
             return False
-        return prompt.answers[0].finish_reason is None
+        is_computed = prompt.num_tokens_done == len(prompt.token_ids)
+        is_cached_first = self.config.prefix_caching and not is_computed
+        return is_cached_first or bool(prompt.answers[0].num_tokens_to_score)
+
+    def _has_constraint(self, request: Request) -> bool:
+        """Whether the answer's grammar, if it has one, is compiled; then its constraint begins."""
+        compilation = request.group.compilation
+        if compilation is None or request.constraint is not None:
+            return True
+        if compilation.error is not None:
+            ending = Ending("error", "constraint_too_slow", compilation.error)
+            self._hopeless.append((request.group, ending))
+        elif compilation.matcher is not None:
+            request.constraint = self.constraints.begin(compilation)
+        return request.constraint is not None
 
     def _has_adapter(self, request: Request) -> bool:
         key = request.adapter_key

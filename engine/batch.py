@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from engine.grammar.matcher import Mask
 from engine.messages import LeaseLow, RequestOutput, SamplingParams, TokenLogprobs
 from engine.records import RequestProgress
 from engine.request import RequestGroup
@@ -37,6 +38,7 @@ class ScheduledRow:
     num_output_tokens: index of the token to choose; with the seed it decides the choice.
     adapter_start: first position at which the adapter applies; before it, the base model does.
     banned_token_ids: tokens that cannot be chosen.
+    is_constrained: whether the token is chosen under a mask, which comes after the launch.
     prompt_token_ids, output_token_ids: tokens before the one to choose, only if penalties need
     them; each distinct token of the prompt once.
     """
@@ -57,6 +59,7 @@ class ScheduledRow:
     output_token_ids: tuple[int, ...] = ()
     scoring: Scoring | None = None
     banned_token_ids: tuple[int, ...] = ()
+    is_constrained: bool = False
 
     @property
     def end(self) -> int:
@@ -89,6 +92,11 @@ class Batch:
         return not self.rows and not self.transfers
 
     @property
+    def is_constrained(self) -> bool:
+        """Whether the step's tokens are chosen only when the masks of its rows are known."""
+        return any(row.is_constrained for row in self.rows)
+
+    @property
     def num_tokens(self) -> int:
         return sum(len(row.token_ids) for row in self.rows)
 
@@ -98,10 +106,22 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Choices:
+    """What the constrained rows of a step may choose from.
+
+    masks: by row number; a constrained row without a mask chooses no token.
+    num_forced: tokens that grammars forced upon rows without a mask; the meter counts them.
+    """
+
+    masks: Mapping[int, Mask] = field(default_factory=dict)
+    num_forced: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepTokens:
     """The tokens that a runner chose in a step.
 
-    token_ids: one for every row with `sampling`, None for the others; BAD_LOGITS fails a row.
+    token_ids: one for every row that chose, None for the others; BAD_LOGITS fails a row.
     logprobs: by row number, for rows that asked for them.
     prompt_logprobs: by row number, for every token that its `scoring` names.
     adapter_digests: by row number, of the adapter that was applied to it.

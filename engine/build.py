@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.cpu.backend import cpu_backend
 from engine.errors import UnsupportedModel
+from engine.grammar.matcher import Grammars
 from engine.journal import Journal
 from engine.merged import MergedModel
 from engine.meter import TokenMeter
@@ -132,7 +134,15 @@ def build_core(
         runner = LeadingRunner(runner, group, adapters.tables)
     swap = SwapSpace(num_slots, layout.slab_bytes, PreemptionCosts(runner.copy_bytes_per_s))
     words = [*vocabulary, *[b""] * (model_config.vocab_size - len(vocabulary))]
-    scheduler = Scheduler(config.scheduler, layout, adapters, words, config.eos_token_ids, swap)
+    scheduler = Scheduler(
+        config.scheduler,
+        layout,
+        adapters,
+        words,
+        config.eos_token_ids,
+        swap,
+        grammars=_grammars(config, model_config.vocab_size),
+    )
     journal = Journal(
         data_dir / "journal",
         engine_id,
@@ -158,6 +168,16 @@ def build_core(
         residency_interval_s=config.residency_interval_s,
     )
     return core, config
+
+
+def _grammars(config: EngineConfig, vocab_size: int) -> Grammars | None:
+    """The grammars of the model's tokens; None where llguidance is not installed."""
+    path = Path(config.model_dir) / "tokenizer.json"
+    if find_spec("llguidance") is None or not path.exists():
+        return None
+    from engine.grammar.llguidance_matcher import LlguidanceGrammars
+
+    return LlguidanceGrammars(path, vocab_size, config.eos_token_ids)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from typing import Protocol
 
-from engine.batch import Batch, StepResult, StepTokens
+from engine.batch import Batch, Choices, StepResult, StepTokens
 from engine.journal import Journal, JournalFull
 from engine.messages import (
     NOT_METERED,
@@ -15,6 +15,7 @@ from engine.messages import (
     AddRequest,
     EngineStats,
     ExtendLease,
+    GrammarStats,
     LeaseLow,
     PinAdapters,
     Prefetch,
@@ -50,6 +51,8 @@ ToGateway = StepOutputs | LeaseLow | JournalRecords | ProofResult
 
 Busy = Callable[[str, float], AbstractContextManager[None]]
 """Announces work that may take long, and how many seconds it may take; see lora.beat."""
+_MOST_TENANTS = 10
+"""Tenants whose seconds of grammars are in the figures: those with the most."""
 _DISK_S = SILENCE_S
 """Longest time that a disk may hold up the loop. Gateways wait for as long without being told."""
 
@@ -63,7 +66,11 @@ class Runner(Protocol):
     lag: int
 
     def launch(self, batch: Batch) -> None:
-        """Begin a step."""
+        """Begin a step. If it is constrained, its tokens are chosen by `choose`, else at once."""
+        ...
+
+    def choose(self, choices: Choices) -> None:
+        """Choose the tokens of the newest step, which is constrained."""
         ...
 
     def collect(self) -> StepTokens:
@@ -106,8 +113,12 @@ class EngineCore:
     def step(self, busy: Busy = Beat().busy) -> list[tuple[str, ToGateway]]:
         """Run one step of every request that can run; the returned messages may be sent at once."""
         self.adapters.poll()
-        finished, tokens = self._compute(self.scheduler.schedule(), busy)
+        batch = self.scheduler.schedule()
+        finished, tokens = self._compute(batch, busy)
         result = self.scheduler.update(finished, tokens)
+        if self.runner.lag:
+            self._choose(batch)
+            self.scheduler.hand_over(result)
         if self.scheduler.clock() >= self._residency_due:
             self._note_residency()
         try:
@@ -133,9 +144,20 @@ class EngineCore:
         with busy("computing a step", self._step_times.limit_s(sizes)):
             if not batch.is_empty:
                 self.runner.launch(batch)
+            if not self.runner.lag:
+                self._choose(batch)
             collected = self._collect(must_wait=batch.is_empty)
         self._step_times.note(sizes, self.scheduler.clock() - begun_at)
         return collected
+
+    def _choose(self, batch: Batch) -> None:
+        """Have the tokens of a constrained step chosen.
+
+        The masks are those after the step before, whose tokens are known by now; lanes made them
+        while this step ran.
+        """
+        if batch.is_constrained:
+            self.runner.choose(self.scheduler.constrain(batch))
 
     def _collect(self, *, must_wait: bool) -> tuple[Batch, StepTokens]:
         """Collect the oldest step if more than `lag` are launched, or if `must_wait`.
@@ -246,7 +268,12 @@ class EngineCore:
             pinned_slabs=self.adapters.num_slabs_pinned,
             unsettled_records=self.journal.num_unsettled,
             tiers=self._tiers(),
+            grammars=self._grammars(),
         )
+
+    def _grammars(self) -> GrammarStats:
+        lanes = self.scheduler.constraints.lanes
+        return GrammarStats(**asdict(lanes.figures), tenants=lanes.busiest(_MOST_TENANTS))
 
     def _tiers(self) -> tuple[TierStats, ...]:
         layout, counts = self.scheduler.layout, self.adapters.counts

@@ -338,6 +338,27 @@ class TierStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GrammarStats:
+    """Work for grammars since the engine started; seconds are processor time beside the steps.
+
+    forced_tokens: tokens that a grammar left no choice about, which the model was not asked for.
+    masks_late: times that a row chose no token in a step, since its mask was not there in time.
+    masks_failed: answers that failed because a mask took too much work.
+    tenants: (tenant id, seconds) of those that took most.
+    """
+
+    compiles: int = 0
+    compiles_failed: int = 0
+    compile_seconds: float = 0.0
+    masks: int = 0
+    mask_seconds: float = 0.0
+    forced_tokens: int = 0
+    masks_late: int = 0
+    masks_failed: int = 0
+    tenants: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """The engine's heartbeat, with figures: current gauges, and counters since it started.
 
@@ -368,6 +389,7 @@ class EngineStats:
     pinned_slabs: int
     unsettled_records: int
     tiers: tuple[TierStats, ...] = ()
+    grammars: GrammarStats = GrammarStats()
     is_leaving: bool = False
     silence_s: float = SILENCE_S
 

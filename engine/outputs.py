@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.grammar.constraint import without
+from engine.grammar.matcher import Mask
 from engine.messages import (
     FinishReason,
     LeaseLow,
@@ -57,24 +59,45 @@ class Outputs:
         self._outputs, self._leases_low = [], []
         return taken
 
-    def add_token(
-        self, request: Request, token_id: int, logprobs: TokenLogprobs | None
+    def add_tokens(
+        self, request: Request, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None
     ) -> Ending | None:
-        """Add a token, which is sent or held back. Returns the answer's end, None if it goes on."""
-        request.output_token_ids.append(token_id)
+        """Add tokens up to the answer's end, which are sent or held back. Returns the end, None if
+        the answer goes on.   logprobs: of a single token.
+        """
         if request.group.first_token_at is None:
             request.group.first_token_at = self._clock()
         if logprobs is not None:
             request.held_logprobs.append(logprobs)
-        released, num_stop_bytes = [token_id], None
-        if len(request.output_token_ids) > request.params.min_tokens:
-            released, num_stop_bytes = request.stops.push(token_id, self._vocabulary[token_id])
-        ending = self._ending(request, token_id, num_stop_bytes)
-        if not ending:
+        released: list[int] = []
+        for token_id in token_ids:
+            ending = self._add_token(request, token_id, released)
+            if ending:
+                break
             self._announce_low_lease(request)
         if ending or released:
             self._emit(request, released, ending)
         return ending
+
+    def _add_token(self, request: Request, token_id: int, released: list[int]) -> Ending | None:
+        """Add a token, and to `released` what may leave now. Returns the answer's end, if any."""
+        request.output_token_ids.append(token_id)
+        num_stop_bytes = None
+        if len(request.output_token_ids) > request.params.min_tokens:
+            sure, num_stop_bytes = request.stops.push(token_id, self._vocabulary[token_id])
+            released += sure
+        else:
+            released.append(token_id)
+        return self._ending(request, token_id, num_stop_bytes)
+
+    def masked(self, request: Request, mask: Mask, num_output_tokens: int) -> Mask:
+        """The mask of an answer's next token, as far as the request's parameters leave it.
+
+        EOS is taken out if it is to be ignored, unless the grammar lets nothing else follow.
+        """
+        banned = self.banned_token_ids(request.params, num_output_tokens)
+        ignored = self._eos_token_ids if request.params.ignore_eos else ()
+        return without(mask, {*banned, *ignored})
 
     def banned_token_ids(self, params: SamplingParams, num_output_tokens: int) -> tuple[int, ...]:
         """Tokens that cannot be chosen because they would end the answer before `min_tokens`."""
@@ -95,7 +118,8 @@ class Outputs:
 
     def _ending(self, request: Request, token_id: int, num_stop_bytes: int | None) -> Ending | None:
         params, count = request.params, len(request.output_token_ids)
-        if token_id in self._eos_token_ids and not params.ignore_eos:
+        ends = not params.ignore_eos or request.constraint is not None
+        if token_id in self._eos_token_ids and ends:
             return Ending("stop", "eos", num_stop_bytes=num_stop_bytes or 0)
         if token_id in params.stop_token_ids:
             return Ending("stop", "stop_token", num_stop_bytes=num_stop_bytes or 0)

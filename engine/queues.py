@@ -123,8 +123,12 @@ class Queues:
     # ---- the plan ----
 
     def _num_tokens_to_do(self, request: Request) -> int:
-        """Tokens left to compute, or 0 if the pending token will be the last one."""
+        """Tokens left to compute; 0 if the pending token will be the last one, or if a slow grammar
+        has still to say what may follow.
+        """
         num_pending = request.num_pending_tokens
+        if request.constraint is not None and request.constraint.must_wait(num_pending):
+            return 0
         count = len(request.output_token_ids) + num_pending
         longest = self.config.max_model_len
         is_last = count >= request.max_tokens or request.num_tokens + num_pending >= longest

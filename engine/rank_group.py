@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 
 from engine.backend import MeasuredRunner
-from engine.batch import Batch, StepTokens
+from engine.batch import Batch, Choices, StepTokens
 from engine.batch_wire import BatchEncoder, digest_numbers
 from engine.config import EngineConfig
 from engine.int_channel import IntChannel
@@ -115,6 +115,10 @@ class LeadingRunner:
     def launch(self, batch: Batch) -> None:
         self._group.send_step(self._encoder.encode(batch))
         self._runner.launch(batch)
+
+    def choose(self, choices: Choices) -> None:
+        # The other ranks are sent the chosen tokens, on a GPU by the step itself.
+        self._runner.choose(choices)
 
     def collect(self) -> StepTokens:
         return self._runner.collect()

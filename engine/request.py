@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from engine.grammar.compilation import Compilation
+from engine.grammar.constraint import Constraint
 from engine.messages import (
     AddRequest,
     FinishReason,
@@ -51,6 +53,7 @@ class RequestGroup:
 
     applied_digest: digest of the adapter that the steps report as applied; None before that.
     loading_until: when its adapter was last seen missing before it started.
+    compilation: its grammar; None if answers are free.
     """
 
     gateway_id: str
@@ -59,6 +62,7 @@ class RequestGroup:
     prompts: list[Prompt] = field(default_factory=list)
     requests: list["Request"] = field(default_factory=list)
     loading_until: float | None = None
+    compilation: Compilation | None = None
     started_at: float | None = None
     first_token_at: float | None = None
     applied_digest: str | None = None
@@ -144,6 +148,7 @@ class Request:
     num_found_tokens: tokens found in the prefix cache when it was last admitted.
     num_scored_tokens: prompt tokens whose logprobs have been sent.
     num_skips: how often another request was admitted past it while it lacked room.
+    constraint: what it may say next, once its grammar is compiled.
     """
 
     group: RequestGroup
@@ -168,6 +173,7 @@ class Request:
     num_scored_tokens: int = 0
     swapped: list[int] = field(default_factory=list)
     holds_adapter: bool = False
+    constraint: Constraint | None = None
     finish_reason: FinishReason | None = None
     stop_cause: StopCause | None = None
     num_restarts: int = 0

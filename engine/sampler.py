@@ -5,17 +5,20 @@ presence penalties; then tokens that cannot be chosen are removed; then the like
 taken, or temperature, min_p, top_k and top_p are applied before one is drawn.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from engine.batch import BAD_LOGITS, ScheduledRow
+from engine.grammar.matcher import Mask
 from engine.messages import SamplingParams, TokenLogprobs
 from kernels.elementwise import is_finite
 from kernels.sampling import (
     add_bias,
     draw,
     greedy,
+    keep_bits,
     likeliest,
     penalize_frequency,
     penalize_repetition,
@@ -38,12 +41,13 @@ def uniform(seed: int, index: int) -> float:
 
 
 def choose(
-    logits: torch.Tensor, rows: Sequence[ScheduledRow]
+    logits: torch.Tensor, rows: Sequence[ScheduledRow], masks: Mapping[int, Mask] | None = None
 ) -> tuple[list[int], dict[int, TokenLogprobs]]:
     """Choose a token id per row; also return logprobs by position in `rows`, if requested.
 
     The token is BAD_LOGITS if a logit is not finite.   logits: [rows, vocab]; float32 ones are
     changed in place by bias and penalties.   rows: all have `sampling`.
+    masks: by position in `rows`, of the tokens that may be chosen.
     """
     logits = logits.float()
     params = [row.sampling for row in rows if row.sampling is not None]
@@ -52,6 +56,9 @@ def choose(
     asked = [i for i, p in enumerate(params) if p.logprobs is not None]
     logprobs = logits[asked].log_softmax(dim=-1) if asked else logits[:0]
     _adjust(logits, rows, params)
+    if masks:
+        bits = torch.from_numpy(np.stack(list(masks.values())))
+        keep_bits(logits, torch.tensor(list(masks)), bits.to(logits.device))
     tokens = greedy(logits)
     drawn = [i for i, p in enumerate(params) if p.temperature >= COLDEST]
     if drawn:

@@ -11,13 +11,24 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from engine.admission import Admission
-from engine.batch import BAD_LOGITS, Batch, ScheduledRow, Scoring, StepResult, StepTokens
+from engine.batch import (
+    BAD_LOGITS,
+    Batch,
+    Choices,
+    ScheduledRow,
+    Scoring,
+    StepResult,
+    StepTokens,
+)
 from engine.block_hash import BlockHasher
 from engine.config import SchedulerConfig
 from engine.fairness import make_policy
+from engine.grammar.constraint import Constraint
+from engine.grammar.constraints import Constraints
+from engine.grammar.matcher import Grammars, Mask
 from engine.kv_cache import KVCache
 from engine.messages import AddRequest, ExtendLease, StopCause
 from engine.outputs import Ending, Outputs
@@ -32,6 +43,9 @@ from lora.manager import AdapterManager
 
 NOT_FINITE = "the logits are not finite"
 _MASK = (1 << 64) - 1
+_PATIENCE = 0.05
+_LEAST_PATIENCE_S = 1e-3
+"""How long a step waits for masks that a lane has not made yet: a share of the last step's time."""
 _SEED_STEP = 0x9E3779B97F4A7C15  # odd, so that a request's answers have different seeds
 
 
@@ -51,7 +65,7 @@ class Scheduler:
     """Owns every request from `add` to its one last output.
 
     vocabulary: token id -> bytes, for stop strings.   swap: space for preempted KV.
-    clock: seconds, monotonic.
+    clock: seconds, monotonic.   grammars: None where requests with a grammar are refused.
     """
 
     def __init__(
@@ -63,6 +77,7 @@ class Scheduler:
         eos_token_ids: Sequence[int],
         swap: SwapSpace | None = None,
         clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
     ) -> None:
         if layout.num_blocks(config.max_model_len) > adapters.arena.num_slabs:
             raise ArenaTooSmall(config.max_model_len, adapters.arena.num_slabs, layout)
@@ -83,13 +98,16 @@ class Scheduler:
             sliding_window=config.sliding_window,
         )
         self.queues = Queues(config, self.kv, adapters, self.policy)
-        self.admission = Admission(self.queues, clock)
+        self.constraints = Constraints(grammars, eos_token_ids)
+        self.admission = Admission(self.queues, self.constraints, clock)
         self.outputs = Outputs(config.max_model_len, vocabulary, eos_token_ids, clock)
         self.groups: dict[str, RequestGroup] = {}
         self._num_arrivals = 0
         self._step = 0
         self.launched: deque[Launched] = deque()  # oldest first
         self._finished_at = 0.0
+        self._step_s = 0.0
+        self._forced: list[RequestProgress] = []
         self._ended: list[RequestGroup] = []
 
     # ---- what the gateway says ----
@@ -99,6 +117,8 @@ class Scheduler:
         if refusal := self._refusal(message):
             return refusal
         group = RequestGroup(gateway_id, message, arrived_at=self.clock())
+        if message.grammar:
+            group.compilation = self.constraints.want(message.tenant_id, message.grammar)
         seed = message.sampling_params.seed
         seed = secrets.randbits(64) if seed is None else seed
         for token_ids in message.prompts:
@@ -167,6 +187,8 @@ class Scheduler:
             return "queue_full"
         if not all(0 < len(prompt) < self.config.max_model_len for prompt in message.prompts):
             return "prompt_too_long"
+        if message.grammar and not self.constraints.is_available:
+            return "no_grammars"
         return None
 
     # ---- a step ----
@@ -188,6 +210,36 @@ class Scheduler:
             self._launch(batch, [request for request, _ in plan])
         return batch
 
+    def constrain(self, batch: Batch) -> Choices:
+        """Decide what the constrained rows of the newest step may choose from.
+
+        A row whose grammar leaves no choice gets its tokens at once. A row whose mask is late
+        chooses nothing, and has the next step compute its last token again.
+        """
+        launched = self.launched[-1]
+        assert launched.batch is batch, "only the newest step has not chosen its tokens yet"
+        until = time.monotonic() + max(_LEAST_PATIENCE_S, _PATIENCE * self._step_s)
+        masks: dict[int, Mask] = {}
+        num_forced = 0
+        for number, (row, request) in enumerate(zip(batch.rows, launched.requests, strict=True)):
+            constraint = request.constraint
+            if not row.is_constrained or constraint is None or request.finish_reason is not None:
+                continue
+            found = constraint.wait(until)
+            if constraint.error is not None:
+                self.constraints.lanes.figures.masks_failed += 1
+                ending = Ending("error", "constraint_too_slow", constraint.error)
+                self._end_group(request.group, ending)
+            elif found is None:
+                self._leave_out(launched, number, request, num_again=1)
+            elif found.forced and _may_force(request):
+                self._leave_out(launched, number, request, num_again=0)
+                num_forced += self._force(request, constraint)
+            else:
+                mask = found.first_mask
+                masks[number] = self.outputs.masked(request, mask, row.num_output_tokens)
+        return Choices(masks, num_forced)
+
     def update(self, batch: Batch, tokens: StepTokens) -> StepResult:
         """Apply the results of the oldest launched step; an empty batch only has ended requests."""
         result = StepResult(batch.step)
@@ -199,13 +251,21 @@ class Scheduler:
             for number, (row, request) in enumerate(
                 zip(batch.rows, launched.requests, strict=True)
             ):
-                self._settle(request, row, launched.restarts[number])
+                self._settle(request, row, launched, number)
                 self._note_adapter(request.group, tokens.adapter_digests.get(number))
                 if request.finish_reason is None:
                     self._take(request, row, number, tokens, result)
-        result.outputs, result.leases_low = self.outputs.take()
-        result.ended, self._ended = self._ended, []
+        self.hand_over(result)
         return result
+
+    def hand_over(self, result: StepResult) -> None:
+        """Add to a step's result what happened since the last one was handed over."""
+        outputs, leases_low = self.outputs.take()
+        result.outputs += outputs
+        result.leases_low += leases_low
+        result.progress += self._forced
+        result.ended += self._ended
+        self._forced, self._ended = [], []
 
     def check_integrity(self) -> None:
         """Assert that queues, arena and adapters agree; runs when idle and in every test."""
@@ -231,7 +291,8 @@ class Scheduler:
             after = (*request.output_token_ids, *pending)
         num_output_tokens = len(request.output_token_ids) + request.num_pending_tokens
         banned: tuple[int, ...] = ()
-        if samples:
+        is_constrained = samples and request.constraint is not None
+        if samples and not is_constrained:
             banned = self.outputs.banned_token_ids(request.params, num_output_tokens)
         generation = 0
         if request.adapter_key:
@@ -253,6 +314,7 @@ class Scheduler:
             output_token_ids=after,
             scoring=_scoring(request, start, start + num_tokens),
             banned_token_ids=banned,
+            is_constrained=is_constrained,
         )
 
     def _launch(self, batch: Batch, requests: list[Request]) -> None:
@@ -264,12 +326,38 @@ class Scheduler:
         restarts = [request.num_restarts for request in requests]
         self.launched.append(Launched(batch, requests, restarts, self.clock()))
 
-    def _settle(self, request: Request, row: ScheduledRow, num_restarts: int) -> None:
+    def _leave_out(
+        self, launched: "Launched", number: int, request: Request, num_again: int
+    ) -> None:
+        """Have a row of a launched step choose no token.
+
+        num_again: how many of its last tokens are computed again, as their logits are still needed.
+        """
+        self.constraints.lanes.figures.masks_late += num_again
+        launched.left_out[number] = num_again
+        request.num_pending_tokens -= 1
+        request.num_in_flight_tokens -= num_again
+
+    def _force(self, request: Request, constraint: Constraint) -> int:
+        """Add the tokens that an answer's grammar forces; return how many it took."""
+        num_before = len(request.output_token_ids)
+        if self.outputs.add_tokens(request, constraint.take_forced()):
+            self._put_away(request)
+        added = tuple(request.output_token_ids[num_before:])
+        self.constraints.lanes.figures.forced_tokens += len(added)
+        self._forced.append(self._progress(request, added))
+        return len(added)
+
+    def _settle(
+        self, request: Request, row: ScheduledRow, launched: "Launched", number: int
+    ) -> None:
         """Count a computed row, whose tokens are computed again if it lost its blocks meanwhile."""
-        request.num_in_flight_tokens -= len(row.token_ids)
-        request.num_pending_tokens -= row.sampling is not None
-        if num_restarts == request.num_restarts:
-            request.num_computed_tokens += len(row.token_ids)
+        num_tokens = len(row.token_ids) - launched.left_out.get(number, 0)
+        request.num_in_flight_tokens -= num_tokens
+        if number not in launched.left_out:
+            request.num_pending_tokens -= row.sampling is not None
+        if launched.restarts[number] == request.num_restarts:
+            request.num_computed_tokens += num_tokens
         prompt = request.prompt
         if request.is_first and prompt.num_tokens_done == 0:
             prompt.num_cached_tokens = request.num_found_tokens
@@ -293,15 +381,8 @@ class Scheduler:
         """Take a row's result: note it for the journal, and send it to the gateway."""
         token_id = tokens.token_ids[number]
         is_token = token_id is not None and token_id != BAD_LOGITS
-        result.progress.append(
-            RequestProgress(
-                request_id=request.request_id,
-                index=request.index,
-                num_prompt_tokens=request.group.num_prompt_tokens_done,
-                num_cached_tokens=request.group.num_cached_tokens,
-                new_token_ids=(token_id,) if is_token and token_id is not None else (),
-            )
-        )
+        chosen = (token_id,) if is_token and token_id is not None else ()
+        result.progress.append(self._progress(request, chosen))
         if token_id == BAD_LOGITS:
             self._end_group(request.group, Ending("error", "engine_failure", NOT_FINITE))
             return
@@ -311,18 +392,30 @@ class Scheduler:
             self.outputs.add_prompt_logprobs(request, tokens.prompt_logprobs[number])
         ending: Ending | None = None
         if token_id is not None:
-            ending = self.outputs.add_token(request, token_id, tokens.logprobs.get(number))
+            ending = self.outputs.add_tokens(request, [token_id], tokens.logprobs.get(number))
         elif not request.params.max_tokens and row.end == request.num_prompt_tokens:
             ending = Ending("length", "max_tokens")
             self.outputs.finish(request, ending)
         if ending:
             self._put_away(request)
+        elif token_id is not None and request.constraint is not None:
+            request.constraint.advance(token_id)
+
+    @staticmethod
+    def _progress(request: Request, new_token_ids: tuple[int, ...]) -> RequestProgress:
+        return RequestProgress(
+            request_id=request.request_id,
+            index=request.index,
+            num_prompt_tokens=request.group.num_prompt_tokens_done,
+            num_cached_tokens=request.group.num_cached_tokens,
+            new_token_ids=new_token_ids,
+        )
 
     def _note_speed(self, launched: "Launched") -> None:
         """Learn the prefill speed, a cost of preemption, from steps that are mostly prefill."""
         now, batch = self.clock(), launched.batch
         seconds = now - max(launched.at, self._finished_at)
-        self._finished_at = now
+        self._finished_at, self._step_s = now, seconds
         num_prefill = sum(len(row.token_ids) for row in batch.rows if len(row.token_ids) > 1)
         if 2 * num_prefill > batch.num_tokens:
             self.kv.swap.costs.note_prefill(batch.num_tokens, seconds)
@@ -363,6 +456,14 @@ class Scheduler:
             self._ended.append(request.group)
 
 
+def _may_force(request: Request) -> bool:
+    """Whether tokens without an alternative are taken without the model: not the first one, since
+    only a step that has ended says which adapter it applied, and not where logprobs are wanted.
+    """
+    is_computed = request.num_computed_tokens >= request.num_prompt_tokens
+    return is_computed and request.params.logprobs is None
+
+
 def _scoring(request: Request, start: int, end: int) -> Scoring | None:
     """The prompt tokens that get a logprob when the request's tokens [start, end) are computed."""
     num_top, first = request.params.prompt_logprobs, max(start, request.num_scored_tokens)
@@ -374,9 +475,15 @@ def _scoring(request: Request, start: int, end: int) -> Scoring | None:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step in flight. restarts: `num_restarts` of its requests at its launch.   at: its time."""
+    """A step in flight.
+
+    restarts: `num_restarts` of its requests at its launch.   at: its time.
+    left_out: by number, rows that choose no token after all: how many of their last tokens are
+    computed again.
+    """
 
     batch: Batch
     requests: Sequence[Request]
     restarts: Sequence[int]
     at: float
+    left_out: dict[int, int] = field(default_factory=dict)

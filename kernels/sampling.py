@@ -13,6 +13,8 @@ from torch.nn.functional import pad
 
 _BANNED = -1e30
 """Logit of a token that must not be chosen: finite, as all logits must be, but of probability 0."""
+_MASKED_ROWS = 16
+"""How many rows of bits are unpacked at once, into a byte for each token."""
 _GROUP = 128
 """How many tokens share one maximum, which is found first: 40 us for a row of 131,072 tokens, where
 `topk` over all of them takes 300.
@@ -78,6 +80,19 @@ def restrict(
     logits.index_copy_(0, rows, logits[rows] * 0 + _BANNED)
     flat[allowed] = kept
     flat.index_copy_(0, banned, flat[banned] * 0 + _BANNED)
+
+
+def keep_bits(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> None:
+    """Let `rows` choose only tokens whose bit is set; change `logits` in place.
+
+    logits: [B, vocab] float32.   rows: [n] int64.   bits: [n, ..] uint8, the lowest bit first.
+    Logits that are not finite stay so, because they fail the row.
+    """
+    places = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    for some, ours in zip(rows.split(_MASKED_ROWS), bits.split(_MASKED_ROWS), strict=True):
+        is_kept = (ours[:, :, None] >> places & 1).flatten(1)[:, : logits.shape[1]] != 0
+        wanted = logits[some]
+        logits.index_copy_(0, some, torch.where(is_kept, wanted, wanted * 0 + _BANNED))
 
 
 # ---- sampling ----

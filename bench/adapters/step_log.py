@@ -1,6 +1,6 @@
 """A runner that counts the rows and adapters of each batch and passes the batch on."""
 
-from engine.batch import Batch, StepTokens
+from engine.batch import Batch, Choices, StepTokens
 from engine.core import EngineCore, Runner
 
 
@@ -30,6 +30,9 @@ class StepLog:
         self._num_rows += len(batch.rows)
         self._num_adapters += len(batch.adapters)
         self._runner.launch(batch)
+
+    def choose(self, choices: Choices) -> None:
+        self._runner.choose(choices)
 
     def collect(self) -> StepTokens:
         return self._runner.collect()

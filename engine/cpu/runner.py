@@ -3,12 +3,13 @@
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-from engine.batch import BAD_LOGITS, Batch, StepTokens
+from engine.batch import BAD_LOGITS, Batch, Choices, StepTokens
 from engine.cpu.decoder import Decoder
-from engine.cpu.inputs import InputBuilder
+from engine.cpu.inputs import ForwardInputs, InputBuilder
 from engine.meter import TokenMeter
 from engine.sampler import choose
 from engine.scoring import score
@@ -43,6 +44,7 @@ class ModelRunner:
         # The host provides this memory only once it is written to.
         self.swap = torch.empty(num_swap_slots, arena.shape[1], dtype=torch.uint8)
         self.copy_bytes_per_s = self._measure_copies() if num_swap_slots else 0.0
+        self._forward: _Forward | None = None
         self._finished: deque[StepTokens] = deque()
 
     def _measure_copies(self) -> float:
@@ -64,7 +66,19 @@ class ModelRunner:
             slab, slot = self.arena[transfer.block_id], self.swap[transfer.slot]
             source, target = (slab, slot) if transfer.is_out else (slot, slab)
             target.copy_(source)
-        self._finished.append(self._compute(batch) if batch.rows else self._only_copied())
+        if not batch.rows:
+            self._finished.append(self._only_copied())
+            return
+        self._forward = self._compute(batch)
+        if not batch.is_constrained:
+            self.choose(Choices())
+
+    @torch.inference_mode()
+    def choose(self, choices: Choices) -> None:
+        """See engine.core.Runner."""
+        assert self._forward is not None, "no step was launched"
+        self._finished.append(self._choose(self._forward, choices))
+        self._forward = None
 
     def collect(self) -> StepTokens:
         """See engine.core.Runner."""
@@ -76,14 +90,25 @@ class ModelRunner:
             self.model.ranks.all_reduce(torch.zeros(1))
         return StepTokens(())
 
-    def _compute(self, batch: Batch) -> StepTokens:
+    def _compute(self, batch: Batch) -> "_Forward":
         inputs = self.inputs.build(batch)
-        x, is_finite = self.model.hidden(inputs)
+        return _Forward(batch, inputs, *self.model.hidden(inputs))
+
+    def _choose(self, forward: "_Forward", choices: Choices) -> StepTokens:
+        batch, inputs, x, is_finite = forward
         head, scored = self.model.lm_head, inputs.scored
         if head is None:
             return StepTokens(())  # the first rank chooses
-        due = [i for i, row in enumerate(batch.rows) if row.sampling is not None]
-        tokens, logprobs = choose(head(x[inputs.sampled_places]), [batch.rows[i] for i in due])
+        sampling = [i for i, row in enumerate(batch.rows) if row.sampling is not None]
+        chosen = [
+            place
+            for place, i in enumerate(sampling)
+            if not batch.rows[i].is_constrained or i in choices.masks
+        ]
+        due = [sampling[place] for place in chosen]
+        logits = head(x[inputs.sampled_places[chosen]])
+        masks = {place: choices.masks[i] for place, i in enumerate(due) if i in choices.masks}
+        tokens, logprobs = choose(logits, [batch.rows[i] for i in due], masks)
         vocab_size = self.model.config.vocab_size
         named, is_sane = score(head, x[inputs.scored_places], scored, vocab_size)
         is_finite[scored.indices] &= is_sane
@@ -93,6 +118,7 @@ class ModelRunner:
         token_ids = fail_rows(batch, is_finite.tolist(), sampled)
         prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
         num_sampled = sum(token is not None and token != BAD_LOGITS for token in token_ids)
+        num_sampled += choices.num_forced
         self.meter.count(prompt_tokens=prompt, sampled_tokens=num_sampled)
         return StepTokens(
             token_ids,
@@ -100,6 +126,15 @@ class ModelRunner:
             inputs.adapter_digests,
             scored.by_row(named),
         )
+
+
+class _Forward(NamedTuple):
+    """A step whose tokens are not chosen yet.   x: inputs of the head.   is_finite: [T]."""
+
+    batch: Batch
+    inputs: ForwardInputs
+    x: torch.Tensor
+    is_finite: torch.Tensor
 
 
 def fail_rows(

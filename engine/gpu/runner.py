@@ -9,21 +9,22 @@ step has been collected.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
 import numpy as np
 import torch
 
-from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepTokens, Transfer
+from engine.batch import BAD_LOGITS, Batch, Choices, ScheduledRow, StepTokens, Transfer
 from engine.cpu.runner import fail_rows
 from engine.gpu.decoder import GpuDecoder, StepOutputs
 from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape, aligned
-from engine.gpu.sampler import Logprobs, SamplingInputs, Told, choose
+from engine.gpu.sampler import Logprobs, Masked, SamplingInputs, Told, choose
 from engine.gpu.scoring import ScoringInputs, score
+from engine.grammar.matcher import Mask, mask_bytes
 from engine.meter import TokenMeter
 from engine.scoring import ScoredTokens
 from engine.segments import Tables
@@ -46,12 +47,14 @@ class _Slot:
 
     ints: copied to the device.   results: tokens and finite flags, copied back.
     logprobs, prompt_logprobs: of chosen tokens, and of prompt tokens, copied back.
+    masks: of constrained rows, copied to the device.
     """
 
     ints: torch.Tensor
     results: torch.Tensor
     logprobs: Logprobs
     prompt_logprobs: Logprobs
+    masks: torch.Tensor
 
     @property
     def memory(self) -> Ints:
@@ -61,9 +64,12 @@ class _Slot:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step in flight. event: passes once all its results are on the host.
+    """A step in flight.
 
     sampling, scoring: without rows on ranks other than the first.
+    ints: of the sampling, on the device.
+    event: passes once all its results are on the host; None before its tokens are chosen.
+    left_out: numbers of rows that choose no token after all.
     """
 
     batch: Batch
@@ -71,7 +77,9 @@ class _Step:
     sampling: SamplingInputs
     scoring: ScoringInputs
     slot: _Slot
-    event: Event
+    ints: torch.Tensor
+    event: Event | None = None
+    left_out: frozenset[int] = frozenset()
 
 
 class GpuRunner:
@@ -119,6 +127,9 @@ class GpuRunner:
         make = partial(torch.empty, device=there)
         self._logprobs = Logprobs.empty(limits.max_num_seqs, make)
         self._prompt_logprobs = Logprobs.empty(limits.max_num_batched_tokens, make)
+        self._masks = torch.zeros(
+            limits.max_num_seqs, 8 + mask_bytes(vocab), dtype=torch.uint8, device=there
+        )
         self._slots = deque(self._make_slot(num_ints, num_results) for _ in range(self.lag + 1))
         self._launched: deque[_Step] = deque()
         # (request_id, index) -> place of its token among those that the newest step chooses.
@@ -138,6 +149,7 @@ class GpuRunner:
             self.device.pinned(num_results, dtype=torch.int32),
             Logprobs.empty(self.limits.max_num_seqs, self.device.pinned),
             Logprobs.empty(self.limits.max_num_batched_tokens, self.device.pinned),
+            self.device.pinned(*self._masks.shape, dtype=torch.uint8),
         )
 
     def _measure_copies(self) -> float:
@@ -212,15 +224,38 @@ class GpuRunner:
             step = graph or self._forward(plan.shape, take)
             self.device.submit(compute, step)
             self._tell(scoring.told, slot.prompt_logprobs, self._prompt_logprobs)
-        if sampling.num_rows:
-            self._choose(sampling, self._ints[places[-1]], slot)
-        self._meet(batch, len(rows))
-        if batch.rows and self.model.is_first:
-            num_results = self.limits.max_num_seqs + plan.shape.num_tokens
-            self.device.copy(compute, slot.results[:num_results], self._results[:num_results])
-        event = self.device.record(compute)
         self._chosen_at = {(row.request_id, row.index): i for i, row in enumerate(rows)}
-        self._launched.append(_Step(batch, plan, sampling, scoring, slot, event))
+        ints = self._ints[places[-1]]
+        self._launched.append(_Step(batch, plan, sampling, scoring, slot, ints))
+        if not batch.is_constrained:
+            self.choose(Choices())
+
+    @torch.inference_mode()
+    def choose(self, choices: Choices) -> None:
+        """See engine.core.Runner."""
+        step = self._launched.pop()
+        rows, due, slot, compute = step.batch.rows, step.plan.due, step.slot, self.device.compute
+        if step.sampling.num_rows:
+            masks = {i: choices.masks[n] for i, n in enumerate(due) if n in choices.masks}
+            self._choose(step, self._send_masks(slot, masks))
+        self._meet(step.batch, len(due))
+        if rows and self.model.is_first:
+            num_results = self.limits.max_num_seqs + step.plan.shape.num_tokens
+            self.device.copy(compute, slot.results[:num_results], self._results[:num_results])
+        if choices.num_forced:
+            self.meter.count(prompt_tokens=0, sampled_tokens=choices.num_forced)
+        left_out = {n for n in due if rows[n].is_constrained and n not in choices.masks}
+        event = self.device.record(compute)
+        self._launched.append(replace(step, event=event, left_out=frozenset(left_out)))
+
+    def _send_masks(self, slot: _Slot, masks: Mapping[int, Mask]) -> Masked:
+        """Copy masks to the device.   masks: by place among the rows that sample."""
+        count = len(masks)
+        for (place, mask), target in zip(masks.items(), slot.masks, strict=False):
+            Masked.pack(place, mask, target)
+        if count:
+            self.device.copy(self.device.compute, self._masks[:count], slot.masks[:count])
+        return Masked(self._masks[:count])
 
     def _meet(self, batch: Batch, num_chosen: int) -> None:
         """Send chosen tokens to all ranks, and let no rank end a step before all have run it."""
@@ -261,7 +296,8 @@ class GpuRunner:
     def _copy_slabs(self, *work: torch.Tensor) -> None:
         self.device.submit(self.device.compute, partial(self.kernels.copy_slabs, *work))
 
-    def _choose(self, sampling: SamplingInputs, ints: torch.Tensor, slot: _Slot) -> None:
+    def _choose(self, step: _Step, masked: Masked) -> None:
+        sampling, ints = step.sampling, step.ints
         logits = self.out.logits[: sampling.num_rows]
         work, penalties = sampling.unpack(ints, self.out.tokens)
         compute = self.device.compute
@@ -276,10 +312,11 @@ class GpuRunner:
                 ints,
                 self.out.tokens,
                 self._logprobs,
+                masked,
             )
 
         self.device.submit(compute, choose_tokens)
-        self._tell(sampling.told, slot.logprobs, self._logprobs)
+        self._tell(sampling.told, step.slot.logprobs, self._logprobs)
 
     def _tell(self, told: Told, target: Logprobs, source: Logprobs) -> None:
         for here, there in zip(target.used(told), source.used(told), strict=True):
@@ -289,6 +326,7 @@ class GpuRunner:
         """See engine.core.Runner."""
         step = self._launched.popleft()
         with torch.inference_mode():
+            assert step.event is not None, "its tokens have not been chosen yet"
             self.device.synchronize(step.event)
             tokens = self._read(step) if self.model.is_first else StepTokens(())
         self._slots.append(step.slot)
@@ -301,7 +339,8 @@ class GpuRunner:
         results = step.slot.results[:num_results].tolist()
         sampled: list[int | None] = [None] * len(rows)
         for number, token in zip(due, results, strict=False):
-            sampled[number] = BAD_LOGITS if token < 0 else token
+            if number not in step.left_out:
+                sampled[number] = BAD_LOGITS if token < 0 else token
         token_ids = fail_rows(step.batch, results[most_rows:], sampled)
         prompt = sum(len(row.token_ids) for row in rows if row.num_output_tokens == 0)
         num_sampled = sum(token is not None and token != BAD_LOGITS for token in token_ids)
@@ -311,7 +350,11 @@ class GpuRunner:
         scored = step.slot.prompt_logprobs.read(step.scoring.told)
         return StepTokens(
             token_ids,
-            {number: logprobs for number, logprobs in named if token_ids[number] != BAD_LOGITS},
+            {
+                number: logprobs
+                for number, logprobs in named
+                if token_ids[number] not in (None, BAD_LOGITS)
+            },
             step.plan.adapter_digests,
             step.scoring.scored.by_row(scored),
         )

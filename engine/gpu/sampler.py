@@ -13,9 +13,10 @@ import torch
 
 from engine.batch import ScheduledRow
 from engine.gpu.kernels import Kernels
+from engine.grammar.matcher import Mask
 from engine.messages import SamplingParams, TokenLogprobs
 from engine.sampler import COLDEST, restrictions, uniform
-from kernels.sampling import restrict
+from kernels.sampling import keep_bits, restrict
 from kernels.work import PenaltyWork, SamplingWork
 
 MOST_TOP_LOGPROBS = 20
@@ -245,6 +246,25 @@ class Logprobs:
 # ---- on the device ----
 
 
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """Rows that choose under a mask.   packed: on the device, [n, 8 + mask bytes] uint8, which are
+    each row's number and its bits; n may be 0.
+    """
+
+    packed: torch.Tensor
+
+    @staticmethod
+    def pack(place: int, mask: Mask, target: torch.Tensor) -> None:
+        """Write a row's number and bits on the host.   target: [8 + mask bytes] uint8."""
+        target[:8].view(torch.int64)[0] = place
+        target[8:] = torch.from_numpy(mask)
+
+    def apply(self, logits: torch.Tensor) -> None:
+        rows = self.packed[:, :8].contiguous().view(torch.int64).flatten()
+        keep_bits(logits, rows, self.packed[:, 8:])
+
+
 def choose(
     kernels: Kernels,
     logits: torch.Tensor,
@@ -254,6 +274,7 @@ def choose(
     ints: torch.Tensor,
     tokens: torch.Tensor,
     logprobs: Logprobs,
+    masked: Masked | None = None,
 ) -> None:
     """Choose a token for each row, and write it into `tokens`; BAD_LOGITS if a logit is not finite.
 
@@ -268,6 +289,8 @@ def choose(
         kernels.adjust_logits(logits, penalties)
     if inputs.restrictions:
         restrict(logits, *inputs.restrictions_there(ints))
+    if masked is not None and len(masked.packed):
+        masked.apply(logits)
     tokens[: inputs.num_rows] = kernels.sample(logits, work)
     if raw is not None:
         tell(raw, tokens.index_select(0, told), inputs.told.depth, logprobs)

@@ -1,6 +1,7 @@
 """Fakes of engine parts (a runner without a model, a loader without files), and factories."""
 
 import hashlib
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.batch import Batch, ScheduledRow, StepTokens
+from engine.batch import Batch, Choices, ScheduledRow, StepTokens
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
+from engine.grammar.matcher import ConstraintFailed
 from engine.journal import Journal
 from engine.messages import (
     AddRequest,
@@ -118,6 +120,46 @@ class FakeReference:
         return Compared(np.stack(base), np.stack(merged))
 
 
+@dataclass
+class FakeMatcher:
+    """A grammar derived from its text and the tokens so far: now one token may follow, now four,
+    now all but EOS. Some masks of a text that begins with "slow" take a while.
+    """
+
+    text: str
+    so_far: tuple[int, ...] = ()
+
+    def fork(self) -> "FakeMatcher":
+        return FakeMatcher(self.text, self.so_far)
+
+    def consume(self, token_ids: Sequence[int]) -> None:
+        self.so_far += tuple(token_ids)
+
+    def mask(self) -> np.ndarray:
+        digest = hashlib.blake2b(f"{self.text} {self.so_far}".encode()).digest()
+        if self.text.startswith("slow") and digest[5] < 12:
+            time.sleep(digest[6] / 1e5)
+        kind = digest[0] % 4
+        bits = np.zeros(256, dtype=np.uint8)
+        bits[[1 + b % 250 for b in digest[1 : 2 if kind < 2 else 5]]] = 1
+        if kind == 3:
+            bits[1:] = 1
+        return np.packbits(bits, bitorder="little")
+
+
+class FakeGrammars:
+    def compile(self, text: str) -> FakeMatcher:
+        if text == "bomb":
+            raise ConstraintFailed("it is too large")
+        return FakeMatcher(text)
+
+
+def allowed_token(mask: np.ndarray, wanted: int) -> int:
+    """The first token that the mask allows from `wanted` on, cyclically."""
+    allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+    return int(allowed[np.searchsorted(allowed, wanted) % len(allowed)])
+
+
 class FakeRunner:
     """Chooses tokens, as a model does, from the contents of the blocks that it is given.
 
@@ -138,6 +180,7 @@ class FakeRunner:
         self.num_transfers = 0
         self.newest = Batch(0, ())
         self._launched: deque[Batch] = deque()
+        self._choices: dict[int, Choices] = {}
         self._chosen: dict[tuple[str, int], int] = {}
         self._named: dict[int, TokenLogprobs] = {}
         self._scored: dict[int, list[TokenLogprobs]] = {}
@@ -146,8 +189,16 @@ class FakeRunner:
         self._launched.append(batch)
         self.newest = batch
 
+    def choose(self, choices: Choices) -> None:
+        assert self.newest.is_constrained, "the step has chosen already"
+        assert self.newest is self._launched[-1], "the step is gone"
+        self._choices[self.newest.step] = choices
+
     def collect(self) -> StepTokens:
         batch = self._launched.popleft()
+        assert not batch.is_constrained or batch.step in self._choices, "it has not chosen yet"
+        choices = self._choices.pop(batch.step, Choices())
+        self._masks = choices.masks
         for transfer in batch.transfers:
             self.num_transfers += 1
             if transfer.is_out:
@@ -159,7 +210,8 @@ class FakeRunner:
         tokens = [self._compute(number, row) for number, row in enumerate(batch.rows)]
         if self.meter:
             prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
-            self.meter.count(prompt, sum(token is not None for token in tokens))
+            num_chosen = sum(token is not None for token in tokens)
+            self.meter.count(prompt, num_chosen + choices.num_forced)
         applied = {
             number: row.adapter_digest
             for number, row in enumerate(batch.rows)
@@ -189,10 +241,13 @@ class FakeRunner:
                 fake_told(token, scoring.num_top, self._history(row, end), *adapter)
                 for end, token in enumerate(scoring.token_ids, row.start + scoring.first + 1)
             ]
-        if row.sampling is None:
+        if row.sampling is None or (row.is_constrained and number not in self._masks):
             return None
         history = self._history(row, row.end)
-        chosen = self._chosen[answer] = fake_token(history, *adapter)
+        chosen = fake_token(history, *adapter)
+        if row.is_constrained:
+            chosen = allowed_token(self._masks[number], chosen)
+        self._chosen[answer] = chosen
         if (most := row.sampling.logprobs) is not None:
             self._named[number] = fake_told(chosen, most, history, *adapter)
         return chosen
@@ -318,6 +373,7 @@ def make_message(
     priority: int = 0,
     n: int = 1,
     prompt: Sequence[int] | None = None,
+    grammar: str = "",
     **sampling: object,
 ) -> AddRequest:
     if prompt is None:
@@ -335,6 +391,7 @@ def make_message(
         priority=priority,
         deadline_s=deadline_s,
         adapter=adapter,
+        grammar=grammar,
     )
 
 
@@ -352,7 +409,8 @@ def make_scheduler(
     config = SchedulerConfig(**{"scheduling_policy": "fcfs", **defaults, **limits})  # type: ignore[arg-type]
     costs = PreemptionCosts(FakeRunner.copy_bytes_per_s, clock)
     swap = SwapSpace(num_swap_slots, LAYOUT.slab_bytes, costs)
-    return Scheduler(config, LAYOUT, adapters, VOCABULARY, [EOS], swap, clock)
+    grammars = FakeGrammars()
+    return Scheduler(config, LAYOUT, adapters, VOCABULARY, [EOS], swap, clock, grammars=grammars)
 
 
 def make_core(
@@ -390,8 +448,13 @@ def expected_tokens(
     """
     history = list(message.prompt_token_ids)
     digest, start = _adapter_of(message, invocation)
+    matcher = FakeMatcher(message.grammar)
     for _ in range(message.sampling_params.max_tokens):
-        history.append(fake_token(history[-(window or len(history)) :], digest, start))
+        token = fake_token(history[-(window or len(history)) :], digest, start)
+        if message.grammar:
+            token = allowed_token(matcher.mask(), token)
+            matcher.consume([token])
+        history.append(token)
     return history[len(message.prompt_token_ids) :]
 
 

@@ -15,6 +15,7 @@ class LateRunner:
         self.adapters = adapters
         self.runner = None
         self._launched = deque()
+        self._choices = {}
         self._tables = {}
         self._chosen = {}
 
@@ -26,10 +27,15 @@ class LateRunner:
         tables = {key: self.adapters.tables(key) for key in batch.adapters}
         self._launched.append((batch, tables))
 
+    def choose(self, choices):
+        self._choices[self._launched[-1][0].step] = choices
+
     def collect(self):
         batch, self._tables = self._launched.popleft()
         rows = tuple(self._with_known_tokens(row) for row in batch.rows)
         self.runner.launch(replace(batch, rows=rows))
+        if batch.is_constrained:
+            self.runner.choose(self._choices.pop(batch.step))
         tokens = self.runner.collect()
         for row, token in zip(rows, tokens.token_ids, strict=True):
             self._chosen[row.request_id, row.index] = token

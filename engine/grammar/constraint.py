@@ -1,0 +1,139 @@
+"""What one answer may say next: found by a lane after each of its tokens, polled by the engine."""
+
+import threading
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.grammar.compilation import Compilation
+from engine.grammar.lanes import Lanes
+from engine.grammar.matcher import ConstraintFailed, Mask, Matcher
+
+MASK_BUDGET_S = 0.25
+"""Processor time for an answer's next mask; an answer that needs more fails."""
+_MOST_FORCED = 64
+"""How many tokens are forced in a row before a step computes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Next:
+    """What may come next.
+
+    forced: tokens without an alternative.
+    mask: of the token that follows them; all zeros if they end the answer.
+    """
+
+    forced: tuple[int, ...]
+    mask: Mask
+
+    @property
+    def first_mask(self) -> Mask:
+        """The mask of the very next token."""
+        if not self.forced:
+            return self.mask
+        mask = np.zeros_like(self.mask)
+        mask[self.forced[0] >> 3] = 1 << (self.forced[0] & 7)
+        return mask
+
+
+class Constraint:
+    """The next tokens of one answer.   eos_token_ids: tokens after which nothing follows."""
+
+    def __init__(
+        self, compilation: Compilation, lanes: Lanes, eos_token_ids: Collection[int]
+    ) -> None:
+        assert compilation.matcher is not None, "not compiled yet"
+        self._compilation = compilation
+        self._matcher: Matcher = compilation.matcher.fork()
+        self._lanes = lanes
+        self._eos_token_ids = eos_token_ids
+        self._is_known = threading.Event()
+        self._next: Next | None = None
+        self.error: str | None = None
+        self._submit(())
+
+    def must_wait(self, num_pending_tokens: int) -> bool:
+        """Whether a slow grammar has still to say what may follow, for which no step waits."""
+        is_known = self._is_known.is_set() and not num_pending_tokens
+        return self._compilation.is_slow and not is_known
+
+    def advance(self, token_id: int) -> None:
+        """Go on by a token that the first mask allowed; what comes next is found on a lane."""
+        if self._next is not None and self._next.forced:
+            first, *forced = self._next.forced
+            assert token_id == first, "it had no alternative"
+            self._next = Next(tuple(forced), self._next.mask)
+        else:
+            self._submit((token_id,))
+
+    def _submit(self, token_ids: Sequence[int]) -> None:
+        self._is_known.clear()
+        self._next = None
+        lane = self._lanes.slow if self._compilation.is_slow else self._lanes.fast
+        lane.submit(self._compilation.tenant_id, lambda: self._look(token_ids))
+
+    def wait(self, until: float) -> Next | None:
+        """Wait for what may come next until a time of time.monotonic(); None if it is not known.
+
+        The result is None as well after an `error`, which the answer cannot recover from.
+        """
+        patience_s = 0.0 if self._compilation.is_slow else until - time.monotonic()
+        return self._next if self._is_known.wait(max(0.0, patience_s)) else None
+
+    def take_forced(self) -> tuple[int, ...]:
+        """Take the forced tokens, which become part of the answer; the mask after them stays."""
+        assert self._next is not None
+        forced, self._next = self._next.forced, Next((), self._next.mask)
+        return forced
+
+    # ---- on a lane ----
+
+    def _look(self, token_ids: Sequence[int]) -> None:
+        begun = time.thread_time()
+        try:
+            if token_ids:
+                self._matcher.consume(token_ids)
+            self._next = self._find_next()
+        except ConstraintFailed as failed:
+            self.error = str(failed)
+        seconds = time.thread_time() - begun
+        if seconds > MASK_BUDGET_S:
+            self.error = f"a mask took {seconds * 1000:.0f} ms"
+        self._compilation.note(seconds)
+        self._lanes.note_mask(self._compilation.tenant_id, seconds)
+        self._is_known.set()
+
+    def _find_next(self) -> Next:
+        forced: list[int] = []
+        while True:
+            mask = self._matcher.mask()
+            token_id = _only_token(mask)
+            if token_id is None or len(forced) == _MOST_FORCED:
+                return Next(tuple(forced), mask)
+            forced.append(token_id)
+            if token_id in self._eos_token_ids:
+                return Next(tuple(forced), np.zeros_like(mask))
+            self._matcher.consume([token_id])
+
+
+def _only_token(mask: Mask) -> int | None:
+    """The token of a mask that has a single one."""
+    words = mask.view(np.uint64)
+    places = words.nonzero()[0]
+    if len(places) != 1:
+        return None
+    word = int(words[places[0]])
+    return None if word & (word - 1) else int(places[0]) * 64 + word.bit_length() - 1
+
+
+def without(mask: Mask, token_ids: Collection[int]) -> Mask:
+    """The mask without these tokens, or the whole one if nothing else is left."""
+    if not token_ids:
+        return mask
+    kept = mask.copy()
+    for token_id in token_ids:
+        if token_id < 8 * len(kept):
+            kept[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
+    return kept if kept.any() else mask
