@@ -15,7 +15,7 @@ from server.shapes.schema_fault import find_fault
 from server.shapes.shape import Shape
 
 _WHITESPACE = r" |\n {0,32}"
-"""What may stand, once, where JSON allows whitespace: models can go on with it without end."""
+"""Whitespace that JSON may have at each place, once: models can go on with it without end."""
 _TOKENIZER = LLTokenizer("byte")
 _OWN_WORDS = {
     "NoExtensionBias": "it refers to itself without end, or no answer fits",
@@ -56,10 +56,12 @@ def _compiled_schema(shape: Shape) -> str:
     except ValueError:
         raise shape.fault("it is not valid JSON") from None
     schema = normalised(asked, shape.param)
-    if flaw := _schema_flaw(schema):
-        path = path_of(shape.param, find_fault(schema, flaw, _schema_flaw))
+    grammar = _schema_grammar(schema)
+    if flaw := _flaw(grammar):
+        place = find_fault(schema, flaw, lambda changed: _flaw(_schema_grammar(changed)))
+        path = path_of(shape.param, place)
         raise Invalid(f"{path}: {_words(flaw)}.", param=path)
-    return _schema_grammar(schema)
+    return grammar
 
 
 def _lark_of(shape: Shape) -> str:
@@ -75,10 +77,6 @@ def _lark_of(shape: Shape) -> str:
 
 def _schema_grammar(schema: Any) -> str:
     return _top_level("json_schema", schema | {"x-guidance": {"whitespace_pattern": _WHITESPACE}})
-
-
-def _schema_flaw(schema: Any) -> str | None:
-    return _flaw(_schema_grammar(schema))
 
 
 def _top_level(form: str, grammar: Any) -> str:

@@ -12,27 +12,26 @@ from server.shapes.schema import LISTS, MAPS, SINGLE, Place
 MAX_COMPILATIONS = 100
 MAX_SEARCH_S = 0.5
 """Processor time after which the search ends with what it has found."""
-_Part = tuple[Any, Any, Place]
-"""What a subschema is in, its key there, and the steps to it."""
 
 
 def find_fault(schema: Any, flaw: str, flaw_of: Callable[[Any], str | None]) -> Place:
     """The innermost place found at fault; () is the root.   flaw_of: why a schema is refused."""
-    deadline, compilations = time.thread_time() + MAX_SEARCH_S, 0
+    ends, compilations = time.thread_time() + MAX_SEARCH_S, 0
     place: Place = ()
 
-    def is_mended(parts: list[_Part]) -> bool:
+    def is_mended(parts: list[tuple[Any, Place]]) -> bool:
+        """Whether the error goes or changes without these parts."""
         nonlocal compilations
         compilations += 1
-        if compilations > MAX_COMPILATIONS or time.thread_time() > deadline:
+        if compilations > MAX_COMPILATIONS or time.thread_time() > ends:
             raise TimeoutError
-        before = [holder[key] for holder, key, _ in parts]
-        for holder, key, steps in parts:
+        before = [holder[steps[-1]] for holder, steps in parts]
+        for holder, steps in parts:
             # A branch that is true would make the others of an anyOf vanish.
-            holder[key] = steps[0] != "anyOf"
+            holder[steps[-1]] = steps[0] != "anyOf"
         found = flaw_of(schema)
-        for (holder, key, _), part in zip(parts, before, strict=True):
-            holder[key] = part
+        for (holder, steps), part in zip(parts, before, strict=True):
+            holder[steps[-1]] = part
         return found != flaw
 
     try:
@@ -43,8 +42,8 @@ def find_fault(schema: Any, flaw: str, flaw_of: Callable[[Any], str | None]) -> 
                 parts = half if is_mended(half) else parts[len(half) :]
             if not is_mended(parts):
                 break
-            [(holder, key, steps)] = parts
-            place, inner = (*place, *steps), holder[key]
+            [(holder, steps)] = parts
+            place, inner = (*place, *steps), holder[steps[-1]]
         keywords = dict(inner)
         # Structure is seldom at fault itself, so it is tried last.
         for keyword in sorted(keywords, key=lambda name: name in ("type", *MAPS, *SINGLE)):
@@ -58,12 +57,14 @@ def find_fault(schema: Any, flaw: str, flaw_of: Callable[[Any], str | None]) -> 
     return place
 
 
-def _subschemas(schema: dict[str, Any]) -> list[_Part]:
-    """The subschemas directly in a schema that are not booleans, definitions first."""
-    found: list[_Part] = []
-    for keyword in (*MAPS, *LISTS):
-        inner = schema.get(keyword, ())
+def _subschemas(schema: dict[str, Any]) -> list[tuple[Any, Place]]:
+    """Find the subschemas directly in a schema: what each is in, and the steps to it.
+
+    Definitions come first.
+    """
+    found: list[tuple[Any, Place]] = [(schema, (name,)) for name in SINGLE if name in schema]
+    for name in (*MAPS, *LISTS)[::-1]:
+        inner = schema.get(name, ())
         keys = inner if isinstance(inner, dict) else range(len(inner))
-        found += [(inner, key, (keyword, key)) for key in keys]
-    found += [(schema, key, (key,)) for key in SINGLE if key in schema]
-    return [part for part in found if isinstance(part[0][part[1]], dict)]
+        found = [(inner, (name, key)) for key in keys] + found
+    return [(holder, steps) for holder, steps in found if isinstance(holder[steps[-1]], dict)]

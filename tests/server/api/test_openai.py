@@ -39,8 +39,8 @@ def refused(body, kind=ChatRequest):
 @pytest.mark.parametrize(
     "name",
     [
-        "tools", "functions", "response_format", "structured_outputs", "audio", "prediction", "web_search_options",
-        "best_of", "suffix", "echo", "surprise",
+        "tools", "functions", "response_format", "structured_outputs", "audio", "prediction",
+        "web_search_options", "best_of", "suffix", "echo", "surprise",
     ],
 )  # fmt: skip
 def test_a_parameter_that_is_not_served_is_refused_by_name(name):
@@ -222,7 +222,7 @@ def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, shape):
         ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
         ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]"),
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
-        ({"structured_outputs": {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs.grammar"),
         (asks_for() | {"structured_outputs": {"json": {}}}, "structured_outputs.json"),
         (asks_for() | {"allowed_token_ids": [1]}, "allowed_token_ids"),
