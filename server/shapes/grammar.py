@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections import Counter
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -10,27 +11,31 @@ from pydantic_core import from_json
 
 from engine.grammar.limits import COMPILE_BUDGET_S, MAX_GRAMMAR_BYTES, parser_limits
 from server.faults import Invalid
-from server.shapes.schema import normalised, path_of
+from server.shapes.schema import MAX_LEVELS, normalised, path_of
 from server.shapes.schema_fault import find_fault
 from server.shapes.shape import Shape
 
 _WHITESPACE = r" |\n {0,32}"
 """Whitespace that JSON may have at each place, once: models can go on with it without end."""
+_MAX_INTERSECTIONS = 10
+"""Each may double the time that a grammar takes: with 20 it is 2 s."""
 _TOKENIZER = LLTokenizer("byte")
 _OWN_WORDS = {
     "NoExtensionBias": "it refers to itself without end, or no answer fits",
+    "Unable to determine": "its patterns together are too much work to check; use fewer",
     "oneOf constraints": "an answer might fit several branches of oneOf; use anyOf",
     "parser error: Too many": "it is too much work to follow; make it simpler",
 }
 """Sentences for errors that speak of llguidance's own settings, by their beginnings."""
 _LARK = re.compile(
     r"""(?: "(?:\\.|[^"\\])*" | /(?:\\.|[^/\\])+/ | (?:\#|//)[^\n]* )
-      | (%(?:json|llguidance|lark) | [<@]
+      | [:(\[&] | (%(?:json|llguidance|lark) | [<@]
         | (?<![\w-])(?:stop|stop_capture|max_tokens|temperature)(?=[ \t]*=) )""",
     re.DOTALL | re.VERBOSE,
 )
-"""Strings, expressions and comments, as llguidance's lexer reads them; and, elsewhere, what is
-refused because it is not about the text's shape, or holds a schema that nobody checked.
+"""Strings, expressions and comments, as llguidance's lexer reads them; elsewhere, the beginnings of
+rules and groups, through which llguidance recurses; and what is refused, because it is not about
+the text's shape or holds a schema that nobody checked.
 """
 
 
@@ -68,10 +73,16 @@ def _lark_of(shape: Shape) -> str:
     if shape.kind == "choice":
         choices = (json.dumps(text, ensure_ascii=False) for text in json.loads(shape.text))
         return "start: CHOICE\nCHOICE: " + " | ".join(choices).replace("\x7f", "\\u007f")
+    counts: Counter[str] = Counter()
     for found in _LARK.finditer(shape.text):
+        counts[found[0]] += 1
         if door := found[1]:
             instead = "use structured_outputs.json" if door == "%json" else "leave it out"
             raise shape.fault(f"{door} is not supported in a grammar; {instead}")
+    if counts["&"] > _MAX_INTERSECTIONS:
+        raise shape.fault(f"a grammar may have the operator & {_MAX_INTERSECTIONS} times at most")
+    if sum(counts[sign] for sign in ":([") > MAX_LEVELS:
+        raise shape.fault(f"a grammar may have {MAX_LEVELS} rules and brackets in all at most")
     return shape.text
 
 

@@ -5,16 +5,26 @@ kept, since answers have it.
 """
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 from urllib.parse import quote, unquote
 
 from server.faults import Invalid
 
 MAX_DEPTH = 32
-MAX_COUNTS = {"properties": 1_000, "enum values": 1_000, "branches": 500}
+MAX_LEVELS = 500
+"""Levels of the root and of every schema that is referred to, in all: llguidance recurses through
+references, and 3,000 levels overflow a thread's stack of 8 MiB, which ends the process.
+"""
+MAX_COUNTS = {"properties": 1_000, "enum values": 1_000, "branches": 500, "patterns": 50}
+MAX_MULTIPLE = 10_000
+"""Most that the digits of all different `multipleOf` may give if they are multiplied: llguidance
+makes as many states, 0.04 s for 10,000. Likewise it compares all patterns of properties in pairs.
+"""
 MAX_NUMBER = 2**53
 """llguidance computes with floats, which are exact up to here only."""
 MAPS = ("$defs", "definitions", "properties", "patternProperties")
@@ -53,7 +63,7 @@ _GROUPS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 _KINDS = {name: (fits, words) for names, fits, words in _GROUPS for name in names.split()}
 _COUNTED = {
     "enum": "enum values", "required": "properties", **dict.fromkeys(MAPS, "properties"),
-    **dict.fromkeys(LISTS, "branches"),
+    **dict.fromkeys(LISTS, "branches"), "patternProperties": "patterns",
 }  # fmt: skip
 
 
@@ -75,26 +85,39 @@ def normalised(schema: Any, param: str) -> dict[str, Any]:
         # A reference to data, such as an example, would lead to a schema that was not checked.
         if target not in walk.places:
             raise walk.fault(place, "there is no schema at this place")
+    if walk.num_levels > MAX_LEVELS:
+        raise walk.fault((), f"what is referred to may have {MAX_LEVELS} levels in all at most")
     if kept is False:
         raise walk.fault((), "no answer fits the schema false")
     return {} if kept is True else kept
 
 
 class _Walk:
-    """A walk through a schema.   places, refs: of the subschemas and references that it passed."""
+    """A walk through a schema.   places: depth of each subschema.   refs: places and targets."""
 
     def __init__(self, param: str) -> None:
         self._param = param
         self._counts: Counter[str] = Counter()
-        self.places: set[Place] = set()
+        self.places: dict[Place, int] = {}
         self.refs: list[tuple[Place, Place]] = []
+        self._multiples: set[int] = set()
+
+    @property
+    def num_levels(self) -> int:
+        """The most levels that references can put below one another."""
+        levels = Counter({target: 0 for _, target in self.refs} | {(): 0})
+        for place, depth in self.places.items():
+            for above in (place[:end] for end in range(len(place) + 1)):
+                if above in levels:
+                    levels[above] = max(levels[above], 1 + depth - self.places[above])
+        return levels.total()
 
     def fault(self, place: Place, why: str, code: str | None = None) -> Invalid:
         path = path_of(self._param, place)
         return Invalid(f"{path}: {why}.", param=path, code=code)
 
     def kept(self, schema: Any, place: Place, depth: int) -> Any:
-        self.places.add(tuple(map(str, place)))
+        self.places[tuple(map(str, place))] = depth
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -118,6 +141,11 @@ class _Walk:
             self._counts[what] += len(value)
             if self._counts[what] > MAX_COUNTS[what]:
                 raise self.fault(place, f"there may be {MAX_COUNTS[what]} {what} in all at most")
+        if keyword == "multipleOf":
+            digits = Decimal(str(value)).normalize().as_tuple().digits
+            self._multiples.add(int("".join(map(str, digits))))
+            if math.prod(self._multiples) > MAX_MULTIPLE:
+                raise self.fault(place, f"multiples have a limit of {MAX_MULTIPLE} in all")
         if keyword in MAPS:
             return {name: self.kept(inner, (*place, name), depth) for name, inner in value.items()}
         if keyword in LISTS:

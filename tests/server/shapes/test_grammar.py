@@ -10,6 +10,7 @@ from server.faults import Invalid
 from server.shapes import compiled as cache
 from server.shapes.compiled import CompiledGrammars
 from server.shapes.grammar import compiled
+from server.shapes.schema import MAX_LEVELS
 from server.shapes.shape import MAX_BYTES, Shape
 
 
@@ -44,8 +45,8 @@ def test_whitespace_in_json_is_bounded_at_each_place():
         ({"properties": {"a": {"type": "string", "format": "odd"}}}, ".properties.a.format"),
         ({"$defs": {"d": {"anyOf": [{"type": "null"}, {"pattern": "(?=x)"}]}},
           "items": {"$ref": "#/$defs/d"}}, ".$defs.d.anyOf[1].pattern"),
-        ({"properties": {f"p{i}": {"type": "string", "pattern": "[" if i == 777 else "a"}
-                         for i in range(1000)}}, ".properties.p777.pattern"),
+        ({"properties": {f"p{i}": {"type": "string", "pattern": "[" if i == 77 else "a"}
+                         for i in range(100)}}, ".properties.p77.pattern"),
         ({"items": {"oneOf": [{"type": "string"}, {"minLength": 2}]}}, ".items.oneOf"),
         ({"items": {"minProperties": 2, "properties": {"a": {"type": "null"}, "b": {}}}},
          ".items.minProperties"),
@@ -89,6 +90,28 @@ def test_a_grammar_has_no_door_to_more_than_the_texts_shape(grammar, door):
 def test_in_strings_expressions_and_comments_a_grammar_may_say_anything():
     text = '// %json <x>\nstart: "<|a|> %json \\"@" /<b>@%json/ stop # <y> stop=\nstop: "stop="'
     assert accepts(make("lark", text), '<|a|> %json "@<b>@%jsonstop=')
+
+
+def test_rules_and_references_are_too_few_to_overflow_the_stack():
+    """llguidance recurses through them; 3,000 in a chain end the process."""
+    rules = [f'r{i}: "a" r{i + 1}' for i in range(MAX_LEVELS - 3)]
+    text = "\n".join(["start: r0", *rules, f'r{len(rules)}: ("x")'])
+    assert make("lark", text)
+    assert "rules and brackets" in refused("lark", f"{text}\ns: text")[1]
+    # A definition has two levels here, the last one has one, and the root has three.
+    defs = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(MAX_LEVELS // 2 - 2)}
+    chain = {"$ref": "#/$defs/d0", "$defs": defs | {f"d{len(defs)}": {"type": "null"}}}
+    assert make("json", chain)
+    assert "levels" in refused("json", chain | {"items": {"items": {"items": {}}}})[1]
+
+
+def test_what_takes_seconds_to_compile_and_cannot_be_stopped_is_refused_before():
+    assert make("json", {"allOf": [{"multipleOf": 0.25}, {"multipleOf": 400}]})
+    assert refused("json", {"items": {"multipleOf": 10_001}})[0] == "s.items.multipleOf"
+    assert refused("json", {"anyOf": [{"multipleOf": n} for n in (97, 89, 83)]})[0].endswith("Of")
+    patterns = {f"^{i}$": True for i in range(51)}
+    assert refused("json", {"patternProperties": patterns})[0] == "s.patternProperties"
+    assert "operator &" in refused("lark", "start: A\nA: " + " & ".join(["/a.*/"] * 12))[1]
 
 
 @pytest.mark.parametrize("kind", MAX_BYTES)
