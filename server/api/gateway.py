@@ -44,6 +44,7 @@ from server.limits.learned import LearnedTokens
 from server.limits.rules import Limiter
 from server.pool.first_tokens import FirstTokens
 from server.pool.running import Running
+from server.shapes.compiled import CompiledGrammars
 from server.webhooks.urls import UrlRules
 
 
@@ -101,6 +102,7 @@ class Gateway:
         admission = Admission(
             base=self.base,
             encoders=self.encoders,
+            grammars=CompiledGrammars(),
             catalog=self.catalog,
             database=self.database,
             price_tags=self.price_tags,

@@ -2,10 +2,11 @@
 
 Field names follow OpenAI's specification; add_generation_prompt, allowed_token_ids,
 continue_final_message, ignore_eos, min_p, min_tokens, prompt_logprobs, repetition_penalty,
-return_token_ids, stop_token_ids, top_k, truncate_prompt_tokens and
+return_token_ids, stop_token_ids, structured_outputs, top_k, truncate_prompt_tokens and
 stream_options.continuous_usage_stats are vLLM's.
 """
 
+import functools
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -15,8 +16,10 @@ from pydantic import Discriminator, Field, Tag
 from engine.messages import Priority, SamplingParams
 from server.api import errors
 from server.api.request_objects import RequestObject, parse_body, shown_key
+from server.api.shapes import ResponseFormat, StructuredOutputs, shape_of
 from server.inference import generation_request
 from server.inference.generation_request import GenerationRequest
+from server.shapes.shape import Shape
 
 _MAX_STOPS = 16
 _MAX_STOP_BYTES = 256
@@ -36,9 +39,9 @@ _MAX_PROMPT_TOKENS = 100_000
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "function_call": ("auto", "none"), "include_reasoning": (True, False),
     "length_penalty": (1,), "modalities": (["text"],), "parallel_tool_calls": (True, False),
-    "priority": (0,), "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
-    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,), "suffix": ("",),
-    "tool_choice": ("auto", "none"), "top_logprobs": (0,), "verbosity": ("medium",),
+    "priority": (0,), "reasoning_effort": ("none",), "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,), "suffix": ("",), "tool_choice": ("auto", "none"),
+    "top_logprobs": (0,), "verbosity": ("medium",),
     # No value is neutral: even an empty object switches web search on.
     "web_search_options": (),
 }  # fmt: skip
@@ -87,6 +90,7 @@ class _Request(RequestObject):
 
     neutral = _NEUTRAL
     labels = frozenset({"metadata"})
+    exact = frozenset({"structured_outputs"})
     model: str = Field(min_length=1, max_length=512)
     n: int = Field(1, ge=1, le=_MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=1)
@@ -110,6 +114,8 @@ class _Request(RequestObject):
     stream_options: _StreamOptions | None = None
     return_token_ids: bool = False
     service_tier: Literal["auto", "default", "flex"] = "auto"
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     prompt_cache_key: _Key = None
     safety_identifier: _Key = None
     user: _Key = None
@@ -147,8 +153,18 @@ class _Request(RequestObject):
     def served_tier(self) -> str:
         return "flex" if self.service_tier == "flex" else "default"
 
+    @functools.cached_property
+    def shape(self) -> Shape | None:
+        """The shape that every answer must have, or None. Raises ApiError, Invalid."""
+        return shape_of(self.response_format, self.structured_outputs)
+
     def check(self) -> None:
-        """Check what the types of the fields cannot express. Raises ApiError."""
+        """Check what the types of the fields cannot express. Raises ApiError, Invalid."""
+        if self.shape and self.allowed_token_ids:
+            raise errors.invalid_request(
+                "allowed_token_ids: answers of a given shape may need other tokens; send one only.",
+                param="allowed_token_ids",
+            )
         if len(self._stops) > _MAX_STOPS or any(
             not 0 < len(stop) <= _MAX_STOP_BYTES for stop in self._stops
         ):
@@ -178,6 +194,7 @@ class _Request(RequestObject):
             priority=Priority.BATCH if self.service_tier == "flex" else Priority.INTERACTIVE,
             request_key=self.prompt_cache_key or self.safety_identifier or self.user,
             named_token_ids=self._named_token_ids,
+            shape=self.shape,
         )
 
     @property

@@ -26,11 +26,13 @@ class RequestObject(BaseModel):
     neutral: documented defaults of fields that are not served; false for a field that is not
     listed.
     labels: fields for the caller's own use, accepted with any value; nothing depends on them.
+    exact: fields of which {} and [] ask for something, too.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     labels: ClassVar[frozenset[str]] = frozenset()
+    exact: ClassVar[frozenset[str]] = frozenset()
 
     @model_validator(mode="before")
     @classmethod
@@ -44,6 +46,8 @@ class RequestObject(BaseModel):
     def _asks(cls, name: str, value: Any) -> bool:
         if value is None:
             return False
+        if name in cls.exact:
+            return value is not False
         if field := cls.model_fields.get(name):
             # false for a field whose default is 1.0 is kept: the caller meant something by it.
             is_default = not field.is_required() and not field.get_default(
@@ -109,7 +113,9 @@ def _fault(error: ValidationError) -> ApiError:
 
 def _path(fault: ErrorDetails) -> str:
     """The fault's place, as in `messages[1].content`."""
-    fields = {name: field for kind in _kinds() for name, field in kind.model_fields.items()}
+    fields = {
+        field.alias or name: field for kind in _kinds() for name, field in kind.model_fields.items()
+    }
     *_, last = fault["loc"]
     path = ""
     for part in fault["loc"]:

@@ -97,11 +97,12 @@ def rated_amounts(
 def is_billable(finish_reason: str, stop_cause: str) -> bool:
     """Whether a request with this end is paid for; if the server broke it, it is rated 0.
 
-    A client that hangs up or runs into its deadline pays for the tokens that were generated.
+    A client that hangs up, runs into its deadline or demands too slow a grammar pays for its
+    tokens.
     """
     if stop_cause in ("engine_failure", "gateway_lost"):
         return False
-    return finish_reason != "error" or stop_cause == "deadline"
+    return finish_reason != "error" or stop_cause in ("deadline", "constraint_too_slow")
 
 
 def is_our_failure(finish_reason: str, stop_cause: str, completion_tokens: int) -> bool:

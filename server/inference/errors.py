@@ -1,7 +1,7 @@
 """Reasons why a request is not served to its end: one function per situation makes the fault.
 
-A request that ends with one of these faults is not billed, unless its deadline cut off an answer
-that had begun.
+A request that ends with one of these faults is not billed, unless its deadline or the work of its
+grammar cut off an answer that had begun.
 """
 
 from server.faults import (
@@ -31,6 +31,14 @@ def context_length_exceeded(*, limit: int, at_least: int, param: str) -> Invalid
         f"the request needs at least {at_least}. Shorten the prompt or lower max_tokens."
     )
     return Invalid(message, param=param, code="context_length_exceeded")
+
+
+def constraint_too_slow(*, param: str | None) -> Invalid:
+    message = (
+        "The schema or grammar takes too much work for a token; send a simpler one. "
+        "The tokens that were generated until then are billed."
+    )
+    return Invalid(message, param=param, code="constraint_too_slow")
 
 
 def request_quarantined() -> Invalid:

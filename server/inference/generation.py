@@ -71,8 +71,12 @@ class Generation:
                     gaps.note(output, time.monotonic())
                     if output.is_last:
                         logs.note(load_ms=_ms(output.load_s), queue_ms=_ms(output.queue_s))
-                    param = admitted.request.prompt_param
-                    if failure := outcomes.failure_of(message, output, prompt_param=param):
+                    if failure := outcomes.failure_of(
+                        message,
+                        output,
+                        prompt_param=admitted.request.prompt_param,
+                        shape_param=admitted.request.shape_param,
+                    ):
                         logs.note(stop_cause=output.stop_cause)
                         raise failure
                     self._take_note(admitted, output)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.messages import Priority, SamplingParams
+from server.shapes.shape import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class GenerationRequest:
     context has room for, None for all.
     request_key: requests with the same key get the same version of a weighted alias.
     named_token_ids: {parameter: token id} of every token id that the parameters name.
+    shape: what every answer must match; None if answers are free.
     """
 
     model: str
@@ -43,11 +45,17 @@ class GenerationRequest:
     priority: Priority = Priority.INTERACTIVE
     request_key: str | None = None
     named_token_ids: Mapping[str, int] = field(default_factory=dict)
+    shape: Shape | None = None
 
     @property
     def prompt_param(self) -> str:
         """The name of the parameter that has the prompts."""
         return "messages" if isinstance(self.prompts, Chat) else "prompt"
+
+    @property
+    def shape_param(self) -> str | None:
+        """The name of the parameter that has the shape."""
+        return self.shape.param.partition(".")[0] if self.shape else None
 
     @property
     def num_prompts(self) -> int:

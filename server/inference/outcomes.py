@@ -6,7 +6,9 @@ from server.faults import Failed, Fault
 from server.inference import errors
 
 
-def failure_of(message: AddRequest, output: RequestOutput, *, prompt_param: str) -> Fault | None:
+def failure_of(
+    message: AddRequest, output: RequestOutput, *, prompt_param: str, shape_param: str | None = None
+) -> Fault | None:
     """The failure of a request that the engine accepted; None if it has not failed.
 
     The engine's own words are not passed on: `output.error` may name keys and hosts.
@@ -31,6 +33,8 @@ def failure_of(message: AddRequest, output: RequestOutput, *, prompt_param: str)
             return errors.adapter_too_large()
         case "adapter_not_invoked":
             return errors.adapter_not_invoked(param=prompt_param)
+        case "constraint_too_slow":
+            return errors.constraint_too_slow(param=shape_param)
         case "gateway_lost":
             return errors.engine_unavailable()
         case "engine_failure" if output.error == NOT_METERED:

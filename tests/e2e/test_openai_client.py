@@ -115,7 +115,7 @@ def test_models_are_the_base_and_the_tenants_own(client: openai.OpenAI, tenant: 
     [
         ({"model": "nobody"}, 404, "model"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
-        ({"response_format": {"type": "json_object"}}, 400, "response_format"),
+        ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
         ({"n": 17}, 400, "n"),
         ({"top_logprobs": 2}, 400, "top_logprobs"),
         ({"logit_bias": {"999999": 1}}, 400, 'logit_bias["999999"]'),

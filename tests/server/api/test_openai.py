@@ -39,8 +39,8 @@ def refused(body, kind=ChatRequest):
 @pytest.mark.parametrize(
     "name",
     [
-        "tools", "functions", "response_format", "audio", "prediction", "web_search_options",
-        "best_of", "suffix", "echo", "surprise",
+        "tools", "functions", "response_format", "structured_outputs", "audio", "prediction",
+        "web_search_options", "best_of", "suffix", "echo", "surprise",
     ],
 )  # fmt: skip
 def test_a_parameter_that_is_not_served_is_refused_by_name(name):
@@ -141,6 +141,36 @@ def test_an_echo_has_as_many_logprobs_as_the_answer():
     assert asked(logprobs=3).prompt_logprobs is None
 
 
+def asks_for(**fields):
+    return {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": {"type": "object"}} | fields,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "shape"),
+    [
+        (asks_for(strict=True), ("json", '{"type": "object"}')),
+        ({"response_format": {"type": "json_object"}}, ("json", '{"type": "object"}')),
+        ({"structured_outputs": {"json": {}}}, ("json", "{}")),
+        ({"structured_outputs": {"json": "true", "regex": None}}, ("json", "true")),
+        ({"structured_outputs": {"regex": "é", "disable_fallback": False}}, ("regex", "é")),
+        ({"structured_outputs": {"choice": ["a", "a"]}}, ("choice", '["a", "a"]')),
+        ({"structured_outputs": {"grammar": "g", "json_object": False}}, ("lark", "g")),
+        ({"structured_outputs": {}}, None),
+        ({"response_format": {"type": "text"}, "structured_outputs": None}, None),
+    ],
+    ids=str,
+)
+def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, shape):
+    for kind, body in ((ChatRequest, HELLO), (CompletionRequest, TEXT)):
+        found = parse(body | asked, kind).for_model().shape
+        assert (found and (found.kind, found.text)) == shape
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -184,6 +214,18 @@ def test_an_echo_has_as_many_logprobs_as_the_answer():
         ),
         ({"min_tokens": -1}, "min_tokens"),
         ({"temperature": False}, "temperature"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (asks_for(name="a b"), "response_format.json_schema.name"),
+        (asks_for(schema=[]), "response_format.json_schema.schema"),
+        (asks_for(odd=1), "response_format.json_schema.odd"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"choice": [""]}}, "structured_outputs.choice[0]"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs.grammar"),
+        (asks_for() | {"structured_outputs": {"json": {}}}, "structured_outputs.json"),
+        (asks_for() | {"allowed_token_ids": [1]}, "allowed_token_ids"),
     ],
     ids=str,
 )  # fmt: skip

@@ -118,6 +118,8 @@ def test_every_error_has_an_example_that_fits_its_schema(document: dict[str, Any
 
 def unbounded(document: dict[str, Any], schema: dict[str, Any], at: str) -> Iterator[str]:
     """Places where a string, a list or an object with free keys has no limit."""
+    if schema is True:  # any JSON, as a tenant's schema has; `Shape` limits its bytes
+        return
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         yield from unbounded(document, document["components"]["schemas"][name], f"{at}:{name}")

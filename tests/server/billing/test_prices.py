@@ -85,6 +85,7 @@ def test_more_cached_than_prompt_is_a_bug_not_a_discount():
         ("abort", "aborted", True),
         ("abort", "deadline", True),
         ("error", "deadline", True),
+        ("error", "constraint_too_slow", True),
         ("abort", "gateway_lost", False),
         ("error", "engine_failure", False),
         ("error", "adapter_loading", False),

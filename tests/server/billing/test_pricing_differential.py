@@ -25,6 +25,7 @@ NANO = Decimal(1).scaleb(-9)
 # Causes are listed by hand, so that a new cause has to be considered here as well.
 PAID = {
     "eos", "stop_string", "stop_token", "max_tokens", "max_model_len", "budget", "aborted",
+    "constraint_too_slow",
 }  # fmt: skip
 LATE = {"deadline", "first_token_timeout"}
 BROKEN = {
@@ -41,8 +42,8 @@ def bill(reason, cause, prompt, cached, completion, price, is_failed):
     """Amounts for (prompt, cached, completion) in dollars."""
     is_free = is_failed or cause in BROKEN
     is_free = is_free or (cause in LATE and completion == 0)
-    # The client gets an error event for each end with an error, except by the deadline.
-    is_free = is_free or (reason == "error" and cause != "deadline")
+    # Ends with an error are free, but for the deadline and grammars that were too slow.
+    is_free = is_free or (reason == "error" and cause not in ("deadline", "constraint_too_slow"))
     if is_free:
         return Decimal(0), Decimal(0), Decimal(0)
     fresh = prompt - cached

@@ -1,0 +1,75 @@
+"""The shape of answers as requests ask for it: OpenAI's response_format, vLLM's structured_outputs.
+
+vLLM's options that are not served are refused, unless they are null or false.
+"""
+
+import json
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from server.api import errors
+from server.api.request_objects import RequestObject
+from server.shapes.shape import MAX_BYTES, Shape
+
+_Schema = Annotated[dict[str, Any], Field(max_length=MAX_BYTES["json"])]
+_SchemaText = Annotated[str, Field(max_length=MAX_BYTES["json"])]
+_Choice = Annotated[str, Field(min_length=1, max_length=MAX_BYTES["choice"])]
+_ANY_OBJECT = {"type": "object"}
+
+
+class _NamedSchema(RequestObject):
+    name: str = Field(max_length=64, pattern="^[A-Za-z0-9_-]+$")
+    description: _SchemaText | None = None
+    asked: _Schema = Field(alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(RequestObject):
+    """OpenAI's field; `strict` changes nothing, since a schema is always enforced."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: _NamedSchema | None = None
+
+
+class StructuredOutputs(RequestObject):
+    """vLLM's field."""
+
+    exact: ClassVar[frozenset[str]] = frozenset({"json", "choice"})
+    asked: _Schema | _SchemaText | None = Field(None, alias="json")
+    json_object: bool = False
+    regex: str | None = Field(None, min_length=1, max_length=MAX_BYTES["regex"])
+    choice: list[_Choice] | None = Field(None, min_length=1, max_length=1_000)
+    grammar: str | None = Field(None, min_length=1, max_length=MAX_BYTES["lark"])
+
+
+def shape_of(form: ResponseFormat | None, options: StructuredOutputs | None) -> Shape | None:
+    """The one shape that a request asks for, or None. Raises ApiError, Invalid."""
+    asked: list[tuple[Literal["json", "regex", "choice", "lark"], Any, str]] = []
+    if form is not None:
+        param = "response_format.json_schema"
+        if (form.type == "json_schema") != (form.json_schema is not None):
+            message = f"{param}: the type json_schema needs it, and no other type takes it."
+            raise errors.invalid_request(message, param=param)
+        schema = form.json_schema.asked if form.json_schema else None
+        asked.append(("json", schema, f"{param}.schema"))
+        asked.append(
+            ("json", _ANY_OBJECT if form.type == "json_object" else None, "response_format")
+        )
+    if options is not None:
+        param = "structured_outputs"
+        asked.append(("json", options.asked, f"{param}.json"))
+        asked.append(("json", _ANY_OBJECT if options.json_object else None, f"{param}.json_object"))
+        asked.append(("regex", options.regex, f"{param}.regex"))
+        asked.append(("choice", options.choice, f"{param}.choice"))
+        asked.append(("lark", options.grammar, f"{param}.grammar"))
+    shapes = [
+        Shape(kind, it if isinstance(it, str) else json.dumps(it, ensure_ascii=False), param)
+        for kind, it, param in asked
+        if it is not None
+    ]
+    if len(shapes) > 1:
+        param, other = shapes[-1].param, shapes[0].param
+        message = f"{param}: answers can have one shape only; {other} asks for another."
+        raise errors.invalid_request(message, param=param)
+    return shapes[0] if shapes else None

@@ -1,0 +1,31 @@
+"""Compiled grammars, kept so that a shape is compiled once; a tenant finds only its own."""
+
+from server.shapes.shape import Shape
+
+MAX_GRAMMARS = 512
+"""About 40 MiB if all are as long as they may be."""
+TENANT_GRAMMARS = 32
+
+
+class CompiledGrammars:
+    """Grammars by tenant and shape, last used last. All methods belong to the event loop."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[bytes, str]] = {}
+
+    def get(self, tenant_id: str, shape: Shape) -> str | None:
+        kept = self._kept.get(tenant_id, {})
+        if (grammar := kept.pop(shape.digest, None)) is not None:
+            kept[shape.digest] = grammar
+        return grammar
+
+    def keep(self, tenant_id: str, shape: Shape, grammar: str) -> None:
+        """Keep a grammar. The tenant that has most gives one up if there are too many."""
+        kept = self._kept.setdefault(tenant_id, {})
+        kept[shape.digest] = grammar
+        if len(kept) > TENANT_GRAMMARS:
+            del kept[next(iter(kept))]
+        if sum(map(len, self._kept.values())) > MAX_GRAMMARS:
+            most = max(self._kept, key=lambda name: len(self._kept[name]))
+            del self._kept[most][next(iter(self._kept[most]))]
+            self._kept = {name: grammars for name, grammars in self._kept.items() if grammars}

@@ -1,0 +1,120 @@
+"""A shape in llguidance's form, compiled for its errors; on a thread, as it takes 0.3 to 150 ms."""
+
+import json
+import re
+import time
+from collections import Counter
+from typing import Any
+
+from llguidance import LLMatcher, LLTokenizer
+from pydantic_core import from_json
+
+from engine.grammar.limits import COMPILE_BUDGET_S, MAX_GRAMMAR_BYTES, parser_limits
+from server.faults import Invalid
+from server.shapes.schema import MAX_LEVELS, normalised, path_of
+from server.shapes.schema_fault import find_fault
+from server.shapes.shape import Shape
+
+_WHITESPACE = r" |\n {0,32}"
+"""Whitespace that JSON may have at each place, once: models can go on with it without end."""
+_MAX_INTERSECTIONS = 10
+"""Each may double the time that a grammar takes: with 20 it is 2 s."""
+_TOKENIZER = LLTokenizer("byte")
+_OWN_WORDS = {
+    "NoExtensionBias": "it refers to itself without end, or no answer fits",
+    "Unable to determine": "its patterns together are too much work to check; use fewer",
+    "oneOf constraints": "an answer might fit several branches of oneOf; use anyOf",
+    "parser error: Too many": "it is too much work to follow; make it simpler",
+}
+"""Sentences for errors that speak of llguidance's own settings, by their beginnings."""
+_LARK = re.compile(
+    r"""(?: "(?:\\.|[^"\\])*" | /(?:\\.|[^/\\])+/ | (?:\#|//)[^\n]* )
+      | [:(\[&] | (%(?:json|llguidance|lark) | [<@]
+        | (?<![\w-])(?:stop|stop_capture|max_tokens|temperature)(?=[ \t]*=) )""",
+    re.DOTALL | re.VERBOSE,
+)
+"""Strings, expressions and comments, as llguidance's lexer reads them; elsewhere, the beginnings of
+rules and groups, through which llguidance recurses; and what is refused, because it is not about
+the text's shape or holds a schema that nobody checked.
+"""
+
+
+def compiled(shape: Shape) -> str:
+    """The shape in llguidance's form. Raises Invalid that names the path at fault."""
+    if shape.kind == "json":
+        return _compiled_schema(shape)
+    if shape.kind == "regex":
+        # llguidance would drop a backslash at the end.
+        if (len(shape.text) - len(shape.text.rstrip("\\"))) % 2:
+            raise shape.fault("it ends with a backslash")
+        grammar = str(LLMatcher.grammar_from_regex(shape.text))
+    else:
+        grammar = _top_level("lark_grammar", _lark_of(shape))
+    if flaw := _flaw(grammar):
+        raise shape.fault(_words(flaw))
+    return grammar
+
+
+def _compiled_schema(shape: Shape) -> str:
+    try:
+        asked = from_json(shape.text, allow_inf_nan=False)
+    except ValueError:
+        raise shape.fault("it is not valid JSON") from None
+    schema = normalised(asked, shape.param)
+    grammar = _schema_grammar(schema)
+    if flaw := _flaw(grammar):
+        place = find_fault(schema, flaw, lambda changed: _flaw(_schema_grammar(changed)))
+        path = path_of(shape.param, place)
+        raise Invalid(f"{path}: {_words(flaw)}.", param=path)
+    return grammar
+
+
+def _lark_of(shape: Shape) -> str:
+    if shape.kind == "choice":
+        choices = (json.dumps(text, ensure_ascii=False) for text in json.loads(shape.text))
+        return "start: CHOICE\nCHOICE: " + " | ".join(choices).replace("\x7f", "\\u007f")
+    counts: Counter[str] = Counter()
+    for found in _LARK.finditer(shape.text):
+        counts[found[0]] += 1
+        if door := found[1]:
+            instead = "use structured_outputs.json" if door == "%json" else "leave it out"
+            raise shape.fault(f"{door} is not supported in a grammar; {instead}")
+    if counts["&"] > _MAX_INTERSECTIONS:
+        raise shape.fault(f"a grammar may have the operator & {_MAX_INTERSECTIONS} times at most")
+    if sum(counts[sign] for sign in ":([") > MAX_LEVELS:
+        raise shape.fault(f"a grammar may have {MAX_LEVELS} rules and brackets in all at most")
+    return shape.text
+
+
+def _schema_grammar(schema: Any) -> str:
+    return _top_level("json_schema", schema | {"x-guidance": {"whitespace_pattern": _WHITESPACE}})
+
+
+def _top_level(form: str, grammar: Any) -> str:
+    """llguidance's own form. LLMatcher.grammar_from_lark would take a text that begins with a brace
+    as this form, and so let in schemas that nobody checked.
+    """
+    return json.dumps({"grammars": [{form: grammar}]}, ensure_ascii=False)
+
+
+def _flaw(grammar: str) -> str | None:
+    """Why a grammar is refused, in llguidance's words; None if it can be enforced."""
+    if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+        return f"it has more than {MAX_GRAMMAR_BYTES} bytes in the engine's form"
+    began = time.thread_time()
+    matcher = LLMatcher(_TOKENIZER, grammar, log_level=0, limits=parser_limits())
+    if not matcher.get_error():
+        matcher.compute_bitmask()  # some grammars are too much for the first mask only
+    if time.thread_time() - began > COMPILE_BUDGET_S:
+        return "it takes too long to compile; make it simpler"
+    return matcher.get_error() or None
+
+
+def _words(flaw: str) -> str:
+    """One line of llguidance's error."""
+    for beginning, words in _OWN_WORDS.items():
+        if flaw.startswith(beginning):
+            return words
+    lines = flaw.splitlines()
+    named = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return [*named, *lines][0][:200].rstrip(".")

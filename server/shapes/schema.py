@@ -1,0 +1,179 @@
+"""JSON schemas: checked keyword by keyword, and reduced to the keywords that are enforced.
+
+llguidance ignores a keyword that it does not know, so none reaches it. The order of properties is
+kept, since answers have it.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+from urllib.parse import quote, unquote
+
+from server.faults import Invalid
+
+MAX_DEPTH = 32
+MAX_LEVELS = 500
+"""Levels of the root and of every schema that is referred to, in all: llguidance recurses through
+references, and 3,000 levels overflow a thread's stack of 8 MiB, which ends the process.
+"""
+MAX_COUNTS = {"properties": 1_000, "enum values": 1_000, "branches": 500, "patterns": 50}
+MAX_MULTIPLE = 10_000
+"""Most that the digits of all different `multipleOf` may give if they are multiplied: llguidance
+makes as many states, 0.04 s for 10,000. Likewise it compares all patterns of properties in pairs.
+"""
+MAX_NUMBER = 2**53
+"""llguidance computes with floats, which are exact up to here only."""
+MAPS = ("$defs", "definitions", "properties", "patternProperties")
+LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
+SINGLE = ("items", "additionalProperties")
+"""Keywords whose values are schemas: by name, in a list, or one."""
+Place = tuple[str | int, ...]
+"""Keys and indexes from a schema's root."""
+
+_DIALECT = re.compile(r"https?://json-schema\.org/(draft-07|draft/20(19-09|20-12))/schema#?")
+_TYPES = {"null", "boolean", "integer", "number", "string", "array", "object"}
+_ANNOTATIONS = frozenset({
+    "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+    "$comment", "discriminator", "x-guidance",
+})  # fmt: skip
+"""Keywords that demand nothing; x-guidance would change llguidance's own settings."""
+
+
+_GROUPS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("type", lambda v: v != [] and set(map(str, v if isinstance(v, list) else [v])) <= _TYPES,
+     f"one or several of {', '.join(sorted(_TYPES))}"),
+    ("const", lambda _: True, "any value"),
+    ("$ref", lambda v: isinstance(v, str) and v[:2] in ("#", "#/"), "a place in it: #/..."),
+    ("pattern format", lambda v: isinstance(v, str), "a string"),
+    ("minItems maxItems minLength maxLength minProperties maxProperties",
+     lambda v: type(v) is int and v >= 0, "a whole number of 0 or more"),
+    ("minimum maximum exclusiveMinimum exclusiveMaximum",
+     lambda v: type(v) in (int, float), "a number"),
+    ("multipleOf", lambda v: type(v) in (int, float) and v > 0, "a number above 0"),
+    ("required", lambda v: isinstance(v, list) and all(isinstance(name, str) for name in v),
+     "a list of names"),
+    (" ".join(("enum", *LISTS)), lambda v: isinstance(v, list) and v != [], "a list of 1 or more"),
+    (" ".join(MAPS), lambda v: isinstance(v, dict), "an object of schemas"),
+    (" ".join(SINGLE), lambda v: isinstance(v, dict | bool), "a schema; a list is prefixItems"),
+)  # fmt: skip
+_KINDS = {name: (fits, words) for names, fits, words in _GROUPS for name in names.split()}
+_COUNTED = {
+    "enum": "enum values", "required": "properties", **dict.fromkeys(MAPS, "properties"),
+    **dict.fromkeys(LISTS, "branches"), "patternProperties": "patterns",
+}  # fmt: skip
+
+
+def path_of(param: str, place: Place) -> str:
+    """A place as clients are told of it, as in `schema.properties.age["a b"].anyOf[1]`."""
+    for step in place:
+        if isinstance(step, str) and re.fullmatch(r"[A-Za-z_$][\w$]{0,63}", step, re.ASCII):
+            param += f".{step}"
+        else:
+            param += f"[{json.dumps(step[:64] if isinstance(step, str) else step)}]"
+    return param
+
+
+def normalised(schema: Any, param: str) -> dict[str, Any]:
+    """The schema with the keywords that demand something. Raises Invalid with the path at fault."""
+    walk = _Walk(param)
+    kept = walk.kept(schema, (), 0)
+    for place, target in walk.refs:
+        # A reference to data, such as an example, would lead to a schema that was not checked.
+        if target not in walk.places:
+            raise walk.fault(place, "there is no schema at this place")
+    if walk.num_levels > MAX_LEVELS:
+        raise walk.fault((), f"what is referred to may have {MAX_LEVELS} levels in all at most")
+    if kept is False:
+        raise walk.fault((), "no answer fits the schema false")
+    return {} if kept is True else kept
+
+
+class _Walk:
+    """A walk through a schema.   places: depth of each subschema.   refs: places and targets."""
+
+    def __init__(self, param: str) -> None:
+        self._param = param
+        self._counts: Counter[str] = Counter()
+        self.places: dict[Place, int] = {}
+        self.refs: list[tuple[Place, Place]] = []
+        self._multiples: set[int] = set()
+
+    @property
+    def num_levels(self) -> int:
+        """The most levels that references can put below one another."""
+        levels = Counter({target: 0 for _, target in self.refs} | {(): 0})
+        for place, depth in self.places.items():
+            for above in (place[:end] for end in range(len(place) + 1)):
+                if above in levels:
+                    levels[above] = max(levels[above], 1 + depth - self.places[above])
+        return levels.total()
+
+    def fault(self, place: Place, why: str, code: str | None = None) -> Invalid:
+        path = path_of(self._param, place)
+        return Invalid(f"{path}: {why}.", param=path, code=code)
+
+    def kept(self, schema: Any, place: Place, depth: int) -> Any:
+        self.places[tuple(map(str, place))] = depth
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, dict):
+            raise self.fault(place, "a schema is an object, true or false")
+        if depth > MAX_DEPTH:
+            raise self.fault(place, f"schemas may be nested {MAX_DEPTH} deep at most")
+        return {
+            keyword: self._value(keyword, value, (*place, keyword), depth + 1)
+            for keyword, value in schema.items()
+            if not _demands_nothing(keyword, value, is_root=not place)
+        }
+
+    def _value(self, keyword: str, value: Any, place: Place, depth: int) -> Any:
+        if keyword not in _KINDS:
+            why = "this keyword is not supported, since it could not be enforced"
+            raise self.fault(place, why, "unsupported_parameter")
+        fits, words = _KINDS[keyword]
+        if not fits(value):
+            raise self.fault(place, f"it must be {words}")
+        if what := _COUNTED.get(keyword):
+            self._counts[what] += len(value)
+            if self._counts[what] > MAX_COUNTS[what]:
+                raise self.fault(place, f"there may be {MAX_COUNTS[what]} {what} in all at most")
+        if keyword == "multipleOf":
+            digits = Decimal(str(value)).normalize().as_tuple().digits
+            self._multiples.add(int("".join(map(str, digits))))
+            if math.prod(self._multiples) > MAX_MULTIPLE:
+                raise self.fault(place, f"multiples have a limit of {MAX_MULTIPLE} in all")
+        if keyword in MAPS:
+            return {name: self.kept(inner, (*place, name), depth) for name, inner in value.items()}
+        if keyword in LISTS:
+            return [self.kept(inner, (*place, i), depth) for i, inner in enumerate(value)]
+        if keyword in SINGLE:
+            return self.kept(value, place, depth)
+        if keyword == "$ref":
+            # Written anew, so that llguidance cannot read it in another way.
+            names = [unquote(name) for name in value.split("/")[1:]]
+            self.refs.append((place, tuple(n.replace("~1", "/").replace("~0", "~") for n in names)))
+            return "/".join(["#", *map(quote, names)])
+        if any(abs(number) > MAX_NUMBER for number in _numbers(value)):
+            raise self.fault(place, "numbers beyond 2^53 are not supported")
+        return value
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(inner)
+
+
+def _demands_nothing(keyword: str, value: Any, *, is_root: bool) -> bool:
+    if keyword in _ANNOTATIONS or (value is None and keyword != "const"):
+        return True
+    if is_root and keyword == "$schema":
+        return isinstance(value, str) and _DIALECT.fullmatch(value) is not None
+    is_off = value is False and keyword in ("uniqueItems", "nullable")
+    return is_off or (is_root and keyword == "$id")

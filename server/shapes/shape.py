@@ -1,0 +1,32 @@
+"""A shape that every answer must have, as the request demands it."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+from server.faults import Invalid
+
+MAX_BYTES = {"json": 64 << 10, "regex": 8 << 10, "choice": 64 << 10, "lark": 64 << 10}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """text: a JSON schema, an expression, a JSON list of texts, or a grammar in Lark's form.
+
+    param: the path of the parameter that has it. A text that is too long raises Invalid.
+    """
+
+    kind: Literal["json", "regex", "choice", "lark"]
+    text: str
+    param: str
+
+    def __post_init__(self) -> None:
+        if len(self.text.encode()) > MAX_BYTES[self.kind]:
+            raise self.fault(f"it may have {MAX_BYTES[self.kind]} bytes at most")
+
+    @property
+    def digest(self) -> bytes:
+        return hashlib.sha256(f"{self.kind} {self.text}".encode()).digest()
+
+    def fault(self, why: str) -> Invalid:
+        return Invalid(f"{self.param}: {why}.", param=self.param)

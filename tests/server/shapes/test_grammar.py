@@ -1,0 +1,136 @@
+"""Shapes as llguidance compiles them: what an answer may be, and which part is refused."""
+
+import json
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from engine.grammar.limits import parser_limits
+from server.faults import Invalid
+from server.shapes import compiled as cache
+from server.shapes.compiled import CompiledGrammars
+from server.shapes.grammar import compiled
+from server.shapes.schema import MAX_LEVELS
+from server.shapes.shape import MAX_BYTES, Shape
+
+
+def make(kind, asked):
+    return compiled(Shape(kind, asked if isinstance(asked, str) else json.dumps(asked), "s"))
+
+
+def accepts(grammar, text):
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=parser_limits())
+    tokens = list(text.encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+def refused(kind, asked):
+    with pytest.raises(Invalid) as error:
+        make(kind, asked)
+    return error.value.param, str(error.value)
+
+
+def test_whitespace_in_json_is_bounded_at_each_place():
+    grammar = make("json", {"type": "object", "x-guidance": {"whitespace_flexible": True}})
+    for space in ("", " ", "\n", "\n" + " " * 32):
+        assert accepts(grammar, f'{{{space}"a":{space}1{space}}}')
+    for space in ("  ", " " * 40, "\n" + " " * 33, "\n\n"):
+        assert not accepts(grammar, f'{{{space}"a": 1}}')
+
+
+@pytest.mark.parametrize(
+    ("asked", "path"),
+    [
+        (False, ""),
+        ({"properties": {"a": {"type": "string", "format": "odd"}}}, ".properties.a.format"),
+        ({"$defs": {"d": {"anyOf": [{"type": "null"}, {"pattern": "(?=x)"}]}},
+          "items": {"$ref": "#/$defs/d"}}, ".$defs.d.anyOf[1].pattern"),
+        ({"properties": {f"p{i}": {"type": "string", "pattern": "[" if i == 77 else "a"}
+                         for i in range(100)}}, ".properties.p77.pattern"),
+        ({"items": {"oneOf": [{"type": "string"}, {"minLength": 2}]}}, ".items.oneOf"),
+        ({"items": {"minProperties": 2, "properties": {"a": {"type": "null"}, "b": {}}}},
+         ".items.minProperties"),
+        ({"type": "object", "required": ["a"], "additionalProperties": False}, ".required"),
+    ],
+)  # fmt: skip
+def test_the_part_of_a_schema_that_cannot_be_enforced_is_found(asked, path):
+    assert refused("json", asked)[0] == f"s{path}"
+
+
+def test_expressions_match_whole_answers_and_choices_are_taken_literally():
+    assert accepts(make("regex", "^a/b|c$"), "a/b")
+    assert not accepts(make("regex", "b"), "abc")
+    assert refused("regex", "a\\")[1] == "s: it ends with a backslash."
+    assert "look-around" in refused("regex", "(?=x)")[1]
+    for text in ('"', "\\", "é\n😀", "\x7f", "<|x|>", "/a*/"):
+        grammar = make("choice", [text, "b"])
+        assert [accepts(grammar, t) for t in (text, "b", text + "b")] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("grammar", "door"),
+    [
+        ('start: "a" %json {"type": "string"}', "%json"),
+        ('%llguidance {"no_forcing": true}\nstart: "a"', "%llguidance"),
+        ('start: %lark {\nstart: "a"\n}', "%lark"),
+        ("start: <|eot|>", "<"), ("start: <\x1c>", "<"), ("start: <[1-5]>", "<"),
+        ("start: @other", "@"), ("start[max_tokens=3]: /a+/", "max_tokens"),
+        ("start[temperature = 0.1]: /a+/", "temperature"), ('start[stop="x"]: /a+/', "stop"),
+        ('start: %regex {"substring_chars": "\x7f"} <x>', "<"),
+        ('start: "a" // "\nb: <x> "', "<"), ("start: /a\\\nb/ <x> /c/", "<"),
+        ('{"grammars": [{"json_schema": {"nullable": 1}}]}', "expecting rule"),
+        ('start: "a', "lexer error"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_grammar_has_no_door_to_more_than_the_texts_shape(grammar, door):
+    assert door in refused("lark", grammar)[1]
+
+
+def test_in_strings_expressions_and_comments_a_grammar_may_say_anything():
+    text = '// %json <x>\nstart: "<|a|> %json \\"@" /<b>@%json/ stop # <y> stop=\nstop: "stop="'
+    assert accepts(make("lark", text), '<|a|> %json "@<b>@%jsonstop=')
+
+
+def test_rules_and_references_are_too_few_to_overflow_the_stack():
+    """llguidance recurses through them; 3,000 in a chain end the process."""
+    rules = [f'r{i}: "a" r{i + 1}' for i in range(MAX_LEVELS - 3)]
+    text = "\n".join(["start: r0", *rules, f'r{len(rules)}: ("x")'])
+    assert make("lark", text)
+    assert "rules and brackets" in refused("lark", f"{text}\ns: text")[1]
+    # A definition has two levels here, the last one has one, and the root has three.
+    defs = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(MAX_LEVELS // 2 - 2)}
+    chain = {"$ref": "#/$defs/d0", "$defs": defs | {f"d{len(defs)}": {"type": "null"}}}
+    assert make("json", chain)
+    assert "levels" in refused("json", chain | {"items": {"items": {"items": {}}}})[1]
+
+
+def test_what_takes_seconds_to_compile_and_cannot_be_stopped_is_refused_before():
+    assert make("json", {"allOf": [{"multipleOf": 0.25}, {"multipleOf": 400}]})
+    assert refused("json", {"items": {"multipleOf": 10_001}})[0] == "s.items.multipleOf"
+    assert refused("json", {"anyOf": [{"multipleOf": n} for n in (97, 89, 83)]})[0].endswith("Of")
+    patterns = {f"^{i}$": True for i in range(51)}
+    assert refused("json", {"patternProperties": patterns})[0] == "s.patternProperties"
+    assert "operator &" in refused("lark", "start: A\nA: " + " & ".join(["/a.*/"] * 12))[1]
+
+
+@pytest.mark.parametrize("kind", MAX_BYTES)
+def test_a_text_has_a_limit_in_bytes(kind):
+    assert Shape(kind, "é" * (MAX_BYTES[kind] // 2), "s")
+    with pytest.raises(Invalid):
+        Shape(kind, "é" * (MAX_BYTES[kind] // 2) + "x", "s")
+
+
+def test_a_tenant_pushes_out_its_own_grammars_and_finds_no_others(monkeypatch):
+    monkeypatch.setattr(cache, "MAX_GRAMMARS", cache.TENANT_GRAMMARS + 2)
+    shapes = [Shape("regex", f"{i}", "s") for i in range(cache.TENANT_GRAMMARS + 9)]
+    kept = CompiledGrammars()
+    kept.keep("small", shapes[0], "g0")
+    for shape in shapes:
+        kept.keep("greedy", shape, "g")
+        kept.get("greedy", shapes[0])
+    kept.keep("third", shapes[1], "g1")
+    kept.keep("fourth", shapes[1], "g2")
+    assert [kept.get("small", shape) for shape in shapes[:2]] == ["g0", None]
+    found = [shape for shape in shapes if kept.get("greedy", shape)]
+    assert found == [shapes[0], *shapes[-cache.TENANT_GRAMMARS + 2 :]]

@@ -1,0 +1,121 @@
+"""Every keyword of a JSON schema is enforced, without effect by its meaning, or refused by path."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from server.faults import Invalid
+from server.shapes import schema
+from server.shapes.schema import normalised
+
+UNKNOWN = [
+    "not", "if", "then", "contains", "propertyNames", "uniqueItems", "nullable", "$anchor",
+    "unevaluatedProperties", "dependentRequired", "contentEncoding", "additionalItems", "id", "x",
+]  # fmt: skip
+
+
+def refused(asked):
+    """The path at fault."""
+    with pytest.raises(Invalid) as error:
+        normalised(asked, "s")
+    assert str(error.value).startswith(f"{error.value.param}: ")
+    return error.value.param
+
+
+@pytest.mark.parametrize("keyword", UNKNOWN)
+def test_a_keyword_that_is_not_enforced_is_refused_by_its_path(keyword):
+    asked = {"properties": {"a b": {"items": {"anyOf": [True, {keyword: 7}]}}}}
+    assert refused(asked) == f's.properties["a b"].items.anyOf[1].{keyword}'
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"type": "any"}, {"type": []}, {"type": 7}, {"enum": []}, {"anyOf": []}, {"oneOf": {}},
+        {"properties": []}, {"items": [{}]}, {"required": "a"}, {"minLength": -1},
+        {"maxItems": 1.0}, {"minItems": True}, {"minimum": "1"}, {"exclusiveMinimum": True},
+        {"multipleOf": 0}, {"pattern": 7}, {"format": 1}, {"$ref": "http://a/b"}, {"$ref": "#a"},
+        {"$ref": "#/$defs/gone"}, {"const": 2**53 + 1}, {"enum": [{"a": [-1e300]}]},
+        {"maximum": 2**60}, {"$schema": "http://json-schema.org/draft-04/schema#"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_value_that_a_keyword_cannot_have_is_refused_by_its_path(value):
+    assert refused(value) == f"s.{next(iter(value))}"
+
+
+def test_what_demands_nothing_is_left_out_and_the_order_of_properties_is_kept():
+    nothing = {
+        "title": "t", "description": "d", "examples": [1], "default": None, "$comment": "c",
+        "discriminator": {}, "x-guidance": {"lenient": True}, "nullable": False, "minimum": None,
+        "uniqueItems": False, "not": None,
+    }  # fmt: skip
+    inner = {"properties": {"z": {"const": None} | nothing, "a": True}}
+    root = {"$id": "i", "$schema": "https://json-schema.org/draft/2020-12/schema"}
+    kept = normalised(root | nothing | inner, "s")
+    assert json.dumps(kept) == '{"properties": {"z": {"const": null}, "a": true}}'
+    assert refused({"items": root}) == "s.items.$id"
+
+
+def test_a_reference_leads_to_a_schema_that_was_checked_never_to_data():
+    node = {"$defs": {"a/b %": {"items": {"$ref": "#"}}}, "$ref": "#/$defs/a~1b%20%25"}
+    assert normalised(node, "s")["$ref"] == "#/%24defs/a~1b%20%25"
+    assert refused({"$ref": "#/examples/0", "examples": [{"nullable": True}]}) == "s.$ref"
+    assert refused({"items": {"$ref": "#/const", "const": {"x": 1}}}) == "s.items.$ref"
+
+
+def nested(depth):
+    return {"items": nested(depth - 1)} if depth else {"type": "string"}
+
+
+LARGEST = {
+    "properties": lambda n: {"properties": {f"p{i}": True for i in range(n)}},
+    "enum values": lambda n: {"enum": list(range(n))},
+    "branches": lambda n: {"anyOf": [True] * n},
+}
+
+
+@pytest.mark.parametrize("what", LARGEST)
+def test_a_schema_has_limits_that_hold_for_all_of_it(what):
+    limit, make = schema.MAX_COUNTS[what], LARGEST[what]
+    assert normalised(make(limit), "s")
+    assert refused({"items": make(limit - 1), "$defs": {"d": make(2)}}).startswith("s.")
+    assert refused(make(limit + 1)).startswith("s.")
+    assert normalised(nested(schema.MAX_DEPTH), "s")
+    assert refused(nested(schema.MAX_DEPTH + 1)).count("items") == schema.MAX_DEPTH + 1
+
+
+schemas = st.recursive(
+    st.sampled_from([True, {"type": "string"}, {"minLength": 2, "format": "date"}, {"const": 1}]),
+    lambda inner: st.fixed_dictionaries(
+        {},
+        optional={
+            "items": inner, "anyOf": st.lists(inner, min_size=1, max_size=2),
+            "properties": st.dictionaries(st.sampled_from(["a", "not", "if"]), inner),
+        },
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+def places(asked, path="s"):
+    """Every subschema that is an object, with its path."""
+    if isinstance(asked, dict):
+        yield asked, path
+        for name, inner in asked.get("properties", {}).items():
+            yield from places(inner, f"{path}.properties.{name}")
+        for i, inner in enumerate(asked.get("anyOf", [])):
+            yield from places(inner, f"{path}.anyOf[{i}]")
+        yield from places(asked.get("items"), f"{path}.items")
+
+
+@given(schemas, st.data())
+def test_an_unknown_keyword_anywhere_is_named_and_without_one_the_schema_is_kept(drawn, data):
+    asked = {"items": json.loads(json.dumps(drawn))}
+    assert normalised(asked, "s") == asked
+    holder, path = data.draw(st.sampled_from(list(places(asked))))
+    keyword = data.draw(st.sampled_from(UNKNOWN))
+    holder[keyword] = 1
+    assert refused(asked) == f"{path}.{keyword}"
