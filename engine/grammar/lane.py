@@ -6,6 +6,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 _IDLE_S = 10.0
+_STACK_BYTES = 16 << 20
+"""Memory for a thread's stack, which the system provides as it is used: llguidance recurses."""
 
 Job = Callable[[], None]
 """Work that raises nothing: it keeps its result, or its fault, for whoever waits for it."""
@@ -31,9 +33,14 @@ class Lane:
         with self._has_jobs:
             self._jobs.setdefault(tenant_id, deque()).append(job)
             if not self._has_thread:
-                threading.Thread(target=self._run, name=self._name, daemon=True).start()
-                self._has_thread = True
+                self._start()
             self._has_jobs.notify()
+
+    def _start(self) -> None:
+        before = threading.stack_size(_STACK_BYTES)
+        threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        threading.stack_size(before)
+        self._has_thread = True
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
