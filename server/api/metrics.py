@@ -41,6 +41,16 @@ _COUNTERS = {
     "prefix_evictions": "Number of blocks evicted from the prefix cache",
     "adapter_evictions": "Number of adapters evicted from the arena",
 }
+_GRAMMAR_COUNTERS = {
+    "compiles": "Number of grammars compiled in the engine",
+    "compiles_failed": "Number of grammars that the engine could not compile within its limits",
+    "compile_seconds": "Seconds of processor time that compiling grammars took, beside the steps",
+    "masks": "Number of times that a grammar said what may follow a token",
+    "mask_seconds": "Seconds of processor time that this took, beside the steps",
+    "forced_tokens": "Tokens that a grammar left no choice about, taken without the model",
+    "masks_late": "Number of times that an answer missed a step because its mask was late",
+    "masks_failed": "Number of answers that failed because a mask took too much work",
+}
 # What waits too long, as the one gateway that issues statements saw it in its last look.
 _WAITS = {
     "waits_last_look_timestamp_seconds": "Unix seconds of this gateway's last look, 0 if none",
@@ -99,6 +109,7 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"chorale_{name}", help_text, labels=["engine"])
             yield _of_engines(counter, name, stats)
         yield from _tier_families(stats)
+        yield from _grammar_families(stats)
 
 
 class Metrics:
@@ -185,10 +196,27 @@ class Metrics:
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 
-def _of_engines(family: _Family, name: str, stats: Mapping[str, EngineStats]) -> _Family:
+def _of_engines(family: _Family, name: str, stats: Mapping[str, object]) -> _Family:
     for engine, found in stats.items():
         family.add_metric([engine], getattr(found, name))
     return family
+
+
+def _grammar_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    """Yields the figures of grammars, labelled with engine, and seconds of the busiest tenants."""
+    figures = {engine: found.grammars for engine, found in stats.items()}
+    for name, help_text in _GRAMMAR_COUNTERS.items():
+        counter = CounterMetricFamily(f"chorale_grammar_{name}", help_text, labels=["engine"])
+        yield _of_engines(counter, name, figures)
+    seconds = GaugeMetricFamily(
+        "chorale_grammar_tenant_seconds",
+        "Seconds of processor time for grammars, of the ten tenants of an engine that took most",
+        labels=["engine", "tenant"],
+    )
+    for engine, found in figures.items():
+        for tenant_id, spent in found.tenants:
+            seconds.add_metric([engine, tenant_id], spent)
+    yield seconds
 
 
 def _tier_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:

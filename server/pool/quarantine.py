@@ -41,7 +41,7 @@ class Quarantine:
 
 
 def fingerprint(request: AddRequest) -> str:
-    """A hash of the request's tenant, adapter, prompts and sampling parameters."""
+    """A hash of the request's tenant, adapter, prompts, sampling parameters and grammar."""
     digest = request.adapter.digest if request.adapter else None
-    shape = (request.tenant_id, digest, request.prompts, request.sampling_params)
+    shape = (request.tenant_id, digest, request.prompts, request.sampling_params, request.grammar)
     return hashlib.blake2b(repr(shape).encode(), digest_size=16).hexdigest()

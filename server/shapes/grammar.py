@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer, regex_to_lark
 from pydantic_core import from_json
 
 from engine.grammar.limits import COMPILE_BUDGET_S, MAX_GRAMMAR_BYTES, parser_limits
@@ -47,7 +47,8 @@ def compiled(shape: Shape) -> str:
         # llguidance would drop a backslash at the end.
         if (len(shape.text) - len(shape.text.rstrip("\\"))) % 2:
             raise shape.fault("it ends with a backslash")
-        grammar = str(LLMatcher.grammar_from_regex(shape.text))
+        # With "dws", \d, \w and \s are of ASCII, as in JavaScript; else they were of Unicode.
+        grammar = _top_level("lark_grammar", f"start: /{regex_to_lark(shape.text, 'dws')}/")
     else:
         grammar = _top_level("lark_grammar", _lark_of(shape))
     if flaw := _flaw(grammar):

@@ -13,7 +13,7 @@ import numpy as np
 from engine.batch import Batch, Choices, ScheduledRow, StepTokens
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
-from engine.grammar.matcher import ConstraintFailed
+from engine.grammar.matcher import ConstraintFailed, mask_bytes
 from engine.journal import Journal
 from engine.messages import (
     AddRequest,
@@ -127,10 +127,11 @@ class FakeMatcher:
     """
 
     text: str
+    vocab_size: int = 256
     so_far: tuple[int, ...] = ()
 
     def fork(self) -> "FakeMatcher":
-        return FakeMatcher(self.text, self.so_far)
+        return replace(self)
 
     def consume(self, token_ids: Sequence[int]) -> None:
         self.so_far += tuple(token_ids)
@@ -140,18 +141,22 @@ class FakeMatcher:
         if self.text.startswith("slow") and digest[5] < 12:
             time.sleep(digest[6] / 1e5)
         kind = digest[0] % 4
-        bits = np.zeros(256, dtype=np.uint8)
-        bits[[1 + b % 250 for b in digest[1 : 2 if kind < 2 else 5]]] = 1
+        bits = np.zeros(8 * mask_bytes(self.vocab_size), dtype=np.uint8)
+        most = min(250, self.vocab_size - 1)
+        bits[[1 + b % most for b in digest[1 : 2 if kind < 2 else 5]]] = 1
         if kind == 3:
-            bits[1:] = 1
+            bits[1 : self.vocab_size] = 1
         return np.packbits(bits, bitorder="little")
 
 
+@dataclass
 class FakeGrammars:
+    vocab_size: int = 256
+
     def compile(self, text: str) -> FakeMatcher:
         if text == "bomb":
             raise ConstraintFailed("it is too large")
-        return FakeMatcher(text)
+        return FakeMatcher(text, self.vocab_size)
 
 
 def allowed_token(mask: np.ndarray, wanted: int) -> int:

@@ -26,7 +26,7 @@ from lora.shard import Shard
 from registry.base_model import BaseModel
 from registry.ref import AdapterRef
 from tests.cpu_decoder import make_decoder
-from tests.engine.fakes import FakeLoader
+from tests.engine.fakes import FakeGrammars, FakeLoader
 from tests.engine.late_runner import LateRunner
 from tests.engine.rank_team import RankTeam
 from tests.tiny_models import canonical_bytes, packed_adapter
@@ -113,7 +113,8 @@ def build_core(
     costs = PreemptionCosts(copy_bytes_per_s=1e15)
     costs.note_prefill(1, 1.0)
     swap = SwapSpace(num_swap_slots, layout.slab_bytes, costs)
-    scheduler = Scheduler(limits, layout, adapters, [b""] * config.vocab_size, [0], swap)
+    words, grammars = [b""] * config.vocab_size, FakeGrammars(config.vocab_size)
+    scheduler = Scheduler(limits, layout, adapters, words, [0], swap, grammars=grammars)
     meter = TokenMeter(directory / "meter")
     journal = Journal(directory / "journal", "eng-1", "base-1")
     reference = MergedModel(StoredWeights(model_dir, torch.float32), config)

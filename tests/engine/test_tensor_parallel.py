@@ -31,7 +31,13 @@ class World:
             for seed, name in enumerate(SPECS)
         ]
         self.messages = [
-            make_message(f"r{i}", prompt=prompt_of(i), max_tokens=8, adapter=[None, *refs][i % 4])
+            make_message(
+                f"r{i}",
+                prompt=prompt_of(i),
+                max_tokens=8,
+                adapter=[None, *refs][i % 4],
+                grammar=["", "quick"][i // 4 % 2],
+            )  # fmt: skip
             for i in range(12)
         ]
 

@@ -65,7 +65,10 @@ class World:
         """Run requests of all kinds on the base model and all adapters; return tokens by id."""
         for number in range(count):
             ref = [None, *self.refs][number % 4]
-            message = make_message(f"r{number}", prompt_len=5 + number, adapter=ref)
+            grammar = ["", "quick"][number // 2 % 2]
+            message = make_message(
+                f"r{number}", prompt_len=5 + number, adapter=ref, grammar=grammar
+            )
             params = replace(make_params(number), logprobs=None)
             core.handle("gw", replace(message, sampling_params=params, token_lease=14))
         return {name: tokens_of(own) for name, own in run_until_idle(core).items()}

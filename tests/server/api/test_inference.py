@@ -292,6 +292,7 @@ def test_a_request_is_known_again_by_everything_that_reaches_the_model(product: 
     for change in (
         {"n": 2}, {"logit_bias": {"5": 1}}, {"min_p": 0.1}, {"logprobs": True}, {"max_tokens": 8},
         {"presence_penalty": 1}, {"frequency_penalty": 1}, {"repetition_penalty": 1.1},
+        {"response_format": {"type": "json_object"}},
     ):  # fmt: skip
         product.chat(**change)
         assert fingerprint(product.engines.asked[-1]) != fingerprint(same)

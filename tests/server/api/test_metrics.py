@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.messages import EngineStats, TierStats
+from engine.messages import EngineStats, GrammarStats, TierStats
 from registry.proof import Proof
 from server.api.metrics import Metrics
 from server.pool.engines import EngineFigures
@@ -19,7 +19,7 @@ TIERS = tuple(
 )  # fmt: skip
 
 
-NO_FIGURES = {"tiers", "is_leaving", "silence_s"}
+NO_FIGURES = {"tiers", "grammars", "is_leaving", "silence_s"}
 
 
 def make_stats(**figures: object) -> EngineStats:
@@ -80,7 +80,17 @@ def test_no_figure_of_the_engine_is_left_out():
         if field.name != "tier":
             series = f"chorale_adapter_tier_{field.name}"
             assert names & {series, f"{series}_total"}, field.name
+    for field in dataclasses.fields(GrammarStats):
+        if field.name != "tenants":
+            assert f"chorale_grammar_{field.name}_total" in names
     assert scrape(stats)["chorale_pinned_slabs", ""] == 17
+
+
+def test_the_tenants_whose_grammars_take_most_have_their_seconds():
+    grammars = GrammarStats(masks=3, tenants=(("t-1", 1.5),))
+    found = scrape(make_stats(grammars=grammars))
+    assert found["chorale_grammar_masks_total", ""] == 3
+    assert found["chorale_grammar_tenant_seconds", ""] == 1.5
 
 
 def test_an_engine_that_is_away_has_no_figures():
