@@ -107,7 +107,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the constrained rows of a step may choose from.
+    """Masks for the constrained rows of a step.
 
     masks: by row number; a constrained row without a mask chooses no token.
     num_forced: tokens that grammars forced upon rows without a mask; the meter counts them.

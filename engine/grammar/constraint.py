@@ -1,4 +1,4 @@
-"""What one answer may say next: found by a lane after each of its tokens, polled by the engine."""
+"""The next tokens that one answer may have: a lane finds them, and the engine polls."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ _MOST_FORCED = 64
 
 @dataclass(frozen=True, slots=True)
 class Next:
-    """What may come next.
+    """Tokens that may come next.
 
     forced: tokens without an alternative.
     mask: of the token that follows them; all zeros if they end the answer.

@@ -1,4 +1,4 @@
-"""What the engine asks of a grammar library: the only seam between the two."""
+"""The seam between the engine and a grammar library."""
 
 from collections.abc import Sequence
 from typing import Protocol
