@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
+from engine.grammar.matcher import mask_bytes
 from kernels import sampling
 from kernels.work import PenaltyWork, SamplingWork
 from tests.gpu.setting import Setting
@@ -23,6 +25,7 @@ _DRAWS = 2
 def sampling_trials(setting: Setting) -> Iterator[Trial]:
     yield _adjust(setting)
     yield _sample(setting)
+    yield _mask(setting)
 
 
 def make_choices(num_rows: int, rng: torch.Generator) -> SamplingWork:
@@ -74,6 +77,25 @@ def _check_draws(logits: torch.Tensor, work: SamplingWork, tokens: torch.Tensor)
     start = end - shares.gather(1, tokens[:, None]).squeeze(1)
     is_drawn = (start - _ROUNDING <= work.uniform) & (work.uniform <= end + _ROUNDING)
     assert is_drawn.all(), f"rows {(~is_drawn).nonzero().flatten().tolist()} drew another's share"
+
+
+def _mask(setting: Setting) -> Trial:
+    rng, vocab = setting.rng("mask"), setting.kernels.vocab
+    logits, rows = randn(40, vocab, rng=rng), torch.arange(39, 0, -2)
+    bits = torch.rand(len(rows), 8 * mask_bytes(vocab), generator=rng) < 0.3
+    packed = torch.from_numpy(np.packbits(bits.numpy(), axis=1, bitorder="little"))
+    kept = torch.ones(40, vocab, dtype=torch.bool).index_copy_(0, rows, bits[:, :vocab])
+
+    def run(_, there):
+        (mine,) = on(there, logits.clone())
+        sampling.keep_bits(mine, *on(there, rows, packed))
+        return [mine]
+
+    def judge(ours: Outputs, _: Outputs) -> None:
+        assert torch.equal(ours[0][kept], logits[kept]), "a token that may be chosen has changed"
+        assert (ours[0][~kept] < -1e29).all(), "a token that a mask forbids may be chosen"
+
+    return Trial("mask", run, judge)
 
 
 def _adjust(setting: Setting) -> Trial:
