@@ -8,13 +8,15 @@ or all cut. A row's numbers come from that row only, by operations whose order d
 other rows.
 """
 
+from functools import cache
+
 import torch
 from torch.nn.functional import pad
 
 _BANNED = -1e30
 """Logit of a token that must not be chosen: finite, as all logits must be, but of probability 0."""
 _MASKED_ROWS = 16
-"""How many rows of bits are unpacked at once, into a byte for each token."""
+"""How many rows of bits are unpacked at once, into a number for each token."""
 _GROUP = 128
 """How many tokens share one maximum, which is found first: 40 us for a row of 131,072 tokens, where
 `topk` over all of them takes 300.
@@ -88,11 +90,20 @@ def keep_bits(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> N
     logits: [B, vocab] float32.   rows: [n] int64.   bits: [n, ..] uint8, the lowest bit first.
     Logits that are not finite stay so, because they fail the row.
     """
-    places = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    banned = _banned_by_byte(logits.device)
     for some, ours in zip(rows.split(_MASKED_ROWS), bits.split(_MASKED_ROWS), strict=True):
-        is_kept = (ours[:, :, None] >> places & 1).flatten(1)[:, : logits.shape[1]] != 0
-        wanted = logits[some]
-        logits.index_copy_(0, some, torch.where(is_kept, wanted, wanted * 0 + _BANNED))
+        added = torch.embedding(banned, ours.int()).flatten(1)[:, : logits.shape[1]]
+        logits.index_add_(0, some, added)
+
+
+@cache
+def _banned_by_byte(device: torch.device) -> torch.Tensor:
+    """What a mask's byte adds to eight logits, [256, 8] float32: reading it is ten times as fast as
+    shifting bits.
+    """
+    places = torch.arange(8, device=device)
+    is_kept = torch.arange(256, device=device)[:, None] >> places & 1
+    return (1 - is_kept) * _BANNED
 
 
 # ---- sampling ----
