@@ -71,6 +71,7 @@ def run_slowly(core, outputs, until):
         for _, message in core.step():
             for output in message.outputs:
                 outputs.setdefault(output.request_id, []).append(output)
+        assert not core.scheduler._forced, "a step keeps back tokens that it has added"
         time.sleep(1e-4)
 
 
@@ -122,6 +123,22 @@ def test_a_mask_that_does_not_come_holds_up_its_own_answer_only(tmp_path, lag):
     run_slowly(core, outputs, lambda: not core.scheduler.has_work)
     assert tokens_of(outputs["stalled"])[1:] == [9, EOS]
     assert core.scheduler.constraints.lanes.figures.masks_late > 0
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_row_whose_grammar_is_slow_is_in_no_step_before_its_mask_is_there(
+    tmp_path, lag, monkeypatch
+):
+    monkeypatch.setattr("engine.grammar.compilation.SLOW_S", 0.0)
+    core = make_core_of(FakeGrammars(), tmp_path, lag)
+    message = make_message("r", max_tokens=30, grammar="slow")
+    outputs = {}
+    core.handle("gw", message)
+    core.handle("gw", free := make_message("free", max_tokens=60))
+    run_slowly(core, outputs, lambda: not core.scheduler.has_work)
+    assert tokens_of(outputs["r"]) == expected_tokens(message)
+    assert tokens_of(outputs["free"]) == expected_tokens(free)
+    assert core.scheduler.constraints.lanes.figures.masks_late <= 1, "the first mask alone"
 
 
 def test_a_grammar_that_is_being_compiled_holds_up_its_own_requests_only(tmp_path):
