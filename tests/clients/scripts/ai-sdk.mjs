@@ -1,13 +1,15 @@
 // Vercel's AI SDK, with its provider for servers that speak OpenAI's API.
 import assert from "node:assert/strict";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { generateText, streamText } from "ai";
+import { generateText, Output, streamText } from "ai";
+import { z } from "zod";
 
 const { CHORALE_URL: URL, CHORALE_API_KEY: KEY } = process.env;
 const ANSWER = '{"animal": "fox", "eats": "mice"}';
 
 const chorale = createOpenAICompatible({
   name: "chorale", baseURL: URL + "/v1", apiKey: KEY, includeUsage: true,
+  supportsStructuredOutputs: true,
 });
 const ask = { model: chorale("json"), temperature: 0, maxRetries: 0 };
 const messages = [{ role: "user", content: "What does a fox eat?" }];
@@ -31,3 +33,11 @@ const model = chorale.completionModel("json");
 const completion = await generateText({ ...ask, model, prompt: "A fox eats", maxOutputTokens: 4 });
 assert.equal(completion.usage.outputTokens, 4);
 console.log("works: completions");
+
+const Home = z.object({ place: z.enum(["den", "web"]), depth: z.int().min(0).max(9) });
+const Animal = z.object({ homes: z.array(Home).min(1).max(2), tame: z.boolean().nullable() });
+const shape = { ...ask, output: Output.object({ schema: Animal }), prompt: "What does a fox eat?" };
+const fox = (await generateText(shape)).output;
+Animal.parse(fox);
+assert.deepEqual(await streamText(shape).output, fox);
+console.log("works: `Output.object` of a Zod schema, also streamed");

@@ -1,9 +1,11 @@
 """LangChain's two classes for servers that speak OpenAI's API."""
 
 import os
+from typing import Literal
 
 from langchain_core.messages import HumanMessage
 from langchain_openai import ChatOpenAI, OpenAI
+from pydantic import BaseModel, Field
 
 URL, KEY = os.environ["CHORALE_URL"], os.environ["CHORALE_API_KEY"]
 QUESTION, ANSWER = "What does a fox eat?", '{"animal": "fox", "eats": "mice"}'
@@ -26,6 +28,18 @@ print("works: `stream` with usage")
 
 assert [one.content for one in chat.batch([QUESTION, QUESTION])] == [ANSWER, ANSWER]
 print("works: `batch`")
+
+
+class Animal(BaseModel):
+    homes: list[Literal["den", "web"]] = Field(min_length=1, max_length=2)
+    tame: bool | None
+
+
+fox = chat.with_structured_output(Animal, method="json_schema").invoke(QUESTION)
+assert isinstance(fox, Animal)
+loud = ChatOpenAI(**ask | {"model": "shout"}, max_retries=0)
+assert isinstance(loud.with_structured_output(method="json_mode").invoke(QUESTION), dict)
+print("works: `with_structured_output` by `json_schema` and `json_mode`")
 
 texts = ["A fox eats", "The capital of Norway is"]
 model = OpenAI(**ask, max_retries=0, max_tokens=4)

@@ -1,6 +1,8 @@
 // OpenAI's client for Node.
 import assert from "node:assert/strict";
 import OpenAI from "openai";
+import { zodResponseFormat } from "openai/helpers/zod";
+import { z } from "zod";
 
 const { CHORALE_URL: URL, CHORALE_API_KEY: KEY } = process.env;
 const QUESTION = { role: "user", content: "What does a fox eat?" };
@@ -34,6 +36,16 @@ const prompt = ["A fox eats", "The capital of Norway is"];
 const both = await client.completions.create({ ...ask, prompt, max_tokens: 4 });
 assert.deepEqual(both.choices.map((choice) => choice.index), [0, 1]);
 console.log("works: completions of several prompts");
+
+const Home = z.object({ place: z.enum(["den", "web"]), depth: z.int().min(0).max(9) });
+const Animal = z.object({ homes: z.array(Home).min(1).max(2), tame: z.boolean().nullable() });
+const response_format = zodResponseFormat(Animal, "animal");
+const shape = { ...ask, messages: [QUESTION], response_format };
+const fox = (await client.chat.completions.parse(shape)).choices[0].message.parsed;
+Animal.parse(fox);
+const streamed = await client.chat.completions.stream(shape).finalChatCompletion();
+assert.deepEqual(streamed.choices[0].message.parsed, fox);
+console.log("works: `parse` and `stream` with `zodResponseFormat`");
 
 await assert.rejects(
   client.completions.create({ ...ask, prompt: "A fox", suffix: "end" }),

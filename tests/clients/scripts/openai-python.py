@@ -1,8 +1,11 @@
 """OpenAI's client for Python: features that Chorale serves, and those it refuses by design."""
 
+import json
 import os
+from typing import Literal
 
 import openai
+from pydantic import BaseModel, Field
 
 URL, KEY = os.environ["CHORALE_URL"], os.environ["CHORALE_API_KEY"]
 QUESTION = {"role": "user", "content": "What does a fox eat?"}
@@ -67,6 +70,35 @@ assert all(logprob < 0 for logprob in scored.logprobs.token_logprobs[1:])
 print("works: echo with logprobs")
 
 
+class Home(BaseModel):
+    place: Literal["den", "web"]
+    depth: int = Field(ge=0, le=9)
+
+
+class Animal(BaseModel):
+    name: str = Field(max_length=12)
+    homes: list[Home] = Field(min_length=1, max_length=2)
+    tame: bool | None
+
+
+shape = {"messages": [QUESTION], "response_format": Animal, **ask}
+fox = client.chat.completions.parse(**shape).choices[0].message.parsed
+assert (type(fox), type(fox.homes[0])) == (Animal, Home)
+with client.chat.completions.stream(**shape) as events:
+    assert events.get_final_completion().choices[0].message.parsed == fox
+print("works: `parse` and `stream` with a Pydantic model")
+
+loud = {"messages": [QUESTION], "model": "shout", "temperature": 0}
+anything = client.chat.completions.create(response_format={"type": "json_object"}, **loud)
+assert isinstance(json.loads(anything.choices[0].message.content), dict)
+print("works: JSON mode")
+
+yes_or_no = {"structured_outputs": {"choice": ["yes", "no"]}}
+chosen = client.chat.completions.create(extra_body=yes_or_no, **loud)
+assert chosen.choices[0].message.content in ("yes", "no")
+print("works: `structured_outputs` in `extra_body`")
+
+
 def user(*parts: dict) -> list[dict]:
     return [{"role": "user", "content": list(parts)}]
 
@@ -80,7 +112,6 @@ CHAT, COMPLETIONS = client.chat.completions, client.completions
 for what, endpoint, fields, param in [
     ("tools", CHAT, {"tools": [TOOL]}, "tools"),
     ("a tool's call in a message", CHAT, {"messages": [QUESTION, CALL]}, "messages[1].tool_calls"),
-    ("JSON mode", CHAT, {"response_format": {"type": "json_object"}}, "response_format"),
     ("an image in a message", CHAT, {"messages": user(IMAGE)}, PART),
     ("audio in a message", CHAT, {"messages": user(AUDIO)}, PART),
     ("answers in audio", CHAT, {"modalities": ["text", "audio"]}, "modalities"),

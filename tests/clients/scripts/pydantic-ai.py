@@ -2,8 +2,10 @@
 
 import asyncio
 import os
+from typing import Literal
 
-from pydantic_ai import Agent
+from pydantic import BaseModel, Field
+from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -12,6 +14,15 @@ QUESTION, ANSWER = "What does a fox eat?", '{"animal": "fox", "eats": "mice"}'
 
 model = OpenAIChatModel("json", provider=OpenAIProvider(base_url=URL + "/v1", api_key=KEY))
 agent = Agent(model, instructions="Answer briefly.", model_settings={"temperature": 0})
+
+
+class Home(BaseModel):
+    place: Literal["den", "web"]
+
+
+class Animal(BaseModel):
+    homes: list[Home] = Field(min_length=1, max_length=2)
+    tame: bool | None
 
 
 async def main() -> None:
@@ -25,6 +36,9 @@ async def main() -> None:
         assert "".join([piece async for piece in stream.stream_text(delta=True)]) == ANSWER
         assert stream.usage.output_tokens == answer.usage.output_tokens
     print("works: `run_stream` with usage")
+    fox = (await agent.run(QUESTION, output_type=NativeOutput(Animal))).output
+    assert (type(fox), type(fox.homes[0])) == (Animal, Home)
+    print("works: `NativeOutput` of a Pydantic model")
 
 
 asyncio.run(main())
