@@ -87,6 +87,7 @@ def normalised(schema: Any, param: str) -> dict[str, Any]:
             raise walk.fault(place, "there is no schema at this place")
     if walk.num_levels > MAX_LEVELS:
         raise walk.fault((), f"what is referred to may have {MAX_LEVELS} levels in all at most")
+    walk.ease_unions()
     if kept is False:
         raise walk.fault((), "no answer fits the schema false")
     return {} if kept is True else kept
@@ -99,6 +100,7 @@ class _Walk:
         self._param = param
         self._counts: Counter[str] = Counter()
         self.places: dict[Place, int] = {}
+        self._kept: dict[Place, dict[str, Any]] = {}
         self.refs: list[tuple[Place, Place]] = []
         self._multiples: set[int] = set()
 
@@ -124,11 +126,27 @@ class _Walk:
             raise self.fault(place, "a schema is an object, true or false")
         if depth > MAX_DEPTH:
             raise self.fault(place, f"schemas may be nested {MAX_DEPTH} deep at most")
-        return {
+        kept = self._kept[tuple(map(str, place))] = {
             keyword: self._value(keyword, value, (*place, keyword), depth + 1)
             for keyword, value in schema.items()
             if not _demands_nothing(keyword, value, is_root=not place)
         }
+        return kept
+
+    def ease_unions(self) -> None:
+        """Make anyOf of each oneOf whose branches refer to objects that one property tells apart.
+
+        Pydantic writes unions with a discriminator so, and llguidance looks behind no reference.
+        """
+        refs: dict[Place, Place] = {tuple(map(str, at)): target for at, target in self.refs}
+        for place, schema in self._kept.items():
+            branches = [(*place, "oneOf", str(i)) for i in range(len(schema.get("oneOf", ())))]
+            if branches and "anyOf" not in schema:
+                lone = [branch for branch in branches if len(self._kept.get(branch, ())) == 1]
+                targets = {refs[at] for branch in lone if (at := (*branch, "$ref")) in refs}
+                objects = [self._kept.get(target) for target in targets]
+                if len(objects) == len(branches) and _are_told_apart(objects):
+                    schema["anyOf"] = schema.pop("oneOf")
 
     def _value(self, keyword: str, value: Any, place: Place, depth: int) -> Any:
         if keyword not in _KINDS:
@@ -160,6 +178,26 @@ class _Walk:
         if any(abs(number) > MAX_NUMBER for number in _numbers(value)):
             raise self.fault(place, "numbers beyond 2^53 are not supported")
         return value
+
+
+def _are_told_apart(schemas: list[dict[str, Any] | None]) -> bool:
+    """Whether all are of objects and require a property, which has texts of its own in each."""
+    objects = [schema for schema in schemas if schema and schema.get("type") == "object"]
+    for name in objects[0].get("properties", {}) if len(objects) == len(schemas) else ():
+        tags = [_tags(schema, name) for schema in objects]
+        if all(tags) and len(set().union(*tags)) == sum(map(len, tags)):
+            return True
+    return False
+
+
+def _tags(schema: dict[str, Any], name: str) -> set[str]:
+    """Texts that a required property is one of; empty if it may be missing or anything else."""
+    value = schema.get("properties", {}).get(name)
+    if not isinstance(value, dict):
+        return set()
+    texts = [value["const"]] if "const" in value else value.get("enum", [])
+    is_bound = all(isinstance(text, str) for text in texts) and name in schema.get("required", ())
+    return set(texts) if is_bound else set()
 
 
 def _numbers(value: Any) -> Iterator[float]:

@@ -57,6 +57,24 @@ def test_the_part_of_a_schema_that_cannot_be_enforced_is_found(asked, path):
     assert refused("json", asked)[0] == f"s{path}"
 
 
+def test_objects_that_a_property_tells_apart_may_be_branches_of_one_of():
+    """Pydantic's unions with a discriminator refer to their branches."""
+
+    def union(second, **changed):
+        tagged = {"type": "object", "properties": {"t": {"const": "p"}}, "required": ["t"]}
+        branches = [{"$ref": "#/$defs/p"}, {"$ref": f"#/$defs/{second}"}]
+        other = tagged | {"properties": {"t": {"enum": ["q", "r"]}}} | changed
+        return {"oneOf": branches, "$defs": {"p": tagged, "q": other}}
+
+    grammar = make("json", union("q"))
+    assert [accepts(grammar, f'{{"t": "{tag}"}}') for tag in "pqrs"] == [True, True, True, False]
+    shared = {"properties": {"t": {"enum": ["q", "p"]}}}
+    anything = {"properties": {"t": True}}
+    for ambiguous in (shared, anything, {"required": []}, {"type": ["object", "null"]}):
+        assert refused("json", union("q", **ambiguous))[0] == "s.oneOf"
+    assert refused("json", union("p"))[0] == "s.oneOf"
+
+
 def test_expressions_match_whole_answers_and_choices_are_taken_literally():
     assert accepts(make("regex", "^a/b|c$"), "a/b")
     assert not accepts(make("regex", "b"), "abc")
