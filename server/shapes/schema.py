@@ -41,6 +41,17 @@ _ANNOTATIONS = frozenset({
     "$comment", "discriminator", "x-guidance",
 })  # fmt: skip
 """Keywords that demand nothing; x-guidance would change llguidance's own settings."""
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_NO_WRONG_LEAP_DAY = {"pattern": f"^{_LEAP_YEAR}|-(?:0[13-9]|1[0-2])-|-02-(?:[01]|2[0-8])"}
+_NO_LEAP_SECOND = {"pattern": ":[0-5][0-9]:[0-5]"}
+_BESIDE_FORMAT = {
+    "date": [_NO_WRONG_LEAP_DAY],
+    "time": [_NO_LEAP_SECOND],
+    "date-time": [_NO_WRONG_LEAP_DAY, _NO_LEAP_SECOND],
+}
+"""What a format demands beyond llguidance, which lets 29 February be in every year, and every
+minute have a leap second; there are real ones, but answers do without.
+"""
 
 
 _GROUPS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -124,11 +135,14 @@ class _Walk:
             raise self.fault(place, "a schema is an object, true or false")
         if depth > MAX_DEPTH:
             raise self.fault(place, f"schemas may be nested {MAX_DEPTH} deep at most")
-        return {
+        kept = {
             keyword: self._value(keyword, value, (*place, keyword), depth + 1)
             for keyword, value in schema.items()
             if not _demands_nothing(keyword, value, is_root=not place)
         }
+        if beside := _BESIDE_FORMAT.get(kept.get("format", "")):
+            kept["allOf"] = [*kept.get("allOf", []), *beside]
+        return kept
 
     def _value(self, keyword: str, value: Any, place: Place, depth: int) -> Any:
         if keyword not in _KINDS:

@@ -1,8 +1,9 @@
 """A request that is repeated up to two hundred times gets the same tokens and logprobs, its
 prompt's included, to the last bit.
 
-The runs differ in the other requests and their adapters, the cuts of chunks, hits in the prefix
-cache, preemption by swap or recomputation, a step in flight, the number of answers, and aborts.
+The runs differ in the other requests, their adapters and grammars, the cuts of chunks, hits in the
+prefix cache, preemption by swap or recomputation, a step in flight, the number of answers, and
+aborts.
 Without the setting the bits do differ, which shows that the test can fail.
 """
 
@@ -95,6 +96,7 @@ class World:
             max_tokens=chance.randrange(1, 25),
             n=chance.choice((1, 2)),
             logprobs=chance.choice((None, 2)),
+            grammar=chance.choice(("", "quick", "slow")),
         )
 
 
