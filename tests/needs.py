@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,8 +19,6 @@ from tests.redis_server import redis_binary
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SMOLLM2 = Path(__file__).parents[1] / "build" / "smollm2"
-NO_SUITE = "The package index does not have jsonschema's sources, which hold JSON Schema's test suite."
-_SUITE = "jsonschema==4.26.0"
 NO_SMOLLM2 = "There is no SmolLM2 here. `make model` makes it."
 
 
@@ -75,11 +72,10 @@ def smollm2() -> Path:
 
 
 def schema_suite(folder: Path) -> Path:
-    """Download JSON Schema's test suite, and return the folder of its draft 2020-12."""
-    source = ("--no-binary=:all:", "--no-deps", "--quiet", f"--dest={folder}", _SUITE)
-    if subprocess.run([sys.executable, "-m", "pip", "download", *source]).returncode:
-        pytest.skip(NO_SUITE)
-    (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as tar:
-        tar.extractall(folder, filter="data")
+    """Download the sources of jsonschema; return the folder of JSON Schema's tests in them."""
+    options = ("--quiet", "--no-deps", "--no-binary=:all:", f"--dest={folder}")
+    command = (sys.executable, "-m", "pip", "download", *options, "jsonschema==4.26.0")
+    if subprocess.run(command).returncode:
+        pytest.skip("The package index does not have the sources of jsonschema, nor their tests.")
+    shutil.unpack_archive(next(folder.glob("*.tar.gz")), folder, filter="data")
     return next(folder.glob("*/json/tests/draft2020-12"))

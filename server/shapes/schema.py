@@ -42,16 +42,12 @@ _ANNOTATIONS = frozenset({
 })  # fmt: skip
 """Keywords that demand nothing; x-guidance would change llguidance's own settings."""
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
-_NO_WRONG_LEAP_DAY = {"pattern": f"^{_LEAP_YEAR}|-(?:0[13-9]|1[0-2])-|-02-(?:[01]|2[0-8])"}
-_NO_LEAP_SECOND = {"pattern": ":[0-5][0-9]:[0-5]"}
+_LEAP_DAYS = f"^{_LEAP_YEAR}|-(?:0[13-9]|1[0-2])-|-02-(?:[01]|2[0-8])"
+_NO_LEAP_SECOND = ":[0-5][0-9]:[0-5]"
 _BESIDE_FORMAT = {
-    "date": [_NO_WRONG_LEAP_DAY],
-    "time": [_NO_LEAP_SECOND],
-    "date-time": [_NO_WRONG_LEAP_DAY, _NO_LEAP_SECOND],
-}
-"""What a format demands beyond llguidance, which lets 29 February be in every year, and every
-minute have a leap second; there are real ones, but answers do without.
-"""
+    "date": [_LEAP_DAYS], "time": [_NO_LEAP_SECOND], "date-time": [_LEAP_DAYS, _NO_LEAP_SECOND],
+}  # fmt: skip
+"""Patterns beside formats, as llguidance has 29 February in all years, and leap seconds anywhere."""
 
 
 _GROUPS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -60,8 +56,10 @@ _GROUPS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("const", lambda _: True, "any value"),
     ("$ref", lambda v: isinstance(v, str) and v[:2] in ("#", "#/"), "a place in it: #/..."),
     ("pattern format", lambda v: isinstance(v, str), "a string"),
-    ("minItems maxItems minLength maxLength minProperties maxProperties",
+    ("minItems maxItems minLength maxLength maxProperties",
      lambda v: type(v) is int and v >= 0, "a whole number of 0 or more"),
+    ("minProperties", lambda v: type(v) is int and v in (0, 1),
+     "0 or 1, as answers might have the same property twice; use required"),
     ("minimum maximum exclusiveMinimum exclusiveMaximum",
      lambda v: type(v) in (int, float), "a number"),
     ("multipleOf", lambda v: type(v) in (int, float) and v > 0, "a number above 0"),
@@ -140,8 +138,8 @@ class _Walk:
             for keyword, value in schema.items()
             if not _demands_nothing(keyword, value, is_root=not place)
         }
-        if beside := _BESIDE_FORMAT.get(kept.get("format", "")):
-            kept["allOf"] = [*kept.get("allOf", []), *beside]
+        if patterns := _BESIDE_FORMAT.get(kept.get("format", "")):
+            kept["allOf"] = [*kept.get("allOf", []), *({"pattern": text} for text in patterns)]
         return kept
 
     def _value(self, keyword: str, value: Any, place: Place, depth: int) -> Any:

@@ -1,7 +1,6 @@
 """An engine core around a real model, with adapters loaded without threads, for tests."""
 
 import hashlib
-import json
 from dataclasses import replace
 
 import torch
@@ -9,7 +8,6 @@ import torch
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.cpu.runner import ModelRunner
-from engine.grammar.llguidance_matcher import LlguidanceGrammars
 from engine.journal import Journal
 from engine.merged import MergedModel
 from engine.meter import TokenMeter
@@ -27,7 +25,6 @@ from lora.packed import PackedForm
 from lora.shard import Shard
 from registry.base_model import BaseModel
 from registry.ref import AdapterRef
-from server.text.vocabulary import read_vocabulary
 from tests.cpu_decoder import make_decoder
 from tests.engine.fakes import FakeGrammars, FakeLoader
 from tests.engine.late_runner import LateRunner
@@ -76,7 +73,7 @@ def build_core(
     make_kernels=PlainKernels,
     num_ranks=1,
     make_team=RankTeam,
-    has_own_tokens=False,
+    tokens=None,
 ):
     """A core with a model on the CPU.
 
@@ -84,7 +81,7 @@ def build_core(
     make_kernels: makes kernels for an AttentionShape.
     make_backend: a function such as tests.engine.gpu.backends.fake_backend, to run on a device.
     num_ranks: ranks that share the model, as threads.   make_team: makes them, see RankTeam.
-    has_own_tokens: whether its grammars and EOS are those of the model's folder, not fakes.
+    tokens: their bytes, those that end an answer, and grammars; fakes by default.
     """
     config = DecoderConfig.parse(load_config(model_dir))
     layout = Layout.of(config.shape, itemsize=4, num_shards=num_ranks)
@@ -118,11 +115,8 @@ def build_core(
     costs = PreemptionCosts(copy_bytes_per_s=1e15)
     costs.note_prefill(1, 1.0)
     swap = SwapSpace(num_swap_slots, layout.slab_bytes, costs)
-    words, eos, grammars = [b""] * config.vocab_size, [0], FakeGrammars(config.vocab_size)
-    if has_own_tokens:
-        path, eos = model_dir / "tokenizer.json", [load_config(model_dir)["eos_token_id"]]
-        grammars = LlguidanceGrammars(path, config.vocab_size, eos)
-        words = read_vocabulary(json.loads(path.read_text()))
+    fakes = [b""] * config.vocab_size, [0], FakeGrammars(config.vocab_size)
+    words, eos, grammars = tokens or fakes
     scheduler = Scheduler(limits, layout, adapters, words, eos, swap, grammars=grammars)
     meter = TokenMeter(directory / "meter")
     journal = Journal(directory / "journal", "eng-1", "base-1")

@@ -30,9 +30,8 @@ def make_row(*, prompt=(), output=(), seed=0, index=None, banned=(), **sampling)
 
 
 def make_mask(token_ids, vocab=VOCAB):
-    mask = np.zeros(8 * mask_bytes(vocab), dtype=np.uint8)
-    mask[list(token_ids)] = 1
-    return np.packbits(mask, bitorder="little")
+    bits = np.isin(np.arange(8 * mask_bytes(vocab)), list(token_ids))
+    return np.packbits(bits, bitorder="little")
 
 
 def make_logits(rows, vocab=VOCAB, seed=0):
@@ -161,16 +160,14 @@ def test_the_same_seed_draws_the_same_and_the_position_matters():
 def test_draws_follow_the_exact_probabilities(params, kept):
     """The test is a chi-square test of 20,000 draws with fixed seeds over the allowed tokens."""
     logits = torch.linspace(1, -1, 10)
-    allowed = params.get("mask", range(10))
-    rows = [
-        make_row(seed=s, **{name: params[name] for name in params.keys() - {"mask"}})
-        for s in range(20_000)
-    ]
-    masks = {n: make_mask(allowed, 10) for n in range(len(rows))} if "mask" in params else None
+    params, masks = dict(params), None
+    if (allowed := params.pop("mask", None)) is not None:
+        masks = dict.fromkeys(range(20_000), make_mask(allowed, 10))
+    rows = [make_row(seed=s, **params) for s in range(20_000)]
     counts = Counter(choose(logits.repeat(len(rows), 1), rows, masks)[0])
     values = adjusted(logits.tolist(), rows[0])
-    masked = [value if i in allowed else -math.inf for i, value in enumerate(values)]
-    weights = exact_weights(masked, rows[0].sampling)
+    values = [x if i in (allowed or range(10)) else -math.inf for i, x in enumerate(values)]
+    weights = exact_weights(values, rows[0].sampling)
     assert kept in (None, sum(w > 0 for w in weights))
     chi_square = 0.0
     for token, weight in enumerate(weights):
