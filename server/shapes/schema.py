@@ -47,7 +47,7 @@ _NO_LEAP_SECOND = ":[0-5][0-9]:[0-5]"
 _BESIDE_FORMAT = {
     "date": [_LEAP_DAYS], "time": [_NO_LEAP_SECOND], "date-time": [_LEAP_DAYS, _NO_LEAP_SECOND],
 }  # fmt: skip
-"""Patterns beside formats, as llguidance has 29 February in all years, and leap seconds anywhere."""
+"""Patterns beside formats, as llguidance has 29 February in any year, and any leap second."""
 
 
 _GROUPS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -140,7 +140,20 @@ class _Walk:
         }
         if patterns := _BESIDE_FORMAT.get(kept.get("format", "")):
             kept["allOf"] = [*kept.get("allOf", []), *({"pattern": text} for text in patterns)]
+        if kept.get("properties") or kept.get("patternProperties"):
+            self._close(kept, place)
         return kept
+
+    def _close(self, kept: dict[str, Any], place: Place) -> None:
+        """Close an object: elsewhere llguidance takes "\\u0061" for another property than "a"."""
+        rest = kept.get("additionalProperties", True)
+        if rest is not False and "patternProperties" in kept:
+            raise self.fault((*place, "patternProperties"), "additionalProperties must be false")
+        if rest not in (True, False, {}):
+            why = "beside properties it must be true or false"
+            raise self.fault((*place, "additionalProperties"), why)
+        if rest is not False:
+            kept |= {"patternProperties": {"": True}, "additionalProperties": False}
 
     def _value(self, keyword: str, value: Any, place: Place, depth: int) -> Any:
         if keyword not in _KINDS:

@@ -50,7 +50,7 @@ leaves = st.one_of(
 
 def larger(inner):
     """Schemas of objects, lists and combinations of these schemas."""
-    some, others = st.lists(inner, min_size=1, max_size=2), st.just(False) | inner
+    some, others = st.lists(inner, min_size=1, max_size=2), st.booleans() | inner
     properties = {"properties": st.dictionaries(name, inner, max_size=3)}
     return st.one_of(
         fields({"type": st.just("object"), "additionalProperties": others}, optional={

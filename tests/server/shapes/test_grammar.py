@@ -38,6 +38,13 @@ def test_whitespace_in_json_is_bounded_at_each_place():
         assert not accepts(grammar, f'{{{space}"a": 1}}')
 
 
+def test_a_property_written_with_escapes_is_no_other_property():
+    grammar = make("json", {"properties": {"a": {"type": "integer"}}})
+    assert accepts(grammar, '{"a":1,"b":"x"}')
+    assert not accepts(grammar, '{"\\u0061":"x"}')
+    assert refused("json", {"patternProperties": {"^a": {}}})[0] == "s.patternProperties"
+
+
 def test_dates_and_times_exist():
     for name, good, bad in [
         ("date", "2000-02-29", "1900-02-29"),

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -25,7 +26,9 @@ def test_a_schema_that_is_taken_lets_no_instance_in_that_the_suite_forbids(tmp_p
                 continue
             counts["taken"] += 1
             for test in case["tests"]:
-                is_accepted = accepts(grammar, json.dumps(test["data"], separators=(",", ":")))
+                compact = partial(json.dumps, test["data"], separators=(",", ":"))
+                texts = compact(), compact(ensure_ascii=False)
+                is_accepted = any(accepts(grammar, text) for text in texts)
                 counts["valid" if test["valid"] else "invalid", is_accepted] += 1
                 if is_accepted and not test["valid"]:
                     wrong.add(test["description"])
