@@ -8,6 +8,8 @@ time.)
 import importlib.util
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -67,3 +69,13 @@ def smollm2() -> Path:
     if not SMOLLM2.is_dir():
         pytest.skip(NO_SMOLLM2)
     return SMOLLM2
+
+
+def schema_suite(folder: Path) -> Path:
+    """Download the sources of jsonschema; return the folder of JSON Schema's tests in them."""
+    options = ("--quiet", "--no-deps", "--no-binary=:all:", f"--dest={folder}")
+    command = (sys.executable, "-m", "pip", "download", *options, "jsonschema==4.26.0")
+    if subprocess.run(command).returncode:
+        pytest.skip("The package index does not have the sources of jsonschema, nor their tests.")
+    shutil.unpack_archive(next(folder.glob("*.tar.gz")), folder, filter="data")
+    return next(folder.glob("*/json/tests/draft2020-12"))

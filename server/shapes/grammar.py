@@ -17,6 +17,10 @@ from server.shapes.shape import Shape
 
 _WHITESPACE = r" |\n {0,32}"
 """Whitespace that JSON may have at each place, once: models can go on with it without end."""
+_ESCAPES = 'nrbtf\\"'
+"""What may follow a backslash in JSON: with `u`, llguidance took "\\u0061" for another property
+than "a". No answer has other control characters than these, therefore.
+"""
 _MAX_INTERSECTIONS = 10
 """Each may double the time that a grammar takes: with 20 it is 2 s."""
 _TOKENIZER = LLTokenizer("byte")
@@ -88,7 +92,8 @@ def _lark_of(shape: Shape) -> str:
 
 
 def _schema_grammar(schema: Any) -> str:
-    return _top_level("json_schema", schema | {"x-guidance": {"whitespace_pattern": _WHITESPACE}})
+    options = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": _ESCAPES}
+    return _top_level("json_schema", schema | {"x-guidance": options})
 
 
 def _top_level(form: str, grammar: Any) -> str:

@@ -41,6 +41,15 @@ _ANNOTATIONS = frozenset({
     "$comment", "discriminator", "x-guidance",
 })  # fmt: skip
 """Keywords that demand nothing; x-guidance would change llguidance's own settings."""
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_LEAP_DAYS = f"^{_LEAP_YEAR}|-(?:0[13-9]|1[0-2])-|-02-(?:[01]|2[0-8])"
+_NO_LEAP_SECOND = ":[0-5][0-9]:[0-5]"
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]")
+"""Characters that no answer has: see _ESCAPES in server.shapes.grammar."""
+_BESIDE_FORMAT = {
+    "date": [_LEAP_DAYS], "time": [_NO_LEAP_SECOND], "date-time": [_LEAP_DAYS, _NO_LEAP_SECOND],
+}  # fmt: skip
+"""Patterns beside formats, as llguidance has 29 February in any year, and any leap second."""
 
 
 _GROUPS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -49,8 +58,10 @@ _GROUPS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("const", lambda _: True, "any value"),
     ("$ref", lambda v: isinstance(v, str) and v[:2] in ("#", "#/"), "a place in it: #/..."),
     ("pattern format", lambda v: isinstance(v, str), "a string"),
-    ("minItems maxItems minLength maxLength minProperties maxProperties",
+    ("minItems maxItems minLength maxLength maxProperties",
      lambda v: type(v) is int and v >= 0, "a whole number of 0 or more"),
+    ("minProperties", lambda v: type(v) is int and v in (0, 1),
+     "0 or 1, as answers might have the same property twice; use required"),
     ("minimum maximum exclusiveMinimum exclusiveMaximum",
      lambda v: type(v) in (int, float), "a number"),
     ("multipleOf", lambda v: type(v) in (int, float) and v > 0, "a number above 0"),
@@ -131,6 +142,8 @@ class _Walk:
             for keyword, value in schema.items()
             if not _demands_nothing(keyword, value, is_root=not place)
         }
+        if patterns := _BESIDE_FORMAT.get(kept.get("format", "")):
+            kept["allOf"] = [*kept.get("allOf", []), *({"pattern": text} for text in patterns)]
         return kept
 
     def ease_unions(self) -> None:
@@ -164,6 +177,11 @@ class _Walk:
             self._multiples.add(int("".join(map(str, digits))))
             if math.prod(self._multiples) > MAX_MULTIPLE:
                 raise self.fault(place, f"multiples have a limit of {MAX_MULTIPLE} in all")
+        names = value if keyword in MAPS else () if keyword in (*LISTS, *SINGLE) else [value]
+        if any(isinstance(leaf, str) and _CONTROL.search(leaf) for leaf in _leaves(list(names))):
+            raise self.fault(
+                place, "control characters but \\n, \\r, \\t, \\b, \\f are not supported"
+            )
         if keyword in MAPS:
             return {name: self.kept(inner, (*place, name), depth) for name, inner in value.items()}
         if keyword in LISTS:
@@ -175,7 +193,7 @@ class _Walk:
             names = [unquote(name) for name in value.split("/")[1:]]
             self.refs.append((place, tuple(n.replace("~1", "/").replace("~0", "~") for n in names)))
             return "/".join(["#", *map(quote, names)])
-        if any(abs(number) > MAX_NUMBER for number in _numbers(value)):
+        if any(isinstance(leaf, int | float) and abs(leaf) > MAX_NUMBER for leaf in _leaves(value)):
             raise self.fault(place, "numbers beyond 2^53 are not supported")
         return value
 
@@ -200,12 +218,15 @@ def _tags(schema: dict[str, Any], name: str) -> set[str]:
     return set(texts) if is_bound else set()
 
 
-def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, int | float):
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield the numbers and texts in a value, names among them."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if not isinstance(value, list):
         yield value
-    elif isinstance(value, dict | list):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _numbers(inner)
+        return
+    for inner in value:
+        yield from _leaves(inner)
 
 
 def _demands_nothing(keyword: str, value: Any, *, is_root: bool) -> bool:

@@ -73,6 +73,7 @@ def build_core(
     make_kernels=PlainKernels,
     num_ranks=1,
     make_team=RankTeam,
+    tokens=None,
 ):
     """A core with a model on the CPU.
 
@@ -80,6 +81,7 @@ def build_core(
     make_kernels: makes kernels for an AttentionShape.
     make_backend: a function such as tests.engine.gpu.backends.fake_backend, to run on a device.
     num_ranks: ranks that share the model, as threads.   make_team: makes them, see RankTeam.
+    tokens: their bytes, those that end an answer, and grammars; fakes by default.
     """
     config = DecoderConfig.parse(load_config(model_dir))
     layout = Layout.of(config.shape, itemsize=4, num_shards=num_ranks)
@@ -113,8 +115,9 @@ def build_core(
     costs = PreemptionCosts(copy_bytes_per_s=1e15)
     costs.note_prefill(1, 1.0)
     swap = SwapSpace(num_swap_slots, layout.slab_bytes, costs)
-    words, grammars = [b""] * config.vocab_size, FakeGrammars(config.vocab_size)
-    scheduler = Scheduler(limits, layout, adapters, words, [0], swap, grammars=grammars)
+    fakes = [b""] * config.vocab_size, [0], FakeGrammars(config.vocab_size)
+    words, eos, grammars = tokens or fakes
+    scheduler = Scheduler(limits, layout, adapters, words, eos, swap, grammars=grammars)
     meter = TokenMeter(directory / "meter")
     journal = Journal(directory / "journal", "eng-1", "base-1")
     reference = MergedModel(StoredWeights(model_dir, torch.float32), config)

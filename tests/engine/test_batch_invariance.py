@@ -1,8 +1,9 @@
 """A request that is repeated up to two hundred times gets the same tokens and logprobs, its
 prompt's included, to the last bit.
 
-The runs differ in the other requests and their adapters, the cuts of chunks, hits in the prefix
-cache, preemption by swap or recomputation, a step in flight, the number of answers, and aborts.
+The runs differ in the other requests, their adapters and grammars, the cuts of chunks, hits in the
+prefix cache, preemption by swap or recomputation, a step in flight, the number of answers, and
+aborts.
 Without the setting the bits do differ, which shows that the test can fail.
 """
 
@@ -95,6 +96,7 @@ class World:
             max_tokens=chance.randrange(1, 25),
             n=chance.choice((1, 2)),
             logprobs=chance.choice((None, 2)),
+            grammar=("", "quick")[number % 2],
         )
 
 
@@ -122,7 +124,7 @@ def run(core, messages, chance):
         for _, message in core.step():
             for output in message.outputs:
                 outputs[output.request_id, output.index].append(output)
-        if chance.random() < 0.02:
+        if chance.random() < 0.05:
             core.scheduler.abort([f"other{chance.randrange(10)}"])
         for request in core.scheduler.queues.waiting:
             if request.request_id.startswith("ours") and request.output_token_ids:

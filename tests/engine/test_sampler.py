@@ -3,12 +3,14 @@
 import math
 from collections import Counter
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.batch import BAD_LOGITS, ScheduledRow
+from engine.grammar.matcher import mask_bytes
 from engine.messages import SamplingParams
 from engine.sampler import choose, uniform
 
@@ -25,6 +27,11 @@ def make_row(*, prompt=(), output=(), seed=0, index=None, banned=(), **sampling)
         num_output_tokens=len(output) if index is None else index,
         prompt_token_ids=tuple(prompt), output_token_ids=tuple(output), banned_token_ids=banned,
     )  # fmt: skip
+
+
+def make_mask(token_ids, vocab=VOCAB):
+    bits = np.isin(np.arange(8 * mask_bytes(vocab)), list(token_ids))
+    return np.packbits(bits, bitorder="little")
 
 
 def make_logits(rows, vocab=VOCAB, seed=0):
@@ -140,6 +147,8 @@ def test_the_same_seed_draws_the_same_and_the_position_matters():
     ("params", "kept"),
     [
         ({}, 10),
+        ({"mask": (0, 3, 4, 9)}, 4),
+        ({"mask": (1, 2, 3, 7, 8), "temperature": 1.3, "top_p": 0.8}, 4),
         ({"temperature": 0.5}, 10),
         ({"top_k": 4}, 4),
         ({"min_p": 0.3}, None),
@@ -151,9 +160,14 @@ def test_the_same_seed_draws_the_same_and_the_position_matters():
 def test_draws_follow_the_exact_probabilities(params, kept):
     """The test is a chi-square test of 20,000 draws with fixed seeds over the allowed tokens."""
     logits = torch.linspace(1, -1, 10)
+    params, masks = dict(params), None
+    if (allowed := params.pop("mask", None)) is not None:
+        masks = dict.fromkeys(range(20_000), make_mask(allowed, 10))
     rows = [make_row(seed=s, **params) for s in range(20_000)]
-    counts = Counter(choose(logits.repeat(len(rows), 1), rows)[0])
-    weights = exact_weights(adjusted(logits.tolist(), rows[0]), rows[0].sampling)
+    counts = Counter(choose(logits.repeat(len(rows), 1), rows, masks)[0])
+    values = adjusted(logits.tolist(), rows[0])
+    values = [x if i in (allowed or range(10)) else -math.inf for i, x in enumerate(values)]
+    weights = exact_weights(values, rows[0].sampling)
     assert kept in (None, sum(w > 0 for w in weights))
     chi_square = 0.0
     for token, weight in enumerate(weights):

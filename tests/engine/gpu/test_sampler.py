@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from engine import sampler
 from engine.batch import BAD_LOGITS, ScheduledRow
-from engine.gpu.sampler import MOST_TOP_LOGPROBS, Logprobs, SamplingInputs, choose
+from engine.gpu.sampler import MOST_TOP_LOGPROBS, Logprobs, Masked, SamplingInputs, choose
+from engine.grammar.matcher import mask_bytes
 from engine.messages import SamplingParams
 from engine.request import PENDING_TOKEN
 from kernels import reference
 from kernels.gpu import sampling as kernels
+from tests.engine.test_sampler import make_mask
 
 VOCAB = 133
 MOST_ROWS = 9
@@ -36,7 +38,7 @@ def make_logits(rows, vocab=VOCAB, seed=0):
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def chosen(logits, rows, *, sources=None, previous=(), ops=reference):
+def chosen(logits, rows, masks=None, *, sources=None, previous=(), ops=reference):
     """Call the device's sampler as engine.sampler.choose, with packed ints amid other ints."""
     inputs = SamplingInputs.of(rows, sources or [-1] * len(rows), logits.shape[1])
     packed = inputs.pack()
@@ -46,7 +48,11 @@ def chosen(logits, rows, *, sources=None, previous=(), ops=reference):
     tokens[: len(previous)] = torch.tensor(previous, dtype=torch.int32)
     there, here = (Logprobs.empty(MOST_ROWS, torch.empty) for _ in range(2))
     work, penalties = inputs.unpack(ints[4:-4], tokens)
-    choose(ops, logits, work, penalties, inputs, ints[4:-4], tokens, there)
+    packed_masks = torch.zeros(len(masks or ()), 8 + mask_bytes(logits.shape[1]), dtype=torch.uint8)
+    for target, (place, mask) in zip(packed_masks, (masks or {}).items(), strict=True):
+        Masked.pack(place, mask, target)
+    masked = Masked(packed_masks)
+    choose(ops, logits, work, penalties, inputs, ints[4:-4], tokens, there, masked)
     for target, source in zip(here.used(inputs.told), there.used(inputs.told), strict=True):
         target.copy_(source)
     assert (tokens[max(len(rows), len(previous)) :] == POISON).all()
@@ -77,11 +83,16 @@ any_row = st.builds(
 )
 
 
-@given(st.lists(any_row, min_size=1, max_size=MOST_ROWS), st.integers(0, 1000))
+any_mask = st.none() | st.sets(token, min_size=1, max_size=40).map(make_mask)
+
+
+@given(st.lists(st.tuples(any_row, any_mask), min_size=1, max_size=MOST_ROWS), st.integers(0, 1000))
 @settings(max_examples=200, deadline=None)
-def test_tokens_and_logprobs_are_those_of_the_cpu(rows, seed):
+def test_tokens_and_logprobs_are_those_of_the_cpu(given_rows, seed):
+    rows = [row for row, _ in given_rows]
+    masks = {place: mask for place, (_, mask) in enumerate(given_rows) if mask is not None}
     logits = make_logits(len(rows), seed=seed)
-    assert chosen(logits.clone(), rows) == sampler.choose(logits.clone(), rows)
+    assert chosen(logits.clone(), rows, masks) == sampler.choose(logits.clone(), rows, masks)
 
 
 @pytest.mark.parametrize("known", [5, 0, VOCAB - 1])

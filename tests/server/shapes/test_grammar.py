@@ -38,6 +38,44 @@ def test_whitespace_in_json_is_bounded_at_each_place():
         assert not accepts(grammar, f'{{{space}"a": 1}}')
 
 
+def test_a_property_written_with_escapes_is_no_other_property():
+    grammar = make("json", {"properties": {"a": {"type": "integer"}}})
+    assert accepts(grammar, '{"a":1,"b":"x"}')
+    assert not accepts(grammar, '{"\\u0061":"x"}')
+    for kind in ("patternProperties", "properties"):
+        rest = {kind: {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}}
+        grammar = make("json", rest)
+        assert accepts(grammar, '{"b": "x"}')
+        assert not accepts(grammar, '{"\\u0061": "x"}')
+
+
+def test_a_control_character_that_no_answer_can_have_is_refused_wherever_it_is_demanded():
+    places = {
+        "const": {"const": "a\0b"},
+        "enum": {"enum": ["a\nb", {"x": ["\1"]}]},
+        "properties": {"properties": {"a\x1f": {}}},
+        "required": {"required": ["\x0b"]},
+        "pattern": {"pattern": "\x0e"},
+    }
+    for keyword, asked in places.items():
+        assert refused("json", asked)[0] == f"s.{keyword}"
+    assert accepts(make("json", {"enum": ["a\n\t\b\f\r"]}), '"a\\n\\t\\b\\f\\r"')
+    assert make("json", {"title": "\0", "default": "\0"})
+
+
+def test_dates_and_times_exist():
+    for name, good, bad in [
+        ("date", "2000-02-29", "1900-02-29"),
+        ("date", "2023-12-31", "2023-02-29"),
+        ("time", "23:59:59Z", "23:59:60Z"),
+        ("date-time", "2024-02-29T10:00:00-02:00", "2023-02-29T10:00:00-02:00"),
+        ("date-time", "2023-02-28t10:00:59.5z", "2023-02-28t10:00:60.5z"),
+    ]:
+        grammar = make("json", {"format": name, "allOf": [{"minLength": 3}]})
+        assert accepts(grammar, f'"{good}"')
+        assert not accepts(grammar, f'"{bad}"')
+
+
 @pytest.mark.parametrize(
     ("asked", "path"),
     [
