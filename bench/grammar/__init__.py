@@ -1,1 +1,1 @@
-"""What structured output costs: tokens beside free answers, masks by schema, costly grammars."""
+"""Costs of structured output: beside free answers, by schema, and by costly grammars."""

@@ -1,4 +1,4 @@
-"""Costs of constrained answers, and of another tenant's; the bound is free ones in their place."""
+"""Costs of constrained answers, and of another tenant's; the bound is free ones instead."""
 
 import itertools
 import time
