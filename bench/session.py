@@ -32,6 +32,7 @@ class Ask:
     tenant_id: str = "bench"
     adapter: AdapterRef | None = None
     prompt_logprobs: int | None = None
+    grammar: str = ""
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class Session:
     def now_s(self) -> float:
         return time.perf_counter() - self._start
 
-    def send(self, ask: Ask) -> None:
+    def send(self, ask: Ask) -> int:
         message = AddRequest(
             request_id=str(len(self._answers)),
             tenant_id=ask.tenant_id,
@@ -72,10 +73,12 @@ class Session:
             token_lease=ask.max_tokens,
             deadline_s=_FOREVER_S,
             first_token_timeout_s=_FOREVER_S,
+            grammar=ask.grammar,
         )
         self._answers.append(_Answer(ask, self.now_s()))
         self.num_open += 1
         self._note(self.core.handle(_GATEWAY, message))
+        return len(self._answers) - 1
 
     def step(self) -> None:
         self._note(self.core.step())
@@ -90,6 +93,9 @@ class Session:
     def num_tokens(self, index: int) -> int:
         """Number of tokens generated so far for request number `index`."""
         return len(self._answers[index].token_ids)
+
+    def is_open(self, index: int) -> bool:
+        return self._answers[index].end_s is None
 
     def num_scored(self, index: int) -> int:
         """Number of prompt tokens of request number `index` whose logprobs have come."""

@@ -1,0 +1,1 @@
+"""Costs of structured output: beside free answers, by schema, and by costly grammars."""
