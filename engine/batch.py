@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.grammar.matcher import Mask
 from engine.messages import LeaseLow, RequestOutput, SamplingParams, TokenLogprobs
 from engine.records import RequestProgress
 from engine.request import RequestGroup
@@ -106,18 +105,6 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """Masks for the constrained rows of a step.
-
-    masks: by row number; a constrained row without a mask chooses no token.
-    num_forced: tokens that grammars forced upon rows without a mask; the meter counts them.
-    """
-
-    masks: Mapping[int, Mask] = field(default_factory=dict)
-    num_forced: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class StepTokens:
     """The tokens that a runner chose in a step.
 
@@ -135,10 +122,14 @@ class StepTokens:
 
 @dataclass(slots=True)
 class StepResult:
-    """The outputs of a step by gateway, and what the journal must know before they leave."""
+    """The outputs of a step by gateway, and what the journal must know before they leave.
+
+    num_forced: tokens among the progress that grammars left no choice about.
+    """
 
     step: int
     outputs: list[tuple[str, RequestOutput]] = field(default_factory=list)
     leases_low: list[tuple[str, LeaseLow]] = field(default_factory=list)
     progress: list[RequestProgress] = field(default_factory=list)
+    num_forced: int = 0
     ended: list[RequestGroup] = field(default_factory=list)

@@ -1,11 +1,12 @@
 """The engine's core: messages in, steps, messages out. No sockets, threads or torch of its own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from typing import Protocol
 
-from engine.batch import Batch, Choices, StepResult, StepTokens
+from engine.batch import Batch, StepResult, StepTokens
+from engine.grammar.matcher import Mask
 from engine.journal import Journal, JournalFull
 from engine.messages import (
     NOT_METERED,
@@ -69,8 +70,15 @@ class Runner(Protocol):
         """Begin a step. If it is constrained, its tokens are chosen by `choose`, else at once."""
         ...
 
-    def choose(self, choices: Choices) -> None:
-        """Choose the tokens of the newest step, which is constrained."""
+    def choose(self, masks: Mapping[int, Mask]) -> None:
+        """Choose the tokens of the newest step, which is constrained.
+
+        masks: by row number; a constrained row without a mask chooses no token.
+        """
+        ...
+
+    def count_forced(self, num_tokens: int) -> None:
+        """Count tokens that answers got without a choice, as the meter counts chosen ones."""
         ...
 
     def collect(self) -> StepTokens:
@@ -119,6 +127,8 @@ class EngineCore:
         if self.runner.lag:
             self._choose(batch)
             self.scheduler.hand_over(result)
+        if result.num_forced:
+            self.runner.count_forced(result.num_forced)
         if self.scheduler.clock() >= self._residency_due:
             self._note_residency()
         try:

@@ -15,14 +15,16 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 
 from engine.backend import MeasuredRunner
-from engine.batch import Batch, Choices, StepTokens
+from engine.batch import Batch, StepTokens
 from engine.batch_wire import BatchEncoder, digest_numbers
 from engine.config import EngineConfig
+from engine.grammar.matcher import Mask
 from engine.int_channel import IntChannel
 from engine.ranks import TorchRanks
 from engine.segments import Tables
@@ -116,9 +118,12 @@ class LeadingRunner:
         self._group.send_step(self._encoder.encode(batch))
         self._runner.launch(batch)
 
-    def choose(self, choices: Choices) -> None:
+    def choose(self, masks: Mapping[int, Mask]) -> None:
         # The other ranks are sent the chosen tokens, on a GPU by the step itself.
-        self._runner.choose(choices)
+        self._runner.choose(masks)
+
+    def count_forced(self, num_tokens: int) -> None:
+        self._runner.count_forced(num_tokens)
 
     def collect(self) -> StepTokens:
         return self._runner.collect()

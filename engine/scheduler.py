@@ -17,7 +17,6 @@ from engine.admission import Admission
 from engine.batch import (
     BAD_LOGITS,
     Batch,
-    Choices,
     ScheduledRow,
     Scoring,
     StepResult,
@@ -25,7 +24,7 @@ from engine.batch import (
 )
 from engine.block_hash import BlockHasher
 from engine.config import SchedulerConfig
-from engine.fairness import make_policy
+from engine.fairness import PREFILL_COST, make_policy
 from engine.grammar.constraint import Constraint
 from engine.grammar.constraints import Constraints
 from engine.grammar.matcher import Grammars, Mask
@@ -196,6 +195,7 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Plan a step: decodes, then prefills, then waiting requests; rows sorted by adapter."""
         self._end_overdue()
+        self._force_known()
         self.queues.begin_step()
         self.queues.schedule_running()
         for group, ending in self.admission.run():
@@ -210,8 +210,8 @@ class Scheduler:
             self._launch(batch, [request for request, _ in plan])
         return batch
 
-    def constrain(self, batch: Batch) -> Choices:
-        """Decide what the constrained rows of the newest step may choose from.
+    def constrain(self, batch: Batch) -> dict[int, Mask]:
+        """Masks of the newest step's constrained rows that are to choose, by row number.
 
         A row whose grammar leaves no choice gets its tokens at once. A row whose mask is late
         chooses nothing, and has the next step compute its last token again.
@@ -220,7 +220,6 @@ class Scheduler:
         assert launched.batch is batch, "only the newest step has not chosen its tokens yet"
         until = time.monotonic() + max(_LEAST_PATIENCE_S, _PATIENCE * self._step_s)
         masks: dict[int, Mask] = {}
-        num_forced = 0
         for number, (row, request) in enumerate(zip(batch.rows, launched.requests, strict=True)):
             constraint = request.constraint
             if not row.is_constrained or constraint is None or request.finish_reason is not None:
@@ -234,15 +233,16 @@ class Scheduler:
                 self._leave_out(launched, number, request, num_again=1)
             elif found.forced and _may_force(request):
                 self._leave_out(launched, number, request, num_again=0)
-                num_forced += self._force(request, constraint)
+                self._force(request, constraint)
             else:
                 mask = found.first_mask
                 masks[number] = self.outputs.masked(request, mask, row.num_output_tokens)
-        return Choices(masks, num_forced)
+        return masks
 
     def update(self, batch: Batch, tokens: StepTokens) -> StepResult:
         """Apply the results of the oldest launched step; an empty batch only has ended requests."""
         result = StepResult(batch.step)
+        self._hand_over_forced(result)  # before the tokens that were chosen after them
         if not batch.is_empty:
             launched = self.launched.popleft()
             assert launched.batch is batch, "steps finish in the order in which they were launched"
@@ -263,9 +263,14 @@ class Scheduler:
         outputs, leases_low = self.outputs.take()
         result.outputs += outputs
         result.leases_low += leases_low
-        result.progress += self._forced
         result.ended += self._ended
-        self._forced, self._ended = [], []
+        self._ended = []
+        self._hand_over_forced(result)
+
+    def _hand_over_forced(self, result: StepResult) -> None:
+        result.progress += self._forced
+        result.num_forced += sum(len(progress.new_token_ids) for progress in self._forced)
+        self._forced = []
 
     def check_integrity(self) -> None:
         """Assert that queues, arena and adapters agree; runs when idle and in every test."""
@@ -338,15 +343,24 @@ class Scheduler:
         request.num_pending_tokens -= 1
         request.num_in_flight_tokens -= num_again
 
-    def _force(self, request: Request, constraint: Constraint) -> int:
-        """Add the tokens that an answer's grammar forces; return how many it took."""
+    def _force_known(self) -> None:
+        """Add the forced tokens that are known, for the next step to compute with those before."""
+        for request in list(self.queues.running):
+            constraint = request.constraint
+            if constraint is None or request.num_pending_tokens or not constraint.has_forced:
+                continue
+            if _may_force(request):
+                self._force(request, constraint)
+
+    def _force(self, request: Request, constraint: Constraint) -> None:
+        """Add the tokens that an answer's grammar forces; its tenant pays for computing them."""
         num_before = len(request.output_token_ids)
         if self.outputs.add_tokens(request, constraint.take_forced()):
             self._put_away(request)
         added = tuple(request.output_token_ids[num_before:])
+        self.policy.charge(request, PREFILL_COST * len(added))
         self.constraints.lanes.figures.forced_tokens += len(added)
         self._forced.append(self._progress(request, added))
-        return len(added)
 
     def _settle(
         self, request: Request, row: ScheduledRow, launched: "Launched", number: int

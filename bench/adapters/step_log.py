@@ -1,7 +1,10 @@
 """A runner that counts the rows and adapters of each batch and passes the batch on."""
 
-from engine.batch import Batch, Choices, StepTokens
+from collections.abc import Mapping
+
+from engine.batch import Batch, StepTokens
 from engine.core import EngineCore, Runner
+from engine.grammar.matcher import Mask
 
 
 class StepLog:
@@ -31,8 +34,11 @@ class StepLog:
         self._num_adapters += len(batch.adapters)
         self._runner.launch(batch)
 
-    def choose(self, choices: Choices) -> None:
-        self._runner.choose(choices)
+    def choose(self, masks: Mapping[int, Mask]) -> None:
+        self._runner.choose(masks)
+
+    def count_forced(self, num_tokens: int) -> None:
+        self._runner.count_forced(num_tokens)
 
     def collect(self) -> StepTokens:
         return self._runner.collect()

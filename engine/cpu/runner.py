@@ -2,14 +2,15 @@
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 
-from engine.batch import BAD_LOGITS, Batch, Choices, StepTokens
+from engine.batch import BAD_LOGITS, Batch, StepTokens
 from engine.cpu.decoder import Decoder
 from engine.cpu.inputs import ForwardInputs, InputBuilder
+from engine.grammar.matcher import Mask
 from engine.meter import TokenMeter
 from engine.sampler import choose
 from engine.scoring import score
@@ -71,14 +72,18 @@ class ModelRunner:
             return
         self._forward = self._compute(batch)
         if not batch.is_constrained:
-            self.choose(Choices())
+            self.choose({})
 
     @torch.inference_mode()
-    def choose(self, choices: Choices) -> None:
+    def choose(self, masks: Mapping[int, Mask]) -> None:
         """See engine.core.Runner."""
         assert self._forward is not None, "no step was launched"
-        self._finished.append(self._choose(self._forward, choices))
+        self._finished.append(self._choose(self._forward, masks))
         self._forward = None
+
+    def count_forced(self, num_tokens: int) -> None:
+        """See engine.core.Runner."""
+        self.meter.count(prompt_tokens=0, sampled_tokens=num_tokens)
 
     def collect(self) -> StepTokens:
         """See engine.core.Runner."""
@@ -94,7 +99,7 @@ class ModelRunner:
         inputs = self.inputs.build(batch)
         return _Forward(batch, inputs, *self.model.hidden(inputs))
 
-    def _choose(self, forward: "_Forward", choices: Choices) -> StepTokens:
+    def _choose(self, forward: "_Forward", masks: Mapping[int, Mask]) -> StepTokens:
         batch, inputs, x, is_finite = forward
         head, scored = self.model.lm_head, inputs.scored
         if head is None:
@@ -103,11 +108,11 @@ class ModelRunner:
         chosen = [
             place
             for place, i in enumerate(sampling)
-            if not batch.rows[i].is_constrained or i in choices.masks
+            if not batch.rows[i].is_constrained or i in masks
         ]
         due = [sampling[place] for place in chosen]
         logits = head(x[inputs.sampled_places[chosen]])
-        masks = {place: choices.masks[i] for place, i in enumerate(due) if i in choices.masks}
+        masks = {place: masks[i] for place, i in enumerate(due) if i in masks}
         tokens, logprobs = choose(logits, [batch.rows[i] for i in due], masks)
         vocab_size = self.model.config.vocab_size
         named, is_sane = score(head, x[inputs.scored_places], scored, vocab_size)
@@ -118,7 +123,6 @@ class ModelRunner:
         token_ids = fail_rows(batch, is_finite.tolist(), sampled)
         prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
         num_sampled = sum(token is not None and token != BAD_LOGITS for token in token_ids)
-        num_sampled += choices.num_forced
         self.meter.count(prompt_tokens=prompt, sampled_tokens=num_sampled)
         return StepTokens(
             token_ids,

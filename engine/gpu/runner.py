@@ -17,7 +17,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from engine.batch import BAD_LOGITS, Batch, Choices, ScheduledRow, StepTokens, Transfer
+from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepTokens, Transfer
 from engine.cpu.runner import fail_rows
 from engine.gpu.decoder import GpuDecoder, StepOutputs
 from engine.gpu.graphs import StepGraphs
@@ -228,25 +228,27 @@ class GpuRunner:
         ints = self._ints[places[-1]]
         self._launched.append(_Step(batch, plan, sampling, scoring, slot, ints))
         if not batch.is_constrained:
-            self.choose(Choices())
+            self.choose({})
 
     @torch.inference_mode()
-    def choose(self, choices: Choices) -> None:
+    def choose(self, masks: Mapping[int, Mask]) -> None:
         """See engine.core.Runner."""
         step = self._launched.pop()
         rows, due, slot, compute = step.batch.rows, step.plan.due, step.slot, self.device.compute
         if step.sampling.num_rows:
-            masks = {i: choices.masks[n] for i, n in enumerate(due) if n in choices.masks}
-            self._choose(step, self._send_masks(slot, masks))
+            by_place = {i: masks[n] for i, n in enumerate(due) if n in masks}
+            self._choose(step, self._send_masks(slot, by_place))
         self._meet(step.batch, len(due))
         if rows and self.model.is_first:
             num_results = self.limits.max_num_seqs + step.plan.shape.num_tokens
             self.device.copy(compute, slot.results[:num_results], self._results[:num_results])
-        if choices.num_forced:
-            self.meter.count(prompt_tokens=0, sampled_tokens=choices.num_forced)
-        left_out = {n for n in due if rows[n].is_constrained and n not in choices.masks}
+        left_out = {n for n in due if rows[n].is_constrained and n not in masks}
         event = self.device.record(compute)
         self._launched.append(replace(step, event=event, left_out=frozenset(left_out)))
+
+    def count_forced(self, num_tokens: int) -> None:
+        """See engine.core.Runner."""
+        self.meter.count(prompt_tokens=0, sampled_tokens=num_tokens)
 
     def _send_masks(self, slot: _Slot, masks: Mapping[int, Mask]) -> Masked:
         """Copy masks to the device.   masks: by place among the rows that sample."""

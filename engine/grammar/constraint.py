@@ -59,6 +59,12 @@ class Constraint:
         is_known = self._is_known.is_set() and not num_pending_tokens
         return self._compilation.is_slow and not is_known
 
+    @property
+    def has_forced(self) -> bool:
+        """Whether tokens are known that have no alternative."""
+        found = self._next if self._is_known.is_set() else None
+        return self.error is None and found is not None and bool(found.forced)
+
     def advance(self, token_id: int) -> None:
         """Go on by a token that the first mask allowed; what comes next is found on a lane."""
         if self._next is not None and self._next.forced:

@@ -3,14 +3,14 @@
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.batch import Batch, Choices, ScheduledRow, StepTokens
+from engine.batch import Batch, ScheduledRow, StepTokens
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.grammar.matcher import ConstraintFailed, mask_bytes
@@ -185,7 +185,7 @@ class FakeRunner:
         self.num_transfers = 0
         self.newest = Batch(0, ())
         self._launched: deque[Batch] = deque()
-        self._choices: dict[int, Choices] = {}
+        self._choices: dict[int, Mapping[int, np.ndarray]] = {}
         self._chosen: dict[tuple[str, int], int] = {}
         self._named: dict[int, TokenLogprobs] = {}
         self._scored: dict[int, list[TokenLogprobs]] = {}
@@ -194,16 +194,19 @@ class FakeRunner:
         self._launched.append(batch)
         self.newest = batch
 
-    def choose(self, choices: Choices) -> None:
+    def choose(self, masks: Mapping[int, np.ndarray]) -> None:
         assert self.newest.is_constrained, "the step has chosen already"
         assert self.newest is self._launched[-1], "the step is gone"
-        self._choices[self.newest.step] = choices
+        self._choices[self.newest.step] = masks
+
+    def count_forced(self, num_tokens: int) -> None:
+        if self.meter:
+            self.meter.count(0, num_tokens)
 
     def collect(self) -> StepTokens:
         batch = self._launched.popleft()
         assert not batch.is_constrained or batch.step in self._choices, "it has not chosen yet"
-        choices = self._choices.pop(batch.step, Choices())
-        self._masks = choices.masks
+        self._masks = self._choices.pop(batch.step, {})
         for transfer in batch.transfers:
             self.num_transfers += 1
             if transfer.is_out:
@@ -215,8 +218,7 @@ class FakeRunner:
         tokens = [self._compute(number, row) for number, row in enumerate(batch.rows)]
         if self.meter:
             prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
-            num_chosen = sum(token is not None for token in tokens)
-            self.meter.count(prompt, num_chosen + choices.num_forced)
+            self.meter.count(prompt, sum(token is not None for token in tokens))
         applied = {
             number: row.adapter_digest
             for number, row in enumerate(batch.rows)

@@ -27,8 +27,11 @@ class LateRunner:
         tables = {key: self.adapters.tables(key) for key in batch.adapters}
         self._launched.append((batch, tables))
 
-    def choose(self, choices):
-        self._choices[self._launched[-1][0].step] = choices
+    def choose(self, masks):
+        self._choices[self._launched[-1][0].step] = masks
+
+    def count_forced(self, num_tokens):
+        self.runner.count_forced(num_tokens)
 
     def collect(self):
         batch, self._tables = self._launched.popleft()

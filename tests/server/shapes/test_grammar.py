@@ -55,12 +55,13 @@ def test_a_control_character_that_no_answer_can_have_is_refused_wherever_it_is_d
         "enum": {"enum": ["a\nb", {"x": ["\1"]}]},
         "properties": {"properties": {"a\x1f": {}}},
         "required": {"required": ["\x0b"]},
-        "pattern": {"pattern": "\x0e"},
+        "pattern": {"pattern": r"a\u0001"},
     }
     for keyword, asked in places.items():
         assert refused("json", asked)[0] == f"s.{keyword}"
     assert accepts(make("json", {"enum": ["a\n\t\b\f\r"]}), '"a\\n\\t\\b\\f\\r"')
     assert make("json", {"title": "\0", "default": "\0"})
+    assert accepts(make("json", {"pattern": r"^[^\x00-\x1f]$"}), '"a"')
 
 
 def test_dates_and_times_exist():
