@@ -98,8 +98,9 @@ def keep_bits(logits: torch.Tensor, rows: torch.Tensor, bits: torch.Tensor) -> N
 
 @cache
 def _banned_by_byte(device: torch.device) -> torch.Tensor:
-    """What a mask's byte adds to eight logits, [256, 8] float32: reading it is ten times as fast as
-    shifting bits.
+    """A table of what each byte of a mask adds to its eight logits, [256, 8] float32.
+
+    Reading it is ten times as fast as shifting bits.
     """
     places = torch.arange(8, device=device)
     is_kept = torch.arange(256, device=device)[:, None] >> places & 1

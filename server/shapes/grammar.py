@@ -18,8 +18,10 @@ from server.shapes.shape import Shape
 _WHITESPACE = r" |\n {0,32}"
 """Whitespace that JSON may have at each place, once: models can go on with it without end."""
 _ESCAPES = 'nrbtf\\"'
-"""What may follow a backslash in JSON: with `u`, llguidance took "\\u0061" for another property
-than "a". No answer has other control characters than these, therefore.
+"""Characters that may follow a backslash in JSON.
+
+With `u`, llguidance took "\\u0061" for another property than "a". No answer has other control
+characters than these, therefore.
 """
 _MAX_INTERSECTIONS = 10
 """Each may double the time that a grammar takes: with 20 it is 2 s."""
