@@ -24,6 +24,7 @@ from engine.batch import Batch, StepTokens
 from engine.build import build_core
 from engine.config import EngineConfig
 from engine.core import EngineCore, Runner
+from engine.grammar.matcher import Mask
 from registry.base_model import BaseModel
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, write_canonical
@@ -132,6 +133,12 @@ class _Steps:
         tokens = sum(len(row.token_ids) for row in batch.rows)
         self.steps.append((tokens, sum(row.sampling is not None for row in batch.rows)))
         self.runner.launch(batch)
+
+    def choose(self, masks: Mapping[int, Mask]) -> None:
+        self.runner.choose(masks)
+
+    def count_forced(self, num_tokens: int) -> None:
+        self.runner.count_forced(num_tokens)
 
     def collect(self) -> StepTokens:
         return self.runner.collect()

@@ -68,8 +68,8 @@ class _Step:
 
     sampling, scoring: without rows on ranks other than the first.
     ints: of the sampling, on the device.
-    event: passes once all its results are on the host; None before its tokens are chosen.
-    left_out: numbers of rows that choose no token after all.
+    has_chosen: whether its tokens are being chosen; then `event` passes once all its results are on
+    the host, and left_out are the numbers of rows that choose no token after all.
     """
 
     batch: Batch
@@ -78,7 +78,8 @@ class _Step:
     scoring: ScoringInputs
     slot: _Slot
     ints: torch.Tensor
-    event: Event | None = None
+    has_chosen: bool = False
+    event: Event = None
     left_out: frozenset[int] = frozenset()
 
 
@@ -244,7 +245,8 @@ class GpuRunner:
             self.device.copy(compute, slot.results[:num_results], self._results[:num_results])
         left_out = {n for n in due if rows[n].is_constrained and n not in masks}
         event = self.device.record(compute)
-        self._launched.append(replace(step, event=event, left_out=frozenset(left_out)))
+        chosen = replace(step, has_chosen=True, event=event, left_out=frozenset(left_out))
+        self._launched.append(chosen)
 
     def count_forced(self, num_tokens: int) -> None:
         """See engine.core.Runner."""
@@ -328,7 +330,7 @@ class GpuRunner:
         """See engine.core.Runner."""
         step = self._launched.popleft()
         with torch.inference_mode():
-            assert step.event is not None, "its tokens have not been chosen yet"
+            assert step.has_chosen, "its tokens have not been chosen yet"
             self.device.synchronize(step.event)
             tokens = self._read(step) if self.model.is_first else StepTokens(())
         self._slots.append(step.slot)

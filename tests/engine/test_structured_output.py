@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import jsonschema_rs
@@ -157,6 +158,19 @@ def test_an_answer_that_ends_has_its_shape(model_of, tmp_path, kind, lag, num_ex
     print(kind, lag, dict(world.ends))  # noqa: T201
     ended = world.ends["eos"] + world.ends["stop_string"]
     assert ended > 0.6 * world.ends.total()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["random", "demo", "smollm2"])
+def test_an_answer_that_ends_fits_its_schema_of_the_official_suite(model_of, tmp_path, kind):
+    world, asked = World(model_of(kind), tmp_path / "core"), []
+    for path in sorted(needs.schema_suite(tmp_path).rglob("*.json")):
+        asked += [json.dumps(case["schema"]) for case in json.loads(path.read_text())]
+    for temperature, number in product([0.0, 1.0], range(0, len(asked), 8)):
+        sampling = {"temperature": temperature, "seed": number}
+        world.check([(("json", text), sampling) for text in asked[number : number + 8]])
+    print(kind, dict(world.ends))  # noqa: T201
+    assert world.ends["eos"] > 0.6 * world.ends.total() > 200
 
 
 @pytest.mark.parametrize("step", [0, 1, 3])

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path
 from pydantic import Field
 
+from engine.messages import EngineStats
 from server.api import errors
 from server.api.answer import Answer
 from server.api.deps import DatabaseDep, EnginesDep
@@ -37,6 +38,24 @@ class TierFigures(Answer):
     load_seconds: float = Field(examples=[1.734])
     used_bytes: int = Field(examples=[1_090_519_040])
     limit_bytes: int = Field(examples=[8_589_934_592])
+
+
+class GrammarFigures(Answer):
+    """Counters of structured output since the engine's start; seconds are processor time.
+
+    forced_tokens: tokens that a grammar left no choice about.   masks_late: steps that an answer
+    missed.   masks_failed: answers that needed too much work.   tenants: the ten with most seconds.
+    """
+
+    compiles: int = Field(examples=[31])
+    compiles_failed: int = Field(examples=[0])
+    compile_seconds: float = Field(examples=[0.094])
+    masks: int = Field(examples=[48_120])
+    mask_seconds: float = Field(examples=[3.61])
+    forced_tokens: int = Field(examples=[9_733])
+    masks_late: int = Field(examples=[12])
+    masks_failed: int = Field(examples=[0])
+    tenants: dict[str, float] = Field(examples=[{"ten_91f0c2a4d3b8e675": 3.704}])
 
 
 class EngineStatsAnswer(Answer):
@@ -72,6 +91,7 @@ class EngineStatsAnswer(Answer):
     pinned_slabs: int = Field(examples=[26])
     unsettled_records: int = Field(examples=[5])
     tiers: tuple[TierFigures, ...]
+    grammars: GrammarFigures
     is_leaving: bool
     silence_s: float = Field(examples=[30.0])
 
@@ -168,5 +188,10 @@ def _engine(figures: EngineFigures) -> EngineAnswer:
         tensor_parallel_size=welcome.tensor_parallel_size if welcome else None,
         max_num_seqs=welcome.max_num_seqs if welcome else None,
         requests_here=figures.num_own,
-        figures=EngineStatsAnswer(**dataclasses.asdict(stats)) if stats else None,
+        figures=_figures(stats) if stats else None,
     )
+
+
+def _figures(stats: EngineStats) -> EngineStatsAnswer:
+    grammars = dataclasses.asdict(stats.grammars) | {"tenants": dict(stats.grammars.tenants)}
+    return EngineStatsAnswer(**dataclasses.asdict(stats) | {"grammars": grammars})

@@ -8,14 +8,15 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 
-from engine.messages import EngineStats, TierStats, Welcome
-from server.api.routes.engines import EngineStatsAnswer, TierFigures
+from engine.messages import EngineStats, GrammarStats, TierStats, Welcome
+from server.api.routes.engines import EngineStatsAnswer, GrammarFigures, TierFigures
 from server.billing import holds
 from server.billing.settler import LEASE, SILENT_MS
 from server.database.clock import now_ms
 from server.database.leases import MACHINE
 from server.database.tables import leases
 from server.pool.engines import EngineFigures
+from tests.server.api.test_metrics import make_stats
 from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
 from tests.server.in_process import InProcess
 
@@ -73,6 +74,15 @@ def test_engines_of_other_machines_are_listed_until_they_are_lost(product: InPro
     assert listed() == [here, near], "a lease that has not expired is its machine's"
 
 
+def test_the_figures_of_an_engine_are_shown(product: InProcess) -> None:
+    stats = make_stats(grammars=GrammarStats(masks=5, tenants=(("ten_1", 0.5),)))
+    figures = [EngineFigures("engine", "ready", None, stats, 0)]
+    product.use(SimpleNamespace(figures=lambda: figures, engine_ids=list))
+    (shown,) = product.operator.call("GET", "/admin/v1/engines").json()["data"]
+    grammars = shown["figures"]["grammars"]
+    assert (grammars["masks"], grammars["tenants"]) == (5, {"ten_1": 0.5})
+
+
 def test_an_engine_that_is_there_is_not_lost(product: InProcess) -> None:
     database = product.gateway.database
     hold = make_hold(make_price(database), engine_id="engine-1", expires_at_ms=NOW_MS + 1)
@@ -83,5 +93,6 @@ def test_an_engine_that_is_there_is_not_lost(product: InProcess) -> None:
 
 
 def test_every_figure_of_an_engine_is_in_its_answer() -> None:
-    for figures, answer in ((EngineStats, EngineStatsAnswer), (TierStats, TierFigures)):
+    pairs = (EngineStats, EngineStatsAnswer), (TierStats, TierFigures)
+    for figures, answer in (*pairs, (GrammarStats, GrammarFigures)):
         assert {field.name for field in dataclasses.fields(figures)} == set(answer.model_fields)
