@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.messages import EngineStats, TierStats
+from engine.messages import GrammarStats
 from server.api.metrics import Metrics
 from server.billing.audit.report import Report
 from server.launch.secrets import Secrets
@@ -26,6 +25,7 @@ from server.launch.settings import Settings, load_settings
 from server.pool.engines import EngineFigures
 from tests import needs
 from tests.deployment_files import DEPLOY, FILLED, ROOT, dockerfile_steps, guide, image_environment
+from tests.server.api.test_metrics import make_stats
 
 KUBERNETES = DEPLOY / "kubernetes"
 RAY = DEPLOY / "ray"
@@ -257,12 +257,7 @@ def rules() -> Iterator[dict[str, Any]]:
 
 def series() -> dict[str, set[str]]:
     """Return every series that a gateway with an engine shows, with its labels."""
-    tiers = tuple(
-        TierStats(**{f.name: 1 for f in fields(TierStats)} | {"tier": tier})
-        for tier in ("device", "host", "disk", "store")
-    )
-    figures = {f.name: 1 for f in fields(EngineStats)}
-    stats = EngineStats(**figures | {"tiers": tiers, "is_leaving": False})
+    stats = make_stats(grammars=GrammarStats(tenants=(("ten_1", 1.0),)))
     engines = SimpleNamespace(
         figures=lambda: [EngineFigures("engine", "ready", None, stats, 0)], num_deaths=0
     )
