@@ -30,8 +30,11 @@ _ITEMS = {
 LISTS = [json_grammar({"type": "array", "items": i, "minItems": 1000}) for i in _ITEMS.values()]
 _LARKS = 'start: s\ns: s s | "a" | "b"', "start: s\ns: s s s | s s | /[a-z]/"
 _REGEXES = ".*a.{30}", "(.*a.{10}b.*){3}"
+_AMBIGUOUS = {f"t{i}": {"type": "array", "items": {"$ref": "#"}} for i in range(100)}
+_SCHEMA = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in _AMBIGUOUS] + [_NUMBER]}
 BOMBS = [*map(LLMatcher.grammar_from_lark, _LARKS), *map(LLMatcher.grammar_from_regex, _REGEXES)]
-"""The costliest grammars that gateways accept."""
+BOMBS.append(json_grammar(_SCHEMA | {"$defs": _AMBIGUOUS}))
+"""The costliest grammars that gateways accept, and the costliest schema that was found."""
 _GOOD, _OTHERS = 8, 2  # requests that run at any time
 _COMPARED = ("tokens_per_cpu_s", "chosen_per_cpu_s", "step_cpu_ms", "itl_p50_ms", "itl_p99_ms")
 

@@ -27,7 +27,7 @@ class LlguidanceGrammars:
     def compile(self, text: str) -> "LlguidanceMatcher":
         if len(text) > MAX_GRAMMAR_BYTES:
             raise ConstraintFailed(f"the grammar is longer than {MAX_GRAMMAR_BYTES} bytes")
-        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=parser_limits())
+        matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=parser_limits(text))
         return LlguidanceMatcher(matcher, self._vocab_size)
 
     @cached_property

@@ -110,7 +110,7 @@ def _flaw(grammar: str) -> str | None:
     if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
         return f"it has more than {MAX_GRAMMAR_BYTES} bytes in the engine's form"
     began = time.thread_time()
-    matcher = LLMatcher(_TOKENIZER, grammar, log_level=0, limits=parser_limits())
+    matcher = LLMatcher(_TOKENIZER, grammar, log_level=0, limits=parser_limits(grammar))
     if not matcher.get_error():
         matcher.compute_bitmask()  # some grammars are too much for the first mask only
     if time.thread_time() - began > COMPILE_BUDGET_S:

@@ -23,11 +23,11 @@ def test_constrained_answers_are_beginnings_of_json_that_fill_their_room(tmp_pat
         assert isinstance(from_json(decode(outcome.token_ids), allow_partial=True), list)
 
 
-def test_a_phase_is_compared_with_the_first_and_a_schema_has_masks_or_a_reason() -> None:
+def test_a_phase_is_compared_with_the_first_and_every_schema_has_masks() -> None:
     tiny = Phases(stack="demo", phases=((0, ""), (100, "bombs")), repeats=1, steps=30)
     free, bombs = json.loads(row("grammar.test", tiny))["result"].values()
     assert (free["forced_share"], free["rows"], set(free["to_first"].values())) == (0, 8, {1})
     assert bombs["rows"] > 8
     assert bombs["chosen_per_cpu_s"] < bombs["tokens_per_cpu_s"]
     schemas = json.loads(row("grammar.test", Schemas(stack="demo", masks=9)))["result"]
-    assert [name for name, row in schemas.items() if "failed" in row] == ["optional_1000"]
+    assert all(0 < figures["p50"] <= figures["max_ms"] for figures in schemas.values())

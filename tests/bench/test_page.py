@@ -63,6 +63,7 @@ def test_the_readmes_figures_are_those_of_the_newest_rows() -> None:
     thousand, renamed = count["zipf"]["1000"], count["renamed"]
     storm = page.result(rows, "adapters.storm", {})["prefetches"]
     fair = page.result(rows, "scheduling.fairness", {})
+    shares = page.result(rows, "grammar.shares", {})
     gateway = page.result(rows, "gateway.overhead", {})
     shown = page.significant
     expected = [
@@ -73,6 +74,8 @@ def test_the_readmes_figures_are_those_of_the_newest_rows() -> None:
         (f"{storm['storm']['itl_p99_ms']} ms", f"{storm['beside']['itl_p99_ms']} ms without"),
         (f"{shown(fair['vtc']['service_large_to_small'], 2)} times",
          f"{shown(fair['fcfs']['service_large_to_small'])} times"),
+        (shown(shares["100"]["tokens_per_cpu_s"]),
+         f"{shown(shares['0']['tokens_per_cpu_s'])} without"),
         (f"{shown(gateway['ours']['added_ms']['p50'], 2)} ms",
          f"{shown(gateway['litellm']['added_ms']['p50'])} ms LiteLLM"),
     ]  # fmt: skip

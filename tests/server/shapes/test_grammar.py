@@ -19,7 +19,7 @@ def make(kind, asked):
 
 
 def accepts(grammar, text):
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=parser_limits())
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=parser_limits(grammar))
     tokens = list(text.encode())
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
@@ -169,6 +169,17 @@ def test_what_takes_seconds_to_compile_and_cannot_be_stopped_is_refused_before()
     patterns = {f"^{i}$": True for i in range(51)}
     assert refused("json", {"patternProperties": patterns})[0] == "s.patternProperties"
     assert "operator &" in refused("lark", "start: A\nA: " + " & ".join(["/a.*/"] * 12))[1]
+
+
+def test_a_schema_may_have_a_thousand_optional_properties():
+    """An engine's limits are the same; each answer here is masked at every byte."""
+    properties = {f"p{i}": {"type": ["integer", "string"]} for i in range(1000)}
+    grammar = make("json", {"properties": properties, "additionalProperties": False})
+    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=parser_limits(grammar))
+    for byte in b'{"p0": 1, "p1": "a", "p500": 2, "p999": 3}':
+        matcher.compute_bitmask()
+        assert matcher.consume_token(byte), matcher.get_error()
+    assert matcher.is_accepting()
 
 
 @pytest.mark.parametrize("kind", MAX_BYTES)
