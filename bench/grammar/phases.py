@@ -8,7 +8,6 @@ from functools import partial
 from statistics import mean, median
 from typing import Any
 
-from llguidance import LLMatcher
 from tokenizers import Tokenizer
 
 from bench.adapters.step_log import StepLog
@@ -19,6 +18,8 @@ from bench.report import percentiles_ms, ratio, rounded
 from bench.scheduling.chunked_prefill import gaps_between
 from bench.session import Ask, Session
 from engine.core import EngineCore
+from server.shapes.grammar import compiled
+from server.shapes.shape import Shape
 
 _TEXT, _NUMBER = {"type": "string", "maxLength": 40}, {"type": "integer"}
 _STATUS, _TAGS = {"enum": ["open", "sent"]}, {"type": "array", "items": _TEXT, "maxItems": 4}
@@ -32,8 +33,9 @@ _LARKS = 'start: s\ns: s s | "a" | "b"', "start: s\ns: s s s | s s | /[a-z]/"
 _REGEXES = ".*a.{30}", "(.*a.{10}b.*){3}"
 _AMBIGUOUS = {f"t{i}": {"type": "array", "items": {"$ref": "#"}} for i in range(100)}
 _SCHEMA = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in _AMBIGUOUS] + [_NUMBER]}
-BOMBS = [*map(LLMatcher.grammar_from_lark, _LARKS), *map(LLMatcher.grammar_from_regex, _REGEXES)]
-BOMBS.append(json_grammar(_SCHEMA | {"$defs": _AMBIGUOUS}))
+BOMBS = [compiled(Shape("lark", text, "bomb")) for text in _LARKS]
+BOMBS += [compiled(Shape("regex", text, "bomb")) for text in _REGEXES]
+BOMBS += [json_grammar(_SCHEMA | {"$defs": _AMBIGUOUS})]
 """The costliest grammars that gateways accept, and the costliest schema that was found."""
 _GOOD, _OTHERS = 8, 2  # requests that run at any time
 _COMPARED = ("tokens_per_cpu_s", "chosen_per_cpu_s", "step_cpu_ms", "itl_p50_ms", "itl_p99_ms")
