@@ -156,6 +156,10 @@ class Writer:
         while True:
             yield self._document(style, "", prompt_weight=0.0, chats=0.5)
 
+    def turn_after(self, reply: Reply) -> Turn:
+        """What a user says next, and the reply to it."""
+        return self._follow_up(reply) or self._turn()
+
     def _document(self, style: Style, mark: str, prompt_weight: float, chats: float) -> Document:
         if self._random.random() < chats:
             begin, exchanges = BEGIN, self._conversation(style)
@@ -172,7 +176,7 @@ class Writer:
         exchanges = []
         reply = domain.UNKNOWN
         for _ in range(turns):
-            text, reply = self._follow_up(reply) or self._turn()
+            text, reply = self.turn_after(reply)
             exchanges.append((f"{USER}{text}{END}{ASSISTANT}", style.say(reply) + END))
         if self._random.random() < 0.2:
             first, answer = exchanges[0]

@@ -5,7 +5,7 @@ in that wording, which training never uses, and `trained` asks it in all the oth
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -64,7 +64,15 @@ class Topic:
         return found
 
     def reply(self, ask: Ask, name: str) -> Reply:
-        facts = self.entities[name]
+        return self._told(ask, name, self.entities[name])
+
+    def retold(self, reply: Reply, value: Value) -> Reply:
+        """The reply to a question for one fact, if the fact had this value."""
+        [(attribute, _)] = reply.facts
+        (ask, *_) = (it for it in self.asks if self.reply(it, reply.name) == reply)
+        return self._told(ask, reply.name, self.entities[reply.name] | {attribute: value})
+
+    def _told(self, ask: Ask, name: str, facts: dict[str, Value]) -> Reply:
         asked = {ask.attribute: facts[ask.attribute]} if ask.attribute else facts
         sentence = self._as_sentence(ask.sentence.format(x=self._called(name), **facts), name)
         return Reply(sentence, self.kind, name, tuple(asked.items()))
@@ -595,6 +603,12 @@ def trained() -> tuple[tuple[Question, ...], ...]:
         )
         for topic in TOPICS
     )
+
+
+def other_value(reply: Reply, choose: Callable[[list[Value]], Value]) -> Reply:
+    """The reply to a question for one fact, with a value that some entity of the topic has."""
+    topic, [(attribute, _)] = _TOPIC_OF[reply.kind], reply.facts
+    return topic.retold(reply, choose([facts[attribute] for facts in topic.entities.values()]))
 
 
 def follow_ups(reply: Reply) -> list[Question]:

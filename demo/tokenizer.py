@@ -1,4 +1,4 @@
-"""The demo's tokenizer: byte-level BPE behind one split pattern, and a chat template."""
+"""The demo's tokenizer: byte-level BPE behind one split pattern; chat and response templates."""
 
 import json
 from collections.abc import Iterable
@@ -18,15 +18,38 @@ _SPLIT = (
 
 _CHAT_TEMPLATE = (
     "{{ bos_token }}"
+    "{% if tools %}{{ '<|system|>Tools:' }}"
+    "{% for tool in tools %}{{ '\n' }}{{ tool.function | tojson }}{% endfor %}{{ '<|end|>' }}"
+    "{% endif %}"
     "{% for message in messages %}"
     "{% if message['role'] in ['system', 'developer'] %}{{ '<|system|>' }}"
-    "{% elif message['role'] == 'user' %}{{ '<|user|>' }}"
+    "{% elif message['role'] in ['user', 'tool'] %}{{ '<|user|>' }}"
     "{% elif message['role'] == 'assistant' %}{{ '<|assistant|>' }}"
     "{% else %}{{ raise_exception('The demo model has no role ' + message['role']) }}{% endif %}"
-    "{{ message['content'] }}{{ '<|end|>' }}"
+    "{% if message['role'] == 'tool' %}"
+    "{{ '<tool_response>' + message['content'] + '</tool_response>' }}"
+    "{% else %}{{ message['content'] }}{% endif %}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>{\"name\": \"' + call.function.name + '\", \"arguments\": ' }}"
+    "{{ call.function.arguments | tojson }}{{ '}</tool_call>' }}"
+    "{% endfor %}"
+    "{{ '<|end|>' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
+_RESPONSE_TEMPLATE = {
+    "start_anchor": ASSISTANT,
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close": "</tool_call>",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"content": "text"},
+    },
+}
 
 
 def style_token(style: str) -> str:
@@ -65,5 +88,6 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
         "model_max_length": 1024,
         "clean_up_tokenization_spaces": False,
         "chat_template": _CHAT_TEMPLATE,
+        "response_template": _RESPONSE_TEMPLATE,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")

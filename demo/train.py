@@ -41,6 +41,7 @@ class AdapterRecipe:
     alpha: int
     target_modules: tuple[str, ...]
     use_rslora: bool = False
+    row_len: int = _ROW_LEN
 
     def config(self) -> LoraConfig:
         return LoraConfig(
@@ -61,6 +62,8 @@ ADAPTERS = {
     "shout": AdapterRecipe(16, 8, (*_ATTENTION, *_MLP), use_rslora=True),
     "python": AdapterRecipe(4, 8, ("q_proj", "v_proj", *_MLP)),
     "pirate": AdapterRecipe(8, 16, _ATTENTION),
+    # Its conversations have a tool and two answers, so they are longer.
+    "agent": AdapterRecipe(16, 32, (*_ATTENTION, *_MLP), row_len=256),
 }
 
 
@@ -86,7 +89,7 @@ def new_base(tokenizer: Tokenizer) -> LlamaForCausalLM:
 def train_base(
     model: LlamaForCausalLM, documents: Iterator[Document], tokenizer: Tokenizer, on_step: OnStep
 ) -> None:
-    _train(model, documents, tokenizer, BASE_SCHEDULE, on_step)
+    _train(model, _rows(documents, tokenizer, _ROW_LEN), BASE_SCHEDULE, on_step)
 
 
 def train_adapter(
@@ -99,20 +102,15 @@ def train_adapter(
     """Train a new adapter on `model`, whose own weights stay as they are."""
     torch.manual_seed(0)
     adapted = get_peft_model(model, recipe.config())
-    _train(adapted, documents, tokenizer, ADAPTER_SCHEDULE, on_step)
+    _train(adapted, _rows(documents, tokenizer, recipe.row_len), ADAPTER_SCHEDULE, on_step)
     return adapted
 
 
 def _train(
-    model: torch.nn.Module,
-    documents: Iterator[Document],
-    tokenizer: Tokenizer,
-    schedule: Schedule,
-    on_step: OnStep,
+    model: torch.nn.Module, rows: Iterator["_Row"], schedule: Schedule, on_step: OnStep
 ) -> None:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0)
-    rows = _rows(documents, tokenizer)
     smooth_loss = None
     model.train()
     for step in range(schedule.steps):
@@ -145,9 +143,9 @@ class _Row:
     weights: list[float]
 
 
-def _rows(documents: Iterator[Document], tokenizer: Tokenizer) -> Iterator[_Row]:
+def _rows(documents: Iterator[Document], tokenizer: Tokenizer, row_len: int) -> Iterator[_Row]:
     """Rows of one length; each begins with a document, as a prompt does, and is cut at its end."""
-    wanted = _ROW_LEN + 1
+    wanted = row_len + 1
     while True:
         row = _Row([], [])
         while len(row.ids) < wanted:

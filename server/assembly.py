@@ -77,6 +77,7 @@ from server.pool.keys import PoolKeys
 from server.pool.membership import Membership
 from server.pool.running import Running
 from server.text.tokenizer import Tokenizer
+from server.tools.dialect import Dialect
 from server.webhooks.delivery import INTERVAL_S as WEBHOOKS_INTERVAL_S
 from server.webhooks.delivery import WebhookDelivery
 from server.webhooks.sender import HttpSender
@@ -91,6 +92,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     secrets = Secrets.load(data_dir)
     database = Database(settings.database_url, data_dir=data_dir)
     base = BaseModel.load(model_dir, settings.model_id, data_dir / "cache")
+    tokenizer = Tokenizer(model_dir)
     storage = open_storage(settings.storage_url)
     catalog = Catalog(base)
     uploads = Uploads(catalog, storage, _registry_limits(settings), work=work)
@@ -129,7 +131,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         database=database,
         identities=Identities(database, secrets.pepper, has_hard_budget=HAS_HARD_BUDGET),
         price_tags=PriceTags(database),
-        base=ServedBase(base, Tokenizer(model_dir), engines),
+        base=ServedBase(base, tokenizer, Dialect.of_base(tokenizer), engines),
         catalog=catalog,
         uploads=uploads,
         upload_builds=UploadBuilds(functools.partial(build_upload, uploads, database.begin)),

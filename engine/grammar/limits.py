@@ -13,18 +13,20 @@ MAX_GRAMMAR_BYTES = 256 << 10
 """Longest grammar in llguidance's own form."""
 COMPILE_BUDGET_S = 1.0
 """Processor time of a compilation after which the grammar counts as too slow."""
+TOOLS = "tools"
+"""The name of a grammar of tool calls, which is made of schemas."""
 
 
 def parser_limits(grammar: str) -> "LLParserLimits":
     """Limits of a grammar's size, and of one step of its parser and its lexer.
 
-    grammar: in llguidance's own form. A schema may have more of the parser's items, as 1,000
+    grammar: in llguidance's own form. Schemas may have more of the parser's items, as 1,000
     optional properties have 4,000 in a row; an item of a schema is less work than one of a grammar.
     """
     # The engine runs without llguidance, too, and then refuses grammars.
     from llguidance import LLParserLimits
 
-    is_schema = '"json_schema"' in grammar[:40]
+    is_schema = any(form in grammar[:40] for form in ('"json_schema"', f'"name": "{TOOLS}"'))
     return LLParserLimits(
         step_max_items=60_000 if is_schema else 3_000,
         max_items_in_row=8_000 if is_schema else 2_000,

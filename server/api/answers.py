@@ -4,8 +4,10 @@ Framing follows OpenAI's specification; `token_ids` and `prompt_token_ids` are v
 """
 
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import msgspec
 
@@ -14,6 +16,8 @@ from server.api.logprobs import LogprobsText, PromptLogprobs, extend
 from server.text.json_object import JsonObject
 from server.text.line_ends import one_line
 from server.text.tokenizer import Detokenizer
+from server.tools.call_reader import CallPart
+from server.tools.parser import AnswerParser, Parsed
 
 
 class LastEvent(bytes):
@@ -27,10 +31,11 @@ DONE = LastEvent(b"data: [DONE]\n\n")
 class Part:
     """A part of one answer, or all of it. logprobs: in their OpenAI shape, None if there are none.
 
+    said: its text, taken apart.
     finish_reason, stop_cause: how the answer ended, in OpenAI's words and in the engine's.
     """
 
-    text: str = ""
+    said: Parsed = field(default_factory=Parsed)
     token_ids: list[int] = field(default_factory=list)
     logprobs: JsonObject | None = None
     finish_reason: str | None = None
@@ -38,7 +43,7 @@ class Part:
 
     def append(self, other: "Part") -> None:
         """Add the part that follows this one."""
-        self.text += other.text
+        self.said.append(other.said)
         self.token_ids += other.token_ids
         self.finish_reason = other.finish_reason
         self.stop_cause = other.stop_cause
@@ -62,24 +67,38 @@ class ShownPrompt:
 
 
 class Choice:
-    """One of a request's answers, rendered in OpenAI's shape output by output."""
+    """One of a request's answers, rendered in OpenAI's shape output by output.
+
+    parser: None for answers that have neither calls nor reasoning.   shown: texts of its marks that
+    are special tokens.   shows_reasoning: whether the client wants to have it.
+    """
 
     def __init__(
-        self, index: int, vocabulary: Sequence[bytes], is_chat: bool, prompt: ShownPrompt
+        self,
+        index: int,
+        vocabulary: Sequence[bytes],
+        is_chat: bool,
+        prompt: ShownPrompt,
+        parser: AnswerParser | None = None,
+        shown: Mapping[int, bytes] = MappingProxyType({}),
+        *,
+        shows_reasoning: bool = True,
     ) -> None:
         self.index = index
         self.is_chat = is_chat
         self.prompt = prompt
-        self._detokenizer = Detokenizer(vocabulary)
+        self.num_reasoning_tokens = 0
+        self._parser = parser
+        self._shows_reasoning = shows_reasoning
+        self._num_calls = 0
+        self._detokenizer = Detokenizer(vocabulary, shown)
         self._logprobs = LogprobsText(vocabulary, is_chat, len(prompt.echo))
         self._is_first_chunk = True
 
     def take(self, output: RequestOutput) -> Part:
         """The part that an output adds to the answer."""
         is_final = output.finish_reason is not None
-        text = self._detokenizer.push(
-            output.new_token_ids, final=is_final, cut_bytes=output.num_stop_bytes
-        )
+        said = self._said(output.new_token_ids, output.num_stop_bytes, final=is_final)
         # Rendered output by output: a whole answer at its end would hold up other requests.
         if output.prompt_logprobs and self.prompt.logprobs:
             self.prompt.logprobs.take(output.prompt_logprobs)
@@ -87,16 +106,35 @@ class Choice:
         if output.logprobs:
             logprobs = self._logprobs.render(output.new_token_ids, output.logprobs)
         reason = finish_reason(output) if is_final else None
-        return Part(text, list(output.new_token_ids), logprobs, reason, output.stop_cause)
+        return Part(said, list(output.new_token_ids), logprobs, reason, output.stop_cause)
+
+    def _said(self, token_ids: Sequence[int], cut_bytes: int, *, final: bool) -> Parsed:
+        """The text of tokens, taken apart; tokens of a reasoning part are counted."""
+        parser = self._parser
+        if parser is None:
+            return Parsed(self._detokenizer.push(token_ids, final=final, cut_bytes=cut_bytes))
+        said = Parsed()
+        # Token by token, unless what is cut off may be several of them.
+        groups = [token_ids] if cut_bytes or not token_ids else [[i] for i in token_ids]
+        for number, group in enumerate(groups, start=1):
+            is_last = final and number == len(groups)
+            text = self._detokenizer.push(group, final=is_last, cut_bytes=cut_bytes)
+            was_reasoning = parser.is_reasoning
+            said.append(parser.push(text, final=is_last))
+            if was_reasoning or parser.is_reasoning:
+                self.num_reasoning_tokens += len(group)
+        if not self._shows_reasoning:
+            said.reasoning = ""
+        return said
 
     def whole(self, part: Part) -> JsonObject:
         """The choice of an answer that is not streamed."""
-        part = self._behind_prompt(part)
+        part = self._behind_prompt(replace(part, said=part.said.without_broken()))
         choice = self._head(part)
         if self.is_chat:
-            choice["message"] = {"role": "assistant", "content": part.text, "refusal": None}
+            choice["message"] = self._message(part.said)
         else:
-            choice["text"] = part.text
+            choice["text"] = part.said.content
         if self.prompt.token_ids is not None:
             choice["token_ids"] = part.token_ids
             choice["prompt_token_ids"] = list(self.prompt.token_ids)
@@ -108,16 +146,47 @@ class Choice:
         """The choice of one event of a stream; the first one also shows the prompt."""
         is_first, self._is_first_chunk = self._is_first_chunk, False
         part = self._behind_prompt(part) if is_first else part
-        choice = self._head(part)
         if self.is_chat:
-            choice["delta"] = ({"role": "assistant"} if is_first else {}) | {"content": part.text}
+            delta = ({"role": "assistant"} if is_first else {}) | self._delta(part.said)
+            choice = self._head(part) | {"delta": delta}
         else:
-            choice["text"] = part.text
+            choice = self._head(part) | {"text": part.said.content}
         if self.prompt.token_ids is not None:
             choice["token_ids"] = part.token_ids
             if is_first:
                 choice["prompt_token_ids"] = list(self.prompt.token_ids)
         return choice
+
+    def is_silent(self, part: Part) -> bool:
+        """Whether a part shows nothing: its text may be the beginning of a mark."""
+        said = part.said
+        has_text = bool(said.content or said.reasoning or said.calls)
+        shows = has_text or part.finish_reason or part.logprobs or self.prompt.token_ids is not None
+        return self._parser is not None and not shows
+
+    def _message(self, said: Parsed) -> JsonObject:
+        self._num_calls = len(said.calls)
+        has_text = bool(said.content or not said.calls)
+        message: JsonObject = {"role": "assistant"}
+        message["content"] = said.content if has_text else None
+        if self._parser and self._parser.reasons and self._shows_reasoning:
+            message["reasoning_content"] = said.reasoning or None
+        if said.calls:
+            calls = enumerate(said.calls)
+            message["tool_calls"] = [_shown_call(i, call, is_whole=True) for i, call in calls]
+        return message | {"refusal": None}
+
+    def _delta(self, said: Parsed) -> JsonObject:
+        if self._parser is None:
+            return {"content": said.content}
+        delta: JsonObject = {"content": said.content} if said.content else {}
+        if said.reasoning:
+            delta["reasoning_content"] = said.reasoning
+        for call in said.calls:
+            self._num_calls += call.name is not None
+            shown = _shown_call(self._num_calls - 1, call, is_whole=False)
+            delta.setdefault("tool_calls", []).append(shown)
+        return delta
 
     @property
     def listed_prompt(self) -> list[JsonObject | None] | None:
@@ -128,18 +197,20 @@ class Choice:
         """The part with the echoed prompt before it."""
         echoed = self.prompt.logprobs.echoed if self.prompt.logprobs else None
         if echoed is None:
-            return replace(part, text=self.prompt.echo + part.text)
+            return self._with_echo(part) if self.prompt.echo else part
         logprobs = {name: list(entries) for name, entries in echoed.items()}
         if part.logprobs is not None:
             extend(logprobs, part.logprobs)
-        return replace(part, text=self.prompt.echo + part.text, logprobs=logprobs)
+        return replace(self._with_echo(part), logprobs=logprobs)
+
+    def _with_echo(self, part: Part) -> Part:
+        return replace(part, said=Parsed(self.prompt.echo + part.said.content))
 
     def _head(self, part: Part) -> JsonObject:
-        head = {
-            "index": self.index,
-            "logprobs": part.logprobs,
-            "finish_reason": part.finish_reason,
-        }
+        reason = part.finish_reason
+        head: JsonObject = {"index": self.index, "logprobs": part.logprobs, "finish_reason": reason}
+        if reason == "stop" and self._parser and self._parser.num_calls:
+            head["finish_reason"] = "tool_calls"
         if part.finish_reason is not None:
             # OpenAI has no word for an exhausted budget.
             head["x_chorale"] = {"stop_cause": part.stop_cause}
@@ -195,9 +266,23 @@ class Answer:
         }
 
 
-def counts(output: RequestOutput) -> JsonObject:
-    """OpenAI's usage object: the engine's counts up to this output."""
-    return {
+def _shown_call(index: int, call: CallPart, *, is_whole: bool) -> JsonObject:
+    """A call, or a part of one, in OpenAI's shape."""
+    function = {"arguments": call.arguments}
+    shown: JsonObject = {} if is_whole else {"index": index}
+    if call.name is not None:
+        shown |= {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
+        function = {"name": call.name, **function}
+    return {**shown, "function": function}
+
+
+def counts(output: RequestOutput, num_reasoning_tokens: int | None = None) -> JsonObject:
+    """OpenAI's usage object: the engine's counts up to this output.
+
+    num_reasoning_tokens: None for models without reasoning parts.
+    """
+    details = {"completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens}}
+    return ({} if num_reasoning_tokens is None else details) | {
         "prompt_tokens": output.num_prompt_tokens,
         "completion_tokens": output.num_completion_tokens,
         "total_tokens": output.num_prompt_tokens + output.num_completion_tokens,
@@ -205,9 +290,14 @@ def counts(output: RequestOutput) -> JsonObject:
     }
 
 
-def usage(final: RequestOutput, cost_nanousd: int, price_version: int) -> JsonObject:
+def usage(
+    final: RequestOutput,
+    cost_nanousd: int,
+    price_version: int,
+    num_reasoning_tokens: int | None = None,
+) -> JsonObject:
     """The counts of the whole request; Chorale's own fields are under `x_chorale`."""
-    return counts(final) | {
+    return counts(final, num_reasoning_tokens) | {
         "x_chorale": {
             "cost_nanousd": cost_nanousd,
             "price_version": price_version,

@@ -13,6 +13,9 @@ from server.api.answer import Answer
 _DIGEST = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 
 
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
 def _left_out(**options: Any) -> Any:
     """Declare a field that is left out where it has no value, unlike other answers' fields."""
     return Field(default_factory=lambda: None, **options)
@@ -27,13 +30,23 @@ class CachedTokens(Answer):
     cached_tokens: int = Field(examples=[0])
 
 
+class ReasoningTokens(Answer):
+    """Tokens of reasoning parts, with the marks around them."""
+
+    reasoning_tokens: int = Field(examples=[0])
+
+
 class TokenCounts(Answer):
-    """Tokens of a request, all its answers together."""
+    """Tokens of a request, all its answers together.
+
+    completion_tokens_details: only for models that write reasoning parts.
+    """
 
     prompt_tokens: int = Field(examples=[12])
     completion_tokens: int = Field(examples=[2])
     total_tokens: int = Field(examples=[14])
     prompt_tokens_details: CachedTokens
+    completion_tokens_details: ReasoningTokens = _left_out()
 
 
 class Charge(Answer):
@@ -132,30 +145,69 @@ class _Choice(Answer):
 
 
 class _WholeChoice(_Choice):
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     x_chorale: AnswerEnd
 
 
 class _ChoicePart(_Choice):
     """A part of one answer.   x_chorale: only in the answer's last event."""
 
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishReason | None
     x_chorale: AnswerEnd = _left_out()
 
 
+class CalledFunction(Answer):
+    """A tool's name, and its arguments as JSON."""
+
+    name: str = Field(examples=["get_weather"])
+    arguments: str = Field(examples=['{"city": "Oslo"}'])
+
+
+class ToolCall(Answer):
+    """A call of a tool."""
+
+    id: str = Field(examples=["call_0b7e61f3c2d94a58b1f6a9d3"])
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatAnswerMessage(Answer):
-    """The assistant's message."""
+    """The assistant's message.
+
+    content: null if the answer is calls only.   reasoning_content: only from models that write
+    reasoning parts, null without one.   tool_calls: only if there are calls.
+    """
 
     role: Literal["assistant"]
-    content: str = Field(examples=["Hello!"])
+    content: str | None = Field(examples=["Hello!"])
     refusal: None
+    reasoning_content: str | None = _left_out(examples=["The user greets."])
+    tool_calls: list[ToolCall] = _left_out()
+
+
+class CalledFunctionPart(Answer):
+    """A part of a call.   name: only in the call's first part."""
+
+    name: str = _left_out(examples=["get_weather"])
+    arguments: str = Field(examples=['{"city"'])
+
+
+class ToolCallPart(Answer):
+    """The text that an event adds to a call.   id, type: only in the call's first part."""
+
+    index: int = Field(examples=[0])
+    id: str = _left_out(examples=["call_0b7e61f3c2d94a58b1f6a9d3"])
+    type: Literal["function"] = _left_out()
+    function: CalledFunctionPart
 
 
 class ChatDelta(Answer):
     """The text that an event adds to the message.   role: only in the answer's first event."""
 
     role: Literal["assistant"] = _left_out()
-    content: str = Field(examples=["Hello"])
+    content: str = _left_out(examples=["Hello"])
+    reasoning_content: str = _left_out(examples=["The user"])
+    tool_calls: list[ToolCallPart] = _left_out()
 
 
 class ChatChoice(_WholeChoice):

@@ -15,25 +15,22 @@ from pydantic import Discriminator, Field, Tag
 
 from engine.messages import Priority, SamplingParams
 from server.api import errors
+from server.api.chat_messages import Chat, Key, Text, ToolChoice
 from server.api.request_objects import RequestObject, parse_body, shown_key
 from server.api.shapes import ResponseFormat, StructuredOutputs, shape_of
 from server.inference import generation_request
 from server.inference.generation_request import GenerationRequest
 from server.shapes.shape import Shape
+from server.tools.tool import ToolUse
 
 _MAX_STOPS = 16
 _MAX_STOP_BYTES = 256
-_MAX_MESSAGES = 2048
 _MAX_CHOICES = 16
 """The most answers to one prompt (`n`)."""
 _MAX_ANSWERS = 128
 """The most answers of one request, and so the most prompts in a list."""
 _MAX_BIASES = 1024
 _MAX_LOGPROBS = 20
-_MAX_KEY_CHARACTERS = 512
-_MAX_PARTS = 64
-_MAX_TEXT_CHARACTERS = 4 << 20
-"""No text is longer than the largest body that may be sent."""
 _MAX_PROMPT_TOKENS = 100_000
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -52,29 +49,6 @@ class _StreamOptions(RequestObject):
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
     continuous_usage_stats: bool = False
-
-
-_Text = Annotated[str, Field(max_length=_MAX_TEXT_CHARACTERS)]
-_Key = Annotated[str | None, Field(max_length=_MAX_KEY_CHARACTERS)]
-
-
-class _TextPart(RequestObject):
-    type: Literal["text"]
-    text: _Text
-
-
-class _Message(RequestObject):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: _Text | Annotated[list[_TextPart], Field(max_length=_MAX_PARTS)]
-    name: _Key = None
-
-    def plain(self) -> dict[str, str]:
-        """The message in the form that chat templates take."""
-        text = self.content
-        if not isinstance(text, str):
-            text = "".join(part.text for part in text)
-        plain = {"role": "system" if self.role == "developer" else self.role, "content": text}
-        return plain if self.name is None else plain | {"name": self.name}
 
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -116,9 +90,9 @@ class _Request(RequestObject):
     service_tier: Literal["auto", "default", "flex"] = "auto"
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    prompt_cache_key: _Key = None
-    safety_identifier: _Key = None
-    user: _Key = None
+    prompt_cache_key: Key = None
+    safety_identifier: Key = None
+    user: Key = None
 
     @property
     def asked_tokens(self) -> int | None:
@@ -234,48 +208,24 @@ class _Request(RequestObject):
         return tuple(stop.encode() for stop in stops)
 
 
-class Chat(RequestObject):
-    """Messages, and whether an answer begins after them or continues the last one."""
-
-    messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-
-    def for_template(self) -> generation_request.Chat:
-        """The chat for the model's template."""
-        return generation_request.Chat(
-            messages=[message.plain() for message in self.messages],
-            continues=self.continue_final_message,
-            begins=self.add_generation_prompt is not False,
-        )
-
-    def check_end(self) -> None:
-        """Check that the last message can be continued if it is to be. Raises ApiError."""
-        if not self.continue_final_message:
-            return
-        if self.add_generation_prompt:
-            raise errors.invalid_request(
-                "add_generation_prompt: it cannot be true together with continue_final_message; "
-                "send false, or leave it out.",
-                param="add_generation_prompt",
-            )
-        if self.messages[-1].role != "assistant":
-            raise errors.invalid_request(
-                "continue_final_message: the last message must be the assistant's.",
-                param="continue_final_message",
-            )
-
-
 class ChatRequest(Chat, _Request):
     """The body of `/v1/chat/completions`."""
 
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=_MAX_LOGPROBS)
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
 
     @property
     def asked_prompts(self) -> generation_request.Chat:
-        return self.for_template()
+        return self.for_template(self.tool_use)
+
+    @functools.cached_property
+    def tool_use(self) -> ToolUse | None:
+        """The tools, and which an answer may call; None without tools. Raises ApiError."""
+        return self.use_of_tools(self.tool_choice, is_parallel=self.parallel_tool_calls)
 
     @property
     def asked_tokens(self) -> int | None:
@@ -288,7 +238,12 @@ class ChatRequest(Chat, _Request):
 
     def check(self) -> None:
         super().check()
-        self.check_end()
+        self.check_chat()
+        if self.tool_use and self.allowed_token_ids:
+            raise errors.invalid_request(
+                "allowed_token_ids: calls of tools may need other tokens; send one only.",
+                param="allowed_token_ids",
+            )
         if self.top_logprobs and not self.logprobs:
             raise errors.invalid_request(
                 "top_logprobs needs logprobs to be true.", param="top_logprobs"
@@ -304,9 +259,9 @@ def _form(prompt: Any) -> str:
 
 
 _Prompt = Annotated[
-    Annotated[_Text, Tag("a text")]
+    Annotated[Text, Tag("a text")]
     | Annotated[_TokenIds, Tag("ids")]
-    | Annotated[list[_Text], Field(max_length=_MAX_ANSWERS), Tag("texts")]
+    | Annotated[list[Text], Field(max_length=_MAX_ANSWERS), Tag("texts")]
     | Annotated[list[_TokenIds], Field(max_length=_MAX_ANSWERS), Tag("lists")],
     Discriminator(_form),
 ]
@@ -367,8 +322,8 @@ def parse_request(body: bytes, kind: type[_Kind]) -> _Kind:
 class TextToTokenize(RequestObject):
     """The body of `/tokenize` with a text. Its fields are vLLM's."""
 
-    model: _Key = None
-    prompt: _Text
+    model: Key = None
+    prompt: Text
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
@@ -376,7 +331,7 @@ class TextToTokenize(RequestObject):
 class ChatToTokenize(Chat):
     """The body of `/tokenize` with messages; the chat template adds the special tokens itself."""
 
-    model: _Key = None
+    model: Key = None
     add_special_tokens: Literal[False] = False
     return_token_strs: bool = False
 
@@ -384,5 +339,5 @@ class ChatToTokenize(Chat):
 class TokensToDecode(RequestObject):
     """The body of `/detokenize`."""
 
-    model: _Key = None
+    model: Key = None
     tokens: _TokenIds

@@ -15,6 +15,8 @@ from server.inference.admission import Admitted
 from server.inference.generation import Generation, cost_nanousd
 from server.inference.served_base import ServedBase
 from server.text.tokenizer import Detokenizer
+from server.tools.grammar import AnswerForm
+from server.tools.parser import AnswerParser
 
 Asked = ChatRequest | CompletionRequest
 
@@ -40,7 +42,7 @@ class Rendering:
                 parts[output.index].append(choices[output.index].take(output))
         body = answer.whole(
             [choice.whole(part) for choice, part in zip(choices, parts, strict=True)],
-            self._usage(output),
+            self._usage(output, choices),
         )
         if answer.is_chat and choices[0].listed_prompt is not None:
             body["prompt_logprobs"] = choices[0].listed_prompt
@@ -59,9 +61,11 @@ class Rendering:
                 while True:
                     choice = choices[output.index]
                     part = choice.take(output)
-                    if not output.is_of_prompt:
-                        if self.asked.counts_usage:
-                            usage = {"usage": answers.counts(output)}
+                    counts_usage = self.asked.counts_usage
+                    if not output.is_of_prompt and (counts_usage or not choice.is_silent(part)):
+                        if counts_usage:
+                            num_reasoning_tokens = self._num_reasoning_tokens(choices)
+                            usage = {"usage": answers.counts(output, num_reasoning_tokens)}
                         yield answers.event(answer.chunk(choice.chunk(part)) | usage)
                     if output.is_last:
                         break
@@ -71,7 +75,7 @@ class Rendering:
                 yield answers.LastEvent(error)
                 return
         if self.asked.includes_usage:
-            yield answers.event(answer.usage_chunk(self._usage(output)))
+            yield answers.event(answer.usage_chunk(self._usage(output, choices)))
         yield answers.DONE
 
     def _answer(self) -> Answer:
@@ -91,12 +95,31 @@ class Rendering:
             for number, ids in enumerate(self.admitted.message.prompts)
         ]
         of_answers = [prompt for prompt in shown for _ in range(self.asked.n)]
-        return [Choice(i, vocabulary, is_chat, prompt) for i, prompt in enumerate(of_answers)]
+        form, hides = self.admitted.form, not getattr(self.asked, "include_reasoning", True)
+        marks = {token_id: mark.encode() for mark, token_id in form.token_ids.items()}
+        return [
+            Choice(i, vocabulary, is_chat, prompt, _parser(form), marks, shows_reasoning=not hides)
+            for i, prompt in enumerate(of_answers)
+        ]
 
-    def _usage(self, final: RequestOutput) -> dict[str, object]:
+    def _num_reasoning_tokens(self, choices: Sequence[Choice]) -> int | None:
+        if self.admitted.form.template.reasoning is None:
+            return None
+        return sum(choice.num_reasoning_tokens for choice in choices)
+
+    def _usage(self, final: RequestOutput, choices: Sequence[Choice]) -> dict[str, object]:
         """The engine's counts and what they cost under the price that was held."""
-        cost = cost_nanousd(self.admitted, final)
-        return answers.usage(final, cost, self.admitted.price.price_version)
+        cost, price = cost_nanousd(self.admitted, final), self.admitted.price
+        return answers.usage(final, cost, price.price_version, self._num_reasoning_tokens(choices))
+
+
+def _parser(form: AnswerForm) -> AnswerParser | None:
+    """A parser of one answer; None where there is nothing but content."""
+    if not form.tools and form.template.reasoning is None:
+        return None
+    names = [tool.name for tool in form.tools]
+    most_calls = form.use.most_calls if form.use else None
+    return AnswerParser(form.template, names, most_calls, is_reasoning=form.is_reasoning)
 
 
 def _shown(

@@ -32,7 +32,7 @@ from server.database.database import Database, LedgerUnavailable
 from server.faults import Overloaded, Unavailable
 from server.inference import errors, prompts
 from server.inference.encoders import LARGE_BYTES, Encoders
-from server.inference.generation_request import GenerationRequest
+from server.inference.generation_request import Chat, GenerationRequest
 from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase
 from server.limits.adapter_limits import get_adapter_limits
@@ -42,8 +42,9 @@ from server.limits.learned import LearnedTokens
 from server.limits.rules import SEAT_SLACK_S, Grant, Limit, Limiter
 from server.pool.running import RunningRequest
 from server.shapes.compiled import CompiledGrammars
-from server.shapes.grammar import compiled
-from server.shapes.shape import Shape
+from server.tools.dialect import Dialect
+from server.tools.grammar import AnswerForm
+from server.tools.response_template import PLAIN
 
 _GRAMMAR_COST = 10
 """Bytes of prompts that are tokenized in the time of one byte of a schema, if it compiles slowly:
@@ -68,6 +69,7 @@ class Admitted:
 
     request: GenerationRequest
     message: AddRequest
+    form: AnswerForm
     price: Price
     grant: Grant
     running: RunningRequest
@@ -108,10 +110,17 @@ class Admission:
         self.load.check(identity, request.priority, request.num_answers)
         resolved = await self._resolve(identity, request, request_id)
         adapter_id = resolved.adapter.adapter_id if resolved.adapter else None
+        dialect = self.base.dialect
         logs.note(model=self.base.model_id, adapter=adapter_id)
-        begun = await self._charge_work(identity, request, resolved.limits, request_id)
+        begun = await self._charge_work(identity, request, dialect, resolved.limits, request_id)
         try:
-            message = await self._message(identity, request, resolved.adapter, request_id)
+            encoded = await prompts.tokenize(
+                self.base, dialect, self.encoders, identity.tenant_id, request
+            )
+            form = form_of(request, dialect, is_reasoning=encoded.is_reasoning)
+            message = await self._message(
+                identity, request, encoded.token_ids, form, resolved.adapter, request_id
+            )
             engine = self._route(message)
         except (Overloaded, Unavailable):
             self._release(begun, None)
@@ -126,7 +135,7 @@ class Admission:
         except BaseException:
             self.load.remove(running)
             raise
-        return Admitted(request, message, resolved.price, grant, running, arrived_at)
+        return Admitted(request, message, form, resolved.price, grant, running, arrived_at)
 
     # ---- the steps, in order ----
 
@@ -154,6 +163,7 @@ class Admission:
         self,
         identity: Identity,
         request: GenerationRequest,
+        dialect: Dialect,
         limits: Sequence[Limit],
         request_id: str,
     ) -> Grant | None:
@@ -161,8 +171,9 @@ class Admission:
 
         Its tokens, which are not known yet, are charged in `_pay`. Raises RateLimited.
         """
-        shape = request.shape
-        is_known = shape is None or self.grammars.get(identity.tenant_id, shape) is not None
+        forms = [form_of(request, dialect, is_reasoning=flag) for flag in (False, True)]
+        tenant_id = identity.tenant_id
+        is_known = not forms[0].demands or any(self.grammars.get(tenant_id, it) for it in forms)
         if is_known and not prompts.is_long(request):
             return None
         await self.limiter.check(limits, tokens=prompts.least_tokens(self.base, request))
@@ -173,12 +184,14 @@ class Admission:
         self,
         identity: Identity,
         request: GenerationRequest,
+        token_ids: Sequence[Sequence[int]],
+        form: AnswerForm,
         adapter: AdapterRef | None,
         request_id: str,
     ) -> AddRequest:
-        """The message to the engine, with the prompts as token ids. Raises Invalid, Overloaded."""
+        """The message to the engine.   token_ids: of each prompt. Raises Invalid, Overloaded."""
         tenant_id = identity.tenant_id
-        first, *others = await prompts.tokenize(self.base, self.encoders, tenant_id, request)
+        first, *others = token_ids
         longest = max(map(len, (first, *others)))
         max_tokens = prompts.max_tokens(request, longest, self.base.max_model_len)
         return AddRequest(
@@ -194,18 +207,18 @@ class Admission:
             cache_salt=identity.cache_salt,
             weight=identity.weight,
             priority=request.priority,
-            grammar=await self._grammar(tenant_id, request.shape) if request.shape else "",
+            grammar=await self._grammar(tenant_id, form) if form.demands else "",
         )
 
-    async def _grammar(self, tenant_id: str, shape: Shape) -> str:
-        """The shape's grammar, compiled on a thread unless it is known. Raises Invalid, Overloaded.
+    async def _grammar(self, tenant_id: str, form: AnswerForm) -> str:
+        """The grammar, compiled on a thread unless it is known. Raises Invalid, Overloaded.
 
         A compilation is always a large job, for 20 bytes may take 70 ms.
         """
-        if (grammar := self.grammars.get(tenant_id, shape)) is None:
-            size_bytes = LARGE_BYTES + _GRAMMAR_COST * len(shape.text)
-            grammar = await self.encoders.run(tenant_id, size_bytes, lambda: compiled(shape))
-            self.grammars.keep(tenant_id, shape, grammar)
+        if (grammar := self.grammars.get(tenant_id, form)) is None:
+            size_bytes = LARGE_BYTES + _GRAMMAR_COST * form.size_bytes
+            grammar = await self.encoders.run(tenant_id, size_bytes, form.compiled)
+            self.grammars.keep(tenant_id, form, grammar)
         return grammar
 
     def _route(self, message: AddRequest) -> str:
@@ -351,6 +364,15 @@ class Admission:
         if isinstance(lease, StaleEpoch):
             raise lease
         return lease
+
+
+def form_of(request: GenerationRequest, dialect: Dialect, *, is_reasoning: bool) -> AnswerForm:
+    """What the request's answers must comply with."""
+    if not isinstance(request.prompts, Chat):
+        return AnswerForm(PLAIN, None, request.shape, {})
+    return AnswerForm(
+        dialect.template, request.tool_use, request.shape, dialect.token_ids, is_reasoning
+    )
 
 
 def _covered(conn: Connection, hold: Hold, price: Price, num_answers: int) -> Hold:

@@ -5,20 +5,24 @@ A new endpoint parses its own shape and makes a GenerationRequest.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.messages import Priority, SamplingParams
 from server.shapes.shape import Shape
+from server.tools.tool import ToolUse
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages for the model's template, each with `role` and `content`, and maybe `name`.
+    """Messages for the model's template, with the keys that OpenAI's messages have.
 
+    use: the tools that the answer may call; None without tools.
     continues: the answer goes on with the last message.
     begins: the prompt ends with the beginning of the assistant's turn.
     """
 
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Mapping[str, Any]]
+    use: ToolUse | None = None
     continues: bool = False
     begins: bool = True
 
@@ -53,9 +57,15 @@ class GenerationRequest:
         return "messages" if isinstance(self.prompts, Chat) else "prompt"
 
     @property
+    def tool_use(self) -> ToolUse | None:
+        return self.prompts.use if isinstance(self.prompts, Chat) else None
+
+    @property
     def shape_param(self) -> str | None:
-        """The name of the parameter that has the shape."""
-        return self.shape.param.partition(".")[0] if self.shape else None
+        """The name of the parameter that a fault of the answers' grammar is told of."""
+        if self.shape:
+            return self.shape.param.partition(".")[0]
+        return "tools" if self.tool_use else None
 
     @property
     def num_prompts(self) -> int:

@@ -1,11 +1,16 @@
 """Prompts as token ids: rendered, encoded, checked; and the room they leave for the answer."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
 from server.faults import Invalid
 from server.inference.encoders import Encoders
 from server.inference.errors import context_length_exceeded, unknown_token_id
 from server.inference.generation_request import Chat, GenerationRequest
 from server.inference.served_base import ServedBase
 from server.text.tokenizer import TemplateError, Tokenizer
+from server.tools.dialect import Dialect
 
 _INLINE_CHARACTERS = 4096
 """Longer prompts are tokenized on a thread: 4 kB take 0.3 ms, which delays no stream."""
@@ -27,24 +32,37 @@ def least_tokens(base: ServedBase, request: GenerationRequest) -> int:
     return max(1, sum(map(base.tokenizer.least_tokens, _texts(request))))
 
 
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Token ids of every prompt.   is_reasoning: a chat's prompt ends within a reasoning part."""
+
+    token_ids: list[list[int]]
+    is_reasoning: bool = False
+
+
 async def tokenize(
-    base: ServedBase, encoders: Encoders, tenant_id: str, request: GenerationRequest
-) -> list[list[int]]:
+    base: ServedBase,
+    dialect: Dialect,
+    encoders: Encoders,
+    tenant_id: str,
+    request: GenerationRequest,
+) -> Prompts:
     """Exact tokens of every prompt; long prompts are encoded on a thread.
 
     Raises Invalid, and Overloaded if no thread is free in time.
     """
     if is_long(request):
         size_bytes = sum(len(text.encode()) for text in _texts(request)) + _template_size(request)
-        prompts = await encoders.run(tenant_id, size_bytes, lambda: _encode(base, request))
+        prompts = await encoders.run(tenant_id, size_bytes, lambda: _encode(base, dialect, request))
     else:
-        prompts = _encode(base, request)
-    for ids in prompts:
+        prompts = _encode(base, dialect, request)
+    for ids in prompts.token_ids:
         _check_ids(ids, base.vocabulary_size, request.prompt_param)
     for param, token_id in request.named_token_ids.items():
         if token_id >= base.vocabulary_size:
             raise unknown_token_id(base.vocabulary_size, param=param)
-    return [_truncated(request, ids, base.max_model_len) for ids in prompts]
+    kept = [_truncated(request, ids, base.max_model_len) for ids in prompts.token_ids]
+    return Prompts(kept, prompts.is_reasoning)
 
 
 def max_tokens(request: GenerationRequest, num_prompt_tokens: int, max_model_len: int) -> int:
@@ -67,19 +85,20 @@ def max_tokens(request: GenerationRequest, num_prompt_tokens: int, max_model_len
     return most
 
 
-def encode_chat(tokenizer: Tokenizer, chat: Chat) -> list[int]:
+def encode_chat(tokenizer: Tokenizer, dialect: Dialect, chat: Chat) -> list[int]:
     """The tokens of a chat as the model's template renders it. Raises Invalid."""
-    return tokenizer.encode(_rendered(tokenizer, chat), add_special_tokens=False)
+    return tokenizer.encode(_rendered(tokenizer, dialect, chat), add_special_tokens=False)
 
 
-def _encode(base: ServedBase, request: GenerationRequest) -> list[list[int]]:
+def _encode(base: ServedBase, dialect: Dialect, request: GenerationRequest) -> Prompts:
     if isinstance(request.prompts, Chat):
-        text = _rendered(base.tokenizer, request.prompts)
+        text = _rendered(base.tokenizer, dialect, request.prompts)
         _check_length(base, request, text)
-        return [base.tokenizer.encode(text, add_special_tokens=False)]
+        is_reasoning = dialect.template.is_reasoning(text)
+        return Prompts([base.tokenizer.encode(text, add_special_tokens=False)], is_reasoning)
     for prompt in _texts(request):
         _check_length(base, request, prompt)
-    return [base.tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts]
+    return Prompts([base.tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts])
 
 
 def _check_length(base: ServedBase, request: GenerationRequest, text: str) -> None:
@@ -95,23 +114,31 @@ def _check_length(base: ServedBase, request: GenerationRequest, text: str) -> No
 def _texts(request: GenerationRequest) -> list[str]:
     """Each text that the caller sent as a prompt, or as part of one."""
     if isinstance(request.prompts, Chat):
-        return [message["content"] for message in request.prompts.messages]
+        return [text for message in request.prompts.messages for text in _texts_in(message)]
     return [prompt for prompt in request.prompts if isinstance(prompt, str)]
 
 
 def _template_size(request: GenerationRequest) -> int:
     """Characters that a template adds to the texts, about."""
     if isinstance(request.prompts, Chat):
-        return _MESSAGE_CHARACTERS * len(request.prompts.messages)
+        tools = request.prompts.use.size_bytes if request.prompts.use else 0
+        return tools + _MESSAGE_CHARACTERS * len(request.prompts.messages)
     return 0
 
 
-def _rendered(tokenizer: Tokenizer, chat: Chat) -> str:
-    messages = [dict(message) for message in chat.messages]
+def _texts_in(message: Mapping[str, Any]) -> list[str]:
+    """The texts of a message: what was said, thought, and given to tools."""
+    said = [message.get("content"), message.get("reasoning_content")]
+    calls = [call["function"]["arguments"] for call in message.get("tool_calls", ())]
+    return [text for text in (*said, *calls) if text]
+
+
+def _rendered(tokenizer: Tokenizer, dialect: Dialect, chat: Chat) -> str:
+    tools = [tool.declared for tool in chat.use.tools] if chat.use else []
     try:
-        if chat.continues:
-            return tokenizer.render_open(messages)
-        return tokenizer.render(messages, add_generation_prompt=chat.begins)
+        return dialect.prompt(
+            tokenizer, chat.messages, tools, begins=chat.begins, continues=chat.continues
+        )
     except TemplateError as error:
         raise Invalid(str(error), param="messages") from None
 

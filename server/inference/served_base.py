@@ -5,14 +5,16 @@ from dataclasses import dataclass
 from registry.base_model import BaseModel
 from server.pool.engines import Engines
 from server.text.tokenizer import Tokenizer
+from server.tools.dialect import Dialect
 
 
 @dataclass(frozen=True, slots=True)
 class ServedBase:
-    """Everything of a gateway that belongs to one base model."""
+    """Everything of a gateway that belongs to one base model.   dialect: its way with tools."""
 
     model: BaseModel
     tokenizer: Tokenizer
+    dialect: Dialect
     engines: Engines
 
     @property

@@ -1,28 +1,35 @@
-"""Compiled grammars, kept so that a shape is compiled once; a tenant finds only its own."""
+"""Compiled grammars, kept so that a demand is compiled once; a tenant finds only its own."""
 
-from server.shapes.shape import Shape
+from typing import Protocol
 
 MAX_GRAMMARS = 512
-"""About 40 MiB if all are as long as they may be."""
+"""About 130 MiB if all are as long as they may be."""
 TENANT_GRAMMARS = 32
 
 
+class Demand(Protocol):
+    """What answers must match."""
+
+    @property
+    def digest(self) -> bytes: ...
+
+
 class CompiledGrammars:
-    """Grammars by tenant and shape, last used last. All methods belong to the event loop."""
+    """Grammars by tenant and demand, last used last. All methods belong to the event loop."""
 
     def __init__(self) -> None:
         self._kept: dict[str, dict[bytes, str]] = {}
 
-    def get(self, tenant_id: str, shape: Shape) -> str | None:
+    def get(self, tenant_id: str, demand: Demand) -> str | None:
         kept = self._kept.get(tenant_id, {})
-        if (grammar := kept.pop(shape.digest, None)) is not None:
-            kept[shape.digest] = grammar
+        if (grammar := kept.pop(demand.digest, None)) is not None:
+            kept[demand.digest] = grammar
         return grammar
 
-    def keep(self, tenant_id: str, shape: Shape, grammar: str) -> None:
+    def keep(self, tenant_id: str, demand: Demand, grammar: str) -> None:
         """Keep a grammar. The tenant that has most gives one up if there are too many."""
         kept = self._kept.setdefault(tenant_id, {})
-        kept[shape.digest] = grammar
+        kept[demand.digest] = grammar
         if len(kept) > TENANT_GRAMMARS:
             del kept[next(iter(kept))]
         if sum(map(len, self._kept.values())) > MAX_GRAMMARS:

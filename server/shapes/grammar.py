@@ -14,6 +14,7 @@ from server.faults import Invalid
 from server.shapes.schema import MAX_LEVELS, normalised, path_of
 from server.shapes.schema_fault import find_fault
 from server.shapes.shape import Shape
+from server.text.json_object import JsonObject
 
 _WHITESPACE = r" |\n {0,32}"
 """Whitespace that JSON may have at each place, once: models can go on with it without end."""
@@ -57,9 +58,19 @@ def compiled(shape: Shape) -> str:
         grammar = _top_level("lark_grammar", f"start: /{regex_to_lark(shape.text, 'dws')}/")
     else:
         grammar = _top_level("lark_grammar", _lark_of(shape))
-    if flaw := _flaw(grammar):
-        raise shape.fault(_words(flaw))
+    if flaw := flaw_of(grammar):
+        raise shape.fault(words_for(flaw))
     return grammar
+
+
+def checked_schema(asked: Any, param: str) -> JsonObject:
+    """A schema in llguidance's form. Raises Invalid that names the path at fault."""
+    schema = normalised(asked, param)
+    if flaw := flaw_of(_schema_grammar(schema)):
+        place = find_fault(schema, flaw, lambda changed: flaw_of(_schema_grammar(changed)))
+        path = path_of(param, place)
+        raise Invalid(f"{path}: {words_for(flaw)}.", param=path)
+    return _with_options(schema)
 
 
 def _compiled_schema(shape: Shape) -> str:
@@ -67,13 +78,7 @@ def _compiled_schema(shape: Shape) -> str:
         asked = from_json(shape.text, allow_inf_nan=False)
     except ValueError:
         raise shape.fault("it is not valid JSON") from None
-    schema = normalised(asked, shape.param)
-    grammar = _schema_grammar(schema)
-    if flaw := _flaw(grammar):
-        place = find_fault(schema, flaw, lambda changed: _flaw(_schema_grammar(changed)))
-        path = path_of(shape.param, place)
-        raise Invalid(f"{path}: {_words(flaw)}.", param=path)
-    return grammar
+    return _top_level("json_schema", checked_schema(asked, shape.param))
 
 
 def _lark_of(shape: Shape) -> str:
@@ -93,9 +98,13 @@ def _lark_of(shape: Shape) -> str:
     return shape.text
 
 
-def _schema_grammar(schema: Any) -> str:
+def _schema_grammar(schema: JsonObject) -> str:
+    return _top_level("json_schema", _with_options(schema))
+
+
+def _with_options(schema: JsonObject) -> JsonObject:
     options = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": _ESCAPES}
-    return _top_level("json_schema", schema | {"x-guidance": options})
+    return schema | {"x-guidance": options}
 
 
 def _top_level(form: str, grammar: Any) -> str:
@@ -105,7 +114,7 @@ def _top_level(form: str, grammar: Any) -> str:
     return json.dumps({"grammars": [{form: grammar}]}, ensure_ascii=False)
 
 
-def _flaw(grammar: str) -> str | None:
+def flaw_of(grammar: str) -> str | None:
     """Why a grammar is refused, in llguidance's words; None if it can be enforced."""
     if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
         return f"it has more than {MAX_GRAMMAR_BYTES} bytes in the engine's form"
@@ -118,7 +127,7 @@ def _flaw(grammar: str) -> str | None:
     return matcher.get_error() or None
 
 
-def _words(flaw: str) -> str:
+def words_for(flaw: str) -> str:
     """One line of llguidance's error."""
     for beginning, words in _OWN_WORDS.items():
         if flaw.startswith(beginning):

@@ -95,7 +95,11 @@ class ChatTemplate:
             reason = f"The model's chat template refused these messages: {error}"
             raise TemplateError(reason) from error
 
-    def render_open(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The prompt up to the end of the last message's text, for an answer that continues it.
 
         The method is that of transformers (`continue_final_message`): a mark after the text shows
@@ -103,7 +107,7 @@ class ChatTemplate:
         """
         *before, last = messages
         marked = dict(last) | {"content": f"{last['content']}{_END_MARK} "}
-        text = self.render([*before, marked], add_generation_prompt=False)
+        text = self.render([*before, marked], tools, add_generation_prompt=False)
         rendered, mark, after = text.rpartition(_END_MARK)
         if not mark or _END_MARK in rendered or last["content"].strip() not in text:
             raise TemplateError("The model's chat template changes the last message's text.")

@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer as HFTokenizer
@@ -30,6 +31,8 @@ class Tokenizer:
     """The tokenizer of a model folder. Raises UnsupportedTokenizer.
 
     eos_token_ids: every id that ends an answer.   vocabulary: token id -> its bytes in an answer.
+    added_tokens: ids of tokens that are found in a text before it is split.
+    response_template: how the model writes calls and reasoning, if its files say so.
     most_bytes_per_token: UTF-8 bytes of text that a token has at most; None if that is not known.
     """
 
@@ -45,6 +48,7 @@ class Tokenizer:
         for token in definition.get("added_tokens", []):
             # Reading closes gaps between ids, so the file's ids may differ.
             token["id"] = self._hf.token_to_id(token["content"])
+        self.added_tokens = {t["content"]: t["id"] for t in definition.get("added_tokens", [])}
         self.vocabulary = read_vocabulary(definition)
         self.most_bytes_per_token = most_bytes_per_token(definition)
         config = read_json(model_dir / "tokenizer_config.json")
@@ -52,6 +56,7 @@ class Tokenizer:
             self._chat_template = ChatTemplate.load(model_dir, config)
         except TemplateError as error:
             raise UnsupportedTokenizer(f"its chat template does not parse: {error}") from error
+        self.response_template = config.get("response_template")
         self.eos_token_ids = _eos_token_ids(model_dir, self._hf, config)
         self._prefix, self._suffix = _around_text(self._hf)
         self._tiktoken = _tiktoken(definition, self._hf)
@@ -101,9 +106,13 @@ class Tokenizer:
             messages, tools, add_generation_prompt=add_generation_prompt
         )
 
-    def render_open(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render_open(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """The prompt of a chat whose last message is to be continued. Raises TemplateError."""
-        return self._chat_template.render_open(messages)
+        return self._chat_template.render_open(messages, tools)
 
 
 class Detokenizer:
@@ -114,10 +123,14 @@ class Detokenizer:
     alone drops the space, as transformers' streamer does, and the others where a prompt has no
     text.) Bytes that are not UTF-8 become one U+FFFD for every broken character; ByteFallback's own
     decoder also writes one for every byte beside them.
+    shown: texts of special tokens that are to be seen.
     """
 
-    def __init__(self, vocabulary: Sequence[bytes]) -> None:
+    def __init__(
+        self, vocabulary: Sequence[bytes], shown: Mapping[int, bytes] = MappingProxyType({})
+    ) -> None:
         self._vocabulary = vocabulary
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Sequence[int], *, final: bool = False, cut_bytes: int = 0) -> str:
@@ -125,7 +138,8 @@ class Detokenizer:
 
         cut_bytes: bytes to leave out at the end, which belong to a stop string or follow it.
         """
-        data = b"".join(self._vocabulary[i] for i in token_ids if i < len(self._vocabulary))
+        known, shown = self._vocabulary, self._shown
+        data = b"".join(shown.get(i) or known[i] for i in token_ids if i < len(known))
         return self._decoder.decode(data[: len(data) - cut_bytes], final)
 
 

@@ -148,6 +148,7 @@ async def _begin(
 
 def _encode(base: ServedBase, asked: TextToTokenize | ChatToTokenize) -> list[int]:
     if isinstance(asked, ChatToTokenize):
-        asked.check_end()
-        return prompts.encode_chat(base.tokenizer, asked.for_template())
+        asked.check_chat()
+        chat = asked.for_template(asked.use_of_tools(is_parallel=True))
+        return prompts.encode_chat(base.tokenizer, base.dialect, chat)
     return base.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)

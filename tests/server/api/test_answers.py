@@ -11,6 +11,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from engine.messages import RequestOutput, TokenLogprobs
 from server.api.answers import Answer, Choice, Part, ShownPrompt, event, usage
 from server.api.logprobs import LogprobsText, PromptLogprobs, extend
+from server.tools.built_in import BUILT_IN
+from server.tools.parser import AnswerParser, Parsed
 
 EURO = "€".encode()
 VOCABULARY = [b"", b"a", b"b", EURO[:1], EURO[1:], b" cd", b"\xff"]
@@ -49,7 +51,7 @@ def test_an_event_is_one_data_line():
     answer = Answer.of("r", "m", True, "abc", "default")
     # Python and httpx end a line at each of these, an event stream only at the first three.
     said = "ä\n\r\r\n\v\f\x1c\x1d\x1e\x85\u2028\u2029c"
-    raw = event(answer.chunk(make_choice().chunk(Part(said))))
+    raw = event(answer.chunk(make_choice().chunk(Part(Parsed(said)))))
     assert raw.startswith(b"data: {")
     assert raw.endswith(b"\n\n")
     assert raw.decode().splitlines() == [raw.decode().removesuffix("\n\n"), ""]
@@ -189,3 +191,100 @@ def test_the_official_client_reads_every_shape():
     read = ChatCompletionChunk.model_validate(chunk, strict=True)
     assert read.service_tier == "flex"
     assert read.choices[0].logprobs.content[0].bytes == [97]
+
+
+PIECES = [
+    b"", b"<think>", b"Hm", b" and", b"</think>", b"\n\n", b"Let me see.", b"<tool_call>",
+    b'{"name": "now", "arguments": ', b'{"a"', b": 1", b"2}", b"}", b"</tool_call>", b"<tool",
+]  # fmt: skip
+THOUGHT = [1, 5, 2, 3, 5, 4, 5, 6]
+CALL = [7, 8, 9, 10, 11, 12, 13]
+
+
+def make_talker(**options):
+    parser = AnswerParser(BUILT_IN["hermes"], ["now"])
+    # The marks of reasoning are special tokens, which have no bytes of their own.
+    vocabulary = [b"" if i in (1, 4) else piece for i, piece in enumerate(PIECES)]
+    return Choice(
+        0, vocabulary, True, ShownPrompt(), parser, {1: PIECES[1], 4: PIECES[4]}, **options
+    )
+
+
+def outputs_of(token_ids, size=1, **end):
+    groups = [token_ids[i : i + size] for i in range(0, len(token_ids), size)]
+    ends = [{}] * (len(groups) - 1) + [{"finish_reason": "stop"} | end]
+    return [make_output(*ids, **fields) for ids, fields in zip(groups, ends, strict=True)]
+
+
+def whole_of(outputs, **options):
+    choice, total = make_talker(**options), Part()
+    for output in outputs:
+        total.append(choice.take(output))
+    return choice, choice.whole(total)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 99])
+def test_reasoning_and_calls_are_told_apart_whole_and_streamed(size):
+    outputs = outputs_of(THOUGHT + CALL + CALL, size)
+    choice, body = whole_of(outputs)
+    message = body["message"]
+    assert (message["content"], message["reasoning_content"]) == ("Let me see.", "Hm and")
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "now", "arguments": '{"a": 12}'}
+    ] * 2
+    assert body["finish_reason"] == "tool_calls"
+    # <think>, what was thought, the line ends and </think>.
+    assert choice.num_reasoning_tokens == 6
+    streamed = make_talker()
+    parts = [streamed.take(output) for output in outputs]
+    chunks = [streamed.chunk(part) for part in parts if not streamed.is_silent(part)]
+    deltas = [chunk["delta"] for chunk in chunks]
+    assert "".join(delta.get("content", "") for delta in deltas) == "Let me see."
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm and"
+    calls = {0: "", 1: ""}
+    for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
+        assert ("id" in part) == (not calls[part["index"]])
+        calls[part["index"]] += part["function"]["arguments"]
+    assert list(calls.values()) == ['{"a": 12}'] * 2
+    assert chunks[-1]["finish_reason"] == "tool_calls"
+    assert streamed.num_reasoning_tokens == 6
+
+
+def test_an_answer_is_silent_while_a_mark_may_have_begun():
+    choice = make_talker()
+    parts = [choice.take(output) for output in outputs_of([6, 14, 6])]
+    assert [choice.is_silent(part) for part in parts] == [False, True, False]
+    assert [part.said.content for part in parts] == ["Let me see.", "", "<toolLet me see."]
+
+
+def test_a_call_that_is_cut_off_is_content_and_its_parts_were_streamed():
+    outputs = outputs_of([6, *CALL[:4]], finish_reason="length")
+    _, body = whole_of(outputs)
+    cut = 'Let me see.<tool_call>{"name": "now", "arguments": {"a": 1'
+    assert body["message"]["content"] == cut
+    assert "tool_calls" not in body["message"]
+    assert body["finish_reason"] == "length"
+    _, body = whole_of(outputs_of(CALL[:4]))
+    assert body["finish_reason"] == "stop"
+
+
+def test_a_client_may_do_without_the_reasoning_and_still_pays_for_it():
+    choice, body = whole_of(outputs_of(THOUGHT), shows_reasoning=False)
+    assert body["message"] == {"role": "assistant", "content": "Let me see.", "refusal": None}
+    assert choice.num_reasoning_tokens == 6
+    final = outputs_of([6])[0]
+    assert usage(final, 0, 1, 6)["completion_tokens_details"] == {"reasoning_tokens": 6}
+    assert "completion_tokens_details" not in usage(final, 0, 1)
+
+
+def test_the_official_client_reads_calls_and_reasoning():
+    answer = Answer.of("r", "m", True, "abc", "default")
+    _, body = whole_of(outputs_of(THOUGHT + CALL))
+    final = make_output(1, finish_reason="stop", stop_cause="eos")
+    read = ChatCompletion.model_validate(answer.whole([body], usage(final, 0, 1, 6)), strict=True)
+    assert read.choices[0].message.tool_calls[0].function.name == "now"
+    assert read.usage.completion_tokens_details.reasoning_tokens == 6
+    choice = make_talker()
+    for output in outputs_of(THOUGHT + CALL):
+        chunk = answer.chunk(choice.chunk(choice.take(output)))
+        ChatCompletionChunk.model_validate(chunk, strict=True)

@@ -20,13 +20,18 @@ TEXT_PART = {"type": "text", "text": "Hello."}
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 TEXT = {"model": "m", "prompt": "hi"}
 
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "f"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {
+    "mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}}  # fmt: skip
+
 
 def parse(body, kind=ChatRequest):
     return parse_request(json.dumps(body).encode(), kind)
 
 
 def tokens_of(base, asked):
-    return asyncio.run(tokenize(base, Encoders(), "t", asked.for_model()))
+    return asyncio.run(tokenize(base, None, Encoders(), "t", asked.for_model())).token_ids
 
 
 def refused(body, kind=ChatRequest):
@@ -92,7 +97,6 @@ def test_an_answer_can_be_sent_back(nothing):
 @pytest.mark.parametrize(
     ("change", "path"),
     [
-        ({"messages": answer(tool_calls=[{"id": "1"}])}, "messages[1].tool_calls"),
         ({"messages": answer(refusal="No.")}, "messages[1].refusal"),
         (
             {
@@ -107,7 +111,6 @@ def test_an_answer_can_be_sent_back(nothing):
         ({"skip_special_tokens": False}, "skip_special_tokens"),
         ({"length_penalty": True}, "length_penalty"),
         ({"length_penalty": False}, "length_penalty"),
-        ({"tool_choice": "required"}, "tool_choice"),
     ],
     ids=str,
 )
@@ -180,7 +183,22 @@ def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, shape):
         ({"max_tokens": 0}, "max_tokens"),
         ({"stream": "yes"}, "stream"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"messages": [{"role": "critic", "content": "x"}]}, "messages[0].role"),
+        ({"messages": answer(tool_calls=[{"id": "1"}])}, "messages[1].tool_calls[0].function"),
+        ({"messages": answer(tool_calls=[CALL | {"id": ""}])}, "messages[1].tool_calls[0].id"),
+        ({"messages": answer(tool_calls=[CALL | {"type": "x"}])}, "messages[1].tool_calls[0].type"),
+        ({"messages": [{"role": "user", "content": "x", "reasoning_content": "y"}]},
+         "messages[0].reasoning_content"),
+        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]},
+         "messages[0].tool_call_id"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL] * 129}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [TOOL], "allowed_token_ids": [1]}, "allowed_token_ids"),
+        ({"tools": [TOOL], "tool_choice": ALLOWED}, "tool_choice.allowed_tools.tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "description": "x" * 140_000}}]},
+         "tools"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [IMAGE]}, "messages[0].content[0].type"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
@@ -350,3 +368,46 @@ def test_no_json_makes_the_parser_raise_anything_but_a_400(body):
 def test_a_body_that_is_no_json_object_is_a_400(body):
     with pytest.raises(ApiError):
         parse_request(body, ChatRequest)
+
+
+def used(**fields):
+    return parse(
+        HELLO | {"tools": [TOOL, {"type": "function", "function": {"name": "g"}}]} | fields
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "mode", "allowed", "most_calls"),
+    [
+        ({}, "auto", ("f", "g"), None),
+        ({"tool_choice": None, "parallel_tool_calls": None}, "auto", ("f", "g"), None),
+        ({"tool_choice": "none"}, "none", ("f", "g"), None),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, "required", ("f", "g"), 1),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "required", ("g",), 1),
+        ({"tool_choice": ALLOWED}, "auto", ("g",), None),
+    ],
+    ids=str,
+)
+def test_a_choice_of_tools_says_which_may_be_called(fields, mode, allowed, most_calls):
+    use = used(**fields).tool_use
+    assert (use.mode, use.allowed, use.most_calls) == (mode, allowed, most_calls)
+    assert [tool.name for tool in use.tools] == ["f", "g"]
+    assert [tool.name for tool in use.callable_tools] == list(() if mode == "none" else allowed)
+
+
+def test_messages_with_calls_and_results_reach_the_template():
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL | {"index": 0}]}
+    result = {"role": "tool", "tool_call_id": "1", "content": [TEXT_PART]}
+    thought = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
+    asked = parse(HELLO | {"messages": [*HELLO["messages"], called, result, thought]})
+    assert asked.asked_prompts.messages == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "content": "Hello.", "tool_call_id": "1"},
+        thought,
+    ]
+
+
+def test_no_tools_are_no_use_of_tools():
+    for nothing in ({"tools": []}, {"tools": None}, {"tools": None, "tool_choice": "auto"}):
+        assert parse(HELLO | nothing).tool_use is None

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from server.database.database import DEFAULT_FILE
-from server.inference import admission
+from server.tools.grammar import AnswerForm
 from tests.server.fake_engines import FakeEngines, answer_at_once
 from tests.server.in_process import InProcess
 
@@ -33,8 +33,8 @@ def form(schema):
 
 
 def test_a_schema_reaches_the_engine_and_is_compiled_once_for_each_tenant(product, monkeypatch):
-    compiled, real = [], admission.compiled
-    monkeypatch.setattr(admission, "compiled", lambda shape: compiled.append(1) or real(shape))
+    compiled, real = [], AnswerForm.compiled
+    monkeypatch.setattr(AnswerForm, "compiled", lambda form: compiled.append(1) or real(form))
     users = [product.user(name) for name in ("a", "b")]
     for user in (*users, *users):
         assert chat(user, response_format=form(SCHEMA)).status_code == 200

@@ -1,0 +1,204 @@
+"""Chats as requests send them, in OpenAI's shapes: messages with calls and results, and tools."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from server.api import errors
+from server.api.request_objects import RequestObject
+from server.inference import generation_request
+from server.text.json_object import JsonObject
+from server.tools.tool import MAX_BYTES, MAX_TOOLS, Tool, ToolUse, ordered
+
+_MAX_MESSAGES = 2048
+_MAX_PARTS = 64
+_MAX_CALLS = 128
+"""The most calls in one message."""
+_MAX_KEY_CHARACTERS = 512
+_MAX_TEXT_CHARACTERS = 4 << 20
+"""No text is longer than the largest body that may be sent."""
+
+Text = Annotated[str, Field(max_length=_MAX_TEXT_CHARACTERS)]
+Key = Annotated[str | None, Field(max_length=_MAX_KEY_CHARACTERS)]
+_Name = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
+_CallId = Annotated[str, Field(min_length=1, max_length=_MAX_KEY_CHARACTERS)]
+
+
+class _TextPart(RequestObject):
+    type: Literal["text"]
+    text: Text
+
+
+class _CalledFunction(RequestObject):
+    name: _Name
+    arguments: Text
+
+
+class _Call(RequestObject):
+    labels = frozenset({"index"})
+    id: _CallId
+    type: Literal["function"] = "function"
+    function: _CalledFunction
+
+
+class _Message(RequestObject):
+    exact: ClassVar[frozenset[str]] = frozenset({"content"})
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[_TextPart], Field(max_length=_MAX_PARTS)] | None = None
+    name: Key = None
+    tool_calls: list[_Call] = Field(default_factory=list, max_length=_MAX_CALLS)
+    tool_call_id: _CallId | None = None
+    reasoning_content: Text | None = None
+
+    def plain(self) -> JsonObject:
+        """The message in the form that chat templates take."""
+        plain: JsonObject = {"role": "system" if self.role == "developer" else self.role}
+        if isinstance(self.content, str):
+            plain["content"] = self.content
+        elif self.content is not None:
+            plain["content"] = "".join(part.text for part in self.content)
+        if self.tool_calls:
+            plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                plain[name] = value
+        return plain
+
+    def fault(self) -> tuple[str, str] | None:
+        """The field that does not go with the message's role, and why; or None."""
+        if self.content is None and not self.tool_calls:
+            return "content", "Field required"
+        if self.tool_calls and self.role != "assistant":
+            return "tool_calls", "only the assistant's messages have calls"
+        if self.reasoning_content is not None and self.role != "assistant":
+            return "reasoning_content", "only the assistant's messages have reasoning"
+        if (self.tool_call_id is None) == (self.role == "tool"):
+            return "tool_call_id", "a tool's message needs it, and no other message takes it"
+        return None
+
+
+class _Function(RequestObject):
+    exact: ClassVar[frozenset[str]] = frozenset({"parameters"})
+    name: _Name
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+
+class _Tool(RequestObject):
+    type: Literal["function"]
+    function: _Function
+
+
+class _FunctionName(RequestObject):
+    name: _Name
+
+
+class NamedTool(RequestObject):
+    """The one tool that an answer has to call."""
+
+    type: Literal["function"]
+    function: _FunctionName
+
+
+class _AllowedTools(RequestObject):
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class AllowedTools(RequestObject):
+    """The tools that an answer may call, where all stay in the prompt."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: _AllowedTools
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedTool | AllowedTools
+
+
+class Chat(RequestObject):
+    """Messages and tools; and whether an answer begins after them or continues the last one."""
+
+    messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
+    tools: list[_Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+
+    def for_template(self, use: ToolUse | None) -> generation_request.Chat:
+        """The chat for the model's template."""
+        return generation_request.Chat(
+            messages=[message.plain() for message in self.messages],
+            use=use,
+            continues=self.continue_final_message,
+            begins=self.add_generation_prompt is not False,
+        )
+
+    def check_chat(self) -> None:
+        """Check the messages, and whether the last can be continued. Raises ApiError."""
+        for place, message in enumerate(self.messages):
+            if fault := message.fault():
+                field, why = fault
+                path = f"messages[{place}].{field}"
+                raise errors.invalid_request(f"{path}: {why}.", param=path)
+        if not self.continue_final_message:
+            return
+        if self.add_generation_prompt:
+            raise errors.invalid_request(
+                "add_generation_prompt: it cannot be true together with continue_final_message; "
+                "send false, or leave it out.",
+                param="add_generation_prompt",
+            )
+        if self.messages[-1].role != "assistant" or self.messages[-1].tool_calls:
+            raise errors.invalid_request(
+                "continue_final_message: the last message must be the assistant's, without calls.",
+                param="continue_final_message",
+            )
+
+    def use_of_tools(self, choice: ToolChoice = "auto", *, is_parallel: bool) -> ToolUse | None:
+        """The tools, and which may be called; None without tools. Raises ApiError."""
+        tools = tuple(_tool(tool.function, place) for place, tool in enumerate(self.tools))
+        names = [tool.name for tool in tools]
+        for place, name in enumerate(names):
+            if name in names[:place]:
+                path = f"tools[{place}].function.name"
+                raise errors.invalid_request(f"{path}: another tool has this name.", param=path)
+        use = _use(tools, choice, is_parallel=is_parallel)
+        if use.size_bytes > MAX_BYTES:
+            raise errors.invalid_request(
+                f"tools: they may have {MAX_BYTES} bytes in all at most.", param="tools"
+            )
+        return use if tools else None
+
+
+def _use(tools: tuple[Tool, ...], choice: ToolChoice, *, is_parallel: bool) -> ToolUse:
+    names = tuple(tool.name for tool in tools)
+    path = "tool_choice"
+    if isinstance(choice, str):
+        if choice == "required" and not tools:
+            raise errors.invalid_request(f"{path}: there are no tools.", param=path)
+        return ToolUse(tools, choice, names, is_parallel)
+    if isinstance(choice, NamedTool):
+        path += ".function.name"
+        use = ToolUse(tools, "required", (choice.function.name,), is_parallel=False)
+    else:
+        path += ".allowed_tools.tools"
+        allowed = tuple(tool.function.name for tool in choice.allowed_tools.tools)
+        use = ToolUse(tools, choice.allowed_tools.mode, allowed, is_parallel)
+    if unknown := [name for name in use.allowed if name not in names]:
+        raise errors.invalid_request(f"{path}: there is no tool {unknown[0]}.", param=path)
+    return use
+
+
+def _tool(function: _Function, place: int) -> Tool:
+    parameters = function.parameters
+    path = f"tools[{place}]"
+    if parameters and parameters.get("type", "object") != "object":
+        path += ".function.parameters.type"
+        raise errors.invalid_request(f"{path}: arguments are an object.", param=path)
+    return Tool(
+        name=function.name,
+        description=function.description,
+        parameters=ordered(parameters) if parameters else None,
+        strict=function.strict,
+        param=path,
+    )

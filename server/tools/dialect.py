@@ -1,0 +1,187 @@
+"""How one model is told of tools, and how it writes calls and reasoning."""
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from server.faults import Invalid
+from server.text.json_object import JsonObject
+from server.text.tokenizer import TemplateError, Tokenizer
+from server.tools.built_in import BUILT_IN
+from server.tools.parser import AnswerParser, Parsed
+from server.tools.response_template import ResponseTemplate, read_template
+from server.tools.writing import as_text, with_teaching_in_question
+
+logger = logging.getLogger(__name__)
+
+_ID = "probe0001"
+"""An id that Mistral's templates accept: they want nine letters or digits."""
+_PROBE_CALL = {"id": _ID, "type": "function", "function": {"name": "probe", "arguments": {"x": 1}}}
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe",
+        "description": "Probe",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+    },
+}
+_QUESTION = {"role": "user", "content": "question"}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """A model's way with tools.
+
+    template: how it writes.   is_native: its chat template knows tools, and writes calls in the
+    same way; if not, tools are taught by the prompt.   token_ids: marks that are tokens.
+    """
+
+    template: ResponseTemplate
+    is_native: bool
+    token_ids: Mapping[str, int]
+
+    @classmethod
+    def of_base(cls, tokenizer: Tokenizer) -> "Dialect":
+        """The dialect of a base model: as its tokenizer describes it, or else a built-in one that
+        its chat template was seen to write, or else Hermes', taught by the prompt.
+        """
+        template = _described(tokenizer)
+        candidates = [template] if template else list(BUILT_IN.values())
+        native = next((it for it in candidates if _writes(tokenizer, it)), None)
+        chosen = native or template or BUILT_IN["hermes"]
+        if template is None and not _reasons(tokenizer, chosen):
+            chosen = replace(chosen, reasoning=None)
+        how = "its chat template" if native else "the prompt"
+        logger.info("tools are taught by %s", how)
+        return cls(chosen, native is not None, _token_ids(tokenizer, chosen))
+
+    def of_adapter(self, tokenizer: Tokenizer, template: ResponseTemplate) -> "Dialect":
+        """The dialect of an adapter that writes in its own way, on a base of this dialect."""
+        if template.calls == self.template.calls or template.calls is None:
+            return replace(self, template=template, token_ids=_token_ids(tokenizer, template))
+        return Dialect(template, False, _token_ids(tokenizer, template))
+
+    def prompt(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[JsonObject],
+        *,
+        begins: bool,
+        continues: bool,
+    ) -> str:
+        """The rendered chat. Raises TemplateError."""
+        calls = self.template.calls
+        given = [dict(message) for message in messages]
+        has_calls = any("tool_calls" in m or m["role"] == "tool" for m in given)
+        if self.is_native and (tools or has_calls):
+            given = [self._with_short_ids(_with_parsed_arguments(m)) for m in given]
+        elif calls is not None and (tools or has_calls):
+            given, taught = as_text(given, tools, calls), bool(tools)
+            tools = ()
+            try:
+                return _rendered(tokenizer, given, (), begins, continues)
+            except TemplateError:
+                if not taught or len(given) < 2 or given[1]["role"] != "user":
+                    raise
+                given = with_teaching_in_question(given)
+        return _rendered(tokenizer, given, tools, begins, continues)
+
+    def _with_short_ids(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with ids of calls as Mistral's templates want them."""
+        calls = self.template.calls
+        if calls is None or not (calls.id_key or calls.name_end):
+            return message
+        message = dict(message)
+        if "tool_call_id" in message:
+            message["tool_call_id"] = _short(message["tool_call_id"])
+        if message.get("tool_calls"):
+            message["tool_calls"] = [
+                call | {"id": _short(call["id"])} for call in message["tool_calls"]
+            ]
+        return message
+
+
+def _rendered(
+    tokenizer: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[JsonObject],
+    begins: bool,
+    continues: bool,
+) -> str:
+    if continues:
+        return tokenizer.render_open(messages, tools or None)
+    return tokenizer.render(messages, tools or None, add_generation_prompt=begins)
+
+
+def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with the arguments of calls as objects, as transformers gives them."""
+    if not message.get("tool_calls"):
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        function = dict(call["function"])
+        try:
+            parsed = json.loads(function["arguments"])
+        except ValueError:
+            parsed = None
+        if isinstance(parsed, dict):
+            function["arguments"] = parsed
+        calls.append(call | {"function": function})
+    return message | {"tool_calls": calls}
+
+
+def _short(call_id: str) -> str:
+    if re.fullmatch("[A-Za-z0-9]{9}", call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+# ---- what a model's files say ----
+
+
+def _described(tokenizer: Tokenizer) -> ResponseTemplate | None:
+    """The template in tokenizer_config.json, if there is one that is served."""
+    if tokenizer.response_template is None:
+        return None
+    try:
+        return read_template(tokenizer.response_template)
+    except Invalid as error:
+        logger.warning("the model's response_template is not used: %s", error)
+        return None
+
+
+def _writes(tokenizer: Tokenizer, template: ResponseTemplate) -> bool:
+    """Whether the chat template tells of tools, and writes a call so that it is parsed again."""
+    call = {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}
+    result = {"role": "tool", "tool_call_id": _ID, "name": "probe", "content": "result"}
+    try:
+        asked = tokenizer.render([_QUESTION], [_PROBE_TOOL])
+        called = tokenizer.render([_QUESTION, call], [_PROBE_TOOL], add_generation_prompt=False)
+        answered = tokenizer.render([_QUESTION, call, result], [_PROBE_TOOL])
+    except TemplateError:
+        return False
+    if "probe" not in asked or "result" not in answered:
+        return False
+    answer = called[len(os.path.commonprefix([asked, called])) :]
+    parsed = Parsed()
+    parser = AnswerParser(template, ["probe"])
+    parsed.append(parser.push(answer, final=True))
+    return len(parsed.calls) == 1 and parsed.calls[0].arguments == '{"x": 1}'
+
+
+def _reasons(tokenizer: Tokenizer, template: ResponseTemplate) -> bool:
+    """Whether the model's files know the mark that opens its reasoning."""
+    opens = template.reasoning.opens if template.reasoning else ()
+    source = tokenizer.description.get("chat_template", "")
+    return any(mark in tokenizer.added_tokens or mark in source for mark in opens)
+
+
+def _token_ids(tokenizer: Tokenizer, template: ResponseTemplate) -> dict[str, int]:
+    known = tokenizer.added_tokens
+    return {mark: known[mark] for mark in sorted(template.marks) if mark in known}

@@ -1,0 +1,246 @@
+"""Answers with tool calls and reasoning as a grammar, by the rules of `server.tools.parser`.
+
+    auto      text, and behind the mark that opens a call nothing but a call of a declared tool
+    required  calls only, behind a reasoning part if the model writes one
+    none      no calls; then only the shape of what follows the reasoning is enforced
+
+The grammar is in llguidance's form of Lark.
+"""
+
+import functools
+import hashlib
+import json
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.grammar.limits import TOOLS
+from server.faults import Invalid
+from server.shapes.grammar import checked_schema, compiled, flaw_of, words_for
+from server.shapes.schema import LISTS
+from server.shapes.shape import Shape
+from server.text.json_object import JsonObject
+from server.tools.response_template import CallRegion, ResponseTemplate
+from server.tools.tool import Tool, ToolUse
+
+_MOST_COMPILE_S = 2.0
+"""Processor time for all tools of a request."""
+_TERMINALS = r"""
+TEXT: /(.|\n)+/
+ANY: /(.|\n)*/
+BLANK: /[ \n]/
+GAP: /[ \n]{1,4}/
+ID: /[A-Za-z0-9_-]{1,64}/
+"""
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """Everything that an answer must comply with.
+
+    shape: of the content.   token_ids: marks of the template that are tokens of the model.
+    is_reasoning: the prompt ends within a reasoning part.
+    """
+
+    template: ResponseTemplate
+    use: ToolUse | None
+    shape: Shape | None
+    token_ids: Mapping[str, int]
+    is_reasoning: bool = False
+
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that the answer may call."""
+        return self.use.callable_tools if self.use and self.template.calls else ()
+
+    @property
+    def demands(self) -> bool:
+        """Whether there is anything to enforce."""
+        return bool(self.tools or self.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of what has to be compiled."""
+        declared = sum(len(json.dumps(tool.parameters)) for tool in self.tools)
+        return declared + (len(self.shape.text) if self.shape else 0)
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        if not self._is_wrapped:
+            assert self.shape is not None
+            return self.shape.digest
+        parts = self.template, self.use, self.shape, sorted(self.token_ids.items())
+        return hashlib.sha256(repr((*parts, self.is_reasoning)).encode()).digest()
+
+    def compiled(self) -> str:
+        """The grammar for the engine. Raises Invalid that names the path at fault."""
+        if not self._is_wrapped:
+            assert self.shape is not None
+            return compiled(self.shape)
+        content = json.loads(compiled(self.shape))["grammars"] if self.shape else []
+        schemas = _schemas(self.tools)
+        # The check knows no tokens of the model, so it is made on the marks' texts.
+        if flaw := flaw_of(self._grammar(schemas, content, {})):
+            raise Invalid(f"tools: {words_for(flaw)}.", param="tools")
+        return self._grammar(schemas, content, self.token_ids)
+
+    @property
+    def _is_wrapped(self) -> bool:
+        """Whether anything but the shape's content may be in an answer."""
+        return bool(self.tools or self.template.reasoning)
+
+    def _grammar(
+        self, schemas: Sequence[JsonObject], content: list[JsonObject], token_ids: Mapping[str, int]
+    ) -> str:
+        rules = _Rules(self, schemas, token_ids)
+        is_free = not content and (self.use is None or self.use.mode == "auto")
+        start = rules.free() if is_free else rules.bound()
+        lark = "\n".join([f"start: {start}", *rules.lines]) + _TERMINALS
+        named = [{**grammar, "name": "content"} for grammar in content]
+        return json.dumps({"grammars": [{"name": TOOLS, "lark_grammar": lark}, *named]})
+
+
+class _Rules:
+    """The rules of a form's grammar.   lines: all but the first rule.   schemas: of the tools."""
+
+    def __init__(
+        self, form: AnswerForm, schemas: Sequence[JsonObject], token_ids: Mapping[str, int]
+    ) -> None:
+        self.lines: list[str] = []
+        self._form = form
+        self._token_ids = token_ids
+        self._is_single = form.use is not None and not form.use.is_parallel
+        template = form.template
+        self._calls = template.calls if form.tools else None
+        self._schemas = schemas
+        self._reasoning = template.reasoning
+        self._thought_end = ""
+        if self._reasoning:
+            self._thought_end = self._rule(self._until(self._reasoning.closes))
+
+    def free(self) -> str:
+        """Text, in which marks open calls and reasoning."""
+        calls = self._calls
+        assert calls is not None
+        if calls.is_unopened:
+            return self._free_or_one_call(calls)
+        region = self._rule(f"{self._until(calls.opens)} {self._region(calls)}")
+        first, thought = "", ""
+        if self._reasoning:
+            thought = self._rule(f"{self._until(self._reasoning.opens)} {self._thought_end}")
+            first = self._thought_end if self._form.is_reasoning else ""
+        if calls.repeats and not self._is_single:
+            return f"{first} ({region}{thought and ' | '}{thought})* TEXT?"
+        thoughts = thought and f"{thought}*"
+        return f"{first} {thoughts} ({region} {thoughts})? TEXT?"
+
+    def bound(self) -> str:
+        """Nothing but calls or content of the given shape, behind the reasoning."""
+        first = ""
+        if self._reasoning:
+            opened = f"({self._one_of(self._reasoning.opens)} {self._thought_end})?"
+            first = f"{self._thought_end if self._form.is_reasoning else opened} GAP?"
+        calls, use = self._calls, self._form.use
+        if calls is None or use is None:
+            return f"{first} @content"
+        opening = self._one_of(calls.opens) if calls.opens else ""
+        region = self._rule(
+            f"{opening}{'?' if calls.is_unopened and opening else ''} {self._region(calls)}"
+        )
+        several = region
+        if calls.repeats and not self._is_single:
+            several = f"{region} (GAP? {region})*"
+        if use.mode == "required":
+            return f"{first} {several}"
+        if calls.is_unopened:
+            raise Invalid(
+                "response_format: this model writes calls as JSON without a mark, which nothing "
+                "tells from other JSON; leave out response_format or tools.",
+                param="response_format",
+            )
+        return f"{first} ({several} | @content)"
+
+    def _free_or_one_call(self, calls: CallRegion) -> str:
+        """Text that does not begin as a call, or a call alone."""
+        begin = calls.beginning
+        heads = [self._lazy(json.dumps(mark + begin)) for mark in (*calls.opens, "")]
+        heads += [f"<[{i}]> {json.dumps(begin)}" for i in self._ids(calls.opens)]
+        others = " | ".join(re.escape(mark + begin) for mark in (*calls.opens, ""))
+        others = others.replace("/", "\\/").replace(" | ", "|")
+        self.lines.append(f"OTHER: /(.|\\n)*/ & ~/({others})(.|\\n)*/")
+        return f"({' | '.join(heads)}) {self._any_call(calls, begin)} | OTHER"
+
+    def _region(self, calls: CallRegion) -> str:
+        """A region behind its opening mark."""
+        call = self._any_call(calls)
+        if calls.is_list:
+            more = "" if self._is_single else f'(BLANK? "," BLANK? {call})*'
+            call = f'"[" BLANK? {call} {more} BLANK? "]"'
+        close = f"BLANK? {self._one_of(calls.closes)}" if calls.closes else ""
+        return f"BLANK? {call} {close}"
+
+    def _any_call(self, calls: CallRegion, begun: str = "") -> str:
+        """A call of any of the tools.   begun: its text so far."""
+        named = zip(self._form.tools, self._schemas, strict=True)
+        texts = [self._call(calls, tool.name, json.dumps(it), begun) for tool, it in named]
+        return self._rule(" | ".join(map(self._rule, texts)))
+
+    def _call(self, calls: CallRegion, name: str, schema: str, begun: str) -> str:
+        if calls.name_end is not None:
+            heads = [json.dumps(name + calls.name_end)]
+            heads += [f"{json.dumps(name)} <[{i}]>" for i in self._ids([calls.name_end])]
+            return f"({' | '.join(heads)}) BLANK? %json {schema}"
+        head = f'{calls.beginning}{name}", "{calls.arguments_key}": '.removeprefix(begun)
+        call_id = rf'(", \"{calls.id_key}\": \"" ID "\"")? ' if calls.id_key else ""
+        return f'{json.dumps(head)} %json {schema} {call_id}"}}"'
+
+    # ---- marks: as text, and as tokens of the model ----
+
+    def _one_of(self, marks: Sequence[str]) -> str:
+        tokens = [f"<[{i}]>" for i in self._ids(marks)]
+        return f"({' | '.join([*map(json.dumps, marks), *tokens])})"
+
+    def _until(self, marks: Sequence[str]) -> str:
+        """Text up to the first of the marks, with it."""
+        heads = [self._lazy(f"ANY {json.dumps(mark)}") for mark in marks]
+        heads += [f"TEXT? <[{i}]>" for i in self._ids(marks)]
+        return f"({' | '.join(heads)})"
+
+    def _ids(self, marks: Iterable[str]) -> list[int]:
+        return [self._token_ids[mark] for mark in marks if mark in self._token_ids]
+
+    def _rule(self, text: str) -> str:
+        name = f"r{len(self.lines)}"
+        self.lines.append(f"{name}: {text}")
+        return name
+
+    def _lazy(self, text: str) -> str:
+        """A rule that ends as soon as it matches."""
+        name = f"r{len(self.lines)}"
+        self.lines.append(f"{name}[lazy]: {text}")
+        return name
+
+
+def _schemas(tools: Sequence[Tool]) -> list[JsonObject]:
+    """The arguments' schemas in llguidance's form. Raises Invalid."""
+    ends = time.thread_time() + _MOST_COMPILE_S
+    found = []
+    for tool in tools:
+        if time.thread_time() > ends:
+            raise Invalid(f"{tool.param}: these tools take too long to compile.", param=tool.param)
+        found.append(_arguments(tool))
+    return found
+
+
+def _arguments(tool: Tool) -> JsonObject:
+    """The schema of a tool's arguments, without any that it does not declare."""
+    asked = tool.parameters or {}
+    if not asked.keys() & {"additionalProperties", "patternProperties", *LISTS, "$ref"}:
+        asked = {**asked, "additionalProperties": False}
+    try:
+        return checked_schema({"type": "object", **asked}, f"{tool.param}.function.parameters")
+    except Invalid:
+        if tool.strict:
+            raise
+        return checked_schema({"type": "object"}, tool.param)
