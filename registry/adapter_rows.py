@@ -22,7 +22,11 @@ PURGED: Final = "purged"
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version, immutable except for state (READY, DELETED, PURGED) and deleted_at_ms."""
+    """One version, immutable except for state (READY, DELETED, PURGED) and deleted_at_ms.
+
+    response_template: JSON, the format of its tool calls or the format's name; None for the base
+    model's.
+    """
 
     adapter_id: str
     version: int
@@ -36,6 +40,7 @@ class Version:
     created_at_ms: int
     created_by_key: str
     deleted_at_ms: int | None = None
+    response_template: str | None = None
 
     @property
     def ref(self) -> AdapterRef:
@@ -162,14 +167,20 @@ def find_version_row(
 
 
 def find_same_version(
-    conn: Connection, tenant_id: str, adapter_id: str, digest: str, base_revision: str
+    conn: Connection,
+    tenant_id: str,
+    adapter_id: str,
+    digest: str,
+    base_revision: str,
+    response_template: str | None,
 ) -> Version | None:
-    """The ready version of this adapter with the same bytes for the same base model."""
+    """The ready version of this adapter with the same bytes and format, for the same base model."""
     query = select(versions).where(
         versions.c.tenant_id == tenant_id,
         versions.c.digest == digest,
         versions.c.adapter_id == adapter_id,
         versions.c.base_revision == base_revision,
+        versions.c.response_template == response_template,
         versions.c.state == READY,
     )
     row = conn.execute(query.order_by(versions.c.version.desc())).first()
@@ -238,6 +249,7 @@ def insert_version(conn: Connection, tenant_id: str, version: Version) -> None:
             size_bytes=version.size_bytes,
             base_revision=version.base_revision,
             passport=json.dumps(version.passport),
+            response_template=version.response_template,
             state=version.state,
             created_at_ms=version.created_at_ms,
             created_by_key=version.created_by_key,
@@ -319,4 +331,5 @@ def _version(row: Row[Any]) -> Version:
         created_at_ms=row.created_at_ms,
         created_by_key=row.created_by_key,
         deleted_at_ms=row.deleted_at_ms,
+        response_template=row.response_template,
     )

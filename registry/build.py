@@ -49,6 +49,7 @@ class BuiltAdapter:
             state=READY,
             created_at_ms=created_at_ms,
             created_by_key=self.upload.created_by_key,
+            response_template=self.upload.response_template,
         )
 
 

@@ -131,7 +131,12 @@ class Catalog(Directory):
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = self._open_adapter(conn, tenant_id, name, actor)
         version = adapter_rows.find_same_version(
-            conn, tenant_id, adapter.adapter_id, built.digest, built.base_revision
+            conn,
+            tenant_id,
+            adapter.adapter_id,
+            built.digest,
+            built.base_revision,
+            built.upload.response_template,
         )
         if version is None:
             number = adapter_rows.next_version(conn, adapter.adapter_id)

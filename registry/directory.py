@@ -23,6 +23,12 @@ class Directory:
     def resolve(
         self, conn: Connection, tenant_id: str, model: str, request_key: str = ""
     ) -> AdapterRef:
+        """The reference of the version that `resolve_version` finds."""
+        return self.resolve_version(conn, tenant_id, model, request_key).ref
+
+    def resolve_version(
+        self, conn: Connection, tenant_id: str, model: str, request_key: str = ""
+    ) -> Version:
         """The version that `name`, `name@alias` or `name@3` means now.
 
         request_key: requests with the same key get the same version of an alias with a canary.
@@ -40,7 +46,7 @@ class Directory:
             raise ModelNotFound(model=model)
         if not self.is_servable(version):
             raise AdapterNotServable(model=model, version=version.version)
-        return version.ref
+        return version
 
     def is_servable(self, version: Version) -> bool:
         return version.base_revision == self.base.base_revision

@@ -57,6 +57,8 @@ adapter_versions = Table(
     Column("size_bytes", BigInteger, nullable=False),
     Column("base_revision", String(64), nullable=False),
     Column("passport", Text, nullable=False),  # JSON
+    # JSON: the format of the adapter's tool calls, or its name; null for the base model's.
+    Column("response_template", Text),
     Column("state", String(16), nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("created_by_key", String(64), nullable=False),
@@ -184,6 +186,8 @@ uploads = Table(
     Column("transfer", String(16), nullable=False, server_default="gateway"),
     # A dry run ends with its passport and makes no version.
     Column("is_dry_run", Boolean, nullable=False, server_default=false()),
+    # JSON: the format of tool calls that the version is to have, or its name.
+    Column("response_template", Text),
     # JSON of the canonical object and its passport, once the files are checked.
     Column("built", Text),
     # End of the claim of the gateway that alone may have an engine prove the upload.

@@ -124,6 +124,7 @@ def prove_again(
         expires_at_ms=now_ms + uploads.limits.proof_ttl_s * 1000,
         files={},
         built=built,
+        response_template=version.response_template,
     )
     check_quotas(conn, upload, limits or uploads.limits)
     upload_rows.insert_upload(conn, upload)
@@ -209,5 +210,10 @@ def _same_version(conn: Connection, upload: Upload, built: BuiltAdapter) -> Vers
     if adapter is None:
         return None
     return adapter_rows.find_same_version(
-        conn, upload.tenant_id, adapter.adapter_id, built.digest, built.base_revision
+        conn,
+        upload.tenant_id,
+        adapter.adapter_id,
+        built.digest,
+        built.base_revision,
+        upload.response_template,
     )

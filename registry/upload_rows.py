@@ -100,6 +100,7 @@ class Upload:
     transfer: Transfer = GATEWAY
     is_dry_run: bool = False
     built: dict[str, Any] | None = None
+    response_template: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ def insert_upload(conn: Connection, upload: Upload) -> None:
             transfer=upload.transfer,
             is_dry_run=upload.is_dry_run,
             built=json.dumps(upload.built) if upload.built else None,
+            response_template=upload.response_template,
         )
     )
     for file in upload.files.values():
@@ -199,8 +201,9 @@ def find_same_files(
     name: str,
     files: Mapping[str, FileSpec],
     base_revision: str,
+    response_template: str | None,
 ) -> Version | None:
-    """The ready version of this adapter that was made from files with exactly these sha256."""
+    """The ready version that was made from files with exactly these sha256, for this format."""
     query = (
         select(uploads.c.adapter_id, uploads.c.version)
         .join(
@@ -215,6 +218,7 @@ def find_same_files(
             versions.c.tenant_id == tenant_id,
             versions.c.state == READY,
             versions.c.base_revision == base_revision,
+            versions.c.response_template == response_template,
         )
     )
     for filename, spec in files.items():
@@ -355,4 +359,5 @@ def to_upload(conn: Connection, row: Row[Any]) -> Upload:
         transfer=row.transfer,
         is_dry_run=row.is_dry_run,
         built=json.loads(row.built) if row.built else None,
+        response_template=row.response_template,
     )

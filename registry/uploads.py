@@ -86,10 +86,13 @@ class Uploads:
         alias: str | None = None,
         *,
         transfer: Transfer = GATEWAY,
+        response_template: str | None = None,
         known: Version | None = None,
         limits: RegistryLimits | None = None,
     ) -> Upload:
         """Declare the two files of a new version.
+
+        response_template: the format of its tool calls as checked JSON; None for the base model's.
 
         known: the version that `find_known` found, if its object exists. Its files are not sent
         again: the upload is complete at once, and `latest` and the alias move to that version.
@@ -100,9 +103,9 @@ class Uploads:
         if alias is not None:
             check_alias(alias)
         upload = self._new_upload(tenant_id, key_id, name, files, transfer)
-        upload = replace(upload, alias=alias)
+        upload = replace(upload, alias=alias, response_template=response_template)
         adapter_rows.lock_tenant(conn, tenant_id)
-        if known != self.find_known(conn, tenant_id, name, files):
+        if known != self.find_known(conn, tenant_id, name, files, response_template):
             known = None
         check_quotas(conn, upload, limits or self.limits, is_known=known is not None)
         if known is None:
@@ -115,11 +118,18 @@ class Uploads:
         return self.get_upload(conn, tenant_id, upload.upload_id)
 
     def find_known(
-        self, conn: Connection, tenant_id: str, name: str, files: Mapping[str, FileSpec]
+        self,
+        conn: Connection,
+        tenant_id: str,
+        name: str,
+        files: Mapping[str, FileSpec],
+        response_template: str | None = None,
     ) -> Version | None:
-        """The ready version of this adapter that was made from exactly these files."""
+        """The ready version that was made from exactly these files, with this format of calls."""
         base_revision = self.catalog.base.base_revision
-        return upload_rows.find_same_files(conn, tenant_id, name, files, base_revision)
+        return upload_rows.find_same_files(
+            conn, tenant_id, name, files, base_revision, response_template
+        )
 
     def has_object(self, version: Version) -> bool:
         """Whether the store has the version's object; a lost object must be uploaded again."""

@@ -15,12 +15,16 @@ from server.accounts.auth import Identity
 
 @dataclass(frozen=True, slots=True)
 class NamedAdapter:
-    """An adapter version; every tenant that may use it can name the adapter `owner_name/name`."""
+    """An adapter version; every tenant that may use it can name the adapter `owner_name/name`.
+
+    response_template: the format of its tool calls as JSON; None for the base model's.
+    """
 
     owner_id: str
     owner_name: str
     name: str
     ref: AdapterRef
+    response_template: str | None = None
 
 
 def resolve_model(
@@ -36,16 +40,17 @@ def resolve_model(
         return None
     owner_name, slash, rest = model.partition("/")
     if not slash:
-        ref = catalog.resolve(conn, identity.tenant_id, model, request_key=request_key)
-        return NamedAdapter(identity.tenant_id, identity.tenant_name, parse_model(model).name, ref)
+        version = catalog.resolve_version(conn, identity.tenant_id, model, request_key)
+        owner, name = (identity.tenant_id, identity.tenant_name), parse_model(model).name
+        return NamedAdapter(*owner, name, version.ref, version.response_template)
     try:
         name = parse_model(rest).name
         owner_id = _owner(conn, identity, owner_name, name)
-        ref = catalog.resolve(conn, owner_id, rest, request_key=request_key)
+        version = catalog.resolve_version(conn, owner_id, rest, request_key)
     except AdapterNotFound:
         # The original message would tell the caller whether the adapter or only the version exists.
         raise ModelNotFound(model=model) from None
-    return NamedAdapter(owner_id, owner_name, name, ref)
+    return NamedAdapter(owner_id, owner_name, name, version.ref, version.response_template)
 
 
 def _owner(conn: Connection, identity: Identity, owner_name: str, name: str) -> str:

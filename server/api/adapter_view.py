@@ -1,5 +1,6 @@
 """Adapters, their versions, aliases and pins, as their tenant sees them."""
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -34,6 +35,8 @@ class VersionAnswer(Answer):
 
     digest: the SHA-256 of its stored object.   base_revision: of the base model it was made for.
     tier: the place of its weights in the engines now.   created_at, deleted_at: in Unix seconds.
+    response_template: the format of its tool calls, or a built-in format's name; null for the base
+    model's.
     """
 
     version: int = Field(examples=[3])
@@ -50,6 +53,7 @@ class VersionAnswer(Answer):
     tier: Tier
     is_servable: bool
     passport: PassportFields
+    response_template: str | dict[str, JsonValue] | None = Field(examples=["hermes"])
     created_at: int = Field(examples=[1_798_761_600])
     deleted_at: int | None = Field(examples=[None])
 
@@ -163,6 +167,7 @@ class AdapterView:
             tier=residency.tier if residency else "remote",
             is_servable=self.catalog.is_servable(version),
             passport=passport_view(version.passport, version.size_bytes, price),
+            response_template=json.loads(version.response_template or "null"),
             created_at=version.created_at_ms // 1000,
             deleted_at=unix_seconds(version.deleted_at_ms),
         )

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +34,13 @@ def push(
     ],
     name: Annotated[str, typer.Option(help="Name by which requests call the adapter.")],
     alias: Alias = None,
+    response_template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Format of its tool calls: a built-in one, or a JSON file that describes it.",
+        ),
+    ] = None,
     direct: Direct = False,
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of the hub's repository.")
@@ -45,7 +53,10 @@ def push(
     with as_tenant(url, api_key) as client:
         folder = _find(source, revision)
         with _report(json):
-            pushed = push_with_progress(client, folder, name, alias=alias, direct=direct)
+            pushed = push_with_progress(
+                client, folder, name, alias=alias, direct=direct,
+                response_template=_template(response_template),
+            )  # fmt: skip
     if json:
         show_json(pushed.upload)
         return
@@ -123,8 +134,25 @@ def import_all(
         raise CommandFailed(f"{failed} of {len(rows)} adapters were not imported.")
 
 
+def _template(given: str | None) -> str | JsonObject | None:
+    """The description in a file, or the name of a built-in format. Raises CommandFailed."""
+    if given is None or not Path(given).is_file():
+        return given
+    try:
+        described: JsonObject = loads(Path(given).read_text(encoding="utf-8"))
+    except ValueError:
+        raise CommandFailed(f"{given} is not JSON.") from None
+    return described
+
+
 def push_with_progress(
-    client: "Client", folder: Path, name: str, *, alias: str | None = None, direct: bool = False
+    client: "Client",
+    folder: Path,
+    name: str,
+    *,
+    alias: str | None = None,
+    response_template: str | JsonObject | None = None,
+    direct: bool = False,
 ) -> "Pushed":
     """Upload an adapter with a progress bar on stderr. Raises ClientError."""
     from server.cli.upload_bar import UploadBar
@@ -137,7 +165,13 @@ def push_with_progress(
     with UploadBar(size_bytes) as bar:
         bar.begin(name, size_bytes)
         return Uploader(client).push(
-            name, folder, alias=alias, direct=direct, memory=memory, watcher=bar
+            name,
+            folder,
+            alias=alias,
+            response_template=response_template,
+            direct=direct,
+            memory=memory,
+            watcher=bar,
         )
 
 

@@ -93,21 +93,26 @@ class Uploader:
         folder: Path,
         *,
         alias: str | None = None,
+        response_template: str | JsonObject | None = None,
         direct: bool = False,
         memory: "UploadMemory | None" = None,
         watcher: Watcher | None = None,
     ) -> Pushed:
         """Make a folder the next version of `name`.   direct: send it straight to the object store.
 
+        response_template: the format of its tool calls, or a built-in format's name.
+
         Raises ClientError: UploadFailed for an adapter that the server will not serve.
         """
         watcher = watcher or Watcher()
         watcher.enter("reading")
-        body = {
+        body: JsonObject = {
             "files": describe(folder),
             "alias": alias,
             "transfer": "presigned" if direct else "gateway",
         }
+        if response_template is not None:
+            body["response_template"] = response_template
         wanted = {"base_url": self._client.base_url, "name": name, **body}
         upload = self._recall(memory, wanted)
         is_known = False

@@ -78,11 +78,15 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """A resolved model name. adapter: None for the base.   limits: all that apply."""
+    """A resolved model name. adapter: None for the base.   limits: all that apply.
+
+    response_template: the adapter's own format of tool calls as JSON, or None.
+    """
 
     adapter: AdapterRef | None
     price: Price
     limits: tuple[Limit, ...]
+    response_template: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,7 @@ class Admission:
         self.load.check(identity, request.priority, request.num_answers)
         resolved = await self._resolve(identity, request, request_id)
         adapter_id = resolved.adapter.adapter_id if resolved.adapter else None
-        dialect = self.base.dialect
+        dialect = self.base.dialect_of(resolved.response_template)
         logs.note(model=self.base.model_id, adapter=adapter_id)
         begun = await self._charge_work(identity, request, dialect, resolved.limits, request_id)
         try:
@@ -155,7 +159,8 @@ class Admission:
             adapter_id = ref.adapter_id if ref else None
             price = price_for(conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter_id)
             limits = get_adapter_limits(conn, adapter_id).of(adapter_id) if adapter_id else ()
-            return _Resolved(ref, price, (*identity.limits, *limits))
+            template = named.response_template if named else None
+            return _Resolved(ref, price, (*identity.limits, *limits), template)
 
         return await self.database.read(read)
 

@@ -1,14 +1,16 @@
 """A base model as a gateway serves it: the model, its tokenizer, and the engines that have it."""
 
+import functools
 from dataclasses import dataclass
 
 from registry.base_model import BaseModel
 from server.pool.engines import Engines
 from server.text.tokenizer import Tokenizer
 from server.tools.dialect import Dialect
+from server.tools.proof import stored_template
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class ServedBase:
     """Everything of a gateway that belongs to one base model.   dialect: its way with tools."""
 
@@ -22,6 +24,10 @@ class ServedBase:
         """The name by which tenants ask for the model."""
         return self.model.model_id
 
+    def dialect_of(self, response_template: str | None) -> Dialect:
+        """The dialect of an adapter with this format of tool calls; the base's for None."""
+        return _dialect(self, response_template) if response_template else self.dialect
+
     @property
     def vocabulary_size(self) -> int:
         """Token ids below this are served: both the tokenizer and the model have them."""
@@ -32,3 +38,8 @@ class ServedBase:
     def max_model_len(self) -> int:
         """Tokens of prompt and answer together, as engines report; 0 until one has connected."""
         return self.engines.max_model_len
+
+
+@functools.lru_cache(maxsize=256)
+def _dialect(base: ServedBase, response_template: str) -> Dialect:
+    return base.dialect.of_adapter(base.tokenizer, stored_template(response_template))

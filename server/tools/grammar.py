@@ -139,8 +139,9 @@ class _Rules:
         """Nothing but calls or content of the given shape, behind the reasoning."""
         first = ""
         if self._reasoning:
-            opened = f"({self._one_of(self._reasoning.opens)} {self._thought_end})?"
-            first = f"{self._thought_end if self._form.is_reasoning else opened} GAP?"
+            first = f"{self._thought_end} GAP?"
+            if not self._form.is_reasoning:
+                first = f"({self._one_of(self._reasoning.opens)} {first})?"
         calls, use = self._calls, self._form.use
         if calls is None or use is None:
             return f"{first} @content"

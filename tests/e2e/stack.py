@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -40,25 +41,34 @@ class Tenant:
         """HTTP client with this tenant's key; the stack closes it."""
         return self.stack.client(self.api_key)
 
-    def push(self, name: str, folder: Path) -> httpx.Response:
-        """Upload both files of a PEFT folder; return the answer to the upload's completion."""
+    def push(self, name: str, folder: Path, **asked: Any) -> httpx.Response:
+        """Upload both files of a PEFT folder; return the answer to the upload's completion.
+
+        asked: further fields of the request that begins the upload.
+        """
         contents = {file: (folder / file).read_bytes() for file in FILES}
-        answer = self.upload(name, contents)
+        answer = self.upload(name, contents, asked)
         assert answer.status_code == 200, answer.text
         self.adapters.append(name)
         return answer
 
-    def upload(self, name: str, contents: dict[str, bytes], **declared: Any) -> httpx.Response:
+    def upload(
+        self,
+        name: str,
+        contents: dict[str, bytes],
+        asked: Mapping[str, Any] = MappingProxyType({}),
+        **declared: Any,
+    ) -> httpx.Response:
         """Upload any bytes; return the first answer that is an error, else the completion's.
 
-        declared: fields that replace those of a file in the request.
+        asked: further fields of the request.   declared: fields that replace those of a file in it.
         """
         files = {
             file: {"size_bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
             | declared.get(file, {})
             for file, data in contents.items()
         }
-        created = self.http.post(f"/v1/adapters/{name}/uploads", json={"files": files})
+        created = self.http.post(f"/v1/adapters/{name}/uploads", json={"files": files, **asked})
         if created.is_error:
             return created
         upload = created.json()["id"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 
@@ -54,6 +54,7 @@ from server.database.clock import now_ms
 from server.database.database import Database
 from server.limits.inflow import Arrival
 from server.pool.engines import Engines
+from server.tools.proof import checked_template
 
 router = APIRouter()
 
@@ -92,6 +93,7 @@ class _Proof(BaseModel):
 
 class _NewUpload(_NewFiles):
     alias: _Name | None = None
+    response_template: _Name | dict[str, JsonValue] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +117,15 @@ async def create_upload(
 ) -> UploadAnswer:
     """Begin an upload of an adapter's two files.
 
-    The upload is complete at once if the same files were uploaded before.
+    The upload is complete at once if the same files were uploaded before, for the same format of
+    tool calls: `response_template` is a built-in format's name, or a description of its own.
     """
-    known = await _known(database, engines, uploads, identity.tenant_id, name, body.specs())
+    template = None
+    if (given := body.response_template) is not None:
+        template = await asyncio.to_thread(checked_template, given, "response_template")
+    known = await _known(
+        database, engines, uploads, identity.tenant_id, name, body.specs(), template
+    )
     upload = await database.write(
         lambda conn: uploads.create_upload(
             conn,
@@ -127,6 +135,7 @@ async def create_upload(
             body.specs(),
             alias=body.alias,
             transfer=body.transfer,
+            response_template=template,
             known=known,
             limits=limits_of(uploads, identity),
         )
@@ -284,9 +293,12 @@ async def _known(
     tenant_id: str,
     name: str,
     files: dict[str, FileSpec],
+    response_template: str | None,
 ) -> Version | None:
     """The version made from these files; None if there is none or its object is gone or damaged."""
-    known = await database.read(lambda conn: uploads.find_known(conn, tenant_id, name, files))
+    known = await database.read(
+        lambda conn: uploads.find_known(conn, tenant_id, name, files, response_template)
+    )
     if known is None:
         return None
     residency = engines.residency(known.object_key)

@@ -1,0 +1,133 @@
+"""Adapters that write calls in a format of their own, beside others in one batch."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+from tests.e2e.conftest import DEMO
+from tests.e2e.stack import Stack
+
+TOOLS = [
+    {"type": "function", "function": {"name": "now"}},
+    {"type": "function", "function": {"name": "look_up", "parameters": {
+        "type": "object", "properties": {"thing": {"type": "string", "maxLength": 8}},
+        "required": ["thing"]}}},
+]  # fmt: skip
+OWN = {
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "reasoning_content": {"open": "[hm]", "close": "[/hm]", "content": "text"},
+        "tool_calls": {
+            "open": "[do]",
+            "close": "[/do]",
+            "content": "json",
+            "transform": {
+                "type": "function",
+                "function": {"name": "{content.tool}", "arguments": "{content.input}"},
+            },
+        },
+    },
+}
+FORMATS = {"in-mistral": "mistral", "in-llama": "llama3_json", "in-own": OWN}
+
+
+@pytest.fixture(scope="module")
+def tenant(demo_stack: Stack):
+    tenant = demo_stack.tenant("formats")
+    for name, given in FORMATS.items():
+        tenant.push(name, DEMO / "adapters" / "json", response_template=given)
+    tenant.push("in-bases", DEMO / "adapters" / "json")
+    return tenant
+
+
+@pytest.fixture
+def client(demo_stack: Stack, tenant):
+    url = f"{demo_stack.base_url}/v1"
+    with openai.OpenAI(base_url=url, api_key=tenant.api_key, max_retries=0) as client:
+        yield client
+
+
+def test_a_version_has_the_format_that_its_upload_named(tenant):
+    for name, given in FORMATS.items():
+        assert (
+            tenant.http.get(f"/v1/adapters/{name}").json()["latest"]["response_template"] == given
+        )
+    assert tenant.http.get("/v1/adapters/in-bases").json()["latest"]["response_template"] is None
+
+
+def test_the_same_files_in_another_format_are_another_version(tenant):
+    folder = DEMO / "adapters" / "shout"
+    for given, version in [(None, 1), ("mistral", 2), ("mistral", 2), (OWN, 3), (None, 1)]:
+        tenant.push("shouting", folder, response_template=given)
+        assert tenant.http.get("/v1/adapters/shouting").json()["latest"]["version"] == version
+
+
+def test_adapters_of_several_formats_call_tools_in_one_batch(client):
+    def ask(model):
+        return client.chat.completions.create(
+            model=model, messages=[{"role": "user", "content": "What does a fox eat?"}], n=2,
+            tools=TOOLS, tool_choice="required", parallel_tool_calls=False, temperature=1.0,
+            logprobs=True,
+        )  # fmt: skip
+
+    models = [*FORMATS, "in-bases", "base"]
+    with ThreadPoolExecutor(len(models)) as threads:
+        answers = dict(zip(models, threads.map(ask, models), strict=True))
+    beginnings = {
+        "in-mistral": "[TOOL_CALLS]",
+        "in-llama": '{"name": "',
+        "in-own": ("[do]", "[hm]"),
+    }
+    for model, answer in answers.items():
+        for choice in answer.choices:
+            (call,) = choice.message.tool_calls
+            assert choice.finish_reason == "tool_calls"
+            assert call.function.name in ("now", "look_up")
+            assert isinstance(json.loads(call.function.arguments), dict)
+            written = b"".join(bytes(token.bytes or ()) for token in choice.logprobs.content)
+            assert written.decode().startswith(beginnings.get(model, "<tool_call>"))
+    assert answers["in-own"].usage.completion_tokens_details.reasoning_tokens >= 0
+    assert answers["base"].usage.completion_tokens_details is None
+
+
+def test_reasoning_is_told_apart_and_may_be_left_out(client):
+    """The grammar of `required` lets the answer think; the prompt has it begin with a thought."""
+    chat = [
+        {"role": "user", "content": "Hi."},
+        {"role": "assistant", "content": "[hm] Let me think"},
+    ]
+    request = {
+        "model": "in-own", "messages": chat, "max_tokens": 12, "temperature": 0,
+        "extra_body": {"continue_final_message": True, "ignore_eos": True},
+    }  # fmt: skip
+    answer = client.chat.completions.create(**request)
+    message = answer.choices[0].message
+    assert message.reasoning_content
+    assert message.content == ""
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 12
+    stream = client.chat.completions.create(**request, stream=True)
+    deltas = [chunk.choices[0].delta for chunk in stream]
+    thought = "".join(getattr(delta, "reasoning_content", "") for delta in deltas)
+    assert thought == message.reasoning_content
+    request["extra_body"] = request["extra_body"] | {"include_reasoning": False}
+    silent = client.chat.completions.create(**request)
+    assert "reasoning_content" not in silent.choices[0].message.model_dump()
+    assert silent.usage.completion_tokens_details.reasoning_tokens == 12
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ("xml", "response_template"),
+        (OWN | {"start_anchor": 3}, "response_template.start_anchor"),
+        (OWN | {"fields": {"tool_calls": {"open_pattern": "(x+)+y", "content": "json"}}},
+         "response_template.fields.tool_calls.transform.function"),
+    ],
+)  # fmt: skip
+def test_an_upload_with_a_format_that_is_not_served_is_refused_by_path(tenant, given, param):
+    files = {"adapter_config.json": {"size_bytes": 1, "sha256": "0" * 64}}
+    body = {"files": files, "response_template": given}
+    answer = tenant.http.post("/v1/adapters/refused/uploads", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
