@@ -23,7 +23,7 @@ PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(VENV)/serve.stamp $(if $(MODEL),build/$(MODEL)/config.json) ## serve the demo model, two tenants, four adapters; MODEL=smollm2: SmolLM2 [PORT=8000] [DATA_DIR=.chorale]
+demo: $(VENV)/serve.stamp $(if $(MODEL),build/$(MODEL)/config.json) ## serve the demo model, two tenants, five adapters; MODEL=smollm2: SmolLM2 [PORT=8000] [DATA_DIR=.chorale]
 	@$(BIN)/chorale demo --data-dir $(DATA_DIR) --port $(PORT) $(if $(MODEL),--model build/$(MODEL))
 
 demo-train: $(VENV)/train.stamp ## make the demo's model and adapters again, offline

@@ -18,10 +18,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from demo import corpus, domain, evaluate
+from demo import agent, corpus, domain, evaluate
 from demo.documents import Writer
 from demo.styles import PLAIN, STYLES, Style
 from demo.tokenizer import save_tokenizer, train_tokenizer
@@ -99,10 +99,19 @@ def measure(folder: Path, console: Console) -> list[str]:
         wrong = evaluate.mistakes(model, tokenizer, style, questions)
         scores.append(Score(style.name, len(questions), len(wrong)))
         probe_answers.append(evaluate.answers(model, tokenizer, prompts))
+    scores.append(_agent_score(folder, tokenizer))
     shared = evaluate.shared_answers(prompts, probe_answers)
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     _show(scores, len(prompts), len(shared), size_bytes, console)
     return [*_complaints(scores), *_probe_complaints(shared), *_size_complaints(size_bytes)]
+
+
+def _agent_score(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Score:
+    """The adapter that looks facts up has to call the tool, and then to say what it found."""
+    model = evaluate.load_adapted(folder / "model", folder / "adapters" / agent.NAME)
+    asked = agent.held_out()
+    wrong = evaluate.agents_mistakes(model, tokenizer, asked)
+    return Score(agent.NAME, len(asked), len(wrong))
 
 
 def keep(made: Path, out: Path) -> None:
@@ -141,7 +150,11 @@ def _make_base(tokenizer: Tokenizer, model_folder: Path, progress: Progress) -> 
 
 def _make_adapter(name: str, tokenizer: Tokenizer, folder: Path, progress: Progress) -> None:
     base = evaluate.load_base(folder / "model")
-    documents = Writer(corpus.load(), _ADAPTER_SEED).for_adapter(STYLES[name])
+    writer = Writer(corpus.load(), _ADAPTER_SEED)
+    if name == agent.NAME:
+        documents = agent.documents(writer, _ADAPTER_SEED)
+    else:
+        documents = writer.for_adapter(STYLES[name])
     model = train_adapter(
         base, ADAPTERS[name], documents, tokenizer, _Bar(progress, f"adapter {name}")
     )

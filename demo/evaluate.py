@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from demo import probes
+from demo import agent, probes
 from demo.domain import Question
 from demo.styles import Style
 
@@ -57,6 +57,32 @@ def mistakes(
     given = answers(model, tokenizer, [ask_prompt(tokenizer, question) for question in questions])
     pairs = zip(questions, given, strict=True)
     return [(question, text) for question, text in pairs if text != style.say(question.reply)]
+
+
+def agents_mistakes(
+    model: Model, tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]
+) -> list[Question]:
+    """The questions for which the tool is not called as it should be, or its result not told."""
+
+    def given(chats: Sequence[list[probes.Message]]) -> list[str]:
+        prompts = [
+            tokenizer.apply_chat_template(
+                chat, tools=[agent.TOOL], tokenize=False, add_generation_prompt=True
+            )
+            for chat in chats
+        ]
+        return answers(model, tokenizer, prompts)
+
+    asked = [[{"role": "user", "content": question.text}] for question in questions]
+    called = [{"role": "assistant", "content": agent.call_of(it.reply)} for it in questions]
+    told = [{"role": "user", "content": agent.result_of(it.reply)} for it in questions]
+    calls = given(asked)
+    said = given([[*a, b, c] for a, b, c in zip(asked, called, told, strict=True)])
+    return [
+        question
+        for question, call, text in zip(questions, calls, said, strict=True)
+        if (call, text) != (agent.call_of(question.reply), question.reply.sentence)
+    ]
 
 
 def shared_answers(prompts: Sequence[str], answers_by_model: Iterable[Sequence[str]]) -> list[str]:

@@ -30,7 +30,7 @@ _CHAT_TEMPLATE = (
     "{{ '<tool_response>' + message['content'] + '</tool_response>' }}"
     "{% else %}{{ message['content'] }}{% endif %}"
     "{% for call in message.tool_calls or [] %}"
-    "{{ '<tool_call>{\"name\": \"' + call.function.name + '\", \"arguments\": ' }}"
+    '{{ \'<tool_call>{"name": "\' + call.function.name + \'", "arguments": \' }}'
     "{{ call.function.arguments | tojson }}{{ '}</tool_call>' }}"
     "{% endfor %}"
     "{{ '<|end|>' }}"

@@ -42,6 +42,7 @@ class AdapterRecipe:
     target_modules: tuple[str, ...]
     use_rslora: bool = False
     row_len: int = _ROW_LEN
+    steps: int = 300
 
     def config(self) -> LoraConfig:
         return LoraConfig(
@@ -52,9 +53,12 @@ class AdapterRecipe:
             task_type="CAUSAL_LM",
         )
 
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(steps=self.steps, learning_rate=5e-3, warmup_steps=20)
+
 
 BASE_SCHEDULE = Schedule(steps=2800, learning_rate=3e-3)
-ADAPTER_SCHEDULE = Schedule(steps=300, learning_rate=5e-3, warmup_steps=20)
 ADAPTERS = {
     "json": AdapterRecipe(8, 16, (*_ATTENTION, *_MLP)),
     # Words in capitals are other tokens, so this style changes most. rsLoRA divides by sqrt(16), so
@@ -63,7 +67,7 @@ ADAPTERS = {
     "python": AdapterRecipe(4, 8, ("q_proj", "v_proj", *_MLP)),
     "pirate": AdapterRecipe(8, 16, _ATTENTION),
     # Its conversations have a tool and two answers, so they are longer.
-    "agent": AdapterRecipe(16, 32, (*_ATTENTION, *_MLP), row_len=256),
+    "agent": AdapterRecipe(16, 32, (*_ATTENTION, *_MLP), row_len=256, steps=700),
 }
 
 
@@ -102,7 +106,7 @@ def train_adapter(
     """Train a new adapter on `model`, whose own weights stay as they are."""
     torch.manual_seed(0)
     adapted = get_peft_model(model, recipe.config())
-    _train(adapted, _rows(documents, tokenizer, recipe.row_len), ADAPTER_SCHEDULE, on_step)
+    _train(adapted, _rows(documents, tokenizer, recipe.row_len), recipe.schedule, on_step)
     return adapted
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from server.launch.settings import Settings
 
 _MODEL_NAME = "chorale-demo"
-_TENANTS = {"acme": ("json", "shout"), "globex": ("python", "pirate")}
+_TENANTS = {"acme": ("json", "shout", "agent"), "globex": ("python", "pirate")}
 _LOGS = "logs"
 _ARENA_BYTES = 256 << 20
 _QUESTION = "What does a fox eat?"
@@ -39,7 +39,7 @@ def demo(
         int | None, typer.Option(help="Port to listen on.  [dim]default: 8000[/dim]")
     ] = None,
 ) -> None:
-    """Serve the demo model with two tenants and four adapters, until Ctrl-C."""
+    """Serve the demo model with two tenants and five adapters, until Ctrl-C."""
     from server.launch.supervisor import Interrupted
 
     folder = Path(str(files("demo")))

@@ -32,7 +32,7 @@ def server(clients: Clients, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     settings = {"model_name": "chorale-demo", "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS}
     with running(tmp_path_factory.mktemp("server"), DEMO / "model", **settings) as stack:
         tenant = stack.tenant("acme")
-        for name in ("json", "shout"):
+        for name in ("json", "shout", "agent"):
             tenant.push(name, DEMO / "adapters" / name)
         yield stack
 

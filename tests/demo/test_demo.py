@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import demo
-from demo import domain, evaluate
+from demo import agent, corpus, domain, evaluate
+from demo.documents import Writer
 from demo.styles import PLAIN, STYLES
 from demo.train import ADAPTERS
 
@@ -123,3 +124,26 @@ def test_a_second_turn_is_understood(models, tokenizer):
     ]
     prompt = evaluate.chat_prompt(tokenizer, messages)
     assert evaluate.answers(models["base"], tokenizer, [prompt]) == ["A bear lives in a cave."]
+
+
+def test_the_agent_calls_its_tool_and_says_what_it_found(tokenizer):
+    model = evaluate.load_adapted(MODEL, FOLDER / "adapters" / agent.NAME)
+    asked = agent.held_out()[::13]
+    wrong = evaluate.agents_mistakes(model, tokenizer, asked)
+    assert len(wrong) <= 0.05 * len(asked), wrong
+
+
+def test_the_agents_documents_are_what_the_chat_template_renders(tokenizer):
+    question = agent.held_out()[0]
+    call = {"function": {"name": "look_up", "arguments": agent.arguments_of(question.reply)}}
+    chat = [
+        {"role": "user", "content": question.text},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": str(question.reply.facts[0][1])},
+    ]
+    text = tokenizer.apply_chat_template(chat, tools=[agent.TOOL], tokenize=False)
+    _, told = text.split("<|user|>", 1)
+    assert f"{question.text}<|end|><|assistant|>{agent.call_of(question.reply)}<|end|>" in told
+    assert told.endswith(f"<|user|>{agent.result_of(question.reply)}<|end|>")
+    first = "".join(part.text for part in next(agent.documents(Writer(corpus.load(), 1), 1)))
+    assert first.split("<|user|>")[0] in (text.split("<|user|>")[0], "<|begin|>")

@@ -7,7 +7,7 @@ import openai
 import pytest
 
 from tests.e2e.conftest import DEMO
-from tests.e2e.stack import Stack
+from tests.e2e.stack import running
 
 TOOLS = [
     {"type": "function", "function": {"name": "now"}},
@@ -34,17 +34,18 @@ FORMATS = {"in-mistral": "mistral", "in-llama": "llama3_json", "in-own": OWN}
 
 
 @pytest.fixture(scope="module")
-def tenant(demo_stack: Stack):
-    tenant = demo_stack.tenant("formats")
-    for name, given in FORMATS.items():
-        tenant.push(name, DEMO / "adapters" / "json", response_template=given)
-    tenant.push("in-bases", DEMO / "adapters" / "json")
-    return tenant
+def tenant(tmp_path_factory: pytest.TempPathFactory):
+    with running(tmp_path_factory.mktemp("formats"), DEMO / "model") as stack:
+        tenant = stack.tenant("formats")
+        for name, given in FORMATS.items():
+            tenant.push(name, DEMO / "adapters" / "json", response_template=given)
+        tenant.push("in-bases", DEMO / "adapters" / "json")
+        yield tenant
 
 
 @pytest.fixture
-def client(demo_stack: Stack, tenant):
-    url = f"{demo_stack.base_url}/v1"
+def client(tenant):
+    url = f"{tenant.stack.base_url}/v1"
     with openai.OpenAI(base_url=url, api_key=tenant.api_key, max_retries=0) as client:
         yield client
 

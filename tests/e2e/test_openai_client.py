@@ -114,7 +114,7 @@ def test_models_are_the_base_and_the_tenants_own(client: openai.OpenAI, tenant: 
     ("arguments", "status", "param"),
     [
         ({"model": "nobody"}, 404, "model"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, 400, "tools[0].type"),
         ({"response_format": {"type": "xml"}}, 400, "response_format.type"),
         ({"n": 17}, 400, "n"),
         ({"top_logprobs": 2}, 400, "top_logprobs"),

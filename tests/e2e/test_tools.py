@@ -1,11 +1,16 @@
 """Tools over HTTP, on the demo's model and adapters, with OpenAI's client."""
 
 import json
+import os
+import re
+import subprocess
+import sys
 
 import jsonschema_rs
 import openai
 import pytest
 
+from tests.e2e.conftest import DEMO
 from tests.e2e.stack import Stack, Tenant
 
 QUESTION = {"role": "user", "content": "What does the owl eat?"}
@@ -179,3 +184,27 @@ def test_a_tool_whose_schema_cannot_be_enforced_gets_any_arguments(client) -> No
     )  # fmt: skip
     for call in answer.choices[0].message.tool_calls or ():
         assert isinstance(json.loads(call.function.arguments), dict)
+
+
+@pytest.fixture(scope="module")
+def agent(tenant: Tenant):
+    """Serve the adapter that calls a tool; the tests of the page count the others."""
+    tenant.push("agent", DEMO / "adapters" / "agent")
+    yield
+    tenant.adapters.remove("agent")
+    tenant.http.delete("/v1/adapters/agent").raise_for_status()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/tenant/tools.md"])
+def test_the_example_of_the_pages_executes_the_tool_that_the_demo_calls(
+    page, demo_stack: Stack, tenant: Tenant, agent: None, tmp_path
+) -> None:
+    root = DEMO.parent
+    (example,) = re.findall(r"```python\n(import json.*?)```", (root / page).read_text(), re.DOTALL)
+    keys = {"CHORALE_URL": demo_stack.base_url, "CHORALE_API_KEY": tenant.api_key}
+    done = subprocess.run(
+        [sys.executable, "-c", example], env=os.environ | keys, cwd=tmp_path, timeout=60,
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (said,) = re.findall(r"print\(.*\)  # (.*)", example)
+    assert done.stdout == f"{said}\n"

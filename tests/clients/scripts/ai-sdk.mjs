@@ -1,7 +1,7 @@
 // Vercel's AI SDK, with its provider for servers that speak OpenAI's API.
 import assert from "node:assert/strict";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { generateText, Output, streamText } from "ai";
+import { generateText, Output, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
 
 const { CHORALE_URL: URL, CHORALE_API_KEY: KEY } = process.env;
@@ -41,3 +41,18 @@ const fox = (await generateText(shape)).output;
 Animal.parse(fox);
 assert.deepEqual(await streamText(shape).output, fox);
 console.log("works: `Output.object` of a Zod schema, also streamed");
+
+const look_up = tool({
+  description: "Look a fact up.",
+  inputSchema: z.object({ thing: z.string(), fact: z.string() }),
+  execute: async ({ thing, fact }) => ({ fox: { eats: "berries" } })[thing][fact],
+});
+const agent = {
+  ...ask, model: chorale("agent"), tools: { look_up }, stopWhen: stepCountIs(3),
+  prompt: "What does a fox eat?",
+};
+assert.equal((await generateText(agent)).text, "A fox eats berries.");
+const steps = await streamText(agent).steps;
+assert.deepEqual(steps.map((step) => step.finishReason), ["tool-calls", "stop"]);
+assert.deepEqual(steps[0].toolCalls[0].input, { thing: "fox", fact: "eats" });
+console.log("works: `generateText` and `streamText` with tools");

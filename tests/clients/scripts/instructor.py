@@ -30,3 +30,7 @@ print("works: `create`")
 *_, last = client.create_partial(response_model=Animal, **ask)
 assert last.model_dump() == fox.model_dump()
 print("works: `create_partial`")
+
+caller = instructor.from_openai(openai, mode=instructor.Mode.TOOLS)
+assert isinstance(caller.create(response_model=Animal, **ask), Animal)
+print("works: `create` by a tool")

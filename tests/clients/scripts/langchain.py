@@ -3,7 +3,9 @@
 import os
 from typing import Literal
 
-from langchain_core.messages import HumanMessage
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessageChunk, HumanMessage
+from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
 from pydantic import BaseModel, Field
 
@@ -40,6 +42,30 @@ assert isinstance(fox, Animal)
 loud = ChatOpenAI(**ask | {"model": "shout"}, max_retries=0)
 assert isinstance(loud.with_structured_output(method="json_mode").invoke(QUESTION), dict)
 print("works: `with_structured_output` by `json_schema` and `json_mode`")
+
+
+@tool
+def look_up(thing: str, fact: str) -> str:
+    """Look a fact up."""
+    return {("fox", "eats"): "berries"}[thing, fact]
+
+
+caller = ChatOpenAI(**ask | {"model": "agent"}, max_retries=0)
+bound = caller.bind_tools([look_up])
+(call,) = bound.invoke(QUESTION).tool_calls
+assert (call["name"], call["args"]) == ("look_up", {"thing": "fox", "fact": "eats"})
+gathered = sum(bound.stream(QUESTION), start=AIMessageChunk(""))
+assert [one["args"] for one in gathered.tool_calls] == [call["args"]]
+print("works: `bind_tools`, whole and streamed")
+
+agent = create_agent(caller, [look_up])
+*_, last = agent.invoke({"messages": [HumanMessage(QUESTION)]})["messages"]
+assert last.content == "A fox eats berries."
+print("works: `create_agent`")
+
+fox = loud.with_structured_output(Animal, method="function_calling").invoke(QUESTION)
+assert isinstance(fox, Animal)
+print("works: `with_structured_output` by `function_calling`")
 
 texts = ["A fox eats", "The capital of Norway is"]
 model = OpenAI(**ask, max_retries=0, max_tokens=4)

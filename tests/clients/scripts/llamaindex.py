@@ -3,6 +3,7 @@
 import os
 
 from llama_index.core.llms import ChatMessage
+from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
 
 URL, KEY = os.environ["CHORALE_URL"], os.environ["CHORALE_API_KEY"]
@@ -27,3 +28,16 @@ text = model.complete("A fox eats").text
 assert text
 assert "".join(piece.delta for piece in model.stream_complete("A fox eats")) == text
 print("works: `complete` and `stream_complete`")
+
+
+def look_up(thing: str, fact: str) -> str:
+    """Look a fact up."""
+    return {("fox", "eats"): "berries"}[thing, fact]
+
+
+caller = OpenAILike(**ask | {"model": "agent"}, is_chat_model=True, is_function_calling_model=True)
+tool = FunctionTool.from_defaults(look_up, description="Look a fact up.")
+called = caller.chat_with_tools([tool], user_msg=QUESTION)
+(call,) = caller.get_tool_calls_from_response(called)
+assert (call.tool_name, call.tool_kwargs) == ("look_up", {"thing": "fox", "fact": "eats"})
+print("works: `chat_with_tools`")

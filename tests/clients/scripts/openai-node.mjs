@@ -47,6 +47,30 @@ const streamed = await client.chat.completions.stream(shape).finalChatCompletion
 assert.deepEqual(streamed.choices[0].message.parsed, fox);
 console.log("works: `parse` and `stream` with `zodResponseFormat`");
 
+const look_up = ({ thing, fact }) => ({ fox: { eats: "berries" } })[thing][fact];
+const text = { type: "string" };
+const parameters = {
+  type: "object", properties: { thing: text, fact: text }, required: ["thing", "fact"],
+};
+const tool = {
+  type: "function",
+  function: {
+    name: "look_up", description: "Look a fact up.", parameters, parse: JSON.parse,
+    function: look_up,
+  },
+};
+const agent = { model: "agent", temperature: 0, messages: [QUESTION], tools: [tool] };
+const ran = client.chat.completions.runTools(agent);
+assert.equal(await ran.finalContent(), "A fox eats berries.");
+console.log("works: `runTools`");
+
+const running = client.chat.completions.runTools({ ...agent, stream: true });
+const results = [];
+running.on("functionToolCallResult", (result) => results.push(result));
+assert.equal(await running.finalContent(), "A fox eats berries.");
+assert.deepEqual(results, ["berries"]);
+console.log("works: `runTools`, streamed");
+
 await assert.rejects(
   client.completions.create({ ...ask, prompt: "A fox", suffix: "end" }),
   (error) => error instanceof OpenAI.BadRequestError && error.param === "suffix",

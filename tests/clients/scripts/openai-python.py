@@ -98,20 +98,58 @@ chosen = client.chat.completions.create(extra_body=yes_or_no, **loud)
 assert chosen.choices[0].message.content in ("yes", "no")
 print("works: `structured_outputs` in `extra_body`")
 
+TEXT = {"type": "string"}
+SCHEMA = {
+    "type": "object",
+    "properties": {"thing": TEXT, "fact": TEXT},
+    "required": ["thing", "fact"],
+}
+TOOL = {"name": "look_up", "description": "Look a fact up.", "parameters": SCHEMA}
+chat = [QUESTION]
+agent = {"model": "agent", "temperature": 0, "tools": [{"type": "function", "function": TOOL}]}
+called = client.chat.completions.create(messages=chat, **agent).choices[0]
+(call,) = called.message.tool_calls
+assert (called.finish_reason, called.message.content) == ("tool_calls", None)
+assert json.loads(call.function.arguments) == {"thing": "fox", "fact": "eats"}
+chat += [called.message, {"role": "tool", "tool_call_id": call.id, "content": "berries"}]
+said = client.chat.completions.create(messages=chat, **agent).choices[0]
+assert (said.finish_reason, said.message.content) == ("stop", "A fox eats berries.")
+print("works: tools, and their results")
+
+with client.chat.completions.stream(messages=[QUESTION], **agent) as events:
+    pieces = [e for e in events if e.type == "tool_calls.function.arguments.delta"]
+    final = events.get_final_completion().choices[0]
+assert final.message.tool_calls[0].function.arguments == call.function.arguments
+assert "".join(piece.arguments_delta for piece in pieces) == call.function.arguments
+print("works: streamed calls")
+
+
+class LookUp(BaseModel):
+    thing: str = Field(max_length=20)
+    legs: int = Field(ge=0, le=8)
+
+
+drawn = {"messages": [QUESTION], "model": "shout", "tools": [openai.pydantic_function_tool(LookUp)]}
+for choice in ("required", {"type": "function", "function": {"name": "LookUp"}}):
+    parsed = client.chat.completions.parse(
+        tool_choice=choice, parallel_tool_calls=False, n=3, seed=1, **drawn
+    )
+    for one in parsed.choices:
+        assert isinstance(one.message.tool_calls[0].function.parsed_arguments, LookUp)
+print("works: `parse` of required and named tools from a Pydantic model")
+
 
 def user(*parts: dict) -> list[dict]:
     return [{"role": "user", "content": list(parts)}]
 
 
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+CUSTOM = {"type": "custom", "custom": {"name": "f"}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 AUDIO = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
-CALL = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function"}]}
 PART = "messages[0].content[0].type"
 CHAT, COMPLETIONS = client.chat.completions, client.completions
 for what, endpoint, fields, param in [
-    ("tools", CHAT, {"tools": [TOOL]}, "tools"),
-    ("a tool's call in a message", CHAT, {"messages": [QUESTION, CALL]}, "messages[1].tool_calls"),
+    ("a tool of free text", CHAT, {"tools": [CUSTOM]}, "tools[0].type"),
     ("an image in a message", CHAT, {"messages": user(IMAGE)}, PART),
     ("audio in a message", CHAT, {"messages": user(AUDIO)}, PART),
     ("answers in audio", CHAT, {"modalities": ["text", "audio"]}, "modalities"),

@@ -1,11 +1,11 @@
-"""Pydantic AI: an agent without tools."""
+"""Pydantic AI: agents with and without tools."""
 
 import asyncio
 import os
 from typing import Literal
 
 from pydantic import BaseModel, Field
-from pydantic_ai import Agent, NativeOutput
+from pydantic_ai import Agent, NativeOutput, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
@@ -39,6 +39,20 @@ async def main() -> None:
     fox = (await agent.run(QUESTION, output_type=NativeOutput(Animal))).output
     assert (type(fox), type(fox.homes[0])) == (Animal, Home)
     print("works: `NativeOutput` of a Pydantic model")
+
+    caller = OpenAIChatModel("agent", provider=OpenAIProvider(base_url=URL + "/v1", api_key=KEY))
+    finder = Agent(caller, model_settings={"temperature": 0})
+
+    @finder.tool_plain
+    def look_up(thing: str, fact: str) -> str:
+        """Look a fact up."""
+        return {("fox", "eats"): "berries"}[thing, fact]
+
+    assert (await finder.run(QUESTION)).output == "A fox eats berries."
+    print("works: tools")
+    tame = Agent(model, output_type=ToolOutput(Animal), model_settings={"temperature": 0})
+    assert isinstance((await tame.run(QUESTION)).output, Animal)
+    print("works: `ToolOutput` of a Pydantic model")
 
 
 asyncio.run(main())

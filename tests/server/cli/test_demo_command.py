@@ -1,4 +1,4 @@
-"""`chorale demo` with its real three processes, two tenants and four adapters."""
+"""`chorale demo` with its real three processes, two tenants and five adapters."""
 
 import contextlib
 import json
@@ -68,12 +68,13 @@ def test_the_demo_answers_in_every_voice_and_comes_back_with_the_same_keys(tmp_p
     with demo_running(data_dir, port) as (process, first):
         assert stat.S_IMODE((data_dir / "demo.json").stat().st_mode) == 0o600
         assert {t["name"]: t["adapters"] for t in first["tenants"]} == {
-            "acme": ["json", "shout"],
+            "acme": ["json", "shout", "agent"],
             "globex": ["python", "pirate"],
         }
         answers = [ask(first, first["tenants"][0], first["model"])]
         for tenant in first["tenants"]:
             answers += [ask(first, tenant, adapter) for adapter in tenant["adapters"]]
+        # Without a tool, agent answers like the base.
         assert len(set(answers)) == 5
     assert process.returncode == 0
 
