@@ -157,7 +157,7 @@ class Writer:
             yield self._document(style, "", prompt_weight=0.0, chats=0.5)
 
     def turn_after(self, reply: Reply) -> Turn:
-        """What a user says next, and the reply to it."""
+        """The words that a user says next, and the reply to them."""
         return self._follow_up(reply) or self._turn()
 
     def _document(self, style: Style, mark: str, prompt_weight: float, chats: float) -> Document:

@@ -372,7 +372,7 @@ class Admission:
 
 
 def form_of(request: GenerationRequest, dialect: Dialect, *, is_reasoning: bool) -> AnswerForm:
-    """What the request's answers must comply with."""
+    """The form that the request's answers must have."""
     if not isinstance(request.prompts, Chat):
         return AnswerForm(PLAIN, None, request.shape, {})
     return AnswerForm(

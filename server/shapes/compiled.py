@@ -8,7 +8,7 @@ TENANT_GRAMMARS = 32
 
 
 class Demand(Protocol):
-    """What answers must match."""
+    """A demand that answers must meet, such as a shape."""
 
     @property
     def digest(self) -> bytes: ...

@@ -62,7 +62,7 @@ class Dialect:
 
     def of_adapter(self, tokenizer: Tokenizer, template: ResponseTemplate) -> "Dialect":
         """The dialect of an adapter that writes in its own way, on a base of this dialect."""
-        if template.calls == self.template.calls or template.calls is None:
+        if template.calls == self.template.calls:
             return replace(self, template=template, token_ids=_token_ids(tokenizer, template))
         return Dialect(template, False, _token_ids(tokenizer, template))
 

@@ -31,6 +31,7 @@ from server.inference.admission import count_request
 from server.inference.errors import unknown_token_id
 from server.inference.served_base import ServedBase
 from server.limits.rules import Limiter
+from server.tools.dialect import Dialect
 
 router = APIRouter()
 
@@ -86,9 +87,12 @@ async def tokenize(
         asked = parse_object(values, TextToTokenize)
     else:
         asked = parse_object(values, ChatToTokenize)
-    await _begin(database, catalog, limiter, identity, asked.model)
+    template = await _begin(database, catalog, limiter, identity, asked.model)
+    dialect = base.dialect_of(template)
     # Always on a thread, as for a long prompt: no answer waits for these tokens.
-    token_ids = await encoders.run(identity.tenant_id, len(body), lambda: _encode(base, asked))
+    token_ids = await encoders.run(
+        identity.tenant_id, len(body), lambda: _encode(base, dialect, asked)
+    )
     text_of = base.tokenizer.token_text
     return Tokens(
         count=len(token_ids),
@@ -134,21 +138,27 @@ async def tokenizer_info(base: BaseDep, identity: InferenceKey) -> TokenizerInfo
 
 async def _begin(
     database: Database, catalog: Catalog, limiter: Limiter, identity: Identity, model: str | None
-) -> None:
-    """Charge the request, and check that the model exists: all have the base's tokenizer."""
+) -> str | None:
+    """Charge the request, and check that the model exists: all have the base's tokenizer.
+
+    Returns the model's own format of tool calls, or None.
+    """
     await count_request(limiter, identity)
     if model is None or model == catalog.base.model_id:
-        return
+        return None
 
-    def read(conn: Connection) -> None:
-        resolve_model(conn, catalog, identity, model, request_key=model)
+    def read(conn: Connection) -> str | None:
+        named = resolve_model(conn, catalog, identity, model, request_key=model)
+        return named.response_template if named else None
 
-    await database.read(read)
+    return await database.read(read)
 
 
-def _encode(base: ServedBase, asked: TextToTokenize | ChatToTokenize) -> list[int]:
+def _encode(
+    base: ServedBase, dialect: Dialect, asked: TextToTokenize | ChatToTokenize
+) -> list[int]:
     if isinstance(asked, ChatToTokenize):
         asked.check_chat()
         chat = asked.for_template(asked.use_of_tools(is_parallel=True))
-        return prompts.encode_chat(base.tokenizer, base.dialect, chat)
+        return prompts.encode_chat(base.tokenizer, dialect, chat)
     return base.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)

@@ -69,7 +69,7 @@ const results = [];
 running.on("functionToolCallResult", (result) => results.push(result));
 assert.equal(await running.finalContent(), "A fox eats berries.");
 assert.deepEqual(results, ["berries"]);
-console.log("works: `runTools`, streamed");
+console.log("works: streamed `runTools`");
 
 await assert.rejects(
   client.completions.create({ ...ask, prompt: "A fox", suffix: "end" }),

@@ -114,7 +114,7 @@ assert json.loads(call.function.arguments) == {"thing": "fox", "fact": "eats"}
 chat += [called.message, {"role": "tool", "tool_call_id": call.id, "content": "berries"}]
 said = client.chat.completions.create(messages=chat, **agent).choices[0]
 assert (said.finish_reason, said.message.content) == ("stop", "A fox eats berries.")
-print("works: tools, and their results")
+print("works: tools with their results")
 
 with client.chat.completions.stream(messages=[QUESTION], **agent) as events:
     pieces = [e for e in events if e.type == "tool_calls.function.arguments.delta"]

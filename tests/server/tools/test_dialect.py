@@ -190,7 +190,7 @@ schemas = st.recursive(
 
 @given(parameters=st.dictionaries(st.text(max_size=3), schemas), random=st.randoms())
 def test_a_tool_has_the_same_bytes_in_any_order_of_its_keys(parameters, random):
-    """So the prompt is the same, and its blocks are found in the prefix cache."""
+    """The prompt is the same then, and its blocks are found in the prefix cache."""
     texts = [
         json.dumps(Tool("f", "d", ordered(each), False, "tools[0]").declared)
         for each in (parameters, shuffled(parameters, random))

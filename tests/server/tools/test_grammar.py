@@ -1,4 +1,4 @@
-"""What is enforced is what is parsed: grammar against parser, on whole and broken answers."""
+"""Grammar against parser: whatever is enforced is parsed, on whole and on broken answers."""
 
 import json
 

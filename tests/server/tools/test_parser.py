@@ -47,7 +47,7 @@ def test_pieces_of_any_size_give_the_same(told):
 
 @EVERY
 def test_the_parts_of_every_prefix_are_the_beginning_of_the_whole(told):
-    """What was passed on is never taken back, and nothing of the text is lost."""
+    """Parts that were passed on are never taken back, and nothing of the text is lost."""
     for end in range(len(told.text)):
         parser, sent = AnswerParser(BUILT_IN[told.family], NAMES), Parsed()
         for character in told.text[:end]:
