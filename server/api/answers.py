@@ -165,7 +165,6 @@ class Choice:
         return self._parser is not None and not shows
 
     def _message(self, said: Parsed) -> JsonObject:
-        self._num_calls = len(said.calls)
         has_text = bool(said.content or not said.calls)
         message: JsonObject = {"role": "assistant"}
         message["content"] = said.content if has_text else None
