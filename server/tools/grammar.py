@@ -165,10 +165,10 @@ class _Rules:
     def _free_or_one_call(self, calls: CallRegion) -> str:
         """Text that does not begin as a call, or a call alone."""
         begin = calls.beginning
-        heads = [self._lazy(json.dumps(mark + begin)) for mark in (*calls.opens, "")]
-        heads += [f"<[{i}]> {json.dumps(begin)}" for i in self._ids(calls.opens)]
-        others = " | ".join(re.escape(mark + begin) for mark in (*calls.opens, ""))
-        others = others.replace("/", "\\/").replace(" | ", "|")
+        heads = [self._lazy(_literal(mark + begin)) for mark in (*calls.opens, "")]
+        heads += [f"<[{i}]> {_literal(begin)}" for i in self._ids(calls.opens)]
+        others = "|".join(re.escape(mark + begin) for mark in (*calls.opens, ""))
+        others = others.replace("/", "\\/")
         self.lines.append(f"OTHER: /(.|\\n)*/ & ~/({others})(.|\\n)*/")
         return f"({' | '.join(heads)}) {self._any_call(calls, begin)} | OTHER"
 
@@ -189,22 +189,22 @@ class _Rules:
 
     def _call(self, calls: CallRegion, name: str, schema: str, begun: str) -> str:
         if calls.name_end is not None:
-            heads = [json.dumps(name + calls.name_end)]
-            heads += [f"{json.dumps(name)} <[{i}]>" for i in self._ids([calls.name_end])]
+            heads = [_literal(name + calls.name_end)]
+            heads += [f"{_literal(name)} <[{i}]>" for i in self._ids([calls.name_end])]
             return f"({' | '.join(heads)}) BLANK? %json {schema}"
         head = f'{calls.beginning}{name}", "{calls.arguments_key}": '.removeprefix(begun)
         call_id = rf'(", \"{calls.id_key}\": \"" ID "\"")? ' if calls.id_key else ""
-        return f'{json.dumps(head)} %json {schema} {call_id}"}}"'
+        return f'{_literal(head)} %json {schema} {call_id}"}}"'
 
     # ---- marks: as text, and as tokens of the model ----
 
     def _one_of(self, marks: Sequence[str]) -> str:
         tokens = [f"<[{i}]>" for i in self._ids(marks)]
-        return f"({' | '.join([*map(json.dumps, marks), *tokens])})"
+        return f"({' | '.join([*map(_literal, marks), *tokens])})"
 
     def _until(self, marks: Sequence[str]) -> str:
         """Text up to the first of the marks, with it."""
-        heads = [self._lazy(f"ANY {json.dumps(mark)}") for mark in marks]
+        heads = [self._lazy(f"ANY {_literal(mark)}") for mark in marks]
         heads += [f"TEXT? <[{i}]>" for i in self._ids(marks)]
         return f"({' | '.join(heads)})"
 
@@ -221,6 +221,11 @@ class _Rules:
         name = f"r{len(self.lines)}"
         self.lines.append(f"{name}[lazy]: {text}")
         return name
+
+
+def _literal(text: str) -> str:
+    """A text in Lark's quotes."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _schemas(tools: Sequence[Tool]) -> list[JsonObject]:

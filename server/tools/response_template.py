@@ -189,9 +189,11 @@ def _marks(holder: Mapping[str, Any], key: str, path: str) -> tuple[str, ...]:
     if not isinstance(marks, list) or not 0 < len(marks) <= _MAX_MARKS:
         raise _fault(f"{path}.{key}", f"it must be a text, or a list of 1 to {_MAX_MARKS} texts")
     for mark in marks:
-        if not isinstance(mark, str) or not mark.strip() or len(mark) > _MAX_MARK_CHARACTERS:
+        is_text = isinstance(mark, str) and mark.strip() and mark.replace("\n", "").isprintable()
+        if not is_text or len(mark) > _MAX_MARK_CHARACTERS:
             raise _fault(
-                f"{path}.{key}", f"a mark has 1 to {_MAX_MARK_CHARACTERS} characters, not all blank"
+                f"{path}.{key}",
+                f"a mark has 1 to {_MAX_MARK_CHARACTERS} printable characters, not all blank",
             )
     return tuple(marks)
 

@@ -46,6 +46,15 @@ def test_a_description_that_cannot_work_is_refused(given, why):
     assert error.value.param.startswith("response_template")
 
 
+def test_marks_may_be_of_any_printable_characters():
+    for mark in ("🛠️", 'call "it"', "a/b\\", "/(.*)/", "ruf: \n", "é\u2028".strip()):
+        spec = changed(tool_calls={"open": mark, "close": f"{mark}!"}, thinking={"open": "🤔"})
+        assert stored_template(checked_template(spec, "r")).calls.opens == (mark,)
+    keys = {"name": "{content.nämé}", "arguments": "{content.args}"}
+    transform = {"type": "function", "function": keys}
+    assert checked_template(changed(tool_calls={"transform": transform}), "r")
+
+
 def test_what_is_stored_may_be_read_again():
     spec = changed(tool_calls={"open": ["<call>", "<function_call>"], "close": "</call>"})
     template = stored_template(checked_template(spec, "r"))

@@ -58,6 +58,8 @@ def changed(path, value):
         ("version", 2),
         ("start_anchor", None),
         ("start_anchor", ""),
+        ("fields.thinking.open", "a\x7f"),
+        ("fields.thinking.open", "\x1c"),
         ("fields", []),
         ("fields.images", {}),
         ("fields.reasoning", {"open": "<r>", "close": "</r>"}),
