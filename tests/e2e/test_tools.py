@@ -145,6 +145,26 @@ def test_an_answer_has_calls_or_the_shape_that_was_asked_for(client) -> None:
             jsonschema_rs.validate(LOOK_UP, json.loads(choice.message.content))
 
 
+def in_reverse(value):
+    """The same JSON with its keys in the opposite order."""
+    if isinstance(value, dict):
+        return {key: in_reverse(value[key]) for key in reversed(value)}
+    return [in_reverse(inner) for inner in value] if isinstance(value, list) else value
+
+
+def test_the_prefix_cache_has_the_prompt_of_the_same_tools_in_any_order_of_keys(client) -> None:
+    request = {
+        "model": "base", "messages": [{"role": "user", "content": "What is in the cache?"}],
+        "tool_choice": "none", "max_tokens": 1,
+    }  # fmt: skip
+    usages = [
+        client.chat.completions.create(tools=tools, **request).usage
+        for tools in (TOOLS, in_reverse(TOOLS))
+    ]
+    assert usages[0].prompt_tokens == usages[1].prompt_tokens > 64
+    assert usages[1].prompt_tokens_details.cached_tokens >= usages[1].prompt_tokens - 17
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
