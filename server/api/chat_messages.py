@@ -81,7 +81,7 @@ class _Function(RequestObject):
     exact: ClassVar[frozenset[str]] = frozenset({"parameters"})
     name: _Name
     description: Text | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Annotated[dict[str, Any], Field(max_length=MAX_BYTES)] | None = None
     strict: bool = False
 
 

@@ -70,6 +70,8 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
 # Longer than any valid name; the registry checks names.
 _Name = Annotated[str, Field(max_length=128)]
 
+_Described = Annotated[dict[_Name, JsonValue], Field(max_length=16)]
+
 
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
@@ -93,7 +95,7 @@ class _Proof(BaseModel):
 
 class _NewUpload(_NewFiles):
     alias: _Name | None = None
-    response_template: _Name | dict[str, JsonValue] | None = None
+    response_template: _Name | _Described | None = None
 
 
 @dataclass(frozen=True, slots=True)
