@@ -85,8 +85,9 @@ def ordered(schema: Any) -> Any:
         value = schema[key]
         if key in _MAPS and isinstance(value, Mapping):
             required = schema.get("required")
-            names = [n for n in required if n in value] if isinstance(required, list) else []
-            names = list(dict.fromkeys(n for n in names if key == "properties"))
+            listed = required if isinstance(required, list) and key == "properties" else []
+            named = (n for n in listed if isinstance(n, str) and n in value)
+            names = list(dict.fromkeys(named))
             kept[key] = {n: ordered(value[n]) for n in (*names, *sorted(value.keys() - set(names)))}
         elif key in ("const", "enum", "default", "examples", "required"):
             kept[key] = _sorted(value)

@@ -201,6 +201,13 @@ def test_a_tool_has_the_same_bytes_in_any_order_of_its_keys(parameters, random):
     )
 
 
+def test_a_schema_that_is_none_is_put_in_order_too():
+    """The order is made before the schema is checked."""
+    odd = {"properties": {"a": {}}, "required": [["a"], {}, None, "b"], "type": ["object"]}
+    assert ordered(odd) == odd
+    assert ordered({"properties": 3, "required": "ab"}) == {"properties": 3, "required": "ab"}
+
+
 def test_required_properties_keep_the_order_in_which_they_are_required():
     asked = {"properties": {"c": {}, "a": {}, "b": {}}, "required": ["b", "c"], "type": "object"}
     assert list(ordered(asked)["properties"]) == ["b", "c", "a"]
