@@ -6,6 +6,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import jsonschema_rs
 import pytest
 
@@ -52,8 +53,11 @@ def ask(tenant: Tenant, model: str, number: int, max_tokens: int) -> Counter:
     tools = make_tools(chance)
     named = chance.choice(sorted(tools))
     choice = chance.choice(["auto", "required", {"type": "function", "function": {"name": named}}])
-    answer = tenant.http.post(
-        "/v1/chat/completions",
+    # Each request has its own connection: a kept one may end while another thread uses it.
+    answer = httpx.post(
+        f"{tenant.stack.base_url}/v1/chat/completions",
+        headers={"authorization": f"Bearer {tenant.api_key}"},
+        trust_env=False,
         json={
             "model": model,
             "messages": [{"role": "user", "content": f"Please call {named} for a fox."}],
