@@ -93,7 +93,6 @@ class Uploads:
         """Declare the two files of a new version.
 
         response_template: the format of its tool calls as checked JSON; None for the base model's.
-
         known: the version that `find_known` found, if its object exists. Its files are not sent
         again: the upload is complete at once, and `latest` and the alias move to that version.
         limits: the tenant's own limits; None for the default.

@@ -119,7 +119,13 @@ def _parser(form: AnswerForm) -> AnswerParser | None:
         return None
     names = [tool.name for tool in form.tools]
     most_calls = form.use.most_calls if form.use else None
-    return AnswerParser(form.template, names, most_calls, is_reasoning=form.is_reasoning)
+    return AnswerParser(
+        form.template,
+        names,
+        most_calls,
+        is_reasoning=form.is_reasoning,
+        is_shaped=form.shape is not None,
+    )
 
 
 def _shown(

@@ -176,7 +176,8 @@ class Admission:
 
         Its tokens, which are not known yet, are charged in `_pay`. Raises RateLimited.
         """
-        forms = [form_of(request, dialect, is_reasoning=flag) for flag in (False, True)]
+        states = (False, True) if dialect.template.reasoning else (False,)
+        forms = [form_of(request, dialect, is_reasoning=state) for state in states]
         tenant_id = identity.tenant_id
         is_known = not forms[0].demands or any(self.grammars.get(tenant_id, it) for it in forms)
         if is_known and not prompts.is_long(request):

@@ -50,11 +50,11 @@ class Dialect:
         """The dialect of a base model: as its tokenizer describes it, or else a built-in one that
         its chat template was seen to write, or else Hermes', taught by the prompt.
         """
-        template = _described(tokenizer)
-        candidates = [template] if template else list(BUILT_IN.values())
+        described = _described(tokenizer)
+        candidates = _candidates(described)
         native = next((it for it in candidates if _writes(tokenizer, it)), None)
-        chosen = native or template or BUILT_IN["hermes"]
-        if template is None and not _reasons(tokenizer, chosen):
+        chosen = native or candidates[0]
+        if described is None and not _reasons(tokenizer, chosen):
             chosen = replace(chosen, reasoning=None)
         how = "its chat template" if native else "the prompt"
         logger.info("tools are taught by %s", how)
@@ -154,6 +154,17 @@ def _described(tokenizer: Tokenizer) -> ResponseTemplate | None:
     except Invalid as error:
         logger.warning("the model's response_template is not used: %s", error)
         return None
+
+
+def _candidates(described: ResponseTemplate | None) -> list[ResponseTemplate]:
+    """Formats that the model may have, first the one that is taught if it has none of them."""
+    if described is None:
+        return list(BUILT_IN.values())
+    if described.calls is not None:
+        return [described]
+    # The files tell of reasoning only, behind which a call needs a mark.
+    regions = [template.calls for template in BUILT_IN.values()]
+    return [replace(described, calls=it) for it in regions if it and not it.is_unopened]
 
 
 def _writes(tokenizer: Tokenizer, template: ResponseTemplate) -> bool:

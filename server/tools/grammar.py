@@ -62,15 +62,16 @@ class AnswerForm:
     @property
     def size_bytes(self) -> int:
         """The bytes of what has to be compiled."""
-        declared = sum(len(json.dumps(tool.parameters)) for tool in self.tools)
-        return declared + (len(self.shape.text) if self.shape else 0)
+        tools = self.use.size_bytes if self.use and self.tools else 0
+        return tools + (len(self.shape.text) if self.shape else 0)
 
     @functools.cached_property
     def digest(self) -> bytes:
         if not self._is_wrapped:
             assert self.shape is not None
             return self.shape.digest
-        parts = self.template, self.use, self.shape, sorted(self.token_ids.items())
+        tools = self.use.digest if self.use else b""
+        parts = self.template, tools, self.shape, sorted(self.token_ids.items())
         return hashlib.sha256(repr((*parts, self.is_reasoning)).encode()).digest()
 
     def compiled(self) -> str:

@@ -52,6 +52,8 @@ class AnswerParser:
 
     tool_names: tools that may be called; with none, calls are content.   most_calls: further calls
     are content.   is_reasoning: the prompt ends in a reasoning part.
+    is_shaped: content has a shape, such as JSON, in which marks are text; so they count only before
+    it begins.
     num_calls: complete calls so far.   is_whole: no region was left unfinished.
 
     Content before and after calls is joined by a line end, without the blanks beside the marks.
@@ -64,7 +66,9 @@ class AnswerParser:
         most_calls: int | None = None,
         *,
         is_reasoning: bool = False,
+        is_shaped: bool = False,
     ) -> None:
+        self._is_shaped = is_shaped
         self._reasoning = template.reasoning
         self._calls = template.calls
         self._tool_names = tool_names
@@ -112,7 +116,10 @@ class AnswerParser:
             return self._read_beginning(calls, final)
         opens = calls.opens if calls else ()
         reasoning_opens = self._reasoning.opens if self._reasoning else ()
-        mark, start = _find(self._buffer, (*opens, *reasoning_opens), final)
+        marks = (*opens, *reasoning_opens)
+        if self._is_shaped and self._has_begun_content(marks):
+            marks = ()
+        mark, start = _find(self._buffer, marks, final)
         self._say(self._buffer[:start])
         self._buffer = self._buffer[start + len(mark) :]
         if mark in opens:
@@ -122,6 +129,12 @@ class AnswerParser:
             self._is_at_start = False
             self._blanks = ""
         return bool(mark)
+
+    def _has_begun_content(self, marks: Sequence[str]) -> bool:
+        """Whether the text so far is no mark, and no beginning of one."""
+        text = self._buffer.lstrip(_BLANKS)
+        begins_mark = any(text.startswith(mark) or mark.startswith(text) for mark in marks)
+        return self._has_content or not begins_mark
 
     def _may_call(self) -> bool:
         calls = self._calls

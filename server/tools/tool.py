@@ -1,6 +1,7 @@
 """Tools as a request declares them, and which of them an answer may call."""
 
 import functools
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,6 +63,10 @@ class ToolUse:
     def size_bytes(self) -> int:
         """The bytes of all declarations, as JSON."""
         return sum(len(json.dumps(tool.declared)) for tool in self.tools)
+
+    @functools.cached_property
+    def digest(self) -> bytes:
+        return hashlib.sha256(repr(self).encode()).digest()
 
     @property
     def callable_tools(self) -> tuple[Tool, ...]:

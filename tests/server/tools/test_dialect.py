@@ -146,6 +146,16 @@ def test_a_described_format_wins_and_one_that_is_not_served_is_left(model):
     assert dialect.template.calls == BUILT_IN["hermes"].calls
 
 
+def test_a_description_of_reasoning_alone_leaves_the_calls_to_the_chat_template(model):
+    described = {"start_anchor": "<a>", "fields": {"thinking": {"open": "<hm>", "close": "</hm>"}}}
+    for source, is_native in (((TEMPLATES / "qwen2.jinja").read_text(), True), (CHATML, False)):
+        _, dialect = model(source, response_template=described)
+        assert dialect.is_native == is_native
+        assert dialect.template.calls == BUILT_IN["hermes"].calls
+        assert dialect.template.reasoning.opens == ("<hm>",)
+        assert dialect.template.anchors == ("<a>",)
+
+
 def test_an_adapter_may_write_in_another_way_than_its_base(model):
     tokenizer, base = model((TEMPLATES / "qwen2.jinja").read_text())
     same = base.of_adapter(tokenizer, BUILT_IN["hermes"])

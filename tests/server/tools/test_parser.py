@@ -123,6 +123,20 @@ def test_an_answer_may_begin_in_a_reasoning_part():
     assert not parser.is_whole
 
 
+@pytest.mark.parametrize(
+    "content", ['{"a": "<think> or <tool_call>"}', '["</think>", "<thi"]', '"<tool_call>"', "<a>"]
+)
+def test_marks_in_content_of_a_given_shape_are_text(content):
+    for before, thought in (("", ""), ("<think>Hm.</think>\n\n", "Hm.")):
+        for pieces in (before + content, [before + content], [before, content]):
+            whole, parser = parsed("hermes", pieces, is_shaped=True)
+            assert seen(whole) == (content, thought, ())
+            assert parser.is_whole
+    call = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
+    whole, _ = parsed("hermes", f"<think>Hm.</think>\n{call}", is_shaped=True)
+    assert seen(whole) == ("", "Hm.", (("now", "{}"),))
+
+
 def test_a_prompt_says_whether_it_ends_in_a_reasoning_part():
     template = BUILT_IN["hermes"]
     turn = "<|im_start|>assistant\n"
