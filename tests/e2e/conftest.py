@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import openai
 import pytest
 import torch
 
@@ -85,3 +86,17 @@ def demo_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
             for adapter in adapters:
                 tenant.push(adapter, DEMO / "adapters" / adapter)
         yield stack
+
+
+@pytest.fixture(scope="module")
+def tenant(demo_stack: Stack) -> Tenant:
+    """The demo's first tenant, where a module has none of its own."""
+    return demo_stack.tenants[0]
+
+
+@pytest.fixture
+def client(tenant: Tenant) -> Iterator[openai.OpenAI]:
+    """OpenAI's client with the tenant's key."""
+    url = f"{tenant.stack.base_url}/v1"
+    with openai.OpenAI(base_url=url, api_key=tenant.api_key, max_retries=0) as client:
+        yield client

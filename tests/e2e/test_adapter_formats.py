@@ -3,7 +3,6 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import openai
 import pytest
 
 from tests.e2e.conftest import DEMO
@@ -41,13 +40,6 @@ def tenant(tmp_path_factory: pytest.TempPathFactory):
             tenant.push(name, DEMO / "adapters" / "json", response_template=given)
         tenant.push("in-bases", DEMO / "adapters" / "json")
         yield tenant
-
-
-@pytest.fixture
-def client(tenant):
-    url = f"{tenant.stack.base_url}/v1"
-    with openai.OpenAI(base_url=url, api_key=tenant.api_key, max_retries=0) as client:
-        yield client
 
 
 def test_a_version_has_the_format_that_its_upload_named(tenant):

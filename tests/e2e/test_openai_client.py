@@ -1,26 +1,11 @@
 """OpenAI's own Python client works unchanged."""
 
-from collections.abc import Iterator
-
 import openai
 import pytest
 
 from tests.e2e.stack import Stack, Tenant
 
 QUESTION = [{"role": "user", "content": "Tell me about the owl."}]
-
-
-@pytest.fixture(scope="module")
-def tenant(demo_stack: Stack) -> Tenant:
-    return demo_stack.tenants[0]
-
-
-@pytest.fixture
-def client(demo_stack: Stack, tenant: Tenant) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(
-        base_url=f"{demo_stack.base_url}/v1", api_key=tenant.api_key, max_retries=0
-    ) as client:
-        yield client
 
 
 def test_chat_answers_with_usage_that_adds_up(client: openai.OpenAI) -> None:

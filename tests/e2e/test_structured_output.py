@@ -33,18 +33,6 @@ class Animal(BaseModel):
     active: Literal["by day", "by night"]
 
 
-@pytest.fixture(scope="module")
-def tenant(demo_stack: Stack) -> Tenant:
-    return demo_stack.tenants[0]
-
-
-@pytest.fixture
-def client(demo_stack: Stack, tenant: Tenant):
-    url = f"{demo_stack.base_url}/v1"
-    with openai.OpenAI(base_url=url, api_key=tenant.api_key, max_retries=0) as client:
-        yield client
-
-
 @pytest.mark.parametrize("model", ["base", "json", "shout"])
 def test_every_answer_of_every_adapter_fits_the_schema(client, model) -> None:
     answer = client.chat.completions.create(

@@ -29,18 +29,6 @@ TOOLS = [
 NAMED = {"type": "function", "function": {"name": "look_up"}}
 
 
-@pytest.fixture(scope="module")
-def tenant(demo_stack: Stack) -> Tenant:
-    return demo_stack.tenants[0]
-
-
-@pytest.fixture
-def client(demo_stack: Stack, tenant: Tenant):
-    url = f"{demo_stack.base_url}/v1"
-    with openai.OpenAI(base_url=url, api_key=tenant.api_key, max_retries=0) as client:
-        yield client
-
-
 def check_call(call) -> None:
     arguments = json.loads(call.function.arguments)
     if call.function.name == "look_up":
@@ -110,16 +98,26 @@ def test_a_conversation_goes_on_with_the_results_of_its_tools(client) -> None:
     assert answer.choices[0].message.content
 
 
-def test_automatic_answers_call_declared_tools_or_say_something(client) -> None:
+def test_automatic_answers_call_declared_tools_or_say_something(client, agent: None) -> None:
+    """The adapter was trained to call look_up, which has another name here."""
+    text = {"type": "string"}
+    schema = {"type": "object", "properties": {"thing": text, "fact": text}}
+    schema["required"] = ["thing", "fact"]
+    told = {"name": "find_out", "description": "Look a fact up.", "parameters": schema}
+    tools = [{"type": "function", "function": told}]
+    num_calls = 0
     for seed in range(3):
         answer = client.chat.completions.create(
-            model="base", messages=[QUESTION], tools=TOOLS, temperature=1.0, seed=seed, n=8,
+            model="agent", messages=[QUESTION], tools=tools, temperature=1.0, seed=seed, n=8,
             max_tokens=60,
         )  # fmt: skip
         for choice in answer.choices:
             assert choice.message.content or choice.message.tool_calls
             for call in choice.message.tool_calls or ():
-                check_call(call)
+                assert call.function.name == "find_out"
+                jsonschema_rs.validate(schema, json.loads(call.function.arguments))
+                num_calls += 1
+    assert num_calls
 
 
 def test_a_call_that_max_tokens_cuts_is_no_call(client) -> None:

@@ -104,6 +104,7 @@ class FakeUploads:
             "id": upload_id,
             "adapter": name,
             "alias": asked.get("alias"),
+            "response_template": asked.get("response_template"),
             "transfer": asked["transfer"],
             "state": "complete" if is_known else "open",
             "files": files,

@@ -61,6 +61,21 @@ def test_a_push_shows_the_passport(run, folder):
     assert "2.5 MB" in result.stdout
 
 
+def test_a_push_may_name_the_format_of_calls_or_describe_it_in_a_file(
+    run, folder, server, tmp_path
+):
+    described, broken = tmp_path / "format.json", tmp_path / "broken.json"
+    described.write_text('{"start_anchor": "x"}')
+    broken.write_text("{")
+    for given, sent in [("hermes", "hermes"), (str(described), {"start_anchor": "x"})]:
+        asked = ("push", str(folder / "alpha"), "--name", "mine", "--response-template", given)
+        assert run(*asked).exit_code == 0
+        *_, created = server.uploads.values()
+        assert created["response_template"] == sent
+    result = run("push", str(folder / "beta"), "--name", "b", "--response-template", str(broken))
+    assert is_one_line(result.stderr, "is not JSON.")
+
+
 def test_a_push_of_what_is_there_says_so(run, folder, server):
     server.known.add("mine")
     result = run("push", str(folder / "alpha"), "--name", "mine")
