@@ -51,8 +51,8 @@ def accepts(wanted, text):
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
-def parsed(family, text, most_calls=None):
-    parser, whole = AnswerParser(BUILT_IN[family], NAMES, most_calls), Parsed()
+def parsed(family, text, names, most_calls=None):
+    parser, whole = AnswerParser(BUILT_IN[family], names, most_calls), Parsed()
     whole.append(parser.push(text, final=True))
     return whole, parser
 
@@ -89,14 +89,17 @@ def test_the_grammar_allows_what_the_parser_takes_apart_and_nothing_else(data):
         end = at + data.draw(st.integers(0, 3))
         text = text[:at] + data.draw(st.sampled_from(["", *MARKS])) + text[end:]
     is_parallel = data.draw(st.booleans())
-    whole, parser = parsed(told.family, text, None if is_parallel else 1)
-    if accepts(form(told.family, is_parallel=is_parallel), text):
+    tools = data.draw(st.sampled_from([TOOLS, TOOLS[:1], TOOLS[1:]]))
+    names = [tool.name for tool in tools]
+    whole, parser = parsed(told.family, text, names, None if is_parallel else 1)
+    wanted = form(told.family, is_parallel=is_parallel, tools=tools)
+    if accepts(wanted, text):
         assert parser.is_whole
         assert whole.broken is None
     elif parser.is_whole:
         assume(all("1e" not in call.arguments for call in whole.calls))
         spelled = in_one_spelling(text, whole.calls)
-        assert accepts(form(told.family, is_parallel=is_parallel), spelled)
+        assert accepts(wanted, spelled)
 
 
 def test_a_reasoning_part_may_come_before_what_is_required():
