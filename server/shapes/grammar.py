@@ -127,6 +127,13 @@ def flaw_of(grammar: str) -> str | None:
     return matcher.get_error() or None
 
 
+def accepts(grammar: str, text: str) -> bool:
+    """Whether a whole answer may be this text."""
+    matcher = LLMatcher(_TOKENIZER, grammar, log_level=0, limits=parser_limits(grammar))
+    tokens = list(text.encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and bool(matcher.is_accepting())
+
+
 def words_for(flaw: str) -> str:
     """One line of llguidance's error."""
     for beginning, words in _OWN_WORDS.items():

@@ -1,5 +1,6 @@
 """How one model is told of tools, and how it writes calls and reasoning."""
 
+import functools
 import hashlib
 import json
 import logging
@@ -78,19 +79,20 @@ class Dialect:
         """The rendered chat. Raises TemplateError."""
         calls = self.template.calls
         given = [dict(message) for message in messages]
+        render = functools.partial(_rendered, tokenizer, begins=begins, continues=continues)
         has_calls = any("tool_calls" in m or m["role"] == "tool" for m in given)
-        if self.is_native and (tools or has_calls):
-            given = [self._with_short_ids(_with_parsed_arguments(m)) for m in given]
-        elif calls is not None and (tools or has_calls):
-            given, taught = as_text(given, tools, calls), bool(tools)
-            tools = ()
-            try:
-                return _rendered(tokenizer, given, (), begins, continues)
-            except TemplateError:
-                if not taught or len(given) < 2 or given[1]["role"] != "user":
-                    raise
-                given = with_teaching_in_question(given)
-        return _rendered(tokenizer, given, tools, begins, continues)
+        if calls is None or not (tools or has_calls):
+            return render(given)
+        if self.is_native:
+            return render([self._with_short_ids(_with_parsed_arguments(m)) for m in given], tools)
+        given = as_text(given, tools, calls)
+        try:
+            return render(given)
+        except TemplateError:
+            # Some templates have no system message, in which the tools are told.
+            if not tools or [message["role"] for message in given[:2]] != ["system", "user"]:
+                raise
+            return render(with_teaching_in_question(given))
 
     def _with_short_ids(self, message: dict[str, Any]) -> dict[str, Any]:
         """The message with ids of calls as Mistral's templates want them."""
@@ -110,7 +112,8 @@ class Dialect:
 def _rendered(
     tokenizer: Tokenizer,
     messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[JsonObject],
+    tools: Sequence[JsonObject] = (),
+    *,
     begins: bool,
     continues: bool,
 ) -> str:

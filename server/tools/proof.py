@@ -2,10 +2,8 @@
 
 import json
 
-from llguidance import LLMatcher, LLTokenizer
-
-from engine.grammar.limits import parser_limits
 from server.faults import Invalid
+from server.shapes.grammar import accepts
 from server.text.json_object import JsonObject
 from server.tools.built_in import BUILT_IN
 from server.tools.grammar import AnswerForm
@@ -65,7 +63,5 @@ def _prove(template: ResponseTemplate, param: str) -> None:
         )
     use = ToolUse(_TOOLS, "auto", tuple(tool.name for tool in _TOOLS))
     grammar = AnswerForm(template, use, None, {}).compiled()
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=parser_limits(grammar))
-    tokens = list(text.encode())
-    if matcher.try_consume_tokens(tokens) < len(tokens) or not matcher.is_accepting():
+    if not accepts(grammar, text):
         raise Invalid(f"{param}: the answer {text!r} cannot be enforced.", param=param)

@@ -9,19 +9,13 @@ from engine.grammar.limits import parser_limits
 from server.faults import Invalid
 from server.shapes import compiled as cache
 from server.shapes.compiled import CompiledGrammars
-from server.shapes.grammar import compiled
+from server.shapes.grammar import accepts, compiled
 from server.shapes.schema import MAX_LEVELS
 from server.shapes.shape import MAX_BYTES, Shape
 
 
 def make(kind, asked):
     return compiled(Shape(kind, asked if isinstance(asked, str) else json.dumps(asked), "s"))
-
-
-def accepts(grammar, text):
-    matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=parser_limits(grammar))
-    tokens = list(text.encode())
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 def refused(kind, asked):
