@@ -1,0 +1,113 @@
+"""Weights in few bits: how they are rounded, and which numbers they stand for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import torch
+
+from kernels.reference import FP8
+
+Bits = Literal[4, 8]
+
+INT4_GROUP = 32
+"""Inputs that share a scale where this project rounds weights to 4 bits itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How a weight was rounded to integers. Weights that differ in it cannot share a product.
+
+    group_size: number of inputs that share a scale; None if all inputs of an output do.
+    has_zeros: whether zero is another code in every group (asymmetric), or always code 0.
+    """
+
+    bits: Bits
+    group_size: int | None = None
+    has_zeros: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedWeight:
+    """weight[o, i] = (codes[o, i] - zeros[o, i // group]) * scales[o, i // group].
+
+    codes: [out, in] int8, from -8 to 7 if there are 4 bits.   scales: [out, groups] float32.
+    zeros: [out, groups] int8, in the range of the codes; None if all are 0.
+    """
+
+    rounding: Rounding
+    codes: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None = None
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    @property
+    def group_size(self) -> int:
+        return self.rounding.group_size or self.codes.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Size with codes packed: what a product reads."""
+        zeros = 0 if self.zeros is None else self.zeros.nbytes
+        return self.codes.numel() * self.rounding.bits // 8 + self.scales.nbytes + zeros
+
+    def dequantize(self) -> torch.Tensor:
+        """The weight as it is meant, [out, in] float32."""
+        codes = self.codes.view(len(self.codes), -1, self.group_size).float()
+        if self.zeros is not None:
+            codes -= self.zeros.unsqueeze(-1)
+        return (codes * self.scales.unsqueeze(-1)).flatten(1)
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Put the outputs of weights of the same rounding side by side."""
+        first = parts[0]
+        assert all(part.rounding == first.rounding for part in parts)
+        zeros = [part.zeros for part in parts if part.zeros is not None]
+        return cls(
+            first.rounding,
+            torch.cat([part.codes for part in parts]),
+            torch.cat([part.scales for part in parts]),
+            torch.cat(zeros) if zeros else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8Weight:
+    """weight = codes * scales.   codes: [out, in] e4m3.   scales: [out, 1] float32."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.codes.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+    def dequantize(self) -> torch.Tensor:
+        """The weight as it is meant, [out, in] float32."""
+        assert self.codes.dtype == FP8
+        return self.codes.float() * self.scales
+
+
+Weight = torch.Tensor | QuantizedWeight | Fp8Weight
+"""A weight [out, in]: floating-point numbers, or codes with their scales."""
+
+
+def quantize(weight: torch.Tensor, rounding: Rounding) -> QuantizedWeight:
+    """Round symmetrically to the nearest codes; a group's largest value gets the largest code.
+
+    weight: [out, in] of a floating dtype; the group size must divide `in`.
+    """
+    assert not rounding.has_zeros, "weights are rounded symmetrically here"
+    most = (1 << (rounding.bits - 1)) - 1
+    groups = weight.float().view(len(weight), -1, rounding.group_size or weight.shape[1])
+    scales = groups.abs().amax(dim=2).clamp(min=torch.finfo(torch.float32).tiny) / most
+    codes = (groups / scales.unsqueeze(-1)).round().clamp(-most, most)
+    return QuantizedWeight(rounding, codes.to(torch.int8).flatten(1), scales)
