@@ -18,12 +18,13 @@ from engine.journal import Journal
 from engine.merged import MergedModel
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.models.rounding import WeightRounding
 from engine.rank_group import LeadingRunner, RankGroup
 from engine.ranks import Ranks
 from engine.scheduler import Scheduler
 from engine.segments import Tables
 from engine.swap import PreemptionCosts, SwapSpace
-from engine.weights import StoredWeights, load_config
+from engine.weights import ServedNumbers, load_config
 from lora.arena import Arena
 from lora.batch import DeviceTables
 from lora.filling import SlabFiller
@@ -156,8 +157,10 @@ def build_core(
         num_slabs, layout.slab_bytes // 1024, num_slabs * layout.block_size, config.dtype,
         config.device,
     )  # fmt: skip
-    reference = MergedModel(StoredWeights(Path(config.model_dir), torch.float32), model_config)
-    precision = _PROOF_PRECISION[config.dtype == "float32" and config.quantization is None]
+    numbers = ServedNumbers(Path(config.model_dir), WeightRounding.of(config.quantization))
+    reference = MergedModel(numbers, model_config)
+    is_exact = config.dtype == "float32" and not numbers.is_quantized and not config.quantization
+    precision = _PROOF_PRECISION[is_exact]
     core = EngineCore(
         scheduler,
         runner,
@@ -244,13 +247,9 @@ def _refuse_wishes(config: EngineConfig) -> None:
             "batch_invariant is for CPUs: the products of a GPU's library sum a row in another "
             "order when there are more rows; leave it out, or take device cpu"
         )
-    if config.device == "cuda" and config.quantization == "int8":
-        raise UnsupportedModel(
-            "quantization int8 is for CPUs: take quantization fp8, or device cpu"
-        )
     if config.device == "cpu" and "fp8" in (config.quantization, config.kv_cache_dtype):
         raise UnsupportedModel(
-            "FP8 weights and FP8 KV are for GPUs: take quantization int8 or none, leave out "
+            "FP8 weights and FP8 KV are for GPUs: take quantization int8, int4 or none, leave out "
             "kv_cache_dtype, or take device cuda"
         )
 

@@ -42,7 +42,8 @@ class EngineConfig:
     tensor_parallel_size: ranks (processes on one machine) that share the model, 8 at most;
     arena_bytes, swap_bytes and threads hold for each rank.
     memory_utilization: share of a GPU's memory that the engine takes if arena_bytes is None.
-    quantization: type of the base model's weights: "fp8" on a GPU, "int8" on a CPU.
+    quantization: what floating-point weights of the base model are rounded to: "int8", "int4" in
+    groups of 32, or "fp8" on a GPU. Weights that the checkpoint has as codes stay as they are.
     kv_cache_dtype: "auto" or "fp8".
     batch_invariant: whether a request's tokens and logprobs are the same bits whatever else runs,
     and however the request was chunked, cached or computed again; for CPUs.
@@ -83,7 +84,7 @@ class EngineConfig:
     threads: int
     max_model_len: int | None
     memory_utilization: float = 0.9
-    quantization: Literal["fp8", "int8"] | None = None
+    quantization: Literal["fp8", "int8", "int4"] | None = None
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     batch_invariant: bool = False
     cpu_kernels: Literal["auto", "native", "numba", "torch"] = "auto"

@@ -1,4 +1,4 @@
-"""Reads a Hugging Face folder of safetensors by tensor, without pickle or transformers."""
+"""The weights of a Hugging Face folder, read one by one, without transformers."""
 
 import ctypes
 import json
@@ -6,9 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 
 from engine.errors import UnsupportedModel
+from engine.models.formats.module import Module, Part
+from engine.models.formats.quantization import Format, format_of
+from engine.models.rounding import WeightRounding
+from engine.models.tensor_files import ALL, TensorFiles
+from kernels.quantized import Rounding, Weight, as_numbers
 from lora.layout import CUT_BY_INPUTS, PROJECTIONS
 from lora.shard import Shard
 
@@ -18,54 +22,98 @@ def load_config(model_dir: Path) -> dict[str, object]:
     return config
 
 
-class StoredWeights(Mapping[str, torch.Tensor]):
-    """All tensors of all files, by name; each is read when it is asked for, and not kept.
+def open_weights(model_dir: Path, dtype: torch.dtype) -> "StoredWeights":
+    """Open a folder's weights in the format that its config.json names. Raises UnsupportedModel."""
+    return StoredWeights(model_dir, dtype, format_of(load_config(model_dir)))
 
-    So a model that packs its weights as it reads them never holds them twice.
+
+class StoredWeights(Mapping[str, Weight]):
+    """All weights of all files, by name; each is read when it is asked for, and not kept.
+
+    So a model that packs its weights as it reads them never holds them twice. A quantised module
+    has one weight in place of the tensors that make it up; all others are tensors of `dtype`.
     Raises FileNotFoundError if the folder has no weights.
     """
 
-    def __init__(self, model_dir: Path, dtype: torch.dtype) -> None:
+    def __init__(self, model_dir: Path, dtype: torch.dtype, form: Format | None = None) -> None:
         self.dtype = dtype
-        index = model_dir / "model.safetensors.index.json"
-        names = ["model.safetensors"]
-        if index.exists():
-            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        self._shards: dict[str, Path] = {}
-        for name in names:
-            with safe_open(model_dir / name, framework="pt") as shard:
-                self._shards |= dict.fromkeys(shard.keys(), model_dir / name)
+        self._files = TensorFiles(model_dir)
+        self._form = form
+        self._modules: dict[str, Module] = {}
+        names = set(self._files.names)
+        if form is not None:
+            ending = f".{form.marker}"
+            modules = [name.removesuffix(ending) for name in names if name.endswith(ending)]
+            self._modules = {f"{name}.weight": Module(self._files, name) for name in modules}
+            names -= {f"{name}.{kind}" for name in modules for kind in form.parts}
+        self._names = names | set(self._modules)
 
-    def __getitem__(self, name: str) -> torch.Tensor:
-        # The file is closed after each tensor, since pages read of it count as memory until then.
-        with safe_open(self._shards[name], framework="pt") as shard:
-            tensor: torch.Tensor = shard.get_tensor(name)
-            return tensor.to(self.dtype, copy=True)
+    @property
+    def is_quantized(self) -> bool:
+        return bool(self._modules)
 
-    def rows(self, name: str, start: int, end: int) -> torch.Tensor:
-        """Read rows [start, end) of a tensor, and nothing else of it."""
-        with safe_open(self._shards[name], framework="pt") as shard:
-            rows: torch.Tensor = shard.get_slice(name)[start:end]
-            return rows.to(self.dtype, copy=True)
+    @property
+    def rounding(self) -> Rounding | None:
+        """How most quantised modules were rounded; None if there are none."""
+        return self._form.rounding if self._form else None
+
+    def __getitem__(self, name: str) -> Weight:
+        return self._read(name, ALL, ALL)
+
+    def rows(self, name: str, start: int, end: int) -> Weight:
+        """Read rows [start, end) of a weight, and nothing else of it."""
+        return self._read(name, slice(start, end), ALL)
+
+    def columns(self, name: str, start: int, end: int) -> Weight:
+        """Read columns [start, end) of a weight, and nothing else of it."""
+        return self._read(name, ALL, slice(start, end))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        with safe_open(self._shards[name], framework="pt") as shard:
-            return tuple(shard.get_slice(name).get_shape())
+        if self._form is not None and name in self._modules:
+            return self._form.shape(self._modules[name])
+        return self._files.shape(name)
 
-    def columns(self, name: str, start: int, end: int) -> torch.Tensor:
-        """Read columns [start, end) of a tensor, and nothing else of it."""
-        with safe_open(self._shards[name], framework="pt") as shard:
-            columns: torch.Tensor = shard.get_slice(name)[:, start:end]
-            return columns.to(self.dtype, copy=True)
+    def _read(self, name: str, rows: slice, columns: slice) -> Weight:
+        if self._form is None or name not in self._modules:
+            return self._files.read(name, rows, columns).to(self.dtype)
+        num_outputs, num_inputs = self.shape(name)
+        part = Part(range(num_outputs)[rows], range(num_inputs)[columns])
+        weight = self._form.read(self._modules[name], part)
+        return weight.to(self.dtype) if isinstance(weight, torch.Tensor) else weight
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._shards)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._shards)
+        return len(self._names)
 
 
-class ShardedWeights(Mapping[str, torch.Tensor]):
+class ServedNumbers:
+    """The numbers that are served, in float32: weights as the checkpoint or `rounding` has them."""
+
+    def __init__(self, model_dir: Path, rounding: WeightRounding) -> None:
+        self._weights = open_weights(model_dir, torch.float32)
+        self._rounding = rounding
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the checkpoint itself has codes in place of floating-point weights."""
+        return self._weights.is_quantized
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return as_numbers(self._weights[name])
+
+    def rows(self, name: str, start: int, end: int) -> torch.Tensor:
+        """Rows [start, end) of a weight; the others are not read."""
+        weight = self._weights.rows(name, start, end)
+        if name.split(".")[-2] in PROJECTIONS:
+            weight = self._rounding.of_projection(weight)
+        elif name == "lm_head.weight":
+            weight = self._rounding.of_head(weight)
+        return as_numbers(weight)
+
+
+class ShardedWeights(Mapping[str, Weight]):
     """Tensors as one rank needs them: its part of every projection, and all of the others.
 
     A projection that is cut by inputs is summed over the ranks, so its bias is zero on all but the
@@ -76,14 +124,14 @@ class ShardedWeights(Mapping[str, torch.Tensor]):
         self._weights = weights
         self._shard = shard
 
-    def __getitem__(self, name: str) -> torch.Tensor:
+    def __getitem__(self, name: str) -> Weight:
         module, _, kind = name.rpartition(".")
         projection = module.rpartition(".")[2]
         if projection not in PROJECTIONS:
             return self._weights[name]
         by_inputs = PROJECTIONS.index(projection) in CUT_BY_INPUTS
         if by_inputs and kind == "bias":
-            bias = self._weights[name]
+            bias = as_numbers(self._weights[name])
             return bias if self._shard.index == 0 else torch.zeros_like(bias)
         if by_inputs:
             return self._weights.columns(name, *self._part(name, 1))

@@ -2,16 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 
 from kernels.reference import FP8
 
 Bits = Literal[4, 8]
-
-INT4_GROUP = 32
-"""Inputs that share a scale where this project rounds weights to 4 bits itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +58,6 @@ class QuantizedWeight:
             codes -= self.zeros.unsqueeze(-1)
         return (codes * self.scales.unsqueeze(-1)).flatten(1)
 
-    @classmethod
-    def concatenate(cls, parts: Sequence[Self]) -> Self:
-        """Put the outputs of weights of the same rounding side by side."""
-        first = parts[0]
-        assert all(part.rounding == first.rounding for part in parts)
-        zeros = [part.zeros for part in parts if part.zeros is not None]
-        return cls(
-            first.rounding,
-            torch.cat([part.codes for part in parts]),
-            torch.cat([part.scales for part in parts]),
-            torch.cat(zeros) if zeros else None,
-        )
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8Weight:
@@ -100,14 +84,47 @@ Weight = torch.Tensor | QuantizedWeight | Fp8Weight
 """A weight [out, in]: floating-point numbers, or codes with their scales."""
 
 
+def as_numbers(weight: Weight) -> torch.Tensor:
+    """The numbers that a weight stands for, [out, in]."""
+    return weight if isinstance(weight, torch.Tensor) else weight.dequantize()
+
+
+def concatenated(weights: Sequence[Weight]) -> Weight | None:
+    """One weight with the outputs of all, side by side; None if they have different forms."""
+    if all(isinstance(weight, torch.Tensor) for weight in weights):
+        return torch.cat([weight for weight in weights if isinstance(weight, torch.Tensor)])
+    eights = [weight for weight in weights if isinstance(weight, Fp8Weight)]
+    if len(eights) == len(weights):
+        scales = torch.cat([weight.scales for weight in eights])
+        return Fp8Weight(torch.cat([weight.codes for weight in eights]), scales)
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    roundings = {weight.rounding for weight in quantized}
+    if len(quantized) < len(weights) or len(roundings) > 1:
+        return None
+    zeros = [weight.zeros for weight in quantized if weight.zeros is not None]
+    return QuantizedWeight(
+        roundings.pop(),
+        torch.cat([weight.codes for weight in quantized]),
+        torch.cat([weight.scales for weight in quantized]),
+        torch.cat(zeros) if zeros else None,
+    )
+
+
 def quantize(weight: torch.Tensor, rounding: Rounding) -> QuantizedWeight:
-    """Round symmetrically to the nearest codes; a group's largest value gets the largest code.
+    """Round to the nearest codes; the values of a group are spread over all codes.
 
     weight: [out, in] of a floating dtype; the group size must divide `in`.
     """
-    assert not rounding.has_zeros, "weights are rounded symmetrically here"
-    most = (1 << (rounding.bits - 1)) - 1
     groups = weight.float().view(len(weight), -1, rounding.group_size or weight.shape[1])
-    scales = groups.abs().amax(dim=2).clamp(min=torch.finfo(torch.float32).tiny) / most
+    tiny = torch.finfo(torch.float32).tiny
+    most = (1 << (rounding.bits - 1)) - 1
+    if rounding.has_zeros:
+        low, high = groups.amin(dim=2).clamp(max=0), groups.amax(dim=2).clamp(min=0)
+        scales = ((high - low) / (2 * most + 1)).clamp(min=tiny)
+        zeros = (-low / scales).round() - most - 1
+        codes = (groups / scales.unsqueeze(-1)).round() + zeros.unsqueeze(-1)
+        codes = codes.clamp(-most - 1, most).to(torch.int8)
+        return QuantizedWeight(rounding, codes.flatten(1), scales, zeros.to(torch.int8))
+    scales = (groups.abs().amax(dim=2) / most).clamp(min=tiny)
     codes = (groups / scales.unsqueeze(-1)).round().clamp(-most, most)
     return QuantizedWeight(rounding, codes.to(torch.int8).flatten(1), scales)

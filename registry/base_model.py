@@ -26,7 +26,8 @@ _MAX_CONFIG_DEPTH = 32
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SERVED = re.compile(
-    r"(model\.layers\.\d+\.(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj))\.weight"
+    r"(model\.layers\.\d+\.(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj))"
+    r"\.(weight|weight_packed|qweight)"
 )
 
 
@@ -118,13 +119,27 @@ def _served_modules(
         for name, tensor in header.tensors.items():
             match = _SERVED.fullmatch(name)
             if match and len(tensor.shape) == 2:
-                out_features, in_features = tensor.shape
-                modules[match[1]] = (in_features, out_features)
+                modules[match[1]] = _features(match[2], tensor.shape, config)
     names = list(_expected_modules(path, config))
     missing = [name for name in names if name not in modules]
     if missing:
         raise UnsupportedBaseModel(path=path, reason=f"its weights have no {missing[0]}")
     return {name: modules[name] for name in names}
+
+
+def _features(kind: str, shape: tuple[int, ...], config: dict[str, Any]) -> tuple[int, int]:
+    """(in_features, out_features) of a weight, or of its codes in words of 32 bits."""
+    rows, columns = shape
+    if kind == "weight":
+        return columns, rows
+    quantization = config.get("quantization_config") or {}
+    if kind == "weight_packed":
+        groups = (quantization.get("config_groups") or {}).values()
+        bits = [(group.get("weights") or {}).get("num_bits") for group in groups]
+        return columns * 32 // (bits[0] if bits and bits[0] else 4), rows
+    if quantization.get("quant_method") == "awq":
+        return rows, columns * 8
+    return rows * 32 // (quantization.get("bits") or 4), columns
 
 
 def _expected_modules(path: Path, config: dict[str, Any]) -> Iterator[str]:

@@ -3,14 +3,17 @@
 import torch
 
 from engine.cpu.decoder import Decoder, attention_shape
+from engine.models.rounding import WeightRounding
 from kernels.cpu.plain import PlainKernels
 
 
-def make_decoder(config, weights, form, max_model_len, make_kernels=PlainKernels, ranks=None):
+def make_decoder(
+    config, weights, form, max_model_len, make_kernels=PlainKernels, ranks=None, quantization=None
+):
     """Make a decoder. ranks: the ranks that share the model, if any; `weights` are then this rank's
-    parts, and `form` has as many shards.
+    parts, and `form` has as many shards.   quantization: see EngineConfig.
     """
     dtype = getattr(torch, form.dtype)
     own = config.shard(form.layout.num_shards)
     shape = attention_shape(own, form.layout.block_size, max_model_len, dtype)
-    return Decoder(config, weights, make_kernels(shape), ranks)
+    return Decoder(config, weights, make_kernels(shape), ranks, WeightRounding.of(quantization))

@@ -12,9 +12,10 @@ from engine.cpu.runner import ModelRunner
 from engine.errors import UnsupportedModel
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.models.rounding import WeightRounding
 from engine.ranks import Ranks
 from engine.segments import Tables
-from engine.weights import ShardedWeights, StoredWeights, give_back_memory
+from engine.weights import ShardedWeights, give_back_memory, open_weights
 from kernels.cpu.errors import Unavailable
 from lora.packed import PackedForm
 
@@ -29,11 +30,12 @@ def cpu_backend(
     layout = form.layout
     own = model_config.shard(layout.num_shards)
     shape = attention_shape(own, layout.block_size, config.max_model_len, dtype)
-    kernels = choose_kernels(config, own, shape)
-    stored = StoredWeights(Path(config.model_dir), dtype)
+    stored = open_weights(Path(config.model_dir), dtype)
+    rounding = WeightRounding.of(config.quantization)
+    kernels = choose_kernels(config, own, shape, rounding=stored.rounding or rounding.projections)
     weights = ShardedWeights(stored, ranks.shard) if ranks else stored
     try:
-        model = Decoder(model_config, weights, kernels, ranks)
+        model = Decoder(model_config, weights, kernels, ranks, rounding)
     except Unavailable as reason:  # for the head, whose shape the self-check does not have
         raise UnsupportedModel(str(reason)) from None
     give_back_memory()

@@ -9,14 +9,15 @@ from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, CpuKernels
-from kernels.cpu.linear import FLOAT32, INT8, LinearMaker
+from kernels.cpu.linear import LinearMaker
 from kernels.cpu.plain import PlainKernels
+from kernels.quantized import Rounding
 
 logger = logging.getLogger(__name__)
 
-_TOLERANCES = {None: 1e-3, "int8": 0.1}
-"""Relative error allowed in logits after one layer, by quantization: right kernels are 1e-6 and
-0.02 from torch's, wrong ones 1.
+_TOLERANCE, _ROUNDED_TOLERANCE = 1e-3, 0.1
+"""Relative error allowed in logits after one layer, and with quantised weights, where rows are
+rounded as well: right kernels are 1e-6 and 0.02 from torch's, wrong ones 1.
 """
 
 Maker = Callable[[EngineConfig, AttentionShape, LinearMaker], CpuKernels]
@@ -26,7 +27,7 @@ Maker = Callable[[EngineConfig, AttentionShape, LinearMaker], CpuKernels]
 def _native(config: EngineConfig, shape: AttentionShape, linears: LinearMaker) -> CpuKernels:
     from kernels.cpu.native import NativeKernels
 
-    return NativeKernels(shape, config.threads, is_int8=config.quantization == "int8")
+    return NativeKernels(shape, config.threads)
 
 
 def _numba(config: EngineConfig, shape: AttentionShape, linears: LinearMaker) -> CpuKernels:
@@ -50,13 +51,16 @@ def choose_kernels(
     model_config: DecoderConfig,
     shape: AttentionShape,
     makers: Mapping[str, Maker] = MAKERS,
+    rounding: Rounding | None = None,
 ) -> CpuKernels:
-    """Choose the kernels. Raises UnsupportedModel if none that the config allows work here."""
+    """Choose the kernels. Raises UnsupportedModel if none that the config allows work here.
+
+    rounding: of the projections' weights.
+    """
     if config.dtype != "float32":
         _refuse_what_wants_float32(config)
         return PlainKernels(shape)
-    libraries = INT8 if config.quantization == "int8" else FLOAT32
-    linears = LinearMaker(libraries, is_invariant=config.batch_invariant)
+    linears = LinearMaker(is_invariant=config.batch_invariant)
     reasons = []
     for kind, make in makers.items():
         if config.cpu_kernels not in ("auto", kind):
@@ -68,8 +72,9 @@ def choose_kernels(
                 PlainKernels(shape),
                 model_config,
                 shape,
-                tolerance=_TOLERANCES[config.quantization],
+                tolerance=_TOLERANCE if rounding is None else _ROUNDED_TOLERANCE,
                 is_invariant=config.batch_invariant,
+                rounding=rounding,
             )
         except Unavailable as reason:
             reasons.append(f"{kind}: {reason}")
@@ -90,7 +95,7 @@ def _refuse_what_wants_float32(config: EngineConfig) -> None:
     """Raise UnsupportedModel for settings of a CPU that need float32."""
     wishes = {
         "batch_invariant": config.batch_invariant,
-        "quantization int8": config.quantization == "int8",
+        f"quantization {config.quantization}": config.quantization is not None,
         f"cpu_kernels {config.cpu_kernels}": config.cpu_kernels in ("native", "numba"),
     }
     for name, is_wanted in wishes.items():

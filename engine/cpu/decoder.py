@@ -8,10 +8,12 @@ import torch
 from engine.cpu.inputs import ForwardInputs
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
+from engine.models.rounding import NO_ROUNDING, WeightRounding
 from engine.ranks import Ranks
 from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
 from kernels.cpu.work import AdapterRuns
 from kernels.elementwise import is_finite
+from kernels.quantized import Weight, concatenated
 from kernels.work import HeadNorms, Site
 from lora.layout import CUT_BY_INPUTS, ModelShape
 from lora.shard import WHOLE
@@ -45,7 +47,7 @@ class _Layer:
 class Decoder:
     """The model on a CPU.
 
-    weights: tensors by their Hugging Face names, in the dtype to compute in.
+    weights: by their Hugging Face names, in the dtype to compute in.   rounding: see Checkpoint.
     ranks: the ranks that share the model, if there are several. Then `weights` are this rank's
     parts (see ShardedWeights), and `kernels` are for its heads; `config` is the whole model's.
     Raises UnsupportedModel as Checkpoint does.
@@ -54,9 +56,10 @@ class Decoder:
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Mapping[str, torch.Tensor],
+        weights: Mapping[str, Weight],
         kernels: CpuKernels,
         ranks: Ranks | None = None,
+        rounding: WeightRounding = NO_ROUNDING,
     ) -> None:
         self.config = config
         self.kernels = kernels
@@ -64,7 +67,7 @@ class Decoder:
         shard = ranks.shard if ranks else WHOLE
         own = config.shard(shard.size)
         self._shape = own.shape
-        checkpoint = Checkpoint(own, weights)
+        checkpoint = Checkpoint(own, weights, rounding)
         # Only the first rank has logits and chooses tokens.
         is_first = shard.index == 0
         self.lm_head = kernels.linear(checkpoint.lm_head, None) if is_first else None
@@ -90,12 +93,15 @@ class Decoder:
         )
 
     def _fuse(self, index: int, layer: LayerWeights, projections: tuple[int, ...]) -> _Product:
-        weight = torch.cat([layer.projections[p] for p in projections])
+        weights = [layer.projections[p] for p in projections]
         biases = [layer.biases[p] for p in projections]
+        site = site_of(self._shape, index, projections)
+        if (weight := concatenated(weights)) is None:
+            parts = [self.kernels.linear(w, b) for w, b in zip(weights, biases, strict=True)]
+            return _Product(lambda x: torch.cat([part(x) for part in parts], dim=1), site)
         given = [bias for bias in biases if bias is not None]
         bias = torch.cat(given) if len(given) == len(biases) else None
         assert bias is not None or not given, "a family has biases on all of them, or on none"
-        site = site_of(self._shape, index, projections)
         return _Product(self.kernels.linear(weight, bias), site)
 
     def forward(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:

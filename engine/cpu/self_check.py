@@ -16,6 +16,7 @@ from engine.messages import SamplingParams
 from engine.models.config import DecoderConfig
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, CpuKernels
+from kernels.quantized import Rounding, Weight, quantize
 from kernels.tiles import ADDRESS_UNIT_BYTES
 from lora.batch import DeviceTables
 from lora.layout import PROJECTIONS, Layout
@@ -42,13 +43,15 @@ def check_kernels(
     *,
     tolerance: float,
     is_invariant: bool,
+    rounding: Rounding | None = None,
 ) -> None:
     """Check kernels against others. Raises Unavailable.
 
     tolerance: how far logits may be from the reference's, as a share of their norm.
     is_invariant: whether a token's bits must not depend on other tokens.
+    rounding: of the weights of the trial's projections.
     """
-    trial = _Trial(config, shape)
+    trial = _Trial(config, shape, rounding)
     n = min(_TOKENS, len(shape.cos)) - 1
     # With 65, one token of a chunk has a tile of 64 keys for itself.
     early, late = n // 12, min(65, n * 4 // 5)
@@ -75,7 +78,10 @@ def check_kernels(
 class _Trial:
     """A model of one layer, an adapter, and three requests."""
 
-    def __init__(self, config: DecoderConfig, shape: AttentionShape) -> None:
+    def __init__(
+        self, config: DecoderConfig, shape: AttentionShape, rounding: Rounding | None
+    ) -> None:
+        self.rounding = rounding
         self.rng = torch.Generator().manual_seed(0)
         self.config = replace(
             config,
@@ -140,9 +146,9 @@ class _Trial:
         tables = DeviceTables(_REVISION, _REVISION, table, scales)
         return tables, -(-unit // self.layout.units_per_slab)
 
-    def _make_weights(self) -> dict[str, torch.Tensor]:
+    def _make_weights(self) -> dict[str, Weight]:
         shape, layer = self.config.shape, "model.layers.0"
-        weights = {
+        weights: dict[str, Weight] = {
             "model.embed_tokens.weight": self._randn(_VOCABULARY, shape.hidden_size),
             "lm_head.weight": self._randn(_VOCABULARY, shape.hidden_size),
             "model.norm.weight": self._randn(shape.hidden_size),
@@ -157,8 +163,9 @@ class _Trial:
         ):
             module = f"{layer}.{'self_attn' if projection < 4 else 'mlp'}.{name}"
             in_features, out_features = shape.features(projection)
-            weight = self._randn(out_features, in_features)
-            weights[f"{module}.weight"] = weight.div_(in_features**0.5)
+            weight = self._randn(out_features, in_features).div_(in_features**0.5)
+            rounded = quantize(weight, self.rounding) if self.rounding else weight
+            weights[f"{module}.weight"] = rounded
             if bias:
                 weights[f"{module}.bias"] = self._randn(out_features)
         return weights

@@ -19,10 +19,12 @@ from engine.gpu.profile import fit_slabs, run_largest_steps
 from engine.gpu.runner import GpuRunner
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.models.rounding import WeightRounding
 from engine.ranks import Ranks
 from engine.segments import Tables
-from engine.weights import ShardedWeights, StoredWeights
+from engine.weights import ShardedWeights, open_weights
 from kernels import reference
+from kernels.quantized import Weight
 from kernels.reference import FP8
 from lora.device import CudaDevice, Device
 from lora.packed import PackedForm
@@ -58,7 +60,7 @@ def gpu_backend(
     torch.cuda.set_stream(device.compute)
     check_capability(capability(there), config)
     dtype: torch.dtype = getattr(torch, config.dtype)
-    stored = StoredWeights(Path(config.model_dir), dtype)
+    stored = open_weights(Path(config.model_dir), dtype)
     weights = ShardedWeights(stored, shard) if ranks else stored
     return assemble(config, model_config, form, weights, device, ops, ranks)
 
@@ -101,7 +103,7 @@ def assemble(
     config: EngineConfig,
     model_config: DecoderConfig,
     form: PackedForm,
-    weights: Mapping[str, torch.Tensor],
+    weights: Mapping[str, Weight],
     device: Device,
     kernels: Kernels,
     ranks: Ranks | None = None,
@@ -116,7 +118,7 @@ def assemble(
     quantization: Quantization | None = "fp8" if config.quantization == "fp8" else None
     model = GpuDecoder(
         model_config, weights, limits.max_model_len, device, kernels, quantization, ranks,
-        config.lora_overlap,
+        config.lora_overlap, WeightRounding.of(config.quantization),
     )  # fmt: skip
     if ranks is not None:
         ranks.least(0)  # a barrier: reading weights may take longer than a step's sums wait

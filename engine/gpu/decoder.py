@@ -18,7 +18,9 @@ from engine.gpu.kernels import Kernels
 from engine.gpu.linear import Linear, Quantization, fuse
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
+from engine.models.rounding import NO_ROUNDING, WeightRounding
 from engine.ranks import Ranks
+from kernels.quantized import Weight
 from kernels.work import Delta, HeadNorms
 from lora.device import Device
 from lora.shard import WHOLE
@@ -71,20 +73,21 @@ class GpuDecoder:
     ranks: the ranks that share the model, if there are several. Then `weights` are this rank's
     parts (see ShardedWeights); `config` is the whole model's. Every rank has the whole embedding
     and norms. Only the first has the head, so it alone has logits and chooses tokens.
-    lora_overlap: see EngineConfig.
+    lora_overlap: see EngineConfig.   rounding: see Checkpoint.
     Raises UnsupportedModel as Checkpoint does.
     """
 
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Mapping[str, torch.Tensor],
+        weights: Mapping[str, Weight],
         max_model_len: int,
         device: Device,
         kernels: Kernels,
         quantization: Quantization | None = None,
         ranks: Ranks | None = None,
         lora_overlap: LoraOverlap = "shrink",
+        rounding: WeightRounding = NO_ROUNDING,
     ) -> None:
         self.config = config
         self.device = device
@@ -96,7 +99,7 @@ class GpuDecoder:
         own = config.shard(self.shard.size)
         self._shape = own.shape
         there = device.torch_device
-        checkpoint = Checkpoint(own, weights)
+        checkpoint = Checkpoint(own, weights, rounding)
         self.embedding = checkpoint.embedding.to(there)
         self.lm_head: torch.Tensor | None = None
         if self.is_first:

@@ -8,6 +8,8 @@ import torch
 
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
+from engine.models.rounding import NO_ROUNDING, WeightRounding
+from kernels.quantized import Weight
 from lora.layout import PROJECTIONS
 
 _MODULES = (
@@ -31,28 +33,36 @@ class LayerWeights:
     """Tensors of a layer.
 
     input_norm, post_norm: [hidden].   q_norm, k_norm: [head_dim].
-    projections: [out, in], biases: [out], as in PROJECTIONS.   window: see DecoderConfig.
+    projections: [out, in], rounded or as stored, biases: [out], as in PROJECTIONS.
+    window: see DecoderConfig.
     """
 
     input_norm: torch.Tensor
     post_norm: torch.Tensor
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    projections: tuple[torch.Tensor, ...]
+    projections: tuple[Weight, ...]
     biases: tuple[torch.Tensor | None, ...]
     window: int | None
 
 
 class Checkpoint:
-    """Tensors by name, each taken once; one left over is an error, as it would change the answer.
+    """Weights by name, each taken once; one left over is an error, as it would change the answer.
 
-    num_bytes: size of the tensors taken so far.
+    rounding: how projections and the head are rounded as they are taken.
+    num_bytes: size of what was taken so far.
     Raises UnsupportedModel when a tensor is missing, has another shape, or has no place in the
     decoder; for tensors of layers, when the layers are taken.
     """
 
-    def __init__(self, config: DecoderConfig, weights: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Mapping[str, Weight],
+        rounding: WeightRounding = NO_ROUNDING,
+    ) -> None:
         self.config = config
+        self.rounding = rounding
         self.num_bytes = 0
         self._weights = weights
         self._left = set(weights)
@@ -60,11 +70,13 @@ class Checkpoint:
         self.norm = self._take("model.norm.weight", config.shape.hidden_size)
 
     @cached_property
-    def lm_head(self) -> torch.Tensor:
+    def lm_head(self) -> Weight:
         """The output head, taken when asked for, since only the first of several ranks needs it."""
         if self.config.tie_word_embeddings:
-            return self.embedding
-        return self._take("lm_head.weight", *self._vocabulary)
+            return self.rounding.of_head(self.embedding)
+        head = self.rounding.of_head(self._take_weight("lm_head.weight", *self._vocabulary))
+        self.num_bytes += head.nbytes
+        return head
 
     @property
     def _vocabulary(self) -> tuple[int, int]:
@@ -87,7 +99,7 @@ class Checkpoint:
             q_norm=self._take_head_norm(f"{prefix}.self_attn.q_norm.weight"),
             k_norm=self._take_head_norm(f"{prefix}.self_attn.k_norm.weight"),
             projections=tuple(
-                self._take(f"{prefix}.{module}.weight", out_features, in_features)
+                self._take_projection(f"{prefix}.{module}.weight", out_features, in_features)
                 for module, (in_features, out_features) in zip(_MODULES, features, strict=True)
             ),
             biases=tuple(
@@ -104,14 +116,25 @@ class Checkpoint:
             return None
         return self._take(name, self.config.shape.head_dim)
 
+    def _take_projection(self, name: str, *shape: int) -> Weight:
+        weight = self.rounding.of_projection(self._take_weight(name, *shape))
+        self.num_bytes += weight.nbytes
+        return weight
+
     def _take(self, name: str, *shape: int) -> torch.Tensor:
+        tensor = self._take_weight(name, *shape)
+        if not isinstance(tensor, torch.Tensor):
+            raise UnsupportedModel(f"the weight {name} is quantised; only projections may be")
+        self.num_bytes += tensor.nbytes
+        return tensor
+
+    def _take_weight(self, name: str, *shape: int) -> Weight:
         if name not in self._left:
             raise UnsupportedModel(f"the checkpoint has no tensor {name}")
         self._left.remove(name)
-        tensor = self._weights[name]
-        if tensor.shape != shape:
+        weight = self._weights[name]
+        if weight.shape != shape:
             raise UnsupportedModel(
-                f"the tensor {name} is {list(tensor.shape)}, by config.json it is {list(shape)}"
+                f"the tensor {name} is {list(weight.shape)}, by config.json it is {list(shape)}"
             )
-        self.num_bytes += tensor.nbytes
-        return tensor
+        return weight

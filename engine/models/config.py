@@ -65,9 +65,6 @@ class DecoderConfig:
             raise UnsupportedModel(refusal(config))
         if config.get("hidden_act", "silu") != "silu":
             raise UnsupportedModel(f"hidden_act {config['hidden_act']} is not served")
-        if config.get("quantization_config"):
-            method = config["quantization_config"].get("quant_method")
-            raise UnsupportedModel(f"quantization_config of {method} is not served")
         try:
             return cls._of(architecture, config)
         except KeyError as missing:

@@ -11,7 +11,9 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "pack_panels": (_P, _P, _I, _I),
     "take_rows": (_P, _P, _P, _I, _I),
     "gemm_int8": (_P, _P, _P, _P, _P, _I, _I, ctypes.c_int),
-    "pack_int8": (_P, _P, _P, _P, _I, _I, _I),
+    "pack_int8": (_P, _P, _P, _I, _I, _I),
+    "gemm_int4": (_P, _P, _P, _P, _P, _P, _I, ctypes.c_int),
+    "pack_int4": (_P, _P, _I, _I),
     "rms_norm": (_P, _P, _P, _P, _F, _I, _I, ctypes.c_int),
     "silu_mul": (_P, _P, _I, _I, ctypes.c_int),
     "rope_store": (_P, _P, _P, _P, _F, _P, _P, _P, _P, _I, ctypes.c_int),
@@ -30,4 +32,6 @@ def load_library() -> ctypes.CDLL:
         if hasattr(library, name):  # some functions exist on some processors only
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, None
+    if hasattr(library, "int8_columns"):
+        library.int8_columns.restype = _I
     return library

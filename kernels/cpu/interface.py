@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from kernels.cpu.work import AdapterRuns, StepWork
+from kernels.quantized import Weight
 from kernels.work import HeadNorms, Site
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
@@ -38,7 +39,7 @@ class CpuKernels(Protocol):
 
     name: str
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    def linear(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
         """Make a layer.   weight: [out, in], bias: [out]; the caller need not keep them."""
         ...
 

@@ -1,5 +1,8 @@
 """Linear layers by the libraries that torch ships with, each checked before it is used.
 
+Weights of 8 bits with a scale for each output stay what they are. No library multiplies with others
+of few bits at the speed of float32, so those become float32 when the layer is made.
+
 The packed forms are undocumented interfaces, and no library promises that a row has the same bits
 for any number of rows. So every library is tested. The first one of a list whose products are
 right, and invariant where that is asked for, makes all layers of a weight's shape.
@@ -8,15 +11,20 @@ right, and invariant where that is asked for, makes all layers of a weight's sha
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn.functional import linear, pad
 
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import Linear
+from kernels.quantized import QuantizedWeight, Rounding, Weight, as_numbers, quantize
 
-MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+MakeLinear = Callable[[Weight, torch.Tensor | None], Linear]
 """weight: [out, in], bias: [out] -> their linear layer, which keeps the parts that it needs."""
+
+_BY_OUTPUT = Rounding(8)
+"""Weights of 8 bits that the libraries multiply with."""
 
 _SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 128)
 """Numbers of rows of invariant products: other numbers are split, and padded with zeros.
@@ -43,12 +51,13 @@ class Library:
     """
 
     name: str
-    make: MakeLinear
+    make: Callable[[Any, torch.Tensor | None], Linear]
     tolerance: float = 1e-4
 
 
-def plain(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    return lambda x: linear(x, weight, bias)
+def plain(weight: Weight, bias: torch.Tensor | None) -> Linear:
+    numbers = as_numbers(weight)
+    return lambda x: linear(x, numbers.to(x.dtype), bias)
 
 
 def _packed_by_onednn(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -65,7 +74,7 @@ def _packed_by_mkl(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     return lambda x: multiply(x, packed, stand_in, bias, len(x))
 
 
-def _int8(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+def _int8(weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
     """Linear layer with weights of 8 bits, one scale per output, and rows of 8 bits, one per row.
 
     The library has one scale for all rows of a product, so an outlier of one tenant would coarsen
@@ -104,34 +113,50 @@ class LinearMaker:
     """A `MakeLinear` by the first library that passes the checks, chosen once for every shape.
 
     is_invariant: a row's bits depend neither on the number of rows nor on its place among them.
+    libraries: those for floating-point weights, int8: those for weights of 8 bits by output.
     names: the libraries in use.
     """
 
-    def __init__(self, libraries: Sequence[Library], *, is_invariant: bool) -> None:
+    def __init__(
+        self,
+        *,
+        is_invariant: bool,
+        libraries: Sequence[Library] = FLOAT32,
+        int8: Sequence[Library] = INT8,
+    ) -> None:
         self.libraries = libraries
+        self.int8 = int8
         self.is_invariant = is_invariant
         self.names: set[str] = set()
-        self._trusted: dict[tuple[int, ...], tuple[Library, int]] = {}
+        self._trusted: dict[tuple[object, ...], tuple[Library, int]] = {}
 
-    def __call__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+    def __call__(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
         """Make a linear layer. Raises Unavailable if no library passes the checks."""
-        shape = (*weight.shape, bias is not None)
-        if shape in self._trusted:
-            library, least_rows = self._trusted[shape]
+        is_int8 = isinstance(weight, QuantizedWeight) and weight.rounding == _BY_OUTPUT
+        if not is_int8:
+            weight = as_numbers(weight)
+        key = (is_int8, *weight.shape, bias is not None)
+        if key in self._trusted:
+            library, least_rows = self._trusted[key]
             made = library.make(weight, bias)
         else:
-            library, made, least_rows = self._find(weight, bias)
-            self._trusted[shape] = library, least_rows
+            library, made, least_rows = self._find(
+                self.int8 if is_int8 else self.libraries, weight, bias
+            )
+            self._trusted[key] = library, least_rows
             self.names.add(library.name)
         return _even(made, least_rows) if self.is_invariant else made
 
-    def _find(self, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Library, Linear, int]:
+    def _find(
+        self, libraries: Sequence[Library], weight: Weight, bias: torch.Tensor | None
+    ) -> tuple[Library, Linear, int]:
         reasons = []
-        for library in self.libraries:
+        for library in libraries:
             try:
                 made = library.make(weight, bias)
-                _check_products(made, weight, bias, library.tolerance)
-                return library, made, _least_rows(made, weight) if self.is_invariant else 1
+                _check_products(made, as_numbers(weight), bias, library.tolerance)
+                least_rows = _least_rows(made, weight.shape) if self.is_invariant else 1
+                return library, made, least_rows
             except (AttributeError, RuntimeError, Unavailable) as error:
                 # torch raises one of the first two for an operation that it was built without.
                 reasons.append(f"{library.name}: {str(error).partition(chr(10))[0]}")
@@ -151,14 +176,14 @@ def _check_products(
             raise Unavailable(f"wrong products of {num_rows} rows")
 
 
-def _least_rows(made: Linear, weight: torch.Tensor) -> int:
+def _least_rows(made: Linear, shape: torch.Size) -> int:
     """Least number of rows from which on every row has the same bits. Raises Unavailable.
 
     A product of one repeated row must have the same result at every place, for every size. With few
     outputs another order of sums might not show, so several rows are tried then.
     """
     least = _SIZES[0]
-    for row in _random(-(-_LEAST_OUTPUTS // len(weight)), weight.shape[1]):
+    for row in _random(-(-_LEAST_OUTPUTS // shape[0]), shape[1]):
         expected = made(row.repeat(_SIZES[-1], 1))[0]
         for size, larger in zip(_SIZES, (*_SIZES[1:], _SIZES[-1] + 1), strict=True):
             if not (made(row.repeat(size, 1)) == expected).all():
@@ -193,14 +218,14 @@ def _filled(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     return x if len(x) == size else pad(x, (0, 0, 0, size - len(x)))
 
 
-def _packed_int8(weight: torch.Tensor) -> torch.ScriptObject:
-    """Packed weight of 8 bits; an output's scale is its largest value / 127, so zero stays zero."""
-    scales = weight.abs().amax(dim=1).clamp(min=torch.finfo(weight.dtype).tiny) / 127
-    zeros = torch.zeros(len(weight), dtype=torch.int64)
+def _packed_int8(weight: QuantizedWeight) -> torch.ScriptObject:
+    zeros = torch.zeros(len(weight.codes), dtype=torch.int64)
     with warnings.catch_warnings():
         # torch plans to remove this form, and has no replacement that is as fast.
         warnings.filterwarnings("ignore", "torch.quantize_per_tensor", UserWarning)
-        quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        quantized = torch._make_per_channel_quantized_tensor(
+            weight.codes, weight.scales[:, 0].contiguous(), zeros, 0
+        )
     return torch.ops.quantized.linear_prepack(quantized, None)
 
 
@@ -209,7 +234,7 @@ def holds_eight_bits() -> bool:
 
     If they cannot, rows have 7 bits, because 2 * 127 * 127 fits into 16 bits.
     """
-    packed = _packed_int8(torch.ones(16, 64))
+    packed = _packed_int8(quantize(torch.ones(16, 64), _BY_OUTPUT))
     found = torch.ops.quantized.linear_dynamic(torch.ones(2, 64), packed, False)
     return bool(((found - 64).abs() < 1).all())
 

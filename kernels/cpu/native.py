@@ -7,8 +7,9 @@ import torch
 from kernels.cpu.bindings import load_library
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, Embedding, Linear
-from kernels.cpu.native_linear import NativeInt8Linear, NativeLinear
+from kernels.cpu.native_linear import NativeInt4Linear, NativeInt8Linear, NativeLinear
 from kernels.cpu.work import AdapterRuns, StepWork
+from kernels.quantized import QuantizedWeight, Weight, as_numbers
 from kernels.work import HeadNorms, Site
 
 _LANES = 16
@@ -43,13 +44,12 @@ class _LoRAWork(ctypes.Structure):
 class NativeKernels:
     """`CpuKernels` in C, in float32. A row's bits depend on the row only.
 
-    threads: how many every operation uses.   is_int8: linear layers have int8 weights.
-    Raises Unavailable.
+    threads: how many every operation uses.   Raises Unavailable.
     """
 
     name = "C"
 
-    def __init__(self, shape: AttentionShape, threads: int, *, is_int8: bool = False) -> None:
+    def __init__(self, shape: AttentionShape, threads: int) -> None:
         if shape.cos.dtype != torch.float32:
             raise Unavailable("the C kernels compute in float32 only")
         if shape.head_dim % _LANES or shape.block_size % _LANES:
@@ -57,15 +57,18 @@ class NativeKernels:
         self.shape = shape
         self.threads = threads
         self._library = load_library()
-        if is_int8 and not hasattr(self._library, "gemm_int8"):
-            raise Unavailable("this processor has no instruction for products of int8 (VNNI)")
-        self._make_linear = NativeInt8Linear if is_int8 else NativeLinear
         self._found: tuple[AdapterRuns, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None
         self._found = None
         self._cos, self._sin = shape.cos.contiguous(), shape.sin.contiguous()
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        return self._make_linear(self._library, weight, bias, self.threads)
+    def linear(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
+        """Make a layer. Raises Unavailable for a rounding that has no kernel here."""
+        if not isinstance(weight, QuantizedWeight):
+            return NativeLinear(self._library, as_numbers(weight), bias, self.threads)
+        if not hasattr(self._library, "gemm_int8"):
+            raise Unavailable("this processor has no instruction for products of bytes")
+        make = NativeInt8Linear if weight.rounding.bits == 8 else NativeInt4Linear
+        return make(self._library, weight, bias, self.threads)
 
     def embedding(self, weight: torch.Tensor, tied_head: Linear | None) -> Embedding:
         # Rows come from the tied head's panels, so that the weight is in memory only once.

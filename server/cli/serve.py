@@ -121,8 +121,8 @@ def serve(
     quantization: Annotated[
         str | None,
         typer.Option(
-            help="Number format of the base model's weights: fp8 on a GPU, int8 on a CPU. By "
-            "default they are not quantized."
+            help="What the base model's weights are rounded to: int8, int4, or fp8 on a GPU. By "
+            "default they stay as the checkpoint has them."
         ),
     ] = None,
     kv_cache_dtype: Annotated[

@@ -121,7 +121,7 @@ class Settings(BaseModel):
     block_size: int = Field(16, ge=16)
     arena_bytes: int | None = Field(None, ge=1 << 20)
     memory_utilization: float = Field(0.9, gt=0, lt=1)
-    quantization: Literal["fp8", "int8"] | None = None
+    quantization: Literal["fp8", "int8", "int4"] | None = None
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     batch_invariant: bool = False
     # Whether a GPU's kernels are launched one by one, without CUDA graphs: slower, to track down

@@ -1,13 +1,15 @@
 """The oracle: through the whole stack every request gets the tokens that PEFT gives."""
 
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.e2e.conftest import TinyWorld
 from tests.e2e.stack import running
-from tests.oracle import greedy, merged_model
+from tests.oracle import greedy, merged_model, rounding_model
+from tests.quantized_models import save_quantized
 from tests.tiny_models import save_adapter, save_model
 
 MAX_TOKENS = 16
@@ -46,20 +48,22 @@ def ask_all(world: TinyWorld, models: list[str], prompts: list[list[int]]) -> li
         return list(pool.map(ask, models, prompts))
 
 
-def expected_answers(world: TinyWorld, prompts: list[list[int]]) -> dict[str, list[list[int]]]:
-    """Return by model the answers that prompts get alone with the adapter merged."""
+def expected_answers(
+    world: TinyWorld, prompts: list[list[int]], load: Callable = merged_model
+) -> dict[str, list[list[int]]]:
+    """Return by model the answers that prompts get alone. load: see tests.oracle."""
     answers = {}
     for name in ("base", *world.dirs):
-        model = merged_model(world.model_dir, world.dirs.get(name))
+        model = load(world.model_dir, world.dirs.get(name))
         answers[name] = [greedy(model, prompt, MAX_TOKENS) for prompt in prompts]
     return answers
 
 
-def check_oracle(world: TinyWorld, count: int = 24) -> None:
+def check_oracle(world: TinyWorld, count: int = 24, load: Callable = merged_model) -> None:
     prompts = make_prompts(count, seed=5)
     names = ["base", *world.dirs]
     models = [names[i % len(names)] for i in range(count)]
-    expected = expected_answers(world, prompts)
+    expected = expected_answers(world, prompts, load)
     distinct = sum(len({tuple(expected[n][i]) for n in names}) == len(names) for i in range(count))
     assert distinct >= 0.9 * count, "the adapters must be seen to matter"
     got = ask_all(world, models, prompts)
@@ -106,3 +110,25 @@ def test_an_untied_model_in_the_old_spelling_equals_peft(tmp_path) -> None:
         for name, folder in dirs.items():
             tenant.push(name, folder)
         check_oracle(TinyWorld(stack, tenant, model_dir, dirs), count=12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "load", "settings"),
+    [
+        ("gptq", rounding_model, {}),
+        ("W4A16 zeros", rounding_model, {"prefix_caching": False}),
+        ("FP8", merged_model, {"tensor_parallel_size": 2}),
+    ],
+)
+def test_a_quantised_checkpoint_equals_peft_on_its_numbers(tmp_path, kind, load, settings) -> None:
+    whole = save_model(tmp_path / "model", intermediate_size=192)
+    quantized, twin = save_quantized(whole, tmp_path, kind)
+    dirs = {
+        name: save_adapter(twin, tmp_path / name, seed=400 + i, r=2 ** (i + 2))
+        for i, name in enumerate(("one", "two"))
+    }
+    with running(tmp_path / "stack", quantized, **settings) as stack:
+        tenant = stack.tenant("acme")
+        for name, folder in dirs.items():
+            tenant.push(name, folder)
+        check_oracle(TinyWorld(stack, tenant, twin, dirs), 12, load)

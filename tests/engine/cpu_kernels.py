@@ -4,7 +4,7 @@ import pytest
 
 from engine.cpu.choice import MAKERS
 from kernels.cpu.errors import Unavailable
-from kernels.cpu.linear import FLOAT32, INT8, LinearMaker
+from kernels.cpu.linear import LinearMaker
 from tests.engine.gpu.backends import make_config
 
 
@@ -14,8 +14,7 @@ def kernels_of(kind, **values):
     values: fields of EngineConfig.   The test is skipped where the kernels are not available.
     """
     config = make_config(cpu_kernels=kind, device="cpu", **values)
-    libraries = INT8 if config.quantization == "int8" else FLOAT32
-    linears = LinearMaker(libraries, is_invariant=config.batch_invariant)
+    linears = LinearMaker(is_invariant=config.batch_invariant)
 
     def make(shape):
         try:

@@ -12,7 +12,7 @@ from engine.cpu.runner import ModelRunner
 from engine.meter import TokenMeter
 from engine.rank_group import PLACED, LeadingRunner
 from engine.rank_process import PlacedAdapters
-from engine.weights import ShardedWeights, StoredWeights
+from engine.weights import ShardedWeights, open_weights
 from lora.filling import SlabFiller
 from tests.cpu_decoder import make_decoder
 from tests.engine.thread_ranks import ThreadRanks
@@ -33,7 +33,7 @@ class RankTeam:
         self._ranks = ThreadRanks.group(self.size)
         self._models, self.arenas = [], []
         for ranks in self._ranks:
-            weights = ShardedWeights(StoredWeights(model_dir, torch.float32), ranks.shard)
+            weights = ShardedWeights(open_weights(model_dir, torch.float32), ranks.shard)
             model = make_decoder(config, weights, form, MAX_MODEL_LEN, make_kernels, ranks)
             self._models.append(model)
             self.arenas.append(torch.zeros(num_slabs, form.layout.slab_bytes, dtype=torch.uint8))

@@ -12,9 +12,10 @@ from engine.journal import Journal
 from engine.merged import MergedModel
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.models.rounding import NO_ROUNDING
 from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
-from engine.weights import StoredWeights, load_config
+from engine.weights import ServedNumbers, load_config, open_weights
 from kernels.cpu.plain import PlainKernels
 from lora.arena import Arena
 from lora.batch import DeviceTables
@@ -74,6 +75,7 @@ def build_core(
     num_ranks=1,
     make_team=RankTeam,
     tokens=None,
+    quantization=None,
 ):
     """A core with a model on the CPU.
 
@@ -82,12 +84,13 @@ def build_core(
     make_backend: a function such as tests.engine.gpu.backends.fake_backend, to run on a device.
     num_ranks: ranks that share the model, as threads.   make_team: makes them, see RankTeam.
     tokens: their bytes, those that end an answer, and grammars; fakes by default.
+    quantization: see EngineConfig; for a model on one CPU.
     """
     config = DecoderConfig.parse(load_config(model_dir))
     layout = Layout.of(config.shape, itemsize=4, num_shards=num_ranks)
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
     form = PackedForm(layout, "float32", "base-1")
-    weights = dict(StoredWeights(model_dir, torch.float32))
+    weights = dict(open_weights(model_dir, torch.float32))
     if make_backend:
         backend = make_backend(
             config,
@@ -120,14 +123,14 @@ def build_core(
     scheduler = Scheduler(limits, layout, adapters, words, eos, swap, grammars=grammars)
     meter = TokenMeter(directory / "meter")
     journal = Journal(directory / "journal", "eng-1", "base-1")
-    reference = MergedModel(StoredWeights(model_dir, torch.float32), config)
+    reference = MergedModel(ServedNumbers(model_dir, NO_ROUNDING), config)
     if make_backend:
         runner = backend.make_runner(adapters.tables, meter, num_swap_slots)
         return EngineCore(scheduler, runner, journal, reference, precision=0.005)
     if team:
         runner = team.lead(adapters.tables, meter)
         return EngineCore(scheduler, runner, journal, reference, precision=0.005)
-    model = make_decoder(config, weights, form, 256, make_kernels)
+    model = make_decoder(config, weights, form, 256, make_kernels, quantization=quantization)
     late = LateRunner(adapters)
     tables = late.tables if lag else adapters.tables
     runner = ModelRunner(model, slabs, form, tables, meter, num_swap_slots)

@@ -44,7 +44,7 @@ class World:
 
     def __init__(self, folder):
         self.folder = folder
-        self.model_dir = save_model(folder / "model", intermediate_size=208)
+        self.model_dir = save_model(folder / "model", intermediate_size=224)
         dirs = [
             save_adapter(self.model_dir, folder / f"a{rank}", seed=rank, r=rank)
             for rank in (4, 16, 24)
@@ -54,7 +54,7 @@ class World:
         self.adapter = refs[1]
         self.adapters = [None, *refs]
 
-    def core(self, chance, number, make_kernels, num_ranks):
+    def core(self, chance, number, make_kernels, num_ranks, quantization):
         return build_core(
             self.model_dir,
             self.folder / f"engine{number}-{chance.getrandbits(32)}",
@@ -67,6 +67,7 @@ class World:
             lag=number % 3 == 0,
             make_kernels=make_kernels,
             num_ranks=num_ranks,
+            quantization=quantization,
         )
 
     def requests(self, chance):
@@ -146,7 +147,7 @@ def pattern(outputs):
     return tokens, named, struct.pack(f"{len(numbers)}f", *numbers)
 
 
-def find_patterns(world, make_kernels, num_runs, num_ranks=1):
+def find_patterns(world, make_kernels, num_runs, num_ranks=1, quantization=None):
     """({(greedy or drawn, answer): {pattern: times}}, {event: times}) over all runs."""
     patterns, happened = defaultdict(Counter), Counter()
     kernels, made = [], []
@@ -159,7 +160,7 @@ def find_patterns(world, make_kernels, num_runs, num_ranks=1):
 
     for number in range(num_runs):
         chance = random.Random(number)
-        core = world.core(chance, number, make_once, num_ranks)
+        core = world.core(chance, number, make_once, num_ranks, quantization)
         outputs, preempted = run(core, world.requests(chance), chance)
         for (request_id, index), answer in outputs.items():
             happened["cancelled"] += answer[-1].finish_reason == "abort"
@@ -176,7 +177,8 @@ def find_patterns(world, make_kernels, num_runs, num_ranks=1):
     ("kind", "quantization", "num_runs"),
     [
         ("native", None, MANY),
-        ("native", "int8", FEW),
+        ("native", "int4", FEW),
+        pytest.param("native", "int8", FEW, marks=pytest.mark.soak),
         pytest.param("native", "int8", MANY, marks=pytest.mark.soak),
         *((kind, None, FEW) for kind in SLOW),
         *(pytest.param(kind, None, MANY, marks=pytest.mark.soak) for kind in SLOW),
@@ -185,8 +187,8 @@ def find_patterns(world, make_kernels, num_runs, num_ranks=1):
 def test_a_request_has_one_bit_pattern_whatever_happens_around_it(
     world, kind, quantization, num_runs
 ):
-    make_kernels = kernels_of(kind, batch_invariant=True, quantization=quantization)
-    patterns, happened = find_patterns(world, make_kernels, num_runs)
+    make_kernels = kernels_of(kind, batch_invariant=True)
+    patterns, happened = find_patterns(world, make_kernels, num_runs, quantization=quantization)
     assert_one_each(patterns, happened, num_runs)
 
 

@@ -15,7 +15,7 @@ from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
 from kernels.attention import prefill_attention
 from kernels.cpu.errors import Unavailable
-from kernels.cpu.linear import FLOAT32, LinearMaker
+from kernels.cpu.linear import LinearMaker
 from kernels.cpu.plain import PlainKernels
 from tests.engine.gpu.backends import make_config
 from tests.tiny_models import save_model
@@ -124,7 +124,7 @@ def test_batch_invariance_passes_over_who_cannot_and_is_refused_where_nobody_can
 def test_what_there_is_here_passes(kind, family, quantization):
     config = make_config(quantization=quantization)
     try:
-        made = MAKERS[kind](config, parse()[1], LinearMaker(FLOAT32, is_invariant=True))
+        made = MAKERS[kind](config, parse()[1], LinearMaker(is_invariant=True))
     except Unavailable as reason:
         pytest.skip(str(reason))
     values = {"cpu_kernels": kind, "quantization": quantization, "batch_invariant": True}
@@ -198,7 +198,7 @@ def test_the_self_check_finds_what_is_wrong(kernels, family):
 
 
 def even(shape):
-    return PlainKernels(shape, LinearMaker(FLOAT32, is_invariant=True), is_invariant=True)
+    return PlainKernels(shape, LinearMaker(is_invariant=True), is_invariant=True)
 
 
 def but(name, value):
@@ -250,7 +250,6 @@ def test_the_self_check_finds_what_is_not_invariant(kernels, family):
     ("values", "refusal"),
     [
         ({"device": "cuda", "batch_invariant": True}, "batch_invariant is for CPUs"),
-        ({"device": "cuda", "quantization": "int8"}, "int8 is for CPUs"),
         ({"device": "cpu", "quantization": "fp8"}, "take quantization int8"),
         ({"device": "cpu", "kv_cache_dtype": "fp8"}, "leave out kv_cache_dtype"),
         (

@@ -17,6 +17,7 @@ from tests.engine.gpu.backends import fake_backend
 from tests.engine.gpu.device_team import DeviceTeam
 from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
+from tests.quantized_models import save_quantized
 from tests.tiny_models import save_adapter, save_model
 
 FAMILIES = {
@@ -113,21 +114,23 @@ def cases():
 class World:
     """A model, its adapters, requests for them, and the expected tokens of each request.
 
-    aborted: ids of the requests that may be aborted.
+    aborted: ids of the requests that may be aborted.   quantized: a kind of tests.quantized_models.
     """
 
-    def __init__(self, folder, options):
-        self.model_dir = save_model(folder / "model", **options)
+    def __init__(self, folder, options, quantized=None):
+        self.model_dir = twin = save_model(folder / "model", **options)
+        if quantized is not None:
+            self.model_dir, twin = save_quantized(twin, folder, quantized)
         dirs = [
-            save_adapter(self.model_dir, folder / "a1", seed=1, r=4, lora_alpha=16),
-            save_adapter(self.model_dir, folder / "a2", seed=2, r=16, use_rslora=True),
-            save_adapter(self.model_dir, folder / "a3", seed=3, alora_invocation_tokens=INVOCATION),
+            save_adapter(twin, folder / "a1", seed=1, r=4, lora_alpha=16),
+            save_adapter(twin, folder / "a2", seed=2, r=16, use_rslora=True),
+            save_adapter(twin, folder / "a3", seed=3, alora_invocation_tokens=INVOCATION),
         ]
         self.objects: dict[str, bytes] = {}
         refs = [add_adapter(self.objects, self.model_dir, d, folder) for d in dirs]
         self.messages = make_requests(random.Random(5), [None, *refs])
         self.aborted = {message.request_id for message in self.messages[3::6]}
-        models = [merged_model(self.model_dir, d) for d in (None, *dirs)]
+        models = [merged_model(twin, d) for d in (None, *dirs)]
         oracles = dict(zip((None, *refs), models, strict=True))
         self.expected = {
             message.request_id: greedy(
@@ -147,9 +150,22 @@ def world_of(one_thread, tmp_path_factory):
 def test_each_gets_its_own_tokens_whatever_happens_on_the_way(
     family, tmp_path, num_swap_slots, runner, world_of
 ):
-    world = world_of(family)
+    check(world_of(family), tmp_path, num_swap_slots, runner)
+
+
+@pytest.mark.parametrize(
+    ("kind", "runner"),
+    [("gptq zeros", "two ranks"), ("awq", "cpu"), ("W4A16", "cpu, late"), ("fp8 block", "cpu")],
+)
+def test_so_it_is_on_quantised_weights_next_to_their_numbers_in_float32(kind, runner, tmp_path):
+    world = World(tmp_path, {"intermediate_size": 192}, quantized=kind)
+    check(world, tmp_path, num_swap_slots=40, runner=RUNNERS[runner])
+
+
+def check(world, folder, num_swap_slots, runner):
+    """Run a world's requests, and compare every answer with the expected one."""
     core = build_core(
-        world.model_dir, tmp_path / "engine", world.objects,
+        world.model_dir, folder / "engine", world.objects,
         num_slabs=26, budget=24, num_swap_slots=num_swap_slots, **runner,
     )  # fmt: skip
     outputs = run(core, world.messages, world.aborted, random.Random(6))

@@ -3,7 +3,8 @@ import torch
 from torch.nn.functional import linear
 
 from kernels.cpu.errors import Unavailable
-from kernels.cpu.linear import FLOAT32, INT8, Library, LinearMaker, _packed_int8, holds_eight_bits
+from kernels.cpu.linear import FLOAT32, INT8, Library, LinearMaker, holds_eight_bits
+from kernels.quantized import Rounding, quantize
 
 SHAPES = [(17, 35), (131, 67), (192, 64), (96, 1536)]
 SIZES = (0, 1, 2, 3, 7, 16, 33, 63, 64, 65, 70, 127, 128, 129, 200)
@@ -23,7 +24,9 @@ def randn(*shape, seed=0):
 def make(libraries, shape, is_invariant=True, bias=True):
     weight = randn(*shape) / shape[1] ** 0.5
     given = randn(shape[0], seed=1) if bias else None
-    return LinearMaker(libraries, is_invariant=is_invariant)(weight, given), weight, given
+    maker = LinearMaker(is_invariant=is_invariant, libraries=libraries, int8=libraries)
+    is_int8 = libraries == INT8
+    return maker(quantize(weight, Rounding(8)) if is_int8 else weight, given), weight, given
 
 
 # ---- the libraries of this machine ----
@@ -97,10 +100,11 @@ def test_int8_loses_what_its_bits_lose(shape, bits, monkeypatch):
     assert 0.5 * ideal <= found <= 1.2 * ideal
 
 
-def test_an_outputs_scale_is_its_own():
-    weight = torch.tensor([[1.0, -127.0], [0.5, 0.25], [0.0, 0.0]])
-    quantized, _ = torch.ops.quantized.linear_unpack(_packed_int8(weight))
-    assert quantized.int_repr().tolist() == [[1, -127], [127, 64], [0, 0]]
+@pytest.mark.parametrize("rounding", [Rounding(4, 32), Rounding(8, 32), Rounding(8, None, True)])
+def test_other_roundings_become_float32(rounding):
+    weight, x = quantize(randn(30, 64), rounding), randn(3, 64, seed=2)
+    maker = LinearMaker(is_invariant=False, libraries=FLOAT32[-1:], int8=())
+    assert torch.equal(maker(weight, None)(x), linear(x, weight.dequantize()))
 
 
 # ---- libraries that fail the checks ----
@@ -145,7 +149,7 @@ def uneven_at_the_end(weight, bias):
 
 @pytest.mark.parametrize("broken", [wrong, nan, wrong_when_many, missing])
 def test_what_is_wrong_or_missing_is_passed_over(broken):
-    maker = LinearMaker((Library("broken", broken), FLOAT32[-1]), is_invariant=False)
+    maker = LinearMaker(libraries=(Library("broken", broken), FLOAT32[-1]), is_invariant=False)
     weight, x = randn(30, 17), randn(3, 17)
     assert torch.equal(maker(weight, None)(x), linear(x, weight))
     assert maker.names == {"torch"}
@@ -154,14 +158,14 @@ def test_what_is_wrong_or_missing_is_passed_over(broken):
 @pytest.mark.parametrize("broken", [uneven_at_the_end, uneven(40), uneven(128)])
 def test_what_is_not_invariant_is_refused_by_name_where_that_is_asked_for(broken):
     libraries = (Library("odd", broken),)
-    LinearMaker(libraries, is_invariant=False)(randn(30, 17), None)
+    LinearMaker(libraries=libraries, is_invariant=False)(randn(30, 17), None)
     with pytest.raises(Unavailable, match=r"linear layers of 30 x 17: odd: a row's bits depend"):
-        LinearMaker(libraries, is_invariant=True)(randn(30, 17), None)
+        LinearMaker(libraries=libraries, is_invariant=True)(randn(30, 17), None)
 
 
 @pytest.mark.parametrize("least_rows", [2, 4, 32])
 def test_few_rows_are_filled_up_to_as_many_as_a_library_wants(least_rows):
-    maker = LinearMaker((Library("odd", uneven(least_rows)),), is_invariant=True)
+    maker = LinearMaker(libraries=(Library("odd", uneven(least_rows)),), is_invariant=True)
     layer, row = maker(randn(30, 17), None), randn(1, 17, seed=6)
     found = [layer(row.expand(n, -1))[n - 1] for n in (1, 2, 31, 32, 70, 300)]
     assert all(torch.equal(f, found[0]) for f in found)
@@ -177,7 +181,7 @@ def test_a_shape_is_checked_once():
 
         return multiply
 
-    maker = LinearMaker((Library("counting", counting),), is_invariant=False)
+    maker = LinearMaker(libraries=(Library("counting", counting),), is_invariant=False)
     maker(randn(30, 17), None)
     num_tried = len(seen)
     maker(randn(30, 17, seed=1), None)

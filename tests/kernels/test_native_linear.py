@@ -1,31 +1,61 @@
 """Packed products in C match their formula at odd sizes, and a row's bits depend on it only."""
 
+import ctypes
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 
+import kernels.cpu
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape
 from kernels.cpu.native import NativeKernels
+from kernels.cpu.native_linear import NativeInt4Linear, NativeInt8Linear
+from kernels.quantized import Rounding, as_numbers, quantize
 
 SIZES = pytest.mark.parametrize(
     ("in_features", "out_features"), [(1, 1), (3, 47), (64, 48), (67, 49), (576, 100), (1000, 257)]
 )
-KINDS = pytest.mark.parametrize("is_int8", [False, True], ids=["float32", "int8"])
+INT8, INT4, INT4_ZEROS = Rounding(8), Rounding(4, 32), Rounding(4, 64, has_zeros=True)
+ROUNDED = pytest.mark.parametrize(
+    "rounding", [INT8, INT4, INT4_ZEROS], ids=["int8", "int4", "int4-zeros"]
+)
+KINDS = pytest.mark.parametrize(
+    "rounding", [None, INT8, INT4, INT4_ZEROS], ids=["float32", "int8", "int4", "int4-zeros"]
+)
 MOST_ROWS = 37
 
 
-def make(in_features, out_features, is_int8, threads=1):
+def make(in_features, out_features, rounding, threads=1):
     """(layer, weight, bias)"""
     positions = torch.zeros(1, 16)
-    try:
-        kernels = NativeKernels(
-            AttentionShape(1, 1, 32, 16, positions, positions), threads, is_int8=is_int8
-        )
-    except Unavailable as reason:
-        pytest.skip(str(reason))
     torch.manual_seed(in_features)
     weight, bias = torch.randn(out_features, in_features), torch.randn(out_features)
-    return kernels.linear(weight, bias), weight, bias
+    if rounding is not None:
+        weight = quantize(weight, rounding)
+    try:
+        kernels = NativeKernels(AttentionShape(1, 1, 32, 16, positions, positions), threads)
+        return kernels.linear(weight, bias), weight, bias
+    except Unavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture(scope="module")
+def with_vnni(tmp_path_factory):
+    """The C kernels as for a processor with VNNI, whose instruction is plain C here."""
+    target = tmp_path_factory.mktemp("vnni") / "kernels.so"
+    sources = sorted((Path(kernels.cpu.__file__).parent / "csrc").glob("int*.c"))
+    command = ["cc", "-std=gnu11", "-O2", "-march=native", "-DGENERIC_DOT", "-fPIC", "-shared"]
+    subprocess.run([*command, *sources, "-lm", "-o", target], check=True)
+    library = ctypes.CDLL(str(target))
+    library.int8_columns.restype = ctypes.c_int64
+    pointer, size = ctypes.c_void_p, ctypes.c_int64
+    library.pack_int8.argtypes = (*[pointer] * 3, *[size] * 3)
+    library.pack_int4.argtypes = (*[pointer] * 2, *[size] * 2)
+    library.gemm_int8.argtypes = (*[pointer] * 5, *[size] * 2, ctypes.c_int)
+    library.gemm_int4.argtypes = (*[pointer] * 6, size, ctypes.c_int)
+    return library
 
 
 def rounded(x):
@@ -37,7 +67,7 @@ def rounded(x):
 @SIZES
 @pytest.mark.parametrize("rows", [0, 1, 2, 7, 8, 9, MOST_ROWS])
 def test_float32_loses_no_more_than_a_sum_in_one_order_does(in_features, out_features, rows):
-    layer, weight, bias = make(in_features, out_features, is_int8=False)
+    layer, weight, bias = make(in_features, out_features, None)
     x = torch.randn(rows, in_features)
     expected = x.double() @ weight.double().T + bias
     in_order = bias.expand(rows, out_features).clone()
@@ -48,28 +78,62 @@ def test_float32_loses_no_more_than_a_sum_in_one_order_does(in_features, out_fea
     assert ((layer(x) - expected).abs() <= 2 * lost + 1e-6).all()
 
 
+def check_rounded_products(layer, weight, bias, rows):
+    """Check that products are those of the weight's numbers and of rows rounded to int8."""
+    x = torch.randn(rows, weight.shape[1])
+    whole, step = rounded(x)
+    numbers = as_numbers(weight).double()
+    expected = (whole.double() @ numbers.T) * step + bias
+    found = layer(x)
+    # A value half-way between two integers may be rounded to either of them.
+    edge = 1.001 * step * numbers.abs().amax(dim=1)
+    wrong = (found - expected).abs() > 1e-5 * (1 + expected.abs())
+    assert wrong.float().mean() <= 0.01
+    assert ((found - expected).abs() <= edge + 1e-4).all()
+    if x.shape[1] >= 64:
+        exact = x.double() @ numbers.T + bias
+        assert (found - exact).norm() <= 0.02 * exact.norm()
+
+
 @SIZES
 @pytest.mark.parametrize("rows", [1, 9, MOST_ROWS])
 def test_int8_is_the_product_of_what_was_rounded(in_features, out_features, rows):
-    layer, weight, bias = make(in_features, out_features, is_int8=True)
-    x = torch.randn(rows, in_features)
-    (whole_x, step_x), (whole_w, step_w) = rounded(x), rounded(weight)
-    expected = (whole_x.double() @ whole_w.double().T) * step_x * step_w.T + bias
-    # A value half-way between two integers may be rounded to either of them.
-    edges = 127 * step_x * step_w.T
-    assert (
-        (layer(x) - expected).abs() <= 1e-5 * expected.abs() + edges * (in_features > 500)
-    ).all()
-    exact = x.double() @ weight.double().T + bias
-    if in_features >= 64:
-        assert (layer(x) - exact).norm() <= 0.02 * exact.norm()
+    check_rounded_products(*make(in_features, out_features, INT8), rows)
+
+
+GROUPS = pytest.mark.parametrize("group_size", [8, 16, 32, 64, 96, 128])
+
+
+@GROUPS
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("out_features", [1, 47, 100])
+def test_int4_is_the_product_of_what_was_rounded(group_size, has_zeros, out_features):
+    for rows in (1, 2, 7, MOST_ROWS):
+        rounding = Rounding(4, group_size, has_zeros)
+        check_rounded_products(*make(3 * group_size, out_features, rounding), rows)
+
+
+@ROUNDED
+def test_with_vnni_products_are_the_same(with_vnni, rounding):
+    layer, weight, bias = make(192, 50, rounding)
+    kind = NativeInt8Linear if rounding.bits == 8 else NativeInt4Linear
+    found = kind(with_vnni, weight, bias, 1)
+    x = torch.randn(MOST_ROWS, 192)
+    torch.testing.assert_close(found(x), layer(x), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("group_size", [4, 24, 48])
+def test_other_groups_have_no_kernel(with_vnni, group_size):
+    weight = quantize(torch.randn(3, 96), Rounding(4, group_size))
+    with pytest.raises(Unavailable, match=f"groups of {group_size}"):
+        NativeInt4Linear(with_vnni, weight, None, 1)
 
 
 @KINDS
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_rows_bits_are_its_own(is_int8, threads):
-    layer, *_ = make(131, 150, is_int8, threads)
-    x = torch.randn(MOST_ROWS, 131)
+def test_a_rows_bits_are_its_own(rounding, threads):
+    layer, *_ = make(192, 150, rounding, threads)
+    x = torch.randn(MOST_ROWS, 192)
     alone = torch.cat([layer(row[None]) for row in x])
     x[::2] *= 1000.0
     for rows in range(1, MOST_ROWS + 1):
@@ -79,10 +143,10 @@ def test_a_rows_bits_are_its_own(is_int8, threads):
 
 @KINDS
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("place", [0, 66])
-def test_what_is_not_finite_stays_so_in_its_row_and_only_there(is_int8, bad, place):
-    layer, *_ = make(67, 50, is_int8)
-    x = torch.randn(9, 67)
+@pytest.mark.parametrize("place", [0, 63])
+def test_what_is_not_finite_stays_so_in_its_row_and_only_there(rounding, bad, place):
+    layer, *_ = make(64, 50, rounding)
+    x = torch.randn(9, 64)
     expected = layer(x)
     x[4, place] = bad
     found = layer(x)
@@ -92,12 +156,12 @@ def test_what_is_not_finite_stays_so_in_its_row_and_only_there(is_int8, bad, pla
 
 
 @KINDS
-def test_a_row_of_zeros_is_the_bias(is_int8):
-    layer, _, bias = make(20, 50, is_int8)
-    assert torch.equal(layer(torch.zeros(3, 20)), bias.expand(3, 50))
+def test_a_row_of_zeros_is_the_bias(rounding):
+    layer, _, bias = make(64, 50, rounding)
+    assert torch.equal(layer(torch.zeros(3, 64)), bias.expand(3, 50))
 
 
 def test_rows_of_the_packed_weight_are_the_weights_own():
-    layer, weight, _ = make(33, 131, is_int8=False)
+    layer, weight, _ = make(33, 131, None)
     ids = torch.tensor([0, 47, 48, 130, 5, 5])
     assert torch.equal(layer.rows(ids), weight[ids])

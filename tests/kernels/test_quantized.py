@@ -1,9 +1,23 @@
 import pytest
 import torch
 
-from kernels.quantized import QuantizedWeight, Rounding, quantize
+from kernels.quantized import (
+    Fp8Weight,
+    QuantizedWeight,
+    Rounding,
+    as_numbers,
+    concatenated,
+    quantize,
+)
+from kernels.reference import FP8
 
-ROUNDINGS = [Rounding(4, 32), Rounding(4, 8), Rounding(8), Rounding(8, 16)]
+ROUNDINGS = [
+    Rounding(4, 32),
+    Rounding(4, 8),
+    Rounding(4, 32, has_zeros=True),
+    Rounding(8),
+    Rounding(8, 16),
+]
 
 
 def random(*shape):
@@ -14,8 +28,12 @@ def random(*shape):
 def test_a_rounded_weight_is_within_half_a_code_of_the_original(rounding):
     weight = random(9, 64)
     found = quantize(weight, rounding)
-    assert found.codes.abs().max() <= 2 ** (rounding.bits - 1) - 1
-    half = found.scales.repeat_interleave(found.group_size, dim=1) / 2
+    most = 2 ** (rounding.bits - 1)
+    least = -most if rounding.has_zeros else 1 - most
+    assert least <= int(found.codes.min())
+    assert int(found.codes.max()) < most
+    # The code of zero is rounded, too, so that values at an edge may be another half away.
+    half = found.scales.repeat_interleave(found.group_size, dim=1) / 2 * (1 + rounding.has_zeros)
     assert ((found.dequantize() - weight).abs() <= half * 1.001).all()
 
 
@@ -32,9 +50,23 @@ def test_a_group_of_zeros_stays_zero(rounding):
 
 
 def test_concatenated_weights_have_the_outputs_of_their_parts():
-    parts = [quantize(random(n, 64), Rounding(4, 32)) for n in (3, 5)]
-    found = QuantizedWeight.concatenate(parts).dequantize()
-    assert torch.equal(found, torch.cat([part.dequantize() for part in parts]))
+    weights = [random(3, 64), random(5, 64)]
+    for parts in (
+        weights,
+        [quantize(weight, Rounding(4, 32)) for weight in weights],
+        [quantize(weight, Rounding(4, 32, has_zeros=True)) for weight in weights],
+        [Fp8Weight(weight.to(FP8), weight[:, :1].abs()) for weight in weights],
+    ):
+        expected = torch.cat([as_numbers(part) for part in parts])
+        assert torch.equal(as_numbers(concatenated(parts)), expected)
+
+
+def test_weights_of_different_forms_are_not_concatenated():
+    weight = random(3, 64)
+    four, eight = quantize(weight, Rounding(4, 32)), quantize(weight, Rounding(8))
+    assert concatenated([weight, four]) is None
+    assert concatenated([four, eight]) is None
+    assert concatenated([four, quantize(weight, Rounding(4, 64))]) is None
 
 
 def test_packed_codes_are_what_is_counted():

@@ -6,7 +6,9 @@ import pytest
 from registry.architecture import ARCHITECTURES
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
+from tests.quantized_models import save_quantized
 from tests.registry.factories import encode, make_base, make_tensor, write_base
+from tests.tiny_models import save_model
 
 
 def load(folder):
@@ -37,6 +39,14 @@ def test_the_modules_are_the_seven_projections_of_every_layer(tmp_path):
     assert base.modules["model.layers.1.self_attn.k_proj"] == (16, 8)
     assert base.modules["model.layers.1.mlp.down_proj"] == (24, 16)
     assert base.config["num_hidden_layers"] == 2
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "W4A16", "W8A16 groups", "W8A8", "FP8"])
+def test_a_quantised_module_has_the_features_of_its_weight(tmp_path, kind):
+    whole = save_model(tmp_path / "float", num_hidden_layers=1, intermediate_size=192)
+    folder, _ = save_quantized(whole, tmp_path, kind)
+    assert load(folder).modules == load(whole).modules
+    assert load(folder).base_revision != load(whole).base_revision
 
 
 def test_the_revision_does_not_depend_on_how_the_weights_are_cut_into_files(tmp_path):

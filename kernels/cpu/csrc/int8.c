@@ -1,62 +1,33 @@
 /* Products with int8 weights: y = (q . weight) * (scale of the row * scale of the output) + bias.
  *
  * Values are scaled to int8 by the largest of their own row, weights by the largest of their
- * output, and the integers are summed exactly, so a row does not depend on other rows. The
- * processor's instruction (VNNI) multiplies unsigned with signed bytes, so values are stored with
- * 128 added, and 128 times the sum of the weights is subtracted again.
+ * output, and the integers are summed exactly, so a row does not depend on other rows. Where values
+ * are stored with 128 added (rounding.h), 128 times the sum of the weights is subtracted again.
  */
 #include <stddef.h>
 
-#include "vectors.h"
+#include "rounding.h"
 
-#define COLUMNS 32
-#define PARTS (COLUMNS / LANES)
-#define QUAD 4 /* bytes that one lane multiplies and adds at a time */
-
-#if defined(__AVX512VNNI__)
-#include <immintrin.h>
+#if LANES == 16
 #define MOST_ROWS 12
-INLINE ivec dot(ivec sums, int32_t values, ivec weights) {
-    return (ivec)_mm512_dpbusd_epi32((__m512i)sums, _mm512_set1_epi32(values), (__m512i)weights);
-}
-#elif defined(__AVXVNNI__) && LANES == 8
-#include <immintrin.h>
-#define MOST_ROWS 3
-INLINE ivec dot(ivec sums, int32_t values, ivec weights) {
-    return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sums, _mm256_set1_epi32(values),
-                                         (__m256i)weights);
-}
+#else
+#define MOST_ROWS 4
 #endif
 
 typedef struct {
-    const int8_t *panels;          /* [ceil(out / 32), in / 4, 32, 4] */
-    const int32_t *totals;         /* [ceil(out / 32), 32], 128 times the sum of the weights */
-    const float *scales, *bias;    /* [ceil(out / 32), 32] */
+    const int8_t *panels;          /* [panels, in / 4, COLUMNS, 4] */
+    const int32_t *totals;         /* [panels, COLUMNS], the sum of the weights times the offset */
+    const float *scales, *bias;    /* [panels, COLUMNS] */
     int64_t in, out;               /* in: a multiple of 4 */
 } Weights;
 
-#ifdef MOST_ROWS
-/* Round x, [dim], to q, [in], padded with 128, which is 0.   scale: NaN if a value is not finite.
- */
+#ifdef HAS_DOT
+/* Round x, [dim], to q, [in], padded with zeros.   scale: NaN if a value is not finite. */
 static void quantize(const float *x, uint8_t *q, float *scale, int64_t dim, int64_t in) {
-    vec largest = {0}, zeros = {0};
-    float rest = 0.0f, rest_zeros = 0.0f;
+    float factor = rounding_factor(x, scale, dim);
     int64_t i = 0;
-    for (; i + LANES <= dim; i += LANES) {
-        vec value = load(x + i);
-        largest = larger(larger(value, -value), largest);
-        zeros += value - value;
-    }
-    for (; i < dim; i++) {
-        rest = fabsf(x[i]) > rest ? fabsf(x[i]) : rest;
-        rest_zeros += x[i] - x[i];
-    }
-    float most = largest_lane(largest), factor;
-    most = most > rest ? most : rest;
-    factor = most > 0.0f ? 127.0f / most : 0.0f;
-    *scale = most / 127.0f + (sum_lanes(zeros) + rest_zeros);
-    for (i = 0; i < dim; i++) q[i] = (uint8_t)((int32_t)rintf(x[i] * factor) + 128);
-    for (; i < in; i++) q[i] = 128;
+    for (; i < dim; i++) q[i] = (uint8_t)((int32_t)rintf(x[i] * factor) + VALUE_OFFSET);
+    for (; i < in; i++) q[i] = VALUE_OFFSET;
 }
 
 INLINE void tile(const uint8_t *q, const float *scales, const Weights *w, int64_t panel,
@@ -71,11 +42,10 @@ INLINE void tile(const uint8_t *q, const float *scales, const Weights *w, int64_
             quads[p] = *(const ivec *)(weights + k * COLUMNS + p * LANES * QUAD);
         if (next) {
             __builtin_prefetch(next + k * COLUMNS, 0, 2);
-            __builtin_prefetch(next + k * COLUMNS + 64, 0, 2);
+            if (LANES == 16) __builtin_prefetch(next + k * COLUMNS + 64, 0, 2);
         }
         for (int r = 0; r < rows; r++) {
-            int32_t values;
-            memcpy(&values, q + r * w->in + k, sizeof values);
+            ivec values = four_bytes(q + r * w->in + k);
             for (int p = 0; p < PARTS; p++) sums[r][p] = dot(sums[r][p], values, quads[p]);
         }
     }
@@ -94,9 +64,9 @@ INLINE void tile(const uint8_t *q, const float *scales, const Weights *w, int64_
 static void rows_of(int rows, const uint8_t *q, const float *scales, const Weights *w,
                     int64_t panel, const int8_t *next, float *y, int64_t stride) {
     switch (rows) {
-        CASE(1) CASE(2) CASE(3)
-#if MOST_ROWS == 12
-        CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
+        CASE(1) CASE(2) CASE(3) CASE(4)
+#if LANES == 16
+        CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #endif
     }
 }
@@ -130,22 +100,20 @@ void gemm_int8(const Weights *w, const float *x, uint8_t *q, float *scales, floa
         }
     }
 }
-#endif
 
-/* Pack weight, [out, dim], into the arrays of Weights. */
-void pack_int8(const float *weight, int8_t *panels, int32_t *totals, float *scales, int64_t dim,
-               int64_t in, int64_t out) {
+/* Outputs of a panel. */
+int64_t int8_columns(void) { return COLUMNS; }
+
+/* Pack codes, [out, dim], into the panels and totals of Weights. */
+void pack_int8(const int8_t *codes, int8_t *panels, int32_t *totals, int64_t dim, int64_t in,
+               int64_t out) {
     for (int64_t n = 0; n < out; n++) {
-        const float *row = weight + n * dim;
-        float most = 0.0f;
-        for (int64_t k = 0; k < dim; k++) most = fabsf(row[k]) > most ? fabsf(row[k]) : most;
-        scales[n] = most / 127.0f;
-        float factor = most > 0.0f ? 127.0f / most : 0.0f;
         int8_t *panel = panels + n / COLUMNS * COLUMNS * in;
         for (int64_t k = 0; k < dim; k++) {
-            int8_t value = (int8_t)rintf(row[k] * factor);
+            int8_t value = codes[n * dim + k];
             panel[k / QUAD * QUAD * COLUMNS + n % COLUMNS * QUAD + k % QUAD] = value;
-            totals[n] += 128 * value;
+            totals[n] += VALUE_OFFSET * value;
         }
     }
 }
+#endif

@@ -99,7 +99,6 @@ def needed(config):
         (LLAMA | {"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
         (LLAMA | {"architectures": None, "model_type": "gemma3"}, "gemma3"),
         (LLAMA | {"hidden_act": "gelu"}, "gelu"),
-        (LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "quantization_config of fp8"),
         (LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
         (QWEN2 | {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         (QWEN2 | {"layer_types": ["full_attention"] * 3}, "3 layers of 4"),

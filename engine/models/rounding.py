@@ -1,0 +1,52 @@
+"""What the setting `quantization` does to the floating-point weights of a checkpoint."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from engine.errors import UnsupportedModel
+from kernels.quantized import Rounding, Weight, quantize
+
+_INT8, _INT4 = Rounding(8), Rounding(4, group_size=32)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRounding:
+    """How projections and the head are rounded; None leaves them as they are.
+
+    With int4 the head has 8 bits, since an error of a logit reaches the answer undamped.
+    """
+
+    projections: Rounding | None = None
+    head: Rounding | None = None
+
+    @classmethod
+    def of(cls, quantization: str | None) -> Self:
+        """The rounding of a setting; FP8 is rounded on the device."""
+        if quantization == "int8":
+            return cls(_INT8, _INT8)
+        return cls(_INT4, _INT8) if quantization == "int4" else cls()
+
+    def of_projection(self, weight: Weight) -> Weight:
+        """Round a projection, unless the checkpoint has codes. Raises UnsupportedModel."""
+        return _rounded(weight, self.projections)
+
+    def of_head(self, weight: Weight) -> Weight:
+        """Round a head, unless the checkpoint has codes. Raises UnsupportedModel."""
+        return _rounded(weight, self.head)
+
+
+NO_ROUNDING = WeightRounding()
+
+
+def _rounded(weight: Weight, rounding: Rounding | None) -> Weight:
+    if rounding is None or not isinstance(weight, torch.Tensor):
+        return weight
+    num_inputs, group_size = weight.shape[1], rounding.group_size
+    if group_size and num_inputs % group_size:
+        raise UnsupportedModel(
+            f"quantization int4 wants products whose inputs {group_size} divides, here is one of "
+            f"{num_inputs}: take quantization int8, or another tensor_parallel_size"
+        )
+    return quantize(weight, rounding)
