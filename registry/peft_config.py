@@ -50,6 +50,17 @@ _UNSUPPORTED = frozenset(
         "velora_config",
     }
 )
+# Types and options of which `chorale adapters convert` makes a plain LoRA.
+CONVERTIBLE_TYPES = frozenset(
+    {
+        "ADALORA", "BOFT", "C3A", "DELORA", "FOURIERFT", "HIRA", "HRA", "IA3", "LOHA", "LOKR",
+        "MISS", "OFT", "RANDLORA", "ROAD", "SHIRA", "VBLORA", "VERA", "WAVEFT",
+    }
+)  # fmt: skip
+_CONVERTIBLE_INITS = ("corda", "lora_ga", "mica", "olora", "pissa")
+CONVERTIBLE_OPTIONS = frozenset(
+    {"kasa_config", "monteclora_config", "use_dora", "use_qalora", "velora_config"}
+)
 # Options that concern training only, or have an effect only with another key.
 _IGNORED = frozenset(
     {
@@ -290,6 +301,17 @@ def _unsupported(key: str, value: object) -> InvalidAdapter:
     # Trained tokens are rows of the embedding, so the message for embeddings applies.
     if key == "trainable_token_indices" or any(is_of_ends(str(module)) for module in saved):
         message = f"{what}: {ENDS_NOT_SERVED}."
+    elif _is_convertible(key, value):
+        message = f"{what} is not served; make a plain LoRA of it with `chorale adapters convert`."
     else:
         message = f"{what} is not served; train a plain LoRA for CAUSAL_LM without it."
     return InvalidAdapter(code="unsupported_feature", message=message, param=key)
+
+
+def _is_convertible(key: str, value: object) -> bool:
+    """Whether `chorale adapters convert` makes a plain LoRA of an adapter with this option."""
+    if key == "peft_type":
+        return isinstance(value, str) and value in CONVERTIBLE_TYPES
+    if key == "init_lora_weights":
+        return isinstance(value, str) and value.lower().startswith(_CONVERTIBLE_INITS)
+    return key in CONVERTIBLE_OPTIONS
