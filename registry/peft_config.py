@@ -39,7 +39,6 @@ _UNSUPPORTED = frozenset(
         "lora_bias",
         "lora_ga_config",
         "megatron_config",
-        "modules_to_save",
         "monteclora_config",
         "runtime_config",
         "target_parameters",
@@ -84,6 +83,7 @@ _READ = frozenset(
         "init_lora_weights",
         "layers_to_transform",
         "lora_alpha",
+        "modules_to_save",
         "peft_type",
         "r",
         "rank_pattern",
@@ -96,9 +96,9 @@ _READ = frozenset(
 _CLASS_KEYS = frozenset({"base_model_class", "parent_library", "unsloth_fixed"})
 _TRAINED_ENDS = ("embed_tokens", "lm_head")
 ENDS_NOT_SERVED = (
-    "LoRA on embed_tokens and lm_head, or weights saved for them, is not served; train with "
+    "LoRA on embed_tokens and lm_head, or trained tokens of them, is not served; train with "
     "target_modules of attention and MLP only (such as q_proj, v_proj, down_proj), without "
-    "modules_to_save and trainable_token_indices, and save without embedding layers"
+    "trainable_token_indices"
 )
 # Other initializations (pissa, olora, corda, loftq, mica) change the base weights or the formula.
 _PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
@@ -297,10 +297,14 @@ def _invalid(key: str, rule: str) -> InvalidAdapter:
 
 def _unsupported(key: str, value: object) -> InvalidAdapter:
     what = f"{key}={shown(str(value))} in {CONFIG_FILE}"
-    saved = value if key == "modules_to_save" and isinstance(value, list) else []
     # Trained tokens are rows of the embedding, so the message for embeddings applies.
-    if key == "trainable_token_indices" or any(is_of_ends(str(module)) for module in saved):
+    if key == "trainable_token_indices":
         message = f"{what}: {ENDS_NOT_SERVED}."
+    elif key == "lora_bias":
+        message = (
+            f"{what} is not served, since it adds a bias, which is no product of B and A; train "
+            "with lora_bias=False."
+        )
     elif _is_convertible(key, value):
         message = f"{what} is not served; make a plain LoRA of it with `chorale adapters convert`."
     else:

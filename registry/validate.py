@@ -3,15 +3,17 @@
 No model is run or imported: the checks need only numpy and the files' bytes.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any, BinaryIO, Protocol
 
+from registry.base_tensor import BaseTensor
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.peft_config import CONFIG_FILE, ENDS_NOT_SERVED, PeftConfig, endings, is_of_ends
 from registry.peft_format import (
@@ -31,6 +33,9 @@ _LARGE_SCALE = 64.0
 _OUTLIER_RATIO = 100.0
 _MAX_WARNINGS = 20
 
+# The copies that PEFT writes for modules_to_save, and below an adapter of an embedding or a head.
+_COPY = re.compile(r"base_model\.model\.([A-Za-z0-9_.]+?)(?:\.base_layer)?\.(weight|bias)")
+
 
 class Base(Protocol):
     """Properties of a base model that the checks need; registry.base_model documents them."""
@@ -41,6 +46,8 @@ class Base(Protocol):
     def modules(self) -> Mapping[str, tuple[int, int]]: ...
     @property
     def config(self) -> Mapping[str, Any]: ...
+    @property
+    def tensors(self) -> Mapping[str, BaseTensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,9 @@ def check_adapter(
             max_header_bytes=limits.max_header_bytes,
             max_tensors=limits.max_tensors,
         )
+        copies = _find_copies(header, base)
+        _check_copies(file, header, copies, base)
+        header = _without(header, copies)
         names = _paired_modules(header, base)
         _check_targets(names, config, base)
         modules = {name: config.effect(name) for name in names}
@@ -131,7 +141,11 @@ def check_adapter(
             _check_scale(name, effect, limits.max_scale)
         values = {name: scan_tensor(file, name, tensor) for name, tensor in header.tensors.items()}
     norms = _norms(modules, values)
-    warnings = [*_config_warnings(config, names, base), *_weight_warnings(modules, norms)]
+    warnings = [
+        *_config_warnings(config, names, base),
+        *_copy_warnings(copies.values()),
+        *_weight_warnings(modules, norms),
+    ]
     max_value = max(tensor.max_value for tensor in values.values())
     passport = _passport(header, modules, config.invocation_tokens, max_value, warnings)
     return CheckedAdapter(passport, header, modules, config.invocation_tokens)
@@ -161,6 +175,36 @@ def _check_invocation_tokens(config: PeftConfig, base: Base) -> None:
             f"vocabulary of {base.model_id}; train on this base model.",
             param="alora_invocation_tokens",
         )
+
+
+def _find_copies(header: Header, base: Base) -> dict[str, str]:
+    """Uploaded tensors that are named like one of the base model's: its name, by theirs."""
+    copies = {}
+    for name in header.tensors:
+        match = _COPY.fullmatch(name)
+        if match and (copied := f"{match[1]}.{match[2]}") in base.tensors:
+            copies[name] = copied
+    return copies
+
+
+def _check_copies(file: BinaryIO, header: Header, copies: Mapping[str, str], base: Base) -> None:
+    """Check that every copy equals the base model's tensor. Raises InvalidAdapter."""
+    for name, copied in copies.items():
+        if base.tensors[copied].equals(file, header.tensors[name]):
+            continue
+        raise InvalidAdapter(
+            code="unsupported_feature",
+            message=f"Tensor {shown(name)}: modules_to_save trained {copied}, or it was saved from "
+            f"another base model than {base.model_id}; weights other than LoRA's are served only "
+            "if they equal the base model's. Train with target_modules of attention and MLP only "
+            "(such as q_proj, v_proj, down_proj), without modules_to_save, on this base model.",
+            param="modules_to_save",
+        )
+
+
+def _without(header: Header, names: Mapping[str, str]) -> Header:
+    left = {name: tensor for name, tensor in header.tensors.items() if name not in names}
+    return replace(header, tensors=left)
 
 
 def _paired_modules(header: Header, base: Base) -> list[str]:
@@ -278,6 +322,11 @@ def _config_warnings(config: PeftConfig, names: list[str], base: Base) -> Iterat
         for pattern, _ in patterns:
             if not any(pattern.matches_suffix(name) for name in names):
                 yield f"{key} has {shown(pattern.pattern)}, which matches no module."
+
+
+def _copy_warnings(copied: Iterable[str]) -> Iterator[str]:
+    for name in copied:
+        yield f"The files have a copy of the base model's {name}, which was not trained; left out."
 
 
 def _weight_warnings(modules: dict[str, ModuleScale], norms: dict[str, float]) -> Iterator[str]:

@@ -167,6 +167,10 @@ class Validator:
                 "model_id": self.base.model_id,
                 "modules": self.base.modules,
                 "config": {"vocab_size": self.base.config.get("vocab_size")},
+                "tensors": {
+                    name: (tensor.dtype, tensor.shape, tensor.digest)
+                    for name, tensor in self.base.tensors.items()
+                },
             },
             "config": config.decode("latin-1"),
             "weights_fd": weights.fileno(),

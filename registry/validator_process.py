@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from registry.base_tensor import BaseTensor
 from registry.errors import InvalidAdapter, TooLarge
 from registry.peft_format import write_canonical
 from registry.validate import AdapterLimits, check_adapter
@@ -31,6 +32,7 @@ class BaseFacts:
     model_id: str
     modules: dict[str, tuple[int, int]]
     config: dict[str, Any]
+    tensors: dict[str, BaseTensor]
 
 
 def main() -> None:
@@ -81,7 +83,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _validate(request: dict[str, Any]) -> dict[str, Any]:
-    base = BaseFacts(**request["base"])
+    facts = request["base"]
+    tensors = {
+        name: BaseTensor(dtype, tuple(shape), digest)
+        for name, (dtype, shape, digest) in facts.pop("tensors").items()
+    }
+    base = BaseFacts(**facts, tensors=tensors)
     limits = AdapterLimits(**request["limits"])
     started = time.perf_counter()
     with open(request["weights_fd"], "rb") as weights, open(request["target_fd"], "wb") as target:

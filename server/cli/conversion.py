@@ -45,7 +45,7 @@ class NotConvertible(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What an adapter adds to one module's weight.
+    """The matrix that an adapter adds to one module's weight.
 
     module: its name, such as "model.layers.0.self_attn.q_proj".   values: its singular values, the
     largest first.   a, b: the factors [k, in] and [out, k] of the k largest, k <= MAX_RANK.
@@ -83,7 +83,7 @@ class Effect:
 
 
 def read_effects(model_dir: Path, adapter_dir: Path) -> list[Effect]:
-    """What the adapter adds to each weight of the model in `model_dir`. Raises NotConvertible.
+    """Find what the adapter adds to each weight of the model in `model_dir`. Raises NotConvertible.
 
     The model is held in float32.
     """

@@ -79,6 +79,7 @@ SERVED = {
             "base_model_class": "LlamaForCausalLM", "parent_library": "os", "unsloth_fixed": True
         }
     },
+    "saved, but not trained": {"modules_to_save": ["norm", "lm_head", "embed_tokens"]},
     # PEFT corrects this option for linear layers, with a warning.
     "fan in fan out": {"fan_in_fan_out": True},
 }  # fmt: skip
@@ -95,7 +96,6 @@ REFUSED = {
     "a mapping to code": {
         "auto_mapping": {"base_model_class": "LlamaForCausalLM", "auto_map": "evil.py"}
     },
-    "saved head": {"modules_to_save": ["lm_head"]},
     "layer pattern": {"layers_pattern": "layers", "layers_to_transform": [1]},
     "layers twice": {"layer_replication": [[0, 2], [1, 2]]},
     "trained tokens": {"trainable_token_indices": [1, 2]},
@@ -190,12 +190,16 @@ def write(world, folder, changes, dtype=torch.float32):
         batch = torch.tensor([PROMPTS[1]])
         batches = [{"input_ids": batch, "attention_mask": torch.ones_like(batch)}] * 4
         peft.initialize_lora_eva_weights(model, batches, show_progress_bar=False)
+    randomize(model, dtype)
+    model.save_pretrained(folder)
+    return folder
+
+
+def randomize(model, dtype=torch.float32):
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.8 / parameter.shape[-1] ** 0.5)
             parameter.data = parameter.data.to(dtype)
-    model.save_pretrained(folder)
-    return folder
 
 
 @torch.inference_mode()
@@ -224,10 +228,14 @@ def test_files_of_half_the_bytes_say_what_the_merged_model_says(world, base_says
     assert_served(world, folder, base_says)
 
 
-def refusal(world, folder):
+def validate(world, folder):
     config = (folder / CONFIG_FILE).read_bytes()
+    return validate_adapter(config, folder / WEIGHTS_FILE, world.base, AdapterLimits())
+
+
+def refusal(world, folder):
     with pytest.raises(InvalidAdapter) as caught:
-        validate_adapter(config, folder / WEIGHTS_FILE, world.base, AdapterLimits())
+        validate(world, folder)
     return caught.value
 
 
@@ -256,7 +264,6 @@ def test_an_option_that_only_its_config_shows_is_refused_by_name(world, tmp_path
     [
         lambda module: {"target_modules": [module]},
         lambda module: {"target_modules": ["q_proj", module]},
-        lambda module: {"modules_to_save": [module]},
         lambda module: {"trainable_token_indices": {module: [1]}},
     ],
 )
@@ -266,13 +273,32 @@ def test_what_changes_the_embedding_or_the_head_is_told_what_to_train_instead(
     error = refusal(world, write(world, tmp_path, changes(module)))
     assert error.code == "unsupported_feature"
     assert module in str(error)
-    assert "LoRA on embed_tokens and lm_head, or weights saved for them, is not" in str(error)
+    assert "LoRA on embed_tokens and lm_head, or trained tokens of them, is not" in str(error)
 
 
-def test_an_embedding_that_was_saved_beside_lora_is_told_so_too(world, tmp_path):
+@pytest.mark.parametrize("module", ["embed_tokens", "lm_head", "norm"])
+def test_saved_modules_that_were_trained_are_refused_by_name(world, tmp_path, module):
+    model = peft.get_peft_model(world.fresh_model(), make_config({"modules_to_save": [module]}))
+    randomize(model)
+    saved = next(p for name, p in model.named_parameters() if "modules_to_save" in name)
+    saved.data[-1] += 0.01
+    model.save_pretrained(tmp_path)
+    error = refusal(world, tmp_path)
+    assert (error.code, error.param) == ("unsupported_feature", "modules_to_save")
+    assert f"{module}.weight, or it was saved from another" in str(error)
+
+
+def test_an_embedding_that_was_saved_beside_lora_changes_nothing(world, base_says, tmp_path):
     model = peft.get_peft_model(world.fresh_model(), make_config({}))
-    model.save_pretrained(tmp_path, save_embedding_layers=True)
-    assert "or weights saved for them, is not served" in str(refusal(world, tmp_path))
+    randomize(model)
+    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    passport = validate(world, tmp_path / "adapter")
+    # The first warning is that the folder of the base model has another name.
+    assert passport.warnings[1:] == [
+        f"The files have a copy of the base model's {name}, which was not trained; left out."
+        for name in ("lm_head.weight", "model.embed_tokens.weight")
+    ]
+    assert_served(world, tmp_path / "adapter", base_says)
 
 
 @pytest.mark.parametrize("method", METHODS)

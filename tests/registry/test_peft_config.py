@@ -80,7 +80,6 @@ def test_layers_to_transform_keeps_the_other_layers_out(layers):
         ("lora_bias", True),
         ("bias", "all"),
         ("fan_in_fan_out", True),
-        ("modules_to_save", ["lm_head"]),
         ("layer_replication", [[0, 1]]),
         ("layers_pattern", "layers"),
         ("trainable_token_indices", [1]),

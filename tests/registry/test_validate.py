@@ -256,3 +256,39 @@ def test_a_module_far_larger_than_the_others_is_a_warning(base):
     tensors = with_tensor(base, B0, make_tensor(np.full((16, 4), 1000.0)))
     (warning,) = check(base, tensors).passport.warnings
     assert "times the median" in warning
+
+
+# ---- copies of the base model's tensors ----
+
+COPY = "base_model.model.model.embed_tokens.weight"
+
+
+def embedding(base):
+    return np.random.default_rng(0).normal(size=(7, 16)).astype(np.float32)  # as in write_base
+
+
+@pytest.mark.parametrize("name", [COPY, COPY.replace(".weight", ".base_layer.weight")])
+def test_a_copy_of_a_base_tensor_is_left_out_with_a_warning(base, name):
+    plain = check(base, make_adapter(base))
+    adapter = make_adapter(base) | {name: make_tensor(embedding(base))}
+    checked = check(base, adapter, make_config(modules_to_save=["embed_tokens"]))
+    assert checked.header.tensors.keys() == plain.header.tensors.keys()
+    assert checked.passport.warnings == [
+        "The files have a copy of the base model's model.embed_tokens.weight, which was not "
+        "trained; left out."
+    ]
+    assert replace(checked.passport, warnings=[]) == plain.passport
+
+
+def test_a_copy_that_was_trained_is_refused(base):
+    values = embedding(base)
+    values[6, 15] += 1
+    error = refused(base, make_adapter(base) | {COPY: make_tensor(values)})
+    assert (error.code, error.param) == ("unsupported_feature", "modules_to_save")
+    assert "modules_to_save trained model.embed_tokens.weight" in str(error)
+
+
+def test_the_copy_of_a_projection_is_no_copy(base):
+    name = "base_model.model.model.layers.0.self_attn.q_proj.weight"
+    adapter = make_adapter(base) | {name: make_tensor(np.ones((16, 16)))}
+    assert "is neither lora_A nor lora_B" in str(refused(base, adapter))

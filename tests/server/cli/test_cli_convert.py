@@ -102,7 +102,7 @@ def base_weights(model_dir):
 
 
 def effects(model_dir, model):
-    """What a model's weights differ by from the base model's, by module."""
+    """Differences of a model's weights from the base model's, by module."""
     before, after = base_weights(model_dir), model.state_dict()
     differences = {name: after[name] - before[name] for name in before}
     return {name.removesuffix(".weight"): each for name, each in differences.items() if each.any()}
