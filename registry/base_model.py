@@ -13,7 +13,7 @@ from typing import Any
 from registry.architecture import refusal, served_architecture
 from registry.base_tensor import BaseTensor, digest_of
 from registry.errors import InvalidAdapter, UnsupportedBaseModel
-from registry.peft_format import Header, read_header, read_tensor_chunks
+from registry.peft_format import EMBEDDING, HEAD, Header, read_header, read_tensor_chunks
 from registry.strict_json import parse_object
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -26,7 +26,7 @@ _CONFIG = "config.json"
 _MAX_CONFIG_DEPTH = 32
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EMBEDDING, _HEAD = f"{EMBEDDING}.weight", f"{HEAD}.weight"
 _SERVED = re.compile(
     r"(model\.layers\.\d+\.(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj))\.weight"
 )
@@ -38,7 +38,8 @@ class BaseModel:
 
     config: the content of config.json.   base_revision: sha256 of config and weights, hex.
     modules: (in_features, out_features) of every projection that an adapter may change, read from
-    the weights, by name such as "model.layers.0.self_attn.q_proj".
+    the weights, by name such as "model.layers.0.self_attn.q_proj".   ends: the same of the
+    embedding and the head.
     tensors: all other tensors, such as "lm_head.weight", by name; adapters may hold copies of them.
     created_at_s: Unix seconds at which config.json was written on this machine.
     """
@@ -50,6 +51,14 @@ class BaseModel:
     base_revision: str
     created_at_s: int = 0
     tensors: dict[str, BaseTensor] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> dict[str, tuple[int, int]]:
+        embedding = self.tensors.get(_EMBEDDING)
+        if embedding is None or len(embedding.shape) != 2:
+            return {}
+        vocab_size, hidden_size = embedding.shape
+        return {EMBEDDING: (vocab_size, hidden_size), HEAD: (hidden_size, vocab_size)}
 
     @classmethod
     def load(cls, path: Path | str, model_id: str, cache_dir: Path | str) -> "BaseModel":

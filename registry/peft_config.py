@@ -9,7 +9,7 @@ import numpy as np
 
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.module_pattern import MAX_WORK, ModulePattern
-from registry.peft_format import ModuleScale
+from registry.peft_format import EMBEDDING, HEAD, ModuleScale
 from registry.strict_json import parse_object
 
 T = TypeVar("T")
@@ -94,11 +94,9 @@ _READ = frozenset(
 )
 # Keys of auto_mapping, in which PEFT notes the class that it wrapped; Unsloth adds the last.
 _CLASS_KEYS = frozenset({"base_model_class", "parent_library", "unsloth_fixed"})
-_TRAINED_ENDS = ("embed_tokens", "lm_head")
-ENDS_NOT_SERVED = (
-    "LoRA on embed_tokens and lm_head, or trained tokens of them, is not served; train with "
-    "target_modules of attention and MLP only (such as q_proj, v_proj, down_proj), without "
-    "trainable_token_indices"
+TOKENS_NOT_SERVED = (
+    "trained tokens are not served; train embed_tokens or lm_head with LoRA (target_modules), "
+    "without trainable_token_indices"
 )
 # Other initializations (pissa, olora, corda, loftq, mica) change the base weights or the formula.
 _PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
@@ -109,7 +107,8 @@ class PeftConfig:
     """Settings of an adapter_config.json that decide the effect on each module.
 
     target_modules, exclude_modules: names or name endings, or one pattern; "all-linear" is the
-    pattern ".*".
+    pattern ".*".   is_all_linear: then the model's ends are not targeted.
+    saved_modules: names, or parts of them, of modules that are saved whole and have no adapter.
     rank_pattern, alpha_pattern: the first pattern that matches a module wins, as in PEFT.
     layers: layers with an adapter; None for all.
     invocation_tokens: an activated LoRA applies from their last occurrence in the prompt on; None
@@ -123,6 +122,8 @@ class PeftConfig:
     alpha_pattern: tuple[tuple[ModulePattern, float], ...]
     target_modules: frozenset[str] | ModulePattern
     exclude_modules: frozenset[str] | ModulePattern
+    is_all_linear: bool
+    saved_modules: tuple[str, ...]
     layers: frozenset[int] | None
     invocation_tokens: tuple[int, ...] | None
     base_model_name: str | None
@@ -147,6 +148,8 @@ class PeftConfig:
             alpha_pattern=_patterns("alpha_pattern", config.get("alpha_pattern"), _alpha),
             target_modules=_modules("target_modules", targets),
             exclude_modules=_modules("exclude_modules", config.get("exclude_modules") or []),
+            is_all_linear=targets == ALL_LINEAR,
+            saved_modules=_names("modules_to_save", config.get("modules_to_save") or []),
             layers=layers,
             invocation_tokens=_invocation_tokens(config.get("alora_invocation_tokens")),
             base_model_name=base_model_name if isinstance(base_model_name, str) else None,
@@ -163,11 +166,14 @@ class PeftConfig:
 
     def targets(self, module: str) -> bool:
         """Whether PEFT would put an adapter on this module (check_target_module_exists)."""
-        if _matches(self.exclude_modules, module):
+        is_end = module in (EMBEDDING, HEAD)
+        if _matches(self.exclude_modules, module) or (is_end and self.is_all_linear):
+            return False
+        if any(f".{name}." in f".{module}." for name in self.saved_modules):
             return False
         if not _matches(self.target_modules, module):
             return False
-        if self.layers is None or int(module.split(".")[2]) in self.layers:
+        if self.layers is None or (not is_end and int(module.split(".")[2]) in self.layers):
             return True
         # PEFT ignores layers_to_transform for a module that target_modules names in full.
         return isinstance(self.target_modules, frozenset) and module in self.target_modules
@@ -177,11 +183,6 @@ def endings(module: str) -> Iterator[str]:
     """Names by which a list may mean a module: "q_proj", "self_attn.q_proj", to the full name."""
     parts = module.split(".")
     return (".".join(parts[start:]) for start in reversed(range(len(parts))))
-
-
-def is_of_ends(name: str) -> bool:
-    """Whether a module or tensor belongs to a model's embedding or head."""
-    return any(part in _TRAINED_ENDS for part in name.split("."))
 
 
 def _matches(modules: frozenset[str] | ModulePattern, module: str) -> bool:
@@ -268,6 +269,12 @@ def _modules(key: str, value: object) -> frozenset[str] | ModulePattern:
     raise _invalid(key, "must be a list of module names or one pattern")
 
 
+def _names(key: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    raise _invalid(key, "must be a list of module names")
+
+
 def _layers(value: object) -> frozenset[int] | None:
     if value is None or value == []:
         return None
@@ -299,7 +306,7 @@ def _unsupported(key: str, value: object) -> InvalidAdapter:
     what = f"{key}={shown(str(value))} in {CONFIG_FILE}"
     # Trained tokens are rows of the embedding, so the message for embeddings applies.
     if key == "trainable_token_indices":
-        message = f"{what}: {ENDS_NOT_SERVED}."
+        message = f"{what}: {TOKENS_NOT_SERVED}."
     elif key == "lora_bias":
         message = (
             f"{what} is not served, since it adds a bias, which is no product of B and A; train "

@@ -15,9 +15,10 @@ from typing import Any, BinaryIO, Protocol
 
 from registry.base_tensor import BaseTensor
 from registry.errors import InvalidAdapter, TooLarge, shown
-from registry.peft_config import CONFIG_FILE, ENDS_NOT_SERVED, PeftConfig, endings, is_of_ends
+from registry.peft_config import CONFIG_FILE, TOKENS_NOT_SERVED, PeftConfig, endings
 from registry.peft_format import (
     ADAPTER_DTYPES,
+    EMBEDDING,
     WEIGHTS_FILE,
     Header,
     ModuleScale,
@@ -32,6 +33,8 @@ from registry.tensor_values import TensorValues, scan_tensor
 _LARGE_SCALE = 64.0
 _OUTLIER_RATIO = 100.0
 _MAX_WARNINGS = 20
+
+_TRAINED_TOKENS = ".token_adapter.trainable_tokens_delta"
 
 # The copies that PEFT writes for modules_to_save, and below an adapter of an embedding or a head.
 _COPY = re.compile(r"base_model\.model\.([A-Za-z0-9_.]+?)(?:\.base_layer)?\.(weight|bias)")
@@ -48,6 +51,9 @@ class Base(Protocol):
     def config(self) -> Mapping[str, Any]: ...
     @property
     def tensors(self) -> Mapping[str, BaseTensor]: ...
+
+    @property
+    def ends(self) -> Mapping[str, tuple[int, int]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +141,11 @@ def check_adapter(
         header = _without(header, copies)
         names = _paired_modules(header, base)
         _check_targets(names, config, base)
+        _check_embedding(names, config)
+        features = _modules(base)
         modules = {name: config.effect(name) for name in names}
         for name, effect in modules.items():
-            _check_shapes(name, effect, header, base.modules[name], limits.max_rank)
+            _check_shapes(name, effect, header, features[name], limits.max_rank)
             _check_scale(name, effect, limits.max_scale)
         values = {name: scan_tensor(file, name, tensor) for name, tensor in header.tensors.items()}
     norms = _norms(modules, values)
@@ -177,6 +185,22 @@ def _check_invocation_tokens(config: PeftConfig, base: Base) -> None:
         )
 
 
+def _modules(base: Base) -> dict[str, tuple[int, int]]:
+    """All modules that an adapter may change, with their inputs and outputs."""
+    return {**base.modules, **base.ends}
+
+
+def _check_embedding(names: list[str], config: PeftConfig) -> None:
+    """Refuse an activated LoRA of the embedding, which PEFT does not have."""
+    if config.invocation_tokens is not None and EMBEDDING in names:
+        raise InvalidAdapter(
+            code="unsupported_feature",
+            message=f"alora_invocation_tokens of {CONFIG_FILE} is not for LoRA on embed_tokens, "
+            "as in PEFT; train without embed_tokens.",
+            param="alora_invocation_tokens",
+        )
+
+
 def _find_copies(header: Header, base: Base) -> dict[str, str]:
     """Uploaded tensors that are named like one of the base model's: its name, by theirs."""
     copies = {}
@@ -196,8 +220,8 @@ def _check_copies(file: BinaryIO, header: Header, copies: Mapping[str, str], bas
             code="unsupported_feature",
             message=f"Tensor {shown(name)}: modules_to_save trained {copied}, or it was saved from "
             f"another base model than {base.model_id}; weights other than LoRA's are served only "
-            "if they equal the base model's. Train with target_modules of attention and MLP only "
-            "(such as q_proj, v_proj, down_proj), without modules_to_save, on this base model.",
+            "if they equal the base model's. Train embed_tokens and lm_head with LoRA "
+            "(target_modules), without modules_to_save, on this base model.",
             param="modules_to_save",
         )
 
@@ -211,22 +235,22 @@ def _paired_modules(header: Header, base: Base) -> list[str]:
     """Modules that have tensors, in the base model's order. Raises InvalidAdapter on any tensor
     that is not one of a served module's pair.
     """
-    found = set()
+    known, found = _modules(base), set()
     for name, tensor in header.tensors.items():
-        if is_of_ends(name):
-            raise _fault("unsupported_feature", f"Tensor {shown(name)}: {ENDS_NOT_SERVED}")
+        if name.endswith(_TRAINED_TOKENS):
+            raise _fault("unsupported_feature", f"Tensor {shown(name)}: {TOKENS_NOT_SERVED}")
         parts = split_lora_name(name)
         if parts is None:
             raise _fault(
                 "unsupported_feature",
-                f"Tensor {shown(name)} is neither lora_A nor lora_B of a linear layer; "
-                "train without it",
+                f"Tensor {shown(name)} is neither lora_A nor lora_B of a layer; train without it",
             )
-        if parts[0] not in base.modules:
+        if parts[0] not in known:
             raise _fault(
                 "unknown_module",
                 f"Tensor {shown(name)} changes a module that {base.model_id} does not have or that "
-                "is not served; train on this base model, on its attention and MLP projections",
+                "is not served; train on this base model, on its attention and MLP projections, "
+                "embed_tokens or lm_head",
             )
         if tensor.dtype not in ADAPTER_DTYPES:
             raise _fault(
@@ -234,7 +258,7 @@ def _paired_modules(header: Header, base: Base) -> list[str]:
                 f"Tensor {shown(name)} is {tensor.dtype}; save the adapter as F16, BF16 or F32",
             )
         found.add(parts[0])
-    modules = [module for module in base.modules if module in found]
+    modules = [module for module in known if module in found]
     for name in (name for module in modules for name in lora_names(module)):
         if name not in header.tensors:
             raise _fault("unpaired_tensor", f"{name} is missing beside its pair; save it again")
@@ -245,7 +269,7 @@ def _paired_modules(header: Header, base: Base) -> list[str]:
 
 def _check_targets(names: list[str], config: PeftConfig, base: Base) -> None:
     """Check that config and tensors agree, since PEFT would drop a tensor that is not targeted."""
-    targeted = {module for module in base.modules if config.targets(module)}
+    targeted = [module for module in _modules(base) if config.targets(module)]
     if not targeted:
         raise InvalidAdapter(
             code="target_mismatch",
@@ -257,7 +281,7 @@ def _check_targets(names: list[str], config: PeftConfig, base: Base) -> None:
             raise _fault(
                 "target_mismatch", f"{name} has tensors, but {CONFIG_FILE} does not target it"
             )
-    missing = [module for module in base.modules if module in targeted and module not in names]
+    missing = [module for module in targeted if module not in names]
     if missing:
         raise _fault("target_mismatch", f"{CONFIG_FILE} targets {missing[0]}, which has no tensors")
 
@@ -305,6 +329,11 @@ def _norms(modules: dict[str, ModuleScale], values: dict[str, TensorValues]) -> 
 
 
 def _config_warnings(config: PeftConfig, names: list[str], base: Base) -> Iterator[str]:
+    if base.config.get("tie_word_embeddings") and not base.ends.keys().isdisjoint(names):
+        yield (
+            "The base model's head is its embedding. LoRA changes only the one that it names, as "
+            "in training; PEFT's merge would change both."
+        )
     trained_on = config.base_model_name
     if trained_on and trained_on.rstrip("/").split("/")[-1] != base.model_id.split("/")[-1]:
         yield (
@@ -312,7 +341,7 @@ def _config_warnings(config: PeftConfig, names: list[str], base: Base) -> Iterat
             f"served here is {base.model_id}."
         )
     if isinstance(config.target_modules, frozenset):
-        known = {ending for module in base.modules for ending in endings(module)}
+        known = {ending for module in _modules(base) for ending in endings(module)}
         for target in sorted(config.target_modules - known):
             yield f"target_modules has {shown(target)}, which matches no served module."
     for key, patterns in (

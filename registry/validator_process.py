@@ -27,10 +27,11 @@ _CLONE_NEWUSER = 0x1000_0000
 
 @dataclass(frozen=True, slots=True)
 class BaseFacts:
-    """Properties of a base model that the checks need. config: only vocab_size."""
+    """Properties of a base model that the checks need. config: vocab_size, tie_word_embeddings."""
 
     model_id: str
     modules: dict[str, tuple[int, int]]
+    ends: dict[str, tuple[int, int]]
     config: dict[str, Any]
     tensors: dict[str, BaseTensor]
 

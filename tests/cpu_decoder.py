@@ -13,4 +13,4 @@ def make_decoder(config, weights, form, max_model_len, make_kernels=PlainKernels
     dtype = getattr(torch, form.dtype)
     own = config.shard(form.layout.num_shards)
     shape = attention_shape(own, form.layout.block_size, max_model_len, dtype)
-    return Decoder(config, weights, make_kernels(shape), ranks)
+    return Decoder(config, weights, make_kernels(shape), ranks, form.layout)

@@ -33,7 +33,7 @@ def cpu_backend(
     stored = StoredWeights(Path(config.model_dir), dtype)
     weights = ShardedWeights(stored, ranks.shard) if ranks else stored
     try:
-        model = Decoder(model_config, weights, kernels, ranks)
+        model = Decoder(model_config, weights, kernels, ranks, layout)
     except Unavailable as reason:  # for the head, whose shape the self-check does not have
         raise UnsupportedModel(str(reason)) from None
     give_back_memory()

@@ -84,7 +84,8 @@ def build_core(
     tokens: their bytes, those that end an answer, and grammars; fakes by default.
     """
     config = DecoderConfig.parse(load_config(model_dir))
-    layout = Layout.of(config.shape, itemsize=4, num_shards=num_ranks)
+    vocab_size = 0 if make_backend else config.vocab_size
+    layout = Layout.of(config.shape, itemsize=4, num_shards=num_ranks, vocab_size=vocab_size)
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
     form = PackedForm(layout, "float32", "base-1")
     weights = dict(StoredWeights(model_dir, torch.float32))

@@ -80,6 +80,21 @@ SERVED = {
         }
     },
     "saved, but not trained": {"modules_to_save": ["norm", "lm_head", "embed_tokens"]},
+    "the head": {"target_modules": ["lm_head"]},
+    "the head by regex": {
+        "target_modules": r".*(lm_head|up_proj)", "alpha_pattern": {"lm_head": 3}
+    },
+    "the embedding": {"target_modules": ["embed_tokens"], "r": 12, "use_rslora": True},
+    "both ends": {"target_modules": [*ALL_TARGETS, "embed_tokens", "lm_head"], "r": 9},
+    "both ends, patterns": {
+        "target_modules": ["q_proj", "model.embed_tokens", "lm_head"],
+        "layers_to_transform": [0],
+        "rank_pattern": {"lm_head": 11, "embed_tokens": 3},
+        "alpha_pattern": {"embed_tokens": 7},
+    },
+    "the head, activated": {
+        "target_modules": ["v_proj", "lm_head"], "alora_invocation_tokens": INVOCATION
+    },
     # PEFT corrects this option for linear layers, with a warning.
     "fan in fan out": {"fan_in_fan_out": True},
 }  # fmt: skip
@@ -259,21 +274,22 @@ def test_an_option_that_only_its_config_shows_is_refused_by_name(world, tmp_path
 
 
 @pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        lambda module: {"target_modules": [module]},
-        lambda module: {"target_modules": ["q_proj", module]},
-        lambda module: {"trainable_token_indices": {module: [1]}},
-    ],
-)
-def test_what_changes_the_embedding_or_the_head_is_told_what_to_train_instead(
-    world, tmp_path, module, changes
-):
-    error = refusal(world, write(world, tmp_path, changes(module)))
+def test_trained_tokens_are_told_what_to_train_instead(world, tmp_path, module):
+    error = refusal(world, write(world, tmp_path, {"trainable_token_indices": {module: [1]}}))
     assert error.code == "unsupported_feature"
     assert module in str(error)
-    assert "LoRA on embed_tokens and lm_head, or trained tokens of them, is not" in str(error)
+    assert "train embed_tokens or lm_head with LoRA" in str(error)
+
+
+def test_an_activated_lora_of_the_embedding_is_refused(world, tmp_path):
+    # PEFT makes no such adapter, but its config may say so.
+    write(world, tmp_path, {"target_modules": ["q_proj", "embed_tokens"]})
+    config = json.loads((tmp_path / CONFIG_FILE).read_text())
+    config["alora_invocation_tokens"] = INVOCATION
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
+    error = refusal(world, tmp_path)
+    assert (error.code, error.param) == ("unsupported_feature", "alora_invocation_tokens")
+    assert "train without embed_tokens" in str(error)
 
 
 @pytest.mark.parametrize("module", ["embed_tokens", "lm_head", "norm"])
