@@ -58,7 +58,14 @@ CONVERTIBLE_TYPES = frozenset(
 )  # fmt: skip
 _CONVERTIBLE_INITS = ("corda", "lora_ga", "mica", "olora", "pissa")
 CONVERTIBLE_OPTIONS = frozenset(
-    {"kasa_config", "monteclora_config", "use_dora", "use_qalora", "velora_config"}
+    {
+        "kasa_config",
+        "monteclora_config",
+        "trainable_token_indices",
+        "use_dora",
+        "use_qalora",
+        "velora_config",
+    }
 )
 # Options that concern training only, or have an effect only with another key.
 _IGNORED = frozenset(
@@ -95,8 +102,8 @@ _READ = frozenset(
 # Keys of auto_mapping, in which PEFT notes the class that it wrapped; Unsloth adds the last.
 _CLASS_KEYS = frozenset({"base_model_class", "parent_library", "unsloth_fixed"})
 TOKENS_NOT_SERVED = (
-    "trained tokens are not served; train embed_tokens or lm_head with LoRA (target_modules), "
-    "without trainable_token_indices"
+    "trained tokens are not served; make a plain LoRA of embed_tokens of them with "
+    "`chorale adapters convert`, or train embed_tokens with LoRA (target_modules)"
 )
 # Other initializations (pissa, olora, corda, loftq, mica) change the base weights or the formula.
 _PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")

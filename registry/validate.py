@@ -221,7 +221,8 @@ def _check_copies(file: BinaryIO, header: Header, copies: Mapping[str, str], bas
             message=f"Tensor {shown(name)}: modules_to_save trained {copied}, or it was saved from "
             f"another base model than {base.model_id}; weights other than LoRA's are served only "
             "if they equal the base model's. Train embed_tokens and lm_head with LoRA "
-            "(target_modules), without modules_to_save, on this base model.",
+            "(target_modules), without modules_to_save, on this base model; or make a plain LoRA "
+            "of them with `chorale adapters convert`.",
             param="modules_to_save",
         )
 

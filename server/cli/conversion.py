@@ -22,21 +22,27 @@ import peft
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging
+
+from registry.peft_format import EMBEDDING, HEAD, lora_names
 
 MAX_RANK = 256
 """Largest rank that the server takes (registry.validate.AdapterLimits)."""
 
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_ENDS = {f"{EMBEDDING}.weight": EMBEDDING, f"{HEAD}.weight": HEAD}
+_EMBEDDING, _HEAD = _ENDS
 _FAULTS = (AttributeError, ImportError, KeyError, NotImplementedError, OSError, RuntimeError,
            TypeError, ValueError)  # fmt: skip
 """Errors by which transformers and PEFT say that files are damaged or of another model."""
 
-_MORE_THAN_LINEAR = (
-    "It changes or adds {}, and a LoRA changes only the weights of attention and MLP; train "
-    "those only."
+_MORE_THAN_MATRICES = (
+    "It changes or adds {}, and a LoRA changes only the matrices of attention, MLP, embedding and "
+    "head; train those only."
 )
+_NUM_PROBES = 16
+_PROBE_PRECISION = 1e-3
+"""Difference of logits that rounding may cause, as a share of the largest logit."""
 
 
 class NotConvertible(Exception):
@@ -58,10 +64,15 @@ class Effect:
 
     @classmethod
     def of(cls, module: str, difference: torch.Tensor) -> "Effect":
-        """Factorize the difference of two weights, [out, in]."""
-        u, values, v = torch.linalg.svd(difference, full_matrices=False)
+        """Factorize the difference of two weights, [out, in]; [in, out] for an embedding."""
+        # Trained tokens are a few rows of a large matrix.
+        rows = difference.any(dim=1).nonzero().view(-1)
+        u, values, a = torch.linalg.svd(difference[rows], full_matrices=False)
         k = min(MAX_RANK, len(values))
-        return cls(module, values.double(), v[:k].contiguous(), u[:, :k] * values[:k])
+        b = difference.new_zeros(len(difference), k)
+        b[rows] = u[:, :k] * values[:k]
+        a, b = (b.T, a[:k].T) if module == EMBEDDING else (a[:k], b)
+        return cls(module, values.double(), a, b)
 
     def lost(self, rank: int) -> float:
         """Squared Frobenius norm of what a LoRA of this rank leaves out."""
@@ -91,16 +102,17 @@ def read_effects(model_dir: Path, adapter_dir: Path) -> list[Effect]:
     modules, weights = dict(merged.named_modules()), merged.state_dict()
     effects = []
     with torch.inference_mode():
-        for name, stored in _stored_weights(model_dir, merged.config.tie_word_embeddings):
+        for name, stored in _stored_weights(model_dir):
             weight = weights.pop(name, None)
             if weight is None or torch.equal(weight, stored):
                 continue
             module = name.removesuffix(".weight")
-            if not (isinstance(modules.get(module), torch.nn.Linear) and ".layers." in name):
-                raise NotConvertible(_MORE_THAN_LINEAR.format(name))
+            is_projection = isinstance(modules.get(module), torch.nn.Linear)
+            if not is_projection and name not in _ENDS:
+                raise NotConvertible(_MORE_THAN_MATRICES.format(name))
             effects.append(Effect.of(module, weight - stored))
     if weights:
-        raise NotConvertible(_MORE_THAN_LINEAR.format(next(iter(weights))))
+        raise NotConvertible(_MORE_THAN_MATRICES.format(next(iter(weights))))
     if not effects:
         raise NotConvertible("It changes nothing; save the adapter after training.")
     return effects
@@ -132,9 +144,9 @@ def write_lora(effects: Sequence[Effect], rank: int, adapter_dir: Path, out: Pat
     )
     tensors = {}
     for effect in effects:
-        prefix = f"base_model.model.{effect.module}"
-        tensors[f"{prefix}.lora_A.weight"] = _of_rank(effect.a, rank)
-        tensors[f"{prefix}.lora_B.weight"] = _of_rank(effect.b.T, rank).T.contiguous()
+        name_of_a, name_of_b = lora_names(effect.module)
+        tensors[name_of_a] = _of_rank(effect.a, rank)
+        tensors[name_of_b] = _of_rank(effect.b.T, rank).T.contiguous()
     config.save_pretrained(out)
     save_file(tensors, out / "adapter_model.safetensors", metadata={"format": "pt"})
 
@@ -167,7 +179,11 @@ def _of_rank(rows: torch.Tensor, rank: int) -> torch.Tensor:
 
 
 def _merged(model_dir: Path, adapter_dir: Path) -> PreTrainedModel:
-    """The base model with the adapter merged into it, in float32. Raises NotConvertible."""
+    """The base model with the adapter merged into it, in float32. Raises NotConvertible.
+
+    PEFT does not merge all adapters to what they compute (two that share a tied weight, for one),
+    so both are compared on a few tokens.
+    """
     with _quiet():
         adapted = peft.PeftModel.from_pretrained(_base(model_dir), adapter_dir)
         if not hasattr(adapted.base_model, "merge_and_unload"):
@@ -175,8 +191,26 @@ def _merged(model_dir: Path, adapter_dir: Path) -> PreTrainedModel:
                 f"Its type, {adapted.active_peft_config.peft_type.value}, does not change weights; "
                 "train a LoRA."
             )
-        merged: PreTrainedModel = adapted.base_model.merge_and_unload()
-        return merged
+        probes = _probe_tokens(adapted)
+        with torch.inference_mode():
+            computed = adapted(probes, use_cache=False).logits
+            merged: PreTrainedModel = adapted.base_model.merge_and_unload()
+            difference = (merged(probes, use_cache=False).logits - computed).abs().max()
+    if difference > _PROBE_PRECISION * computed.abs().max():
+        raise NotConvertible(
+            "PEFT does not merge it to what it computes, as if layers are replicated, or LoRA is "
+            "on an embedding that is also the model's head; train a LoRA without that."
+        )
+    return merged
+
+
+def _probe_tokens(adapted: peft.PeftModel) -> torch.Tensor:
+    """Tokens from all over the vocabulary, and those that were trained, [1, tokens]."""
+    vocab_size = adapted.config.vocab_size
+    trained = getattr(adapted.active_peft_config, "trainable_token_indices", None) or []
+    lists = trained.values() if isinstance(trained, dict) else [trained]
+    spread = range(0, vocab_size, -(-vocab_size // _NUM_PROBES))
+    return torch.tensor([[*spread, *(token for tokens in lists for token in tokens)]])
 
 
 def _base(model_dir: Path) -> PreTrainedModel:
@@ -185,11 +219,13 @@ def _base(model_dir: Path) -> PreTrainedModel:
     )
 
 
-def _stored_weights(model_dir: Path, is_tied: bool) -> Iterator[tuple[str, torch.Tensor]]:
+def _stored_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """Names and float32 values of the tensors in the model's files, one after the other.
 
-    is_tied: the model's head is its embedding, and has no tensor of its own in the files.
+    A head that is the embedding has no tensor of its own in the files.
     """
+    # The model's own config is not asked, since PEFT changes it when it separates the two.
+    is_tied = AutoConfig.from_pretrained(model_dir).tie_word_embeddings
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             for name in sorted(file.keys()):

@@ -278,7 +278,7 @@ def test_trained_tokens_are_told_what_to_train_instead(world, tmp_path, module):
     error = refusal(world, write(world, tmp_path, {"trainable_token_indices": {module: [1]}}))
     assert error.code == "unsupported_feature"
     assert module in str(error)
-    assert "train embed_tokens or lm_head with LoRA" in str(error)
+    assert "with `chorale adapters convert`, or train embed_tokens with LoRA" in str(error)
 
 
 def test_an_activated_lora_of_the_embedding_is_refused(world, tmp_path):

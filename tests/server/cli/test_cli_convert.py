@@ -159,10 +159,39 @@ def test_a_lora_of_another_formula_becomes_a_plain_one(model_dir, base, tmp_path
     assert_converted(model_dir, base, folder, max_error=0.2)
 
 
+TRAINED = {
+    "tokens": make_config("Lora", r=3, trainable_token_indices=[1, 5, 290]),
+    "tokens of LoHa and a saved head": make_config("LoHa", r=2, modules_to_save=["lm_head"]),
+    "tokens alone": peft.TrainableTokensConfig(task_type="CAUSAL_LM", token_indices=[7, 3]),
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("case", TRAINED)
+def test_trained_tokens_and_heads_become_lora_of_the_ends(tmp_path, tied, case):
+    model_dir = save_model(tmp_path / "model", num_hidden_layers=1, tied=tied)
+    folder = write(model_dir, tmp_path / "adapter", TRAINED[case])
+    result, out = convert(model_dir, folder, "--max-error", "1e-4")
+    assert result.exit_code == 0, result.stderr
+    prompt = torch.tensor([[5, 1, 290, 7, 3, 100, 0]])
+    with torch.inference_mode():
+        base = fresh_model(model_dir)(prompt).logits
+        theirs, ours = (
+            peft.PeftModel.from_pretrained(fresh_model(model_dir), each)(prompt).logits
+            for each in (folder, out)
+        )
+    assert relative(ours - base, theirs - base) < 1e-3
+    base_model = BaseModel.load(model_dir, "tiny", tmp_path / "cache")
+    validate_adapter(
+        (out / CONFIG_FILE).read_bytes(), out / WEIGHTS_FILE, base_model, AdapterLimits()
+    )
+
+
 def test_what_a_refusal_says_is_convertible_is_converted_here():
     types = {make_config(name, **changes).peft_type.value for name, changes in TYPES.items()}
     assert types == peft_config.CONVERTIBLE_TYPES
-    assert OPTIONS.keys() == peft_config.CONVERTIBLE_OPTIONS
+    options = OPTIONS.keys() | {"trainable_token_indices"}
+    assert options == peft_config.CONVERTIBLE_OPTIONS
 
 
 def test_an_exact_effect_takes_only_the_rank_that_it_has(model_dir, base, tmp_path):
@@ -249,14 +278,20 @@ def test_a_rank_is_not_for_an_initial_adapter(model_dir, tmp_path):
 @pytest.mark.parametrize(
     ("config", "sentence"),
     [
-        (make_config("LoHa", modules_to_save=["lm_head"]), "It changes or adds lm_head.weight"),
         (
-            make_config("Lora", use_dora=True, trainable_token_indices=[1]),
-            "It changes or adds model.embed_tokens.weight",
+            make_config("LoHa", modules_to_save=["norm"]),
+            "It changes or adds model.layers.0.input_layernorm.weight",
+        ),
+        (
+            # PEFT adds the effect of both to the one weight, twice.
+            make_config(
+                "Lora", target_modules=["embed_tokens", "lm_head"], ensure_weight_tying=True
+            ),
+            "PEFT does not merge it to what it computes",
         ),
         (
             make_config("Lora", use_dora=True, layer_replication=[[0, 1], [0, 1]]),
-            "It changes or adds model.layers.1.self_attn.q_proj.weight",
+            "PEFT does not merge it to what it computes, as if layers are replicated",
         ),
         (
             make_config("LNTuning", target_modules=["input_layernorm"]),
