@@ -30,7 +30,6 @@ _UNSUPPORTED = frozenset(
     {
         "arrow_config",
         "corda_config",
-        "ensure_weight_tying",
         "fan_in_fan_out",
         "kasa_config",
         "layer_replication",
@@ -86,6 +85,7 @@ _READ = frozenset(
         "auto_mapping",
         "base_model_name_or_path",
         "bias",
+        "ensure_weight_tying",
         "exclude_modules",
         "init_lora_weights",
         "layers_to_transform",
@@ -118,6 +118,7 @@ class PeftConfig:
     saved_modules: names, or parts of them, of modules that are saved whole and have no adapter.
     rank_pattern, alpha_pattern: the first pattern that matches a module wins, as in PEFT.
     layers: layers with an adapter; None for all.
+    ties_ends: an embedding that is also the head has one LoRA for both, see `targets`.
     invocation_tokens: an activated LoRA applies from their last occurrence in the prompt on; None
     for an ordinary LoRA.
     """
@@ -132,6 +133,7 @@ class PeftConfig:
     is_all_linear: bool
     saved_modules: tuple[str, ...]
     layers: frozenset[int] | None
+    ties_ends: bool
     invocation_tokens: tuple[int, ...] | None
     base_model_name: str | None
 
@@ -158,6 +160,7 @@ class PeftConfig:
             is_all_linear=targets == ALL_LINEAR,
             saved_modules=_names("modules_to_save", config.get("modules_to_save") or []),
             layers=layers,
+            ties_ends=_flag("ensure_weight_tying", config.get("ensure_weight_tying")),
             invocation_tokens=_invocation_tokens(config.get("alora_invocation_tokens")),
             base_model_name=base_model_name if isinstance(base_model_name, str) else None,
         )

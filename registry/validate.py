@@ -13,18 +13,23 @@ from pathlib import Path
 from statistics import median
 from typing import Any, BinaryIO, Protocol
 
+import numpy as np
+
 from registry.base_tensor import BaseTensor
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.peft_config import CONFIG_FILE, TOKENS_NOT_SERVED, PeftConfig, endings
 from registry.peft_format import (
     ADAPTER_DTYPES,
     EMBEDDING,
+    HEAD,
     WEIGHTS_FILE,
     Header,
     ModuleScale,
+    TensorInfo,
     canonical_header,
     lora_names,
     read_header,
+    read_tensor_chunks,
     split_lora_name,
 )
 from registry.tensor_values import TensorValues, scan_tensor
@@ -147,6 +152,8 @@ def check_adapter(
         for name, effect in modules.items():
             _check_shapes(name, effect, header, features[name], limits.max_rank)
             _check_scale(name, effect, limits.max_scale)
+        if _ties_ends(config, base) and HEAD in modules:
+            _check_tied(file, header)
         values = {name: scan_tensor(file, name, tensor) for name, tensor in header.tensors.items()}
     norms = _norms(modules, values)
     warnings = [
@@ -188,6 +195,31 @@ def _check_invocation_tokens(config: PeftConfig, base: Base) -> None:
 def _modules(base: Base) -> dict[str, tuple[int, int]]:
     """All modules that an adapter may change, with their inputs and outputs."""
     return {**base.modules, **base.ends}
+
+
+def _ties_ends(config: PeftConfig, base: Base) -> bool:
+    return config.ties_ends and bool(base.config.get("tie_word_embeddings"))
+
+
+def _check_tied(file: BinaryIO, header: Header) -> None:
+    """Check that the LoRA of a tied head is the embedding's, transposed: PEFT would load one of
+    them over the other. Raises InvalidAdapter.
+    """
+    a, b = (_read(file, header.tensors[name]) for name in lora_names(EMBEDDING))
+    head_a, head_b = (_read(file, header.tensors[name]) for name in lora_names(HEAD))
+    if not (np.array_equal(head_a, b.T) and np.array_equal(head_b, a.T)):
+        raise InvalidAdapter(
+            code="unsupported_feature",
+            message=f"ensure_weight_tying in {CONFIG_FILE}: the LoRA of {HEAD} is not that of "
+            f"{EMBEDDING}, transposed; save the adapter again, or train without it.",
+            param="ensure_weight_tying",
+        )
+
+
+def _read(file: BinaryIO, tensor: TensorInfo) -> np.ndarray[Any, np.dtype[np.unsignedinteger]]:
+    """Bits of a tensor's values, whose shape was checked."""
+    raw = b"".join(read_tensor_chunks(file, tensor))
+    return np.frombuffer(raw, f"<u{len(raw) // prod(tensor.shape)}").reshape(tensor.shape)
 
 
 def _check_embedding(names: list[str], config: PeftConfig) -> None:
@@ -270,7 +302,13 @@ def _paired_modules(header: Header, base: Base) -> list[str]:
 
 def _check_targets(names: list[str], config: PeftConfig, base: Base) -> None:
     """Check that config and tensors agree, since PEFT would drop a tensor that is not targeted."""
-    targeted = [module for module in _modules(base) if config.targets(module)]
+    ties = _ties_ends(config, base)
+    # PEFT puts the adapter of a tied head where it puts the embedding's.
+    targeted = [
+        module
+        for module in _modules(base)
+        if config.targets(EMBEDDING if ties and module == HEAD else module)
+    ]
     if not targeted:
         raise InvalidAdapter(
             code="target_mismatch",

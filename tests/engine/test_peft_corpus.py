@@ -13,6 +13,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from peft.tuners.lora import config as options
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from registry.base_model import BaseModel
@@ -92,6 +93,9 @@ SERVED = {
         "rank_pattern": {"lm_head": 11, "embed_tokens": 3},
         "alpha_pattern": {"embed_tokens": 7},
     },
+    "tied": {"ensure_weight_tying": True, "target_modules": ["up_proj", "embed_tokens"]},
+    "tied by the head": {"ensure_weight_tying": True, "target_modules": ["lm_head", "q_proj"]},
+    "nothing tied": {"ensure_weight_tying": True},
     "the head, activated": {
         "target_modules": ["v_proj", "lm_head"], "alora_invocation_tokens": INVOCATION
     },
@@ -117,7 +121,6 @@ REFUSED = {
     "parameters": {
         "target_parameters": ["mlp.up_proj.weight"], "target_modules": ["q_proj"]
     },
-    "tied": {"ensure_weight_tying": True},
     "PiSSA": {"init_lora_weights": "pissa"},
     "fast PiSSA": {"init_lora_weights": "pissa_niter_4"},
     "OLoRA": {"init_lora_weights": "olora"},
@@ -279,6 +282,16 @@ def test_trained_tokens_are_told_what_to_train_instead(world, tmp_path, module):
     assert error.code == "unsupported_feature"
     assert module in str(error)
     assert "with `chorale adapters convert`, or train embed_tokens with LoRA" in str(error)
+
+
+def test_halves_of_a_tied_lora_that_differ_are_refused(world, tmp_path):
+    changes = {"ensure_weight_tying": True, "target_modules": ["embed_tokens"]}
+    write(world, tmp_path, changes)
+    tensors = load_file(tmp_path / WEIGHTS_FILE)
+    tensors["base_model.model.lm_head.lora_A.weight"][0, 0] += 1
+    save_file(tensors, tmp_path / WEIGHTS_FILE)
+    error = refusal(world, tmp_path)
+    assert (error.code, error.param) == ("unsupported_feature", "ensure_weight_tying")
 
 
 def test_an_activated_lora_of_the_embedding_is_refused(world, tmp_path):

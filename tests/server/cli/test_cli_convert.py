@@ -283,10 +283,8 @@ def test_a_rank_is_not_for_an_initial_adapter(model_dir, tmp_path):
             "It changes or adds model.layers.0.input_layernorm.weight",
         ),
         (
-            # PEFT adds the effect of both to the one weight, twice.
-            make_config(
-                "Lora", target_modules=["embed_tokens", "lm_head"], ensure_weight_tying=True
-            ),
+            # PEFT adds the effects of both to the one weight.
+            make_config("Lora", target_modules=["embed_tokens", "lm_head"], use_dora=True),
             "PEFT does not merge it to what it computes",
         ),
         (
