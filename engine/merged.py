@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
@@ -18,7 +17,7 @@ from engine.models.checkpoint import projection_name
 from engine.models.config import DecoderConfig
 from engine.proof import Compared, TokenSequence
 from kernels.elementwise import apply_rope, rms_norm, silu_mul
-from lora.canonical import CanonicalWeights, ModuleDelta
+from lora.canonical import CanonicalWeights, ModuleDelta, as_float32
 from registry.peft_format import EMBEDDING, HEAD
 
 _UNIT_ELEMENTS = 1 << 19
@@ -154,8 +153,9 @@ class _Run:
         x = torch.cat([rows[token] for token in ids]).repeat(2, 1)
         if (delta := self.adapter.delta(EMBEDDING)) is not None:
             merged = self.streams.merged
-            columns = torch.from_numpy(delta.a)[:, torch.tensor(ids).repeat(2)[merged]]
-            x[merged] += delta.scale * (torch.from_numpy(delta.b) @ columns).T
+            tokens = torch.tensor(ids).repeat(2)[merged]
+            columns = torch.from_numpy(as_float32(delta.a[:, tokens.numpy()]))
+            x[merged] += delta.scale * (torch.from_numpy(as_float32(delta.b)) @ columns).T
             yield
         return x
 
@@ -200,13 +200,15 @@ class _Run:
         merged: rows of x that the delta applies to.
         """
         y = torch.empty(len(x), num_outputs)
+        a = None if delta is None else torch.from_numpy(as_float32(delta.a))
         num_rows = max(1, _UNIT_ELEMENTS // x.shape[1])
         for start in range(0, num_outputs, num_rows):
             end = min(start + num_rows, num_outputs)
             weight = self.weights.rows(name, start, end)
             y[:, start:end] = linear(x, weight)
-            if delta is not None and len(merged):
-                y[merged, start:end] = linear(x[merged], weight + _product(delta, start, end))
+            if delta is not None and a is not None and len(merged):
+                b = torch.from_numpy(as_float32(delta.b[start:end]))
+                y[merged, start:end] = linear(x[merged], weight + delta.scale * (b @ a))
             yield
         return y
 
@@ -232,12 +234,6 @@ class _Run:
             attended = scaled_dot_product_attention(query, key, value, attn_mask=mask)
             out[start:end] = attended.transpose(0, 1)
         return out.flatten(1)
-
-
-def _product(delta: ModuleDelta, start: int, end: int) -> torch.Tensor:
-    """Rows [start, end) of what the adapter adds to a weight."""
-    b = torch.from_numpy(np.ascontiguousarray(delta.b[start:end]))
-    return delta.scale * (b @ torch.from_numpy(delta.a))
 
 
 def _visible(length: int, window: int | None) -> torch.Tensor:
