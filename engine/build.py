@@ -216,7 +216,11 @@ def _model(config: EngineConfig) -> tuple[DecoderConfig, PackedForm]:
     model_config.shard(size)  # it raises where there are no equal parts
     dtype: torch.dtype = getattr(torch, config.dtype)
     kv_itemsize = 1 if config.kv_cache_dtype == "fp8" else dtype.itemsize
-    layout = Layout.of(model_config.shape, dtype.itemsize, config.block_size, kv_itemsize, size)
+    # On a GPU no kernel applies adapters of the embedding and the head yet.
+    vocab_size = model_config.vocab_size if config.device == "cpu" else 0
+    layout = Layout.of(
+        model_config.shape, dtype.itemsize, config.block_size, kv_itemsize, size, vocab_size
+    )
     return model_config, PackedForm(layout, config.dtype, config.base_revision)
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
@@ -18,7 +17,8 @@ from engine.models.checkpoint import projection_name
 from engine.models.config import DecoderConfig
 from engine.proof import Compared, TokenSequence
 from kernels.elementwise import apply_rope, rms_norm, silu_mul
-from lora.canonical import CanonicalWeights, ModuleDelta
+from lora.canonical import CanonicalWeights, ModuleDelta, as_float32
+from registry.peft_format import EMBEDDING, HEAD
 
 _UNIT_ELEMENTS = 1 << 19
 """Weights that one unit reads, merges and multiplies: 2 ms for 32 tokens on one core, 3 at most.
@@ -132,9 +132,14 @@ class _Run:
             gate = yield from self._project(layer, _GATE, normed)
             up = yield from self._project(layer, _UP, normed)
             x = x + (yield from self._project(layer, _DOWN, silu_mul(gate, up)))
-        x = self._norm(x[self._asked_rows()], "model.norm.weight")
-        head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
-        logits = yield from self._multiply(f"{head}.weight", self.config.vocab_size, x, None)
+        asked = self._asked_rows()
+        x = self._norm(x[asked], "model.norm.weight")
+        head = EMBEDDING if self.config.tie_word_embeddings else HEAD
+        merged = torch.isin(torch.tensor(asked), self.streams.merged).nonzero().view(-1)
+        # A tied head and the embedding share a weight, but each has its own delta, as in PEFT.
+        logits = yield from self._multiply(
+            f"{head}.weight", self.config.vocab_size, x, self.adapter.delta(HEAD), merged
+        )
         base, merged = logits.log_softmax(dim=-1).chunk(2)
         return Compared(base.numpy(), merged.numpy())
 
@@ -143,9 +148,16 @@ class _Run:
         ids = [token for sequence in self.sequences for token in sequence.token_ids]
         rows: dict[int, torch.Tensor] = {}
         for token in dict.fromkeys(ids):
-            rows[token] = self.weights.rows("model.embed_tokens.weight", token, token + 1)
+            rows[token] = self.weights.rows(f"{EMBEDDING}.weight", token, token + 1)
             yield
-        return torch.cat([rows[token] for token in ids]).repeat(2, 1)
+        x = torch.cat([rows[token] for token in ids]).repeat(2, 1)
+        if (delta := self.adapter.delta(EMBEDDING)) is not None:
+            merged = self.streams.merged
+            tokens = torch.tensor(ids).repeat(2)[merged]
+            columns = torch.from_numpy(as_float32(delta.a[:, tokens.numpy()]))
+            x[merged] += delta.scale * (torch.from_numpy(as_float32(delta.b)) @ columns).T
+            yield
+        return x
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return rms_norm(x, self.weights[name], self.config.rms_norm_eps)
@@ -168,24 +180,35 @@ class _Run:
         module = projection_name(layer, projection)
         _, num_outputs = self.config.shape.features(projection)
         delta = self.adapter.delta(module)
-        y = yield from self._multiply(f"{module}.weight", num_outputs, x, delta)
+        y = yield from self._multiply(
+            f"{module}.weight", num_outputs, x, delta, self.streams.merged
+        )
         if self.config.biases[projection]:
             y = y + self.weights[f"{module}.bias"]
         return y
 
     def _multiply(
-        self, name: str, num_outputs: int, x: torch.Tensor, delta: ModuleDelta | None
+        self,
+        name: str,
+        num_outputs: int,
+        x: torch.Tensor,
+        delta: ModuleDelta | None,
+        merged: torch.Tensor,
     ) -> Generator[None, None, torch.Tensor]:
-        """Compute x @ weight.T, a few rows of the weight at a time."""
+        """Compute x @ weight.T, a few rows of the weight at a time.
+
+        merged: rows of x that the delta applies to.
+        """
         y = torch.empty(len(x), num_outputs)
-        merged = self.streams.merged
+        a = None if delta is None else torch.from_numpy(as_float32(delta.a))
         num_rows = max(1, _UNIT_ELEMENTS // x.shape[1])
         for start in range(0, num_outputs, num_rows):
             end = min(start + num_rows, num_outputs)
             weight = self.weights.rows(name, start, end)
             y[:, start:end] = linear(x, weight)
-            if delta is not None and len(merged):
-                y[merged, start:end] = linear(x[merged], weight + _product(delta, start, end))
+            if delta is not None and a is not None and len(merged):
+                b = torch.from_numpy(as_float32(delta.b[start:end]))
+                y[merged, start:end] = linear(x[merged], weight + delta.scale * (b @ a))
             yield
         return y
 
@@ -211,12 +234,6 @@ class _Run:
             attended = scaled_dot_product_attention(query, key, value, attn_mask=mask)
             out[start:end] = attended.transpose(0, 1)
         return out.flatten(1)
-
-
-def _product(delta: ModuleDelta, start: int, end: int) -> torch.Tensor:
-    """Rows [start, end) of what the adapter adds to a weight."""
-    b = torch.from_numpy(np.ascontiguousarray(delta.b[start:end]))
-    return delta.scale * (b @ torch.from_numpy(delta.a))
 
 
 def _visible(length: int, window: int | None) -> torch.Tensor:

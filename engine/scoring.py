@@ -59,19 +59,18 @@ def chunks(num_tokens: int, vocab_size: int, most_bytes: int = LOGITS_BYTES) -> 
 
 
 def score(
-    head: Callable[[torch.Tensor], torch.Tensor],
-    x: torch.Tensor,
+    head: Callable[[slice], torch.Tensor],
     scored: ScoredTokens,
     vocab_size: int,
 ) -> tuple[list[TokenLogprobs], torch.Tensor]:
     """Logprobs of the scored tokens, and [n] bool: whether all logits of a token are finite.
 
-    head: x -> logits.   x: [n, hidden], the head's inputs at the tokens before the scored ones.
+    head: gives the logits at the tokens before some of the scored ones, [part, vocab].
     """
     named: list[TokenLogprobs] = []
-    finite = torch.ones(len(x), dtype=torch.bool)
-    for part in chunks(len(x), vocab_size):
-        logits = head(x[part]).float()
+    finite = torch.ones(len(scored.token_ids), dtype=torch.bool)
+    for part in chunks(len(scored.token_ids), vocab_size):
+        logits = head(part).float()
         finite[part] = is_finite(logits)
         # Bad logits become 0, so that the arithmetic stays sound; nothing of their row is reported.
         logprobs = logits.nan_to_num_(0.0, 0.0, 0.0).log_softmax(dim=-1)

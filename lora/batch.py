@@ -18,7 +18,9 @@ def _keep(tensor: torch.Tensor) -> torch.Tensor:
 class DeviceTables:
     """Addresses and scales of an adapter in the arena.
 
-    tile_table: [layers, projections, tiles] int32.   scales: [layers, projections] float32.
+    tile_table: [layers, projections, tiles] int32.   scales: [layers, projections] float32. Chunks
+    of the model's ends are further layers, see `lora.layout`.
+    has_head, has_embedding: whether it changes the model's head, and its embedding.
     number: counts the engine's placements; ranks that share a model name a placement by it.
     """
 
@@ -27,6 +29,8 @@ class DeviceTables:
     tile_table: torch.Tensor
     scales: torch.Tensor
     number: int = 0
+    has_head: bool = False
+    has_embedding: bool = False
 
     @property
     def num_pairs(self) -> int:
@@ -49,7 +53,15 @@ class DeviceTables:
         of_arena = (len(slabs), arena.shape[1])
         assert (packed.num_slabs, packed.header.slab_bytes) == of_arena, "packed for another arena"
         table = packed.tile_table(layout, slabs)
-        return cls(packed.digest, packed.base_revision, copy(table), copy(packed.scales))
+        places = {(tile.layer, tile.projection) for tile in packed.tiles}
+        return cls(
+            packed.digest,
+            packed.base_revision,
+            copy(table),
+            copy(packed.scales),
+            has_head=not places.isdisjoint(layout.head_places),
+            has_embedding=not places.isdisjoint(layout.embedding_places),
+        )
 
 
 @dataclass(frozen=True, slots=True)

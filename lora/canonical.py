@@ -10,18 +10,25 @@ from lora.errors import AdapterError
 from registry.errors import InvalidAdapter
 from registry.peft_format import TensorInfo, lora_names, open_canonical
 
-_NUMPY: dict[str, np.dtype[np.floating]] = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+_NUMPY: dict[str, np.dtype[np.generic]] = {
+    "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"), "F32": np.dtype("<f4")
+}  # fmt: skip
+
+
+_Stored = npt.NDArray[np.generic]
+"""Values in float32, float16, or uint16 for the bits of bfloat16, mapped from the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleDelta:
     """The update of one module's weight [out, in]: scale * b @ a.
 
-    a: [rank, in] float32.   b: [out, rank] float32.
+    a: [rank, in].   b: [out, rank].   Both are as stored, since one side of the embedding and of
+    the head is large: `as_float32` reads them, or a part of them.
     """
 
-    a: npt.NDArray[np.float32]
-    b: npt.NDArray[np.float32]
+    a: _Stored
+    b: _Stored
     scale: float
 
 
@@ -48,11 +55,13 @@ class CanonicalWeights:
         a, b = (self._read(self._adapter.tensors[name]) for name in lora_names(module))
         return ModuleDelta(a, b, effect.scale)
 
-    # Shares no code with lora.packing, since the proof checks packed adapters against this.
-    def _read(self, info: TensorInfo) -> npt.NDArray[np.float32]:
-        raw = self._data[info.start : info.end]
-        if info.dtype == "BF16":  # a bfloat16 is the upper half of a float32
-            values = (raw.view("<u2").astype(np.uint32) << 16).view(np.float32)
-        else:
-            values = raw.view(_NUMPY[info.dtype]).astype(np.float32)
-        return values.reshape(info.shape)
+    def _read(self, info: TensorInfo) -> _Stored:
+        return self._data[info.start : info.end].view(_NUMPY[info.dtype]).reshape(info.shape)
+
+
+# Shares no code with lora.packing, since the proof checks packed adapters against this.
+def as_float32(values: _Stored) -> npt.NDArray[np.float32]:
+    """Read stored values into memory."""
+    if values.dtype == _NUMPY["BF16"]:  # a bfloat16 is the upper half of a float32
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float32)

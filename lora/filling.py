@@ -1,5 +1,6 @@
 """Filling of a rank's arena slabs with packed adapters, from the file or from pinned memory."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -9,7 +10,7 @@ from lora.batch import DeviceTables
 from lora.device import Device
 from lora.host import PackedAdapter, open_packed, read_packed
 from lora.host_region import HostRegion
-from lora.layout import PROJECTIONS, Layout
+from lora.layout import Layout
 from lora.packed import PackedForm
 from lora.shard import WHOLE, Shard
 
@@ -70,9 +71,9 @@ class _Copies:
     def __init__(self, device: Device, layout: Layout) -> None:
         self._device = device
         self._stream = device.stream()
-        # The largest tables of an adapter: an address for each tile, a scale for each projection.
-        num_sites = layout.shape.num_layers * len(PROJECTIONS)
-        self._tables = device.pinned(num_sites * (MAX_RANK // RANK_ROWS + 1), dtype=torch.int32)
+        # The largest tables of an adapter: an address for each tile, a scale for each place.
+        num_places = math.prod(layout.table_shape)
+        self._tables = device.pinned(num_places * (MAX_RANK // RANK_ROWS + 1), dtype=torch.int32)
         self._num_used = 0
 
     def begin(self, target: torch.Tensor, source: torch.Tensor) -> None:

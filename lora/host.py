@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.tiles import ADDRESS_UNIT_BYTES
 from lora.errors import AdapterError
 from lora.host_region import HostRegion
-from lora.layout import PROJECTIONS, Layout, Tile
+from lora.layout import Layout, Tile
 from lora.packed import PackedForm, PackedHeader, check_header, read_header
 from lora.shard import WHOLE, Shard
 
@@ -29,7 +29,7 @@ class PackedAdapter:
     slabs: [slabs, slab_bytes] uint8 of host memory; the adapter is in its `region_slabs`, in order.
     None if the arena itself is host memory, which is filled straight from the file.
     slabs_start: offset of the shard's slabs in the file, in bytes.
-    checksum: sha256 of the shard's slabs, hex.   scales: [layers, projections] float32.
+    checksum: sha256 of the shard's slabs, hex.   scales: [*layout.table_shape] float32.
     """
 
     header: PackedHeader
@@ -102,15 +102,16 @@ class PackedAdapter:
             raise AdapterError("lost", f"the slabs of the packed file of {self.digest} are damaged")
 
     def tile_table(self, layout: Layout, slab_ids: list[int]) -> torch.Tensor:
-        """Addresses of the tiles in these slabs, [layers, projections, tiles] int32; -1: none."""
+        """Addresses of the tiles in these slabs, [*layout.table_shape, tiles] int32; -1: none."""
         depth = max(tile.index for tile in self.tiles) + 1
-        addresses = [-1] * (layout.shape.num_layers * len(PROJECTIONS) * depth)
+        num_layers, num_places = layout.table_shape
+        addresses = [-1] * (num_layers * num_places * depth)
         for tile in self.tiles:
-            row = tile.layer * len(PROJECTIONS) + tile.projection
+            row = tile.layer * num_places + tile.projection
             start = slab_ids[tile.slab] * layout.units_per_slab
             addresses[row * depth + tile.index] = start + tile.offset_bytes // ADDRESS_UNIT_BYTES
         table = torch.tensor(addresses, dtype=torch.int32)
-        return table.view(layout.shape.num_layers, len(PROJECTIONS), depth)
+        return table.view(num_layers, num_places, depth)
 
 
 def open_packed(path: Path, digest: str, form: PackedForm, shard: Shard = WHOLE) -> PackedAdapter:
@@ -181,7 +182,8 @@ def _runs(*lists: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _scales(header: PackedHeader, layout: Layout) -> torch.Tensor:
-    scales = [[0.0] * len(PROJECTIONS) for _ in range(layout.shape.num_layers)]
+    num_layers, num_places = layout.table_shape
+    scales = [[0.0] * num_places for _ in range(num_layers)]
     for layer, projection, scale in header.scales:
         scales[layer][projection] = scale
     return torch.tensor(scales, dtype=torch.float32)

@@ -17,11 +17,26 @@ every exchange is a launch and a wait on the way to the next token. Whole halves
 instead. One rank row of an adapter on every projection of Llama-3.1-8B in bfloat16 takes 5.24 MB on
 a single rank, 3.54 MB on each of two (2.62 MB with all halves cut), 2.69 MB on each of four
 (1.31 MB).
+
+Adapters may also change the two ends of a model, its embedding and its head, which have a row for
+each token of the vocabulary. The vocabulary is cut into n chunks, so that a tile of one chunk is no
+larger than half a slab or the largest other tile, and slabs do not grow. Each chunk has a place in
+the tile tables like a projection's, in layers behind the model's last one: places 0 to n - 1 are
+the head's, n to 2 n - 1 the embedding's, and seven places make a layer.
+
+    chunk of the head         A rows [8, hidden]           B rows [8, tokens of the chunk]
+    chunk of the embedding    A rows [8, tokens of ..]     B rows [8, hidden]
+
+Each chunk of the head has its own copy of A, and each of the embedding a copy of B, so that a
+tile is complete, and kernels treat a chunk of the head as one more projection. For Llama-3.1-8B in
+bfloat16 n is 3, and the copies add 6 %. These tiles are not cut on several ranks: every rank has
+the whole embedding, and the first one the whole head.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 
 from kernels.tiles import ADDRESS_UNIT_BYTES, MAX_RANK, RANK_ROWS
 
@@ -30,8 +45,14 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 CUT_BY_INPUTS = (3, 6)
 """Indices into PROJECTIONS of those whose results are summed over all shards."""
 
-Ranks = Mapping[tuple[int, int], int]
-"""Ranks of the adapter's modules, by (layer, index into PROJECTIONS)."""
+Place = tuple[int, int]
+"""Place in tile tables: (layer, index into PROJECTIONS), or that of a chunk of an end."""
+
+Ranks = Mapping[Place, int]
+"""Ranks of an adapter's modules and chunks, by place."""
+
+_CHUNK_TOKENS = 64
+"""Number of tokens that all chunks of a vocabulary, except for the last, are multiples of."""
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -75,7 +96,10 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Place of rank rows [8 * index, 8 * index + 8) of a projection in a packed adapter."""
+    """Place of rank rows [8 * index, 8 * index + 8) of a projection in a packed adapter.
+
+    layer, projection: a Place.
+    """
 
     layer: int
     projection: int
@@ -93,6 +117,7 @@ class Layout:
     a slab, so that no tile is ever cut (only models with very small KV need it).
     num_shards: ranks that share the model. `shape` is the whole model's; sizes are those of one
     rank's shard, the same on all ranks, unless stated otherwise.
+    vocab_size: 0 if adapters may not change the model's embedding and head.
     """
 
     shape: ModelShape
@@ -100,6 +125,7 @@ class Layout:
     block_size: int
     kv_itemsize: int
     num_shards: int = 1
+    vocab_size: int = 0
 
     @classmethod
     def of(
@@ -109,18 +135,65 @@ class Layout:
         block_size: int = 16,
         kv_itemsize: int | None = None,
         num_shards: int = 1,
+        vocab_size: int = 0,
     ) -> "Layout":
         """Make a layout whose slabs hold the largest tile. kv_itemsize: itemsize by default."""
-        layout = cls(shape, itemsize, block_size, kv_itemsize or itemsize, num_shards)
-        largest = max(layout.tile_bytes(p) for p in range(len(PROJECTIONS)))
-        if largest <= layout.slab_bytes:
+        kv_itemsize = kv_itemsize or itemsize
+        layout = cls(shape, itemsize, block_size, kv_itemsize, num_shards, vocab_size)
+        if layout._largest_tile_bytes <= layout.slab_bytes:
             return layout
-        return cls.of(shape, itemsize, 2 * block_size, layout.kv_itemsize, num_shards)
+        return cls.of(shape, itemsize, 2 * block_size, kv_itemsize, num_shards, vocab_size)
 
     @cached_property
     def shard_shape(self) -> ModelShape:
         """Shape of the part of the model that one rank computes."""
         return self.shape.shard(self.num_shards)
+
+    @property
+    def _largest_tile_bytes(self) -> int:
+        return max(self.tile_bytes(p) for p in range(len(PROJECTIONS)))
+
+    @cached_property
+    def chunks(self) -> tuple[range, ...]:
+        """Tokens of each chunk of the vocabulary; none if adapters may not change the ends."""
+        if not self.vocab_size:
+            return ()
+        most_bytes = max(self.slab_bytes // 2, self._largest_tile_bytes)
+        room = most_bytes // (RANK_ROWS * self.itemsize) - self.shape.hidden_size
+        unit = min(_CHUNK_TOKENS, room)
+        num_chunks = -(-self.vocab_size // (room // unit * unit))
+        size = _round_up(-(-self.vocab_size // num_chunks), unit)
+        starts = range(0, self.vocab_size, size)
+        return tuple(range(start, min(start + size, self.vocab_size)) for start in starts)
+
+    @property
+    def head_places(self) -> list[Place]:
+        """Places of the head's chunks, in order."""
+        return [self._end_place(number) for number in range(len(self.chunks))]
+
+    @property
+    def embedding_places(self) -> list[Place]:
+        """Places of the embedding's chunks, in order."""
+        return [self._end_place(len(self.chunks) + number) for number in range(len(self.chunks))]
+
+    def _end_place(self, number: int) -> Place:
+        layer, place = divmod(number, len(PROJECTIONS))
+        return self.shape.num_layers + layer, place
+
+    @property
+    def table_shape(self) -> tuple[int, int]:
+        """Layers and places of a layer in tile tables."""
+        extra = -(-2 * len(self.chunks) // len(PROJECTIONS))
+        return self.shape.num_layers + extra, len(PROJECTIONS)
+
+    def features(self, place: Place) -> tuple[int, int]:
+        """Numbers of inputs and outputs of a place in the tile tables."""
+        layer, number = place
+        if layer < self.shape.num_layers:
+            return self.shard_shape.features(number)
+        number += (layer - self.shape.num_layers) * len(PROJECTIONS)
+        tokens, hidden = len(self.chunks[number % len(self.chunks)]), self.shape.hidden_size
+        return (hidden, tokens) if number < len(self.chunks) else (tokens, hidden)
 
     @property
     def kv_shape(self) -> tuple[int, int, int, int, int]:
@@ -153,14 +226,21 @@ class Layout:
         """Upper bound of the bytes of an adapter's slabs, as if projections never shared a slab."""
         num_tiles = self.shape.num_layers * MAX_RANK // RANK_ROWS
         in_slab = [self.slab_bytes // self.tile_bytes(p) for p in range(len(PROJECTIONS))]
-        return self.slab_bytes * sum(-(-num_tiles // count) for count in in_slab)
+        of_ends = [self.slab_bytes // self._bytes_at(place) for place in self.embedding_places]
+        num_slabs = sum(-(-num_tiles // count) for count in in_slab)
+        num_slabs += 2 * sum(-(-MAX_RANK // RANK_ROWS // count) for count in of_ends)
+        return self.slab_bytes * num_slabs
 
     @property
     def units_per_slab(self) -> int:
         return self.slab_bytes // ADDRESS_UNIT_BYTES
 
     def tile_bytes(self, projection: int) -> int:
-        num_inputs, num_outputs = self.shard_shape.features(projection)
+        """Bytes of a tile of a projection."""
+        return self._bytes_at((0, projection))
+
+    def _bytes_at(self, place: Place) -> int:
+        num_inputs, num_outputs = self.features(place)
         values = RANK_ROWS * (num_inputs + num_outputs)
         return _round_up(values * self.itemsize, ADDRESS_UNIT_BYTES)
 
@@ -175,22 +255,25 @@ class Layout:
         """
         tiles: list[Tile] = []
         used: list[int] = []  # bytes taken of each slab
-        by_size = sorted(range(len(PROJECTIONS)), key=self.tile_bytes, reverse=True)
-        for projection in by_size:
-            size = self.tile_bytes(projection)
+        for _, places in groupby(sorted(ranks, key=self._order), key=self._kind):
             slab = 0  # the slabs before this one have no room for a tile of this size
-            for layer, index in _rank_rows(ranks, projection):
-                while slab < len(used) and used[slab] + size > self.slab_bytes:
-                    slab += 1
-                if slab == len(used):
-                    used.append(0)
-                tiles.append(Tile(layer, projection, index, slab, used[slab]))
-                used[slab] += size
+            for place in places:
+                size = self._bytes_at(place)
+                for index in range(-(-ranks[place] // RANK_ROWS)):
+                    while slab < len(used) and used[slab] + size > self.slab_bytes:
+                        slab += 1
+                    if slab == len(used):
+                        used.append(0)
+                    tiles.append(Tile(*place, index, slab, used[slab]))
+                    used[slab] += size
         return tiles, len(used)
 
+    def _kind(self, place: Place) -> tuple[int, int]:
+        """Tiles of a kind lie side by side: all of one projection, or chunks of one size."""
+        layer, number = place
+        is_end = layer >= self.shape.num_layers
+        return -self._bytes_at(place), len(PROJECTIONS) if is_end else number
 
-def _rank_rows(ranks: Ranks, projection: int) -> Iterator[tuple[int, int]]:
-    """Layer and index of every tile of a projection, in order."""
-    for layer in sorted(layer for layer, p in ranks if p == projection):
-        for index in range(-(-ranks[layer, projection] // RANK_ROWS)):
-            yield layer, index
+    def _order(self, place: Place) -> tuple[tuple[int, int], Place]:
+        """Order of packing: the largest tiles first."""
+        return self._kind(place), place

@@ -49,7 +49,10 @@ class PackedForm:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_json(self) -> dict[str, object]:
-        return asdict(self)
+        form = asdict(self)
+        if not self.layout.vocab_size:  # forms without chunks of the ends keep their ids
+            del form["layout"]["vocab_size"]
+        return form
 
     @classmethod
     def from_json(cls, form: Mapping[str, Any]) -> "PackedForm":

@@ -16,11 +16,18 @@ import numpy.typing as npt
 
 from kernels.tiles import RANK_ROWS
 from lora.errors import AdapterError
-from lora.layout import CUT_BY_INPUTS, PROJECTIONS, Layout, Tile
+from lora.layout import CUT_BY_INPUTS, PROJECTIONS, Layout, Place, Tile
 from lora.packed import MAX_HEADER_BYTES, PackedForm, PackedHeader
 from lora.shard import Shard
 from registry.errors import InvalidAdapter
-from registry.peft_format import CanonicalAdapter, TensorInfo, lora_names, open_canonical
+from registry.peft_format import (
+    EMBEDDING,
+    HEAD,
+    CanonicalAdapter,
+    TensorInfo,
+    lora_names,
+    open_canonical,
+)
 
 _Bytes = npt.NDArray[np.uint8]
 _Matrix = npt.NDArray[np.generic]
@@ -78,7 +85,10 @@ def pack(source: Path, digest: str, form: PackedForm, target: BinaryIO) -> Packe
 
 @dataclass(frozen=True)
 class _Module:
-    """One module's matrices as stored. a: [rank, in].   b: [rank, out], a transposed view."""
+    """Matrices of a module, or of a chunk of the embedding or the head, as stored.
+
+    a: [rank, in].   b: [rank, out], a transposed view.
+    """
 
     name: str
     scale: float
@@ -90,32 +100,51 @@ class _Module:
         return len(self.a)
 
 
-_Modules = Mapping[tuple[int, int], _Module]
-"""Modules by (layer, projection)."""
+_Modules = Mapping[Place, _Module]
 
 
 def _modules(adapter: CanonicalAdapter, data: _Bytes, layout: Layout) -> _Modules:
-    """The adapter's modules by (layer, projection). data: the file's bytes, mapped.
+    """The adapter's modules by place. data: the file's bytes, mapped.
 
     Raises AdapterError("incompatible") if a module or its shape does not match the base model.
     """
     places = _places(layout)
-    modules = {}
+    hidden, vocab_size = layout.shape.hidden_size, layout.vocab_size
+    modules: dict[Place, _Module] = {}
     for name, effect in adapter.modules.items():
-        if name not in places:
-            raise AdapterError("incompatible", f"{name} is no projection of this base model")
         a, b = (_matrix(data, adapter.tensors[tensor]) for tensor in lora_names(name))
-        features = layout.shape.features(places[name][1])
-        if (a.shape[1], b.shape[0]) != features or not a.shape[0] == b.shape[1] == effect.rank:
-            raise AdapterError(
-                "incompatible", f"{name} has shapes {a.shape}, {b.shape}, not those of {features}"
-            )
-        modules[places[name]] = _Module(name, effect.scale, a, b.T)
+        module = _Module(name, effect.scale, a, b.T)
+        if name in places:
+            _check_shape(module, layout.shape.features(places[name][1]), effect.rank)
+            modules[places[name]] = module
+        elif name == HEAD and vocab_size:
+            _check_shape(module, (hidden, vocab_size), effect.rank)
+            for place, tokens in zip(layout.head_places, layout.chunks, strict=True):
+                modules[place] = replace(module, b=module.b[:, tokens.start : tokens.stop])
+        elif name == EMBEDDING and vocab_size:
+            _check_shape(module, (vocab_size, hidden), effect.rank)
+            for place, tokens in zip(layout.embedding_places, layout.chunks, strict=True):
+                modules[place] = replace(module, a=module.a[:, tokens.start : tokens.stop])
+        elif name in (HEAD, EMBEDDING):
+            raise AdapterError("incompatible", f"LoRA on {name} is served on CPUs only")
+        else:
+            raise AdapterError("incompatible", f"{name} is no projection of this base model")
     return modules
 
 
-def _places(layout: Layout) -> dict[str, tuple[int, int]]:
-    """Layer and projection of every module name."""
+def _check_shape(module: _Module, features: tuple[int, int], rank: int) -> None:
+    """Check a whole module's shapes. Raises AdapterError("incompatible")."""
+    found = (*module.a.shape, *module.b.shape)
+    if found != (rank, features[0], rank, features[1]):
+        raise AdapterError(
+            "incompatible",
+            f"{module.name} has shapes {module.a.shape}, {module.b.T.shape}, not those of "
+            f"{features}",
+        )
+
+
+def _places(layout: Layout) -> dict[str, Place]:
+    """Places of all projections by name."""
     return {
         f"model.layers.{layer}.{'mlp' if name in _MLP else 'self_attn'}.{name}": (layer, p)
         for layer in range(layout.shape.num_layers)
@@ -145,7 +174,9 @@ def _write(slab: _Bytes, tile: Tile, module: _Module, form: PackedForm, shard: S
     """
     tile_rows = slice(tile.index * RANK_ROWS, (tile.index + 1) * RANK_ROWS)
     a, b = module.a[tile_rows], module.b[tile_rows]
-    if tile.projection in CUT_BY_INPUTS:
+    if tile.layer >= form.layout.shape.num_layers:
+        pass  # the ends are whole on every rank
+    elif tile.projection in CUT_BY_INPUTS:
         a = a[:, shard.part(a.shape[1])]
     else:
         b = b[:, shard.part(b.shape[1])]

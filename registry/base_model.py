@@ -6,13 +6,14 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from registry.architecture import refusal, served_architecture
+from registry.base_tensor import BaseTensor, digest_of
 from registry.errors import InvalidAdapter, UnsupportedBaseModel
-from registry.peft_format import Header, read_header, read_tensor_chunks
+from registry.peft_format import EMBEDDING, HEAD, Header, read_header, read_tensor_chunks
 from registry.strict_json import parse_object
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -25,6 +26,7 @@ _CONFIG = "config.json"
 _MAX_CONFIG_DEPTH = 32
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_EMBEDDING, _HEAD = f"{EMBEDDING}.weight", f"{HEAD}.weight"
 _SERVED = re.compile(
     r"(model\.layers\.\d+\.(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj))"
     r"\.(weight|weight_packed|qweight)"
@@ -37,7 +39,9 @@ class BaseModel:
 
     config: the content of config.json.   base_revision: sha256 of config and weights, hex.
     modules: (in_features, out_features) of every projection that an adapter may change, read from
-    the weights, by name such as "model.layers.0.self_attn.q_proj".
+    the weights, by name such as "model.layers.0.self_attn.q_proj".   ends: the same of the
+    embedding and the head.
+    tensors: all other tensors, such as "lm_head.weight", by name; adapters may hold copies of them.
     created_at_s: Unix seconds at which config.json was written on this machine.
     """
 
@@ -47,12 +51,21 @@ class BaseModel:
     modules: dict[str, tuple[int, int]]
     base_revision: str
     created_at_s: int = 0
+    tensors: dict[str, BaseTensor] = field(default_factory=dict)
+
+    @property
+    def ends(self) -> dict[str, tuple[int, int]]:
+        embedding = self.tensors.get(_EMBEDDING)
+        if embedding is None or len(embedding.shape) != 2:
+            return {}
+        vocab_size, hidden_size = embedding.shape
+        return {EMBEDDING: (vocab_size, hidden_size), HEAD: (hidden_size, vocab_size)}
 
     @classmethod
     def load(cls, path: Path | str, model_id: str, cache_dir: Path | str) -> "BaseModel":
         """Load the model in the folder `path`. Raises UnsupportedBaseModel.
 
-        The first load hashes all weights. The revision is cached in `cache_dir` under the path and
+        The first load hashes all weights. The hashes are cached in `cache_dir` under the path and
         the names, sizes and times of the files.
         """
         path = Path(path).resolve()
@@ -63,9 +76,12 @@ class BaseModel:
         except InvalidAdapter as error:
             raise UnsupportedBaseModel(path=path, reason=str(error).rstrip(".")) from error
         modules = _served_modules(path, config, headers)
-        revision = _cached_revision(path, config, headers, Path(cache_dir))
+        hashes = _cached_hashes(path, config, headers, Path(cache_dir))
+        if config.get("tie_word_embeddings") and _EMBEDDING in hashes.tensors:
+            # The head is the embedding, whatever else the files have.
+            hashes.tensors[_HEAD] = hashes.tensors[_EMBEDDING]
         created_at_s = int((path / _CONFIG).stat().st_mtime)
-        return cls(model_id, path, config, modules, revision, created_at_s)
+        return cls(model_id, path, config, modules, hashes.revision, created_at_s, hashes.tensors)
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -153,21 +169,45 @@ def _expected_modules(path: Path, config: dict[str, Any]) -> Iterator[str]:
             yield f"model.layers.{layer}.mlp.{projection}"
 
 
-def _cached_revision(
+@dataclass(frozen=True, slots=True)
+class _Hashes:
+    """Hashes of a model.   tensors: those outside the projections, by name."""
+
+    revision: str
+    tensors: dict[str, BaseTensor]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "_Hashes":
+        """Read `to_json`. Raises an error of a lookup or a value if the text is damaged."""
+        found = json.loads(text)
+        revision, tensors = found["revision"], found["tensors"]
+        if not re.fullmatch("[0-9a-f]{64}", revision):
+            raise ValueError("no revision")
+        return cls(
+            revision,
+            {
+                name: BaseTensor(t["dtype"], tuple(t["shape"]), t["digest"])
+                for name, t in tensors.items()
+            },
+        )
+
+
+def _cached_hashes(
     path: Path, config: dict[str, Any], headers: dict[str, Header], cache_dir: Path
-) -> str:
+) -> _Hashes:
     # The path is part of the key, since copies of two models can share names, sizes and times.
     key = hashlib.sha256(json.dumps(_fingerprint(path, headers)).encode()).hexdigest()
-    cache = cache_dir / f"base-revision-{key[:32]}"
+    cache = cache_dir / f"base-hashes-{key[:32]}.json"
     try:
-        cached = cache.read_text()
-        if re.fullmatch("[0-9a-f]{64}", cached):
-            return cached
-    except (OSError, UnicodeDecodeError):
+        return _Hashes.from_json(cache.read_text())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         pass
-    revision = _hash_model(path, config, headers)
-    _write_whole(cache, revision)
-    return revision
+    hashes = _hash_model(path, config, headers)
+    _write_whole(cache, hashes.to_json())
+    return hashes
 
 
 def _fingerprint(path: Path, headers: dict[str, Header]) -> list[object]:
@@ -175,30 +215,23 @@ def _fingerprint(path: Path, headers: dict[str, Header]) -> list[object]:
     return [str(path), [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()]]
 
 
-def _hash_model(path: Path, config: dict[str, Any], headers: dict[str, Header]) -> str:
-    """sha256 over the canonical config and, in order of names, each tensor's name and sha256.
+def _hash_model(path: Path, config: dict[str, Any], headers: dict[str, Header]) -> _Hashes:
+    """The revision: sha256 over the canonical config and, in order of names, each tensor's name and
+    digest; and those tensors that are no projections.
 
     The same model has the same revision however its weights are cut into files.
     """
-    digests: dict[str, str] = {}
+    tensors: dict[str, BaseTensor] = {}
     for filename, header in headers.items():
         with (path / filename).open("rb") as file:
-            digests |= _hash_tensors(file, header)
+            for name, info in header.tensors.items():
+                digest = digest_of(info.dtype, info.shape, read_tensor_chunks(file, info))
+                tensors[name] = BaseTensor(info.dtype, tuple(info.shape), digest)
     total = hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
-    for name, digest in sorted(digests.items()):
-        total.update(f"\n{name} {digest}".encode())
-    return total.hexdigest()
-
-
-def _hash_tensors(file: BinaryIO, header: Header) -> dict[str, str]:
-    digests = {}
-    for name, tensor in header.tensors.items():
-        # Equal bytes of a different dtype or shape are a different tensor.
-        hasher = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}\n".encode())
-        for chunk in read_tensor_chunks(file, tensor):
-            hasher.update(chunk)
-        digests[name] = hasher.hexdigest()
-    return digests
+    for name, tensor in sorted(tensors.items()):
+        total.update(f"\n{name} {tensor.digest}".encode())
+    others = {name: tensor for name, tensor in tensors.items() if not _SERVED.fullmatch(name)}
+    return _Hashes(total.hexdigest(), others)
 
 
 def _write_whole(target: Path, text: str) -> None:

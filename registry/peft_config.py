@@ -9,7 +9,7 @@ import numpy as np
 
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.module_pattern import MAX_WORK, ModulePattern
-from registry.peft_format import ModuleScale
+from registry.peft_format import EMBEDDING, HEAD, ModuleScale
 from registry.strict_json import parse_object
 
 T = TypeVar("T")
@@ -30,7 +30,6 @@ _UNSUPPORTED = frozenset(
     {
         "arrow_config",
         "corda_config",
-        "ensure_weight_tying",
         "fan_in_fan_out",
         "kasa_config",
         "layer_replication",
@@ -39,12 +38,29 @@ _UNSUPPORTED = frozenset(
         "lora_bias",
         "lora_ga_config",
         "megatron_config",
-        "modules_to_save",
         "monteclora_config",
         "runtime_config",
         "target_parameters",
         "trainable_token_indices",
         "use_bdlora",
+        "use_dora",
+        "use_qalora",
+        "velora_config",
+    }
+)
+# Types and options of which `chorale adapters convert` makes a plain LoRA.
+CONVERTIBLE_TYPES = frozenset(
+    {
+        "ADALORA", "BOFT", "C3A", "DELORA", "FOURIERFT", "HIRA", "HRA", "IA3", "LOHA", "LOKR",
+        "MISS", "OFT", "RANDLORA", "ROAD", "SHIRA", "VBLORA", "VERA", "WAVEFT",
+    }
+)  # fmt: skip
+_CONVERTIBLE_INITS = ("corda", "lora_ga", "mica", "olora", "pissa")
+CONVERTIBLE_OPTIONS = frozenset(
+    {
+        "kasa_config",
+        "monteclora_config",
+        "trainable_token_indices",
         "use_dora",
         "use_qalora",
         "velora_config",
@@ -69,10 +85,12 @@ _READ = frozenset(
         "auto_mapping",
         "base_model_name_or_path",
         "bias",
+        "ensure_weight_tying",
         "exclude_modules",
         "init_lora_weights",
         "layers_to_transform",
         "lora_alpha",
+        "modules_to_save",
         "peft_type",
         "r",
         "rank_pattern",
@@ -83,11 +101,9 @@ _READ = frozenset(
 )
 # Keys of auto_mapping, in which PEFT notes the class that it wrapped; Unsloth adds the last.
 _CLASS_KEYS = frozenset({"base_model_class", "parent_library", "unsloth_fixed"})
-_TRAINED_ENDS = ("embed_tokens", "lm_head")
-ENDS_NOT_SERVED = (
-    "LoRA on embed_tokens and lm_head, or weights saved for them, is not served; train with "
-    "target_modules of attention and MLP only (such as q_proj, v_proj, down_proj), without "
-    "modules_to_save and trainable_token_indices, and save without embedding layers"
+TOKENS_NOT_SERVED = (
+    "trained tokens are not served; make a plain LoRA of embed_tokens of them with "
+    "`chorale adapters convert`, or train embed_tokens with LoRA (target_modules)"
 )
 # Other initializations (pissa, olora, corda, loftq, mica) change the base weights or the formula.
 _PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
@@ -98,9 +114,11 @@ class PeftConfig:
     """Settings of an adapter_config.json that decide the effect on each module.
 
     target_modules, exclude_modules: names or name endings, or one pattern; "all-linear" is the
-    pattern ".*".
+    pattern ".*".   is_all_linear: then the model's ends are not targeted.
+    saved_modules: names, or parts of them, of modules that are saved whole and have no adapter.
     rank_pattern, alpha_pattern: the first pattern that matches a module wins, as in PEFT.
     layers: layers with an adapter; None for all.
+    ties_ends: an embedding that is also the head has one LoRA for both, see `targets`.
     invocation_tokens: an activated LoRA applies from their last occurrence in the prompt on; None
     for an ordinary LoRA.
     """
@@ -112,7 +130,10 @@ class PeftConfig:
     alpha_pattern: tuple[tuple[ModulePattern, float], ...]
     target_modules: frozenset[str] | ModulePattern
     exclude_modules: frozenset[str] | ModulePattern
+    is_all_linear: bool
+    saved_modules: tuple[str, ...]
     layers: frozenset[int] | None
+    ties_ends: bool
     invocation_tokens: tuple[int, ...] | None
     base_model_name: str | None
 
@@ -136,7 +157,10 @@ class PeftConfig:
             alpha_pattern=_patterns("alpha_pattern", config.get("alpha_pattern"), _alpha),
             target_modules=_modules("target_modules", targets),
             exclude_modules=_modules("exclude_modules", config.get("exclude_modules") or []),
+            is_all_linear=targets == ALL_LINEAR,
+            saved_modules=_names("modules_to_save", config.get("modules_to_save") or []),
             layers=layers,
+            ties_ends=_flag("ensure_weight_tying", config.get("ensure_weight_tying")),
             invocation_tokens=_invocation_tokens(config.get("alora_invocation_tokens")),
             base_model_name=base_model_name if isinstance(base_model_name, str) else None,
         )
@@ -152,11 +176,14 @@ class PeftConfig:
 
     def targets(self, module: str) -> bool:
         """Whether PEFT would put an adapter on this module (check_target_module_exists)."""
-        if _matches(self.exclude_modules, module):
+        is_end = module in (EMBEDDING, HEAD)
+        if _matches(self.exclude_modules, module) or (is_end and self.is_all_linear):
+            return False
+        if any(f".{name}." in f".{module}." for name in self.saved_modules):
             return False
         if not _matches(self.target_modules, module):
             return False
-        if self.layers is None or int(module.split(".")[2]) in self.layers:
+        if self.layers is None or (not is_end and int(module.split(".")[2]) in self.layers):
             return True
         # PEFT ignores layers_to_transform for a module that target_modules names in full.
         return isinstance(self.target_modules, frozenset) and module in self.target_modules
@@ -166,11 +193,6 @@ def endings(module: str) -> Iterator[str]:
     """Names by which a list may mean a module: "q_proj", "self_attn.q_proj", to the full name."""
     parts = module.split(".")
     return (".".join(parts[start:]) for start in reversed(range(len(parts))))
-
-
-def is_of_ends(name: str) -> bool:
-    """Whether a module or tensor belongs to a model's embedding or head."""
-    return any(part in _TRAINED_ENDS for part in name.split("."))
 
 
 def _matches(modules: frozenset[str] | ModulePattern, module: str) -> bool:
@@ -257,6 +279,12 @@ def _modules(key: str, value: object) -> frozenset[str] | ModulePattern:
     raise _invalid(key, "must be a list of module names or one pattern")
 
 
+def _names(key: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    raise _invalid(key, "must be a list of module names")
+
+
 def _layers(value: object) -> frozenset[int] | None:
     if value is None or value == []:
         return None
@@ -286,10 +314,25 @@ def _invalid(key: str, rule: str) -> InvalidAdapter:
 
 def _unsupported(key: str, value: object) -> InvalidAdapter:
     what = f"{key}={shown(str(value))} in {CONFIG_FILE}"
-    saved = value if key == "modules_to_save" and isinstance(value, list) else []
     # Trained tokens are rows of the embedding, so the message for embeddings applies.
-    if key == "trainable_token_indices" or any(is_of_ends(str(module)) for module in saved):
-        message = f"{what}: {ENDS_NOT_SERVED}."
+    if key == "trainable_token_indices":
+        message = f"{what}: {TOKENS_NOT_SERVED}."
+    elif key == "lora_bias":
+        message = (
+            f"{what} is not served, since it adds a bias, which is no product of B and A; train "
+            "with lora_bias=False."
+        )
+    elif _is_convertible(key, value):
+        message = f"{what} is not served; make a plain LoRA of it with `chorale adapters convert`."
     else:
         message = f"{what} is not served; train a plain LoRA for CAUSAL_LM without it."
     return InvalidAdapter(code="unsupported_feature", message=message, param=key)
+
+
+def _is_convertible(key: str, value: object) -> bool:
+    """Whether `chorale adapters convert` makes a plain LoRA of an adapter with this option."""
+    if key == "peft_type":
+        return isinstance(value, str) and value in CONVERTIBLE_TYPES
+    if key == "init_lora_weights":
+        return isinstance(value, str) and value.lower().startswith(_CONVERTIBLE_INITS)
+    return key in CONVERTIBLE_OPTIONS

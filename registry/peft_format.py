@@ -38,7 +38,12 @@ DTYPE_BYTES = {
 
 ADAPTER_DTYPES = frozenset({"F16", "BF16", "F32"})
 
-_PEFT_NAME = re.compile(r"base_model\.model\.([A-Za-z0-9_.]+)\.lora_(A|B)\.weight")
+HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
+"""Modules of a model's ends, by the names that all served families give them."""
+
+_PEFT_NAME = re.compile(
+    r"base_model\.model\.([A-Za-z0-9_.]+)\.(?:lora_(A|B)\.weight|lora_embedding_(A|B))"
+)
 _MAX_DIMENSIONS = 8
 
 
@@ -102,13 +107,17 @@ class ObjectInfo:
 def lora_names(module: str) -> tuple[str, str]:
     """PEFT's names of the A and the B tensor of a module."""
     prefix = f"base_model.model.{module}"
+    if module == EMBEDDING:
+        return f"{prefix}.lora_embedding_A", f"{prefix}.lora_embedding_B"
     return f"{prefix}.lora_A.weight", f"{prefix}.lora_B.weight"
 
 
 def split_lora_name(name: str) -> tuple[str, str] | None:
     """Module and "A" or "B" of a PEFT tensor name; None for any other name."""
     match = _PEFT_NAME.fullmatch(name)
-    return (match[1], match[2]) if match else None
+    if match is None or (match[1] == EMBEDDING) != bool(match[3]):
+        return None
+    return match[1], match[2] or match[3]
 
 
 def read_header(

@@ -26,7 +26,7 @@ def scan_tensor(file: BinaryIO, name: str, tensor: TensorInfo) -> TensorValues:
     """Scan a tensor of a served dtype. Raises InvalidAdapter: not_finite, value_too_large."""
     max_value, sum_squares = 0.0, 0.0
     for chunk in read_tensor_chunks(file, tensor):
-        values = _decode(chunk, tensor.dtype)
+        values = decode(chunk, tensor.dtype)
         # A NaN is both the max() and the min() of its chunk, so two passes find every fault.
         largest = max(float(values.max()), -float(values.min()))
         if not isfinite(largest):
@@ -43,7 +43,8 @@ def scan_tensor(file: BinaryIO, name: str, tensor: TensorInfo) -> TensorValues:
     return TensorValues(max_value, sqrt(sum_squares))
 
 
-def _decode(chunk: bytes, dtype: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+def decode(chunk: bytes, dtype: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Values of a served dtype as float32."""
     if dtype == "BF16":
         # A bfloat16, which numpy lacks, is the upper half of a float32.
         return (np.frombuffer(chunk, "<u2").astype(np.uint32) << 16).view(np.float32)

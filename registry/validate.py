@@ -3,25 +3,33 @@
 No model is run or imported: the checks need only numpy and the files' bytes.
 """
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from statistics import median
 from typing import Any, BinaryIO, Protocol
 
+import numpy as np
+
+from registry.base_tensor import BaseTensor
 from registry.errors import InvalidAdapter, TooLarge, shown
-from registry.peft_config import CONFIG_FILE, ENDS_NOT_SERVED, PeftConfig, endings, is_of_ends
+from registry.peft_config import CONFIG_FILE, TOKENS_NOT_SERVED, PeftConfig, endings
 from registry.peft_format import (
     ADAPTER_DTYPES,
+    EMBEDDING,
+    HEAD,
     WEIGHTS_FILE,
     Header,
     ModuleScale,
+    TensorInfo,
     canonical_header,
     lora_names,
     read_header,
+    read_tensor_chunks,
     split_lora_name,
 )
 from registry.tensor_values import TensorValues, scan_tensor
@@ -30,6 +38,11 @@ from registry.tensor_values import TensorValues, scan_tensor
 _LARGE_SCALE = 64.0
 _OUTLIER_RATIO = 100.0
 _MAX_WARNINGS = 20
+
+_TRAINED_TOKENS = ".token_adapter.trainable_tokens_delta"
+
+# The copies that PEFT writes for modules_to_save, and below an adapter of an embedding or a head.
+_COPY = re.compile(r"base_model\.model\.([A-Za-z0-9_.]+?)(?:\.base_layer)?\.(weight|bias)")
 
 
 class Base(Protocol):
@@ -41,6 +54,11 @@ class Base(Protocol):
     def modules(self) -> Mapping[str, tuple[int, int]]: ...
     @property
     def config(self) -> Mapping[str, Any]: ...
+    @property
+    def tensors(self) -> Mapping[str, BaseTensor]: ...
+
+    @property
+    def ends(self) -> Mapping[str, tuple[int, int]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +141,26 @@ def check_adapter(
             max_header_bytes=limits.max_header_bytes,
             max_tensors=limits.max_tensors,
         )
+        copies = _find_copies(header, base)
+        _check_copies(file, header, copies, base)
+        header = _without(header, copies)
         names = _paired_modules(header, base)
         _check_targets(names, config, base)
+        _check_embedding(names, config)
+        features = _modules(base)
         modules = {name: config.effect(name) for name in names}
         for name, effect in modules.items():
-            _check_shapes(name, effect, header, base.modules[name], limits.max_rank)
+            _check_shapes(name, effect, header, features[name], limits.max_rank)
             _check_scale(name, effect, limits.max_scale)
+        if _ties_ends(config, base) and HEAD in modules:
+            _check_tied(file, header)
         values = {name: scan_tensor(file, name, tensor) for name, tensor in header.tensors.items()}
     norms = _norms(modules, values)
-    warnings = [*_config_warnings(config, names, base), *_weight_warnings(modules, norms)]
+    warnings = [
+        *_config_warnings(config, names, base),
+        *_copy_warnings(copies.values()),
+        *_weight_warnings(modules, norms),
+    ]
     max_value = max(tensor.max_value for tensor in values.values())
     passport = _passport(header, modules, config.invocation_tokens, max_value, warnings)
     return CheckedAdapter(passport, header, modules, config.invocation_tokens)
@@ -163,26 +192,98 @@ def _check_invocation_tokens(config: PeftConfig, base: Base) -> None:
         )
 
 
+def _modules(base: Base) -> dict[str, tuple[int, int]]:
+    """All modules that an adapter may change, with their inputs and outputs."""
+    return {**base.modules, **base.ends}
+
+
+def _ties_ends(config: PeftConfig, base: Base) -> bool:
+    return config.ties_ends and bool(base.config.get("tie_word_embeddings"))
+
+
+def _check_tied(file: BinaryIO, header: Header) -> None:
+    """Check that the LoRA of a tied head is the embedding's, transposed: PEFT would load one of
+    them over the other. Raises InvalidAdapter.
+    """
+    a, b = (_read(file, header.tensors[name]) for name in lora_names(EMBEDDING))
+    head_a, head_b = (_read(file, header.tensors[name]) for name in lora_names(HEAD))
+    if not (np.array_equal(head_a, b.T) and np.array_equal(head_b, a.T)):
+        raise InvalidAdapter(
+            code="unsupported_feature",
+            message=f"ensure_weight_tying in {CONFIG_FILE}: the LoRA of {HEAD} is not that of "
+            f"{EMBEDDING}, transposed; save the adapter again, or train without it.",
+            param="ensure_weight_tying",
+        )
+
+
+def _read(file: BinaryIO, tensor: TensorInfo) -> np.ndarray[Any, np.dtype[np.unsignedinteger]]:
+    """Bits of a tensor's values, whose shape was checked."""
+    raw = b"".join(read_tensor_chunks(file, tensor))
+    return np.frombuffer(raw, f"<u{len(raw) // prod(tensor.shape)}").reshape(tensor.shape)
+
+
+def _check_embedding(names: list[str], config: PeftConfig) -> None:
+    """Refuse an activated LoRA of the embedding, which PEFT does not have."""
+    if config.invocation_tokens is not None and EMBEDDING in names:
+        raise InvalidAdapter(
+            code="unsupported_feature",
+            message=f"alora_invocation_tokens of {CONFIG_FILE} is not for LoRA on embed_tokens, "
+            "as in PEFT; train without embed_tokens.",
+            param="alora_invocation_tokens",
+        )
+
+
+def _find_copies(header: Header, base: Base) -> dict[str, str]:
+    """Uploaded tensors that are named like one of the base model's: its name, by theirs."""
+    copies = {}
+    for name in header.tensors:
+        match = _COPY.fullmatch(name)
+        if match and (copied := f"{match[1]}.{match[2]}") in base.tensors:
+            copies[name] = copied
+    return copies
+
+
+def _check_copies(file: BinaryIO, header: Header, copies: Mapping[str, str], base: Base) -> None:
+    """Check that every copy equals the base model's tensor. Raises InvalidAdapter."""
+    for name, copied in copies.items():
+        if base.tensors[copied].equals(file, header.tensors[name]):
+            continue
+        raise InvalidAdapter(
+            code="unsupported_feature",
+            message=f"Tensor {shown(name)}: modules_to_save trained {copied}, or it was saved from "
+            f"another base model than {base.model_id}; weights other than LoRA's are served only "
+            "if they equal the base model's. Train embed_tokens and lm_head with LoRA "
+            "(target_modules), without modules_to_save, on this base model; or make a plain LoRA "
+            "of them with `chorale adapters convert`.",
+            param="modules_to_save",
+        )
+
+
+def _without(header: Header, names: Mapping[str, str]) -> Header:
+    left = {name: tensor for name, tensor in header.tensors.items() if name not in names}
+    return replace(header, tensors=left)
+
+
 def _paired_modules(header: Header, base: Base) -> list[str]:
     """Modules that have tensors, in the base model's order. Raises InvalidAdapter on any tensor
     that is not one of a served module's pair.
     """
-    found = set()
+    known, found = _modules(base), set()
     for name, tensor in header.tensors.items():
-        if is_of_ends(name):
-            raise _fault("unsupported_feature", f"Tensor {shown(name)}: {ENDS_NOT_SERVED}")
+        if name.endswith(_TRAINED_TOKENS):
+            raise _fault("unsupported_feature", f"Tensor {shown(name)}: {TOKENS_NOT_SERVED}")
         parts = split_lora_name(name)
         if parts is None:
             raise _fault(
                 "unsupported_feature",
-                f"Tensor {shown(name)} is neither lora_A nor lora_B of a linear layer; "
-                "train without it",
+                f"Tensor {shown(name)} is neither lora_A nor lora_B of a layer; train without it",
             )
-        if parts[0] not in base.modules:
+        if parts[0] not in known:
             raise _fault(
                 "unknown_module",
                 f"Tensor {shown(name)} changes a module that {base.model_id} does not have or that "
-                "is not served; train on this base model, on its attention and MLP projections",
+                "is not served; train on this base model, on its attention and MLP projections, "
+                "embed_tokens or lm_head",
             )
         if tensor.dtype not in ADAPTER_DTYPES:
             raise _fault(
@@ -190,7 +291,7 @@ def _paired_modules(header: Header, base: Base) -> list[str]:
                 f"Tensor {shown(name)} is {tensor.dtype}; save the adapter as F16, BF16 or F32",
             )
         found.add(parts[0])
-    modules = [module for module in base.modules if module in found]
+    modules = [module for module in known if module in found]
     for name in (name for module in modules for name in lora_names(module)):
         if name not in header.tensors:
             raise _fault("unpaired_tensor", f"{name} is missing beside its pair; save it again")
@@ -201,7 +302,13 @@ def _paired_modules(header: Header, base: Base) -> list[str]:
 
 def _check_targets(names: list[str], config: PeftConfig, base: Base) -> None:
     """Check that config and tensors agree, since PEFT would drop a tensor that is not targeted."""
-    targeted = {module for module in base.modules if config.targets(module)}
+    ties = _ties_ends(config, base)
+    # PEFT puts the adapter of a tied head where it puts the embedding's.
+    targeted = [
+        module
+        for module in _modules(base)
+        if config.targets(EMBEDDING if ties and module == HEAD else module)
+    ]
     if not targeted:
         raise InvalidAdapter(
             code="target_mismatch",
@@ -213,7 +320,7 @@ def _check_targets(names: list[str], config: PeftConfig, base: Base) -> None:
             raise _fault(
                 "target_mismatch", f"{name} has tensors, but {CONFIG_FILE} does not target it"
             )
-    missing = [module for module in base.modules if module in targeted and module not in names]
+    missing = [module for module in targeted if module not in names]
     if missing:
         raise _fault("target_mismatch", f"{CONFIG_FILE} targets {missing[0]}, which has no tensors")
 
@@ -261,6 +368,11 @@ def _norms(modules: dict[str, ModuleScale], values: dict[str, TensorValues]) -> 
 
 
 def _config_warnings(config: PeftConfig, names: list[str], base: Base) -> Iterator[str]:
+    if base.config.get("tie_word_embeddings") and not base.ends.keys().isdisjoint(names):
+        yield (
+            "The base model's head is its embedding. LoRA changes only the one that it names, as "
+            "in training; PEFT's merge would change both."
+        )
     trained_on = config.base_model_name
     if trained_on and trained_on.rstrip("/").split("/")[-1] != base.model_id.split("/")[-1]:
         yield (
@@ -268,7 +380,7 @@ def _config_warnings(config: PeftConfig, names: list[str], base: Base) -> Iterat
             f"served here is {base.model_id}."
         )
     if isinstance(config.target_modules, frozenset):
-        known = {ending for module in base.modules for ending in endings(module)}
+        known = {ending for module in _modules(base) for ending in endings(module)}
         for target in sorted(config.target_modules - known):
             yield f"target_modules has {shown(target)}, which matches no served module."
     for key, patterns in (
@@ -278,6 +390,11 @@ def _config_warnings(config: PeftConfig, names: list[str], base: Base) -> Iterat
         for pattern, _ in patterns:
             if not any(pattern.matches_suffix(name) for name in names):
                 yield f"{key} has {shown(pattern.pattern)}, which matches no module."
+
+
+def _copy_warnings(copied: Iterable[str]) -> Iterator[str]:
+    for name in copied:
+        yield f"The files have a copy of the base model's {name}, which was not trained; left out."
 
 
 def _weight_warnings(modules: dict[str, ModuleScale], norms: dict[str, float]) -> Iterator[str]:

@@ -166,7 +166,15 @@ class Validator:
             "base": {
                 "model_id": self.base.model_id,
                 "modules": self.base.modules,
-                "config": {"vocab_size": self.base.config.get("vocab_size")},
+                "ends": self.base.ends,
+                "config": {
+                    name: self.base.config.get(name)
+                    for name in ("vocab_size", "tie_word_embeddings")
+                },
+                "tensors": {
+                    name: (tensor.dtype, tensor.shape, tensor.digest)
+                    for name, tensor in self.base.tensors.items()
+                },
             },
             "config": config.decode("latin-1"),
             "weights_fd": weights.fileno(),

@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from registry.base_tensor import BaseTensor
 from registry.errors import InvalidAdapter, TooLarge
 from registry.peft_format import write_canonical
 from registry.validate import AdapterLimits, check_adapter
@@ -26,11 +27,13 @@ _CLONE_NEWUSER = 0x1000_0000
 
 @dataclass(frozen=True, slots=True)
 class BaseFacts:
-    """Properties of a base model that the checks need. config: only vocab_size."""
+    """Properties of a base model that the checks need. config: vocab_size, tie_word_embeddings."""
 
     model_id: str
     modules: dict[str, tuple[int, int]]
+    ends: dict[str, tuple[int, int]]
     config: dict[str, Any]
+    tensors: dict[str, BaseTensor]
 
 
 def main() -> None:
@@ -81,7 +84,12 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _validate(request: dict[str, Any]) -> dict[str, Any]:
-    base = BaseFacts(**request["base"])
+    facts = request["base"]
+    tensors = {
+        name: BaseTensor(dtype, tuple(shape), digest)
+        for name, (dtype, shape, digest) in facts.pop("tensors").items()
+    }
+    base = BaseFacts(**facts, tensors=tensors)
     limits = AdapterLimits(**request["limits"])
     started = time.perf_counter()
     with open(request["weights_fd"], "rb") as weights, open(request["target_fd"], "wb") as target:

@@ -16,4 +16,5 @@ def make_decoder(
     dtype = getattr(torch, form.dtype)
     own = config.shard(form.layout.num_shards)
     shape = attention_shape(own, form.layout.block_size, max_model_len, dtype)
-    return Decoder(config, weights, make_kernels(shape), ranks, WeightRounding.of(quantization))
+    rounding = WeightRounding.of(quantization)
+    return Decoder(config, weights, make_kernels(shape), ranks, form.layout, rounding)

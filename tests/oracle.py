@@ -11,15 +11,20 @@ from registry.peft_config import CONFIG_FILE
 
 
 def merged_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel | PeftModel:
-    """Load the base in float32 with the adapter merged into it. An activated LoRA is not merged,
-    because it applies to a part of the tokens only.
+    """Load the base in float32 with the adapter merged into it.
+
+    An activated LoRA is not merged, because it applies to a part of the tokens only. LoRA on the
+    embedding or the head is not merged if they share a weight, since PEFT would change both.
     """
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
     if adapter_dir is None:
         return model
     adapted = PeftModel.from_pretrained(model, adapter_dir).eval()
     is_activated = json.loads((adapter_dir / CONFIG_FILE).read_text())["alora_invocation_tokens"]
-    return adapted if is_activated else adapted.merge_and_unload()
+    is_tied = model.config.tie_word_embeddings and any(
+        name.endswith(("lm_head", "embed_tokens")) for name in adapted.targeted_module_names
+    )
+    return adapted if is_activated or is_tied else adapted.merge_and_unload()
 
 
 def rounding_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel | PeftModel:

@@ -35,7 +35,7 @@ def cpu_backend(
     kernels = choose_kernels(config, own, shape, rounding=stored.rounding or rounding.projections)
     weights = ShardedWeights(stored, ranks.shard) if ranks else stored
     try:
-        model = Decoder(model_config, weights, kernels, ranks, rounding)
+        model = Decoder(model_config, weights, kernels, ranks, layout, rounding)
     except Unavailable as reason:  # for the head, whose shape the self-check does not have
         raise UnsupportedModel(str(reason)) from None
     give_back_memory()

@@ -1,4 +1,4 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3, with LoRA beside every projection."""
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3, with LoRA beside every matrix."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,14 +10,15 @@ from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
 from engine.models.rounding import NO_ROUNDING, WeightRounding
 from engine.ranks import Ranks
+from kernels.cpu.embedding_lora import EmbeddingLoRA
 from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
 from kernels.cpu.work import AdapterRuns
 from kernels.elementwise import is_finite
 from kernels.quantized import Weight, concatenated
 from kernels.work import HeadNorms, Site
-from lora.layout import CUT_BY_INPUTS, ModelShape
+from lora.layout import CUT_BY_INPUTS, Layout, ModelShape
 from lora.shard import WHOLE
-from lora.sites import site_of
+from lora.sites import embedding_sites, head_sites, site_of
 
 _QKV, _O, _GATE_UP, _DOWN = (0, 1, 2), (3,), (4, 5), (6,)
 
@@ -50,6 +51,7 @@ class Decoder:
     weights: by their Hugging Face names, in the dtype to compute in.   rounding: see Checkpoint.
     ranks: the ranks that share the model, if there are several. Then `weights` are this rank's
     parts (see ShardedWeights), and `kernels` are for its heads; `config` is the whole model's.
+    layout: of adapters that may change the embedding and the head; None if none do.
     Raises UnsupportedModel as Checkpoint does.
     """
 
@@ -59,6 +61,7 @@ class Decoder:
         weights: Mapping[str, Weight],
         kernels: CpuKernels,
         ranks: Ranks | None = None,
+        layout: Layout | None = None,
         rounding: WeightRounding = NO_ROUNDING,
     ) -> None:
         self.config = config
@@ -73,6 +76,8 @@ class Decoder:
         self.lm_head = kernels.linear(checkpoint.lm_head, None) if is_first else None
         tied_head = self.lm_head if config.tie_word_embeddings else None
         self.embed = kernels.embedding(checkpoint.embedding, tied_head)
+        self._head_sites = list(head_sites(layout)) if layout else []
+        self._embedding_lora = _embedding_lora(layout) if layout and layout.chunks else None
         self.norm = checkpoint.norm
         self.layers = [self._place(i, layer) for i, layer in enumerate(checkpoint.layers())]
         self.weight_bytes = checkpoint.num_bytes
@@ -110,14 +115,27 @@ class Decoder:
         The KV of all T tokens is written to the arena. The flags cover all layers up to the last
         attention; values that are not finite after it show in the logits.
         """
-        assert self.lm_head is not None, "only the first rank has logits"
         x, finite = self.hidden(inputs)
-        return self.lm_head(x), finite
+        return self.logits(x, inputs.head_adapters.among(range(len(x)))), finite
+
+    def logits(self, x: torch.Tensor, runs: AdapterRuns) -> torch.Tensor:
+        """Logits of the first rank, [rows, vocab].   x: [rows, hidden], from `hidden`.
+
+        runs: the adapters of these rows that change the head.
+        """
+        assert self.lm_head is not None, "only the first rank has logits"
+        logits = self.lm_head(x)
+        if runs.tile_tables:
+            for tokens, site in self._head_sites:
+                self.kernels.add_lora(logits[:, tokens.start : tokens.stop], x, site, runs)
+        return logits
 
     def hidden(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Same as `forward`, with the inputs of the head, [rows, hidden], in place of logits."""
         kernels, work, eps = self.kernels, inputs.work, self.config.rms_norm_eps
         residual = self.embed(inputs.input_ids)
+        if self._embedding_lora is not None and inputs.embedding_adapters.tile_tables:
+            self._embedding_lora.add(residual, inputs.input_ids, inputs.embedding_adapters)
         x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         runs, wanted = work.adapters, inputs.logits_indices
@@ -153,6 +171,11 @@ class Decoder:
         num_unset = (~flags).float()
         self.ranks.all_reduce(num_unset)
         return num_unset == 0
+
+
+def _embedding_lora(layout: Layout) -> EmbeddingLoRA:
+    sites = [site for _, site in embedding_sites(layout)]
+    return EmbeddingLoRA(len(layout.chunks[0]), sites)
 
 
 def attention_shape(

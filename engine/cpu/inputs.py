@@ -21,6 +21,8 @@ class ForwardInputs:
 
     input_ids: [T] int64.   logits_indices: tokens whose logits are wanted, rising, int64.
     wanted_adapters: adapters of those tokens alone, side by side.
+    head_adapters: those of them that change the head.   embedding_adapters: adapters of all tokens
+    that change the embedding.
     sampled_places, scored_places: places among those tokens, int64: of the last tokens of rows that
     sample, and of the tokens before the `scored` ones.
     adapter_digests: by row number, of the adapter that `work` applies to it.
@@ -30,10 +32,28 @@ class ForwardInputs:
     logits_indices: torch.Tensor
     work: StepWork
     wanted_adapters: AdapterRuns
+    head_adapters: "HeadAdapters"
+    embedding_adapters: AdapterRuns
     sampled_places: torch.Tensor
     scored_places: torch.Tensor
     scored: ScoredTokens
     adapter_digests: Mapping[int, str]
+
+
+@dataclass(frozen=True)
+class HeadAdapters:
+    """Adapters that change the head.
+
+    segments: of the tokens whose logits are wanted, by their places among those.
+    elements: the arena in the adapters' dtype.
+    """
+
+    segments: Sequence[Segment]
+    elements: torch.Tensor
+
+    def among(self, places: Sequence[int]) -> AdapterRuns:
+        """Adapters of the tokens in these places alone, which rise, side by side."""
+        return adapter_runs(_among(places, self.segments), self.elements)
 
 
 class InputBuilder:
@@ -55,6 +75,9 @@ class InputBuilder:
         sampled = [end - 1 for end, row in zip(starts[1:], rows, strict=True) if row.sampling]
         scored = ScoredTokens.of(rows, starts[:-1])
         wanted = sorted([*sampled, *scored.indices])
+        of_wanted = _among(wanted, segments)
+        of_head = [segment for segment in of_wanted if segment.tables.has_head]
+        of_embedding = [segment for segment in segments if segment.tables.has_embedding]
         blocks = [self._blocks(row) for row in rows]
         work = StepWork(
             positions=_longs([p for row in rows for p in _positions(row)]),
@@ -70,7 +93,9 @@ class InputBuilder:
             input_ids=_longs([t for row in rows for t in row.token_ids]),
             logits_indices=_longs(wanted),
             work=work,
-            wanted_adapters=adapter_runs(_among(wanted, segments), self.elements),
+            wanted_adapters=adapter_runs(of_wanted, self.elements),
+            head_adapters=HeadAdapters(of_head, self.elements),
+            embedding_adapters=adapter_runs(of_embedding, self.elements),
             sampled_places=_longs([bisect_left(wanted, token) for token in sampled]),
             scored_places=_longs([bisect_left(wanted, token) for token in scored.indices]),
             scored=scored,
@@ -86,7 +111,7 @@ class InputBuilder:
         return [row.block_ids[p // size] * size + p % size for p in _positions(row)]
 
 
-def _among(tokens: list[int], segments: Sequence[Segment]) -> list[Segment]:
+def _among(tokens: Sequence[int], segments: Sequence[Segment]) -> list[Segment]:
     """Segments of these tokens alone, by their places in the list."""
     left = []
     for segment in segments:

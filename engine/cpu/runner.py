@@ -100,9 +100,9 @@ class ModelRunner:
         return _Forward(batch, inputs, *self.model.hidden(inputs))
 
     def _choose(self, forward: "_Forward", masks: Mapping[int, Mask]) -> StepTokens:
-        batch, inputs, x, is_finite = forward
-        head, scored = self.model.lm_head, inputs.scored
-        if head is None:
+        batch, inputs, _, is_finite = forward
+        scored = inputs.scored
+        if self.model.lm_head is None:
             return StepTokens(())  # the first rank chooses
         sampling = [i for i, row in enumerate(batch.rows) if row.sampling is not None]
         chosen = [
@@ -111,11 +111,13 @@ class ModelRunner:
             if not batch.rows[i].is_constrained or i in masks
         ]
         due = [sampling[place] for place in chosen]
-        logits = head(x[inputs.sampled_places[chosen]])
+        logits = forward.logits(self.model, inputs.sampled_places[chosen])
         masks = {place: masks[i] for place, i in enumerate(due) if i in masks}
         tokens, logprobs = choose(logits, [batch.rows[i] for i in due], masks)
         vocab_size = self.model.config.vocab_size
-        named, is_sane = score(head, x[inputs.scored_places], scored, vocab_size)
+        named, is_sane = score(
+            lambda part: forward.logits(self.model, inputs.scored_places[part]), scored, vocab_size
+        )
         is_finite[scored.indices] &= is_sane
         sampled: list[int | None] = [None] * len(batch.rows)
         for i, token in zip(due, tokens, strict=True):
@@ -139,6 +141,11 @@ class _Forward(NamedTuple):
     inputs: ForwardInputs
     x: torch.Tensor
     is_finite: torch.Tensor
+
+    def logits(self, model: Decoder, places: torch.Tensor) -> torch.Tensor:
+        """Logits of some of the tokens whose logits are wanted, by their places among those."""
+        runs = self.inputs.head_adapters.among(places.tolist())
+        return model.logits(self.x[places], runs)
 
 
 def fail_rows(

@@ -86,6 +86,7 @@ class CpuKernels(Protocol):
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:
         """y[t] += scale * B @ A @ x[t] for the site's projections and the tokens of each run.
 
-        y: [T, sum of out], changed in place; other tokens' rows are not touched.   x: [T, in].
+        y: [T, sum of out], changed in place; other tokens' rows are not touched. It may be columns
+        of a larger tensor.   x: [T, in].
         """
         ...

@@ -160,7 +160,7 @@ class NativeKernels:
         work = _LoRAWork(
             y.data_ptr(), x.data_ptr(), runs.arena.data_ptr(), runs.bounds.data_ptr(),
             tables.data_ptr(), scales.data_ptr(), depths.data_ptr(), ctypes.addressof(outs),
-            site.in_features, y.shape[1], len(outs), len(depths),
+            site.in_features, y.stride(0), len(outs), len(depths),
             site.layer * site.num_projections + site.projections[0],
         )  # fmt: skip
         self._library.add_lora(ctypes.byref(work), self.threads)

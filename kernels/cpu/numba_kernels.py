@@ -107,7 +107,7 @@ class NumbaKernels:
         items, num_projections = self._items_of(runs), len(site.projections)
         self._share(
             _ITEMS, add_lora, len(items) * num_projections,
-            items.data_ptr(), x.data_ptr(), site.in_features, y.data_ptr(), y.shape[1],
+            items.data_ptr(), x.data_ptr(), site.in_features, y.data_ptr(), y.stride(0),
             (*site.out_features, 0, 0)[:3], num_projections,
             site.layer * site.num_projections + site.projections[0], runs.arena.data_ptr(),
         )  # fmt: skip

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from server.cli import adapter_aliases, adapter_push, adapter_sharing
+from server.cli import adapter_aliases, adapter_convert, adapter_push, adapter_sharing
 from server.cli.adapter_aliases import as_share
 from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
 from server.cli.passport import show_passport
@@ -24,6 +24,7 @@ app.command("push")(adapter_push.push)
 app.command("import")(adapter_push.import_all)
 app.command("validate")(adapter_push.validate)
 app.command("prove")(adapter_push.prove)
+app.command("convert")(adapter_convert.convert)
 
 
 @app.command("list")

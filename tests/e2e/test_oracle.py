@@ -10,7 +10,7 @@ from tests.e2e.conftest import TinyWorld
 from tests.e2e.stack import running
 from tests.oracle import greedy, merged_model, rounding_model
 from tests.quantized_models import save_quantized
-from tests.tiny_models import save_adapter, save_model
+from tests.tiny_models import ALL_TARGETS, save_adapter, save_model
 
 MAX_TOKENS = 16
 
@@ -85,7 +85,7 @@ def test_two_ranks_that_share_the_model_equal_peft(tiny_model, tmp_path) -> None
     specs = {
         "one": {"r": 4, "rank_pattern": {"v_proj": 11, "down_proj": 9}},
         "two": {"r": 16, "use_rslora": True},
-        "three": {"r": 3, "target_modules": ["o_proj", "down_proj"]},
+        "three": {"r": 3, "target_modules": ["o_proj", "down_proj", "embed_tokens", "lm_head"]},
     }
     dirs = {
         name: save_adapter(tiny_model, tmp_path / name, seed=300 + i, **spec)
@@ -101,8 +101,16 @@ def test_two_ranks_that_share_the_model_equal_peft(tiny_model, tmp_path) -> None
 def test_an_untied_model_in_the_old_spelling_equals_peft(tmp_path) -> None:
     model_dir = save_model(tmp_path / "model", tied=False, old_spelling=True)
     dirs = {
-        name: save_adapter(model_dir, tmp_path / name, seed=200 + i, r=2 ** (i + 1))
-        for i, name in enumerate(("one", "two", "three"))
+        name: save_adapter(
+            model_dir, tmp_path / name, seed=200 + i, r=2 ** (i + 1), target_modules=targets
+        )
+        for i, (name, targets) in enumerate(
+            {
+                "one": ALL_TARGETS,
+                "two": ["lm_head", "v_proj"],
+                "three": [*ALL_TARGETS, "embed_tokens", "lm_head"],
+            }.items()
+        )
     }
     # The arena holds two of the three adapters beside the KV, so that they come and go.
     with running(tmp_path / "stack", model_dir, arena_bytes=1 << 20, max_model_len=128) as stack:

@@ -87,7 +87,8 @@ def build_core(
     quantization: see EngineConfig; for a model on one CPU.
     """
     config = DecoderConfig.parse(load_config(model_dir))
-    layout = Layout.of(config.shape, itemsize=4, num_shards=num_ranks)
+    vocab_size = 0 if make_backend else config.vocab_size
+    layout = Layout.of(config.shape, itemsize=4, num_shards=num_ranks, vocab_size=vocab_size)
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
     form = PackedForm(layout, "float32", "base-1")
     weights = dict(open_weights(model_dir, torch.float32))

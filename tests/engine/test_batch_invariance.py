@@ -20,7 +20,7 @@ from engine.messages import SamplingParams
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, prompt_logprobs_of
 from tests.engine.real_core import add_adapter, build_core
-from tests.tiny_models import save_adapter, save_model
+from tests.tiny_models import ALL_TARGETS, save_adapter, save_model
 
 NUM_TIMES = 8
 """How often each run makes the request, half of the times greedy, half sampled."""
@@ -45,9 +45,12 @@ class World:
     def __init__(self, folder):
         self.folder = folder
         self.model_dir = save_model(folder / "model", intermediate_size=224)
+        targets = {4: ["lm_head"], 16: [*ALL_TARGETS, "embed_tokens", "lm_head"], 24: ALL_TARGETS}
         dirs = [
-            save_adapter(self.model_dir, folder / f"a{rank}", seed=rank, r=rank)
-            for rank in (4, 16, 24)
+            save_adapter(
+                self.model_dir, folder / f"a{rank}", seed=rank, r=rank, target_modules=modules
+            )
+            for rank, modules in targets.items()
         ]
         self.objects = {}
         refs = [add_adapter(self.objects, self.model_dir, d, folder) for d in dirs]
@@ -59,8 +62,9 @@ class World:
             self.model_dir,
             self.folder / f"engine{number}-{chance.getrandbits(32)}",
             self.objects,
-            # With several ranks an adapter has more slabs, since half of each tile is not cut.
-            num_slabs=chance.choice((16, 18, 20, 40) if num_ranks == 1 else (24, 25, 26, 44)),
+            # With several ranks an adapter has more slabs, since half of each tile is not cut, and
+            # tiles of the embedding and the head are whole.
+            num_slabs=chance.choice((18, 20, 22, 42) if num_ranks == 1 else (33, 34, 35, 54)),
             budget=chance.choice((13, 24, 64, 200)),
             num_seqs=chance.choice((4, 12)),
             num_swap_slots=40 * (number % 2),

@@ -13,6 +13,7 @@ import pytest
 import torch
 from peft import LoraConfig
 from peft.tuners.lora import config as options
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from registry.base_model import BaseModel
@@ -79,6 +80,25 @@ SERVED = {
             "base_model_class": "LlamaForCausalLM", "parent_library": "os", "unsloth_fixed": True
         }
     },
+    "saved, but not trained": {"modules_to_save": ["norm", "lm_head", "embed_tokens"]},
+    "the head": {"target_modules": ["lm_head"]},
+    "the head by regex": {
+        "target_modules": r".*(lm_head|up_proj)", "alpha_pattern": {"lm_head": 3}
+    },
+    "the embedding": {"target_modules": ["embed_tokens"], "r": 12, "use_rslora": True},
+    "both ends": {"target_modules": [*ALL_TARGETS, "embed_tokens", "lm_head"], "r": 9},
+    "both ends, patterns": {
+        "target_modules": ["q_proj", "model.embed_tokens", "lm_head"],
+        "layers_to_transform": [0],
+        "rank_pattern": {"lm_head": 11, "embed_tokens": 3},
+        "alpha_pattern": {"embed_tokens": 7},
+    },
+    "tied": {"ensure_weight_tying": True, "target_modules": ["up_proj", "embed_tokens"]},
+    "tied by the head": {"ensure_weight_tying": True, "target_modules": ["lm_head", "q_proj"]},
+    "nothing tied": {"ensure_weight_tying": True},
+    "the head, activated": {
+        "target_modules": ["v_proj", "lm_head"], "alora_invocation_tokens": INVOCATION
+    },
     # PEFT corrects this option for linear layers, with a warning.
     "fan in fan out": {"fan_in_fan_out": True},
 }  # fmt: skip
@@ -95,14 +115,12 @@ REFUSED = {
     "a mapping to code": {
         "auto_mapping": {"base_model_class": "LlamaForCausalLM", "auto_map": "evil.py"}
     },
-    "saved head": {"modules_to_save": ["lm_head"]},
     "layer pattern": {"layers_pattern": "layers", "layers_to_transform": [1]},
     "layers twice": {"layer_replication": [[0, 2], [1, 2]]},
     "trained tokens": {"trainable_token_indices": [1, 2]},
     "parameters": {
         "target_parameters": ["mlp.up_proj.weight"], "target_modules": ["q_proj"]
     },
-    "tied": {"ensure_weight_tying": True},
     "PiSSA": {"init_lora_weights": "pissa"},
     "fast PiSSA": {"init_lora_weights": "pissa_niter_4"},
     "OLoRA": {"init_lora_weights": "olora"},
@@ -190,12 +208,16 @@ def write(world, folder, changes, dtype=torch.float32):
         batch = torch.tensor([PROMPTS[1]])
         batches = [{"input_ids": batch, "attention_mask": torch.ones_like(batch)}] * 4
         peft.initialize_lora_eva_weights(model, batches, show_progress_bar=False)
+    randomize(model, dtype)
+    model.save_pretrained(folder)
+    return folder
+
+
+def randomize(model, dtype=torch.float32):
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.8 / parameter.shape[-1] ** 0.5)
             parameter.data = parameter.data.to(dtype)
-    model.save_pretrained(folder)
-    return folder
 
 
 @torch.inference_mode()
@@ -224,10 +246,14 @@ def test_files_of_half_the_bytes_say_what_the_merged_model_says(world, base_says
     assert_served(world, folder, base_says)
 
 
-def refusal(world, folder):
+def validate(world, folder):
     config = (folder / CONFIG_FILE).read_bytes()
+    return validate_adapter(config, folder / WEIGHTS_FILE, world.base, AdapterLimits())
+
+
+def refusal(world, folder):
     with pytest.raises(InvalidAdapter) as caught:
-        validate_adapter(config, folder / WEIGHTS_FILE, world.base, AdapterLimits())
+        validate(world, folder)
     return caught.value
 
 
@@ -251,28 +277,57 @@ def test_an_option_that_only_its_config_shows_is_refused_by_name(world, tmp_path
 
 
 @pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        lambda module: {"target_modules": [module]},
-        lambda module: {"target_modules": ["q_proj", module]},
-        lambda module: {"modules_to_save": [module]},
-        lambda module: {"trainable_token_indices": {module: [1]}},
-    ],
-)
-def test_what_changes_the_embedding_or_the_head_is_told_what_to_train_instead(
-    world, tmp_path, module, changes
-):
-    error = refusal(world, write(world, tmp_path, changes(module)))
+def test_trained_tokens_are_told_what_to_train_instead(world, tmp_path, module):
+    error = refusal(world, write(world, tmp_path, {"trainable_token_indices": {module: [1]}}))
     assert error.code == "unsupported_feature"
     assert module in str(error)
-    assert "LoRA on embed_tokens and lm_head, or weights saved for them, is not" in str(error)
+    assert "with `chorale adapters convert`, or train embed_tokens with LoRA" in str(error)
 
 
-def test_an_embedding_that_was_saved_beside_lora_is_told_so_too(world, tmp_path):
+def test_halves_of_a_tied_lora_that_differ_are_refused(world, tmp_path):
+    changes = {"ensure_weight_tying": True, "target_modules": ["embed_tokens"]}
+    write(world, tmp_path, changes)
+    tensors = load_file(tmp_path / WEIGHTS_FILE)
+    tensors["base_model.model.lm_head.lora_A.weight"][0, 0] += 1
+    save_file(tensors, tmp_path / WEIGHTS_FILE)
+    error = refusal(world, tmp_path)
+    assert (error.code, error.param) == ("unsupported_feature", "ensure_weight_tying")
+
+
+def test_an_activated_lora_of_the_embedding_is_refused(world, tmp_path):
+    # PEFT makes no such adapter, but its config may say so.
+    write(world, tmp_path, {"target_modules": ["q_proj", "embed_tokens"]})
+    config = json.loads((tmp_path / CONFIG_FILE).read_text())
+    config["alora_invocation_tokens"] = INVOCATION
+    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
+    error = refusal(world, tmp_path)
+    assert (error.code, error.param) == ("unsupported_feature", "alora_invocation_tokens")
+    assert "train without embed_tokens" in str(error)
+
+
+@pytest.mark.parametrize("module", ["embed_tokens", "lm_head", "norm"])
+def test_saved_modules_that_were_trained_are_refused_by_name(world, tmp_path, module):
+    model = peft.get_peft_model(world.fresh_model(), make_config({"modules_to_save": [module]}))
+    randomize(model)
+    saved = next(p for name, p in model.named_parameters() if "modules_to_save" in name)
+    saved.data[-1] += 0.01
+    model.save_pretrained(tmp_path)
+    error = refusal(world, tmp_path)
+    assert (error.code, error.param) == ("unsupported_feature", "modules_to_save")
+    assert f"{module}.weight, or it was saved from another" in str(error)
+
+
+def test_an_embedding_that_was_saved_beside_lora_changes_nothing(world, base_says, tmp_path):
     model = peft.get_peft_model(world.fresh_model(), make_config({}))
-    model.save_pretrained(tmp_path, save_embedding_layers=True)
-    assert "or weights saved for them, is not served" in str(refusal(world, tmp_path))
+    randomize(model)
+    model.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
+    passport = validate(world, tmp_path / "adapter")
+    # The first warning is that the folder of the base model has another name.
+    assert passport.warnings[1:] == [
+        f"The files have a copy of the base model's {name}, which was not trained; left out."
+        for name in ("lm_head.weight", "model.embed_tokens.weight")
+    ]
+    assert_served(world, tmp_path / "adapter", base_says)
 
 
 @pytest.mark.parametrize("method", METHODS)

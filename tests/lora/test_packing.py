@@ -19,8 +19,11 @@ from lora.host import read_packed
 from lora.layout import PROJECTIONS, Layout, ModelShape
 from lora.packed import PackedForm
 from lora.packing import convert, pack
+from lora.shard import Shard
 from registry.base_model import BaseModel
 from registry.peft_format import (
+    EMBEDDING,
+    HEAD,
     Header,
     ModuleScale,
     TensorInfo,
@@ -207,6 +210,48 @@ def test_a_projection_by_another_name_is_refused(block, tmp_path):
     data = canonical_object({name: (torch.zeros(2, 64), torch.zeros(64, 2))})
     with pytest.raises(AdapterError, match="no projection of this base model"):
         pack_to(tmp_path, data, make_form())
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_each_chunk_of_an_end_has_its_tokens_and_a_copy_of_the_other_half(num_shards, tmp_path):
+    layout = Layout.of(SHAPE, 4, num_shards=num_shards, vocab_size=292)
+    form = PackedForm(layout, "float32", "base-1")
+    head, embedding = (
+        [torch.randn(9, 64), torch.randn(292, 9)],
+        [torch.randn(2, 292), torch.randn(64, 2)],
+    )
+    data = canonical_object({HEAD: head, EMBEDDING: embedding})
+    for index in range(num_shards):
+        shard = Shard(index, num_shards)
+        packed = packed_adapter(data, form, tmp_path / str(index), shard)
+        tables = DeviceTables.of(packed, layout, [*range(packed.num_slabs)], packed.slabs)
+        assert (tables.has_head, tables.has_embedding) == (True, True)
+        seen = set()
+        for tile in packed.tiles:
+            place = (tile.layer, tile.projection)
+            is_head = place in layout.head_places
+            places = layout.head_places if is_head else layout.embedding_places
+            tokens = layout.chunks[places.index(place)]
+            a, b = head if is_head else embedding
+            a, b = (a, b[tokens]) if is_head else (a[:, tokens], b)
+            rows = slice(tile.index * RANK_ROWS, (tile.index + 1) * RANK_ROWS)
+            values = packed.slabs[tile.slab, tile.offset_bytes :].view(torch.float32)
+            for matrix, start in ((a[rows], 0), (b.T[rows], RANK_ROWS * a.shape[1])):
+                found = values[start:][: matrix.numel()].view(matrix.shape)
+                assert torch.equal(found, matrix)
+            seen.add((place, tile.index))
+        assert len(seen) == 3 * len(layout.chunks)
+
+
+@pytest.mark.parametrize("name", [HEAD, EMBEDDING])
+def test_an_end_is_refused_where_it_is_not_served_and_where_it_does_not_fit(name, tmp_path):
+    shapes = (292, 64) if name == EMBEDDING else (64, 292)
+    data = canonical_object({name: (torch.zeros(2, shapes[0]), torch.zeros(shapes[1], 2))})
+    with pytest.raises(AdapterError, match=f"LoRA on {name} is served on CPUs only"):
+        pack_to(tmp_path, data, make_form())
+    other = PackedForm(Layout.of(SHAPE, 4, vocab_size=293), "float32", "base-1")
+    with pytest.raises(AdapterError, match="has shapes"):
+        pack_to(tmp_path, data, other)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -60,6 +60,20 @@ def test_all_linear_targets_everything():
     assert [config.targets(module) for module in (Q0, Q1, UP1)] == [True, True, True]
 
 
+def test_the_ends_are_targeted_by_name_and_by_pattern_but_not_by_all_linear():
+    def ends(**changes):
+        config = parse(**changes)
+        return [config.targets(module) for module in ("model.embed_tokens", "lm_head")]
+
+    assert ends(target_modules=["embed_tokens", "lm_head"]) == [True, True]
+    assert ends(target_modules=".*") == [True, True]
+    assert ends(target_modules="all-linear") == [False, False]
+    # They are in no layer, so only their full names reach past layers_to_transform.
+    names = ["embed_tokens", "lm_head", "q_proj"]
+    assert ends(target_modules=names, layers_to_transform=[0]) == [False, True]
+    assert ends(target_modules=".*", modules_to_save=["embed_tokens"]) == [False, True]
+
+
 def test_excluded_modules_are_not_targeted():
     config = parse(target_modules="all-linear", exclude_modules=["q_proj"])
     assert [config.targets(module) for module in (Q0, Q1, UP1)] == [False, False, True]
@@ -80,7 +94,6 @@ def test_layers_to_transform_keeps_the_other_layers_out(layers):
         ("lora_bias", True),
         ("bias", "all"),
         ("fan_in_fan_out", True),
-        ("modules_to_save", ["lm_head"]),
         ("layer_replication", [[0, 1]]),
         ("layers_pattern", "layers"),
         ("trainable_token_indices", [1]),

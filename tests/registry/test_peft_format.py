@@ -266,3 +266,17 @@ def test_an_object_that_is_not_canonical_is_not_opened(raw):
     with pytest.raises(InvalidAdapter) as caught:
         parse_canonical(raw)
     assert caught.value.code == "not_canonical"
+
+
+def test_the_embedding_has_names_of_its_own():
+    names = lora_names("model.embed_tokens")
+    assert names == (
+        "base_model.model.model.embed_tokens.lora_embedding_A",
+        "base_model.model.model.embed_tokens.lora_embedding_B",
+    )
+    assert [split_lora_name(name) for name in names] == [
+        ("model.embed_tokens", "A"),
+        ("model.embed_tokens", "B"),
+    ]
+    assert split_lora_name("base_model.model.model.embed_tokens.lora_A.weight") is None
+    assert split_lora_name("base_model.model.lm_head.lora_embedding_A") is None

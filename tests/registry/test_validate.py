@@ -165,9 +165,10 @@ def test_a_module_that_the_base_does_not_have_is_refused_by_name(base, module):
     "name",
     [
         "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
-        "base_model.model.model.embed_tokens.lora_embedding_A",
+        "base_model.model.model.embed_tokens.lora_A.weight",
+        "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
         "base_model.model.lm_head.weight",
-        "base_model.model.lm_head.lora_A.weight",
+        "base_model.model.lm_head.lora_embedding_A",
         "model.layers.0.self_attn.q_proj.lora_A.weight",
     ],
 )
@@ -256,3 +257,84 @@ def test_a_module_far_larger_than_the_others_is_a_warning(base):
     tensors = with_tensor(base, B0, make_tensor(np.full((16, 4), 1000.0)))
     (warning,) = check(base, tensors).passport.warnings
     assert "times the median" in warning
+
+
+# ---- the embedding and the head ----
+
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+ENDS = make_config(target_modules=["q_proj", "embed_tokens", "lm_head"])
+
+
+def with_ends(base, rank=4, **shapes):
+    """An adapter of q_proj and both ends. shapes: of tensors in place of the right ones."""
+    tensors = make_adapter(base, targets=["q_proj"])
+    for module, (in_features, out_features) in base.ends.items():
+        names = lora_names(module)
+        for name, shape in zip(names, ((rank, in_features), (out_features, rank)), strict=True):
+            values = np.full(shapes.get(name, shape), 0.5)
+            tensors[name] = make_tensor(values)
+    return tensors
+
+
+def test_the_ends_are_checked_as_modules_behind_the_projections(base):
+    checked = check(base, with_ends(base), ENDS)
+    assert list(checked.modules)[-2:] == [EMBEDDING, HEAD]
+    assert checked.passport.targets == ["q_proj", "embed_tokens", "lm_head"]
+    assert checked.passport.warnings == []
+
+
+def test_an_end_of_another_vocabulary_is_refused(base):
+    error = refused(base, with_ends(base, **{lora_names(HEAD)[1]: (8, 4)}), ENDS)
+    assert (error.code, "B [7, rank]" in str(error)) == ("wrong_shape", True)
+    error = refused(base, with_ends(base, **{lora_names(EMBEDDING)[0]: (4, 8)}), ENDS)
+    assert (error.code, "A [rank, 7]" in str(error)) == ("wrong_shape", True)
+
+
+def test_of_a_tied_model_a_warning_says_which_end_changes(base):
+    tied = replace(base, config=base.config | {"tie_word_embeddings": True})
+    (warning,) = check(tied, with_ends(base), ENDS).passport.warnings
+    assert "LoRA changes only the one that it names" in warning
+
+
+def test_an_activated_embedding_is_refused(base):
+    base = replace(base, config=base.config | {"vocab_size": 7})
+    config = make_config(
+        target_modules=["q_proj", "embed_tokens", "lm_head"], alora_invocation_tokens=[1]
+    )
+    assert refused(base, with_ends(base), config).param == "alora_invocation_tokens"
+
+
+# ---- copies of the base model's tensors ----
+
+COPY = "base_model.model.model.embed_tokens.weight"
+
+
+def embedding(base):
+    return np.random.default_rng(0).normal(size=(7, 16)).astype(np.float32)  # as in write_base
+
+
+@pytest.mark.parametrize("name", [COPY, COPY.replace(".weight", ".base_layer.weight")])
+def test_a_copy_of_a_base_tensor_is_left_out_with_a_warning(base, name):
+    plain = check(base, make_adapter(base))
+    adapter = make_adapter(base) | {name: make_tensor(embedding(base))}
+    checked = check(base, adapter, make_config(modules_to_save=["embed_tokens"]))
+    assert checked.header.tensors.keys() == plain.header.tensors.keys()
+    assert checked.passport.warnings == [
+        "The files have a copy of the base model's model.embed_tokens.weight, which was not "
+        "trained; left out."
+    ]
+    assert replace(checked.passport, warnings=[]) == plain.passport
+
+
+def test_a_copy_that_was_trained_is_refused(base):
+    values = embedding(base)
+    values[6, 15] += 1
+    error = refused(base, make_adapter(base) | {COPY: make_tensor(values)})
+    assert (error.code, error.param) == ("unsupported_feature", "modules_to_save")
+    assert "modules_to_save trained model.embed_tokens.weight" in str(error)
+
+
+def test_the_copy_of_a_projection_is_no_copy(base):
+    name = "base_model.model.model.layers.0.self_attn.q_proj.weight"
+    adapter = make_adapter(base) | {name: make_tensor(np.ones((16, 16)))}
+    assert "is neither lora_A nor lora_B" in str(refused(base, adapter))
