@@ -1,12 +1,10 @@
 """Weights in few bits: how they are rounded, and which numbers they stand for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import torch
-
-from kernels.reference import FP8
 
 Bits = Literal[4, 8]
 
@@ -61,6 +59,13 @@ class QuantizedWeight:
             codes -= self.zeros.unsqueeze(-1)
         return (codes * self.scales.unsqueeze(-1)).flatten(1)
 
+    def to(self, device: torch.device) -> Self:
+        """Return the same weight on a device."""
+        zeros = None if self.zeros is None else self.zeros.to(device)
+        return replace(
+            self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=zeros
+        )
+
     @classmethod
     def concatenate(cls, parts: Sequence[Self]) -> Self:
         """Put the outputs of weights of the same rounding side by side."""
@@ -92,8 +97,19 @@ class Fp8Weight:
 
     def dequantize(self) -> torch.Tensor:
         """The weight as it is meant, [out, in] float32."""
-        assert self.codes.dtype == FP8
+        assert self.codes.dtype == torch.float8_e4m3fn
         return self.codes.float() * self.scales
+
+    def to(self, device: torch.device) -> Self:
+        """Return the same weight on a device."""
+        return replace(self, codes=self.codes.to(device), scales=self.scales.to(device))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Put the outputs of weights side by side."""
+        return cls(
+            torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+        )
 
 
 Weight = torch.Tensor | QuantizedWeight | Fp8Weight
