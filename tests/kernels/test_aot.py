@@ -38,6 +38,7 @@ HEAVY = frozenset(
         "_copy_kernel",
         "_decode_kernel",
         "_expand",
+        "_multiply",
         "_prefill_kernel",
         "_rope_store_kv",
         "_shrink",
