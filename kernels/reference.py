@@ -89,12 +89,12 @@ def quantize_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def multiply_quantized(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x @ weight.T + bias, [T, out], computed in float32 and rounded once to x's dtype.
+    """x @ weight.T + bias, [T, out] in x's dtype. Sums are float32 and rounded once.
 
-    x: [T, in].   bias: [out].   Kernels may round weights to x's dtype first.
+    x: [T, in].   bias: [out].   Weights are rounded to x's dtype, as if they were dense.
     """
-    wide = None if bias is None else bias.float()
-    return linear(x.float(), weight.dequantize(), wide).to(x.dtype)
+    dense = weight.dequantize().to(x.dtype).float()
+    return linear(x.float(), dense, None if bias is None else bias.float()).to(x.dtype)
 
 
 # ---- attention on paged KV ----

@@ -31,9 +31,9 @@ class _Tiles(NamedTuple):
 # of sm_80 and sm_120: there every warp keeps its own copy of the scaled weights.
 _TILES = (
     _Tiles(rows=16, columns=128, num_warps=4, num_stages=6, most_splits=8),
-    _Tiles(rows=32, columns=128, num_warps=4, num_stages=5, most_splits=8),
+    _Tiles(rows=32, columns=64, num_warps=4, num_stages=5, most_splits=8),
     _Tiles(rows=64, columns=128, num_warps=4, num_stages=4, most_splits=4),
-    _Tiles(rows=128, columns=64, num_warps=8, num_stages=3, most_splits=4),
+    _Tiles(rows=128, columns=64, num_warps=4, num_stages=3, most_splits=4),
 )
 _PROGRAMS = 256
 """Number of programs up to which inputs are split: about two for each multiprocessor of an H100.
@@ -159,8 +159,9 @@ def multiply_quantized(
 ) -> torch.Tensor:
     """x @ weight.T + bias, [T, out] in x's dtype, summed in float32.
 
-    x: [T, in], rows contiguous.   bias: [out].   Codes are exact in x's dtype; with groups, a code
-    times its scale is rounded to it, as in a dense weight.
+    x: [T, in], rows contiguous.   bias: [out].   With groups, weights are rounded to x's dtype.
+    With one scale for all inputs, codes are multiplied, which are exact, and their sum is scaled.
+    Layout of the codes: see PackedWeight.
     Grid: (tiles of tokens, tiles of outputs, splits of the inputs). Tiles of tokens come first, so
     that programs that run together read the same codes. If there are few tiles, the inputs are
     split to fill the GPU, and `_sum_splits` adds the parts in order; up to 16 tokens a row's bits

@@ -241,25 +241,20 @@ def _quantized(shape: ModelShape, decode_tokens: int) -> Iterator[Case]:
     few = min(decode_tokens, _FEWEST_ROWS)
     for name, rounding in _ROUNDINGS.items():
         multiply = partial(_multiply_quantized, shape, rounding)
-        yield Case(f"multiply_quantized {name}", partial(multiply, few))
-        for tokens in (32, 64, PREFILL_TOKENS):
-            yield Case(f"multiply_quantized {name}, {tokens} tokens", partial(multiply, tokens))
-    yield Case("multiply_quantized bias", partial(multiply, few, has_bias=True))
+        yield Case(f"multiply_quantized decode {name}", partial(multiply, few))
+        yield Case(f"multiply_quantized prefill {name}", partial(multiply, PREFILL_TOKENS))
+    for tokens in (32, 64):
+        multiply = partial(_multiply_quantized, shape, _ROUNDINGS["4 bits"], tokens)
+        yield Case(f"multiply_quantized {tokens} tokens", multiply)
 
 
 def _multiply_quantized(
-    shape: ModelShape,
-    rounding: Rounding,
-    tokens: int,
-    dtype: torch.dtype,
-    *,
-    has_bias: bool = False,
+    shape: ModelShape, rounding: Rounding, tokens: int, dtype: torch.dtype
 ) -> None:
-    """Multiply by the weight of k, whose inputs are split unless there are many tokens."""
+    """Multiply by the weight of k, whose inputs are split, if there are few tokens."""
     in_features, out_features = shape.features(1)
-    bias = _of(dtype, out_features) if has_bias else None
     weight = _packed(rounding, in_features, out_features)
-    ops.multiply_quantized(_of(dtype, tokens, in_features), weight, bias)
+    ops.multiply_quantized(_of(dtype, tokens, in_features), weight, _of(dtype, out_features))
 
 
 def _packed(rounding: Rounding, in_features: int, out_features: int) -> PackedWeight:

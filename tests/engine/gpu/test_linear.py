@@ -87,7 +87,10 @@ def in_form(weight, form):
     ids=["one form", "one in float", "three forms", "FP8 and 8 bits"],
 )
 def test_adjacent_weights_of_one_form_share_a_product(forms, parts):
-    weights = [in_form(torch.randn(out, 64) / 8, form) for form, out in zip(forms, (32, 16, 16), strict=True)]
+    weights = [
+        in_form(torch.randn(out, 64) / 8, form)
+        for form, out in zip(forms, (32, 16, 16), strict=True)
+    ]
     biases = [torch.randn(32), None, torch.randn(16)]
     fused, x = linears().fuse(weights, biases), torch.randn(7, 64)
     assert len(getattr(fused, "parts", [fused])) == parts
