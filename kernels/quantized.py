@@ -1,12 +1,10 @@
 """Weights in few bits: how they are rounded, and which numbers they stand for."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self, cast
 
 import torch
-
-from kernels.reference import FP8
 
 Bits = Literal[4, 8]
 
@@ -58,6 +56,26 @@ class QuantizedWeight:
             codes -= self.zeros.unsqueeze(-1)
         return (codes * self.scales.unsqueeze(-1)).flatten(1)
 
+    def to(self, device: torch.device) -> Self:
+        """Return the same weight on a device."""
+        zeros = None if self.zeros is None else self.zeros.to(device)
+        return replace(
+            self, codes=self.codes.to(device), scales=self.scales.to(device), zeros=zeros
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Put the outputs of weights of the same rounding side by side."""
+        first = parts[0]
+        assert all(part.rounding == first.rounding for part in parts)
+        zeros = [part.zeros for part in parts if part.zeros is not None]
+        return cls(
+            first.rounding,
+            torch.cat([part.codes for part in parts]),
+            torch.cat([part.scales for part in parts]),
+            torch.cat(zeros) if zeros else None,
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fp8Weight:
@@ -76,8 +94,19 @@ class Fp8Weight:
 
     def dequantize(self) -> torch.Tensor:
         """The weight as it is meant, [out, in] float32."""
-        assert self.codes.dtype == FP8
+        assert self.codes.dtype == torch.float8_e4m3fn
         return self.codes.float() * self.scales
+
+    def to(self, device: torch.device) -> Self:
+        """Return the same weight on a device."""
+        return replace(self, codes=self.codes.to(device), scales=self.scales.to(device))
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Put the outputs of weights side by side."""
+        return cls(
+            torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+        )
 
 
 Weight = torch.Tensor | QuantizedWeight | Fp8Weight
@@ -89,25 +118,19 @@ def as_numbers(weight: Weight) -> torch.Tensor:
     return weight if isinstance(weight, torch.Tensor) else weight.dequantize()
 
 
-def concatenated(weights: Sequence[Weight]) -> Weight | None:
-    """One weight with the outputs of all, side by side; None if they have different forms."""
-    if all(isinstance(weight, torch.Tensor) for weight in weights):
-        return torch.cat([weight for weight in weights if isinstance(weight, torch.Tensor)])
-    eights = [weight for weight in weights if isinstance(weight, Fp8Weight)]
-    if len(eights) == len(weights):
-        scales = torch.cat([weight.scales for weight in eights])
-        return Fp8Weight(torch.cat([weight.codes for weight in eights]), scales)
-    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
-    roundings = {weight.rounding for weight in quantized}
-    if len(quantized) < len(weights) or len(roundings) > 1:
-        return None
-    zeros = [weight.zeros for weight in quantized if weight.zeros is not None]
-    return QuantizedWeight(
-        roundings.pop(),
-        torch.cat([weight.codes for weight in quantized]),
-        torch.cat([weight.scales for weight in quantized]),
-        torch.cat(zeros) if zeros else None,
-    )
+def form_of(weight: Weight) -> Rounding | str:
+    """A value that is equal for weights that can share a product."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.rounding
+    return "fp8" if isinstance(weight, Fp8Weight) else "dense"
+
+
+def concatenated(weights: Sequence[Weight]) -> Weight:
+    """Put the outputs of weights of the same form side by side."""
+    first = weights[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(cast(list[torch.Tensor], weights))
+    return type(first).concatenate(weights)  # type: ignore[arg-type]
 
 
 def quantize(weight: torch.Tensor, rounding: Rounding) -> QuantizedWeight:

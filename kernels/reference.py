@@ -6,10 +6,11 @@ and take tensors in host memory.
 
 import numpy as np
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import linear, silu
 
 from kernels import attention, elementwise, sampling
 from kernels.block import adapter_blocks, places_of, scale_of
+from kernels.packed import PackedWeight
 from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 from kernels.work import (
     CHUNK_FEATURES,
@@ -27,7 +28,7 @@ _PREFILL_QUERIES = 16
 FP8_MAX = 448.0
 
 
-# ---- embedding, norms, activations ----
+# ---- embedding, norms, activations, products ----
 
 
 def embed(
@@ -83,6 +84,17 @@ def quantize_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     largest = x.float().abs().amax(dim=-1, keepdim=True)
     scale = torch.where(largest > 0, largest / FP8_MAX, 1.0)
     return (x.float() / scale).clamp(-FP8_MAX, FP8_MAX).to(FP8), scale
+
+
+def multiply_quantized(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """x @ weight.T + bias, [T, out] in x's dtype. Sums are float32 and rounded once.
+
+    x: [T, in].   bias: [out].   Weights are rounded to x's dtype, as if they were dense.
+    """
+    dense = weight.dequantize().to(x.dtype).float()
+    return linear(x.float(), dense, None if bias is None else bias.float()).to(x.dtype)
 
 
 # ---- attention on paged KV ----

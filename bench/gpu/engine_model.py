@@ -122,7 +122,7 @@ class EngineUnderTest:
         """Bytes of the weights that a step reads: all projections and the language model head."""
         model = self.runner.model
         linears = [x for one in model.layers for x in (one.qkv, one.o, one.gate_up, one.down)]
-        return model.lm_head.nbytes + sum(linear.weight.nbytes for linear in linears)
+        return sum(linear.nbytes for linear in (model.lm_head, *linears))
 
     def step(self, rows: tuple[ScheduledRow, ...]) -> StepTokens:
         self.runner.launch(Batch(1, rows))

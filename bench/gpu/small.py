@@ -1,11 +1,12 @@
 """Small kernels, measured by bytes: each runs on inputs that together are larger than any cache."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.functional import linear
 
 from bench.gpu import goals
 from bench.gpu.ceilings import Ceilings
@@ -15,6 +16,8 @@ from bench.gpu.rows import Row
 from bench.report import rounded
 from kernels import reference
 from kernels.gpu import ops
+from kernels.packed import pack
+from kernels.quantized import Rounding, quantize
 from kernels.work import SamplingWork
 
 _EPS = 1e-5
@@ -164,6 +167,29 @@ def _quantize_fp8(machine: Machine, tokens: int) -> _Case:
     return _Case([partial(ops.quantize_fp8, x) for x in inputs], size, check)
 
 
+def _product(rounding: Rounding | None, machine: Machine, tokens: int) -> _Case:
+    """A layer's o projection: dense, by torch, or quantised."""
+    hidden = machine.shape.hidden_size
+    x = machine.randn(tokens, hidden)
+    dense = machine.randn(hidden, hidden, std=hidden**-0.5)
+    if rounding is None:
+        size = dense.nbytes + 2 * x.nbytes
+        copies = [dense.clone() for _ in _inputs(machine, size)]
+        return _Case([partial(linear, x, weight) for weight in copies], size, lambda: None)
+    weight = quantize(dense, rounding)
+    packed = pack(weight)
+    size = packed.nbytes + 2 * x.nbytes
+    packs = [replace(packed, codes=packed.codes.clone()) for _ in _inputs(machine, size)]
+
+    def check() -> None:
+        ours = machine.run(partial(ops.multiply_quantized, x, packed))
+        meant = weight.dequantize()
+        torchs = linear(x, meant.to(x.dtype))
+        check_close("multiply_quantized", ours, torchs, x.double() @ meant.double().T)
+
+    return _Case([partial(ops.multiply_quantized, x, own) for own in packs], size, check)
+
+
 def _sample(top_p: float, temperature: float, machine: Machine, tokens: int) -> _Case:
     size = tokens * machine.vocab_size * 4
     inputs = [
@@ -205,6 +231,9 @@ _CASES: dict[str, Callable[[Machine, int], _Case]] = {
     "silu_mul": _silu_mul,
     "embed": _embed,
     "quantize_fp8": _quantize_fp8,
+    "o dense, by torch": partial(_product, None),
+    "o in 4 bits": partial(_product, Rounding(4, 32)),
+    "o in 8 bits": partial(_product, Rounding(8)),
     "sample greedy": partial(_sample, 1.0, 0.0),
     "sample top_p 0.9": partial(_sample, 0.9, 1.0),
 }

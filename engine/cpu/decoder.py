@@ -14,7 +14,7 @@ from kernels.cpu.embedding_lora import EmbeddingLoRA
 from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
 from kernels.cpu.work import AdapterRuns
 from kernels.elementwise import is_finite
-from kernels.quantized import Weight, concatenated
+from kernels.quantized import Weight, concatenated, form_of
 from kernels.work import HeadNorms, Site
 from lora.layout import CUT_BY_INPUTS, Layout, ModelShape
 from lora.shard import WHOLE
@@ -101,13 +101,13 @@ class Decoder:
         weights = [layer.projections[p] for p in projections]
         biases = [layer.biases[p] for p in projections]
         site = site_of(self._shape, index, projections)
-        if (weight := concatenated(weights)) is None:
+        if len({form_of(weight) for weight in weights}) > 1:
             parts = [self.kernels.linear(w, b) for w, b in zip(weights, biases, strict=True)]
             return _Product(lambda x: torch.cat([part(x) for part in parts], dim=1), site)
         given = [bias for bias in biases if bias is not None]
         bias = torch.cat(given) if len(given) == len(biases) else None
         assert bias is not None or not given, "a family has biases on all of them, or on none"
-        return _Product(self.kernels.linear(weight, bias), site)
+        return _Product(self.kernels.linear(concatenated(weights), bias), site)
 
     def forward(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the tokens in `inputs.logits_indices`, [rows, vocab]; finite flags, [T] bool.

@@ -15,7 +15,7 @@ import torch
 
 from engine.gpu.inputs import StepInputs
 from engine.gpu.kernels import Kernels
-from engine.gpu.linear import Linear, Quantization, fuse
+from engine.gpu.linear import Linear, Linears, Quantization
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
 from engine.models.rounding import NO_ROUNDING, WeightRounding
@@ -69,7 +69,8 @@ class StepOutputs:
 class GpuDecoder:
     """The model on a device.
 
-    weights: tensors by their Hugging Face names, in host memory, in the dtype to compute in.
+    weights: tensors by their Hugging Face names, in host memory, in the dtype to compute in, or
+    quantised. The embedding and the norms are never quantised.
     ranks: the ranks that share the model, if there are several. Then `weights` are this rank's
     parts (see ShardedWeights); `config` is the whole model's. Every rank has the whole embedding
     and norms. Only the first has the head, so it alone has logits and chooses tokens.
@@ -94,17 +95,18 @@ class GpuDecoder:
         self.kernels = kernels
         self.ranks = ranks
         self.shard = ranks.shard if ranks else WHOLE
-        self._quantization = quantization
         self._run_shrink = device.beside if lora_overlap == "shrink" else _at_once
         own = config.shard(self.shard.size)
         self._shape = own.shape
         there = device.torch_device
         checkpoint = Checkpoint(own, weights, rounding)
         self.embedding = checkpoint.embedding.to(there)
-        self.lm_head: torch.Tensor | None = None
+        self._linears = Linears(there, self.embedding.dtype, kernels, quantization)
+        self.lm_head: Linear | None = None
         if self.is_first:
-            tied = config.tie_word_embeddings
-            self.lm_head = self.embedding if tied else checkpoint.lm_head.to(there)
+            is_shared = checkpoint.lm_head is checkpoint.embedding
+            head = self.embedding if is_shared else checkpoint.lm_head.to(there)
+            self.lm_head = self._linears.make(head)
         self.layers = [self._place(layer) for layer in checkpoint.layers()]
         self.norm = checkpoint.norm.to(there)
         self.cos, self.sin = (table.to(there) for table in config.rope.tables(max_model_len))
@@ -119,12 +121,9 @@ class GpuDecoder:
         there = self.device.torch_device
 
         def of(projections: tuple[int, ...]) -> Linear:
-            return fuse(
+            return self._linears.fuse(
                 [layer.projections[p] for p in projections],
                 [layer.biases[p] for p in projections],
-                there,
-                self._quantization,
-                self.kernels,
             )
 
         norms = None
@@ -166,7 +165,7 @@ class GpuDecoder:
             self.ranks.all_reduce(finite)
             finite.floor_divide_(self.shard.size)
         if self.lm_head is not None:
-            out.logits[: len(inputs.logits_indices)] = x[inputs.logits_indices] @ self.lm_head.T
+            out.logits[: len(inputs.logits_indices)] = self.lm_head(x[inputs.logits_indices])
         return x
 
     def _attention(

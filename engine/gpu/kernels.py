@@ -4,6 +4,7 @@ from typing import Protocol
 
 import torch
 
+from kernels.packed import PackedWeight
 from kernels.work import (
     AttentionWork,
     Delta,
@@ -84,6 +85,10 @@ class Kernels(Protocol):
     def expand(self, y: torch.Tensor, delta: Delta, /) -> None: ...
 
     def quantize_fp8(self, x: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]: ...
+
+    def multiply_quantized(
+        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None, /
+    ) -> torch.Tensor: ...
 
     def copy_slabs(
         self,

@@ -1,6 +1,8 @@
-"""Projections of the base model on a device: in the model's dtype, or with weights in FP8."""
+"""Projections of the base model on a device: dense, with weights in FP8, or in 4 or 8 bits."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, Protocol
 
 import torch
@@ -8,10 +10,14 @@ from torch.nn.functional import linear
 
 from engine.errors import UnsupportedModel
 from engine.gpu.kernels import Kernels
+from kernels.packed import PackedWeight, can_pack, pack
+from kernels.quantized import Fp8Weight, QuantizedWeight, Weight, concatenated, form_of
 
 Quantization = Literal["fp8"]
 _FP8_MULTIPLE = 16
 """Number of which both widths of an FP8 product are multiples, as tensor cores require."""
+
+_LEAST_FP8_CAPABILITY = (8, 9)
 
 
 class Linear(Protocol):
@@ -19,12 +25,18 @@ class Linear(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
+    @property
+    def nbytes(self) -> int:
+        """Size of the weights, which every call reads."""
+        ...
+
 
 class DenseLinear:
     """A projection in the model's dtype. weight: [out, in].   bias: [out]."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.weight, self.bias = weight, bias
+        self.nbytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return linear(x, self.weight, self.bias)
@@ -33,20 +45,12 @@ class DenseLinear:
 class Fp8Linear:
     """A projection with e4m3 weights and a float32 scale for each output. Inputs are quantised
     token by token, so that no token depends on its neighbours. The product is torch's `_scaled_mm`.
-
-    Raises UnsupportedModel if it cannot multiply these widths, as may happen with a rank's part.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
-        out_dim, in_dim = weight.shape
-        if out_dim % _FP8_MULTIPLE or in_dim % _FP8_MULTIPLE:
-            raise UnsupportedModel(
-                f"FP8 weights want widths that {_FP8_MULTIPLE} divides, here is a product of "
-                f"{in_dim} to {out_dim}: leave out quantization, or take a smaller "
-                "tensor_parallel_size"
-            )
-        self.weight, scale = kernels.quantize_fp8(weight)
-        self.scale, self.bias, self.kernels = scale.T.contiguous(), bias, kernels
+    def __init__(self, weight: Fp8Weight, bias: torch.Tensor | None, kernels: Kernels) -> None:
+        self.weight, self.scale = weight.codes, weight.scales.T.contiguous()
+        self.bias, self.kernels = bias, kernels
+        self.nbytes = weight.nbytes
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         values, scale = self.kernels.quantize_fp8(x)
@@ -60,23 +64,102 @@ class Fp8Linear:
         )
 
 
-def fuse(
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor | None],
-    device: torch.device,
-    quantization: Quantization | None,
-    kernels: Kernels,
-) -> Linear:
-    """Fuse projections of one input into one on `device`, with their outputs side by side."""
-    weight = torch.cat([weight.to(device) for weight in weights])
-    bias = None
-    if any(given is not None for given in biases):
-        bias = torch.cat(
-            [
-                weight.new_zeros(len(part)) if given is None else given.to(device)
-                for part, given in zip(weights, biases, strict=True)
-            ]
+class QuantizedLinear:
+    """A projection with weights in 4 or 8 bits; inputs and products are in the model's dtype."""
+
+    def __init__(self, weight: PackedWeight, bias: torch.Tensor | None, kernels: Kernels) -> None:
+        self.weight, self.bias, self.kernels = weight, bias, kernels
+        self.nbytes = weight.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.kernels.multiply_quantized(x, self.weight, self.bias)
+
+
+class SideBySide:
+    """Projections of one input with weights of different forms, as one."""
+
+    def __init__(self, parts: Sequence[Linear]) -> None:
+        self.parts = parts
+        self.nbytes = sum(part.nbytes for part in parts)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part(x) for part in self.parts], dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Linears:
+    """Makes projections on a device, in the form that their weights have.
+
+    dtype: the model's.   quantization: the form into which `fuse` rounds weights in that dtype.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    kernels: Kernels
+    quantization: Quantization | None = None
+
+    def fuse(self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None]) -> Linear:
+        """Fuse projections of one input into one, with their outputs side by side.
+
+        Adjacent weights of one form share a product. Raises UnsupportedModel if the weights are to
+        be rounded to FP8, and no product takes their widths, as may happen with a rank's part.
+        """
+        pairs = zip(weights, biases, strict=True)
+        groups = (
+            zip(*group, strict=True) for _, group in groupby(pairs, lambda pair: form_of(pair[0]))
         )
-    if quantization is None:
+        parts = [self._fuse_alike(*group) for group in groups]
+        return parts[0] if len(parts) == 1 else SideBySide(parts)
+
+    def make(self, weight: Weight, bias: torch.Tensor | None = None) -> Linear:
+        """Make one projection. A weight in a form that this device cannot multiply is dequantised.
+
+        weight, bias: on the device.
+        """
+        if isinstance(weight, QuantizedWeight) and can_pack(weight.rounding):
+            return QuantizedLinear(pack(weight), bias, self.kernels)
+        if isinstance(weight, Fp8Weight) and _fits_fp8(weight) and _has_fp8(self.device):
+            return Fp8Linear(weight, bias, self.kernels)
+        if not isinstance(weight, torch.Tensor):
+            weight = weight.dequantize().to(self.dtype)
         return DenseLinear(weight, bias)
-    return Fp8Linear(weight, bias, kernels)
+
+    def _fuse_alike(
+        self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None]
+    ) -> Linear:
+        """Fuse projections whose weights have the same form."""
+        weight = concatenated([weight.to(self.device) for weight in weights])
+        if self.quantization == "fp8" and isinstance(weight, torch.Tensor):
+            weight = self._round_to_fp8(weight)
+        bias = None
+        if any(given is not None for given in biases):
+            bias = torch.cat(
+                [
+                    torch.zeros(part.shape[0], dtype=self.dtype, device=self.device)
+                    if given is None
+                    else given.to(self.device)
+                    for part, given in zip(weights, biases, strict=True)
+                ]
+            )
+        return self.make(weight, bias)
+
+    def _round_to_fp8(self, weight: torch.Tensor) -> Fp8Weight:
+        if not _fits_fp8(weight):
+            out_dim, in_dim = weight.shape
+            raise UnsupportedModel(
+                f"FP8 weights want widths that {_FP8_MULTIPLE} divides, here is a product of "
+                f"{in_dim} to {out_dim}: leave out quantization, or take a smaller "
+                "tensor_parallel_size"
+            )
+        return Fp8Weight(*self.kernels.quantize_fp8(weight))
+
+
+def _fits_fp8(weight: torch.Tensor | Fp8Weight) -> bool:
+    return not any(width % _FP8_MULTIPLE for width in weight.shape)
+
+
+def _has_fp8(device: torch.device) -> bool:
+    """Whether the device multiplies e4m3; torch does so on a CPU, too."""
+    if device.type != "cuda":
+        return True
+    return torch.cuda.get_device_capability(device) >= _LEAST_FP8_CAPABILITY

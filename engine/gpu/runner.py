@@ -285,9 +285,10 @@ class GpuRunner:
         return ScoringInputs.of(scored, self.model.config.vocab_size)
 
     def _score(self, scoring: ScoringInputs, ints: torch.Tensor, x: torch.Tensor) -> None:
-        if self.model.lm_head is not None:
+        if (head := self.model.lm_head) is not None:
             there, finite = self._prompt_logprobs, self.out.finite
-            score(x, self.model.lm_head, ints, scoring.told.depth, there, finite)
+            vocab_size = self.model.config.vocab_size
+            score(x, head, vocab_size, ints, scoring.told.depth, there, finite)
 
     def _transfer(self, is_out: bool, ids: torch.Tensor) -> None:
         """Copy blocks to or from the swap space. ids: [2, n], blocks and their slots."""

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from engine.gpu.linear import Linear
 from engine.gpu.sampler import Logprobs, Told, tell
 from engine.scoring import ScoredTokens, chunks
 
@@ -34,7 +35,8 @@ class ScoringInputs:
 
 def score(
     x: torch.Tensor,
-    head: torch.Tensor,
+    head: Linear,
+    vocab_size: int,
     ints: torch.Tensor,
     depth: int,
     logprobs: Logprobs,
@@ -42,12 +44,12 @@ def score(
 ) -> None:
     """Write the scored tokens' logprobs, and 0 into `finite` at each position with bad logits.
 
-    x: [T, hidden], of all tokens.   head: [vocab, hidden].   ints: `tokens`, on the device.
+    x: [T, hidden], of all tokens.   ints: `tokens`, on the device.
     finite: [T] int32.
     """
     indices, token_ids = ints.view(2, -1)
-    for part in chunks(len(indices), len(head), LOGITS_BYTES):
+    for part in chunks(len(indices), vocab_size, LOGITS_BYTES):
         own = indices[part]
-        logits = (x[own] @ head.T).float()
+        logits = head(x[own]).float()
         finite.index_put_((own,), finite[own] * logits.isfinite().all(dim=-1))
         tell(logits.log_softmax(dim=-1), token_ids[part], depth, logprobs.behind(part.start, depth))

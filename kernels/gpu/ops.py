@@ -7,6 +7,7 @@ from kernels.gpu.fp8 import quantize_fp8
 from kernels.gpu.lora import expand, shrink
 from kernels.gpu.norm import add_rms_norm, rms_norm
 from kernels.gpu.prefill_attention import prefill_attention, prefill_queries
+from kernels.gpu.quantized import multiply_quantized
 from kernels.gpu.rope import rope_store_kv
 from kernels.gpu.sampling import adjust_logits, sample
 from kernels.gpu.slabs import copy_slabs
@@ -18,6 +19,7 @@ __all__ = [
     "decode_attention",
     "embed",
     "expand",
+    "multiply_quantized",
     "prefill_attention",
     "prefill_queries",
     "quantize_fp8",

@@ -10,6 +10,7 @@ from kernels.gpu import ops
 from tests.gpu.setting import Check, Setting
 from tests.gpu.trials.attention import attention_trials
 from tests.gpu.trials.lora import lora_trials
+from tests.gpu.trials.quantized import quantized_trials
 from tests.gpu.trials.rope import rope_trials
 from tests.gpu.trials.rowwise import rowwise_trials
 from tests.gpu.trials.sampling import sampling_trials
@@ -19,6 +20,7 @@ Trials = Callable[[Setting], Iterator[Trial]]
 
 GROUPS: dict[str, Trials] = {
     "rowwise": rowwise_trials,
+    "quantized": quantized_trials,
     "rope": rope_trials,
     "attention": attention_trials,
     "lora": lora_trials,

@@ -2,7 +2,7 @@
 
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from engine.batch import Batch
 from engine.cpu.inputs import InputBuilder
 from engine.models.config import DecoderConfig
 from kernels.gpu import ops
+from kernels.quantized import Rounding, Weight, quantize
 from lora.batch import DeviceTables
 from lora.host import PackedAdapter
 from lora.packed import PackedForm
@@ -32,7 +33,8 @@ _ROUNDING = 1e-5
 
 
 def whole_model_checks() -> dict[str, Check]:
-    return {f"models.{family}": _check(family) for family in FAMILIES}
+    checks = {f"models.{family}": _check(family) for family in FAMILIES}
+    return {**checks, "models.quantized": _check("llama", Rounding(4, 32))}
 
 
 class TorchModel:
@@ -66,11 +68,13 @@ class TorchModel:
         return logits.float()
 
 
-def _check(family: str) -> Check:
+def _check(family: str, rounding: Rounding | None = None) -> Check:
+    """Make a check of a model. rounding: that of its projections, and of the head in 8 bits."""
+
     def check(setting: Setting) -> None:
         losses = Losses()
         with tempfile.TemporaryDirectory() as folder:
-            stage, exact, same_dtype, batches = _build(setting, family, Path(folder))
+            stage, exact, same_dtype, batches = _build(setting, family, rounding, Path(folder))
             for batch in batches:
                 _, logits = stage.run(batch)
                 losses.note(batch, logits, same_dtype.run(batch), exact.run(batch))
@@ -121,19 +125,21 @@ def _errors(logits: torch.Tensor, expected: torch.Tensor) -> list[float]:
 
 
 def _build(
-    setting: Setting, family: str, folder: Path
+    setting: Setting, family: str, rounding: Rounding | None, folder: Path
 ) -> tuple[Stage, TorchModel, TorchModel, Iterator[Batch]]:
     """(ours, torch in float32, torch in our dtype, steps for all of them)"""
     sizes, rng = setting.models, setting.rng(f"models {family}")
     config = make_config(family, sizes)
-    weights = make_weights(config, setting.dtype, rng)
+    dense = make_weights(config, setting.dtype, rng)
+    weights = _quantized(dense, rounding) if rounding else dense
+    dense = {n: w if isinstance(w, torch.Tensor) else w.dequantize() for n, w in weights.items()}
     adapters = make_adapters(sizes, config, setting.dtype, rng)
     chance = random.Random(setting.seed)
     per_row = make_form(config, setting.dtype).layout.num_blocks(sizes.max_model_len)
     num_slabs = (len(adapters) + 1) * per_row + 400
     free = chance.sample(range(num_slabs), num_slabs)
     torchs = [
-        TorchModel(config, weights, dtype, num_slabs, sizes.max_model_len)
+        TorchModel(config, dense, dtype, num_slabs, sizes.max_model_len)
         for dtype in (torch.float32, setting.dtype)
     ]
     stage = eager_stage(
@@ -147,6 +153,17 @@ def _build(
         for model, own in zip((stage, *torchs), packed, strict=True):
             model.place(f"a{number}", own, slabs[: own.num_slabs])
     return stage, *torchs, _batches(setting, stage, free, chance)
+
+
+def _quantized(weights: Mapping[str, torch.Tensor], rounding: Rounding) -> dict[str, Weight]:
+    """Quantise the projections, and the head in 8 bits; the rest stays as it is."""
+    roundings = {"proj.weight": rounding, "lm_head.weight": Rounding(8)}
+
+    def of(name: str, weight: torch.Tensor) -> Weight:
+        own = next((r for end, r in roundings.items() if name.endswith(end)), None)
+        return quantize(weight, own) if own else weight
+
+    return {name: of(name, weight) for name, weight in weights.items()}
 
 
 def _batches(

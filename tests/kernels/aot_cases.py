@@ -12,6 +12,9 @@ import torch
 from kernels.block import BLOCK
 from kernels.gpu import ops
 from kernels.gpu.prefill_attention import prefill_queries
+from kernels.packed import BLOCK as PACKED_BLOCK
+from kernels.packed import COLUMNS, PackedWeight
+from kernels.quantized import Rounding
 from kernels.reference import FP8
 from kernels.work import (
     SPLIT_KEYS,
@@ -67,6 +70,7 @@ def cases_of(
     named = [
         *_attention(shape, decode_tokens, window),
         *_lora(shape, decode_tokens),
+        *_quantized(shape, decode_tokens),
         *_elementwise(shape, decode_tokens),
         *_sampling(decode_tokens),
     ]
@@ -220,6 +224,47 @@ def _lora_work(shape: ModelShape, tokens: int, block_rows: int, dtype: torch.dty
         block_rows=block_rows,
         max_rank=_MAX_RANK,
     )
+
+
+# ---- products with weights in few bits ----
+
+_ROUNDINGS = {
+    "4 bits": Rounding(4, 32),
+    "4 bits with zeros": Rounding(4, 128, has_zeros=True),
+    "8 bits": Rounding(8),
+}
+_FEWEST_ROWS = 16
+"""Tokens of the smallest tile: a step of fewer takes the same kernels."""
+
+
+def _quantized(shape: ModelShape, decode_tokens: int) -> Iterator[Case]:
+    few = min(decode_tokens, _FEWEST_ROWS)
+    for name, rounding in _ROUNDINGS.items():
+        multiply = partial(_multiply_quantized, shape, rounding)
+        yield Case(f"multiply_quantized decode {name}", partial(multiply, few))
+        yield Case(f"multiply_quantized prefill {name}", partial(multiply, PREFILL_TOKENS))
+    for tokens in (32, 64):
+        multiply = partial(_multiply_quantized, shape, _ROUNDINGS["4 bits"], tokens)
+        yield Case(f"multiply_quantized {tokens} tokens", multiply)
+
+
+def _multiply_quantized(
+    shape: ModelShape, rounding: Rounding, tokens: int, dtype: torch.dtype
+) -> None:
+    """Multiply by the weight of k, whose inputs are split, if there are few tokens."""
+    in_features, out_features = shape.features(1)
+    weight = _packed(rounding, in_features, out_features)
+    ops.multiply_quantized(_of(dtype, tokens, in_features), weight, _of(dtype, out_features))
+
+
+def _packed(rounding: Rounding, in_features: int, out_features: int) -> PackedWeight:
+    blocks, columns = -(-in_features // PACKED_BLOCK), -(-out_features // COLUMNS) * COLUMNS
+    groups = in_features // (rounding.group_size or in_features)
+    code_dtype = torch.uint8 if rounding.bits == 4 else torch.int8
+    codes = _of(code_dtype, blocks, PACKED_BLOCK * rounding.bits // 8, columns)
+    zeros = torch.empty(groups, columns) if rounding.has_zeros else None
+    scales = torch.empty(groups, columns)
+    return PackedWeight(rounding, in_features, out_features, codes, scales, zeros)
 
 
 # ---- norms, activations, embedding ----

@@ -44,7 +44,9 @@ HEAVY = frozenset(
         "_silu_mul_expand",
     }
 )
-"""Kernels that spend their time on reading weights, tiles, KV or slabs, by loads of 16 bytes."""
+"""Kernels that spend their time on reading tiles, KV or slabs, by loads of 16 bytes. `_multiply`
+has a test of its own, since Triton loads its codes by 8 bytes for few tokens.
+"""
 
 TWINS = {86: 80, 89: 80}
 """Architectures for which Triton generates the same code as for an older one, and the older one.
@@ -144,6 +146,15 @@ def test_every_kernel_that_is_launched_occurs_in_a_case(results: Results) -> Non
     names = {kernel.kernel for _, kernel in compiled_in(results)}
     assert launched_kernels(Path(kernels.gpu.__path__[0])) == names
     assert names >= HEAVY
+
+
+def test_weights_in_few_bits_are_read_by_8_bytes_or_more(results: Results) -> None:
+    # Scales and zeros, a number for each thread, are the rest.
+    for task, kernel in compiled_in(results):
+        if kernel.kernel == "_multiply":
+            sizes = [size for size, count in kernel.loads.items() for _ in range(count)]
+            assert min(sizes) >= 4, task
+            assert sum(size for size in sizes if size < 8) <= NARROW_SHARE * sum(sizes), task
 
 
 def test_kernels_know_that_work_lists_of_adapters_may_be_read_wide(results: Results) -> None:

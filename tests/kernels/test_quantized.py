@@ -7,6 +7,7 @@ from kernels.quantized import (
     Rounding,
     as_numbers,
     concatenated,
+    form_of,
     quantize,
 )
 from kernels.reference import FP8
@@ -61,12 +62,12 @@ def test_concatenated_weights_have_the_outputs_of_their_parts():
         assert torch.equal(as_numbers(concatenated(parts)), expected)
 
 
-def test_weights_of_different_forms_are_not_concatenated():
+def test_weights_that_can_share_a_product_have_one_form():
     weight = random(3, 64)
-    four, eight = quantize(weight, Rounding(4, 32)), quantize(weight, Rounding(8))
-    assert concatenated([weight, four]) is None
-    assert concatenated([four, eight]) is None
-    assert concatenated([four, quantize(weight, Rounding(4, 64))]) is None
+    four = quantize(weight, Rounding(4, 32))
+    others = [weight, quantize(weight, Rounding(8)), quantize(weight, Rounding(4, 64))]
+    assert form_of(four) == form_of(quantize(random(5, 64), Rounding(4, 32)))
+    assert all(form_of(other) != form_of(four) for other in others)
 
 
 def test_packed_codes_are_what_is_counted():

@@ -20,6 +20,7 @@ from engine.models.config import DecoderConfig
 from engine.request import PENDING_TOKEN
 from engine.weights import StoredWeights, load_config
 from kernels import reference
+from kernels.quantized import Rounding, quantize
 from lora.batch import DeviceTables
 from lora.layout import Layout
 from lora.packed import PackedForm
@@ -49,6 +50,7 @@ class World:
         kv_dtype=torch.float32,
         kernels=reference,
         limits=LIMITS,
+        roundings=None,
         **options,
     ):
         model_dir = save_model(folder / "model", dtype=dtype, **options)
@@ -62,8 +64,11 @@ class World:
         self._place(model_dir, folder, r=4, lora_alpha=16)
         self._place(model_dir, folder, r=20, use_rslora=True, target_modules=["v_proj", "o_proj"])
         self._place(model_dir, folder, rank_pattern={"layers.1.*up_proj": 17}, lora_alpha=16)
-        weights = dict(StoredWeights(model_dir, dtype))
-        self.torch_model = make_decoder(self.config, weights, self.form, LIMITS.max_model_len)
+        weights = rounded(dict(StoredWeights(model_dir, dtype)), roundings or {})
+        dense = {
+            n: w if isinstance(w, torch.Tensor) else w.dequantize() for n, w in weights.items()
+        }
+        self.torch_model = make_decoder(self.config, dense, self.form, LIMITS.max_model_len)
         if kv_dtype == dtype:
             self.torch_inputs = InputBuilder(
                 self.arenas[0], self.form, lambda key: (0, self.tables[key][0])
@@ -118,6 +123,12 @@ class World:
         return self.out.logits[: len(plan.due)], self.out.finite[: batch.num_tokens], plan
 
 
+def rounded(weights, roundings):
+    """Quantise the weights whose names end with a key of `roundings`; that is how to round them."""
+    forms = {n: r for end, r in roundings.items() for n in weights if n.endswith(end + ".weight")}
+    return {n: quantize(w, forms[n]) if n in forms else w for n, w in weights.items()}
+
+
 @pytest.fixture(autouse=True)
 def inference():
     torch.set_num_threads(1)
@@ -160,6 +171,24 @@ def test_every_step_gives_what_the_cpu_gives(tmp_path, family):
         assert finite.all()
     kinds = {shape.num_prefill_items > 0 for shape in shapes}
     assert len(kinds) == 2, "some steps had prefills and some had not"
+
+
+QUANTIZED = {
+    "4 bits": dict.fromkeys(("proj",), Rounding(4, 32)),
+    "8 bits and the head": dict.fromkeys(("proj", "lm_head"), Rounding(8)),
+    "some projections": {"q_proj": Rounding(4, 32), "v_proj": Rounding(8), "up_proj": Rounding(8)},
+}
+"""Roundings by the ends of the names of weights; the other weights stay in float."""
+
+
+@pytest.mark.parametrize("roundings", QUANTIZED.values(), ids=QUANTIZED)
+def test_a_quantised_model_gives_what_its_dequantised_weights_give(tmp_path, roundings):
+    world = World(tmp_path, roundings=roundings, **FAMILIES["llama"])
+    for batch in make_batches(world, random.Random(2)):
+        expected, _ = world.torch_step(batch)
+        logits, finite, _ = world.step(batch)
+        assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
+        assert finite.all()
 
 
 # ---- steps in the shape of a graph ----

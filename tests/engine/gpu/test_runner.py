@@ -114,7 +114,7 @@ def test_steps_run_as_graphs_with_prefills_and_without_and_those_that_score_do_n
 def test_logits_that_overflow_fail_the_request_though_all_before_them_is_finite(tmp_path):
     model_dir = save_model(tmp_path / "model", tied=False)
     core = build_core(model_dir, tmp_path / "device", {}, make_backend=fake_backend)
-    core.runner.model.lm_head[7] = 3e38
+    core.runner.model.lm_head.weight[7] = 3e38
     core.handle("gw", make_message("r"))
     (output,) = run_until_idle(core)["r"]
     assert (output.stop_cause, output.num_completion_tokens) == ("engine_failure", 0)

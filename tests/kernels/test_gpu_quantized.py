@@ -1,0 +1,91 @@
+"""The product with weights in few bits is as exact as torch's with these weights in its dtype."""
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from kernels import reference
+from kernels.gpu.quantized import multiply_quantized
+from kernels.packed import pack
+from kernels.quantized import Rounding
+from tests.kernels.far_rows import far_rows
+from tests.kernels.lora_cases import assert_loses_no_more, randn
+from tests.kernels.quantized_cases import ROUNDINGS, random_weight
+
+
+@pytest.fixture(autouse=True)
+def empty_memory_is_nan():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def check(rounding, tokens, out_features, in_features, dtype, *, has_bias=False):
+    """Compare with float64, in which `linear` with the weights rounded to `dtype` loses more."""
+    weight = random_weight(rounding, out_features, in_features)
+    wide = torch.full((tokens, in_features + 7), torch.nan, dtype=dtype)
+    x = wide[:, :in_features]
+    x.copy_(randn(tokens, in_features, dtype=dtype))
+    bias = randn(out_features, dtype=dtype, seed=2) if has_bias else None
+    found = multiply_quantized(x, pack(weight), bias)
+    dense, wide_bias = weight.dequantize(), None if bias is None else bias.double()
+    exact = linear(x.double(), dense.double(), wide_bias)
+    assert (found.dtype, found.shape) == (dtype, exact.shape)
+    assert_loses_no_more(found, linear(x, dense.to(dtype), bias), exact)
+    meant = reference.multiply_quantized(x, pack(weight), bias)
+    assert_loses_no_more(meant, linear(x, dense.to(dtype), bias), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
+def test_every_rounding_is_multiplied(rounding, dtype):
+    check(rounding, 3, 5, rounding.group_size or 77, dtype)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 33, 133])
+@pytest.mark.parametrize(
+    ("rounding", "out_features", "in_features"),
+    [
+        (Rounding(4, 32), 133, 160),
+        (Rounding(4, 128, has_zeros=True), 1, 256),
+        (Rounding(8), 129, 63),
+        (Rounding(8, 32, has_zeros=True), 7, 96),
+    ],
+    ids=str,
+)
+def test_any_number_of_tokens_and_widths_are_multiplied(
+    tokens, rounding, out_features, in_features
+):
+    check(rounding, tokens, out_features, in_features, torch.float16, has_bias=True)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("in_features", [64, 128, 192, 600])
+def test_inputs_are_split_and_summed(in_features, has_bias):
+    check(Rounding(8), 2, 9, in_features, torch.float32, has_bias=has_bias)
+
+
+def test_a_row_of_few_has_the_same_bits_whoever_is_beside_it():
+    weight, x = pack(random_weight(Rounding(4, 32), 33, 512)), randn(16, 512, dtype=torch.float16)
+    together = multiply_quantized(x, weight)
+    for count in (1, 2, 7, 15):
+        assert torch.equal(multiply_quantized(x[:count], weight), together[:count])
+
+
+# The interpreter computes with numpy, which warns about NaN.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+def test_a_bad_number_is_seen_in_no_other_row():
+    weight, x = pack(random_weight(Rounding(8), 5, 70)), randn(5, 70)
+    clean = multiply_quantized(x, weight)
+    x[1, 3], x[3, 8] = torch.nan, torch.inf
+    found = multiply_quantized(x, weight)
+    assert torch.equal(found[::2], clean[::2])
+    assert found[1].isnan().all()
+
+
+def test_rows_past_32_bits_are_their_own():
+    weight = pack(random_weight(Rounding(4, 32), 5, 64))
+    x = far_rows(3, 64, torch.float16)
+    x[:] = randn(3, 64, dtype=torch.float16)
+    near = multiply_quantized(x.contiguous(), weight)
+    assert torch.equal(multiply_quantized(x, weight), near)
