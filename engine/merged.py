@@ -119,7 +119,8 @@ class _Run:
         self.cos, self.sin = cos[self.streams.positions], sin[self.streams.positions]
 
     def steps(self) -> Generator[None, None, Compared]:
-        x = yield from self._embed()
+        factors = self.config.multipliers
+        x = factors.embedding * (yield from self._embed())
         for layer in range(self.config.shape.num_layers):
             normed = self._norm(x, f"model.layers.{layer}.input_layernorm.weight")
             q = yield from self._project(layer, _Q, normed)
@@ -127,15 +128,16 @@ class _Run:
             v = yield from self._project(layer, _V, normed)
             attended = self._attend(layer, q, k, v)
             yield
-            x = x + (yield from self._project(layer, _O, attended))
+            x = x + factors.residual * (yield from self._project(layer, _O, attended))
             normed = self._norm(x, f"model.layers.{layer}.post_attention_layernorm.weight")
             gate = yield from self._project(layer, _GATE, normed)
             up = yield from self._project(layer, _UP, normed)
-            x = x + (yield from self._project(layer, _DOWN, silu_mul(gate, up)))
+            down = yield from self._project(layer, _DOWN, silu_mul(gate, up))
+            x = x + factors.residual * down
         x = self._norm(x[self._asked_rows()], "model.norm.weight")
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         logits = yield from self._multiply(f"{head}.weight", self.config.vocab_size, x, None)
-        base, merged = logits.log_softmax(dim=-1).chunk(2)
+        base, merged = (factors.logits * logits).log_softmax(dim=-1).chunk(2)
         return Compared(base.numpy(), merged.numpy())
 
     def _embed(self) -> Generator[None, None, torch.Tensor]:
@@ -208,7 +210,9 @@ class _Run:
         for start, end in self.streams.bounds:
             mask = _visible(end - start, self.config.windows[layer])
             query, key, value = (t[start:end].transpose(0, 1) for t in (q, k, v))
-            attended = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            attended = scaled_dot_product_attention(
+                query, key, value, attn_mask=mask, scale=self.config.multipliers.attention
+            )
             out[start:end] = attended.transpose(0, 1)
         return out.flatten(1)
 

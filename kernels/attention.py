@@ -50,11 +50,13 @@ def decode_attention(
     blocks: torch.Tensor,
     seq_lens: torch.Tensor,
     window: int | None = None,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Attend with one query per sequence to its seq_lens[b] positions; return [B, heads, head_dim].
 
     q: [B, heads, head_dim].   blocks: [B, blocks] int64, any block past a sequence's end.
     window: only the last `window` positions are seen, including the query's own; None for all.
+    scale: factor of the scores; None for 1 / sqrt(head_dim).
     """
     rows, heads, dim = q.shape
     k, v = gather(kv, layer, blocks)
@@ -63,7 +65,8 @@ def decode_attention(
     grouped = q.view(rows, kv_heads, heads // kv_heads, dim)
     keys = torch.arange(k.shape[2], device=q.device)
     visible = _visible(keys[None, :], seq_lens[:, None] - 1, window)[:, None, None, :]
-    return scaled_dot_product_attention(grouped, k, v, attn_mask=visible).reshape(rows, heads, dim)
+    out = scaled_dot_product_attention(grouped, k, v, attn_mask=visible, scale=scale)
+    return out.reshape(rows, heads, dim)
 
 
 def prefill_attention(
@@ -73,11 +76,12 @@ def prefill_attention(
     blocks: Sequence[int],
     start: int,
     window: int | None = None,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Attend causally with a chunk of one sequence, positions [start, start + T).
 
-    q: [T, heads, head_dim].   blocks: cover positions [0, start + T).   window: as for decodes.
-    Result: like q.
+    q: [T, heads, head_dim].   blocks: cover positions [0, start + T).   window, scale: as for
+    decodes.   Result: like q.
     """
     length, heads, dim = q.shape
     k, v = gather(kv, layer, torch.tensor([blocks], device=q.device))
@@ -90,6 +94,7 @@ def prefill_attention(
         k.repeat_interleave(repeats, dim=1),
         v.repeat_interleave(repeats, dim=1),
         attn_mask=_visible(keys[None, :], queries[:, None], window),
+        scale=scale,
     )
     return out[0].transpose(0, 1)
 

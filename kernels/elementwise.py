@@ -7,10 +7,13 @@ from torch.nn.functional import silu
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """weight * x / rms(x), computed in float32.   x: [..., dim].   weight: [dim]."""
+    """weight * x / rms(x), computed in float32.   x: [..., dim].   weight: [dim].
+
+    The quotient is rounded to the weight's dtype, and the product to x's.
+    """
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * scaled.to(x.dtype)
+    return (weight * scaled.to(weight.dtype)).to(x.dtype)
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

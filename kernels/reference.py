@@ -44,7 +44,7 @@ def embed(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """weight * x / rms(x), the quotient rounded to x's dtype first.   x: [T, dim]."""
+    """weight * x / rms(x), the quotient rounded to the weight's dtype first.   x: [T, dim]."""
     return elementwise.rms_norm(x, weight, eps)
 
 
@@ -139,15 +139,17 @@ def decode_attention(
     kv: torch.Tensor,
     work: AttentionWork,
     window: int | None = None,
+    scale: float | None = None,
 ) -> None:
     """Attend for the rows that have one token; tokens of other rows are left unchanged in `out`.
 
     out, q: [T, heads, head_dim].   window: only the last `window` positions are seen.
+    scale: factor of the scores; None for 1 / sqrt(head_dim).
     """
     for row, (first, end) in enumerate(work.decode_ranges.tolist()):
         if end > first:
             token, length = int(work.query_starts[row]), int(work.seq_lens[row])
-            out[token] = _attend(q[token : token + 1], kv, work, row, length - 1, window)[0]
+            out[token] = _attend(q[token : token + 1], kv, work, row, length - 1, window, scale)[0]
 
 
 def prefill_queries(
@@ -163,13 +165,14 @@ def prefill_attention(
     kv: torch.Tensor,
     work: AttentionWork,
     window: int | None = None,
+    scale: float | None = None,
 ) -> None:
     """Attend causally for the rows of more than one token; other tokens of `out` are unchanged."""
     items = work.prefill_items[: int(work.num_prefill_items)]
     for row in items[:, 0].unique().tolist():
         first, end = work.query_starts[row : row + 2].tolist()
         start = int(work.seq_lens[row]) - (end - first)
-        out[first:end] = _attend(q[first:end], kv, work, row, start, window)
+        out[first:end] = _attend(q[first:end], kv, work, row, start, window, scale)
 
 
 def _attend(
@@ -179,13 +182,14 @@ def _attend(
     row: int,
     start: int,
     window: int | None,
+    scale: float | None,
 ) -> torch.Tensor:
     """Attend with the queries of one row, at positions start, start + 1, ...; return like q."""
     num_blocks = -(-int(work.seq_lens[row]) // kv.shape[3])
     at = int(work.block_starts[row])
     blocks = work.blocks[at : at + num_blocks].tolist()
     wide = kv[:, None].to(q.dtype)
-    return attention.prefill_attention(q, wide, 0, blocks, start, window)
+    return attention.prefill_attention(q, wide, 0, blocks, start, window, scale)
 
 
 # ---- LoRA on arena tiles ----

@@ -1,4 +1,4 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3, with LoRA beside every projection."""
+"""The decoder of every model family, with LoRA beside every projection."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -70,6 +70,7 @@ class Decoder:
         self.lm_head = kernels.linear(checkpoint.lm_head, None) if is_first else None
         tied_head = self.lm_head if config.tie_word_embeddings else None
         self.embed = kernels.embedding(checkpoint.embedding, tied_head)
+        self._embedding_scale = config.embedding_scale(checkpoint.embedding.dtype)
         self.norm = checkpoint.norm
         self.layers = [self._place(i, layer) for i, layer in enumerate(checkpoint.layers())]
         self.weight_bytes = checkpoint.num_bytes
@@ -110,8 +111,10 @@ class Decoder:
 
     def hidden(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Same as `forward`, with the inputs of the head, [rows, hidden], in place of logits."""
-        kernels, work, eps = self.kernels, inputs.work, self.config.rms_norm_eps
+        kernels, work, eps = self.kernels, inputs.work, self.config.stream_eps
         residual = self.embed(inputs.input_ids)
+        if self._embedding_scale != 1.0:
+            residual *= self._embedding_scale
         x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
         next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
         runs, wanted = work.adapters, inputs.logits_indices
@@ -161,4 +164,5 @@ def attention_shape(
         block_size=block_size,
         cos=cos.to(dtype),
         sin=sin.to(dtype),
+        scale=config.multipliers.attention,
     )

@@ -98,6 +98,7 @@ class GpuDecoder:
         there = device.torch_device
         checkpoint = Checkpoint(own, weights)
         self.embedding = checkpoint.embedding.to(there)
+        self._embedding_scale = config.embedding_scale(self.embedding.dtype)
         self.lm_head: torch.Tensor | None = None
         if self.is_first:
             tied = config.tie_word_embeddings
@@ -145,9 +146,11 @@ class GpuDecoder:
         Result: the inputs of the head, [T, hidden].
         kv: [slabs, layers, 2, kv heads, block_size, head_dim], this rank's heads.
         """
-        kernels, eps = self.kernels, self.config.rms_norm_eps
+        kernels, eps = self.kernels, self.config.stream_eps
         finite = out.finite[: len(inputs.input_ids)].fill_(1)
         residual = kernels.embed(self.embedding, inputs.input_ids, inputs.sources, out.tokens)
+        if self._embedding_scale != 1.0:
+            residual *= self._embedding_scale
         x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
         next_norms = [layer.input_norm for layer in self.layers[1:]]
         for index, layer in enumerate(self.layers):
@@ -182,8 +185,9 @@ class GpuDecoder:
         kernels.rope_store_kv(qkv, kv, *positions, inputs.slots, finite, layer.head_norms, delta())
         q = qkv.view(len(x), -1, shape.head_dim)[:, : shape.num_heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        kernels.decode_attention(out, q, kv, inputs.attention, layer.window)
-        kernels.prefill_attention(out, q, kv, inputs.attention, layer.window)
+        sight = layer.window, self.config.multipliers.attention
+        kernels.decode_attention(out, q, kv, inputs.attention, *sight)
+        kernels.prefill_attention(out, q, kv, inputs.attention, *sight)
         return self._project(layer.o, out.flatten(1), inputs, index, _O)
 
     def _mlp(self, index: int, layer: _Layer, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:

@@ -60,6 +60,7 @@ class Kernels(Protocol):
         kv: torch.Tensor,
         work: AttentionWork,
         window: int | None = None,
+        scale: float | None = None,
         /,
     ) -> None: ...
 
@@ -70,6 +71,7 @@ class Kernels(Protocol):
         kv: torch.Tensor,
         work: AttentionWork,
         window: int | None = None,
+        scale: float | None = None,
         /,
     ) -> None: ...
 

@@ -46,6 +46,7 @@ class LayerWeights:
 class Checkpoint:
     """Tensors by name, each taken once; one left over is an error, as it would change the answer.
 
+    norm: [hidden], of the last layer's output; its weights include the factor of the logits.
     num_bytes: size of the tensors taken so far.
     Raises UnsupportedModel when a tensor is missing, has another shape, or has no place in the
     decoder; for tensors of layers, when the layers are taken.
@@ -58,6 +59,9 @@ class Checkpoint:
         self._left = set(weights)
         self.embedding = self._take("model.embed_tokens.weight", *self._vocabulary)
         self.norm = self._take("model.norm.weight", config.shape.hidden_size)
+        if config.multipliers.logits != 1.0:
+            # Products of 16-bit weights and the factor need not be 16-bit numbers.
+            self.norm = self.norm.float() * config.multipliers.logits
 
     @cached_property
     def lm_head(self) -> torch.Tensor:

@@ -2,25 +2,27 @@
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from engine.errors import UnsupportedModel
 from engine.models.config_json import ConfigJson
+from engine.models.family import FAMILIES, Family, Multipliers
 from engine.models.rope import Rope
 from lora.layout import ModelShape
 from registry.architecture import refusal, served_architecture
 
-# Defaults of transformers for what config.json leaves out.
-_DEFAULT_WINDOW = 4096
-_DEFAULT_MAX_WINDOW_LAYERS = 28
-_DEFAULT_QWEN3_HEAD_DIM = 128
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderConfig:
-    """Configuration of a Llama, Mistral, Qwen2 or Qwen3.
+    """Configuration of a model of any family: what differs between families is data here.
 
     windows: by layer, how many positions a token sees, including its own; None if it sees all.
     biases: which projections have one, as in PROJECTIONS.
     has_head_norms: whether every head of q and k has an RMSNorm.
+
+    The decoders keep the residual stream divided by the residual multiplier m: a layer computes
+    y + f(norm(y)) in place of x + m * f(norm(x)), with x = m * y. So m costs nothing, and also
+    multiplies what adapters add. A norm of y equals that of x if its eps is divided by m * m.
     """
 
     shape: ModelShape
@@ -32,6 +34,18 @@ class DecoderConfig:
     windows: tuple[int | None, ...]
     biases: tuple[bool, ...]
     has_head_norms: bool
+    multipliers: Multipliers
+
+    @property
+    def stream_eps(self) -> float:
+        """The eps of norms of the residual stream, as the decoders keep it."""
+        return self.rms_norm_eps / self.multipliers.residual**2
+
+    def embedding_scale(self, dtype: torch.dtype) -> float:
+        """The factor from an embedding to the residual stream, as the decoders keep it."""
+        # Models were trained with a multiplier that is rounded to the embedding's dtype.
+        multiplier = torch.tensor(self.multipliers.embedding, dtype=dtype).item()
+        return multiplier / self.multipliers.residual
 
     @property
     def sliding_window(self) -> int | None:
@@ -69,13 +83,13 @@ class DecoderConfig:
             method = config["quantization_config"].get("quant_method")
             raise UnsupportedModel(f"quantization_config of {method} is not served")
         try:
-            return cls._of(architecture, config)
+            return cls._of(FAMILIES[architecture], config)
         except KeyError as missing:
             raise UnsupportedModel(f"config.json has no {missing}") from None
 
     @classmethod
-    def _of(cls, architecture: str, config: ConfigJson) -> "DecoderConfig":
-        shape = _shape(architecture, config)
+    def _of(cls, family: Family, config: ConfigJson) -> "DecoderConfig":
+        shape = _shape(family, config)
         return cls(
             shape=shape,
             vocab_size=config["vocab_size"],
@@ -83,17 +97,16 @@ class DecoderConfig:
             rms_norm_eps=config.get("rms_norm_eps", 1e-6),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             rope=Rope.parse(config, shape.head_dim),
-            windows=_windows(architecture, config),
-            biases=_biases(architecture, config),
-            has_head_norms=architecture == "Qwen3ForCausalLM",
+            windows=family.windows(config),
+            biases=_biases(family, config),
+            has_head_norms=family.has_head_norms,
+            multipliers=family.multipliers(config),
         )
 
 
-def _shape(architecture: str, config: ConfigJson) -> ModelShape:
+def _shape(family: Family, config: ConfigJson) -> ModelShape:
     heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim")
-    if head_dim is None and architecture == "Qwen3ForCausalLM":
-        head_dim = _DEFAULT_QWEN3_HEAD_DIM
+    head_dim = config.get("head_dim") or family.head_dim
     return ModelShape(
         num_layers=config["num_hidden_layers"],
         hidden_size=config["hidden_size"],
@@ -104,34 +117,8 @@ def _shape(architecture: str, config: ConfigJson) -> ModelShape:
     )
 
 
-def _windows(architecture: str, config: ConfigJson) -> tuple[int | None, ...]:
-    num_layers: int = config["num_hidden_layers"]
-    window: int | None = config.get("sliding_window", _DEFAULT_WINDOW)
-    if architecture == "LlamaForCausalLM":
-        return (None,) * num_layers
-    if architecture == "MistralForCausalLM":
-        return (window,) * num_layers
-    window = window if config.get("use_sliding_window") else None
-    windows = tuple(window if slides else None for slides in _sliding_layers(config))
-    if len(windows) != num_layers:
-        raise UnsupportedModel(f"layer_types names {len(windows)} layers of {num_layers}")
-    return windows
-
-
-def _sliding_layers(config: ConfigJson) -> list[bool]:
-    """Whether each layer of a Qwen has a sliding window, if the model uses one at all."""
-    types = config.get("layer_types")
-    if types is None:
-        first = config.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
-        return [layer >= first for layer in range(config["num_hidden_layers"])]
-    if other := set(types) - {"full_attention", "sliding_attention"}:
-        raise UnsupportedModel(f"layer_types {sorted(other)} are not served")
-    return [kind == "sliding_attention" for kind in types]
-
-
-def _biases(architecture: str, config: ConfigJson) -> tuple[bool, ...]:
-    reads_config = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
-    attention = reads_config and bool(config.get("attention_bias"))
-    mlp = architecture == "LlamaForCausalLM" and bool(config.get("mlp_bias"))
-    qkv = attention or architecture == "Qwen2ForCausalLM"
+def _biases(family: Family, config: ConfigJson) -> tuple[bool, ...]:
+    attention = family.reads_attention_bias and bool(config.get("attention_bias"))
+    mlp = family.reads_mlp_bias and bool(config.get("mlp_bias"))
+    qkv = attention or family.has_qkv_bias
     return (qkv, qkv, qkv, attention, mlp, mlp, mlp)

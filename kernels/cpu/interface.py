@@ -22,7 +22,8 @@ class AttentionShape:
     """Shape of a model's attention, which is the same in all layers.
 
     cos, sin: [positions, head_dim / 2], in the dtype of the hidden states.
-    block_size: tokens of a KV block.
+    block_size: tokens of a KV block.   scale: factor of the products of queries and keys; None for
+    1 / sqrt(head_dim).
     """
 
     num_heads: int
@@ -31,6 +32,7 @@ class AttentionShape:
     block_size: int
     cos: torch.Tensor
     sin: torch.Tensor
+    scale: float | None = None
 
 
 class CpuKernels(Protocol):

@@ -26,6 +26,7 @@ class _Shape(ctypes.Structure):
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
         ("slab", ctypes.c_int64),
+        ("scale", ctypes.c_float),
     )
 
 
@@ -103,6 +104,7 @@ class NativeKernels:
             _Shape(
                 shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size,
                 self._cos.data_ptr(), self._sin.data_ptr(), work.kv.stride(0),
+                shape.scale or 0.0,
             )
         )  # fmt: skip
         finite = torch.empty(num_tokens, dtype=torch.uint8)

@@ -74,12 +74,12 @@ class PlainKernels:
         out = torch.empty_like(q)
         for group in plan.decodes:
             out[group.tokens] = self._attention.decode_attention(
-                q[group.tokens], kv, layer, group.blocks, group.seq_lens, window
+                q[group.tokens], kv, layer, group.blocks, group.seq_lens, window, shape.scale
             )
         for chunk in plan.prefills:
             tokens = slice(chunk.first, chunk.end)
             out[tokens] = self._attention.prefill_attention(
-                q[tokens], kv, layer, chunk.blocks, chunk.start, window
+                q[tokens], kv, layer, chunk.blocks, chunk.start, window, shape.scale
             )
         return out.flatten(1).masked_fill_(~stored[:, None], torch.nan)
 

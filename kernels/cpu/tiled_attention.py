@@ -31,6 +31,7 @@ def decode_attention(
     blocks: torch.Tensor,
     seq_lens: torch.Tensor,
     window: int | None = None,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Attend like `kernels.attention`.   seq_lens: must rise."""
     rows, heads, dim = q.shape
@@ -44,7 +45,8 @@ def decode_attention(
 
     grouped = q.reshape(rows * kv_heads, heads // kv_heads, dim)
     positions = (seq_lens - 1).repeat_interleave(kv_heads)
-    return _attend(grouped, fetch, positions, size * block_size, window).view(rows, heads, dim)
+    out = _attend(grouped, fetch, positions, size * block_size, window, scale)
+    return out.view(rows, heads, dim)
 
 
 def prefill_attention(
@@ -54,6 +56,7 @@ def prefill_attention(
     blocks: Sequence[int],
     start: int,
     window: int | None = None,
+    scale: float | None = None,
 ) -> torch.Tensor:
     length, heads, dim = q.shape
     size, table = _whole_tiles(torch.tensor([blocks]), kv.shape[4])
@@ -70,7 +73,7 @@ def prefill_attention(
         return fetch
 
     grouped = q.unflatten(1, (kv.shape[3], -1)).unbind(1)
-    parts = [_attend(g, fetch_of(h), positions, tile, window) for h, g in enumerate(grouped)]
+    parts = [_attend(g, fetch_of(h), positions, tile, window, scale) for h, g in enumerate(grouped)]
     return torch.stack(parts, dim=1).view(length, heads, dim)
 
 
@@ -85,13 +88,18 @@ def _whole_tiles(blocks: torch.Tensor, block_size: int) -> tuple[int, torch.Tens
 
 
 def _attend(
-    q: torch.Tensor, fetch: _Fetch, positions: torch.Tensor, tile: int, window: int | None
+    q: torch.Tensor,
+    fetch: _Fetch,
+    positions: torch.Tensor,
+    tile: int,
+    window: int | None,
+    scale: float | None,
 ) -> torch.Tensor:
     """Attended values, like q.
 
     q: [N, M, dim], M heads of a token.   positions: [N], rising.   tile: positions of a tile.
     """
-    q = q * q.shape[2] ** -0.5
+    q = q * (scale or q.shape[2] ** -0.5)
     out = torch.zeros_like(q)
     total = q.new_zeros(*q.shape[:2], 1)
     highest = torch.full_like(total, torch.finfo(q.dtype).min)

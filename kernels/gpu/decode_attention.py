@@ -154,11 +154,12 @@ def decode_attention(
     kv: torch.Tensor,
     work: AttentionWork,
     window: int | None = None,
+    scale: float | None = None,
 ) -> None:
-    """out[t] = softmax(q[t] K^T / sqrt(head_dim)) V for rows of one token; see `kernels.reference`.
+    """out[t] = softmax(scale * q[t] K^T) V for rows of one token; see `kernels.reference`.
 
     out, q: [T, heads, head_dim], strided.   kv: one layer's [slabs, 2, kv heads, block_size,
-    head_dim], strided by slab, in q's dtype or e4m3.
+    head_dim], strided by slab, in q's dtype or e4m3.   scale: None for 1 / sqrt(head_dim).
     Persistent over (item, kv head); a second kernel, with a program per (row, head), combines a
     row's splits. Both are launched for each part of the items; the parts share the memory of the
     partial sums. Bound by the bytes of K and V.
@@ -188,7 +189,7 @@ def decode_attention(
             q.stride(0),
             q.stride(1),
             kv.stride(0),
-            dim**-0.5 * math.log2(math.e),
+            (scale or dim**-0.5) * math.log2(math.e),
             KV_HEADS=kv_heads,
             GROUP=heads // kv_heads,
             DIM=dim,

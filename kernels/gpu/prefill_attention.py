@@ -148,8 +148,9 @@ def prefill_attention(
     kv: torch.Tensor,
     work: AttentionWork,
     window: int | None = None,
+    scale: float | None = None,
 ) -> None:
-    """out[t] = softmax(q[t] K^T / sqrt(head_dim)) V over the positions up to t's, for rows of more
+    """out[t] = softmax(scale * q[t] K^T) V over the positions up to t's, for rows of more
     than one token; see `kernels.reference`.
 
     Shapes as for decodes.   Grid: (items, kv heads); programs of invalid items return at once.
@@ -178,7 +179,7 @@ def prefill_attention(
         q.stride(0),
         q.stride(1),
         kv.stride(0),
-        dim**-0.5 * math.log2(math.e),
+        (scale or dim**-0.5) * math.log2(math.e),
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
         DIM=dim,

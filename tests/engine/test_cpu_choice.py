@@ -18,7 +18,7 @@ from kernels.cpu.errors import Unavailable
 from kernels.cpu.linear import FLOAT32, LinearMaker
 from kernels.cpu.plain import PlainKernels
 from tests.engine.gpu.backends import make_config
-from tests.tiny_models import save_model
+from tests.tiny_models import GRANITE, save_model
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -38,6 +38,7 @@ FAMILIES = {
     "qwen2": LLAMA
     | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1},
     "qwen3": LLAMA | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+    "granite": LLAMA | GRANITE | {"architectures": ["GraniteForCausalLM"]},
 }
 
 
@@ -168,6 +169,11 @@ class NoWindow(PlainKernels):
         return super().attention(qkv, layer, work, norms, None)
 
 
+class NoScale(PlainKernels):
+    def __init__(self, shape):
+        super().__init__(dataclasses.replace(shape, scale=None))
+
+
 class NaN(PlainKernels):
     def rms_norm(self, x, weight, eps):
         return super().rms_norm(x, weight, eps) * torch.nan
@@ -188,6 +194,7 @@ class NoBias(PlainKernels):
         (NaN, "llama"),
         (NoHeadNorms, "qwen3"),
         (NoWindow, "qwen2"),
+        (NoScale, "granite"),
         (NoBias, "one kv head"),
     ],
 )

@@ -17,13 +17,14 @@ from tests.engine.gpu.backends import fake_backend
 from tests.engine.gpu.device_team import DeviceTeam
 from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
-from tests.tiny_models import save_adapter, save_model
+from tests.tiny_models import GRANITE, save_adapter, save_model
 
 FAMILIES = {
     "llama": {},
     "mistral": {"family": "mistral", "sliding_window": 24},
     "qwen2": {"family": "qwen2"},
     "qwen3": {"family": "qwen3", "head_dim": 32},
+    "granite": {"family": "granite", **GRANITE},
 }
 INVOCATION = [17, 18, 19]
 NUM_TOKENS = 14
@@ -98,6 +99,11 @@ BOTH_WAYS = "llama"
 """Family whose preempted requests come back in both ways on every runner. Other families use one
 way on each runner, alternating from runner to runner; `make soak` runs both.
 """
+VARIANTS = ("granite",)
+"""Families that differ in a layer's formulas only, which every runner computes in the same way, so
+one runner of each kind of kernels has to run them; `make soak` runs all.
+"""
+FOR_VARIANTS = ("device, recompute", "C", "numba")
 
 
 def cases():
@@ -106,6 +112,7 @@ def cases():
         for index, (runner, slots, name) in enumerate(CASES):
             is_one_of_two = index < len(WAYS) * len(RUNNERS) and (index + index // 2 + number) % 2
             is_long = family != BOTH_WAYS and is_one_of_two
+            is_long = name not in FOR_VARIANTS if family in VARIANTS else is_long
             marks = pytest.mark.soak if is_long else ()
             yield pytest.param(family, runner, slots, id=f"{family}-{name}", marks=marks)
 

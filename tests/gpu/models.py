@@ -26,6 +26,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 11},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+    },
 }
 """Extra entries of config.json by model_type."""
 

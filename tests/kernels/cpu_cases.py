@@ -99,7 +99,7 @@ class Formula:
         q, k = self._rotated(q), self._rotated(k)
         ratio = shape.num_heads // shape.num_kv_heads
         k, v = k.repeat_interleave(ratio, dim=0), v.repeat_interleave(ratio, dim=0)
-        scores = q @ k.transpose(1, 2) / shape.head_dim**0.5
+        scores = q @ k.transpose(1, 2) * (shape.scale or shape.head_dim**-0.5)
         position = torch.arange(length)
         behind = position[:, None] - position
         seen = (behind >= 0) & (behind < (self.window or length))

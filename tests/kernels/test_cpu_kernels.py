@@ -262,6 +262,14 @@ def chunked(length, size):
 
 
 @pytest.mark.usefixtures("invariant")
+def test_scores_have_the_factor_of_the_shape(implementation, make_kernels):
+    shape = replace(make_shape(4, 2, 32), scale=0.6)
+    sequences = Sequences(shape, [37], implementation.garbage)
+    (found,) = sequences.step(make_kernels(shape), [(0, 0, 37)])
+    expected = Formula(shape)(sequences.qkv[0].double())
+    assert (found - expected).abs().max() < 1e-5
+
+
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("heads", SHAPES)
 def test_a_token_attends_to_the_same_bits_in_any_chunk_and_company(

@@ -32,6 +32,12 @@ def empty_memory_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+def test_scores_have_the_factor_that_is_given():
+    case = make_case([(1, 1), (300, 1), (40, 17)], dtype=torch.float16)
+    case.check("decode_attention", decode_attention, None, 0.6)
+    case.check("prefill_attention", prefill_attention, None, 0.6)
+
+
 # ---- decode ----
 
 

@@ -21,6 +21,7 @@ typedef struct {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     const float *cos, *sin; /* [positions, head_dim / 2] */
     int64_t slab;           /* floats from one block to the next */
+    float scale;            /* factor of the scores; 0 for 1 / sqrt(head_dim) */
 } Shape;
 
 /* Place of a token in a block, for one kv head. */
@@ -254,7 +255,7 @@ INLINE void attend_tile(const Tile *t, const int rows) {
         running[r] = (Running){-INFINITY, {0}};
     }
     int64_t end = views[rows - 1].high;
-    float scale = 1.0f / sqrtf((float)dim);
+    float scale = s->scale ? s->scale : 1.0f / sqrtf((float)dim);
     int64_t first_group = views[0].low / GROUP * GROUP;
     for (int64_t start = first_group; start < end; start += GROUP) {
         vec scores[MOST_ROWS][PARTS];

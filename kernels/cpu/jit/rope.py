@@ -1,7 +1,5 @@
 """Head norms and rotation of projections, and the write of keys and values to the cache."""
 
-import math
-
 from numba import njit
 from numba.core.types import float32, int64
 
@@ -49,21 +47,22 @@ def _write_kv(heads, kv, slot, qkv, first):
     return is_finite
 
 
-@compiled(HEADS, *(int64,) * 9, float32)
+@compiled(HEADS, *(int64,) * 9, float32, float32)
 def rope_store(
-    thread, threads, count, heads, qkv, q_norm, k_norm, cos, sin, positions, slots, kv, finite, eps
+    thread, threads, count, heads, qkv, q_norm, k_norm, cos, sin, positions, slots, kv, finite, eps,
+    scale,
 ):  # fmt: skip
     """Rotate tokens of qkv in place, scale their queries, write keys and values to the cache.
 
     qkv: [T, (heads + 2 * kv heads) * head_dim].   q_norm, k_norm: [head_dim], or 0.
     cos, sin: [positions, head_dim / 2].   positions, slots: [T] int64.   kv: the layer's part of
     the first block.   finite: [T] int32, written: whether a token's keys and values are finite.
+    scale: factor of the queries, and so of the scores.
     """
     dim, half = heads.head_dim, heads.head_dim // 2
     with_keys = heads.num_heads + heads.num_kv_heads
     qkv, cos, sin, kv, finite = floats(qkv), floats(cos), floats(sin), floats(kv), ints(finite)
     positions, slots = longs(positions), longs(slots)
-    scale = float32(1.0 / math.sqrt(dim))
     for token in range(thread, count, threads):
         begin = token * (with_keys + heads.num_kv_heads) * dim
         for head in range(with_keys):

@@ -27,15 +27,15 @@ class RecordingKernels:
         self._expanded(rest[-1])
         self.meaning.rope_store_kv(qkv, kv, cos, sin, positions, slots, *rest)
 
-    def decode_attention(self, out, q, kv, work, window=None):
+    def decode_attention(self, out, q, kv, work, window=None, scale=None):
         rows = (work.decode_ranges[:, 1] > work.decode_ranges[:, 0]).nonzero().flatten()
         self._attended(rows.tolist(), kv, work, window)
-        self.meaning.decode_attention(out, q, kv, work, window)
+        self.meaning.decode_attention(out, q, kv, work, window, scale)
 
-    def prefill_attention(self, out, q, kv, work, window=None):
+    def prefill_attention(self, out, q, kv, work, window=None, scale=None):
         rows = work.prefill_items[: int(work.num_prefill_items), 0].unique()
         self._attended(rows.tolist(), kv, work, window)
-        self.meaning.prefill_attention(out, q, kv, work, window)
+        self.meaning.prefill_attention(out, q, kv, work, window, scale)
 
     def shrink(self, x, work, site):
         self._applied(work, site, "A read")

@@ -26,7 +26,7 @@ from lora.packed import PackedForm
 from registry.base_model import BaseModel
 from tests.cpu_decoder import make_decoder
 from tests.engine.gpu.fake_device import FakeDevice
-from tests.tiny_models import canonical_bytes, packed_adapter, save_adapter, save_model
+from tests.tiny_models import GRANITE, canonical_bytes, packed_adapter, save_adapter, save_model
 
 CPU = torch.device("cpu")
 NUM_SLABS = 64
@@ -36,6 +36,7 @@ FAMILIES = {
     "mistral": {"sliding_window": 24},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
+    "granite": GRANITE,
 }
 
 

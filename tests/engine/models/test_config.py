@@ -1,8 +1,10 @@
 import pytest
+import torch
 from transformers import AutoConfig
 
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
+from engine.models.family import Multipliers
 from registry.architecture import ARCHITECTURES
 
 LLAMA = {
@@ -18,6 +20,7 @@ LLAMA = {
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+GRANITE = LLAMA | {"architectures": ["GraniteForCausalLM"]}
 QKV = (True, True, True, False, False, False, False)
 
 
@@ -35,6 +38,7 @@ def without(config, *keys):
         (QWEN2, QKV),
         (QWEN3, (False,) * 7),
         (QWEN3 | {"attention_bias": True}, (True,) * 4 + (False,) * 3),
+        (GRANITE | {"mlp_bias": True}, (False,) * 4 + (True,) * 3),
     ],
 )
 def test_each_family_has_its_biases(config, biases):
@@ -68,6 +72,17 @@ def test_the_width_of_heads_is_given_or_follows():
     assert DecoderConfig.parse(LLAMA | {"head_dim": None}).shape.head_dim == 16
     assert DecoderConfig.parse(MISTRAL | {"head_dim": 32}).shape.head_dim == 32
     assert DecoderConfig.parse(QWEN3).shape.head_dim == 128
+
+
+def test_only_granite_has_multipliers_and_its_residual_one_is_part_of_scale_and_eps():
+    factors = {"embedding_multiplier": 12, "residual_multiplier": 0.5, "logits_scaling": 8}
+    factors["attention_multiplier"] = 0.25
+    granite, llama = (DecoderConfig.parse(base | factors) for base in (GRANITE, LLAMA))
+    assert granite.multipliers == Multipliers(12.0, 0.5, 0.125, 0.25)
+    assert granite.embedding_scale(torch.bfloat16) == 24.0
+    assert granite.stream_eps == 4 * granite.rms_norm_eps
+    assert llama.multipliers == Multipliers()
+    assert (llama.embedding_scale(torch.float32), llama.stream_eps) == (1.0, llama.rms_norm_eps)
 
 
 def test_kv_heads_default_to_heads():

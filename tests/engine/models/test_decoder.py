@@ -15,7 +15,7 @@ from kernels.cpu.plain import PlainKernels
 from lora.layout import Layout
 from lora.packed import PackedForm
 from tests.cpu_decoder import make_decoder
-from tests.tiny_models import save_model
+from tests.tiny_models import GRANITE, save_model
 
 CPU = torch.device("cpu")
 FAMILIES = {
@@ -23,6 +23,7 @@ FAMILIES = {
     "mistral": {"sliding_window": 24},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
+    "granite": GRANITE,
 }
 PROMPT = [(7 * i * i + 3) % 250 for i in range(53)]
 

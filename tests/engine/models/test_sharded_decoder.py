@@ -22,7 +22,7 @@ from registry.base_model import BaseModel
 from tests.cpu_decoder import make_decoder
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.thread_ranks import ThreadRanks, on_all
-from tests.tiny_models import canonical_bytes, packed_adapter, save_adapter, save_model
+from tests.tiny_models import GRANITE, canonical_bytes, packed_adapter, save_adapter, save_model
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 FAMILIES = {
@@ -30,6 +30,7 @@ FAMILIES = {
     "mistral": {"sliding_window": 24, "tied": False},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
+    "granite": GRANITE,
 }
 PROMPTS = [[(7 * i * i + 3 * k) % 250 for i in range(33 + k)] for k in range(4)]
 ALL = (0, 1, 2, 3)
