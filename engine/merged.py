@@ -119,21 +119,22 @@ class _Run:
         self.cos, self.sin = cos[self.streams.positions], sin[self.streams.positions]
 
     def steps(self) -> Generator[None, None, Compared]:
-        factors = self.config.multipliers
+        factors, norms = self.config.multipliers, self.config.norms
         x = factors.embedding * (yield from self._embed())
         for layer in range(self.config.shape.num_layers):
-            normed = self._norm(x, f"model.layers.{layer}.input_layernorm.weight")
+            normed = self._norm_in(layer, x, norms.before_attention)
             q = yield from self._project(layer, _Q, normed)
             k = yield from self._project(layer, _K, normed)
             v = yield from self._project(layer, _V, normed)
             attended = self._attend(layer, q, k, v)
             yield
-            x = x + factors.residual * (yield from self._project(layer, _O, attended))
-            normed = self._norm(x, f"model.layers.{layer}.post_attention_layernorm.weight")
+            added = yield from self._project(layer, _O, attended)
+            x = x + factors.residual * self._norm_in(layer, added, norms.after_attention)
+            normed = self._norm_in(layer, x, norms.before_mlp)
             gate = yield from self._project(layer, _GATE, normed)
             up = yield from self._project(layer, _UP, normed)
-            down = yield from self._project(layer, _DOWN, silu_mul(gate, up))
-            x = x + factors.residual * down
+            added = yield from self._project(layer, _DOWN, silu_mul(gate, up))
+            x = x + factors.residual * self._norm_in(layer, added, norms.after_mlp)
         x = self._norm(x[self._asked_rows()], "model.norm.weight")
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         logits = yield from self._multiply(f"{head}.weight", self.config.vocab_size, x, None)
@@ -151,6 +152,10 @@ class _Run:
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return rms_norm(x, self.weights[name], self.config.rms_norm_eps)
+
+    def _norm_in(self, layer: int, x: torch.Tensor, name: str | None) -> torch.Tensor:
+        """Norm by one of a layer's norms, if it has this one."""
+        return x if name is None else self._norm(x, f"model.layers.{layer}.{name}.weight")
 
     def _asked_rows(self) -> list[int]:
         """Rows of the asked tokens in both streams, the base's first."""
@@ -196,11 +201,14 @@ class _Run:
     ) -> torch.Tensor:
         """Causal attention of every sequence with itself; [2 T, heads * head_dim]."""
         shape, prefix = self.config.shape, f"model.layers.{layer}.self_attn"
+        if self.config.qk_norms == "projections":
+            q = self._norm(q, f"{prefix}.q_norm.weight")
+            k = self._norm(k, f"{prefix}.k_norm.weight")
         q, k, v = (
             t.view(len(t), heads, shape.head_dim)
             for t, heads in ((q, shape.num_heads), (k, shape.num_kv_heads), (v, shape.num_kv_heads))
         )
-        if self.config.has_head_norms:
+        if self.config.qk_norms == "heads":
             q = self._norm(q, f"{prefix}.q_norm.weight")
             k = self._norm(k, f"{prefix}.k_norm.weight")
         q, k = apply_rope(q, self.cos, self.sin), apply_rope(k, self.cos, self.sin)

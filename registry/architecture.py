@@ -10,6 +10,7 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "GraniteForCausalLM": "granite",
+    "Olmo2ForCausalLM": "olmo2",
 }
 
 

@@ -30,6 +30,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+OLMO2 = {"attention_bias": True}
 GRANITE = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.7,

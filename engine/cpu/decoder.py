@@ -8,6 +8,7 @@ import torch
 from engine.cpu.inputs import ForwardInputs
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
+from engine.models.layer_norms import LayerNorms
 from engine.ranks import Ranks
 from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
 from kernels.cpu.work import AdapterRuns
@@ -30,13 +31,17 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Parts of a layer, in the order in which a token passes them."""
+    """Parts of a layer, in the order in which a token passes them.
 
-    input_norm: torch.Tensor
+    joint_norms: norms of q and of k that go over all heads together.   head_norms: norms of each
+    head.   A family has one of them, or neither.
+    """
+
+    norms: LayerNorms[torch.Tensor]
     qkv: _Product
+    joint_norms: tuple[torch.Tensor, torch.Tensor] | None
     head_norms: HeadNorms | None
     o: _Product
-    post_norm: torch.Tensor
     gate_up: _Product
     down: _Product
     window: int | None
@@ -76,15 +81,14 @@ class Decoder:
         self.weight_bytes = checkpoint.num_bytes
 
     def _place(self, index: int, layer: LayerWeights) -> _Layer:
-        norms = None
-        if layer.q_norm is not None and layer.k_norm is not None:
-            norms = HeadNorms(layer.q_norm, layer.k_norm, self.config.rms_norm_eps)
+        qk_norms, eps = layer.qk_norms, self.config.rms_norm_eps
+        is_joint = self.config.qk_norms == "projections"
         return _Layer(
-            input_norm=layer.input_norm,
+            norms=layer.norms,
             qkv=self._fuse(index, layer, _QKV),
-            head_norms=norms,
+            joint_norms=qk_norms if is_joint else None,
+            head_norms=HeadNorms(*qk_norms, eps) if qk_norms and not is_joint else None,
             o=self._fuse(index, layer, _O),
-            post_norm=layer.post_norm,
             gate_up=self._fuse(index, layer, _GATE_UP),
             down=self._fuse(index, layer, _DOWN),
             window=layer.window,
@@ -111,15 +115,20 @@ class Decoder:
 
     def hidden(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Same as `forward`, with the inputs of the head, [rows, hidden], in place of logits."""
-        kernels, work, eps = self.kernels, inputs.work, self.config.stream_eps
+        kernels, work = self.kernels, inputs.work
         residual = self.embed(inputs.input_ids)
         if self._embedding_scale != 1.0:
             residual *= self._embedding_scale
-        x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
-        next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+        first_norm = self.layers[0].norms.before_attention
+        x = residual
+        if first_norm is not None:
+            x = kernels.rms_norm(residual, first_norm, self.config.stream_eps)
+        next_norms = [*(layer.norms.before_attention for layer in self.layers[1:]), self.norm]
         runs, wanted = work.adapters, inputs.logits_indices
         for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
             qkv = self._project(layer.qkv, x, runs)
+            if layer.joint_norms is not None:
+                self._norm_jointly(qkv, layer.joint_norms)
             attended = kernels.attention(qkv, index, work, layer.head_norms, layer.window)
             if layer is self.layers[-1]:
                 # A NaN never leaves the residual stream, so checking it here covers all layers.
@@ -128,11 +137,37 @@ class Decoder:
                 attended, residual = attended[wanted], residual[wanted]
                 runs = inputs.wanted_adapters
             delta = self._project(layer.o, attended, runs)
-            x = kernels.add_rms_norm(residual, delta, layer.post_norm, eps)
+            x = self._add(residual, delta, layer.norms.after_attention, layer.norms.before_mlp)
             activated = kernels.silu_mul(self._project(layer.gate_up, x, runs))
             delta = self._project(layer.down, activated, runs)
-            x = kernels.add_rms_norm(residual, delta, next_norm, eps)
+            x = self._add(residual, delta, layer.norms.after_mlp, next_norm)
         return x, finite
+
+    def _norm_jointly(self, qkv: torch.Tensor, norms: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Norm q over all its heads, and k, in place.   norms: their weights."""
+        start = 0
+        for weight in norms:
+            part = qkv[:, start : start + len(weight)]
+            eps = self.config.rms_norm_eps
+            part.copy_(self.kernels.rms_norm(part.contiguous(), weight, eps))
+            start += len(weight)
+
+    def _add(
+        self,
+        residual: torch.Tensor,
+        delta: torch.Tensor,
+        after: torch.Tensor | None,
+        before_next: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Add to the residual stream, in place; return what the next part reads from it.
+
+        after: norm of what is added.   before_next: norm of what the next part reads.
+        """
+        if after is not None:
+            delta = self.kernels.rms_norm(delta, after, self.config.rms_norm_eps)
+        if before_next is None:
+            return residual.add_(delta)
+        return self.kernels.add_rms_norm(residual, delta, before_next, self.config.stream_eps)
 
     def _project(self, product: _Product, x: torch.Tensor, runs: AdapterRuns) -> torch.Tensor:
         """A product and what adapters add to it, summed over ranks if it is cut by inputs."""

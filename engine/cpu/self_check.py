@@ -146,12 +146,11 @@ class _Trial:
             "model.embed_tokens.weight": self._randn(_VOCABULARY, shape.hidden_size),
             "lm_head.weight": self._randn(_VOCABULARY, shape.hidden_size),
             "model.norm.weight": self._randn(shape.hidden_size),
-            f"{layer}.input_layernorm.weight": self._randn(shape.hidden_size),
-            f"{layer}.post_attention_layernorm.weight": self._randn(shape.hidden_size),
         }
-        if self.config.has_head_norms:
-            for name in ("q_norm", "k_norm"):
-                weights[f"{layer}.self_attn.{name}.weight"] = self._randn(shape.head_dim)
+        for name in self.config.norms:
+            weights[f"{layer}.{name}.weight"] = self._randn(shape.hidden_size)
+        for name, size in zip("qk", self.config.qk_norm_sizes or (), strict=False):
+            weights[f"{layer}.self_attn.{name}_norm.weight"] = self._randn(size)
         for projection, (name, bias) in enumerate(
             zip(PROJECTIONS, self.config.biases, strict=True)
         ):

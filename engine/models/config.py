@@ -6,7 +6,8 @@ import torch
 
 from engine.errors import UnsupportedModel
 from engine.models.config_json import ConfigJson
-from engine.models.family import FAMILIES, Family, Multipliers
+from engine.models.family import FAMILIES, Family, Multipliers, QkNorms
+from engine.models.layer_norms import LayerNorms
 from engine.models.rope import Rope
 from lora.layout import ModelShape
 from registry.architecture import refusal, served_architecture
@@ -18,7 +19,7 @@ class DecoderConfig:
 
     windows: by layer, how many positions a token sees, including its own; None if it sees all.
     biases: which projections have one, as in PROJECTIONS.
-    has_head_norms: whether every head of q and k has an RMSNorm.
+    norms: names of a layer's norms.   qk_norms, has_wide_norms: see Family.
 
     The decoders keep the residual stream divided by the residual multiplier m: a layer computes
     y + f(norm(y)) in place of x + m * f(norm(x)), with x = m * y. So m costs nothing, and also
@@ -33,8 +34,20 @@ class DecoderConfig:
     rope: Rope
     windows: tuple[int | None, ...]
     biases: tuple[bool, ...]
-    has_head_norms: bool
+    norms: LayerNorms[str]
+    qk_norms: QkNorms | None
+    has_wide_norms: bool
     multipliers: Multipliers
+
+    @property
+    def qk_norm_sizes(self) -> tuple[int, int] | None:
+        """Numbers of features that the norms of q and of k go over; None without norms."""
+        shape = self.shape
+        if self.qk_norms is None:
+            return None
+        if self.qk_norms == "heads":
+            return shape.head_dim, shape.head_dim
+        return shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
 
     @property
     def stream_eps(self) -> float:
@@ -58,6 +71,11 @@ class DecoderConfig:
 
         Raises UnsupportedModel if the model cannot be cut into equal parts.
         """
+        if self.qk_norms == "projections" and num_shards > 1:
+            raise UnsupportedModel(
+                f"tensor_parallel_size {num_shards} is not served for this architecture: the norms "
+                "of q and k go over the heads of all ranks; take 1"
+            )
         parts = {
             "num_key_value_heads": self.shape.num_kv_heads,
             "num_attention_heads": self.shape.num_heads,
@@ -94,12 +112,14 @@ class DecoderConfig:
             shape=shape,
             vocab_size=config["vocab_size"],
             max_position_embeddings=config["max_position_embeddings"],
-            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            rms_norm_eps=config.get("rms_norm_eps", family.rms_norm_eps),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             rope=Rope.parse(config, shape.head_dim),
             windows=family.windows(config),
             biases=_biases(family, config),
-            has_head_norms=family.has_head_norms,
+            norms=family.norms,
+            qk_norms=family.qk_norms,
+            has_wide_norms=family.has_wide_norms,
             multipliers=family.multipliers(config),
         )
 

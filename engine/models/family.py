@@ -1,17 +1,22 @@
-"""Where the model families differ: what each architecture reads from config.json."""
+"""The table of model families: what each architecture reads from config.json."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.errors import UnsupportedModel
 from engine.models.config_json import ConfigJson
+from engine.models.layer_norms import LayerNorms
 
 # Defaults of transformers for what config.json leaves out.
 _DEFAULT_WINDOW = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 Windows = tuple[int | None, ...]
-"""By layer, how many positions a token sees, including its own; None if it sees all."""
+"""Numbers of positions that a token sees in each layer, including its own; None if it sees all."""
+
+QkNorms = Literal["heads", "projections"]
+"""The extent of an RMSNorm of q and of k: each head alone, or all heads together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +77,26 @@ def _granite_multipliers(config: ConfigJson) -> Multipliers:
     )
 
 
+_NORMS_BEFORE = LayerNorms(
+    before_attention="input_layernorm", before_mlp="post_attention_layernorm"
+)
+_NORMS_AFTER = LayerNorms(
+    after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What the models of one architecture have in common.
+    """Properties that the models of one architecture have in common.
 
     windows, multipliers: how they follow from config.json.
     has_qkv_bias: whether q, k and v always have a bias.
     reads_attention_bias, reads_mlp_bias: whether config.json says if these have biases.
-    has_head_norms: whether every head of q and k has an RMSNorm.
-    head_dim: default where config.json has none; None stands for hidden_size / heads.
+    norms: their names in a layer.   qk_norms: norms of q and k, None without.
+    has_wide_norms: whether norms round only their product with the weight, and not the quotient
+    before it.
+    head_dim, rms_norm_eps: defaults where config.json has none; a head_dim of None stands for
+    hidden_size / heads.
     """
 
     windows: Callable[[ConfigJson], Windows] = _all_see_all
@@ -88,8 +104,11 @@ class Family:
     has_qkv_bias: bool = False
     reads_attention_bias: bool = False
     reads_mlp_bias: bool = False
-    has_head_norms: bool = False
+    norms: LayerNorms[str] = _NORMS_BEFORE
+    qk_norms: QkNorms | None = None
+    has_wide_norms: bool = False
     head_dim: int | None = None
+    rms_norm_eps: float = 1e-6
 
 
 FAMILIES = {
@@ -97,10 +116,17 @@ FAMILIES = {
     "MistralForCausalLM": Family(windows=_all_slide),
     "Qwen2ForCausalLM": Family(windows=_some_slide, has_qkv_bias=True),
     "Qwen3ForCausalLM": Family(
-        windows=_some_slide, reads_attention_bias=True, has_head_norms=True, head_dim=128
+        windows=_some_slide, reads_attention_bias=True, qk_norms="heads", head_dim=128
     ),
     "GraniteForCausalLM": Family(
         multipliers=_granite_multipliers, reads_attention_bias=True, reads_mlp_bias=True
+    ),
+    "Olmo2ForCausalLM": Family(
+        reads_attention_bias=True,
+        norms=_NORMS_AFTER,
+        qk_norms="projections",
+        has_wide_norms=True,
+        rms_norm_eps=1e-5,
     ),
 }
 """Families by the architectures of registry.architecture."""

@@ -38,6 +38,7 @@ FAMILIES = {
     "qwen2": LLAMA
     | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1},
     "qwen3": LLAMA | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+    "olmo2": LLAMA | {"architectures": ["Olmo2ForCausalLM"]},
     "granite": LLAMA | GRANITE | {"architectures": ["GraniteForCausalLM"]},
 }
 
@@ -164,6 +165,11 @@ class NoHeadNorms(PlainKernels):
         return super().attention(qkv, layer, work, None, window)
 
 
+class NoLayerNorms(PlainKernels):
+    def rms_norm(self, x, weight, eps):
+        return x
+
+
 class NoWindow(PlainKernels):
     def attention(self, qkv, layer, work, norms=None, window=None):
         return super().attention(qkv, layer, work, norms, None)
@@ -195,6 +201,7 @@ class NoBias(PlainKernels):
         (NoHeadNorms, "qwen3"),
         (NoWindow, "qwen2"),
         (NoScale, "granite"),
+        (NoLayerNorms, "olmo2"),
         (NoBias, "one kv head"),
     ],
 )

@@ -17,7 +17,7 @@ from tests.engine.gpu.backends import fake_backend
 from tests.engine.gpu.device_team import DeviceTeam
 from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
-from tests.tiny_models import GRANITE, save_adapter, save_model
+from tests.tiny_models import GRANITE, OLMO2, save_adapter, save_model
 
 FAMILIES = {
     "llama": {},
@@ -25,6 +25,7 @@ FAMILIES = {
     "qwen2": {"family": "qwen2"},
     "qwen3": {"family": "qwen3", "head_dim": 32},
     "granite": {"family": "granite", **GRANITE},
+    "olmo2": {"family": "olmo2", **OLMO2},
 }
 INVOCATION = [17, 18, 19]
 NUM_TOKENS = 14
@@ -99,11 +100,15 @@ BOTH_WAYS = "llama"
 """Family whose preempted requests come back in both ways on every runner. Other families use one
 way on each runner, alternating from runner to runner; `make soak` runs both.
 """
-VARIANTS = ("granite",)
+VARIANTS = ("granite", "olmo2")
 """Families that differ in a layer's formulas only, which every runner computes in the same way, so
 one runner of each kind of kernels has to run them; `make soak` runs all.
 """
 FOR_VARIANTS = ("device, recompute", "C", "numba")
+
+
+ALONE = ("olmo2",)
+"""Families that ranks cannot share."""
 
 
 def cases():
@@ -113,6 +118,8 @@ def cases():
             is_one_of_two = index < len(WAYS) * len(RUNNERS) and (index + index // 2 + number) % 2
             is_long = family != BOTH_WAYS and is_one_of_two
             is_long = name not in FOR_VARIANTS if family in VARIANTS else is_long
+            if family in ALONE and "num_ranks" in runner:
+                continue
             marks = pytest.mark.soak if is_long else ()
             yield pytest.param(family, runner, slots, id=f"{family}-{name}", marks=marks)
 

@@ -26,6 +26,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 11},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {},
+    "olmo2": {},
     "granite": {
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.5,
@@ -86,11 +87,10 @@ def make_weights(
     vector("model.norm.weight", shape.hidden_size, 0.5, 1.5)
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}"
-        for norm in ("input_layernorm", "post_attention_layernorm"):
+        for norm in config.norms:
             vector(f"{prefix}.{norm}.weight", shape.hidden_size, 0.5, 1.5)
-        if config.has_head_norms:
-            for norm in ("q_norm", "k_norm"):
-                vector(f"{prefix}.self_attn.{norm}.weight", shape.head_dim, 0.5, 1.5)
+        for norm, size in zip("qk", config.qk_norm_sizes or (), strict=False):
+            vector(f"{prefix}.self_attn.{norm}_norm.weight", size, 0.5, 1.5)
         for name, projection in _MODULES.items():
             inputs, outputs = shape.features(projection)
             matrix(f"{prefix}.{name}.weight", outputs, inputs, 2 / inputs**0.5)

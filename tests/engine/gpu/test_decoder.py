@@ -26,7 +26,14 @@ from lora.packed import PackedForm
 from registry.base_model import BaseModel
 from tests.cpu_decoder import make_decoder
 from tests.engine.gpu.fake_device import FakeDevice
-from tests.tiny_models import GRANITE, canonical_bytes, packed_adapter, save_adapter, save_model
+from tests.tiny_models import (
+    GRANITE,
+    OLMO2,
+    canonical_bytes,
+    packed_adapter,
+    save_adapter,
+    save_model,
+)
 
 CPU = torch.device("cpu")
 NUM_SLABS = 64
@@ -37,6 +44,7 @@ FAMILIES = {
     "qwen2": {},
     "qwen3": {"head_dim": 32},
     "granite": GRANITE,
+    "olmo2": OLMO2,
 }
 
 

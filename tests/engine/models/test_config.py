@@ -20,6 +20,7 @@ LLAMA = {
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+OLMO2 = LLAMA | {"architectures": ["Olmo2ForCausalLM"]}
 GRANITE = LLAMA | {"architectures": ["GraniteForCausalLM"]}
 QKV = (True, True, True, False, False, False, False)
 
@@ -38,6 +39,7 @@ def without(config, *keys):
         (QWEN2, QKV),
         (QWEN3, (False,) * 7),
         (QWEN3 | {"attention_bias": True}, (True,) * 4 + (False,) * 3),
+        (OLMO2 | {"attention_bias": True}, (True,) * 4 + (False,) * 3),
         (GRANITE | {"mlp_bias": True}, (False,) * 4 + (True,) * 3),
     ],
 )
@@ -83,6 +85,11 @@ def test_only_granite_has_multipliers_and_its_residual_one_is_part_of_scale_and_
     assert granite.stream_eps == 4 * granite.rms_norm_eps
     assert llama.multipliers == Multipliers()
     assert (llama.embedding_scale(torch.float32), llama.stream_eps) == (1.0, llama.rms_norm_eps)
+
+
+def test_norms_of_q_and_k_go_over_heads_or_over_projections_or_do_not_exist():
+    sizes = [DecoderConfig.parse(config).qk_norm_sizes for config in (LLAMA, QWEN3, OLMO2)]
+    assert sizes == [None, (128, 128), (64, 32)]
 
 
 def test_kv_heads_default_to_heads():

@@ -180,6 +180,13 @@ def test_ranks_that_cannot_have_equal_parts_are_refused_by_name(tmp_path):
     assert config.shard(2).shape.num_kv_heads == 1
 
 
+def test_norms_over_all_heads_are_refused_by_name_where_ranks_would_have_parts_of_them(tmp_path):
+    config = DecoderConfig.parse(load_config(save_model(tmp_path / "model", family="olmo2")))
+    assert config.shard(1).shape == config.shape
+    with pytest.raises(UnsupportedModel, match=r"tensor_parallel_size 2 .* norms of q and k"):
+        config.shard(2)
+
+
 def test_every_rank_reads_its_part_of_a_projection_and_one_of_them_the_bias_of_a_sum(tmp_path):
     model_dir = save_model(tmp_path / "model", attention_bias=True, **HEADS)
     stored = StoredWeights(model_dir, torch.float32)
