@@ -19,6 +19,7 @@ from engine.models.config import DecoderConfig
 from engine.proof import Compared, TokenSequence
 from kernels.elementwise import apply_rope, rms_norm, silu_mul
 from lora.canonical import CanonicalWeights, ModuleDelta
+from lora.layout import FUSED, PROJECTIONS
 
 _UNIT_ELEMENTS = 1 << 19
 """Weights that one unit reads, merges and multiplies: 2 ms for 32 tokens on one core, 3 at most.
@@ -174,11 +175,22 @@ class _Run:
         """Outputs of a projection, [2 T, out], by merged weights where the adapter applies."""
         module = projection_name(layer, projection)
         _, num_outputs = self.config.shape.features(projection)
-        delta = self.adapter.delta(module)
+        delta = self.adapter.delta(module) or self._fused_delta(layer, projection)
         y = yield from self._multiply(f"{module}.weight", num_outputs, x, delta)
         if self.config.biases[projection]:
             y = y + self.weights[f"{module}.bias"]
         return y
+
+    def _fused_delta(self, layer: int, projection: int) -> ModuleDelta | None:
+        """The update of a projection by an adapter of a module that consists of several."""
+        for name, projections in FUSED.items():
+            if projection in projections:
+                widths = [self.config.shape.features(p)[1] for p in projections]
+                start = sum(widths[: projections.index(projection)])
+                outputs = slice(start, start + widths[projections.index(projection)])
+                module = projection_name(layer, projection).replace(PROJECTIONS[projection], name)
+                return self.adapter.delta(module, outputs)
+        return None
 
     def _multiply(
         self, name: str, num_outputs: int, x: torch.Tensor, delta: ModuleDelta | None

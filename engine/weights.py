@@ -3,13 +3,14 @@
 import ctypes
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 
 from engine.errors import UnsupportedModel
-from lora.layout import CUT_BY_INPUTS, PROJECTIONS
+from lora.layout import CUT_BY_INPUTS, FUSED, PROJECTIONS
 from lora.shard import Shard
 
 
@@ -18,9 +19,19 @@ def load_config(model_dir: Path) -> dict[str, object]:
     return config
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows [start, end) of a stored tensor."""
+
+    name: str
+    start: int
+    end: int
+
+
 class StoredWeights(Mapping[str, torch.Tensor]):
     """All tensors of all files, by name; each is read when it is asked for, and not kept.
 
+    Projections that are stored as one tensor have the names of separate ones.
     So a model that packs its weights as it reads them never holds them twice.
     Raises FileNotFoundError if the folder has no weights.
     """
@@ -32,11 +43,30 @@ class StoredWeights(Mapping[str, torch.Tensor]):
         if index.exists():
             names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
         self._shards: dict[str, Path] = {}
+        self._parts: dict[str, _Part] = {}
         for name in names:
             with safe_open(model_dir / name, framework="pt") as shard:
                 self._shards |= dict.fromkeys(shard.keys(), model_dir / name)
+        fused = [name for name in self._shards if _projection(name) in FUSED]
+        self._parts = {part: place for name in fused for part, place in self._parts_of(name)}
+        self._names = [*(name for name in self._shards if name not in fused), *self._parts]
+
+    def _parts_of(self, name: str) -> Iterator[tuple[str, _Part]]:
+        """Names and places of the projections that a fused tensor consists of."""
+        fused = _projection(name)
+        num_rows, projections = self.shape(name)[0], FUSED[fused]
+        first = num_rows // len(projections)
+        if fused == "qkv_proj":  # q has as many outputs as o has inputs
+            first = self.shape(name.replace(fused, "o_proj"))[1]
+        width, start = (num_rows - first) // (len(projections) - 1), 0
+        for projection in projections:
+            end = start + width if start else first
+            yield name.replace(fused, PROJECTIONS[projection]), _Part(name, start, end)
+            start = end
 
     def __getitem__(self, name: str) -> torch.Tensor:
+        if part := self._parts.get(name):
+            return self.rows(part.name, part.start, part.end)
         # The file is closed after each tensor, since pages read of it count as memory until then.
         with safe_open(self._shards[name], framework="pt") as shard:
             tensor: torch.Tensor = shard.get_tensor(name)
@@ -44,11 +74,15 @@ class StoredWeights(Mapping[str, torch.Tensor]):
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
         """Read rows [start, end) of a tensor, and nothing else of it."""
+        if part := self._parts.get(name):
+            return self.rows(part.name, part.start + start, part.start + end)
         with safe_open(self._shards[name], framework="pt") as shard:
             rows: torch.Tensor = shard.get_slice(name)[start:end]
             return rows.to(self.dtype, copy=True)
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if part := self._parts.get(name):
+            return part.end - part.start, *self.shape(part.name)[1:]
         with safe_open(self._shards[name], framework="pt") as shard:
             return tuple(shard.get_slice(name).get_shape())
 
@@ -59,10 +93,16 @@ class StoredWeights(Mapping[str, torch.Tensor]):
             return columns.to(self.dtype, copy=True)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._shards)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._shards)
+        return len(self._names)
+
+
+def _projection(name: str) -> str:
+    """The projection whose weight a tensor is, such as "q_proj"; "" for other tensors."""
+    module, _, kind = name.rpartition(".")
+    return module.rpartition(".")[2] if kind == "weight" else ""
 
 
 class ShardedWeights(Mapping[str, torch.Tensor]):

@@ -19,11 +19,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate each head by its position (half-split pairs, as Llama checkpoints expect).
 
-    x: [T, heads, head_dim].   cos, sin: [T, head_dim / 2].
+    x: [T, heads, head_dim].   cos, sin: [T, dim / 2]; features from `dim` on are not rotated.
     """
-    first, second = x.chunk(2, dim=-1)
+    half = cos.shape[-1]
+    first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

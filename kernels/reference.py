@@ -104,7 +104,8 @@ def rope_store_kv(
     """Rotate q and k by their positions, in place, and write k and v to their slots of `kv`.
 
     qkv: [T, (heads + 2 * kv heads) * head_dim]; afterwards q is rotated, k and v are undefined.
-    cos, sin: [positions, head_dim / 2] float32.   positions: [T] int32.
+    cos, sin: [positions, dim / 2] float32; the first `dim` features of a head are rotated.
+    positions: [T] int32.
     slots: [T] int32, block * block_size + offset; tokens with a negative slot are not stored.
     finite: [T] int32, set to 0 where k or v is not finite (such values are stored as 0), else
     unchanged.

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kernels.tiles import RANK_ROWS
 from lora.errors import AdapterError
-from lora.layout import CUT_BY_INPUTS, PROJECTIONS, Layout, Tile
+from lora.layout import CUT_BY_INPUTS, FUSED, PROJECTIONS, Layout, Tile
 from lora.packed import MAX_HEADER_BYTES, PackedForm, PackedHeader
 from lora.shard import Shard
 from registry.errors import InvalidAdapter
@@ -26,7 +26,7 @@ _Bytes = npt.NDArray[np.uint8]
 _Matrix = npt.NDArray[np.generic]
 """Values in float32, float16, or uint16 for the bits of bfloat16."""
 
-_MLP = ("gate_proj", "up_proj", "down_proj")
+_MLP = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 
 # numpy has no bfloat16, so its bits are handled as uint16.
 _F16, _BF16, _F32 = np.dtype("<f2"), np.dtype("<u2"), np.dtype("<f4")
@@ -97,29 +97,39 @@ _Modules = Mapping[tuple[int, int], _Module]
 def _modules(adapter: CanonicalAdapter, data: _Bytes, layout: Layout) -> _Modules:
     """The adapter's modules by (layer, projection). data: the file's bytes, mapped.
 
+    A fused module counts as its projections: each has all of A, and its own outputs of B.
     Raises AdapterError("incompatible") if a module or its shape does not match the base model.
     """
     places = _places(layout)
-    modules = {}
+    modules: dict[tuple[int, int], _Module] = {}
     for name, effect in adapter.modules.items():
-        if name not in places:
+        if name not in places or any(place in modules for place in places[name]):
             raise AdapterError("incompatible", f"{name} is no projection of this base model")
         a, b = (_matrix(data, adapter.tensors[tensor]) for tensor in lora_names(name))
-        features = layout.shape.features(places[name][1])
+        num_inputs, num_outputs = zip(
+            *(layout.shape.features(projection) for _, projection in places[name]), strict=True
+        )
+        features = (num_inputs[0], sum(num_outputs))
         if (a.shape[1], b.shape[0]) != features or not a.shape[0] == b.shape[1] == effect.rank:
             raise AdapterError(
                 "incompatible", f"{name} has shapes {a.shape}, {b.shape}, not those of {features}"
             )
-        modules[places[name]] = _Module(name, effect.scale, a, b.T)
+        start = 0
+        for place, width in zip(places[name], num_outputs, strict=True):
+            modules[place] = _Module(name, effect.scale, a, b[start : start + width].T)
+            start += width
     return modules
 
 
-def _places(layout: Layout) -> dict[str, tuple[int, int]]:
-    """Layer and projection of every module name."""
+def _places(layout: Layout) -> dict[str, list[tuple[int, int]]]:
+    """Layer and projection of every module name; several projections if the module is fused."""
+    names = {name: (p,) for p, name in enumerate(PROJECTIONS)} | FUSED
     return {
-        f"model.layers.{layer}.{'mlp' if name in _MLP else 'self_attn'}.{name}": (layer, p)
+        f"model.layers.{layer}.{'mlp' if name in _MLP else 'self_attn'}.{name}": [
+            (layer, p) for p in projections
+        ]
         for layer in range(layout.shape.num_layers)
-        for p, name in enumerate(PROJECTIONS)
+        for name, projections in names.items()
     }
 
 

@@ -11,7 +11,12 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
     "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2",
+    "Phi3ForCausalLM": "phi3",
 }
+
+FUSED_ARCHITECTURES = frozenset({"Phi3ForCausalLM"})
+"""Architectures that have q, k and v as one module, and gate and up as one, in checkpoints and in
+adapters."""
 
 
 def served_architecture(config: Mapping[str, Any]) -> str | None:

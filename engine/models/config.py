@@ -66,6 +66,13 @@ class DecoderConfig:
         windows = [window for window in self.windows if window is not None]
         return max(windows) if len(windows) == len(self.windows) else None
 
+    def at_length(self, max_model_len: int) -> "DecoderConfig":
+        """Configuration of a server whose sequences have at most this length; see Rope.at_length.
+
+        Raises UnsupportedModel.
+        """
+        return replace(self, rope=self.rope.at_length(max_model_len))
+
     def shard(self, num_shards: int) -> "DecoderConfig":
         """Configuration of the part that one of `num_shards` ranks computes.
 
@@ -114,7 +121,7 @@ class DecoderConfig:
             max_position_embeddings=config["max_position_embeddings"],
             rms_norm_eps=config.get("rms_norm_eps", family.rms_norm_eps),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            rope=Rope.parse(config, shape.head_dim),
+            rope=Rope.parse(config, shape.head_dim, family.rope),
             windows=family.windows(config),
             biases=_biases(family, config),
             norms=family.norms,

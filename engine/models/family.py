@@ -7,6 +7,7 @@ from typing import Literal
 from engine.errors import UnsupportedModel
 from engine.models.config_json import ConfigJson
 from engine.models.layer_norms import LayerNorms
+from engine.models.rope import RopeRules
 
 # Defaults of transformers for what config.json leaves out.
 _DEFAULT_WINDOW = 4096
@@ -43,6 +44,10 @@ def _all_slide(config: ConfigJson) -> Windows:
     num_layers: int = config["num_hidden_layers"]
     window: int | None = config.get("sliding_window", _DEFAULT_WINDOW)
     return (window,) * num_layers
+
+
+def _all_slide_if_given(config: ConfigJson) -> Windows:
+    return _all_slide({"sliding_window": None, **config})
 
 
 def _some_slide(config: ConfigJson) -> Windows:
@@ -92,6 +97,7 @@ class Family:
     windows, multipliers: how they follow from config.json.
     has_qkv_bias: whether q, k and v always have a bias.
     reads_attention_bias, reads_mlp_bias: whether config.json says if these have biases.
+    rope: rules by which its settings are read.
     norms: their names in a layer.   qk_norms: norms of q and k, None without.
     has_wide_norms: whether norms round only their product with the weight, and not the quotient
     before it.
@@ -104,6 +110,7 @@ class Family:
     has_qkv_bias: bool = False
     reads_attention_bias: bool = False
     reads_mlp_bias: bool = False
+    rope: RopeRules = RopeRules()
     norms: LayerNorms[str] = _NORMS_BEFORE
     qk_norms: QkNorms | None = None
     has_wide_norms: bool = False
@@ -126,6 +133,15 @@ FAMILIES = {
         norms=_NORMS_AFTER,
         qk_norms="projections",
         has_wide_norms=True,
+        rms_norm_eps=1e-5,
+    ),
+    "Phi3ForCausalLM": Family(
+        windows=_all_slide_if_given,
+        rope=RopeRules(
+            is_partial=True,
+            aliases={"su": "longrope", "yarn": "longrope"},
+            original_length=4096,
+        ),
         rms_norm_eps=1e-5,
     ),
 }

@@ -21,7 +21,8 @@ Embedding = Callable[[torch.Tensor], torch.Tensor]
 class AttentionShape:
     """Shape of a model's attention, which is the same in all layers.
 
-    cos, sin: [positions, head_dim / 2], in the dtype of the hidden states.
+    cos, sin: [positions, dim / 2], in the dtype of the hidden states; the first `dim` features of a
+    head are rotated.
     block_size: tokens of a KV block.   scale: factor of the products of queries and keys; None for
     1 / sqrt(head_dim).
     """

@@ -25,6 +25,7 @@ class _Shape(ctypes.Structure):
         ("block_size", ctypes.c_int64),
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
+        ("half", ctypes.c_int64),
         ("slab", ctypes.c_int64),
         ("scale", ctypes.c_float),
     )
@@ -103,8 +104,8 @@ class NativeKernels:
         about = ctypes.byref(
             _Shape(
                 shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size,
-                self._cos.data_ptr(), self._sin.data_ptr(), work.kv.stride(0),
-                shape.scale or 0.0,
+                self._cos.data_ptr(), self._sin.data_ptr(), self._cos.shape[1],
+                work.kv.stride(0), shape.scale or 0.0,
             )
         )  # fmt: skip
         finite = torch.empty(num_tokens, dtype=torch.uint8)

@@ -84,8 +84,8 @@ class NumbaKernels:
         self._share(
             _ROWS, rope_store, len(qkv),
             heads, qkv.data_ptr(), q_norm, k_norm, self._cos.data_ptr(), self._sin.data_ptr(),
-            work.positions.data_ptr(), work.slots.data_ptr(), kv, finite.data_ptr(),
-            norms.eps if norms else 0.0, shape.scale or shape.head_dim**-0.5,
+            self._cos.shape[1], work.positions.data_ptr(), work.slots.data_ptr(), kv,
+            finite.data_ptr(), norms.eps if norms else 0.0, shape.scale or shape.head_dim**-0.5,
         )  # fmt: skip
         out = torch.empty(len(qkv), shape.num_heads * shape.head_dim)
         tiles = self._tiles_of(work)

@@ -133,7 +133,7 @@ class _Prefill:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Data that all layers of a step share.   cos, sin: [T, head_dim / 2], of the step's tokens."""
+    """Data that all layers of a step share.   cos, sin: [T, dim / 2], of the step's tokens."""
 
     decodes: list[_Decodes]
     prefills: list[_Prefill]

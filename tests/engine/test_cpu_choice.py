@@ -38,6 +38,7 @@ FAMILIES = {
     "qwen2": LLAMA
     | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1},
     "qwen3": LLAMA | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+    "phi3": LLAMA | {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5},
     "olmo2": LLAMA | {"architectures": ["Olmo2ForCausalLM"]},
     "granite": LLAMA | GRANITE | {"architectures": ["GraniteForCausalLM"]},
 }
@@ -170,6 +171,14 @@ class NoLayerNorms(PlainKernels):
         return x
 
 
+class WholeHeads(PlainKernels):
+    """Kernels that rotate the whole of a head."""
+
+    def __init__(self, shape):
+        cos, sin = (table.repeat(1, 2) for table in (shape.cos, shape.sin))
+        super().__init__(dataclasses.replace(shape, cos=cos, sin=sin))
+
+
 class NoWindow(PlainKernels):
     def attention(self, qkv, layer, work, norms=None, window=None):
         return super().attention(qkv, layer, work, norms, None)
@@ -202,6 +211,7 @@ class NoBias(PlainKernels):
         (NoWindow, "qwen2"),
         (NoScale, "granite"),
         (NoLayerNorms, "olmo2"),
+        (WholeHeads, "phi3"),
         (NoBias, "one kv head"),
     ],
 )

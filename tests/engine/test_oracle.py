@@ -17,7 +17,7 @@ from tests.engine.gpu.backends import fake_backend
 from tests.engine.gpu.device_team import DeviceTeam
 from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
-from tests.tiny_models import GRANITE, OLMO2, save_adapter, save_model
+from tests.tiny_models import GRANITE, OLMO2, PHI3, save_adapter, save_model
 
 FAMILIES = {
     "llama": {},
@@ -26,6 +26,7 @@ FAMILIES = {
     "qwen3": {"family": "qwen3", "head_dim": 32},
     "granite": {"family": "granite", **GRANITE},
     "olmo2": {"family": "olmo2", **OLMO2},
+    "phi3": {"family": "phi3", "sliding_window": 40, **PHI3},
 }
 INVOCATION = [17, 18, 19]
 NUM_TOKENS = 14
@@ -100,7 +101,7 @@ BOTH_WAYS = "llama"
 """Family whose preempted requests come back in both ways on every runner. Other families use one
 way on each runner, alternating from runner to runner; `make soak` runs both.
 """
-VARIANTS = ("granite", "olmo2")
+VARIANTS = ("granite", "olmo2", "phi3")
 """Families that differ in a layer's formulas only, which every runner computes in the same way, so
 one runner of each kind of kernels has to run them; `make soak` runs all.
 """

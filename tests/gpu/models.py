@@ -27,6 +27,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {},
     "olmo2": {},
+    "phi3": {"partial_rotary_factor": 0.75},
     "granite": {
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.5,

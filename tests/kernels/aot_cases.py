@@ -91,6 +91,8 @@ def _attention(shape: ModelShape, decode_tokens: int, sliding_window: int) -> It
     rope = partial(_rope_store_kv, shape, decode_tokens, has_norms=True)
     yield Case("rope_store_kv norms", rope)
     yield Case("rope_store_kv norms delta", partial(rope, block_rows=16))
+    rope = partial(_rope_store_kv, shape, decode_tokens, rotary_dim=3 * shape.head_dim // 4)
+    yield Case("rope_store_kv partial delta", partial(rope, block_rows=16))
     rope = partial(_rope_store_kv, shape, decode_tokens, kv_dtype=FP8)
     yield Case("rope_store_kv fp8", rope, 89)
     yield Case("rope_store_kv fp8 delta", partial(rope, block_rows=16), 89)
@@ -133,13 +135,15 @@ def _rope_store_kv(
     kv_dtype: torch.dtype | None = None,
     has_norms: bool = False,
     block_rows: int | None = None,
+    rotary_dim: int | None = None,
 ) -> None:
     dim = shape.head_dim
     qkv, _ = _qkv(shape, tokens, dtype)
     norms = HeadNorms(_of(dtype, dim), _of(dtype, dim), 1e-6) if has_norms else None
     site = site_of(shape, _LAYER, _SITES["qkv"])
     delta = _delta(shape, site, tokens, block_rows, dtype) if block_rows else None
-    turn = (torch.empty(_CONTEXT, dim // 2), torch.empty(_CONTEXT, dim // 2))
+    half = (rotary_dim or dim) // 2
+    turn = (torch.empty(_CONTEXT, half), torch.empty(_CONTEXT, half))
     kv = _kv(shape, kv_dtype or dtype)
     ops.rope_store_kv(qkv, kv, *turn, *(_ints(tokens) for _ in range(3)), norms, delta)
 

@@ -21,8 +21,11 @@ def randn(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def make_shape(heads: int, kv_heads: int, dim: int, block_size: int = 16) -> AttentionShape:
-    angles = torch.outer(torch.arange(512.0), 10000.0 ** (-torch.arange(0, dim, 2) / dim))
+def make_shape(
+    heads: int, kv_heads: int, dim: int, block_size: int = 16, rotary_dim: int | None = None
+) -> AttentionShape:
+    waves = torch.arange(0, rotary_dim or dim, 2) / dim
+    angles = torch.outer(torch.arange(512.0), 10000.0**-waves)
     return AttentionShape(heads, kv_heads, dim, block_size, angles.cos(), angles.sin())
 
 
@@ -108,8 +111,9 @@ class Formula:
 
     def _rotated(self, x: torch.Tensor) -> torch.Tensor:
         cos, sin = (t[: x.shape[1]].to(x.dtype) for t in (self.shape.cos, self.shape.sin))
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        half = cos.shape[1]
+        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -262,8 +262,16 @@ def chunked(length, size):
 
 
 @pytest.mark.usefixtures("invariant")
-def test_scores_have_the_factor_of_the_shape(implementation, make_kernels):
-    shape = replace(make_shape(4, 2, 32), scale=0.6)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        replace(make_shape(4, 2, 32), scale=0.6),
+        make_shape(4, 2, 32, rotary_dim=20),
+        replace(make_shape(4, 2, 32, rotary_dim=2), scale=0.6),
+    ],
+    ids=["scale", "partial rotation", "both"],
+)
+def test_a_shape_may_have_a_scale_and_a_partial_rotation(implementation, make_kernels, shape):
     sequences = Sequences(shape, [37], implementation.garbage)
     (found,) = sequences.step(make_kernels(shape), [(0, 0, 37)])
     expected = Formula(shape)(sequences.qkv[0].double())

@@ -19,7 +19,8 @@
 
 typedef struct {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
-    const float *cos, *sin; /* [positions, head_dim / 2] */
+    const float *cos, *sin; /* [positions, half]: the first 2 * half features are rotated */
+    int64_t half;
     int64_t slab;           /* floats from one block to the next */
     float scale;            /* factor of the scores; 0 for 1 / sqrt(head_dim) */
 } Shape;
@@ -89,10 +90,10 @@ void rope_store(const Shape *s, float *qkv, const float *q_norm, const float *k_
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < tokens; t++) {
         float *row = qkv + t * width, *k = row + heads * dim, *v = row + with_keys * dim;
-        int64_t angles = positions[t] * (dim / 2);
+        int64_t angles = positions[t] * s->half;
         for (int64_t h = 0; h < with_keys; h++) {
             if (q_norm) norm_head(row + h * dim, h < heads ? q_norm : k_norm, eps, dim);
-            rotate(row + h * dim, s->cos + angles, s->sin + angles, dim / 2);
+            rotate(row + h * dim, s->cos + angles, s->sin + angles, s->half);
         }
         finite[t] = all_finite(k, 2 * s->num_kv_heads * dim);
         write_kv(s, kv, k, v, slots[t], finite[t]);

@@ -29,6 +29,7 @@ from tests.engine.gpu.fake_device import FakeDevice
 from tests.tiny_models import (
     GRANITE,
     OLMO2,
+    PHI3,
     canonical_bytes,
     packed_adapter,
     save_adapter,
@@ -44,6 +45,7 @@ FAMILIES = {
     "qwen2": {},
     "qwen3": {"head_dim": 32},
     "granite": GRANITE,
+    "phi3": PHI3,
     "olmo2": OLMO2,
 }
 

@@ -20,6 +20,7 @@ LLAMA = {
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"]}
 OLMO2 = LLAMA | {"architectures": ["Olmo2ForCausalLM"]}
 GRANITE = LLAMA | {"architectures": ["GraniteForCausalLM"]}
 QKV = (True, True, True, False, False, False, False)
@@ -58,6 +59,8 @@ MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_atten
         (MISTRAL | {"sliding_window": 32}, (32,) * 4),
         (MISTRAL | {"sliding_window": None}, (None,) * 4),
         (MISTRAL, (4096,) * 4),
+        (PHI3, (None,) * 4),
+        (PHI3 | {"sliding_window": 32}, (32,) * 4),
         (QWEN2 | {"sliding_window": 32, "use_sliding_window": False}, (None,) * 4),
         (QWEN2 | {"sliding_window": 32, "max_window_layers": 0}, (None,) * 4),
         (QWEN2 | QWEN_SLIDES, (None,) * 4),
@@ -122,7 +125,7 @@ def needed(config):
         (LLAMA | {"architectures": None, "model_type": "gemma3"}, "gemma3"),
         (LLAMA | {"hidden_act": "gelu"}, "gelu"),
         (LLAMA | {"quantization_config": {"quant_method": "fp8"}}, "quantization_config of fp8"),
-        (LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
+        (LLAMA | {"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
         (QWEN2 | {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         (QWEN2 | {"layer_types": ["full_attention"] * 3}, "3 layers of 4"),
         (without(LLAMA, "vocab_size"), "vocab_size"),

@@ -15,7 +15,7 @@ from kernels.cpu.plain import PlainKernels
 from lora.layout import Layout
 from lora.packed import PackedForm
 from tests.cpu_decoder import make_decoder
-from tests.tiny_models import GRANITE, OLMO2, save_model
+from tests.tiny_models import GRANITE, OLMO2, PHI3, save_model
 
 CPU = torch.device("cpu")
 FAMILIES = {
@@ -24,6 +24,7 @@ FAMILIES = {
     "qwen2": {},
     "qwen3": {"head_dim": 32},
     "granite": GRANITE,
+    "phi3": PHI3,
     "olmo2": OLMO2,
 }
 PROMPT = [(7 * i * i + 3) % 250 for i in range(53)]

@@ -22,7 +22,14 @@ from registry.base_model import BaseModel
 from tests.cpu_decoder import make_decoder
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.thread_ranks import ThreadRanks, on_all
-from tests.tiny_models import GRANITE, canonical_bytes, packed_adapter, save_adapter, save_model
+from tests.tiny_models import (
+    GRANITE,
+    PARTIAL_ROPE,
+    canonical_bytes,
+    packed_adapter,
+    save_adapter,
+    save_model,
+)
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 FAMILIES = {
@@ -31,6 +38,7 @@ FAMILIES = {
     "qwen2": {},
     "qwen3": {"head_dim": 32},
     "granite": GRANITE,
+    "phi3": {"rope": PARTIAL_ROPE},
 }
 PROMPTS = [[(7 * i * i + 3 * k) % 250 for i in range(33 + k)] for k in range(4)]
 ALL = (0, 1, 2, 3)
@@ -47,7 +55,7 @@ class World:
         self.config = DecoderConfig.parse(load_config(self.model_dir))
         base = BaseModel.load(self.model_dir, "tiny", folder / "cache")
         kinds = [
-            {"r": 4, "rank_pattern": {"v_proj": 19, "down_proj": 9}},
+            {"r": 4, "rank_pattern": {".*v_proj": 19, "down_proj": 9}},
             {"r": 16, "use_rslora": True},
             {"r": 3, "target_modules": ["o_proj", "down_proj"]},
         ]
