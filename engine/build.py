@@ -94,9 +94,9 @@ def resolve_max_model_len(
     if config.max_model_len is not None:
         return config
     longest = min(model_config.max_position_embeddings, _DEFAULT_MAX_MODEL_LEN)
-    if model_config.rope.longest is not None:
+    if model_config.longest_of_ropes is not None:
         # Longer sequences would change the frequencies of shorter ones.
-        longest = min(longest, model_config.rope.longest)
+        longest = min(longest, model_config.longest_of_ropes)
     longest = longest if num_tokens is None else min(longest, num_tokens)
     return replace(config, max_model_len=longest)
 

@@ -17,7 +17,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from engine.models.checkpoint import projection_name
 from engine.models.config import DecoderConfig
 from engine.proof import Compared, TokenSequence
-from kernels.elementwise import apply_rope, rms_norm, silu_mul
+from kernels.elementwise import apply_rope, gelu_mul, rms_norm, silu_mul, soft_cap_
 from lora.canonical import CanonicalWeights, ModuleDelta
 from lora.layout import FUSED, PROJECTIONS
 
@@ -116,8 +116,10 @@ class _Run:
         self.sequences = sequences
         self.streams = _Streams.of(sequences)
         longest = max(len(sequence.token_ids) for sequence in sequences)
-        cos, sin = config.rope.tables(longest)
-        self.cos, self.sin = cos[self.streams.positions], sin[self.streams.positions]
+        tables = [rope.tables(longest) for rope in config.ropes.different]
+        at = self.streams.positions
+        self.turns = [(cos[at], sin[at]) for cos, sin in tables]
+        self.activate = gelu_mul if config.activation == "gelu_tanh" else silu_mul
 
     def steps(self) -> Generator[None, None, Compared]:
         factors, norms = self.config.multipliers, self.config.norms
@@ -134,12 +136,15 @@ class _Run:
             normed = self._norm_in(layer, x, norms.before_mlp)
             gate = yield from self._project(layer, _GATE, normed)
             up = yield from self._project(layer, _UP, normed)
-            added = yield from self._project(layer, _DOWN, silu_mul(gate, up))
+            added = yield from self._project(layer, _DOWN, self.activate(gate, up))
             x = x + factors.residual * self._norm_in(layer, added, norms.after_mlp)
         x = self._norm(x[self._asked_rows()], "model.norm.weight")
         head = "model.embed_tokens" if self.config.tie_word_embeddings else "lm_head"
         logits = yield from self._multiply(f"{head}.weight", self.config.vocab_size, x, None)
-        base, merged = (factors.logits * logits).log_softmax(dim=-1).chunk(2)
+        logits *= factors.logits
+        if (cap := self.config.soft_caps.logits) is not None:
+            soft_cap_(logits, cap)
+        base, merged = logits.log_softmax(dim=-1).chunk(2)
         return Compared(base.numpy(), merged.numpy())
 
     def _embed(self) -> Generator[None, None, torch.Tensor]:
@@ -152,7 +157,8 @@ class _Run:
         return torch.cat([rows[token] for token in ids]).repeat(2, 1)
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return rms_norm(x, self.weights[name], self.config.rms_norm_eps)
+        weight = self.weights[name] + self.config.norm_offset
+        return rms_norm(x, weight, self.config.rms_norm_eps)
 
     def _norm_in(self, layer: int, x: torch.Tensor, name: str | None) -> torch.Tensor:
         """Norm by one of a layer's norms, if it has this one."""
@@ -223,18 +229,27 @@ class _Run:
         if self.config.qk_norms == "heads":
             q = self._norm(q, f"{prefix}.q_norm.weight")
             k = self._norm(k, f"{prefix}.k_norm.weight")
-        q, k = apply_rope(q, self.cos, self.sin), apply_rope(k, self.cos, self.sin)
+        turn = self.turns[self.config.ropes.numbers[layer]]
+        q, k = apply_rope(q, *turn), apply_rope(k, *turn)
         repeats = shape.num_heads // shape.num_kv_heads
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         out = torch.empty_like(q)
         for start, end in self.streams.bounds:
             mask = _visible(end - start, self.config.windows[layer])
             query, key, value = (t[start:end].transpose(0, 1) for t in (q, k, v))
-            attended = scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, scale=self.config.multipliers.attention
-            )
-            out[start:end] = attended.transpose(0, 1)
+            out[start:end] = self._softmax(query, key, value, mask).transpose(0, 1)
         return out.flatten(1)
+
+    def _softmax(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Attended values of [heads, T, head_dim] each."""
+        scale = self.config.multipliers.attention
+        if (cap := self.config.soft_caps.attention) is None:
+            return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        scores = q @ k.transpose(1, 2) * (scale or q.shape[-1] ** -0.5)
+        capped = cap * torch.tanh(scores / cap)
+        return capped.masked_fill(~mask, -torch.inf).softmax(dim=-1) @ v
 
 
 def _product(delta: ModuleDelta, start: int, end: int) -> torch.Tensor:

@@ -3,7 +3,7 @@ kernels, also the CPU path.
 """
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -30,6 +30,17 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, elementwise."""
     return silu(gate) * up
+
+
+def gelu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up, elementwise, with the approximation of gelu by tanh."""
+    return gelu(gate, approximate="tanh") * up
+
+
+def soft_cap_(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(x / cap), in place."""
+    # torch.tanh has other bits for elements after the last whole vector; torch.exp has not.
+    return x.mul_(2 / cap).exp_().add_(1).reciprocal_().mul_(-2 * cap).add_(cap)
 
 
 def is_finite(x: torch.Tensor) -> torch.Tensor:

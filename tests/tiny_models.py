@@ -30,6 +30,22 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GEMMA2 = {
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 4.0,
+    "final_logit_softcapping": 6.0,
+    "sliding_window": 24,
+}
+GEMMA3: dict[str, Any] = {
+    "query_pre_attn_scalar": 24,
+    "final_logit_softcapping": None,
+    "sliding_window": 24,
+    "sliding_window_pattern": 2,
+    "rope": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+    },
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 10000.0,

@@ -12,7 +12,7 @@ from engine.models.layer_norms import LayerNorms
 from engine.ranks import Ranks
 from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
 from kernels.cpu.work import AdapterRuns
-from kernels.elementwise import is_finite
+from kernels.elementwise import is_finite, soft_cap_
 from kernels.work import HeadNorms, Site
 from lora.layout import CUT_BY_INPUTS, ModelShape
 from lora.shard import WHOLE
@@ -45,6 +45,7 @@ class _Layer:
     gate_up: _Product
     down: _Product
     window: int | None
+    rope: int
 
 
 class Decoder:
@@ -72,8 +73,9 @@ class Decoder:
         checkpoint = Checkpoint(own, weights)
         # Only the first rank has logits and chooses tokens.
         is_first = shard.index == 0
-        self.lm_head = kernels.linear(checkpoint.lm_head, None) if is_first else None
-        tied_head = self.lm_head if config.tie_word_embeddings else None
+        head = kernels.linear(checkpoint.lm_head, None) if is_first else None
+        self.lm_head = _capped(head, config.soft_caps.logits) if head else None
+        tied_head = head if config.tie_word_embeddings else None
         self.embed = kernels.embedding(checkpoint.embedding, tied_head)
         self._embedding_scale = config.embedding_scale(checkpoint.embedding.dtype)
         self.norm = checkpoint.norm
@@ -92,6 +94,7 @@ class Decoder:
             gate_up=self._fuse(index, layer, _GATE_UP),
             down=self._fuse(index, layer, _DOWN),
             window=layer.window,
+            rope=self.config.ropes.numbers[index],
         )
 
     def _fuse(self, index: int, layer: LayerWeights, projections: tuple[int, ...]) -> _Product:
@@ -129,7 +132,9 @@ class Decoder:
             qkv = self._project(layer.qkv, x, runs)
             if layer.joint_norms is not None:
                 self._norm_jointly(qkv, layer.joint_norms)
-            attended = kernels.attention(qkv, index, work, layer.head_norms, layer.window)
+            attended = kernels.attention(
+                qkv, index, work, layer.head_norms, layer.window, layer.rope
+            )
             if layer is self.layers[-1]:
                 # A NaN never leaves the residual stream, so checking it here covers all layers.
                 finite = self._on_all_ranks(is_finite(residual) & is_finite(attended))
@@ -138,8 +143,8 @@ class Decoder:
                 runs = inputs.wanted_adapters
             delta = self._project(layer.o, attended, runs)
             x = self._add(residual, delta, layer.norms.after_attention, layer.norms.before_mlp)
-            activated = kernels.silu_mul(self._project(layer.gate_up, x, runs))
-            delta = self._project(layer.down, activated, runs)
+            gate_up = self._project(layer.gate_up, x, runs)
+            delta = self._project(layer.down, self._activate(gate_up), runs)
             x = self._add(residual, delta, layer.norms.after_mlp, next_norm)
         return x, finite
 
@@ -151,6 +156,11 @@ class Decoder:
             eps = self.config.rms_norm_eps
             part.copy_(self.kernels.rms_norm(part.contiguous(), weight, eps))
             start += len(weight)
+
+    def _activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if self.config.activation == "gelu_tanh":
+            return self.kernels.gelu_mul(gate_up)
+        return self.kernels.silu_mul(gate_up)
 
     def _add(
         self,
@@ -187,11 +197,17 @@ class Decoder:
         return num_unset == 0
 
 
+def _capped(head: Linear, cap: float | None) -> Linear:
+    """The head with a bound of its logits, if there is one."""
+    return head if cap is None else lambda x: soft_cap_(head(x), cap)
+
+
 def attention_shape(
     config: DecoderConfig, block_size: int, max_model_len: int, dtype: torch.dtype
 ) -> AttentionShape:
     shape: ModelShape = config.shape
-    cos, sin = config.rope.tables(max_model_len)
+    tables = [rope.tables(max_model_len) for rope in config.ropes.different]
+    cos, sin = (torch.stack(table) for table in zip(*tables, strict=True))
     return AttentionShape(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
@@ -200,4 +216,5 @@ def attention_shape(
         cos=cos.to(dtype),
         sin=sin.to(dtype),
         scale=config.multipliers.attention,
+        softcap=config.soft_caps.attention,
     )

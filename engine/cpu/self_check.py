@@ -49,7 +49,7 @@ def check_kernels(
     is_invariant: whether a token's bits must not depend on other tokens.
     """
     trial = _Trial(config, shape)
-    n = min(_TOKENS, len(shape.cos)) - 1
+    n = min(_TOKENS, shape.cos.shape[1]) - 1
     # With 65, one token of a chunk has a tile of 64 keys for itself.
     early, late = n // 12, min(65, n * 4 // 5)
     among_others: list[list[_Part]] = [
@@ -83,6 +83,8 @@ class _Trial:
             vocab_size=_VOCABULARY,
             tie_word_embeddings=False,
             windows=(_WINDOW if any(config.windows) else None,),
+            # The last rope: kernels that know only the first do not pass.
+            ropes=replace(config.ropes, numbers=(len(config.ropes.different) - 1,)),
         )
         itemsize = shape.cos.itemsize
         self.layout = Layout(self.config.shape, itemsize, shape.block_size, itemsize)

@@ -20,6 +20,7 @@ from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
 from engine.models.layer_norms import LayerNorms
 from engine.ranks import Ranks
+from kernels.elementwise import soft_cap_
 from kernels.work import Delta, HeadNorms
 from lora.device import Device
 from lora.shard import WHOLE
@@ -53,6 +54,7 @@ class _Layer:
     gate_up: Linear
     down: Linear
     window: int | None
+    rope: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,10 @@ class GpuDecoder:
         if self.is_first:
             tied = config.tie_word_embeddings
             self.lm_head = self.embedding if tied else checkpoint.lm_head.to(there)
-        self.layers = [self._place(layer) for layer in checkpoint.layers()]
+        self.layers = [self._place(i, layer) for i, layer in enumerate(checkpoint.layers())]
         self.norm = checkpoint.norm.to(there)
-        self.cos, self.sin = (table.to(there) for table in config.rope.tables(max_model_len))
+        tables = [rope.tables(max_model_len) for rope in config.ropes.different]
+        self._turns = [(cos.to(there), sin.to(there)) for cos, sin in tables]
         self.weight_bytes = checkpoint.num_bytes
 
     @property
@@ -118,7 +121,7 @@ class GpuDecoder:
         """Whether this is the first rank, which alone has logits."""
         return self.shard.index == 0
 
-    def _place(self, layer: LayerWeights) -> _Layer:
+    def _place(self, index: int, layer: LayerWeights) -> _Layer:
         there = self.device.torch_device
 
         def of(projections: tuple[int, ...]) -> Linear:
@@ -143,6 +146,7 @@ class GpuDecoder:
             gate_up=of(_GATE_UP),
             down=of(_DOWN),
             window=layer.window,
+            rope=self.config.ropes.numbers[index],
         )
 
     def run(self, inputs: StepInputs, kv: torch.Tensor, out: StepOutputs) -> torch.Tensor:
@@ -171,7 +175,10 @@ class GpuDecoder:
             self.ranks.all_reduce(finite)
             finite.floor_divide_(self.shard.size)
         if self.lm_head is not None:
-            out.logits[: len(inputs.logits_indices)] = x[inputs.logits_indices] @ self.lm_head.T
+            logits = out.logits[: len(inputs.logits_indices)]
+            logits.copy_(x[inputs.logits_indices] @ self.lm_head.T)
+            if self.config.soft_caps.logits is not None:
+                soft_cap_(logits, self.config.soft_caps.logits)
         return x
 
     def _attention(
@@ -192,11 +199,11 @@ class GpuDecoder:
                 kernels.expand(qkv, delta)
             self._norm_jointly(qkv, layer.joint_norms)
             delta = None
-        positions = self.cos, self.sin, inputs.positions
+        positions = *self._turns[layer.rope], inputs.positions
         kernels.rope_store_kv(qkv, kv, *positions, inputs.slots, finite, layer.head_norms, delta)
         q = qkv.view(len(x), -1, shape.head_dim)[:, : shape.num_heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        sight = layer.window, self.config.multipliers.attention
+        sight = layer.window, self.config.multipliers.attention, self.config.soft_caps.attention
         kernels.decode_attention(out, q, kv, inputs.attention, *sight)
         kernels.prefill_attention(out, q, kv, inputs.attention, *sight)
         return self._project(layer.o, out.flatten(1), inputs, index, _O)
@@ -232,9 +239,9 @@ class GpuDecoder:
     def _mlp(self, index: int, layer: _Layer, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         delta = self._shrink(x, inputs, index, _GATE_UP)
         gate_up = layer.gate_up(x)
-        return self._project(
-            layer.down, self.kernels.silu_mul(gate_up, delta()), inputs, index, _DOWN
-        )
+        is_gelu = self.config.activation == "gelu_tanh"
+        activate = self.kernels.gelu_mul if is_gelu else self.kernels.silu_mul
+        return self._project(layer.down, activate(gate_up, delta()), inputs, index, _DOWN)
 
     def _project(
         self,

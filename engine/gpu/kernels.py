@@ -61,6 +61,7 @@ class Kernels(Protocol):
         work: AttentionWork,
         window: int | None = None,
         scale: float | None = None,
+        softcap: float | None = None,
         /,
     ) -> None: ...
 
@@ -72,6 +73,7 @@ class Kernels(Protocol):
         work: AttentionWork,
         window: int | None = None,
         scale: float | None = None,
+        softcap: float | None = None,
         /,
     ) -> None: ...
 
@@ -80,6 +82,8 @@ class Kernels(Protocol):
     ) -> int: ...
 
     def silu_mul(self, gate_up: torch.Tensor, delta: Delta | None = None, /) -> torch.Tensor: ...
+
+    def gelu_mul(self, gate_up: torch.Tensor, delta: Delta | None = None, /) -> torch.Tensor: ...
 
     def shrink(self, x: torch.Tensor, work: LoRAWork, site: Site, /) -> Delta: ...
 

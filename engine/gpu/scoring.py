@@ -8,6 +8,7 @@ import torch
 
 from engine.gpu.sampler import Logprobs, Told, tell
 from engine.scoring import ScoredTokens, chunks
+from kernels.elementwise import soft_cap_
 
 LOGITS_BYTES = 64 << 20
 """The size of the float32 logits that are held at once. The head's weights are read once for each
@@ -39,15 +40,18 @@ def score(
     depth: int,
     logprobs: Logprobs,
     finite: torch.Tensor,
+    softcap: float | None = None,
 ) -> None:
     """Write the scored tokens' logprobs, and 0 into `finite` at each position with bad logits.
 
     x: [T, hidden], of all tokens.   head: [vocab, hidden].   ints: `tokens`, on the device.
-    finite: [T] int32.
+    finite: [T] int32.   softcap: bound of the logits, see `kernels.elementwise.soft_cap_`.
     """
     indices, token_ids = ints.view(2, -1)
     for part in chunks(len(indices), len(head), LOGITS_BYTES):
         own = indices[part]
         logits = (x[own] @ head.T).float()
+        if softcap is not None:
+            soft_cap_(logits, softcap)
         finite.index_put_((own,), finite[own] * logits.isfinite().all(dim=-1))
         tell(logits.log_softmax(dim=-1), token_ids[part], depth, logprobs.behind(part.start, depth))

@@ -115,7 +115,7 @@ class Checkpoint:
 
     def _take_norm(self, module: str, size: int) -> torch.Tensor:
         weight = self._take(f"{module}.weight", size)
-        return weight.float() if self.config.has_wide_norms else weight
+        return weight.float() + self.config.norm_offset if self.config.has_wide_norms else weight
 
     def _take(self, name: str, *shape: int) -> torch.Tensor:
         if name not in self._left:

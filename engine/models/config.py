@@ -6,9 +6,16 @@ import torch
 
 from engine.errors import UnsupportedModel
 from engine.models.config_json import ConfigJson
-from engine.models.family import FAMILIES, Family, Multipliers, QkNorms
+from engine.models.family import (
+    FAMILIES,
+    Activation,
+    Family,
+    Multipliers,
+    QkNorms,
+    Ropes,
+    SoftCaps,
+)
 from engine.models.layer_norms import LayerNorms
-from engine.models.rope import Rope
 from lora.layout import ModelShape
 from registry.architecture import refusal, served_architecture
 
@@ -19,7 +26,7 @@ class DecoderConfig:
 
     windows: by layer, how many positions a token sees, including its own; None if it sees all.
     biases: which projections have one, as in PROJECTIONS.
-    norms: names of a layer's norms.   qk_norms, has_wide_norms: see Family.
+    norms: names of a layer's norms.   qk_norms, has_wide_norms, norm_offset: see Family.
 
     The decoders keep the residual stream divided by the residual multiplier m: a layer computes
     y + f(norm(y)) in place of x + m * f(norm(x)), with x = m * y. So m costs nothing, and also
@@ -31,13 +38,21 @@ class DecoderConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     tie_word_embeddings: bool
-    rope: Rope
+    ropes: Ropes
     windows: tuple[int | None, ...]
     biases: tuple[bool, ...]
     norms: LayerNorms[str]
     qk_norms: QkNorms | None
     has_wide_norms: bool
+    norm_offset: float
+    activation: Activation
     multipliers: Multipliers
+    soft_caps: SoftCaps
+
+    @property
+    def longest_of_ropes(self) -> int | None:
+        """Length of the longest sequence that all ropes hold for; None without a limit."""
+        return min((r.longest for r in self.ropes.different if r.longest is not None), default=None)
 
     @property
     def qk_norm_sizes(self) -> tuple[int, int] | None:
@@ -71,7 +86,8 @@ class DecoderConfig:
 
         Raises UnsupportedModel.
         """
-        return replace(self, rope=self.rope.at_length(max_model_len))
+        ropes = tuple(rope.at_length(max_model_len) for rope in self.ropes.different)
+        return replace(self, ropes=replace(self.ropes, different=ropes))
 
     def shard(self, num_shards: int) -> "DecoderConfig":
         """Configuration of the part that one of `num_shards` ranks computes.
@@ -102,8 +118,6 @@ class DecoderConfig:
         architecture = served_architecture(config)
         if architecture is None:
             raise UnsupportedModel(refusal(config))
-        if config.get("hidden_act", "silu") != "silu":
-            raise UnsupportedModel(f"hidden_act {config['hidden_act']} is not served")
         if config.get("quantization_config"):
             method = config["quantization_config"].get("quant_method")
             raise UnsupportedModel(f"quantization_config of {method} is not served")
@@ -114,20 +128,24 @@ class DecoderConfig:
 
     @classmethod
     def _of(cls, family: Family, config: ConfigJson) -> "DecoderConfig":
+        family.check(config)
         shape = _shape(family, config)
         return cls(
             shape=shape,
             vocab_size=config["vocab_size"],
             max_position_embeddings=config["max_position_embeddings"],
             rms_norm_eps=config.get("rms_norm_eps", family.rms_norm_eps),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            rope=Rope.parse(config, shape.head_dim, family.rope),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", family.is_tied)),
+            ropes=family.ropes(config, shape.head_dim, family.rope),
             windows=family.windows(config),
             biases=_biases(family, config),
             norms=family.norms,
             qk_norms=family.qk_norms,
             has_wide_norms=family.has_wide_norms,
+            norm_offset=family.norm_offset,
+            activation=family.activation(config),
             multipliers=family.multipliers(config),
+            soft_caps=family.soft_caps(config),
         )
 
 

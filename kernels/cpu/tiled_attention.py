@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kernels.attention import gather
+from kernels.elementwise import soft_cap_
 
 KEY_TILE = 64
 """Positions of a tile, or of a block if that has more; 32 and 128 take as long (100 to 400
@@ -32,6 +33,7 @@ def decode_attention(
     seq_lens: torch.Tensor,
     window: int | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attend like `kernels.attention`.   seq_lens: must rise."""
     rows, heads, dim = q.shape
@@ -45,7 +47,7 @@ def decode_attention(
 
     grouped = q.reshape(rows * kv_heads, heads // kv_heads, dim)
     positions = (seq_lens - 1).repeat_interleave(kv_heads)
-    out = _attend(grouped, fetch, positions, size * block_size, window, scale)
+    out = _attend(grouped, fetch, positions, size * block_size, window, scale, softcap)
     return out.view(rows, heads, dim)
 
 
@@ -57,6 +59,7 @@ def prefill_attention(
     start: int,
     window: int | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     length, heads, dim = q.shape
     size, table = _whole_tiles(torch.tensor([blocks]), kv.shape[4])
@@ -73,7 +76,10 @@ def prefill_attention(
         return fetch
 
     grouped = q.unflatten(1, (kv.shape[3], -1)).unbind(1)
-    parts = [_attend(g, fetch_of(h), positions, tile, window, scale) for h, g in enumerate(grouped)]
+    parts = [
+        _attend(group, fetch_of(head), positions, tile, window, scale, softcap)
+        for head, group in enumerate(grouped)
+    ]
     return torch.stack(parts, dim=1).view(length, heads, dim)
 
 
@@ -94,6 +100,7 @@ def _attend(
     tile: int,
     window: int | None,
     scale: float | None,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Attended values, like q.
 
@@ -110,6 +117,8 @@ def _attend(
     for number, first in zip(numbers, firsts, strict=True):
         keys, values = fetch(number, first)
         scores = _multiply(q[first:], keys.transpose(1, 2))
+        if softcap is not None:
+            soft_cap_(scores, softcap)
         hidden = _hidden(number * tile, tile, positions[first:], window)
         scores.masked_fill_(hidden[:, None], -torch.inf)
         higher = torch.maximum(highest[first:], scores.amax(dim=2, keepdim=True))

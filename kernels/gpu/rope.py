@@ -86,8 +86,8 @@ def _normed(low, high, weight, columns, half_mask, gap, eps, like, HALF_DIM: tl.
     scale = tl.rsqrt(squares / (2 * HALF_DIM) + eps)[:, None]
     w_low = tl.load(weight + columns, mask=half_mask, other=0.0).to(tl.float32)
     w_high = tl.load(weight + columns + gap, mask=half_mask, other=0.0).to(tl.float32)
-    low = _rounded(_rounded(low * scale, like) * w_low[None, :], like)
-    high = _rounded(_rounded(high * scale, like) * w_high[None, :], like)
+    low = _rounded(_rounded(low * scale, weight) * w_low[None, :], like)
+    high = _rounded(_rounded(high * scale, weight) * w_high[None, :], like)
     return low, high
 
 

@@ -27,6 +27,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {},
     "olmo2": {},
+    "gemma2": {"query_pre_attn_scalar": 24, "attn_logit_softcapping": 4.0, "sliding_window": 11},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 11,
+        "sliding_window_pattern": 2,
+        "rope_parameters": None,
+    },
     "phi3": {"partial_rotary_factor": 0.75},
     "granite": {
         "embedding_multiplier": 3.0,

@@ -36,7 +36,7 @@ class AttentionCase:
         work = replace(self.work, **tensors)
         return AttentionCase(_apart(self.q, there), _apart(self.kv, there), work)
 
-    def run(self, attend: Attend, window: int | None = None, *scores: float) -> torch.Tensor:
+    def run(self, attend: Attend, window: int | None = None, *scores: float | None) -> torch.Tensor:
         """The output of `attend`, NaN where it writes nothing; its rows are not adjacent.
 
         scores: further arguments of `attend`, about scores.
@@ -52,7 +52,7 @@ class AttentionCase:
         name: str,
         attend: Attend,
         window: int | None = None,
-        *scores: float,
+        *scores: float | None,
         factor: int = 2,
     ) -> None:
         """Assert that the error of `attend` is at most `factor` times that of torch in the same

@@ -26,7 +26,7 @@ def make_shape(
 ) -> AttentionShape:
     waves = torch.arange(0, rotary_dim or dim, 2) / dim
     angles = torch.outer(torch.arange(512.0), 10000.0**-waves)
-    return AttentionShape(heads, kv_heads, dim, block_size, angles.cos(), angles.sin())
+    return AttentionShape(heads, kv_heads, dim, block_size, angles.cos()[None], angles.sin()[None])
 
 
 def make_norms(dim: int) -> HeadNorms:
@@ -59,10 +59,11 @@ class Sequences:
         parts: Sequence[Part],
         window: int | None = None,
         norms: HeadNorms | None = None,
+        rope: int = 0,
     ) -> list[torch.Tensor]:
         """Attended values of the tokens of each part, computed in one step."""
         qkv = torch.cat([self.qkv[row][first:end] for row, first, end in parts])
-        out = kernels.attention(qkv, LAYER, self._work(parts), norms, window)
+        out = kernels.attention(qkv, LAYER, self._work(parts), norms, window, rope)
         return list(out.split([end - first for _, first, end in parts]))
 
     def _work(self, parts: Sequence[Part]) -> StepWork:
@@ -103,6 +104,8 @@ class Formula:
         ratio = shape.num_heads // shape.num_kv_heads
         k, v = k.repeat_interleave(ratio, dim=0), v.repeat_interleave(ratio, dim=0)
         scores = q @ k.transpose(1, 2) * (shape.scale or shape.head_dim**-0.5)
+        if shape.softcap is not None:
+            scores = shape.softcap * (scores / shape.softcap).tanh()
         position = torch.arange(length)
         behind = position[:, None] - position
         seen = (behind >= 0) & (behind < (self.window or length))
@@ -110,7 +113,7 @@ class Formula:
         return (weights @ v).transpose(0, 1).flatten(1)
 
     def _rotated(self, x: torch.Tensor) -> torch.Tensor:
-        cos, sin = (t[: x.shape[1]].to(x.dtype) for t in (self.shape.cos, self.shape.sin))
+        cos, sin = (t[0, : x.shape[1]].to(x.dtype) for t in (self.shape.cos, self.shape.sin))
         half = cos.shape[1]
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)

@@ -118,6 +118,14 @@ def run_both(step: Step, case: LoRACase, site: Site, x: torch.Tensor):
     return ours, step.run(reference.rope_store_kv, reference.shrink(x, case.work, site))
 
 
+def test_norms_may_have_more_bits_than_what_they_multiply():
+    step = make_step(7, 16, torch.float16, norms=True)
+    wide = HeadNorms(step.norms.q.float() + 1e-4, step.norms.k.float() + 1e-4, 1e-5)
+    step = replace(step, norms=wide)
+    ours, torchs = step.run(rope.rope_store_kv), step.run(reference.rope_store_kv)
+    assert_as_good(step, ours, torchs, step.qkv)
+
+
 @pytest.mark.parametrize(("dim", "rotary_dim"), [(16, 12), (80, 2), (8, 6)])
 def test_a_part_of_each_head_may_stay_as_it_is_with_norms_and_adapters(dim, rotary_dim):
     case, site, x = delta_case([0, 0, 1, -1, 2, 3, 3], dim, torch.float32)

@@ -16,7 +16,7 @@ MOST_ROWS = 37
 
 def make(in_features, out_features, is_int8, threads=1):
     """(layer, weight, bias)"""
-    positions = torch.zeros(1, 16)
+    positions = torch.zeros(1, 1, 16)
     try:
         kernels = NativeKernels(
             AttentionShape(1, 1, 32, 16, positions, positions), threads, is_int8=is_int8

@@ -23,6 +23,7 @@ typedef struct {
     int64_t half;
     int64_t slab;           /* floats from one block to the next */
     float scale;            /* factor of the scores; 0 for 1 / sqrt(head_dim) */
+    float softcap;          /* bound of the scores; 0 for none */
 } Shape;
 
 /* Place of a token in a block, for one kv head. */
@@ -210,8 +211,8 @@ typedef struct {
 /* Turn the scores of the group that starts at key `start` into weights, and scale the sums to the
  * new maximum.
  */
-INLINE void weigh(vec scores[PARTS], View view, int64_t start, float scale, Running *running,
-                  float weights[GROUP], float *sums, int64_t dim) {
+INLINE void weigh(vec scores[PARTS], View view, int64_t start, float scale, float softcap,
+                  Running *running, float weights[GROUP], float *sums, int64_t dim) {
     int64_t low = view.low - start, high = view.high - start;
     if (high <= 0 || low >= GROUP) { /* the row sees no key of the group: no bit may change */
         memset(weights, 0, GROUP * sizeof(float));
@@ -224,7 +225,9 @@ INLINE void weigh(vec scores[PARTS], View view, int64_t start, float scale, Runn
         ivec lane;
         for (int i = 0; i < LANES; i++) lane[i] = p * LANES + i;
         seen[p] = (lane >= first) & (lane < end);
-        scores[p] = choose(seen[p], scores[p] * scale, splat(-INFINITY));
+        vec scaled = scores[p] * scale;
+        if (softcap) scaled = softcap * tanh_lanes(scaled / softcap);
+        scores[p] = choose(seen[p], scaled, splat(-INFINITY));
         largest = larger(scores[p], largest);
     }
     float highest = largest_lane(largest);
@@ -269,7 +272,8 @@ INLINE void attend_tile(const Tile *t, const int rows) {
                   half * HALF_PARTS, rows);
         }
         for (int r = 0; r < rows; r++)
-            weigh(scores[r], views[r], start, scale, &running[r], weights[r], sums + r * dim, dim);
+            weigh(scores[r], views[r], start, scale, s->softcap, &running[r], weights[r],
+                  sums + r * dim, dim);
         for (int half = 0; half < halves; half++) {
             int64_t left = end - start - half * HALF;
             Place here = place_of(t, start + half * HALF, t->head);

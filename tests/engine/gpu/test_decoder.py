@@ -27,6 +27,8 @@ from registry.base_model import BaseModel
 from tests.cpu_decoder import make_decoder
 from tests.engine.gpu.fake_device import FakeDevice
 from tests.tiny_models import (
+    GEMMA2,
+    GEMMA3,
     GRANITE,
     OLMO2,
     PHI3,
@@ -46,6 +48,8 @@ FAMILIES = {
     "qwen3": {"head_dim": 32},
     "granite": GRANITE,
     "phi3": PHI3,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
     "olmo2": OLMO2,
 }
 

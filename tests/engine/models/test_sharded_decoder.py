@@ -23,6 +23,8 @@ from tests.cpu_decoder import make_decoder
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.thread_ranks import ThreadRanks, on_all
 from tests.tiny_models import (
+    GEMMA2,
+    GEMMA3,
     GRANITE,
     PARTIAL_ROPE,
     canonical_bytes,
@@ -39,6 +41,8 @@ FAMILIES = {
     "qwen3": {"head_dim": 32},
     "granite": GRANITE,
     "phi3": {"rope": PARTIAL_ROPE},
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
 }
 PROMPTS = [[(7 * i * i + 3 * k) % 250 for i in range(33 + k)] for k in range(4)]
 ALL = (0, 1, 2, 3)
@@ -167,8 +171,8 @@ def test_a_step_has_two_sums_a_layer_and_its_flags_with_adapters_and_without(wor
 class NotFiniteOnOneRank(PlainKernels):
     """Kernels whose attention is NaN for one token, in the last layer and one rank's heads."""
 
-    def attention(self, qkv, layer, work, norms=None, window=None):
-        out = super().attention(qkv, layer, work, norms, window)
+    def attention(self, qkv, layer, work, norms=None, window=None, rope=0):
+        out = super().attention(qkv, layer, work, norms, window, rope)
         if layer == 1 and threading.current_thread().name.endswith("rank 1"):
             out[3] = torch.nan
         return out
