@@ -104,7 +104,7 @@ BOTH_WAYS = "llama"
 way on each runner, alternating from runner to runner; `make soak` runs both.
 """
 VARIANTS = ("granite", "olmo2", "phi3", "gemma2", "gemma3")
-"""Families that differ from others in a layer's formulas only. The C and numba kernels run them here,
+"""Families that differ from others in a layer's formulas only. The C and numba kernels run them,
 and tests of the decoders compare the rest with these; `make soak` runs all.
 """
 FOR_VARIANTS = ("C", "numba")

@@ -44,6 +44,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Extra entries of config.json by model_type."""
 
+VARIANTS = ("gemma2", "gemma3_text", "phi3", "olmo2", "granite")
+"""Families that differ from the first ones in a layer's formulas only."""
+
 _MODULES = {
     **{f"self_attn.{name}": number for number, name in enumerate(PROJECTIONS[:4])},
     **{f"mlp.{name}": 4 + number for number, name in enumerate(PROJECTIONS[4:])},
