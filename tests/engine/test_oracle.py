@@ -104,12 +104,9 @@ BOTH_WAYS = "llama"
 way on each runner, alternating from runner to runner; `make soak` runs both.
 """
 VARIANTS = ("granite", "olmo2", "phi3", "gemma2", "gemma3")
-"""Families that differ from others in a layer's formulas only. The C and numba kernels run them,
-and tests of the decoders compare the rest with these; `make soak` runs all.
+"""Families that differ from others in a layer's formulas only. Here only the C kernels run them;
+tests of decoders, kernels and proofs compare the others with torch. `make soak` runs all.
 """
-FOR_VARIANTS = ("C", "numba")
-
-
 ALONE = ("olmo2",)
 """Families that ranks cannot share."""
 
@@ -120,7 +117,7 @@ def cases():
         for index, (runner, slots, name) in enumerate(CASES):
             is_one_of_two = index < len(WAYS) * len(RUNNERS) and (index + index // 2 + number) % 2
             is_long = family != BOTH_WAYS and is_one_of_two
-            is_long = name not in FOR_VARIANTS if family in VARIANTS else is_long
+            is_long = name != "C" if family in VARIANTS else is_long
             if family in ALONE and "num_ranks" in runner:
                 continue
             marks = pytest.mark.soak if is_long else ()
