@@ -1,6 +1,6 @@
 """The table of model families: what each architecture reads from config.json."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -8,16 +8,20 @@ from engine.errors import UnsupportedModel
 from engine.models.config_json import ConfigJson
 from engine.models.layer_norms import LayerNorms
 from engine.models.rope import Rope, RopeRules
+from engine.models.windows import (
+    Windows,
+    all_see_all,
+    all_slide,
+    all_slide_if_given,
+    gemma2_windows,
+    gemma3_slides,
+    gemma3_windows,
+    some_slide,
+)
 
 # Defaults of transformers for what config.json leaves out.
-_DEFAULT_WINDOW = 4096
-_DEFAULT_MAX_WINDOW_LAYERS = 28
-_DEFAULT_GEMMA3_PATTERN = 6
 _DEFAULT_GEMMA3_THETAS = {"sliding_attention": 10_000.0, "full_attention": 1_000_000.0}
 _DEFAULT_QUERY_SCALAR = 256
-
-Windows = tuple[int | None, ...]
-"""Numbers of positions that a token sees in each layer, including its own; None if it sees all."""
 
 QkNorms = Literal["heads", "projections"]
 """The extent of an RMSNorm of q and of k: each head alone, or all heads together."""
@@ -58,66 +62,6 @@ class Ropes:
     numbers: tuple[int, ...]
 
 
-def _all_see_all(config: ConfigJson) -> Windows:
-    num_layers: int = config["num_hidden_layers"]
-    return (None,) * num_layers
-
-
-def _all_slide(config: ConfigJson) -> Windows:
-    num_layers: int = config["num_hidden_layers"]
-    window: int | None = config.get("sliding_window", _DEFAULT_WINDOW)
-    return (window,) * num_layers
-
-
-def _all_slide_if_given(config: ConfigJson) -> Windows:
-    return _all_slide({"sliding_window": None, **config})
-
-
-def _some_slide(config: ConfigJson) -> Windows:
-    """Windows of a Qwen: of the layers that slide, if the model uses windows at all."""
-    window = config.get("sliding_window", _DEFAULT_WINDOW)
-    window = window if config.get("use_sliding_window") else None
-    return tuple(window if slides else None for slides in _sliding_layers(config))
-
-
-def _sliding_layers(config: ConfigJson) -> list[bool]:
-    if config.get("layer_types") is None:
-        first = config.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
-        return [layer >= first for layer in range(config["num_hidden_layers"])]
-    return _sliding_types(config["layer_types"], config["num_hidden_layers"])
-
-
-def _sliding_types(types: Sequence[str], num_layers: int) -> list[bool]:
-    """Whether each layer slides, by layer_types. Raises UnsupportedModel."""
-    if other := set(types) - {"full_attention", "sliding_attention"}:
-        raise UnsupportedModel(f"layer_types {sorted(other)} are not served")
-    if len(types) != num_layers:
-        raise UnsupportedModel(f"layer_types names {len(types)} layers of {num_layers}")
-    return [kind == "sliding_attention" for kind in types]
-
-
-def _pattern_slides(config: ConfigJson, pattern: int) -> list[bool]:
-    """Whether each layer of a Gemma slides: all but each `pattern`-th, if no types are given."""
-    num_layers: int = config["num_hidden_layers"]
-    if config.get("layer_types") is None:
-        return [(layer + 1) % pattern > 0 for layer in range(num_layers)]
-    return _sliding_types(config["layer_types"], num_layers)
-
-
-def _gemma2_windows(config: ConfigJson) -> Windows:
-    window: int | None = config.get("sliding_window", _DEFAULT_WINDOW)
-    return tuple(window if slides else None for slides in _pattern_slides(config, 2))
-
-
-def _gemma3_slides(config: ConfigJson) -> list[bool]:
-    return _pattern_slides(config, config.get("sliding_window_pattern") or _DEFAULT_GEMMA3_PATTERN)
-
-
-def _gemma3_windows(config: ConfigJson) -> Windows:
-    window: int | None = config.get("sliding_window", _DEFAULT_WINDOW)
-    return tuple(window if slides else None for slides in _gemma3_slides(config))
-
-
 def _one_rope(config: ConfigJson, head_dim: int, rules: RopeRules) -> Ropes:
     return Ropes((Rope.parse(config, head_dim, rules),), (0,) * config["num_hidden_layers"])
 
@@ -138,7 +82,7 @@ def _gemma3_ropes(config: ConfigJson, head_dim: int, rules: RopeRules) -> Ropes:
         given = theta | (by_type.get(kind) or {}) | scalings.get(kind, {})
         longest = {"max_position_embeddings": config["max_position_embeddings"]}
         ropes.append(Rope.parse({"rope_parameters": given, **longest}, head_dim, rules))
-    return Ropes(tuple(ropes), tuple(0 if slides else 1 for slides in _gemma3_slides(config)))
+    return Ropes(tuple(ropes), tuple(0 if slides else 1 for slides in gemma3_slides(config)))
 
 
 def _no_soft_caps(config: ConfigJson) -> SoftCaps:
@@ -203,7 +147,7 @@ class Family:
     for hidden_size / heads.   refused: settings that must not be given.
     """
 
-    windows: Callable[[ConfigJson], Windows] = _all_see_all
+    windows: Callable[[ConfigJson], Windows] = all_see_all
     ropes: Callable[[ConfigJson, int, RopeRules], Ropes] = _one_rope
     multipliers: Callable[[ConfigJson], Multipliers] = _no_multipliers
     soft_caps: Callable[[ConfigJson], SoftCaps] = _no_soft_caps
@@ -237,7 +181,7 @@ class Family:
 
 
 _GEMMA2 = Family(
-    windows=_gemma2_windows,
+    windows=gemma2_windows,
     multipliers=_gemma_multipliers,
     soft_caps=_gemma2_soft_caps,
     activation_setting="hidden_activation",
@@ -252,7 +196,7 @@ _GEMMA2 = Family(
 )
 _GEMMA3 = replace(
     _GEMMA2,
-    windows=_gemma3_windows,
+    windows=gemma3_windows,
     ropes=_gemma3_ropes,
     soft_caps=_gemma3_soft_caps,
     qk_norms="heads",
@@ -262,10 +206,10 @@ _GEMMA3 = replace(
 
 FAMILIES = {
     "LlamaForCausalLM": Family(reads_attention_bias=True, reads_mlp_bias=True),
-    "MistralForCausalLM": Family(windows=_all_slide),
-    "Qwen2ForCausalLM": Family(windows=_some_slide, has_qkv_bias=True),
+    "MistralForCausalLM": Family(windows=all_slide),
+    "Qwen2ForCausalLM": Family(windows=some_slide, has_qkv_bias=True),
     "Qwen3ForCausalLM": Family(
-        windows=_some_slide, reads_attention_bias=True, qk_norms="heads", head_dim=128
+        windows=some_slide, reads_attention_bias=True, qk_norms="heads", head_dim=128
     ),
     "GraniteForCausalLM": Family(
         multipliers=_granite_multipliers, reads_attention_bias=True, reads_mlp_bias=True
@@ -278,7 +222,7 @@ FAMILIES = {
         rms_norm_eps=1e-5,
     ),
     "Phi3ForCausalLM": Family(
-        windows=_all_slide_if_given,
+        windows=all_slide_if_given,
         rope=RopeRules(
             is_partial=True,
             aliases={"su": "longrope", "yarn": "longrope"},
