@@ -53,7 +53,7 @@ class Products:
 
 def _libraries(threads: int) -> list[MakeLinear]:
     makers: list[MakeLinear] = [LinearMaker(FLOAT32, is_invariant=False)]
-    no_positions = torch.zeros(1, 16)
+    no_positions = torch.zeros(1, 1, 16)
     with contextlib.suppress(Unavailable):
         shape = AttentionShape(1, 1, 32, 16, no_positions, no_positions)
         makers.append(NativeKernels(shape, threads).linear)

@@ -95,6 +95,9 @@ def resolve_max_model_len(
     if config.max_model_len is not None:
         return config
     longest = min(model_config.max_position_embeddings, _DEFAULT_MAX_MODEL_LEN)
+    if model_config.longest_of_ropes is not None:
+        # Longer sequences would change the frequencies of shorter ones.
+        longest = min(longest, model_config.longest_of_ropes)
     longest = longest if num_tokens is None else min(longest, num_tokens)
     return replace(config, max_model_len=longest)
 
@@ -125,6 +128,7 @@ def build_core(
     config = replace(config, sliding_window=model_config.sliding_window)
     group = RankGroup(config) if config.tensor_parallel_size > 1 else None
     config, backend = _backend(config, model_config, form, group.ranks if group else None)
+    model_config = _at_length(config, model_config)
     adapters = _adapters(config, form, backend, group)
     config = resolve_sum_ranks(config, layout, backend.weight_bytes)
     data_dir = Path(config.data_dir)
@@ -237,11 +241,16 @@ def _backend(
         from engine.gpu.backend import gpu_backend
 
         config = resolve_max_model_len(config, model_config)
-        return config, gpu_backend(config, model_config, form, ranks)
+        return config, gpu_backend(config, _at_length(config, model_config), form, ranks)
     assert config.arena_bytes is not None
     num_tokens = config.arena_bytes // form.layout.slab_bytes * form.layout.block_size
     config = resolve_max_model_len(config, model_config, num_tokens)
-    return config, cpu_backend(config, model_config, form, ranks)
+    return config, cpu_backend(config, _at_length(config, model_config), form, ranks)
+
+
+def _at_length(config: EngineConfig, model_config: DecoderConfig) -> DecoderConfig:
+    assert config.max_model_len is not None, "not resolved yet"
+    return model_config.at_length(config.max_model_len)
 
 
 def _refuse_wishes(config: EngineConfig) -> None:

@@ -16,8 +16,9 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from engine.models.checkpoint import projection_name
 from engine.models.config import DecoderConfig
 from engine.proof import Compared, TokenSequence
-from kernels.elementwise import apply_rope, rms_norm, silu_mul
+from kernels.elementwise import apply_rope, gelu_mul, rms_norm, silu_mul, soft_cap_
 from lora.canonical import CanonicalWeights, ModuleDelta, as_float32
+from lora.layout import FUSED, PROJECTIONS
 from registry.peft_format import EMBEDDING, HEAD
 
 _UNIT_ELEMENTS = 1 << 19
@@ -115,23 +116,28 @@ class _Run:
         self.sequences = sequences
         self.streams = _Streams.of(sequences)
         longest = max(len(sequence.token_ids) for sequence in sequences)
-        cos, sin = config.rope.tables(longest)
-        self.cos, self.sin = cos[self.streams.positions], sin[self.streams.positions]
+        tables = [rope.tables(longest) for rope in config.ropes.different]
+        at = self.streams.positions
+        self.turns = [(cos[at], sin[at]) for cos, sin in tables]
+        self.activate = gelu_mul if config.activation == "gelu_tanh" else silu_mul
 
     def steps(self) -> Generator[None, None, Compared]:
-        x = yield from self._embed()
+        factors, norms = self.config.multipliers, self.config.norms
+        x = factors.embedding * (yield from self._embed())
         for layer in range(self.config.shape.num_layers):
-            normed = self._norm(x, f"model.layers.{layer}.input_layernorm.weight")
+            normed = self._norm_in(layer, x, norms.before_attention)
             q = yield from self._project(layer, _Q, normed)
             k = yield from self._project(layer, _K, normed)
             v = yield from self._project(layer, _V, normed)
             attended = self._attend(layer, q, k, v)
             yield
-            x = x + (yield from self._project(layer, _O, attended))
-            normed = self._norm(x, f"model.layers.{layer}.post_attention_layernorm.weight")
+            added = yield from self._project(layer, _O, attended)
+            x = x + factors.residual * self._norm_in(layer, added, norms.after_attention)
+            normed = self._norm_in(layer, x, norms.before_mlp)
             gate = yield from self._project(layer, _GATE, normed)
             up = yield from self._project(layer, _UP, normed)
-            x = x + (yield from self._project(layer, _DOWN, silu_mul(gate, up)))
+            added = yield from self._project(layer, _DOWN, self.activate(gate, up))
+            x = x + factors.residual * self._norm_in(layer, added, norms.after_mlp)
         asked = self._asked_rows()
         x = self._norm(x[asked], "model.norm.weight")
         head = EMBEDDING if self.config.tie_word_embeddings else HEAD
@@ -140,6 +146,9 @@ class _Run:
         logits = yield from self._multiply(
             f"{head}.weight", self.config.vocab_size, x, self.adapter.delta(HEAD), merged
         )
+        logits *= factors.logits
+        if (cap := self.config.soft_caps.logits) is not None:
+            soft_cap_(logits, cap)
         base, merged = logits.log_softmax(dim=-1).chunk(2)
         return Compared(base.numpy(), merged.numpy())
 
@@ -160,7 +169,12 @@ class _Run:
         return x
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return rms_norm(x, self.weights[name], self.config.rms_norm_eps)
+        weight = self.weights[name] + self.config.norm_offset
+        return rms_norm(x, weight, self.config.rms_norm_eps)
+
+    def _norm_in(self, layer: int, x: torch.Tensor, name: str | None) -> torch.Tensor:
+        """Norm by one of a layer's norms, if it has this one."""
+        return x if name is None else self._norm(x, f"model.layers.{layer}.{name}.weight")
 
     def _asked_rows(self) -> list[int]:
         """Rows of the asked tokens in both streams, the base's first."""
@@ -179,13 +193,24 @@ class _Run:
         """Outputs of a projection, [2 T, out], by merged weights where the adapter applies."""
         module = projection_name(layer, projection)
         _, num_outputs = self.config.shape.features(projection)
-        delta = self.adapter.delta(module)
+        delta = self.adapter.delta(module) or self._fused_delta(layer, projection)
         y = yield from self._multiply(
             f"{module}.weight", num_outputs, x, delta, self.streams.merged
         )
         if self.config.biases[projection]:
             y = y + self.weights[f"{module}.bias"]
         return y
+
+    def _fused_delta(self, layer: int, projection: int) -> ModuleDelta | None:
+        """The update of a projection by an adapter of a module that consists of several."""
+        for name, projections in FUSED.items():
+            if projection in projections:
+                widths = [self.config.shape.features(p)[1] for p in projections]
+                start = sum(widths[: projections.index(projection)])
+                outputs = slice(start, start + widths[projections.index(projection)])
+                module = projection_name(layer, projection).replace(PROJECTIONS[projection], name)
+                return self.adapter.delta(module, outputs)
+        return None
 
     def _multiply(
         self,
@@ -217,23 +242,37 @@ class _Run:
     ) -> torch.Tensor:
         """Causal attention of every sequence with itself; [2 T, heads * head_dim]."""
         shape, prefix = self.config.shape, f"model.layers.{layer}.self_attn"
+        if self.config.qk_norms == "projections":
+            q = self._norm(q, f"{prefix}.q_norm.weight")
+            k = self._norm(k, f"{prefix}.k_norm.weight")
         q, k, v = (
             t.view(len(t), heads, shape.head_dim)
             for t, heads in ((q, shape.num_heads), (k, shape.num_kv_heads), (v, shape.num_kv_heads))
         )
-        if self.config.has_head_norms:
+        if self.config.qk_norms == "heads":
             q = self._norm(q, f"{prefix}.q_norm.weight")
             k = self._norm(k, f"{prefix}.k_norm.weight")
-        q, k = apply_rope(q, self.cos, self.sin), apply_rope(k, self.cos, self.sin)
+        turn = self.turns[self.config.ropes.numbers[layer]]
+        q, k = apply_rope(q, *turn), apply_rope(k, *turn)
         repeats = shape.num_heads // shape.num_kv_heads
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         out = torch.empty_like(q)
         for start, end in self.streams.bounds:
             mask = _visible(end - start, self.config.windows[layer])
             query, key, value = (t[start:end].transpose(0, 1) for t in (q, k, v))
-            attended = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-            out[start:end] = attended.transpose(0, 1)
+            out[start:end] = self._softmax(query, key, value, mask).transpose(0, 1)
         return out.flatten(1)
+
+    def _softmax(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        """Attended values of [heads, T, head_dim] each."""
+        scale = self.config.multipliers.attention
+        if (cap := self.config.soft_caps.attention) is None:
+            return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
+        scores = q @ k.transpose(1, 2) * (scale or q.shape[-1] ** -0.5)
+        capped = cap * torch.tanh(scores / cap)
+        return capped.masked_fill(~mask, -torch.inf).softmax(dim=-1) @ v
 
 
 def _visible(length: int, window: int | None) -> torch.Tensor:

@@ -3,6 +3,7 @@
 import ctypes
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from engine.models.formats.quantization import Format, format_of
 from engine.models.rounding import WeightRounding
 from engine.models.tensor_files import ALL, TensorFiles
 from kernels.quantized import Rounding, Weight, as_numbers
-from lora.layout import CUT_BY_INPUTS, PROJECTIONS
+from lora.layout import CUT_BY_INPUTS, FUSED, PROJECTIONS
 from lora.shard import Shard
 
 
@@ -27,11 +28,20 @@ def open_weights(model_dir: Path, dtype: torch.dtype) -> "StoredWeights":
     return StoredWeights(model_dir, dtype, format_of(load_config(model_dir)))
 
 
+@dataclass(frozen=True, slots=True)
+class _FusedPart:
+    """Rows of a stored weight."""
+
+    name: str
+    rows: range
+
+
 class StoredWeights(Mapping[str, Weight]):
     """All weights of all files, by name; each is read when it is asked for, and not kept.
 
     So a model that packs its weights as it reads them never holds them twice. A quantised module
     has one weight in place of the tensors that make it up; all others are tensors of `dtype`.
+    Projections that are stored as one weight have the names of separate ones.
     Raises FileNotFoundError if the folder has no weights.
     """
 
@@ -40,13 +50,30 @@ class StoredWeights(Mapping[str, Weight]):
         self._files = TensorFiles(model_dir)
         self._form = form
         self._modules: dict[str, Module] = {}
+        self._parts: dict[str, _FusedPart] = {}
         names = set(self._files.names)
         if form is not None:
             ending = f".{form.marker}"
             modules = [name.removesuffix(ending) for name in names if name.endswith(ending)]
             self._modules = {f"{name}.weight": Module(self._files, name) for name in modules}
             names -= {f"{name}.{kind}" for name in modules for kind in form.parts}
-        self._names = names | set(self._modules)
+        names |= set(self._modules)
+        fused = {name for name in names if _projection(name) in FUSED}
+        self._parts = {part: place for name in fused for part, place in self._parts_of(name)}
+        self._names = names - fused | set(self._parts)
+
+    def _parts_of(self, name: str) -> Iterator[tuple[str, _FusedPart]]:
+        """Names and places of the projections that a fused weight consists of."""
+        fused = _projection(name)
+        num_rows, projections = self.shape(name)[0], FUSED[fused]
+        first = num_rows // len(projections)
+        if fused == "qkv_proj":  # q has as many outputs as o has inputs
+            first = self.shape(name.replace(fused, "o_proj"))[1]
+        width, start = (num_rows - first) // (len(projections) - 1), 0
+        for projection in projections:
+            end = start + width if start else first
+            yield name.replace(fused, PROJECTIONS[projection]), _FusedPart(name, range(start, end))
+            start = end
 
     @property
     def is_quantized(self) -> bool:
@@ -69,11 +96,16 @@ class StoredWeights(Mapping[str, Weight]):
         return self._read(name, ALL, slice(start, end))
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if part := self._parts.get(name):
+            return len(part.rows), *self.shape(part.name)[1:]
         if self._form is not None and name in self._modules:
             return self._form.shape(self._modules[name])
         return self._files.shape(name)
 
     def _read(self, name: str, rows: slice, columns: slice) -> Weight:
+        if fused := self._parts.get(name):
+            own = fused.rows[rows]
+            return self._read(fused.name, slice(own.start, own.stop), columns)
         if self._form is None or name not in self._modules:
             return self._files.read(name, rows, columns).to(self.dtype)
         num_outputs, num_inputs = self.shape(name)
@@ -86,6 +118,12 @@ class StoredWeights(Mapping[str, Weight]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _projection(name: str) -> str:
+    """The projection whose weight a tensor is, such as "q_proj"; "" for other tensors."""
+    module, _, kind = name.rpartition(".")
+    return module.rpartition(".")[2] if kind == "weight" else ""
 
 
 class ServedNumbers:
@@ -106,7 +144,7 @@ class ServedNumbers:
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
         """Rows [start, end) of a weight; the others are not read."""
         weight = self._weights.rows(name, start, end)
-        if name.split(".")[-2] in PROJECTIONS:
+        if _projection(name) in PROJECTIONS:
             weight = self._rounding.of_projection(weight)
         elif name == "lm_head.weight":
             weight = self._rounding.of_head(weight)

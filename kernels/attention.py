@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.elementwise import is_finite
+from kernels.elementwise import is_finite, soft_cap_
 
 
 def store_kv(
@@ -50,11 +50,15 @@ def decode_attention(
     blocks: torch.Tensor,
     seq_lens: torch.Tensor,
     window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attend with one query per sequence to its seq_lens[b] positions; return [B, heads, head_dim].
 
     q: [B, heads, head_dim].   blocks: [B, blocks] int64, any block past a sequence's end.
     window: only the last `window` positions are seen, including the query's own; None for all.
+    scale: factor of the scores; None for 1 / sqrt(head_dim).   softcap: bound of the scores, see
+    `kernels.elementwise.soft_cap_`; None without one.
     """
     rows, heads, dim = q.shape
     k, v = gather(kv, layer, blocks)
@@ -63,7 +67,8 @@ def decode_attention(
     grouped = q.view(rows, kv_heads, heads // kv_heads, dim)
     keys = torch.arange(k.shape[2], device=q.device)
     visible = _visible(keys[None, :], seq_lens[:, None] - 1, window)[:, None, None, :]
-    return scaled_dot_product_attention(grouped, k, v, attn_mask=visible).reshape(rows, heads, dim)
+    out = _attend(grouped, k, v, visible, scale, softcap)
+    return out.reshape(rows, heads, dim)
 
 
 def prefill_attention(
@@ -73,11 +78,13 @@ def prefill_attention(
     blocks: Sequence[int],
     start: int,
     window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attend causally with a chunk of one sequence, positions [start, start + T).
 
-    q: [T, heads, head_dim].   blocks: cover positions [0, start + T).   window: as for decodes.
-    Result: like q.
+    q: [T, heads, head_dim].   blocks: cover positions [0, start + T).   window, scale, softcap:
+    as for decodes.   Result: like q.
     """
     length, heads, dim = q.shape
     k, v = gather(kv, layer, torch.tensor([blocks], device=q.device))
@@ -85,13 +92,33 @@ def prefill_attention(
     repeats = heads // k.shape[1]
     keys = torch.arange(start + length, device=q.device)
     queries = torch.arange(start, start + length, device=q.device)
-    out = scaled_dot_product_attention(
+    out = _attend(
         q.transpose(0, 1)[None],
         k.repeat_interleave(repeats, dim=1),
         v.repeat_interleave(repeats, dim=1),
-        attn_mask=_visible(keys[None, :], queries[:, None], window),
+        _visible(keys[None, :], queries[:, None], window),
+        scale,
+        softcap,
     )
     return out[0].transpose(0, 1)
+
+
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    visible: torch.Tensor,
+    scale: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """Attend with q to k and v, [.., heads, tokens, head_dim] each.   visible: a mask of scores."""
+    if softcap is None:
+        return scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = (q.to(wide) @ k.to(wide).transpose(-2, -1)).mul_(scale or q.shape[-1] ** -0.5)
+    hidden = ~visible
+    weights = soft_cap_(scores, softcap).masked_fill_(hidden, -torch.inf).softmax(dim=-1)
+    return (weights @ v.to(wide)).to(q.dtype)
 
 
 def _visible(keys: torch.Tensor, queries: torch.Tensor, window: int | None) -> torch.Tensor:

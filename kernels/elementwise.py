@@ -3,29 +3,44 @@ kernels, also the CPU path.
 """
 
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """weight * x / rms(x), computed in float32.   x: [..., dim].   weight: [dim]."""
+    """weight * x / rms(x), computed in float32.   x: [..., dim].   weight: [dim].
+
+    The quotient is rounded to the weight's dtype, and the product to x's.
+    """
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * scaled.to(x.dtype)
+    return (weight * scaled.to(weight.dtype)).to(x.dtype)
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Rotate each head by its position (half-split pairs, as Llama checkpoints expect).
 
-    x: [T, heads, head_dim].   cos, sin: [T, head_dim / 2].
+    x: [T, heads, head_dim].   cos, sin: [T, dim / 2]; features from `dim` on are not rotated.
     """
-    first, second = x.chunk(2, dim=-1)
+    half = cos.shape[-1]
+    first, second, rest = x.split((half, half, x.shape[-1] - 2 * half), dim=-1)
     cos, sin = cos[:, None, :], sin[:, None, :]
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up, elementwise."""
     return silu(gate) * up
+
+
+def gelu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """gelu(gate) * up, elementwise, with the approximation of gelu by tanh."""
+    return gelu(gate, approximate="tanh") * up
+
+
+def soft_cap_(x: torch.Tensor, cap: float) -> torch.Tensor:
+    """cap * tanh(x / cap), in place."""
+    # torch.tanh has other bits for elements after the last whole vector; torch.exp has not.
+    return x.mul_(2 / cap).exp_().add_(1).reciprocal_().mul_(-2 * cap).add_(cap)
 
 
 def is_finite(x: torch.Tensor) -> torch.Tensor:

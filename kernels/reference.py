@@ -6,7 +6,7 @@ and take tensors in host memory.
 
 import numpy as np
 import torch
-from torch.nn.functional import linear, silu
+from torch.nn.functional import gelu, linear, silu
 
 from kernels import attention, elementwise, sampling
 from kernels.block import adapter_blocks, places_of, scale_of
@@ -45,7 +45,7 @@ def embed(
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """weight * x / rms(x), the quotient rounded to x's dtype first.   x: [T, dim]."""
+    """weight * x / rms(x), the quotient rounded to the weight's dtype first.   x: [T, dim]."""
     return elementwise.rms_norm(x, weight, eps)
 
 
@@ -71,9 +71,19 @@ def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
 
     gate_up: [T, 2 * intermediate], gate first.   delta: is added to gate_up first.
     """
-    wide = gate_up.float() if delta is None else gate_up.float() + _delta(delta, len(gate_up))
-    gate, up = wide.chunk(2, dim=-1)
+    gate, up = _gate_and_up(gate_up, delta)
     return (silu(gate) * up).to(gate_up.dtype)
+
+
+def gelu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
+    """gelu(gate) * up, like silu_mul, with the approximation of gelu by tanh."""
+    gate, up = _gate_and_up(gate_up, delta)
+    return (gelu(gate, approximate="tanh") * up).to(gate_up.dtype)
+
+
+def _gate_and_up(gate_up: torch.Tensor, delta: Delta | None) -> tuple[torch.Tensor, ...]:
+    wide = gate_up.float() if delta is None else gate_up.float() + _delta(delta, len(gate_up))
+    return wide.chunk(2, dim=-1)
 
 
 def quantize_fp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -116,7 +126,8 @@ def rope_store_kv(
     """Rotate q and k by their positions, in place, and write k and v to their slots of `kv`.
 
     qkv: [T, (heads + 2 * kv heads) * head_dim]; afterwards q is rotated, k and v are undefined.
-    cos, sin: [positions, head_dim / 2] float32.   positions: [T] int32.
+    cos, sin: [positions, dim / 2] float32; the first `dim` features of a head are rotated.
+    positions: [T] int32.
     slots: [T] int32, block * block_size + offset; tokens with a negative slot are not stored.
     finite: [T] int32, set to 0 where k or v is not finite (such values are stored as 0), else
     unchanged.
@@ -151,15 +162,21 @@ def decode_attention(
     kv: torch.Tensor,
     work: AttentionWork,
     window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> None:
     """Attend for the rows that have one token; tokens of other rows are left unchanged in `out`.
 
     out, q: [T, heads, head_dim].   window: only the last `window` positions are seen.
+    scale: factor of the scores; None for 1 / sqrt(head_dim).   softcap: bound of the scores, see
+    `kernels.elementwise.soft_cap_`; None without one.
     """
     for row, (first, end) in enumerate(work.decode_ranges.tolist()):
         if end > first:
             token, length = int(work.query_starts[row]), int(work.seq_lens[row])
-            out[token] = _attend(q[token : token + 1], kv, work, row, length - 1, window)[0]
+            out[token] = _attend(
+                q[token : token + 1], kv, work, row, length - 1, window, scale, softcap
+            )[0]
 
 
 def prefill_queries(
@@ -175,13 +192,15 @@ def prefill_attention(
     kv: torch.Tensor,
     work: AttentionWork,
     window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> None:
     """Attend causally for the rows of more than one token; other tokens of `out` are unchanged."""
     items = work.prefill_items[: int(work.num_prefill_items)]
     for row in items[:, 0].unique().tolist():
         first, end = work.query_starts[row : row + 2].tolist()
         start = int(work.seq_lens[row]) - (end - first)
-        out[first:end] = _attend(q[first:end], kv, work, row, start, window)
+        out[first:end] = _attend(q[first:end], kv, work, row, start, window, scale, softcap)
 
 
 def _attend(
@@ -191,13 +210,15 @@ def _attend(
     row: int,
     start: int,
     window: int | None,
+    scale: float | None,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Attend with the queries of one row, at positions start, start + 1, ...; return like q."""
     num_blocks = -(-int(work.seq_lens[row]) // kv.shape[3])
     at = int(work.block_starts[row])
     blocks = work.blocks[at : at + num_blocks].tolist()
     wide = kv[:, None].to(q.dtype)
-    return attention.prefill_attention(q, wide, 0, blocks, start, window)
+    return attention.prefill_attention(q, wide, 0, blocks, start, window, scale, softcap)
 
 
 # ---- LoRA on arena tiles ----

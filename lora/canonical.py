@@ -47,13 +47,16 @@ class CanonicalWeights:
         self._data = np.memmap(path, np.uint8, "r")
         self.invocation_tokens = self._adapter.invocation_tokens
 
-    def delta(self, module: str) -> ModuleDelta | None:
-        """The update of a module such as "model.layers.0.self_attn.q_proj", or None without one."""
+    def delta(self, module: str, outputs: slice = slice(None)) -> ModuleDelta | None:
+        """The update of a module such as "model.layers.0.self_attn.q_proj", or None without one.
+
+        outputs: those of the module's outputs to return the update of.
+        """
         effect = self._adapter.modules.get(module)
         if effect is None:
             return None
         a, b = (self._read(self._adapter.tensors[name]) for name in lora_names(module))
-        return ModuleDelta(a, b, effect.scale)
+        return ModuleDelta(a, b[outputs], effect.scale)
 
     def _read(self, info: TensorInfo) -> _Stored:
         return self._data[info.start : info.end].view(_NUMPY[info.dtype]).reshape(info.shape)

@@ -45,6 +45,10 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "
 CUT_BY_INPUTS = (3, 6)
 """Indices into PROJECTIONS of those whose results are summed over all shards."""
 
+FUSED = {"qkv_proj": (0, 1, 2), "gate_up_proj": (4, 5)}
+"""Names under which some models have several projections as one module, with the outputs side by
+side; the numbers are indices into PROJECTIONS. In the arena they are separate."""
+
 Place = tuple[int, int]
 """Place in tile tables: (layer, index into PROJECTIONS), or that of a chunk of an end."""
 

@@ -7,7 +7,7 @@ no more memory than a small one. The module does without torch, since the fetche
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kernels.tiles import RANK_ROWS
 from lora.errors import AdapterError
-from lora.layout import CUT_BY_INPUTS, PROJECTIONS, Layout, Place, Tile
+from lora.layout import CUT_BY_INPUTS, FUSED, PROJECTIONS, Layout, Place, Tile
 from lora.packed import MAX_HEADER_BYTES, PackedForm, PackedHeader
 from lora.shard import Shard
 from registry.errors import InvalidAdapter
@@ -33,7 +33,7 @@ _Bytes = npt.NDArray[np.uint8]
 _Matrix = npt.NDArray[np.generic]
 """Values in float32, float16, or uint16 for the bits of bfloat16."""
 
-_MLP = ("gate_proj", "up_proj", "down_proj")
+_MLP = ("gate_proj", "up_proj", "gate_up_proj", "down_proj")
 
 # numpy has no bfloat16, so its bits are handled as uint16.
 _F16, _BF16, _F32 = np.dtype("<f2"), np.dtype("<u2"), np.dtype("<f4")
@@ -106,6 +106,7 @@ _Modules = Mapping[Place, _Module]
 def _modules(adapter: CanonicalAdapter, data: _Bytes, layout: Layout) -> _Modules:
     """The adapter's modules by place. data: the file's bytes, mapped.
 
+    A fused module counts as its projections: each has all of A, and its own outputs of B.
     Raises AdapterError("incompatible") if a module or its shape does not match the base model.
     """
     places = _places(layout)
@@ -114,9 +115,14 @@ def _modules(adapter: CanonicalAdapter, data: _Bytes, layout: Layout) -> _Module
     for name, effect in adapter.modules.items():
         a, b = (_matrix(data, adapter.tensors[tensor]) for tensor in lora_names(name))
         module = _Module(name, effect.scale, a, b.T)
-        if name in places:
-            _check_shape(module, layout.shape.features(places[name][1]), effect.rank)
-            modules[places[name]] = module
+        if name in places and not any(place in modules for place in places[name]):
+            num_inputs, num_outputs = zip(
+                *(layout.shape.features(projection) for _, projection in places[name]), strict=True
+            )
+            _check_shape(module, (num_inputs[0], sum(num_outputs)), effect.rank)
+            ends = accumulate(num_outputs)
+            for place, width, end in zip(places[name], num_outputs, ends, strict=True):
+                modules[place] = replace(module, b=module.b[:, end - width : end])
         elif name == HEAD and vocab_size:
             _check_shape(module, (hidden, vocab_size), effect.rank)
             for place, tokens in zip(layout.head_places, layout.chunks, strict=True):
@@ -143,12 +149,15 @@ def _check_shape(module: _Module, features: tuple[int, int], rank: int) -> None:
         )
 
 
-def _places(layout: Layout) -> dict[str, Place]:
-    """Places of all projections by name."""
+def _places(layout: Layout) -> dict[str, list[Place]]:
+    """Layer and projection of every module name; several projections if the module is fused."""
+    names = {name: (p,) for p, name in enumerate(PROJECTIONS)} | FUSED
     return {
-        f"model.layers.{layer}.{'mlp' if name in _MLP else 'self_attn'}.{name}": (layer, p)
+        f"model.layers.{layer}.{'mlp' if name in _MLP else 'self_attn'}.{name}": [
+            (layer, p) for p in projections
+        ]
         for layer in range(layout.shape.num_layers)
-        for p, name in enumerate(PROJECTIONS)
+        for name, projections in names.items()
     }
 
 

@@ -9,7 +9,16 @@ ARCHITECTURES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "GraniteForCausalLM": "granite",
+    "Olmo2ForCausalLM": "olmo2",
+    "Phi3ForCausalLM": "phi3",
+    "Gemma2ForCausalLM": "gemma2",
+    "Gemma3ForCausalLM": "gemma3_text",
 }
+
+FUSED_ARCHITECTURES = frozenset({"Phi3ForCausalLM"})
+"""Architectures that have q, k and v as one module, and gate and up as one, in checkpoints and in
+adapters."""
 
 
 def served_architecture(config: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from registry.architecture import refusal, served_architecture
+from registry.architecture import FUSED_ARCHITECTURES, refusal, served_architecture
 from registry.base_tensor import BaseTensor, digest_of
 from registry.errors import InvalidAdapter, UnsupportedBaseModel
 from registry.peft_format import EMBEDDING, HEAD, Header, read_header, read_tensor_chunks
@@ -18,6 +18,8 @@ from registry.strict_json import parse_object
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_FUSED_ATTENTION_PROJECTIONS = ("qkv_proj", "o_proj")
+_FUSED_MLP_PROJECTIONS = ("gate_up_proj", "down_proj")
 
 # safetensors' own limit; a base model of 100 layers needs about 100 kB.
 MAX_HEADER_BYTES = 100_000_000
@@ -28,7 +30,8 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _EMBEDDING, _HEAD = f"{EMBEDDING}.weight", f"{HEAD}.weight"
 _SERVED = re.compile(
-    r"(model\.layers\.\d+\.(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj))"
+    r"(model\.layers\.\d+\."
+    r"(?:self_attn\.(?:[qkvo]|qkv)_proj|mlp\.(?:gate|up|gate_up|down)_proj))"
     r"\.(weight|weight_packed|qweight)"
 )
 
@@ -162,10 +165,13 @@ def _expected_modules(path: Path, config: dict[str, Any]) -> Iterator[str]:
     num_layers = config.get("num_hidden_layers")
     if type(num_layers) is not int or num_layers < 1:
         raise UnsupportedBaseModel(path=path, reason=f"{_CONFIG} has no num_hidden_layers")
+    is_fused = served_architecture(config) in FUSED_ARCHITECTURES
+    of_attention = _FUSED_ATTENTION_PROJECTIONS if is_fused else ATTENTION_PROJECTIONS
+    of_mlp = _FUSED_MLP_PROJECTIONS if is_fused else MLP_PROJECTIONS
     for layer in range(num_layers):
-        for projection in ATTENTION_PROJECTIONS:
+        for projection in of_attention:
             yield f"model.layers.{layer}.self_attn.{projection}"
-        for projection in MLP_PROJECTIONS:
+        for projection in of_mlp:
             yield f"model.layers.{layer}.mlp.{projection}"
 
 

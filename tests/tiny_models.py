@@ -30,6 +30,38 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GEMMA2 = {
+    "query_pre_attn_scalar": 24,
+    "attn_logit_softcapping": 4.0,
+    "final_logit_softcapping": 6.0,
+    "sliding_window": 24,
+}
+GEMMA3: dict[str, Any] = {
+    "query_pre_attn_scalar": 24,
+    "final_logit_softcapping": None,
+    "sliding_window": 24,
+    "sliding_window_pattern": 2,
+    "rope": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        "full_attention": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+    },
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.7, 2.0, 2.5],
+    "long_factor": [1.0, 1.5, 2.5, 4.0, 8.0, 16.0],
+}
+PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
+PHI3: dict[str, Any] = {"rope": {**LONGROPE}, "original_max_position_embeddings": 256}
+OLMO2 = {"attention_bias": True}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.2,
+    "logits_scaling": 1.7,
+}
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -122,7 +154,7 @@ def save_adapter(model_dir: Path, folder: Path, seed: int, **config: Any) -> Pat
     """Write a PEFT adapter with random A and B, large enough to change the model's output."""
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    options = {"r": 8, "lora_alpha": 16, "target_modules": ALL_TARGETS} | config
+    options = {"r": 8, "lora_alpha": 16, "target_modules": _linear_modules(model)} | config
     peft_model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
     for name, parameter in peft_model.named_parameters():
         if "lora_" in name:
@@ -130,6 +162,12 @@ def save_adapter(model_dir: Path, folder: Path, seed: int, **config: Any) -> Pat
     peft_model.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)
     return folder
+
+
+def _linear_modules(model: torch.nn.Module) -> list[str]:
+    """Names of the model's projections, without the head."""
+    linear = [name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+    return sorted({name.rpartition(".")[2] for name in linear} - {"lm_head"})
 
 
 def canonical_bytes(adapter_dir: Path, base: BaseModel) -> bytes:

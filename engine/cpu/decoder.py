@@ -1,4 +1,4 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3, with LoRA beside every matrix."""
+"""The decoder of every model family, with LoRA beside every matrix."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,12 +8,13 @@ import torch
 from engine.cpu.inputs import ForwardInputs
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
+from engine.models.layer_norms import LayerNorms
 from engine.models.rounding import NO_ROUNDING, WeightRounding
 from engine.ranks import Ranks
 from kernels.cpu.embedding_lora import EmbeddingLoRA
 from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
 from kernels.cpu.work import AdapterRuns
-from kernels.elementwise import is_finite
+from kernels.elementwise import is_finite, soft_cap_
 from kernels.quantized import Weight, concatenated, form_of
 from kernels.work import HeadNorms, Site
 from lora.layout import CUT_BY_INPUTS, Layout, ModelShape
@@ -33,16 +34,21 @@ class _Product:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Parts of a layer, in the order in which a token passes them."""
+    """Parts of a layer, in the order in which a token passes them.
 
-    input_norm: torch.Tensor
+    joint_norms: norms of q and of k that go over all heads together.   head_norms: norms of each
+    head.   A family has one of them, or neither.
+    """
+
+    norms: LayerNorms[torch.Tensor]
     qkv: _Product
+    joint_norms: tuple[torch.Tensor, torch.Tensor] | None
     head_norms: HeadNorms | None
     o: _Product
-    post_norm: torch.Tensor
     gate_up: _Product
     down: _Product
     window: int | None
+    rope: int
 
 
 class Decoder:
@@ -78,23 +84,24 @@ class Decoder:
         self.embed = kernels.embedding(checkpoint.embedding, tied_head)
         self._head_sites = list(head_sites(layout)) if layout else []
         self._embedding_lora = _embedding_lora(layout) if layout and layout.chunks else None
+        self._embedding_scale = config.embedding_scale(checkpoint.embedding.dtype)
         self.norm = checkpoint.norm
         self.layers = [self._place(i, layer) for i, layer in enumerate(checkpoint.layers())]
         self.weight_bytes = checkpoint.num_bytes
 
     def _place(self, index: int, layer: LayerWeights) -> _Layer:
-        norms = None
-        if layer.q_norm is not None and layer.k_norm is not None:
-            norms = HeadNorms(layer.q_norm, layer.k_norm, self.config.rms_norm_eps)
+        qk_norms, eps = layer.qk_norms, self.config.rms_norm_eps
+        is_joint = self.config.qk_norms == "projections"
         return _Layer(
-            input_norm=layer.input_norm,
+            norms=layer.norms,
             qkv=self._fuse(index, layer, _QKV),
-            head_norms=norms,
+            joint_norms=qk_norms if is_joint else None,
+            head_norms=HeadNorms(*qk_norms, eps) if qk_norms and not is_joint else None,
             o=self._fuse(index, layer, _O),
-            post_norm=layer.post_norm,
             gate_up=self._fuse(index, layer, _GATE_UP),
             down=self._fuse(index, layer, _DOWN),
             window=layer.window,
+            rope=self.config.ropes.numbers[index],
         )
 
     def _fuse(self, index: int, layer: LayerWeights, projections: tuple[int, ...]) -> _Product:
@@ -128,20 +135,31 @@ class Decoder:
         if runs.tile_tables:
             for tokens, site in self._head_sites:
                 self.kernels.add_lora(logits[:, tokens.start : tokens.stop], x, site, runs)
+        if (cap := self.config.soft_caps.logits) is not None:
+            soft_cap_(logits, cap)
         return logits
 
     def hidden(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Same as `forward`, with the inputs of the head, [rows, hidden], in place of logits."""
-        kernels, work, eps = self.kernels, inputs.work, self.config.rms_norm_eps
+        kernels, work = self.kernels, inputs.work
         residual = self.embed(inputs.input_ids)
         if self._embedding_lora is not None and inputs.embedding_adapters.tile_tables:
             self._embedding_lora.add(residual, inputs.input_ids, inputs.embedding_adapters)
-        x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
-        next_norms = [*(layer.input_norm for layer in self.layers[1:]), self.norm]
+        if self._embedding_scale != 1.0:
+            residual *= self._embedding_scale
+        first_norm = self.layers[0].norms.before_attention
+        x = residual
+        if first_norm is not None:
+            x = kernels.rms_norm(residual, first_norm, self.config.stream_eps)
+        next_norms = [*(layer.norms.before_attention for layer in self.layers[1:]), self.norm]
         runs, wanted = work.adapters, inputs.logits_indices
         for index, (layer, next_norm) in enumerate(zip(self.layers, next_norms, strict=True)):
             qkv = self._project(layer.qkv, x, runs)
-            attended = kernels.attention(qkv, index, work, layer.head_norms, layer.window)
+            if layer.joint_norms is not None:
+                self._norm_jointly(qkv, layer.joint_norms)
+            attended = kernels.attention(
+                qkv, index, work, layer.head_norms, layer.window, layer.rope
+            )
             if layer is self.layers[-1]:
                 # A NaN never leaves the residual stream, so checking it here covers all layers.
                 finite = self._on_all_ranks(is_finite(residual) & is_finite(attended))
@@ -149,11 +167,42 @@ class Decoder:
                 attended, residual = attended[wanted], residual[wanted]
                 runs = inputs.wanted_adapters
             delta = self._project(layer.o, attended, runs)
-            x = kernels.add_rms_norm(residual, delta, layer.post_norm, eps)
-            activated = kernels.silu_mul(self._project(layer.gate_up, x, runs))
-            delta = self._project(layer.down, activated, runs)
-            x = kernels.add_rms_norm(residual, delta, next_norm, eps)
+            x = self._add(residual, delta, layer.norms.after_attention, layer.norms.before_mlp)
+            gate_up = self._project(layer.gate_up, x, runs)
+            delta = self._project(layer.down, self._activate(gate_up), runs)
+            x = self._add(residual, delta, layer.norms.after_mlp, next_norm)
         return x, finite
+
+    def _norm_jointly(self, qkv: torch.Tensor, norms: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Norm q over all its heads, and k, in place.   norms: their weights."""
+        start = 0
+        for weight in norms:
+            part = qkv[:, start : start + len(weight)]
+            eps = self.config.rms_norm_eps
+            part.copy_(self.kernels.rms_norm(part.contiguous(), weight, eps))
+            start += len(weight)
+
+    def _activate(self, gate_up: torch.Tensor) -> torch.Tensor:
+        if self.config.activation == "gelu_tanh":
+            return self.kernels.gelu_mul(gate_up)
+        return self.kernels.silu_mul(gate_up)
+
+    def _add(
+        self,
+        residual: torch.Tensor,
+        delta: torch.Tensor,
+        after: torch.Tensor | None,
+        before_next: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Add to the residual stream, in place; return what the next part reads from it.
+
+        after: norm of what is added.   before_next: norm of what the next part reads.
+        """
+        if after is not None:
+            delta = self.kernels.rms_norm(delta, after, self.config.rms_norm_eps)
+        if before_next is None:
+            return residual.add_(delta)
+        return self.kernels.add_rms_norm(residual, delta, before_next, self.config.stream_eps)
 
     def _project(self, product: _Product, x: torch.Tensor, runs: AdapterRuns) -> torch.Tensor:
         """A product and what adapters add to it, summed over ranks if it is cut by inputs."""
@@ -182,7 +231,8 @@ def attention_shape(
     config: DecoderConfig, block_size: int, max_model_len: int, dtype: torch.dtype
 ) -> AttentionShape:
     shape: ModelShape = config.shape
-    cos, sin = config.rope.tables(max_model_len)
+    tables = [rope.tables(max_model_len) for rope in config.ropes.different]
+    cos, sin = (torch.stack(table) for table in zip(*tables, strict=True))
     return AttentionShape(
         num_heads=shape.num_heads,
         num_kv_heads=shape.num_kv_heads,
@@ -190,4 +240,6 @@ def attention_shape(
         block_size=block_size,
         cos=cos.to(dtype),
         sin=sin.to(dtype),
+        scale=config.multipliers.attention,
+        softcap=config.soft_caps.attention,
     )

@@ -52,7 +52,7 @@ def check_kernels(
     rounding: of the weights of the trial's projections.
     """
     trial = _Trial(config, shape, rounding)
-    n = min(_TOKENS, len(shape.cos)) - 1
+    n = min(_TOKENS, shape.cos.shape[1]) - 1
     # With 65, one token of a chunk has a tile of 64 keys for itself.
     early, late = n // 12, min(65, n * 4 // 5)
     among_others: list[list[_Part]] = [
@@ -89,6 +89,8 @@ class _Trial:
             vocab_size=_VOCABULARY,
             tie_word_embeddings=False,
             windows=(_WINDOW if any(config.windows) else None,),
+            # The last rope: kernels that know only the first do not pass.
+            ropes=replace(config.ropes, numbers=(len(config.ropes.different) - 1,)),
         )
         itemsize = shape.cos.itemsize
         self.layout = Layout(self.config.shape, itemsize, shape.block_size, itemsize)
@@ -152,12 +154,11 @@ class _Trial:
             "model.embed_tokens.weight": self._randn(_VOCABULARY, shape.hidden_size),
             "lm_head.weight": self._randn(_VOCABULARY, shape.hidden_size),
             "model.norm.weight": self._randn(shape.hidden_size),
-            f"{layer}.input_layernorm.weight": self._randn(shape.hidden_size),
-            f"{layer}.post_attention_layernorm.weight": self._randn(shape.hidden_size),
         }
-        if self.config.has_head_norms:
-            for name in ("q_norm", "k_norm"):
-                weights[f"{layer}.self_attn.{name}.weight"] = self._randn(shape.head_dim)
+        for name in self.config.norms:
+            weights[f"{layer}.{name}.weight"] = self._randn(shape.hidden_size)
+        for name, size in zip("qk", self.config.qk_norm_sizes or (), strict=False):
+            weights[f"{layer}.self_attn.{name}_norm.weight"] = self._randn(size)
         for projection, (name, bias) in enumerate(
             zip(PROJECTIONS, self.config.biases, strict=True)
         ):

@@ -18,8 +18,10 @@ from engine.gpu.kernels import Kernels
 from engine.gpu.linear import Linear, Linears, Quantization
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
+from engine.models.layer_norms import LayerNorms
 from engine.models.rounding import NO_ROUNDING, WeightRounding
 from engine.ranks import Ranks
+from kernels.elementwise import soft_cap_
 from kernels.quantized import Weight
 from kernels.work import Delta, HeadNorms
 from lora.device import Device
@@ -40,16 +42,21 @@ def _at_once(work: Callable[[], None]) -> Callable[[], None]:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Parts of a layer, in the order in which a token passes them."""
+    """Parts of a layer, in the order in which a token passes them.
 
-    input_norm: torch.Tensor
+    joint_norms: norms of q and of k that go over all heads together.   head_norms: norms of each
+    head.   A family has one of them, or neither.
+    """
+
+    norms: LayerNorms[torch.Tensor]
     qkv: Linear
+    joint_norms: tuple[torch.Tensor, torch.Tensor] | None
     head_norms: HeadNorms | None
     o: Linear
-    post_norm: torch.Tensor
     gate_up: Linear
     down: Linear
     window: int | None
+    rope: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +114,11 @@ class GpuDecoder:
             is_shared = checkpoint.lm_head is checkpoint.embedding
             head = self.embedding if is_shared else checkpoint.lm_head.to(there)
             self.lm_head = self._linears.make(head)
-        self.layers = [self._place(layer) for layer in checkpoint.layers()]
+        self._embedding_scale = config.embedding_scale(self.embedding.dtype)
+        self.layers = [self._place(i, layer) for i, layer in enumerate(checkpoint.layers())]
         self.norm = checkpoint.norm.to(there)
-        self.cos, self.sin = (table.to(there) for table in config.rope.tables(max_model_len))
+        tables = [rope.tables(max_model_len) for rope in config.ropes.different]
+        self._turns = [(cos.to(there), sin.to(there)) for cos, sin in tables]
         self.weight_bytes = checkpoint.num_bytes
 
     @property
@@ -117,7 +126,7 @@ class GpuDecoder:
         """Whether this is the first rank, which alone has logits."""
         return self.shard.index == 0
 
-    def _place(self, layer: LayerWeights) -> _Layer:
+    def _place(self, index: int, layer: LayerWeights) -> _Layer:
         there = self.device.torch_device
 
         def of(projections: tuple[int, ...]) -> Linear:
@@ -126,19 +135,20 @@ class GpuDecoder:
                 [layer.biases[p] for p in projections],
             )
 
-        norms = None
-        if layer.q_norm is not None and layer.k_norm is not None:
-            eps = self.config.rms_norm_eps
-            norms = HeadNorms(layer.q_norm.to(there), layer.k_norm.to(there), eps)
+        qk_norms, eps = None, self.config.rms_norm_eps
+        if layer.qk_norms is not None:
+            qk_norms = layer.qk_norms[0].to(there), layer.qk_norms[1].to(there)
+        is_joint = self.config.qk_norms == "projections"
         return _Layer(
-            input_norm=layer.input_norm.to(there),
+            norms=layer.norms.map(lambda norm: norm.to(there)),
             qkv=of(_QKV),
-            head_norms=norms,
+            joint_norms=qk_norms if is_joint else None,
+            head_norms=HeadNorms(*qk_norms, eps) if qk_norms and not is_joint else None,
             o=of(_O),
-            post_norm=layer.post_norm.to(there),
             gate_up=of(_GATE_UP),
             down=of(_DOWN),
             window=layer.window,
+            rope=self.config.ropes.numbers[index],
         )
 
     def run(self, inputs: StepInputs, kv: torch.Tensor, out: StepOutputs) -> torch.Tensor:
@@ -147,25 +157,30 @@ class GpuDecoder:
         Result: the inputs of the head, [T, hidden].
         kv: [slabs, layers, 2, kv heads, block_size, head_dim], this rank's heads.
         """
-        kernels, eps = self.kernels, self.config.rms_norm_eps
+        kernels, eps = self.kernels, self.config.stream_eps
         finite = out.finite[: len(inputs.input_ids)].fill_(1)
         residual = kernels.embed(self.embedding, inputs.input_ids, inputs.sources, out.tokens)
-        x = kernels.rms_norm(residual, self.layers[0].input_norm, eps)
-        next_norms = [layer.input_norm for layer in self.layers[1:]]
+        if self._embedding_scale != 1.0:
+            residual *= self._embedding_scale
+        first_norm = self.layers[0].norms.before_attention
+        x = residual if first_norm is None else kernels.rms_norm(residual, first_norm, eps)
+        next_norms = [*(layer.norms.before_attention for layer in self.layers[1:]), self.norm]
         for index, layer in enumerate(self.layers):
             x = self._attention(index, layer, x, inputs, kv[:, index], finite)
-            x = kernels.add_rms_norm(residual, x, layer.post_norm, eps)
+            x = self._add(residual, x, layer.norms.after_attention, layer.norms.before_mlp)
             x = self._mlp(index, layer, x, inputs)
-            if index < len(next_norms):
-                x = kernels.add_rms_norm(residual, x, next_norms[index], eps)
-        # A NaN never leaves the residual stream, so checking the last one covers all layers.
-        x = kernels.add_rms_norm(residual, x, self.norm, eps, finite)
+            # A NaN never leaves the residual stream, so checking the last one covers all layers.
+            checked = finite if layer is self.layers[-1] else None
+            x = self._add(residual, x, layer.norms.after_mlp, next_norms[index], checked)
         if self.ranks is not None:
             # Flags are combined, since only a rank itself sees the keys and values of its heads.
             self.ranks.all_reduce(finite)
             finite.floor_divide_(self.shard.size)
         if self.lm_head is not None:
-            out.logits[: len(inputs.logits_indices)] = self.lm_head(x[inputs.logits_indices])
+            logits = out.logits[: len(inputs.logits_indices)]
+            logits.copy_(self.lm_head(x[inputs.logits_indices]))
+            if self.config.soft_caps.logits is not None:
+                soft_cap_(logits, self.config.soft_caps.logits)
         return x
 
     def _attention(
@@ -178,22 +193,57 @@ class GpuDecoder:
         finite: torch.Tensor,
     ) -> torch.Tensor:
         kernels, shape = self.kernels, self._shape
-        delta = self._shrink(x, inputs, index, _QKV)
+        shrunk = self._shrink(x, inputs, index, _QKV)
         qkv = layer.qkv(x)
-        positions = self.cos, self.sin, inputs.positions
-        kernels.rope_store_kv(qkv, kv, *positions, inputs.slots, finite, layer.head_norms, delta())
+        delta = shrunk()
+        if layer.joint_norms is not None:
+            if delta is not None:
+                kernels.expand(qkv, delta)
+            self._norm_jointly(qkv, layer.joint_norms)
+            delta = None
+        positions = *self._turns[layer.rope], inputs.positions
+        kernels.rope_store_kv(qkv, kv, *positions, inputs.slots, finite, layer.head_norms, delta)
         q = qkv.view(len(x), -1, shape.head_dim)[:, : shape.num_heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        kernels.decode_attention(out, q, kv, inputs.attention, layer.window)
-        kernels.prefill_attention(out, q, kv, inputs.attention, layer.window)
+        sight = layer.window, self.config.multipliers.attention, self.config.soft_caps.attention
+        kernels.decode_attention(out, q, kv, inputs.attention, *sight)
+        kernels.prefill_attention(out, q, kv, inputs.attention, *sight)
         return self._project(layer.o, out.flatten(1), inputs, index, _O)
+
+    def _norm_jointly(self, qkv: torch.Tensor, norms: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Norm q over all its heads, and k, in place.   norms: their weights."""
+        start = 0
+        for weight in norms:
+            part = qkv[:, start : start + len(weight)]
+            part.copy_(self.kernels.rms_norm(part, weight, self.config.rms_norm_eps))
+            start += len(weight)
+
+    def _add(
+        self,
+        residual: torch.Tensor,
+        delta: torch.Tensor,
+        after: torch.Tensor | None,
+        before_next: torch.Tensor | None,
+        finite: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Add to the residual stream, in place; return what the next part reads from it.
+
+        after: norm of what is added.   before_next: norm of what the next part reads.
+        finite: flags of the stream, if it is the last one, which always has a norm.
+        """
+        kernels, config = self.kernels, self.config
+        if after is not None:
+            delta = kernels.rms_norm(delta, after, config.rms_norm_eps)
+        if before_next is None:
+            return residual.add_(delta)
+        return kernels.add_rms_norm(residual, delta, before_next, config.stream_eps, finite)
 
     def _mlp(self, index: int, layer: _Layer, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
         delta = self._shrink(x, inputs, index, _GATE_UP)
         gate_up = layer.gate_up(x)
-        return self._project(
-            layer.down, self.kernels.silu_mul(gate_up, delta()), inputs, index, _DOWN
-        )
+        is_gelu = self.config.activation == "gelu_tanh"
+        activate = self.kernels.gelu_mul if is_gelu else self.kernels.silu_mul
+        return self._project(layer.down, activate(gate_up, delta()), inputs, index, _DOWN)
 
     def _project(
         self,

@@ -61,6 +61,8 @@ class Kernels(Protocol):
         kv: torch.Tensor,
         work: AttentionWork,
         window: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
         /,
     ) -> None: ...
 
@@ -71,6 +73,8 @@ class Kernels(Protocol):
         kv: torch.Tensor,
         work: AttentionWork,
         window: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
         /,
     ) -> None: ...
 
@@ -79,6 +83,8 @@ class Kernels(Protocol):
     ) -> int: ...
 
     def silu_mul(self, gate_up: torch.Tensor, delta: Delta | None = None, /) -> torch.Tensor: ...
+
+    def gelu_mul(self, gate_up: torch.Tensor, delta: Delta | None = None, /) -> torch.Tensor: ...
 
     def shrink(self, x: torch.Tensor, work: LoRAWork, site: Site, /) -> Delta: ...
 

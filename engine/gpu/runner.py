@@ -287,8 +287,8 @@ class GpuRunner:
     def _score(self, scoring: ScoringInputs, ints: torch.Tensor, x: torch.Tensor) -> None:
         if (head := self.model.lm_head) is not None:
             there, finite = self._prompt_logprobs, self.out.finite
-            vocab_size = self.model.config.vocab_size
-            score(x, head, vocab_size, ints, scoring.told.depth, there, finite)
+            vocab_size, softcap = self.model.config.vocab_size, self.model.config.soft_caps.logits
+            score(x, head, vocab_size, ints, scoring.told.depth, there, finite, softcap)
 
     def _transfer(self, is_out: bool, ids: torch.Tensor) -> None:
         """Copy blocks to or from the swap space. ids: [2, n], blocks and their slots."""

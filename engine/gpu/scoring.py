@@ -9,6 +9,7 @@ import torch
 from engine.gpu.linear import Linear
 from engine.gpu.sampler import Logprobs, Told, tell
 from engine.scoring import ScoredTokens, chunks
+from kernels.elementwise import soft_cap_
 
 LOGITS_BYTES = 64 << 20
 """The size of the float32 logits that are held at once. The head's weights are read once for each
@@ -41,15 +42,18 @@ def score(
     depth: int,
     logprobs: Logprobs,
     finite: torch.Tensor,
+    softcap: float | None = None,
 ) -> None:
     """Write the scored tokens' logprobs, and 0 into `finite` at each position with bad logits.
 
     x: [T, hidden], of all tokens.   ints: `tokens`, on the device.
-    finite: [T] int32.
+    finite: [T] int32.   softcap: bound of the logits, see `kernels.elementwise.soft_cap_`.
     """
     indices, token_ids = ints.view(2, -1)
     for part in chunks(len(indices), vocab_size, LOGITS_BYTES):
         own = indices[part]
         logits = head(x[own]).float()
+        if softcap is not None:
+            soft_cap_(logits, softcap)
         finite.index_put_((own,), finite[own] * logits.isfinite().all(dim=-1))
         tell(logits.log_softmax(dim=-1), token_ids[part], depth, logprobs.behind(part.start, depth))

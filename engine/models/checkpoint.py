@@ -8,6 +8,7 @@ import torch
 
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
+from engine.models.layer_norms import LayerNorms
 from engine.models.rounding import NO_ROUNDING, WeightRounding
 from kernels.quantized import Weight
 from lora.layout import PROJECTIONS
@@ -32,15 +33,14 @@ def projection_name(layer: int, projection: int) -> str:
 class LayerWeights:
     """Tensors of a layer.
 
-    input_norm, post_norm: [hidden].   q_norm, k_norm: [head_dim].
+    qk_norms: norms of q and of k, [head_dim] each, or [heads * head_dim] where they go over all
+    heads; None without norms.
     projections: [out, in], rounded or as stored, biases: [out], as in PROJECTIONS.
     window: see DecoderConfig.
     """
 
-    input_norm: torch.Tensor
-    post_norm: torch.Tensor
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
+    norms: LayerNorms[torch.Tensor]
+    qk_norms: tuple[torch.Tensor, torch.Tensor] | None
     projections: tuple[Weight, ...]
     biases: tuple[torch.Tensor | None, ...]
     window: int | None
@@ -49,6 +49,7 @@ class LayerWeights:
 class Checkpoint:
     """Weights by name, each taken once; one left over is an error, as it would change the answer.
 
+    norm: [hidden], of the last layer's output; its weights include the factor of the logits.
     rounding: how projections and the head are rounded as they are taken.
     num_bytes: size of what was taken so far.
     Raises UnsupportedModel when a tensor is missing, has another shape, or has no place in the
@@ -67,7 +68,10 @@ class Checkpoint:
         self._weights = weights
         self._left = set(weights)
         self.embedding = self._take("model.embed_tokens.weight", *self._vocabulary)
-        self.norm = self._take("model.norm.weight", config.shape.hidden_size)
+        self.norm = self._take_norm("model.norm", config.shape.hidden_size)
+        if config.multipliers.logits != 1.0:
+            # Products of 16-bit weights and the factor need not be 16-bit numbers.
+            self.norm = self.norm.float() * config.multipliers.logits
 
     @cached_property
     def lm_head(self) -> Weight:
@@ -94,10 +98,10 @@ class Checkpoint:
         shape, prefix = self.config.shape, f"model.layers.{index}"
         features = [shape.features(projection) for projection in range(len(PROJECTIONS))]
         return LayerWeights(
-            input_norm=self._take(f"{prefix}.input_layernorm.weight", shape.hidden_size),
-            post_norm=self._take(f"{prefix}.post_attention_layernorm.weight", shape.hidden_size),
-            q_norm=self._take_head_norm(f"{prefix}.self_attn.q_norm.weight"),
-            k_norm=self._take_head_norm(f"{prefix}.self_attn.k_norm.weight"),
+            norms=self.config.norms.map(
+                lambda name: self._take_norm(f"{prefix}.{name}", shape.hidden_size)
+            ),
+            qk_norms=self._take_qk_norms(f"{prefix}.self_attn"),
             projections=tuple(
                 self._take_projection(f"{prefix}.{module}.weight", out_features, in_features)
                 for module, (in_features, out_features) in zip(_MODULES, features, strict=True)
@@ -111,10 +115,19 @@ class Checkpoint:
             window=self.config.windows[index],
         )
 
-    def _take_head_norm(self, name: str) -> torch.Tensor | None:
-        if not self.config.has_head_norms:
+    def _take_qk_norms(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        sizes = self.config.qk_norm_sizes
+        if sizes is None:
             return None
-        return self._take(name, self.config.shape.head_dim)
+        q, k = (
+            self._take_norm(f"{prefix}.{name}_norm", size)
+            for name, size in zip(("q", "k"), sizes, strict=True)
+        )
+        return q, k
+
+    def _take_norm(self, module: str, size: int) -> torch.Tensor:
+        weight = self._take(f"{module}.weight", size)
+        return weight.float() + self.config.norm_offset if self.config.has_wide_norms else weight
 
     def _take_projection(self, name: str, *shape: int) -> Weight:
         weight = self.rounding.of_projection(self._take_weight(name, *shape))

@@ -2,25 +2,35 @@
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from engine.errors import UnsupportedModel
 from engine.models.config_json import ConfigJson
-from engine.models.rope import Rope
+from engine.models.family import (
+    FAMILIES,
+    Activation,
+    Family,
+    Multipliers,
+    QkNorms,
+    Ropes,
+    SoftCaps,
+)
+from engine.models.layer_norms import LayerNorms
 from lora.layout import ModelShape
 from registry.architecture import refusal, served_architecture
-
-# Defaults of transformers for what config.json leaves out.
-_DEFAULT_WINDOW = 4096
-_DEFAULT_MAX_WINDOW_LAYERS = 28
-_DEFAULT_QWEN3_HEAD_DIM = 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderConfig:
-    """Configuration of a Llama, Mistral, Qwen2 or Qwen3.
+    """Configuration of a model of any family: what differs between families is data here.
 
     windows: by layer, how many positions a token sees, including its own; None if it sees all.
     biases: which projections have one, as in PROJECTIONS.
-    has_head_norms: whether every head of q and k has an RMSNorm.
+    norms: names of a layer's norms.   qk_norms, has_wide_norms, norm_offset: see Family.
+
+    The decoders keep the residual stream divided by the residual multiplier m: a layer computes
+    y + f(norm(y)) in place of x + m * f(norm(x)), with x = m * y. So m costs nothing, and also
+    multiplies what adapters add. A norm of y equals that of x if its eps is divided by m * m.
     """
 
     shape: ModelShape
@@ -28,10 +38,42 @@ class DecoderConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     tie_word_embeddings: bool
-    rope: Rope
+    ropes: Ropes
     windows: tuple[int | None, ...]
     biases: tuple[bool, ...]
-    has_head_norms: bool
+    norms: LayerNorms[str]
+    qk_norms: QkNorms | None
+    has_wide_norms: bool
+    norm_offset: float
+    activation: Activation
+    multipliers: Multipliers
+    soft_caps: SoftCaps
+
+    @property
+    def longest_of_ropes(self) -> int | None:
+        """Length of the longest sequence that all ropes hold for; None without a limit."""
+        return min((r.longest for r in self.ropes.different if r.longest is not None), default=None)
+
+    @property
+    def qk_norm_sizes(self) -> tuple[int, int] | None:
+        """Numbers of features that the norms of q and of k go over; None without norms."""
+        shape = self.shape
+        if self.qk_norms is None:
+            return None
+        if self.qk_norms == "heads":
+            return shape.head_dim, shape.head_dim
+        return shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+
+    @property
+    def stream_eps(self) -> float:
+        """The eps of norms of the residual stream, as the decoders keep it."""
+        return self.rms_norm_eps / self.multipliers.residual**2
+
+    def embedding_scale(self, dtype: torch.dtype) -> float:
+        """The factor from an embedding to the residual stream, as the decoders keep it."""
+        # Models were trained with a multiplier that is rounded to the embedding's dtype.
+        multiplier = torch.tensor(self.multipliers.embedding, dtype=dtype).item()
+        return multiplier / self.multipliers.residual
 
     @property
     def sliding_window(self) -> int | None:
@@ -39,11 +81,24 @@ class DecoderConfig:
         windows = [window for window in self.windows if window is not None]
         return max(windows) if len(windows) == len(self.windows) else None
 
+    def at_length(self, max_model_len: int) -> "DecoderConfig":
+        """Configuration of a server whose sequences have at most this length; see Rope.at_length.
+
+        Raises UnsupportedModel.
+        """
+        ropes = tuple(rope.at_length(max_model_len) for rope in self.ropes.different)
+        return replace(self, ropes=replace(self.ropes, different=ropes))
+
     def shard(self, num_shards: int) -> "DecoderConfig":
         """Configuration of the part that one of `num_shards` ranks computes.
 
         Raises UnsupportedModel if the model cannot be cut into equal parts.
         """
+        if self.qk_norms == "projections" and num_shards > 1:
+            raise UnsupportedModel(
+                f"tensor_parallel_size {num_shards} is not served for this architecture: the norms "
+                "of q and k go over the heads of all ranks; take 1"
+            )
         parts = {
             "num_key_value_heads": self.shape.num_kv_heads,
             "num_attention_heads": self.shape.num_heads,
@@ -63,34 +118,37 @@ class DecoderConfig:
         architecture = served_architecture(config)
         if architecture is None:
             raise UnsupportedModel(refusal(config))
-        if config.get("hidden_act", "silu") != "silu":
-            raise UnsupportedModel(f"hidden_act {config['hidden_act']} is not served")
         try:
-            return cls._of(architecture, config)
+            return cls._of(FAMILIES[architecture], config)
         except KeyError as missing:
             raise UnsupportedModel(f"config.json has no {missing}") from None
 
     @classmethod
-    def _of(cls, architecture: str, config: ConfigJson) -> "DecoderConfig":
-        shape = _shape(architecture, config)
+    def _of(cls, family: Family, config: ConfigJson) -> "DecoderConfig":
+        family.check(config)
+        shape = _shape(family, config)
         return cls(
             shape=shape,
             vocab_size=config["vocab_size"],
             max_position_embeddings=config["max_position_embeddings"],
-            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            rope=Rope.parse(config, shape.head_dim),
-            windows=_windows(architecture, config),
-            biases=_biases(architecture, config),
-            has_head_norms=architecture == "Qwen3ForCausalLM",
+            rms_norm_eps=config.get("rms_norm_eps", family.rms_norm_eps),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", family.is_tied)),
+            ropes=family.ropes(config, shape.head_dim, family.rope),
+            windows=family.windows(config),
+            biases=_biases(family, config),
+            norms=family.norms,
+            qk_norms=family.qk_norms,
+            has_wide_norms=family.has_wide_norms,
+            norm_offset=family.norm_offset,
+            activation=family.activation(config),
+            multipliers=family.multipliers(config),
+            soft_caps=family.soft_caps(config),
         )
 
 
-def _shape(architecture: str, config: ConfigJson) -> ModelShape:
+def _shape(family: Family, config: ConfigJson) -> ModelShape:
     heads = config["num_attention_heads"]
-    head_dim = config.get("head_dim")
-    if head_dim is None and architecture == "Qwen3ForCausalLM":
-        head_dim = _DEFAULT_QWEN3_HEAD_DIM
+    head_dim = config.get("head_dim") or family.head_dim
     return ModelShape(
         num_layers=config["num_hidden_layers"],
         hidden_size=config["hidden_size"],
@@ -101,34 +159,8 @@ def _shape(architecture: str, config: ConfigJson) -> ModelShape:
     )
 
 
-def _windows(architecture: str, config: ConfigJson) -> tuple[int | None, ...]:
-    num_layers: int = config["num_hidden_layers"]
-    window: int | None = config.get("sliding_window", _DEFAULT_WINDOW)
-    if architecture == "LlamaForCausalLM":
-        return (None,) * num_layers
-    if architecture == "MistralForCausalLM":
-        return (window,) * num_layers
-    window = window if config.get("use_sliding_window") else None
-    windows = tuple(window if slides else None for slides in _sliding_layers(config))
-    if len(windows) != num_layers:
-        raise UnsupportedModel(f"layer_types names {len(windows)} layers of {num_layers}")
-    return windows
-
-
-def _sliding_layers(config: ConfigJson) -> list[bool]:
-    """Whether each layer of a Qwen has a sliding window, if the model uses one at all."""
-    types = config.get("layer_types")
-    if types is None:
-        first = config.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
-        return [layer >= first for layer in range(config["num_hidden_layers"])]
-    if other := set(types) - {"full_attention", "sliding_attention"}:
-        raise UnsupportedModel(f"layer_types {sorted(other)} are not served")
-    return [kind == "sliding_attention" for kind in types]
-
-
-def _biases(architecture: str, config: ConfigJson) -> tuple[bool, ...]:
-    reads_config = architecture in ("LlamaForCausalLM", "Qwen3ForCausalLM")
-    attention = reads_config and bool(config.get("attention_bias"))
-    mlp = architecture == "LlamaForCausalLM" and bool(config.get("mlp_bias"))
-    qkv = attention or architecture == "Qwen2ForCausalLM"
+def _biases(family: Family, config: ConfigJson) -> tuple[bool, ...]:
+    attention = family.reads_attention_bias and bool(config.get("attention_bias"))
+    mlp = family.reads_mlp_bias and bool(config.get("mlp_bias"))
+    qkv = attention or family.has_qkv_bias
     return (qkv, qkv, qkv, attention, mlp, mlp, mlp)

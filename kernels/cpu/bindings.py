@@ -16,6 +16,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
     "pack_int4": (_P, _P, _I, _I),
     "rms_norm": (_P, _P, _P, _P, _F, _I, _I, ctypes.c_int),
     "silu_mul": (_P, _P, _I, _I, ctypes.c_int),
+    "gelu_mul": (_P, _P, _I, _I, ctypes.c_int),
     "rope_store": (_P, _P, _P, _P, _F, _P, _P, _P, _P, _I, ctypes.c_int),
     "attend": (_P, _P, _P, _P, _P, _P, _P, _P, _P, _I, _I, ctypes.c_int),
     "add_lora": (_P, ctypes.c_int),

@@ -22,8 +22,10 @@ Embedding = Callable[[torch.Tensor], torch.Tensor]
 class AttentionShape:
     """Shape of a model's attention, which is the same in all layers.
 
-    cos, sin: [positions, head_dim / 2], in the dtype of the hidden states.
-    block_size: tokens of a KV block.
+    cos, sin: [ropes, positions, dim / 2], in the dtype of the hidden states; the first `dim`
+    features of a head are rotated.
+    block_size: tokens of a KV block.   scale: factor of the products of queries and keys; None for
+    1 / sqrt(head_dim).   softcap: bound of the scores, see `kernels.elementwise.soft_cap_`.
     """
 
     num_heads: int
@@ -32,6 +34,8 @@ class AttentionShape:
     block_size: int
     cos: torch.Tensor
     sin: torch.Tensor
+    scale: float | None = None
+    softcap: float | None = None
 
 
 class CpuKernels(Protocol):
@@ -67,12 +71,14 @@ class CpuKernels(Protocol):
         work: StepWork,
         norms: HeadNorms | None = None,
         window: int | None = None,
+        rope: int = 0,
     ) -> torch.Tensor:
         """Compute attended values from projections: head norms, rotary embedding, KV writes,
         attention.
 
         qkv: [T, (heads + 2 * kv heads) * head_dim], which may be overwritten.   window: how many
-        positions a token sees, including its own; None for all.   Result: [T, heads * head_dim].
+        positions a token sees, including its own; None for all.   rope: the layer's among those of
+        the shape.   Result: [T, heads * head_dim].
         For a token whose keys or values are not finite, zeros go to the cache and the result is
         NaN. A stored NaN would spoil the results of every later owner of the block even under a
         mask, since 0 * NaN is NaN.
@@ -81,6 +87,10 @@ class CpuKernels(Protocol):
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up.   gate_up: [T, 2 * intermediate], side by side."""
+        ...
+
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """gelu(gate) * up, like silu_mul, with the approximation of gelu by tanh."""
         ...
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:

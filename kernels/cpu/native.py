@@ -1,6 +1,7 @@
 """The operations in C, see `csrc`. A row's bits do not depend on the rest of the batch."""
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 
@@ -26,7 +27,10 @@ class _Shape(ctypes.Structure):
         ("block_size", ctypes.c_int64),
         ("cos", ctypes.c_void_p),
         ("sin", ctypes.c_void_p),
+        ("half", ctypes.c_int64),
         ("slab", ctypes.c_int64),
+        ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
     )
 
 
@@ -98,6 +102,7 @@ class NativeKernels:
         work: StepWork,
         norms: HeadNorms | None = None,
         window: int | None = None,
+        rope: int = 0,
     ) -> torch.Tensor:
         shape, num_tokens = self.shape, qkv.shape[0]
         layer_size = 2 * shape.num_kv_heads * shape.head_dim * shape.block_size
@@ -105,7 +110,8 @@ class NativeKernels:
         about = ctypes.byref(
             _Shape(
                 shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size,
-                self._cos.data_ptr(), self._sin.data_ptr(), work.kv.stride(0),
+                self._cos[rope].data_ptr(), self._sin[rope].data_ptr(), self._cos.shape[2],
+                work.kv.stride(0), shape.scale or 0.0, shape.softcap or 0.0,
             )
         )  # fmt: skip
         finite = torch.empty(num_tokens, dtype=torch.uint8)
@@ -134,15 +140,21 @@ class NativeKernels:
             work.block_starts.data_ptr(),
             work.blocks.data_ptr(),
             len(work.seq_lens),
-            window or len(self._cos),
+            window or self._cos.shape[1],
             self.threads,
         )
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._gate(self._library.silu_mul, gate_up)
+
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._gate(self._library.gelu_mul, gate_up)
+
+    def _gate(self, function: Callable[..., None], gate_up: torch.Tensor) -> torch.Tensor:
         rows, width = gate_up.shape
         y = torch.empty(rows, width // 2)
-        self._library.silu_mul(gate_up.data_ptr(), y.data_ptr(), rows, width // 2, self.threads)
+        function(gate_up.data_ptr(), y.data_ptr(), rows, width // 2, self.threads)
         return y
 
     def _addresses(self, runs: AdapterRuns) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from kernels.cpu.interface import AttentionShape, Embedding, Linear
 from kernels.cpu.jit.attention import attend, scratch_size
 from kernels.cpu.jit.blocks import Heads
 from kernels.cpu.jit.rope import rope_store
-from kernels.cpu.jit.rows import add_lora, rms_norm, silu_mul
+from kernels.cpu.jit.rows import add_lora, gated_product, rms_norm
 from kernels.cpu.jit.vector import LANES
 from kernels.cpu.linear import MakeLinear
 from kernels.cpu.work import AdapterRuns, StepWork
@@ -75,6 +75,7 @@ class NumbaKernels:
         work: StepWork,
         norms: HeadNorms | None = None,
         window: int | None = None,
+        rope: int = 0,
     ) -> torch.Tensor:
         shape, heads = self.shape, self._heads(work.kv.stride(0))
         layer_size = 2 * shape.num_kv_heads * shape.head_dim * shape.block_size
@@ -83,24 +84,32 @@ class NumbaKernels:
         q_norm, k_norm = (norms.q.data_ptr(), norms.k.data_ptr()) if norms else (0, 0)
         self._share(
             _ROWS, rope_store, len(qkv),
-            heads, qkv.data_ptr(), q_norm, k_norm, self._cos.data_ptr(), self._sin.data_ptr(),
-            work.positions.data_ptr(), work.slots.data_ptr(), kv, finite.data_ptr(),
-            norms.eps if norms else 0.0,
+            heads, qkv.data_ptr(), q_norm, k_norm,
+            self._cos[rope].data_ptr(), self._sin[rope].data_ptr(), self._cos.shape[2],
+            work.positions.data_ptr(), work.slots.data_ptr(), kv,
+            finite.data_ptr(), norms.eps if norms else 0.0, shape.scale or shape.head_dim**-0.5,
         )  # fmt: skip
         out = torch.empty(len(qkv), shape.num_heads * shape.head_dim)
         tiles = self._tiles_of(work)
         self._share(
             _ITEMS, attend, len(tiles),
             heads, tiles.data_ptr(), work.blocks.data_ptr(), qkv.data_ptr(), out.data_ptr(),
-            finite.data_ptr(), kv, window or len(self._cos),
-            self._scratch.data_ptr(), self._scratch.shape[1],
+            finite.data_ptr(), kv, window or self._cos.shape[1],
+            self._scratch.data_ptr(), self._scratch.shape[1], shape.softcap or 0.0,
         )  # fmt: skip
         return out
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._gate(gate_up, is_gelu=0)
+
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._gate(gate_up, is_gelu=1)
+
+    def _gate(self, gate_up: torch.Tensor, is_gelu: int) -> torch.Tensor:
         rows, width = gate_up.shape
         y = torch.empty(rows, width // 2)
-        self._share(_ROWS, silu_mul, rows, gate_up.data_ptr(), y.data_ptr(), width // 2)
+        addresses = gate_up.data_ptr(), y.data_ptr()
+        self._share(_ROWS, gated_product, rows, *addresses, width // 2, is_gelu)
         return y
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:

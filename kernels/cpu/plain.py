@@ -1,5 +1,6 @@
 """The operations in plain torch: the reference for the other kernels, and the last fallback."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from kernels.cpu.interface import AttentionShape, Embedding, Linear
 from kernels.cpu.linear import MakeLinear, plain
 from kernels.cpu.tile_views import TileViews
 from kernels.cpu.work import AdapterRuns, StepWork
-from kernels.elementwise import apply_rope, rms_norm, silu_mul
+from kernels.elementwise import apply_rope, gelu_mul, rms_norm, silu_mul
 from kernels.lora import add_lora, add_lora_by_tiles
 from kernels.work import HeadNorms, Site
 
@@ -21,6 +22,9 @@ _DECODE_GROUP = 8
 Groups of 8 are the best pure-torch variant of those tried: 157 ms against 247 unsorted (135M shape,
 32 rows, one thread).
 """
+
+
+_GELU_FACTOR, _GELU_CUBIC = 2 * (2 / math.pi) ** 0.5, 0.044715
 
 
 class PlainKernels:
@@ -61,6 +65,7 @@ class PlainKernels:
         work: StepWork,
         norms: HeadNorms | None = None,
         window: int | None = None,
+        rope: int = 0,
     ) -> torch.Tensor:
         shape, kv = self.shape, self._kv(work)
         num_q, num_kv = shape.num_heads, shape.num_kv_heads
@@ -69,17 +74,19 @@ class PlainKernels:
         if norms is not None:
             q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
         plan = self._plan(work)
-        q, k = apply_rope(q, plan.cos, plan.sin), apply_rope(k, plan.cos, plan.sin)
+        turn = plan.cos[rope], plan.sin[rope]
+        q, k = apply_rope(q, *turn), apply_rope(k, *turn)
+        scores = window, shape.scale, shape.softcap
         stored = store_kv(kv, layer, k, v, work.slots)
         out = torch.empty_like(q)
         for group in plan.decodes:
             out[group.tokens] = self._attention.decode_attention(
-                q[group.tokens], kv, layer, group.blocks, group.seq_lens, window
+                q[group.tokens], kv, layer, group.blocks, group.seq_lens, *scores
             )
         for chunk in plan.prefills:
             tokens = slice(chunk.first, chunk.end)
             out[tokens] = self._attention.prefill_attention(
-                q[tokens], kv, layer, chunk.blocks, chunk.start, window
+                q[tokens], kv, layer, chunk.blocks, chunk.start, *scores
             )
         return out.flatten(1).masked_fill_(~stored[:, None], torch.nan)
 
@@ -88,6 +95,14 @@ class PlainKernels:
         # torch's silu uses another exp for the elements after the last whole vector, and which
         # ones these are depends on the numbers of rows and threads. torch.exp has no such case.
         return gate / (1 + torch.exp(-gate)) * up if self.is_invariant else silu_mul(gate, up)
+
+    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=1)
+        if not self.is_invariant:
+            return gelu_mul(gate, up)
+        # (1 + tanh(x)) / 2 is 1 / (1 + exp(-2 x)); why not torch's own function: see silu_mul.
+        z = _GELU_FACTOR * gate * (1 + _GELU_CUBIC * gate * gate)
+        return gate / (1 + torch.exp(-z)) * up
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:
         outputs = y.split(site.out_features, dim=1)
@@ -133,7 +148,7 @@ class _Prefill:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Data that all layers of a step share.   cos, sin: [T, head_dim / 2], of the step's tokens."""
+    """Data that all layers of a step share.   cos, sin: [ropes, T, dim / 2], of its tokens."""
 
     decodes: list[_Decodes]
     prefills: list[_Prefill]
@@ -153,7 +168,7 @@ class _Plan:
         decodes = sorted((row for row in rows if row.end - row.first == 1), key=lambda r: r.start)
         groups = [decodes[i : i + _DECODE_GROUP] for i in range(0, len(decodes), _DECODE_GROUP)]
         prefills = [row for row in rows if row.end - row.first > 1]
-        cos, sin = shape.cos[work.positions], shape.sin[work.positions]
+        cos, sin = shape.cos[:, work.positions], shape.sin[:, work.positions]
         return cls([_group(rows) for rows in groups], prefills, cos, sin)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from kernels.attention import gather
+from kernels.elementwise import soft_cap_
 
 KEY_TILE = 64
 """Positions of a tile, or of a block if that has more; 32 and 128 take as long (100 to 400
@@ -31,6 +32,8 @@ def decode_attention(
     blocks: torch.Tensor,
     seq_lens: torch.Tensor,
     window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     """Attend like `kernels.attention`.   seq_lens: must rise."""
     rows, heads, dim = q.shape
@@ -44,7 +47,8 @@ def decode_attention(
 
     grouped = q.reshape(rows * kv_heads, heads // kv_heads, dim)
     positions = (seq_lens - 1).repeat_interleave(kv_heads)
-    return _attend(grouped, fetch, positions, size * block_size, window).view(rows, heads, dim)
+    out = _attend(grouped, fetch, positions, size * block_size, window, scale, softcap)
+    return out.view(rows, heads, dim)
 
 
 def prefill_attention(
@@ -54,6 +58,8 @@ def prefill_attention(
     blocks: Sequence[int],
     start: int,
     window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> torch.Tensor:
     length, heads, dim = q.shape
     size, table = _whole_tiles(torch.tensor([blocks]), kv.shape[4])
@@ -70,7 +76,10 @@ def prefill_attention(
         return fetch
 
     grouped = q.unflatten(1, (kv.shape[3], -1)).unbind(1)
-    parts = [_attend(g, fetch_of(h), positions, tile, window) for h, g in enumerate(grouped)]
+    parts = [
+        _attend(group, fetch_of(head), positions, tile, window, scale, softcap)
+        for head, group in enumerate(grouped)
+    ]
     return torch.stack(parts, dim=1).view(length, heads, dim)
 
 
@@ -85,13 +94,19 @@ def _whole_tiles(blocks: torch.Tensor, block_size: int) -> tuple[int, torch.Tens
 
 
 def _attend(
-    q: torch.Tensor, fetch: _Fetch, positions: torch.Tensor, tile: int, window: int | None
+    q: torch.Tensor,
+    fetch: _Fetch,
+    positions: torch.Tensor,
+    tile: int,
+    window: int | None,
+    scale: float | None,
+    softcap: float | None,
 ) -> torch.Tensor:
     """Attended values, like q.
 
     q: [N, M, dim], M heads of a token.   positions: [N], rising.   tile: positions of a tile.
     """
-    q = q * q.shape[2] ** -0.5
+    q = q * (scale or q.shape[2] ** -0.5)
     out = torch.zeros_like(q)
     total = q.new_zeros(*q.shape[:2], 1)
     highest = torch.full_like(total, torch.finfo(q.dtype).min)
@@ -102,6 +117,8 @@ def _attend(
     for number, first in zip(numbers, firsts, strict=True):
         keys, values = fetch(number, first)
         scores = _multiply(q[first:], keys.transpose(1, 2))
+        if softcap is not None:
+            soft_cap_(scores, softcap)
         hidden = _hidden(number * tile, tile, positions[first:], window)
         scores.masked_fill_(hidden[:, None], -torch.inf)
         higher = torch.maximum(highest[first:], scores.amax(dim=2, keepdim=True))

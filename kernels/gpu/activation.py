@@ -1,4 +1,4 @@
-"""The gated activation, with the LoRA expand of its inputs. Reference: `kernels.reference`."""
+"""The gated activations, with the LoRA expand of its inputs. Reference: `kernels.reference`."""
 
 import torch
 import triton
@@ -23,26 +23,32 @@ _WARPS = 4
 
 
 @triton.jit
-def _gated(gate, up):
-    return gate / (1.0 + tl.exp(-gate)) * up
+def _gated(gate, up, GELU: tl.constexpr):
+    z = gate
+    if GELU:  # by tanh: (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 u))
+        z = 1.5957691216057308 * gate * (1.0 + 0.044715 * gate * gate)
+    return gate / (1.0 + tl.exp(-z)) * up
 
 
 @triton.jit
-def _silu_mul(out, gate_up, row_stride, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr):
+def _gated_product(
+    out, gate_up, row_stride, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr, GELU: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = columns < WIDTH
     at = gate_up + token * row_stride + columns
     gate = tl.load(at, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(at + WIDTH, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out + token * WIDTH + columns, _gated(gate, up).to(out.dtype.element_ty), mask=mask)
+    product = _gated(gate, up, GELU)
+    tl.store(out + token * WIDTH + columns, product.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(
     do_not_specialize=["num_tokens", "line"],
     do_not_specialize_on_alignment=["counts"],
 )
-def _silu_mul_expand(
+def _gated_product_expand(
     out,
     gate_up,
     planes,
@@ -59,6 +65,7 @@ def _silu_mul_expand(
     BLOCK_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    GELU: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
     TILES: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
@@ -110,7 +117,7 @@ def _silu_mul_expand(
             UPCAST,
         )
         target = out + rows[:, None] * WIDTH + columns[None, :]
-        tl.store(target, _gated(gate, up).to(out.dtype.element_ty), mask=mask)
+        tl.store(target, _gated(gate, up, GELU).to(out.dtype.element_ty), mask=mask)
 
 
 def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
@@ -121,14 +128,25 @@ def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
     columns of gate and of up). Bound by bytes: gate_up's, the result's, and B's for every block of
     tokens. Reference: `kernels.reference`.
     """
+    return _gate(gate_up, delta, is_gelu=False)
+
+
+def gelu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
+    """gelu(gate) * up, like silu_mul, with the approximation of gelu by tanh."""
+    return _gate(gate_up, delta, is_gelu=True)
+
+
+def _gate(gate_up: torch.Tensor, delta: Delta | None, is_gelu: bool) -> torch.Tensor:
     num_tokens, width = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty((num_tokens, width))
     if delta is None:
         grid = (num_tokens, triton.cdiv(width, _PLAIN_COLUMNS))
-        _silu_mul[grid](out, gate_up, gate_up.stride(0), WIDTH=width, BLOCK_N=_PLAIN_COLUMNS)
+        _gated_product[grid](
+            out, gate_up, gate_up.stride(0), WIDTH=width, BLOCK_N=_PLAIN_COLUMNS, GELU=is_gelu
+        )
         return out
     work, site = delta.work, delta.site
-    _silu_mul_expand[(num_fused_programs(gate_up.device, work.block_rows),)](
+    _gated_product_expand[(num_fused_programs(gate_up.device, work.block_rows),)](
         out,
         gate_up,
         delta.planes,
@@ -145,6 +163,7 @@ def silu_mul(gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
         BLOCK_ROWS=work.block_rows,
         ROWS=min(work.block_rows, TILE_ROWS),
         BLOCK_N=_COLUMNS,
+        GELU=is_gelu,
         UPCAST=launch.INTERPRETED,
         num_warps=_WARPS,
     )

@@ -5,14 +5,12 @@ them. Splits and tiles of keys begin at absolute positions, so that a row's resu
 on other rows.
 """
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 
 from kernels.gpu import launch
-from kernels.gpu.online_softmax import Tiles, fold
+from kernels.gpu.online_softmax import Tiles, fold, score_factors
 from kernels.work import SPLIT_KEYS, AttentionWork
 
 _INDICES = ["query_starts", "seq_lens", "block_starts", "blocks", "items", "num_items", "ranges"]
@@ -59,6 +57,7 @@ def _decode_kernel(
     q_head_stride,
     slab_stride,
     scale,
+    inner,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -66,6 +65,7 @@ def _decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     SPLIT: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     UPCAST: tl.constexpr,
@@ -93,10 +93,10 @@ def _decode_kernel(
             tl.full((ROWS,), float("-inf"), tl.float32),
             tl.zeros((ROWS,), tl.float32),
             query, tl.zeros((ROWS,), tl.int32) + (length - 1),
-            kv, blocks + tl.load(block_starts + row), slab_stride, head, scale,
+            kv, blocks + tl.load(block_starts + row), slab_stride, head, scale, inner,
             tl.maximum(split * SPLIT, begin // KEYS * KEYS),
             tl.minimum(split * SPLIT + SPLIT, length), begin,
-            KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, True, False, False, UPCAST,
+            KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, CAPPED, True, False, False, UPCAST,
         )
         # fmt: on
         # A split that sees no key has no weight: its lse is -inf, its mean 0 and not NaN.
@@ -154,11 +154,14 @@ def decode_attention(
     kv: torch.Tensor,
     work: AttentionWork,
     window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> None:
-    """out[t] = softmax(q[t] K^T / sqrt(head_dim)) V for rows of one token; see `kernels.reference`.
+    """out[t] = softmax(scale * q[t] K^T) V for rows of one token; see `kernels.reference`.
 
     out, q: [T, heads, head_dim], strided.   kv: one layer's [slabs, 2, kv heads, block_size,
-    head_dim], strided by slab, in q's dtype or e4m3.
+    head_dim], strided by slab, in q's dtype or e4m3.   scale: None for 1 / sqrt(head_dim).
+    softcap: bound c of the scores x, which become c * tanh(x / c).
     Persistent over (item, kv head); a second kernel, with a program per (row, head), combines a
     row's splits. Both are launched for each part of the items; the parts share the memory of the
     partial sums. Bound by the bytes of K and V.
@@ -168,6 +171,7 @@ def decode_attention(
     _, _, kv_heads, block_size, _ = kv.shape
     if capacity == 0:
         return
+    factor, inner, is_capped = score_factors(dim, scale, softcap)
     assert kv[0].is_contiguous()
     assert q.stride(2) == out.stride(2) == 1
     tiles = _decode_tiles(dim, heads // kv_heads, q.dtype, kv.dtype, q.device)
@@ -188,7 +192,8 @@ def decode_attention(
             q.stride(0),
             q.stride(1),
             kv.stride(0),
-            dim**-0.5 * math.log2(math.e),
+            factor,
+            inner,
             KV_HEADS=kv_heads,
             GROUP=heads // kv_heads,
             DIM=dim,
@@ -196,6 +201,7 @@ def decode_attention(
             BLOCK_SIZE=block_size,
             SPLIT=SPLIT_KEYS,
             WINDOW=window or 0,
+            CAPPED=is_capped,
             ROWS=tiles.rows,
             KEYS=tiles.keys,
             UPCAST=launch.INTERPRETED,

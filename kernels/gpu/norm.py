@@ -34,7 +34,7 @@ def _rms_norm_kernel(
         is_bad = tl.max((~(tl.abs(wide) < float("inf"))).to(tl.int32), 0) > 0
         tl.store(finite + token, 0, mask=is_bad)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / DIM + eps)
-    scaled = (wide * scale).to(value.dtype).to(tl.float32)
+    scaled = (wide * scale).to(weight.dtype.element_ty).to(tl.float32)
     factor = tl.load(weight + columns, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + token * DIM + columns, (factor * scaled).to(out.dtype.element_ty), mask=mask)
 

@@ -2,6 +2,7 @@
 base 2, over tiles of keys of paged KV.
 """
 
+import math
 from dataclasses import dataclass
 
 import triton
@@ -23,6 +24,20 @@ class Tiles:
     stages: int
     transposed: bool = False
     programs: int = 1
+
+
+def score_factors(
+    head_dim: int, scale: float | None, softcap: float | None
+) -> tuple[float, float, bool]:
+    """(scale, inner, CAPPED) of `fold`: how products of q and k become scores in base 2.
+
+    They are multiplied by `scale`. If they have a bound, tanh(x) comes before that, computed as
+    1 - 2 / (2^(inner * x) + 1), and `scale` is the bound.
+    """
+    factor = (scale or head_dim**-0.5) * math.log2(math.e)
+    if softcap is None:
+        return factor, 0.0, False
+    return softcap * math.log2(math.e), 2 * factor / softcap, True
 
 
 @triton.jit
@@ -71,6 +86,7 @@ def fold(
     slab_stride,
     head,
     scale,
+    inner,
     first,
     end,
     begin,
@@ -80,6 +96,7 @@ def fold(
     BLOCK_SIZE: tl.constexpr,
     KEYS: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
     MASKED: tl.constexpr,
     TRANSPOSED: tl.constexpr,
     SHARED_CAST: tl.constexpr,
@@ -88,6 +105,7 @@ def fold(
     """(acc, top, total), the state of an online softmax of q's rows, after keys of [first, end).
 
     positions: those of q's rows.   begin: positions before it are not read.
+    scale, inner, CAPPED: see `score_factors`.
     MASKED: some rows do not see some keys. Without it the masks, a third of a tile's instructions,
     are left out.   TRANSPOSED: acc is [dim, rows], a sum of V^T P^T.
     SHARED_CAST: K and V are cast a tile ahead, and handed to the next iteration. If they were cast
@@ -125,6 +143,8 @@ def fold(
             k = k.to(q.dtype)
             v = v.to(q.dtype)
         scores = _dot(q, tl.trans(k), None, UPCAST)
+        if CAPPED:
+            scores = 1.0 - 2.0 / (tl.math.exp2(scores * inner) + 1.0)
         if MASKED:
             visible = live[None, :] & (keys[None, :] <= positions[:, None])
             if WINDOW > 0:

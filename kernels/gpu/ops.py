@@ -1,6 +1,6 @@
 """Functions that a model calls on a GPU: every kernel, under its name in `kernels.reference`."""
 
-from kernels.gpu.activation import silu_mul
+from kernels.gpu.activation import gelu_mul, silu_mul
 from kernels.gpu.decode_attention import decode_attention
 from kernels.gpu.embedding import embed
 from kernels.gpu.fp8 import quantize_fp8
@@ -19,6 +19,7 @@ __all__ = [
     "decode_attention",
     "embed",
     "expand",
+    "gelu_mul",
     "multiply_quantized",
     "prefill_attention",
     "prefill_queries",

@@ -5,14 +5,12 @@ them. Tiles of keys begin at absolute positions, so that a row's result does not
 rows.
 """
 
-import math
-
 import torch
 import triton
 import triton.language as tl
 
 from kernels.gpu import launch
-from kernels.gpu.online_softmax import Tiles, fold
+from kernels.gpu.online_softmax import Tiles, fold, score_factors
 from kernels.work import AttentionWork
 
 _INDICES = ["query_starts", "seq_lens", "block_starts", "blocks", "items", "num_items"]
@@ -66,6 +64,7 @@ def _prefill_kernel(
     q_head_stride,
     slab_stride,
     scale,
+    inner,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
@@ -73,6 +72,7 @@ def _prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     QUERIES: tl.constexpr,
     WINDOW: tl.constexpr,
+    CAPPED: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     TRANSPOSED: tl.constexpr,
@@ -120,19 +120,22 @@ def _prefill_kernel(
         begin = tl.maximum(lowest - WINDOW + 1, 0)
         whole = tl.minimum(tl.cdiv(tl.maximum(stop - WINDOW, 0), KEYS) * KEYS, full)
         acc, top, total = fold(
-            acc, top, total, query, positions, kv, blocks, slab_stride, head, scale,
+            acc, top, total, query, positions, kv, blocks, slab_stride, head, scale, inner,
             begin // KEYS * KEYS, whole, begin,
-            KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, True, TRANSPOSED, CAST, UPCAST,
+            KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, CAPPED, True,
+            TRANSPOSED, CAST, UPCAST,
         )
     acc, top, total = fold(
-        acc, top, total, query, positions, kv, blocks, slab_stride, head, scale,
+        acc, top, total, query, positions, kv, blocks, slab_stride, head, scale, inner,
         whole, full, begin,
-        KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, False, TRANSPOSED, CAST, UPCAST,
+        KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, CAPPED, False,
+        TRANSPOSED, CAST, UPCAST,
     )
     acc, top, total = fold(
-        acc, top, total, query, positions, kv, blocks, slab_stride, head, scale,
+        acc, top, total, query, positions, kv, blocks, slab_stride, head, scale, inner,
         full, stop, begin,
-        KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, True, TRANSPOSED, CAST, UPCAST,
+        KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, CAPPED, True,
+        TRANSPOSED, CAST, UPCAST,
     )
     # fmt: on
     # Rows without a query may have seen no key.
@@ -148,8 +151,10 @@ def prefill_attention(
     kv: torch.Tensor,
     work: AttentionWork,
     window: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> None:
-    """out[t] = softmax(q[t] K^T / sqrt(head_dim)) V over the positions up to t's, for rows of more
+    """out[t] = softmax(scale * q[t] K^T) V over the positions up to t's, for rows of more
     than one token; see `kernels.reference`.
 
     Shapes as for decodes.   Grid: (items, kv heads); programs of invalid items return at once.
@@ -159,6 +164,7 @@ def prefill_attention(
     _, _, kv_heads, block_size, _ = kv.shape
     if capacity == 0:
         return
+    factor, inner, is_capped = score_factors(dim, scale, softcap)
     assert kv[0].is_contiguous()
     assert q.stride(2) == out.stride(2) == 1
     tiles = _prefill_tiles(dim, q.dtype, kv.dtype, q.device)
@@ -178,7 +184,8 @@ def prefill_attention(
         q.stride(0),
         q.stride(1),
         kv.stride(0),
-        dim**-0.5 * math.log2(math.e),
+        factor,
+        inner,
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
         DIM=dim,
@@ -186,6 +193,7 @@ def prefill_attention(
         BLOCK_SIZE=block_size,
         QUERIES=work.prefill_queries,
         WINDOW=window or 0,
+        CAPPED=is_capped,
         ROWS=tiles.rows,
         KEYS=tiles.keys,
         TRANSPOSED=tiles.transposed,

@@ -49,8 +49,8 @@ def _expanded_head(
     column,
     out_columns,
     half_mask,
+    gap,
     out_features,
-    HALF_DIM: tl.constexpr,
     B_START: tl.constexpr,
     NUM_PLANES: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -67,7 +67,7 @@ def _expanded_head(
         at = arena + offsets[:, None] + out_columns[None, :]
         b_mask = rank_mask[:, None] & half_mask[None, :]
         b_low = tl.load(at, mask=b_mask, other=0.0)
-        b_high = tl.load(at + HALF_DIM, mask=b_mask, other=0.0)
+        b_high = tl.load(at + gap, mask=b_mask, other=0.0)
         h_mask = row_mask[:, None] & rank_mask[None, :]
         first = column + pair * _PAIR_ROWS
         h = load_planes(planes, num_tokens, rows, first, h_mask, NUM_PLANES, COLUMNS)
@@ -80,21 +80,22 @@ def _expanded_head(
 
 
 @triton.jit
-def _normed(low, high, weight, half, half_mask, eps, like, HALF_DIM: tl.constexpr):
+def _normed(low, high, weight, columns, half_mask, gap, eps, like, HALF_DIM: tl.constexpr):
     """RMSNorm of a head's halves, rounded before and after the weight."""
     squares = tl.sum(low * low, axis=1) + tl.sum(high * high, axis=1)
     scale = tl.rsqrt(squares / (2 * HALF_DIM) + eps)[:, None]
-    w_low = tl.load(weight + half, mask=half_mask, other=0.0).to(tl.float32)
-    w_high = tl.load(weight + HALF_DIM + half, mask=half_mask, other=0.0).to(tl.float32)
-    low = _rounded(_rounded(low * scale, like) * w_low[None, :], like)
-    high = _rounded(_rounded(high * scale, like) * w_high[None, :], like)
+    w_low = tl.load(weight + columns, mask=half_mask, other=0.0).to(tl.float32)
+    w_high = tl.load(weight + columns + gap, mask=half_mask, other=0.0).to(tl.float32)
+    low = _rounded(_rounded(low * scale, weight) * w_low[None, :], like)
+    high = _rounded(_rounded(high * scale, weight) * w_high[None, :], like)
     return low, high
 
 
 @triton.jit
-def _rotated(low, high, cos, sin, position, half, mask, like, HALF_DIM: tl.constexpr):
-    at = position.to(tl.int64)[:, None] * HALF_DIM + half[None, :]
-    c = tl.load(cos + at, mask=mask, other=0.0)
+def _rotated(low, high, cos, sin, position, half, mask, like, ROTARY_HALF: tl.constexpr):
+    at = position.to(tl.int64)[:, None] * ROTARY_HALF + half[None, :]
+    mask = mask & (half < ROTARY_HALF)[None, :]
+    c = tl.load(cos + at, mask=mask, other=1.0)
     s = tl.load(sin + at, mask=mask, other=0.0)
     return _rounded(low * c - high * s, like), _rounded(high * c + low * s, like)
 
@@ -116,12 +117,12 @@ def _store_head(
     high,
     rows,
     row_mask,
-    half,
+    columns,
     half_mask,
+    gap,
     head_offset,
     slab_stride,
     token_stride,
-    HALF_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
     """Store a head of k or v in its tokens' slots; set `finite` to 0 for tokens that are not."""
@@ -132,10 +133,10 @@ def _store_head(
     tl.store(finite + rows, tl.zeros(rows.shape, tl.int32), mask=is_bad & row_mask)
     slot = tl.load(slots + rows, mask=row_mask, other=-1).to(tl.int64)
     offset = slot // BLOCK_SIZE * slab_stride + slot % BLOCK_SIZE * token_stride + head_offset
-    offsets = offset[:, None] + half[None, :]
+    offsets = offset[:, None] + columns[None, :]
     mask = (slot >= 0)[:, None] & half_mask[None, :]
     _store_kv(kv, offsets, low, low_finite, mask)
-    _store_kv(kv, offsets + HALF_DIM, high, high_finite, mask)
+    _store_kv(kv, offsets + gap, high, high_finite, mask)
 
 
 @triton.jit(
@@ -167,6 +168,7 @@ def _rope_store_kv(
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ROTARY_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     HAS_NORMS: tl.constexpr,
     HAS_DELTA: tl.constexpr,
@@ -194,11 +196,19 @@ def _rope_store_kv(
         rows, row_mask = first + row, row < count
         half = tl.arange(0, BLOCK_HALF)
         half_mask = half < HALF_DIM
+        # A head has two halves, `gap` columns apart, that are rotated with each other. If only a
+        # part of the head is rotated, each half ends with a half of the rest.
+        if ROTARY_HALF == HALF_DIM:
+            columns = half
+            gap = HALF_DIM
+        else:
+            columns = half + tl.where(half < ROTARY_HALF, 0, ROTARY_HALF)
+            gap = tl.where(half < ROTARY_HALF, ROTARY_HALF, HALF_DIM - ROTARY_HALF)
         mask = row_mask[:, None] & half_mask[None, :]
-        at = qkv + rows[:, None] * qkv_stride + (head * HEAD_DIM + half)[None, :]
+        at = qkv + rows[:, None] * qkv_stride + (head * HEAD_DIM + columns)[None, :]
         # These loads are issued before an adapter is looked up.
         low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        high = tl.load(at + HALF_DIM, mask=mask, other=0.0).to(tl.float32)
+        high = tl.load(at + gap, mask=mask, other=0.0).to(tl.float32)
         position = tl.load(positions + rows, mask=row_mask, other=0)
         # 0 for a head of q, 1 of k, 2 of v.
         kind = (head >= Q_HEADS).to(tl.int32) + (head >= Q_HEADS + KV_HEADS).to(tl.int32)
@@ -213,10 +223,10 @@ def _rope_store_kv(
                 rows,
                 row_mask,
                 kind * MAX_RANK,
-                kv_head * HEAD_DIM + half,
+                kv_head * HEAD_DIM + columns,
                 half_mask,
+                gap,
                 tl.where(kind == 0, Q_HEADS, KV_HEADS) * HEAD_DIM,
-                HALF_DIM,
                 B_START,
                 NUM_PLANES,
                 3 * MAX_RANK,
@@ -225,14 +235,14 @@ def _rope_store_kv(
             low, high = _rounded(low + delta_low, qkv), _rounded(high + delta_high, qkv)
         if HAS_NORMS:
             if kind == 0:
-                low, high = _normed(low, high, q_norm, half, half_mask, eps, qkv, HALF_DIM)
+                low, high = _normed(low, high, q_norm, columns, half_mask, gap, eps, qkv, HALF_DIM)
             elif kind == 1:
-                low, high = _normed(low, high, k_norm, half, half_mask, eps, qkv, HALF_DIM)
+                low, high = _normed(low, high, k_norm, columns, half_mask, gap, eps, qkv, HALF_DIM)
         if kind < 2:
-            low, high = _rotated(low, high, cos, sin, position, half, mask, qkv, HALF_DIM)
+            low, high = _rotated(low, high, cos, sin, position, half, mask, qkv, ROTARY_HALF)
         if kind == 0:
             tl.store(at, low.to(qkv.dtype.element_ty), mask=mask)
-            tl.store(at + HALF_DIM, high.to(qkv.dtype.element_ty), mask=mask)
+            tl.store(at + gap, high.to(qkv.dtype.element_ty), mask=mask)
         else:
             _store_head(
                 kv,
@@ -242,12 +252,12 @@ def _rope_store_kv(
                 high,
                 rows,
                 row_mask,
-                half,
+                columns,
                 half_mask,
+                gap,
                 (kind - 1) * kv_stride + kv_head * head_stride,
                 slab_stride,
                 token_stride,
-                HALF_DIM,
                 BLOCK_SIZE,
             )
 
@@ -266,7 +276,8 @@ def rope_store_kv(
     """Rotate q and k by their positions, in place, and write k and v to their slots of `kv`.
 
     qkv: [T, (heads + 2 * kv heads) * head_dim].   kv: [slabs, 2, kv heads, block_size, head_dim],
-    its last dimension contiguous.   cos, sin: [positions, head_dim / 2] float32, contiguous.
+    its last dimension contiguous.   cos, sin: [positions, dim / 2] float32, contiguous; the
+    first `dim` features of a head are rotated.
     Persistent over (tile of tokens, head); with `delta` the tiles are those of its blocks. A head
     is loaded as two halves, so that its rotation is elementwise. Bound by bytes: qkv's, q's and the
     written KV's, and B's for every block of tokens. Reference: `kernels.reference`.
@@ -302,6 +313,7 @@ def rope_store_kv(
         Q_HEADS=q_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=dim,
+        ROTARY_HALF=cos.shape[1],
         BLOCK_SIZE=block_size,
         HAS_NORMS=norms is not None,
         HAS_DELTA=delta is not None,

@@ -29,7 +29,7 @@ _USUAL_CONFIG = "chorale.toml"
 
 def serve(
     model: Annotated[
-        str | None, typer.Option(help="A folder of a Llama, Mistral or Qwen model, or a hub id.")
+        str | None, typer.Option(help="A folder of a model (see docs/your-model.md), or a hub id.")
     ] = None,
     model_name: Annotated[
         str | None,

@@ -54,6 +54,17 @@ def test_without_a_wish_the_model_the_limit_or_the_arena_decides(tmp_path):
     assert longest(tmp_path, num_tokens=112) == 112
 
 
+def test_without_a_wish_all_sequences_have_the_frequencies_of_short_ones(tmp_path):
+    factors = {"short_factor": [1.0] * 8, "long_factor": [4.0] * 8}
+    longrope = {
+        "max_position_embeddings": 8192,
+        "original_max_position_embeddings": 1024,
+        "rope_scaling": {"rope_type": "longrope", **factors},
+    }
+    assert longest(tmp_path, **longrope) == 1024
+    assert longest(tmp_path, asked=4096, **longrope) == 4096
+
+
 def test_a_wish_is_kept(tmp_path):
     assert longest(tmp_path, asked=100) == 100
 

@@ -18,7 +18,7 @@ from kernels.cpu.errors import Unavailable
 from kernels.cpu.linear import LinearMaker
 from kernels.cpu.plain import PlainKernels
 from tests.engine.gpu.backends import make_config
-from tests.tiny_models import save_model
+from tests.tiny_models import GEMMA2, GRANITE, save_model
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -38,6 +38,12 @@ FAMILIES = {
     "qwen2": LLAMA
     | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1},
     "qwen3": LLAMA | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+    "gemma2": LLAMA | GEMMA2 | {"architectures": ["Gemma2ForCausalLM"], "head_dim": 16},
+    "gemma3": LLAMA
+    | {"architectures": ["Gemma3ForCausalLM"], "head_dim": 16, "rope_parameters": None},
+    "phi3": LLAMA | {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5},
+    "olmo2": LLAMA | {"architectures": ["Olmo2ForCausalLM"]},
+    "granite": LLAMA | GRANITE | {"architectures": ["GraniteForCausalLM"]},
 }
 
 
@@ -159,13 +165,46 @@ class EverybodysAdapter(PlainKernels):
 
 
 class NoHeadNorms(PlainKernels):
-    def attention(self, qkv, layer, work, norms=None, window=None):
-        return super().attention(qkv, layer, work, None, window)
+    def attention(self, qkv, layer, work, norms=None, window=None, rope=0):
+        return super().attention(qkv, layer, work, None, window, rope)
+
+
+class NoLayerNorms(PlainKernels):
+    def rms_norm(self, x, weight, eps):
+        return x
+
+
+class NoSoftCap(PlainKernels):
+    def __init__(self, shape):
+        super().__init__(dataclasses.replace(shape, softcap=None))
+
+
+class OneRope(PlainKernels):
+    def attention(self, qkv, layer, work, norms=None, window=None, rope=0):
+        return super().attention(qkv, layer, work, norms, window)
+
+
+class OneActivation(PlainKernels):
+    def gelu_mul(self, gate_up):
+        return self.silu_mul(gate_up)
+
+
+class WholeHeads(PlainKernels):
+    """Kernels that rotate the whole of a head."""
+
+    def __init__(self, shape):
+        cos, sin = (table.repeat(1, 1, 2) for table in (shape.cos, shape.sin))
+        super().__init__(dataclasses.replace(shape, cos=cos, sin=sin))
 
 
 class NoWindow(PlainKernels):
-    def attention(self, qkv, layer, work, norms=None, window=None):
-        return super().attention(qkv, layer, work, norms, None)
+    def attention(self, qkv, layer, work, norms=None, window=None, rope=0):
+        return super().attention(qkv, layer, work, norms, None, rope)
+
+
+class NoScale(PlainKernels):
+    def __init__(self, shape):
+        super().__init__(dataclasses.replace(shape, scale=None))
 
 
 class NaN(PlainKernels):
@@ -188,6 +227,12 @@ class NoBias(PlainKernels):
         (NaN, "llama"),
         (NoHeadNorms, "qwen3"),
         (NoWindow, "qwen2"),
+        (NoScale, "granite"),
+        (NoLayerNorms, "olmo2"),
+        (WholeHeads, "phi3"),
+        (NoSoftCap, "gemma2"),
+        (OneActivation, "gemma2"),
+        (OneRope, "gemma3"),
         (NoBias, "one kv head"),
     ],
 )

@@ -36,7 +36,9 @@ def world(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("merged")
     other = {"tied": False, "rope": LLAMA3_ROPE, "max_shard_size": "100KB"}
     model = save_model(folder / "model", **FAMILIES.get(request.param, other))
-    lora = save_adapter(model, folder / "lora", seed=3, rank_pattern={"v_proj": 3}, use_rslora=True)
+    lora = save_adapter(
+        model, folder / "lora", seed=3, rank_pattern={".*v_proj": 3}, use_rslora=True
+    )
     alora = save_adapter(
         model, folder / "alora", seed=4, alora_invocation_tokens=INVOCATION, r=4, lora_alpha=8
     )

@@ -18,13 +18,18 @@ from tests.engine.gpu.device_team import DeviceTeam
 from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
 from tests.quantized_models import save_quantized
-from tests.tiny_models import save_adapter, save_model
+from tests.tiny_models import GEMMA2, GEMMA3, GRANITE, OLMO2, PHI3, save_adapter, save_model
 
 FAMILIES = {
     "llama": {},
     "mistral": {"family": "mistral", "sliding_window": 24},
     "qwen2": {"family": "qwen2"},
     "qwen3": {"family": "qwen3", "head_dim": 32},
+    "granite": {"family": "granite", **GRANITE},
+    "olmo2": {"family": "olmo2", **OLMO2},
+    "gemma2": {"family": "gemma2", **GEMMA2},
+    "gemma3": {"family": "gemma3_text", **GEMMA3},
+    "phi3": {"family": "phi3", "sliding_window": 40, **PHI3},
 }
 INVOCATION = [17, 18, 19]
 NUM_TOKENS = 14
@@ -99,6 +104,12 @@ BOTH_WAYS = "llama"
 """Family whose preempted requests come back in both ways on every runner. Other families use one
 way on each runner, alternating from runner to runner; `make soak` runs both.
 """
+VARIANTS = ("granite", "olmo2", "phi3", "gemma2", "gemma3")
+"""Families that differ from others in a layer's formulas only. Here only the C kernels run them;
+tests of decoders, kernels and proofs compare the others with torch. `make soak` runs all.
+"""
+ALONE = ("olmo2",)
+"""Families that ranks cannot share."""
 
 
 def cases():
@@ -107,6 +118,9 @@ def cases():
         for index, (runner, slots, name) in enumerate(CASES):
             is_one_of_two = index < len(WAYS) * len(RUNNERS) and (index + index // 2 + number) % 2
             is_long = family != BOTH_WAYS and is_one_of_two
+            is_long = name != "C" if family in VARIANTS else is_long
+            if family in ALONE and "num_ranks" in runner:
+                continue
             marks = pytest.mark.soak if is_long else ()
             yield pytest.param(family, runner, slots, id=f"{family}-{name}", marks=marks)
 

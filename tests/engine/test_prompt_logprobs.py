@@ -24,7 +24,7 @@ from tests.engine.gpu.backends import fake_backend
 from tests.engine.gpu.device_team import DeviceTeam
 from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
-from tests.tiny_models import save_adapter, save_model
+from tests.tiny_models import GEMMA2, save_adapter, save_model
 
 PROMPT = [(7 * i * i + 3) % 250 + 1 for i in range(61)]
 INVOCATION = [17, 18, 19]
@@ -95,6 +95,15 @@ def logprobs(model, prompt):
 @pytest.fixture(scope="module")
 def world(one_thread, tmp_path_factory):
     return World(tmp_path_factory.mktemp("scored"))
+
+
+@CPU_AND_DEVICE
+def test_logits_with_a_bound_have_it_in_the_prompt_too(tmp_path, runner):
+    model_dir = save_model(tmp_path / "model", family="gemma2", **GEMMA2)
+    core = build_core(model_dir, tmp_path / "engine", {}, **runner)
+    outputs = run(core, [make_message("r", prompt=PROMPT, max_tokens=1, prompt_logprobs=3)])["r"]
+    expected = logprobs(merged_model(model_dir, None), PROMPT)
+    check_told(prompt_logprobs_of(outputs), PROMPT, expected)
 
 
 @pytest.mark.parametrize(("runner", "num_swap_slots"), RUNNERS.values(), ids=RUNNERS.keys())

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engine.weights import StoredWeights
 from tests.tiny_models import save_model
@@ -26,3 +27,21 @@ def test_weights_come_in_the_dtype_asked_for(tmp_path, saved):
     halves = dict(StoredWeights(model_dir, saved))
     wide = dict(StoredWeights(model_dir, torch.float32))
     assert all(torch.equal(wide[name], halves[name].float()) for name in halves)
+
+
+def test_fused_projections_are_read_as_separate_ones(tmp_path):
+    folder = save_model(tmp_path / "model", family="phi3", max_shard_size="50KB")
+    weights, tensors = StoredWeights(folder, torch.float32), {}
+    for path in folder.glob("*.safetensors"):
+        tensors |= load_file(path)
+    attention, mlp = "model.layers.1.self_attn", "model.layers.1.mlp"
+    parts = [weights[f"{attention}.{name}_proj.weight"] for name in "qkv"]
+    assert [len(part) for part in parts] == [64, 32, 32]
+    assert torch.equal(torch.cat(parts), tensors[f"{attention}.qkv_proj.weight"])
+    gate, up = (weights[f"{mlp}.{name}_proj.weight"] for name in ("gate", "up"))
+    assert torch.equal(torch.cat((gate, up)), tensors[f"{mlp}.gate_up_proj.weight"])
+    name = f"{attention}.k_proj.weight"
+    assert weights.shape(name) == (32, 64)
+    assert torch.equal(weights.rows(name, 3, 7), parts[1][3:7])
+    assert len(weights) == len(set(weights)) == len(dict(weights))
+    assert not any("qkv_proj" in name or "gate_up_proj" in name for name in weights)

@@ -26,8 +26,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": 11},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {},
+    "olmo2": {},
+    "gemma2": {"query_pre_attn_scalar": 24, "attn_logit_softcapping": 4.0, "sliding_window": 11},
+    "gemma3_text": {
+        "query_pre_attn_scalar": 24,
+        "sliding_window": 11,
+        "sliding_window_pattern": 2,
+        "rope_parameters": None,
+    },
+    "phi3": {"partial_rotary_factor": 0.75},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 2.0,
+    },
 }
 """Extra entries of config.json by model_type."""
+
+VARIANTS = ("gemma2", "gemma3_text", "phi3", "olmo2", "granite")
+"""Families that differ from the first ones in a layer's formulas only."""
 
 _MODULES = {
     **{f"self_attn.{name}": number for number, name in enumerate(PROJECTIONS[:4])},
@@ -80,11 +98,10 @@ def make_weights(
     vector("model.norm.weight", shape.hidden_size, 0.5, 1.5)
     for layer in range(shape.num_layers):
         prefix = f"model.layers.{layer}"
-        for norm in ("input_layernorm", "post_attention_layernorm"):
+        for norm in config.norms:
             vector(f"{prefix}.{norm}.weight", shape.hidden_size, 0.5, 1.5)
-        if config.has_head_norms:
-            for norm in ("q_norm", "k_norm"):
-                vector(f"{prefix}.self_attn.{norm}.weight", shape.head_dim, 0.5, 1.5)
+        for norm, size in zip("qk", config.qk_norm_sizes or (), strict=False):
+            vector(f"{prefix}.self_attn.{norm}_norm.weight", size, 0.5, 1.5)
         for name, projection in _MODULES.items():
             inputs, outputs = shape.features(projection)
             matrix(f"{prefix}.{name}.weight", outputs, inputs, 2 / inputs**0.5)

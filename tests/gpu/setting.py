@@ -88,6 +88,10 @@ class Setting:
         return self.device.torch_device
 
     @property
+    def is_dry(self) -> bool:
+        return isinstance(self.device, FakeDevice)
+
+    @property
     def has_fp8(self) -> bool:
         return capability(self.there) >= FP8_CAPABILITY
 

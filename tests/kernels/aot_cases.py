@@ -87,6 +87,10 @@ def _attention(shape: ModelShape, decode_tokens: int, sliding_window: int) -> It
             yield Case(f"decode_attention{where}{suffix}", decode, min_arch)
             prefill = partial(_prefill_attention, shape, window, dtype)
             yield Case(f"prefill_attention{where}{suffix}", prefill, min_arch)
+    decode = partial(_decode_attention, shape, decode_tokens, None, None)
+    yield Case("decode_attention capped", partial(decode, softcap=50.0))
+    prefill = partial(_prefill_attention, shape, None, None)
+    yield Case("prefill_attention capped", partial(prefill, softcap=50.0))
     yield Case("attention of a mixed graph", partial(_mixed_attention, shape))
     for tokens, rows, step in ((decode_tokens, 16, "decode"), (PREFILL_TOKENS, 64, "prefill")):
         rope = partial(_rope_store_kv, shape, tokens)
@@ -95,6 +99,8 @@ def _attention(shape: ModelShape, decode_tokens: int, sliding_window: int) -> It
     rope = partial(_rope_store_kv, shape, decode_tokens, has_norms=True)
     yield Case("rope_store_kv norms", rope)
     yield Case("rope_store_kv norms delta", partial(rope, block_rows=16))
+    rope = partial(_rope_store_kv, shape, decode_tokens, rotary_dim=3 * shape.head_dim // 4)
+    yield Case("rope_store_kv partial delta", partial(rope, block_rows=16))
     rope = partial(_rope_store_kv, shape, decode_tokens, kv_dtype=FP8)
     yield Case("rope_store_kv fp8", rope, 89)
     yield Case("rope_store_kv fp8 delta", partial(rope, block_rows=16), 89)
@@ -106,18 +112,23 @@ def _decode_attention(
     window: int | None,
     kv_dtype: torch.dtype | None,
     dtype: torch.dtype,
+    softcap: float | None = None,
 ) -> None:
     _, q = _qkv(shape, tokens, dtype)
-    work = _attention_work(shape, tokens, dtype)
-    ops.decode_attention(torch.empty_like(q), q, _kv(shape, kv_dtype or dtype), work, window)
+    work, kv = _attention_work(shape, tokens, dtype), _kv(shape, kv_dtype or dtype)
+    ops.decode_attention(torch.empty_like(q), q, kv, work, window, None, softcap)
 
 
 def _prefill_attention(
-    shape: ModelShape, window: int | None, kv_dtype: torch.dtype | None, dtype: torch.dtype
+    shape: ModelShape,
+    window: int | None,
+    kv_dtype: torch.dtype | None,
+    dtype: torch.dtype,
+    softcap: float | None = None,
 ) -> None:
     _, q = _qkv(shape, PREFILL_TOKENS, dtype)
-    work = _attention_work(shape, 16, dtype)
-    ops.prefill_attention(torch.empty_like(q), q, _kv(shape, kv_dtype or dtype), work, window)
+    work, kv = _attention_work(shape, 16, dtype), _kv(shape, kv_dtype or dtype)
+    ops.prefill_attention(torch.empty_like(q), q, kv, work, window, None, softcap)
 
 
 def _mixed_attention(shape: ModelShape, dtype: torch.dtype) -> None:
@@ -137,13 +148,15 @@ def _rope_store_kv(
     kv_dtype: torch.dtype | None = None,
     has_norms: bool = False,
     block_rows: int | None = None,
+    rotary_dim: int | None = None,
 ) -> None:
     dim = shape.head_dim
     qkv, _ = _qkv(shape, tokens, dtype)
     norms = HeadNorms(_of(dtype, dim), _of(dtype, dim), 1e-6) if has_norms else None
     site = site_of(shape, _LAYER, _SITES["qkv"])
     delta = _delta(shape, site, tokens, block_rows, dtype) if block_rows else None
-    turn = (torch.empty(_CONTEXT, dim // 2), torch.empty(_CONTEXT, dim // 2))
+    half = (rotary_dim or dim) // 2
+    turn = (torch.empty(_CONTEXT, half), torch.empty(_CONTEXT, half))
     kv = _kv(shape, kv_dtype or dtype)
     ops.rope_store_kv(qkv, kv, *turn, *(_ints(tokens) for _ in range(3)), norms, delta)
 
@@ -278,6 +291,7 @@ def _elementwise(shape: ModelShape, decode_tokens: int) -> Iterator[Case]:
     yield Case("quantize_fp8", partial(_quantize_fp8, shape.intermediate_size, decode_tokens), 89)
     yield Case("quantize_fp8 wide", partial(_quantize_fp8, WIDE_ROW, decode_tokens), 89)
     yield Case("silu_mul", partial(_silu_mul, shape, decode_tokens))
+    yield Case("gelu_mul", partial(_gelu_mul, shape, decode_tokens))
     for tokens, rows, step in ((decode_tokens, 16, "decode"), (PREFILL_TOKENS, 64, "prefill")):
         delta = partial(_silu_mul, shape, tokens, block_rows=rows)
         yield Case(f"silu_mul {step} delta", delta)
@@ -310,6 +324,10 @@ def _silu_mul(
     site = site_of(shape, _LAYER, _SITES["gate_up"])
     delta = _delta(shape, site, tokens, block_rows, dtype) if block_rows else None
     ops.silu_mul(_of(dtype, tokens, 2 * shape.intermediate_size), delta)
+
+
+def _gelu_mul(shape: ModelShape, tokens: int, dtype: torch.dtype) -> None:
+    ops.gelu_mul(_of(dtype, tokens, 2 * shape.intermediate_size))
 
 
 # ---- sampling, slabs ----

@@ -36,21 +36,32 @@ class AttentionCase:
         work = replace(self.work, **tensors)
         return AttentionCase(_apart(self.q, there), _apart(self.kv, there), work)
 
-    def run(self, attend: Attend, window: int | None = None) -> torch.Tensor:
-        """The output of `attend`, NaN where it writes nothing; its rows are not adjacent."""
+    def run(self, attend: Attend, window: int | None = None, *scores: float | None) -> torch.Tensor:
+        """The output of `attend`, NaN where it writes nothing; its rows are not adjacent.
+
+        scores: further arguments of `attend`, about scores.
+        """
         wide = torch.full_like(self.q, torch.nan).repeat(1, 2, 1)
         out = wide[:, : self.q.shape[1]]
-        attend(out, self.q, self.kv, self.work, window)
+        attend(out, self.q, self.kv, self.work, window, *scores)
         assert wide[:, self.q.shape[1] :].isnan().all()
         return out
 
-    def check(self, name: str, attend: Attend, window: int | None = None, factor: int = 2) -> None:
+    def check(
+        self,
+        name: str,
+        attend: Attend,
+        window: int | None = None,
+        *scores: float | None,
+        factor: int = 2,
+    ) -> None:
         """Assert that the error of `attend` is at most `factor` times that of torch in the same
         dtype, and that both write the same tokens.
         """
         refer: Attend = getattr(reference, name)
-        exact = AttentionCase(self.q.double(), self.kv.double(), self.work).run(refer, window)
-        torchs, ours = self.run(refer, window), self.run(attend, window)
+        wide = AttentionCase(self.q.double(), self.kv.double(), self.work)
+        exact = wide.run(refer, window, *scores)
+        torchs, ours = self.run(refer, window, *scores), self.run(attend, window, *scores)
         written = ~exact.isnan()
         assert torch.equal(~ours.isnan(), written)
         assert_loses_no_more(ours[written], torchs[written], exact[written], factor)

@@ -21,9 +21,12 @@ def randn(*shape: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def make_shape(heads: int, kv_heads: int, dim: int, block_size: int = 16) -> AttentionShape:
-    angles = torch.outer(torch.arange(512.0), 10000.0 ** (-torch.arange(0, dim, 2) / dim))
-    return AttentionShape(heads, kv_heads, dim, block_size, angles.cos(), angles.sin())
+def make_shape(
+    heads: int, kv_heads: int, dim: int, block_size: int = 16, rotary_dim: int | None = None
+) -> AttentionShape:
+    waves = torch.arange(0, rotary_dim or dim, 2) / dim
+    angles = torch.outer(torch.arange(512.0), 10000.0**-waves)
+    return AttentionShape(heads, kv_heads, dim, block_size, angles.cos()[None], angles.sin()[None])
 
 
 def make_norms(dim: int) -> HeadNorms:
@@ -56,10 +59,11 @@ class Sequences:
         parts: Sequence[Part],
         window: int | None = None,
         norms: HeadNorms | None = None,
+        rope: int = 0,
     ) -> list[torch.Tensor]:
         """Attended values of the tokens of each part, computed in one step."""
         qkv = torch.cat([self.qkv[row][first:end] for row, first, end in parts])
-        out = kernels.attention(qkv, LAYER, self._work(parts), norms, window)
+        out = kernels.attention(qkv, LAYER, self._work(parts), norms, window, rope)
         return list(out.split([end - first for _, first, end in parts]))
 
     def _work(self, parts: Sequence[Part]) -> StepWork:
@@ -99,7 +103,9 @@ class Formula:
         q, k = self._rotated(q), self._rotated(k)
         ratio = shape.num_heads // shape.num_kv_heads
         k, v = k.repeat_interleave(ratio, dim=0), v.repeat_interleave(ratio, dim=0)
-        scores = q @ k.transpose(1, 2) / shape.head_dim**0.5
+        scores = q @ k.transpose(1, 2) * (shape.scale or shape.head_dim**-0.5)
+        if shape.softcap is not None:
+            scores = shape.softcap * (scores / shape.softcap).tanh()
         position = torch.arange(length)
         behind = position[:, None] - position
         seen = (behind >= 0) & (behind < (self.window or length))
@@ -107,9 +113,10 @@ class Formula:
         return (weights @ v).transpose(0, 1).flatten(1)
 
     def _rotated(self, x: torch.Tensor) -> torch.Tensor:
-        cos, sin = (t[: x.shape[1]].to(x.dtype) for t in (self.shape.cos, self.shape.sin))
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        cos, sin = (t[0, : x.shape[1]].to(x.dtype) for t in (self.shape.cos, self.shape.sin))
+        half = cos.shape[1]
+        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

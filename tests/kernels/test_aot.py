@@ -41,7 +41,7 @@ HEAVY = frozenset(
         "_prefill_kernel",
         "_rope_store_kv",
         "_shrink",
-        "_silu_mul_expand",
+        "_gated_product_expand",
     }
 )
 """Kernels that spend their time on reading tiles, KV or slabs, by loads of 16 bytes. `_multiply`

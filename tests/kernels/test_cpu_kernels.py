@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch.nn.functional import gelu
 
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, CpuKernels
@@ -133,6 +134,22 @@ def test_the_activation_is_its_formula(kernels, rows, dim):
     assert_activated(kernels.silu_mul(gate_up), gate_up)
 
 
+@pytest.mark.parametrize("rows", [1, 17])
+@pytest.mark.parametrize("dim", [16, 100])
+def test_the_other_activation_is_its_formula_near_and_far_from_zero(kernels, rows, dim):
+    gate_up = 3 * randn(rows, 2 * dim)
+    gate_up[0, :6] = torch.tensor([-3e38, -1e9, -40.0, 0.0, 40.0, 3e38])
+    gate_up[0, dim : dim + 6] = 1.0
+    torchs, exact = (
+        gelu(gate, approximate="tanh") * up
+        for gate, up in (x.chunk(2, dim=1) for x in (gate_up, gate_up.double()))
+    )
+    found = kernels.gelu_mul(gate_up)
+    assert torch.equal(found[0, 4:6], torch.tensor([40.0, 3e38]))
+    near = exact.abs() < 1e3
+    assert_loses_no_more(found[near], torchs[near], exact[near])
+
+
 def test_the_activation_of_a_gate_far_from_zero_is_the_gate_or_zero(kernels):
     gates = torch.tensor([-3e38, -1e30, -1e4, -100.0, -89.0, -88.0, 88.0, 89.0, 100.0])
     gate_up = torch.stack((gates, torch.ones(len(gates))), dim=1)
@@ -253,6 +270,38 @@ def test_a_token_that_is_not_finite_is_nan_and_its_cache_finite(
             assert out.isnan().all(dim=1).tolist() == is_nan
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [
+        replace(make_shape(4, 2, 32), scale=0.6),
+        make_shape(4, 2, 32, rotary_dim=20),
+        replace(make_shape(4, 2, 32, rotary_dim=2), scale=0.6),
+        replace(make_shape(4, 2, 32), softcap=1.5),
+    ],
+    ids=["scale", "partial rotation", "both", "soft cap"],
+)
+def test_a_shape_may_have_a_scale_a_partial_rotation_and_a_soft_cap(
+    implementation, make_kernels, shape
+):
+    sequences = Sequences(shape, [37], implementation.garbage)
+    (found,) = sequences.step(make_kernels(shape), [(0, 0, 37)])
+    expected = Formula(shape)(sequences.qkv[0].double())
+    assert (found - expected).abs().max() < 1e-5
+
+
+def test_each_layer_has_the_rope_that_it_names(implementation, make_kernels):
+    first = make_shape(4, 2, 32)
+    second = replace(first, cos=first.cos[:, ::3], sin=first.sin[:, ::3])
+    cos = torch.cat((first.cos[:, :170], second.cos[:, :170]))
+    sin = torch.cat((first.sin[:, :170], second.sin[:, :170]))
+    kernels = make_kernels(replace(first, cos=cos, sin=sin))
+    for rope, shape in enumerate((first, second)):
+        sequences = Sequences(shape, [37], implementation.garbage)
+        (found,) = sequences.step(kernels, [(0, 0, 37)], rope=rope)
+        expected = Formula(shape)(sequences.qkv[0].double())
+        assert (found - expected).abs().max() < 1e-5
+
+
 # ---- a row's bits do not depend on other rows ----
 
 
@@ -262,12 +311,12 @@ def chunked(length, size):
 
 
 @pytest.mark.usefixtures("invariant")
-@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (24, 2.0)])
 @pytest.mark.parametrize("heads", SHAPES)
 def test_a_token_attends_to_the_same_bits_in_any_chunk_and_company(
-    implementation, make_kernels, heads, window
+    implementation, make_kernels, heads, window, softcap
 ):
-    shape, length = make_shape(*heads), 150
+    shape, length = replace(make_shape(*heads), softcap=softcap), 150
     kernels = make_kernels(shape)
     alone = Sequences(shape, [length], implementation.garbage)
     (expected,) = alone.step(kernels, [(0, 0, length)], window)
@@ -298,7 +347,8 @@ def test_a_row_of_every_other_operation_has_the_same_bits_in_any_company(kernels
         total, residual = y[first:end].clone(), x[first:end].clone()
         kernels.add_lora(total, x[first:end], site, replace(runs_of(case), bounds=bounds))
         normed = kernels.add_rms_norm(residual, x[first:end], weight, EPS)
-        return torch.cat((total, normed, kernels.silu_mul(total)), dim=1)
+        gated = kernels.silu_mul(total), kernels.gelu_mul(total)
+        return torch.cat((total, normed, *gated), dim=1)
 
     expected = run(0, 150)
     for size in (1, 2, 3, 16, 17, 70):

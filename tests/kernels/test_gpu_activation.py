@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch.nn.functional import silu
+from torch.nn.functional import gelu, silu
 
 from kernels import reference
 from kernels.gpu import activation, lora
@@ -52,6 +52,19 @@ def test_it_loses_no_more_than_torch(num_tokens, width, dtype):
     # The interpreter truncates to bfloat16.
     factor = 4 if dtype == torch.bfloat16 else 2
     assert_loses_no_more(ours, torchs, exact(gate_up), factor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_the_other_activation_is_its_formula_with_adapters_and_without(dtype):
+    gate_up = randn(7, 80, dtype=dtype) * 3
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    expected = gelu(gate, approximate="tanh") * up
+    assert_loses_no_more(activation.gelu_mul(gate_up), reference.gelu_mul(gate_up), expected)
+    case = case_for([0, 0, 1, -1, 2, 3, 3], torch.float32)
+    gate_up, x = inputs(7, torch.float32)
+    ours = activation.gelu_mul(gate_up, lora.shrink(x, case.work, SITE))
+    wanted = reference.gelu_mul(gate_up, reference.shrink(x, case.work, SITE))
+    assert torch.allclose(ours, wanted, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

@@ -32,6 +32,13 @@ def empty_memory_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("scores", [(0.6,), (None, 1.5), (0.6, 0.9)])
+def test_scores_have_the_factor_and_the_bound_that_are_given(scores):
+    case = make_case([(1, 1), (300, 1), (40, 17)], dtype=torch.float16)
+    case.check("decode_attention", decode_attention, None, *scores)
+    case.check("prefill_attention", prefill_attention, 20, *scores)
+
+
 # ---- decode ----
 
 

@@ -39,6 +39,14 @@ def assert_near(ours, same_dtype, exact):
     assert (ours.double() - exact).abs().max() <= slack * lost + eps
 
 
+def test_weights_may_have_more_bits_than_what_they_multiply():
+    x, weight = random(3, 77, dtype=torch.float16), random(77, dtype=torch.float32, seed=1)
+    ours, wanted = rms_norm(x, weight, EPS), reference.rms_norm(x, weight, EPS)
+    assert ours.dtype == wanted.dtype == x.dtype
+    assert_near(ours, exact_norm(x, weight).to(x.dtype), exact_norm(x, weight))
+    assert_near(wanted, exact_norm(x, weight).to(x.dtype), exact_norm(x, weight))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("tokens", "dim"), [(1, 1), (3, 7), (7, 576), (2, 4096), (2, 9001)])
 def test_rms_norm_is_its_formula(dtype, tokens, dim):

@@ -61,11 +61,14 @@ class Step:
         return turned[:, :Q_HEADS], torch.cat((turned[:, Q_HEADS:], v), dim=1)
 
 
-def make_step(num_tokens: int, dim: int, dtype: torch.dtype, kv_dtype=None, norms=False) -> Step:
+def make_step(
+    num_tokens: int, dim: int, dtype: torch.dtype, kv_dtype=None, norms=False, rotary_dim=None
+) -> Step:
     """Token t is stored at slot 2 t + 1 of a KV full of NaN, with other layers on both sides."""
     num_blocks = num_tokens // 2 + 1
     layers = torch.full((num_blocks, 3, 2, KV_HEADS, BLOCK_SIZE, dim), torch.nan)
-    angles = torch.outer(torch.arange(50.0), 100.0 ** -(torch.arange(dim // 2) * 2 / dim))
+    waves = torch.arange((rotary_dim or dim) // 2) * 2 / dim
+    angles = torch.outer(torch.arange(50.0), 100.0**-waves)
     weights = 1 + randn(2, dim, dtype=dtype, seed=3) / 4
     return Step(
         qkv=randn(num_tokens, HEADS * dim, dtype=dtype, seed=2),
@@ -113,6 +116,26 @@ def delta_case(slots: list[int], dim: int, dtype: torch.dtype, block_rows: int =
 def run_both(step: Step, case: LoRACase, site: Site, x: torch.Tensor):
     ours = step.run(rope.rope_store_kv, lora.shrink(x, case.work, site))
     return ours, step.run(reference.rope_store_kv, reference.shrink(x, case.work, site))
+
+
+def test_norms_may_have_more_bits_than_what_they_multiply():
+    step = make_step(7, 16, torch.float16, norms=True)
+    wide = HeadNorms(step.norms.q.float() + 1e-4, step.norms.k.float() + 1e-4, 1e-5)
+    step = replace(step, norms=wide)
+    ours, torchs = step.run(rope.rope_store_kv), step.run(reference.rope_store_kv)
+    assert_as_good(step, ours, torchs, step.qkv)
+
+
+@pytest.mark.parametrize(("dim", "rotary_dim"), [(16, 12), (80, 2), (8, 6)])
+def test_a_part_of_each_head_may_stay_as_it_is_with_norms_and_adapters(dim, rotary_dim):
+    case, site, x = delta_case([0, 0, 1, -1, 2, 3, 3], dim, torch.float32)
+    step = make_step(7, dim, torch.float32, norms=True, rotary_dim=rotary_dim)
+    ours, torchs = run_both(step, case, site, x)
+    for got, wanted in zip(ours, torchs, strict=True):
+        assert torch.allclose(got, wanted, atol=1e-5, equal_nan=True)
+    plain = make_step(7, dim, torch.float32, rotary_dim=rotary_dim)
+    ours, torchs = plain.run(rope.rope_store_kv), plain.run(reference.rope_store_kv)
+    assert_as_good(plain, ours, torchs, plain.qkv)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

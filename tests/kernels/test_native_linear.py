@@ -29,7 +29,7 @@ MOST_ROWS = 37
 
 def make(in_features, out_features, rounding, threads=1):
     """(layer, weight, bias)"""
-    positions = torch.zeros(1, 16)
+    positions = torch.zeros(1, 1, 16)
     torch.manual_seed(in_features)
     weight, bias = torch.randn(out_features, in_features), torch.randn(out_features)
     if rounding is not None:

@@ -141,6 +141,33 @@ def test_tensors_that_lie_unaligned_in_the_object_are_packed_alike(tmp_path):
     assert torch.equal(found.view(3, 64), b.T)
 
 
+def test_a_fused_module_is_packed_as_its_projections_with_all_of_a_and_their_outputs_of_b(tmp_path):
+    prefix = "model.layers.0"
+    (a, b), (c, d) = ((torch.randn(3, 64), torch.randn(out, 3)) for out in (128, 320))
+    fused = {f"{prefix}.self_attn.qkv_proj": (a, b), f"{prefix}.mlp.gate_up_proj": (c, d)}
+    parts = {
+        f"{prefix}.self_attn.q_proj": (a, b[:64]),
+        f"{prefix}.self_attn.k_proj": (a, b[64:96]),
+        f"{prefix}.self_attn.v_proj": (a, b[96:]),
+        f"{prefix}.mlp.gate_proj": (c, d[:160]),
+        f"{prefix}.mlp.up_proj": (c, d[160:]),
+    }
+    found, expected = (
+        packed_adapter(canonical_object(modules), make_form(), tmp_path / str(len(modules)))
+        for modules in (fused, parts)
+    )
+    assert torch.equal(found.slabs, expected.slabs)
+    assert found.tiles == expected.tiles
+    assert torch.equal(found.scales, expected.scales)
+
+
+def test_a_projection_that_occurs_twice_is_refused(tmp_path):
+    pair = {name: (torch.zeros(2, 64), torch.zeros(n, 2)) for name, n in (("qkv", 128), ("k", 32))}
+    modules = {f"model.layers.0.self_attn.{name}_proj": value for name, value in pair.items()}
+    with pytest.raises(AdapterError, match="no projection of this base model"):
+        pack_to(tmp_path, canonical_object(modules), make_form())
+
+
 def test_the_header_says_what_was_packed(world, tmp_path):
     _, data = world
     form = make_form()

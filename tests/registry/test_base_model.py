@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from registry.architecture import ARCHITECTURES
+from registry.architecture import ARCHITECTURES, FUSED_ARCHITECTURES
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
 from tests.quantized_models import save_quantized
@@ -120,7 +120,18 @@ def test_a_config_that_does_not_fit_is_refused_with_the_reason(tmp_path, config,
     assert reason in refused(tmp_path / "model")
 
 
-@pytest.mark.parametrize(("architecture", "model_type"), ARCHITECTURES.items())
+def test_fused_modules_count_as_one_where_the_architecture_has_them(tmp_path):
+    folder = save_model(tmp_path / "model", family="phi3")
+    modules = BaseModel.load(folder, "tiny", tmp_path / "cache").modules
+    assert len(modules) == 8
+    assert modules["model.layers.0.self_attn.qkv_proj"] == (64, 128)
+    assert modules["model.layers.1.mlp.gate_up_proj"] == (64, 320)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "model_type"),
+    [item for item in ARCHITECTURES.items() if item[0] not in FUSED_ARCHITECTURES],
+)
 def test_served_architectures_are_known_by_class_or_else_by_model_type(
     tmp_path, architecture, model_type
 ):

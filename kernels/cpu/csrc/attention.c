@@ -19,8 +19,11 @@
 
 typedef struct {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
-    const float *cos, *sin; /* [positions, head_dim / 2] */
+    const float *cos, *sin; /* [positions, half]: the first 2 * half features are rotated */
+    int64_t half;
     int64_t slab;           /* floats from one block to the next */
+    float scale;            /* factor of the scores; 0 for 1 / sqrt(head_dim) */
+    float softcap;          /* bound of the scores; 0 for none */
 } Shape;
 
 /* Place of a token in a block, for one kv head. */
@@ -88,10 +91,10 @@ void rope_store(const Shape *s, float *qkv, const float *q_norm, const float *k_
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t t = 0; t < tokens; t++) {
         float *row = qkv + t * width, *k = row + heads * dim, *v = row + with_keys * dim;
-        int64_t angles = positions[t] * (dim / 2);
+        int64_t angles = positions[t] * s->half;
         for (int64_t h = 0; h < with_keys; h++) {
             if (q_norm) norm_head(row + h * dim, h < heads ? q_norm : k_norm, eps, dim);
-            rotate(row + h * dim, s->cos + angles, s->sin + angles, dim / 2);
+            rotate(row + h * dim, s->cos + angles, s->sin + angles, s->half);
         }
         finite[t] = all_finite(k, 2 * s->num_kv_heads * dim);
         write_kv(s, kv, k, v, slots[t], finite[t]);
@@ -208,8 +211,8 @@ typedef struct {
 /* Turn the scores of the group that starts at key `start` into weights, and scale the sums to the
  * new maximum.
  */
-INLINE void weigh(vec scores[PARTS], View view, int64_t start, float scale, Running *running,
-                  float weights[GROUP], float *sums, int64_t dim) {
+INLINE void weigh(vec scores[PARTS], View view, int64_t start, float scale, float softcap,
+                  Running *running, float weights[GROUP], float *sums, int64_t dim) {
     int64_t low = view.low - start, high = view.high - start;
     if (high <= 0 || low >= GROUP) { /* the row sees no key of the group: no bit may change */
         memset(weights, 0, GROUP * sizeof(float));
@@ -222,7 +225,9 @@ INLINE void weigh(vec scores[PARTS], View view, int64_t start, float scale, Runn
         ivec lane;
         for (int i = 0; i < LANES; i++) lane[i] = p * LANES + i;
         seen[p] = (lane >= first) & (lane < end);
-        scores[p] = choose(seen[p], scores[p] * scale, splat(-INFINITY));
+        vec scaled = scores[p] * scale;
+        if (softcap) scaled = softcap * tanh_lanes(scaled / softcap);
+        scores[p] = choose(seen[p], scaled, splat(-INFINITY));
         largest = larger(scores[p], largest);
     }
     float highest = largest_lane(largest);
@@ -254,7 +259,7 @@ INLINE void attend_tile(const Tile *t, const int rows) {
         running[r] = (Running){-INFINITY, {0}};
     }
     int64_t end = views[rows - 1].high;
-    float scale = 1.0f / sqrtf((float)dim);
+    float scale = s->scale ? s->scale : 1.0f / sqrtf((float)dim);
     int64_t first_group = views[0].low / GROUP * GROUP;
     for (int64_t start = first_group; start < end; start += GROUP) {
         vec scores[MOST_ROWS][PARTS];
@@ -267,7 +272,8 @@ INLINE void attend_tile(const Tile *t, const int rows) {
                   half * HALF_PARTS, rows);
         }
         for (int r = 0; r < rows; r++)
-            weigh(scores[r], views[r], start, scale, &running[r], weights[r], sums + r * dim, dim);
+            weigh(scores[r], views[r], start, scale, s->softcap, &running[r], weights[r],
+                  sums + r * dim, dim);
         for (int half = 0; half < halves; half++) {
             int64_t left = end - start - half * HALF;
             Place here = place_of(t, start + half * HALF, t->head);

@@ -1,4 +1,4 @@
-/* RMSNorm, with or without the addition of a residual, and the gated activation. */
+/* RMSNorm, with or without the addition of a residual, and the gated activations. */
 #include "vectors.h"
 
 /* x: [rows, dim]; with `delta`, x += delta first.   y: [rows, dim]. */
@@ -26,14 +26,31 @@ void rms_norm(float *x, const float *delta, const float *weight, float *y, float
 
 INLINE vec silu(vec x) { return x / (1.0f + exp_lanes(-x)); }
 
+/* The approximation by tanh: (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 u)). */
+INLINE vec gelu(vec x) {
+    return x / (1.0f + exp_lanes(-1.59576912f * x * (1.0f + 0.044715f * x * x)));
+}
+
+INLINE void gate_row(const float *gate, float *y, int64_t dim, const int is_gelu) {
+    const float *up = gate + dim;
+    int64_t i = 0;
+    for (; i + LANES <= dim; i += LANES) {
+        vec x = load(gate + i);
+        store(y + i, (is_gelu ? gelu(x) : silu(x)) * load(up + i));
+    }
+    for (; i < dim; i++) {
+        vec x = splat(gate[i]);
+        y[i] = (is_gelu ? gelu(x) : silu(x))[0] * up[i];
+    }
+}
+
 /* gate_up: [rows, 2 * dim], gate and up side by side.   y: [rows, dim]. */
 void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t dim, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t r = 0; r < rows; r++) {
-        const float *gate = gate_up + 2 * r * dim, *up = gate + dim;
-        int64_t i = 0;
-        for (; i + LANES <= dim; i += LANES)
-            store(y + r * dim + i, silu(load(gate + i)) * load(up + i));
-        for (; i < dim; i++) y[r * dim + i] = silu(splat(gate[i]))[0] * up[i];
-    }
+    for (int64_t r = 0; r < rows; r++) gate_row(gate_up + 2 * r * dim, y + r * dim, dim, 0);
+}
+
+void gelu_mul(const float *gate_up, float *y, int64_t rows, int64_t dim, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t r = 0; r < rows; r++) gate_row(gate_up + 2 * r * dim, y + r * dim, dim, 1);
 }

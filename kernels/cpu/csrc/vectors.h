@@ -78,3 +78,6 @@ INLINE vec exp_lanes(vec x) {
     power = choose(is_large, splat(INFINITY), power);
     return choose(x == x, power, x);
 }
+
+/* tanh(x), to 1e-7 of 1. */
+INLINE vec tanh_lanes(vec x) { return 1.0f - 2.0f / (exp_lanes(2.0f * x) + 1.0f); }

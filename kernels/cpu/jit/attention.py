@@ -83,14 +83,24 @@ def _scores(q, dim, kv, stride, here, following):
 
 
 @njit(**INLINED)
-def _weigh(scores, end, window, row, size):
+def _capped(x, softcap):
+    """softcap * tanh(x / softcap)"""
+    powers = exp(x * splat(float32(2.0) / softcap))
+    return splat(softcap) * (splat(1.0) - splat(2.0) / (powers + splat(1.0)))
+
+
+@njit(**INLINED)
+def _weigh(scores, end, window, softcap, row, size):
     """Turn a row's 32 scores into weights; the row sees the `window` keys before `end`.
 
-    row: the row's state.
+    softcap: bound of the scores, 0 for none.   row: the row's state.
     """
     low = end - window
-    first = within(low, end, scores[0], splat(-np.inf))
-    second = within(low - LANES, end - LANES, scores[1], splat(-np.inf))
+    first, second = scores
+    if softcap > 0.0:
+        first, second = _capped(first, softcap), _capped(second, softcap)
+    first = within(low, end, first, splat(-np.inf))
+    second = within(low - LANES, end - LANES, second, splat(-np.inf))
     top = largest_lane(larger(first, second))
     if top > row[0]:
         factor = exp(splat(row[0] - top))
@@ -138,7 +148,7 @@ def _position_of(item, row):
 
 
 @njit(**INLINED)
-def _attend_group(heads, item, window, q, rows, row, kv, base, here, following):
+def _attend_group(heads, item, window, softcap, q, rows, row, kv, base, here, following):
     """Attend with rows row .. row + 3 of an item to 32 keys from position `base` on."""
     dim, size = heads.head_dim, _VALUES + heads.head_dim
     low = max(0, _position_of(item, row) + 1 - window - base)
@@ -148,7 +158,7 @@ def _attend_group(heads, item, window, q, rows, row, kv, base, here, following):
     scores = _scores(q, dim, kv, heads.block_size, here, following)
     for r in range(GROUP_ROWS):
         end = _position_of(item, row + r) + 1 - base
-        _weigh(scores[r], end, window, after(rows, r * size), size)
+        _weigh(scores[r], end, window, softcap, after(rows, r * size), size)
     middle = min(LANES, high)
     _add_values(rows, size, _WEIGHTS, kv, here[2], following[2], low, middle)
     low, high = max(0, low - LANES), high - LANES
@@ -207,15 +217,17 @@ def _finish(heads, item, state, finite, out):
             store(out, (token * heads.num_heads + head) * dim + i, value + splat(0.0))
 
 
-@compiled(HEADS, *(int64,) * 9)
+@compiled(HEADS, *(int64,) * 9, float32)
 def attend(
-    thread, threads, count, heads, items, blocks, qkv, out, finite, kv, window, scratch, size
+    thread, threads, count, heads, items, blocks, qkv, out, finite, kv, window, scratch, size,
+    softcap,
 ):  # fmt: skip
     """Compute the attended values of `count` items; NaN for tokens that are not finite.
 
     items: [.., 5] int64, (kv head, first token, end, position of the first, its sequence's
     first block among `blocks`).   blocks: int32.   qkv, kv, finite: as rope_store left them.
     out: [T, heads * head_dim].   scratch: [threads, size], see scratch_size.
+    softcap: bound of the scores, 0 for none.
     """
     items, blocks, finite = longs(items), ints(blocks), ints(finite)
     qkv, out, kv, q = floats(qkv), floats(out), floats(kv), after(floats(scratch), thread * size)
@@ -232,7 +244,9 @@ def attend(
             for row in range(0, rows_end, GROUP_ROWS):
                 queries = after(q, row * heads.head_dim)
                 rows = after(state, row * (_VALUES + heads.head_dim))
-                _attend_group(heads, item, window, queries, rows, row, kv, base, here, following)
+                _attend_group(
+                    heads, item, window, softcap, queries, rows, row, kv, base, here, following
+                )
         _finish(heads, item, state, finite, out)
 
 

@@ -1,7 +1,5 @@
 """Head norms and rotation of projections, and the write of keys and values to the cache."""
 
-import math
-
 from numba import njit
 from numba.core.types import float32, int64
 
@@ -19,11 +17,13 @@ def _norm(x, first, weight, eps, dim):
 
 
 @njit(**INLINED)
-def _rotate(x, first, cos, sin, angles, half, scale):
+def _rotate(x, first, cos, sin, angles, half, dim, scale):
     for i in range(half):
         low, high = x[first + i], x[first + half + i]
         x[first + i] = (low * cos[angles + i] - high * sin[angles + i]) * scale
         x[first + half + i] = (high * cos[angles + i] + low * sin[angles + i]) * scale
+    for i in range(2 * half, dim):
+        x[first + i] *= scale
 
 
 @njit(**INLINED)
@@ -49,21 +49,23 @@ def _write_kv(heads, kv, slot, qkv, first):
     return is_finite
 
 
-@compiled(HEADS, *(int64,) * 9, float32)
+@compiled(HEADS, *(int64,) * 10, float32, float32)
 def rope_store(
-    thread, threads, count, heads, qkv, q_norm, k_norm, cos, sin, positions, slots, kv, finite, eps
+    thread, threads, count, heads, qkv, q_norm, k_norm, cos, sin, half, positions, slots, kv,
+    finite, eps, scale,
 ):  # fmt: skip
     """Rotate tokens of qkv in place, scale their queries, write keys and values to the cache.
 
     qkv: [T, (heads + 2 * kv heads) * head_dim].   q_norm, k_norm: [head_dim], or 0.
-    cos, sin: [positions, head_dim / 2].   positions, slots: [T] int64.   kv: the layer's part of
-    the first block.   finite: [T] int32, written: whether a token's keys and values are finite.
+    cos, sin: [positions, half]; the first 2 * half features of a head are rotated.
+    positions, slots: [T] int64.   kv: the layer's part of the first block.
+    finite: [T] int32, written: whether a token's keys and values are finite.
+    scale: factor of the queries, and so of the scores.
     """
-    dim, half = heads.head_dim, heads.head_dim // 2
+    dim = heads.head_dim
     with_keys = heads.num_heads + heads.num_kv_heads
     qkv, cos, sin, kv, finite = floats(qkv), floats(cos), floats(sin), floats(kv), ints(finite)
     positions, slots = longs(positions), longs(slots)
-    scale = float32(1.0 / math.sqrt(dim))
     for token in range(thread, count, threads):
         begin = token * (with_keys + heads.num_kv_heads) * dim
         for head in range(with_keys):
@@ -72,5 +74,5 @@ def rope_store(
             if q_norm:
                 _norm(qkv, x, floats(q_norm if is_query else k_norm), eps, dim)
             angles = positions[token] * half
-            _rotate(qkv, x, cos, sin, angles, half, scale if is_query else float32(1.0))
+            _rotate(qkv, x, cos, sin, angles, half, dim, scale if is_query else float32(1.0))
         finite[token] = _write_kv(heads, kv, slots[token], qkv, begin + heads.num_heads * dim)

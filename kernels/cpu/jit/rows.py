@@ -65,16 +65,22 @@ def rms_norm(thread, threads, count, x, delta, weight, y, eps, dim):
             _write(y, i, end, _read(weight, i - first, dim) * scaled)
 
 
-@compiled(int64, int64, int64)
-def silu_mul(thread, threads, count, gate_up, y, dim):
-    """y = silu(gate) * up.   gate_up: [rows, 2 * dim], side by side.   y: [rows, dim]."""
+@compiled(int64, int64, int64, int64)
+def gated_product(thread, threads, count, gate_up, y, dim, is_gelu):
+    """y = silu(gate) * up, or gelu(gate) * up.
+
+    gate_up: [rows, 2 * dim], side by side.   y: [rows, dim].
+    """
     gate_up, y = floats(gate_up), floats(y)
     for row in range(thread, count, threads):
         gates, ups, end = 2 * row * dim, (2 * row + 1) * dim, (2 * row + 1) * dim
         for i in range(0, dim, LANES):
             gate = _read(gate_up, gates + i, end)
-            silu = gate / (splat(1.0) + exp(splat(0.0) - gate))
-            _write(y, row * dim + i, (row + 1) * dim, silu * _read(gate_up, ups + i, end + dim))
+            z = gate
+            if is_gelu:  # by tanh: (1 + tanh(u)) / 2 is 1 / (1 + exp(-2 u))
+                z = splat(1.59576912) * gate * fma(splat(0.044715) * gate, gate, splat(1.0))
+            active = gate / (splat(1.0) + exp(splat(0.0) - z))
+            _write(y, row * dim + i, (row + 1) * dim, active * _read(gate_up, ups + i, end + dim))
 
 
 @njit(**INLINED)

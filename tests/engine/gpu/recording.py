@@ -27,15 +27,15 @@ class RecordingKernels:
         self._expanded(rest[-1])
         self.meaning.rope_store_kv(qkv, kv, cos, sin, positions, slots, *rest)
 
-    def decode_attention(self, out, q, kv, work, window=None):
+    def decode_attention(self, out, q, kv, work, window=None, *scores):
         rows = (work.decode_ranges[:, 1] > work.decode_ranges[:, 0]).nonzero().flatten()
         self._attended(rows.tolist(), kv, work, window)
-        self.meaning.decode_attention(out, q, kv, work, window)
+        self.meaning.decode_attention(out, q, kv, work, window, *scores)
 
-    def prefill_attention(self, out, q, kv, work, window=None):
+    def prefill_attention(self, out, q, kv, work, window=None, *scores):
         rows = work.prefill_items[: int(work.num_prefill_items), 0].unique()
         self._attended(rows.tolist(), kv, work, window)
-        self.meaning.prefill_attention(out, q, kv, work, window)
+        self.meaning.prefill_attention(out, q, kv, work, window, *scores)
 
     def shrink(self, x, work, site):
         self._applied(work, site, "A read")
@@ -48,6 +48,10 @@ class RecordingKernels:
     def silu_mul(self, gate_up, delta=None):
         self._expanded(delta)
         return self.meaning.silu_mul(gate_up, delta)
+
+    def gelu_mul(self, gate_up, delta=None):
+        self._expanded(delta)
+        return self.meaning.gelu_mul(gate_up, delta)
 
     def copy_slabs(self, target, target_ids, source, source_ids):
         for memory, ids, is_write in ((source, source_ids, False), (target, target_ids, True)):

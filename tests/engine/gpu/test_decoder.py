@@ -27,7 +27,17 @@ from lora.packed import PackedForm
 from registry.base_model import BaseModel
 from tests.cpu_decoder import make_decoder
 from tests.engine.gpu.fake_device import FakeDevice
-from tests.tiny_models import canonical_bytes, packed_adapter, save_adapter, save_model
+from tests.tiny_models import (
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    OLMO2,
+    PHI3,
+    canonical_bytes,
+    packed_adapter,
+    save_adapter,
+    save_model,
+)
 
 CPU = torch.device("cpu")
 NUM_SLABS = 64
@@ -37,6 +47,11 @@ FAMILIES = {
     "mistral": {"sliding_window": 24},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
+    "granite": GRANITE,
+    "phi3": PHI3,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "olmo2": OLMO2,
 }
 
 

@@ -1,8 +1,11 @@
 import pytest
+import torch
 from transformers import AutoConfig
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
+from engine.models.family import Multipliers, SoftCaps
 from registry.architecture import ARCHITECTURES
 
 LLAMA = {
@@ -18,6 +21,11 @@ LLAMA = {
 MISTRAL = LLAMA | {"architectures": ["MistralForCausalLM"]}
 QWEN2 = LLAMA | {"architectures": ["Qwen2ForCausalLM"]}
 QWEN3 = LLAMA | {"architectures": ["Qwen3ForCausalLM"]}
+GEMMA2 = LLAMA | {"architectures": ["Gemma2ForCausalLM"]}
+GEMMA3 = LLAMA | {"architectures": ["Gemma3ForCausalLM"]}
+PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"]}
+OLMO2 = LLAMA | {"architectures": ["Olmo2ForCausalLM"]}
+GRANITE = LLAMA | {"architectures": ["GraniteForCausalLM"]}
 QKV = (True, True, True, False, False, False, False)
 
 
@@ -35,6 +43,8 @@ def without(config, *keys):
         (QWEN2, QKV),
         (QWEN3, (False,) * 7),
         (QWEN3 | {"attention_bias": True}, (True,) * 4 + (False,) * 3),
+        (OLMO2 | {"attention_bias": True}, (True,) * 4 + (False,) * 3),
+        (GRANITE | {"mlp_bias": True}, (False,) * 4 + (True,) * 3),
     ],
 )
 def test_each_family_has_its_biases(config, biases):
@@ -52,6 +62,11 @@ MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_atten
         (MISTRAL | {"sliding_window": 32}, (32,) * 4),
         (MISTRAL | {"sliding_window": None}, (None,) * 4),
         (MISTRAL, (4096,) * 4),
+        (GEMMA2, (4096, None, 4096, None)),
+        (GEMMA3 | {"sliding_window": 32, "sliding_window_pattern": 3}, (32, 32, None, 32)),
+        (GEMMA3 | {"sliding_window": 32, "layer_types": MIXED}, (None, 32, 32, None)),
+        (PHI3, (None,) * 4),
+        (PHI3 | {"sliding_window": 32}, (32,) * 4),
         (QWEN2 | {"sliding_window": 32, "use_sliding_window": False}, (None,) * 4),
         (QWEN2 | {"sliding_window": 32, "max_window_layers": 0}, (None,) * 4),
         (QWEN2 | QWEN_SLIDES, (None,) * 4),
@@ -68,6 +83,71 @@ def test_the_width_of_heads_is_given_or_follows():
     assert DecoderConfig.parse(LLAMA | {"head_dim": None}).shape.head_dim == 16
     assert DecoderConfig.parse(MISTRAL | {"head_dim": 32}).shape.head_dim == 32
     assert DecoderConfig.parse(QWEN3).shape.head_dim == 128
+
+
+def test_only_granite_has_multipliers_and_its_residual_one_is_part_of_scale_and_eps():
+    factors = {"embedding_multiplier": 12, "residual_multiplier": 0.5, "logits_scaling": 8}
+    factors["attention_multiplier"] = 0.25
+    granite, llama = (DecoderConfig.parse(base | factors) for base in (GRANITE, LLAMA))
+    assert granite.multipliers == Multipliers(12.0, 0.5, 0.125, 0.25)
+    assert granite.embedding_scale(torch.bfloat16) == 24.0
+    assert granite.stream_eps == 4 * granite.rms_norm_eps
+    assert llama.multipliers == Multipliers()
+    assert (llama.embedding_scale(torch.float32), llama.stream_eps) == (1.0, llama.rms_norm_eps)
+
+
+def test_norms_of_q_and_k_go_over_heads_or_over_projections_or_do_not_exist():
+    sizes = [DecoderConfig.parse(config).qk_norm_sizes for config in (LLAMA, QWEN3, OLMO2)]
+    assert sizes == [None, (128, 128), (64, 32)]
+
+
+@pytest.mark.parametrize(
+    ("config", "activation"),
+    [
+        (LLAMA, "silu"),
+        (LLAMA | {"hidden_act": "gelu_pytorch_tanh"}, "gelu_tanh"),
+        (GEMMA2 | {"hidden_act": "gelu"}, "gelu_tanh"),
+        (GEMMA3 | {"hidden_activation": "silu"}, "silu"),
+    ],
+)
+def test_each_family_has_its_setting_for_the_activation(config, activation):
+    assert DecoderConfig.parse(config).activation == activation
+
+
+GEMMA3_ROPES = {
+    "transformers 5": {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 10000.0},
+        }
+    },
+    "transformers 4": {
+        "rope_theta": 10000.0,
+        "rope_local_base_freq": 100.0,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+}
+
+
+@pytest.mark.parametrize("spelling", GEMMA3_ROPES)
+def test_layers_of_gemma_3_that_slide_have_a_rope_of_their_own(spelling):
+    config = GEMMA3 | GEMMA3_ROPES[spelling] | {"sliding_window_pattern": 2}
+    ropes = DecoderConfig.parse(config).ropes
+    assert ropes.numbers == (0, 1, 0, 1)
+    theirs = Gemma3RotaryEmbedding(
+        AutoConfig.for_model("gemma3_text", **without(config, "architectures"), head_dim=256)
+    )
+    for ours, kind in zip(ropes.different, ("sliding", "full"), strict=True):
+        expected = getattr(theirs, f"{kind}_attention_inv_freq")
+        torch.testing.assert_close(ours.frequencies, expected, rtol=1e-6, atol=0.0)
+
+
+def test_gemmas_soft_caps_are_those_of_transformers():
+    caps = [DecoderConfig.parse(config).soft_caps for config in (GEMMA2, GEMMA3, LLAMA)]
+    assert caps == [SoftCaps(50.0, 30.0), SoftCaps(), SoftCaps()]
+    given = {"attn_logit_softcapping": None, "final_logit_softcapping": 7.0}
+    for config in (GEMMA2, GEMMA3):
+        assert DecoderConfig.parse(config | given).soft_caps == SoftCaps(None, 7.0)
 
 
 def test_kv_heads_default_to_heads():
@@ -98,8 +178,13 @@ def needed(config):
         (LLAMA | {"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         (LLAMA | {"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
         (LLAMA | {"architectures": None, "model_type": "gemma3"}, "gemma3"),
-        (LLAMA | {"hidden_act": "gelu"}, "gelu"),
-        (LLAMA | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}, "dynamic"),
+        (LLAMA | {"hidden_act": "gelu"}, "hidden_act gelu"),
+        (GEMMA2 | {"hidden_activation": "relu"}, "hidden_activation relu"),
+        (GEMMA2 | {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        (GEMMA3 | {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
+        (GEMMA3 | {"rope_parameters": {"rope_type": "default"}}, "rope_parameters of .*rope_type"),
+        (GEMMA3 | {"layer_types": ["sliding_attention"] * 3}, "3 layers of 4"),
+        (LLAMA | {"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
         (QWEN2 | {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         (QWEN2 | {"layer_types": ["full_attention"] * 3}, "3 layers of 4"),
         (without(LLAMA, "vocab_size"), "vocab_size"),

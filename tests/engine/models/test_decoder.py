@@ -15,7 +15,7 @@ from kernels.cpu.plain import PlainKernels
 from lora.layout import Layout
 from lora.packed import PackedForm
 from tests.cpu_decoder import make_decoder
-from tests.tiny_models import save_model
+from tests.tiny_models import GEMMA2, GEMMA3, GRANITE, OLMO2, PHI3, save_model
 
 CPU = torch.device("cpu")
 FAMILIES = {
@@ -23,6 +23,11 @@ FAMILIES = {
     "mistral": {"sliding_window": 24},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
+    "granite": GRANITE,
+    "phi3": PHI3,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "olmo2": OLMO2,
 }
 PROMPT = [(7 * i * i + 3) % 250 for i in range(53)]
 
@@ -59,8 +64,8 @@ class OneIsNotFinite(PlainKernels):
         super().__init__(shape)
         self.place = layer, token
 
-    def attention(self, qkv, layer, work, norms=None, window=None):
-        out = super().attention(qkv, layer, work, norms, window)
+    def attention(self, qkv, layer, work, norms=None, window=None, rope=0):
+        out = super().attention(qkv, layer, work, norms, window, rope)
         if layer == self.place[0]:
             out[self.place[1]] = torch.nan
         return out

@@ -22,7 +22,16 @@ from registry.base_model import BaseModel
 from tests.cpu_decoder import make_decoder
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.thread_ranks import ThreadRanks, on_all
-from tests.tiny_models import canonical_bytes, packed_adapter, save_adapter, save_model
+from tests.tiny_models import (
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    PARTIAL_ROPE,
+    canonical_bytes,
+    packed_adapter,
+    save_adapter,
+    save_model,
+)
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 FAMILIES = {
@@ -30,6 +39,10 @@ FAMILIES = {
     "mistral": {"sliding_window": 24, "tied": False},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
+    "granite": GRANITE,
+    "phi3": {"rope": PARTIAL_ROPE},
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
 }
 PROMPTS = [[(7 * i * i + 3 * k) % 250 for i in range(33 + k)] for k in range(4)]
 ALL = (0, 1, 2, 3)
@@ -46,7 +59,7 @@ class World:
         self.config = DecoderConfig.parse(load_config(self.model_dir))
         base = BaseModel.load(self.model_dir, "tiny", folder / "cache")
         kinds = [
-            {"r": 4, "rank_pattern": {"v_proj": 19, "down_proj": 9}},
+            {"r": 4, "rank_pattern": {".*v_proj": 19, "down_proj": 9}},
             {"r": 16, "use_rslora": True},
             {"r": 3, "target_modules": ["o_proj", "down_proj"]},
         ]
@@ -158,8 +171,8 @@ def test_a_step_has_two_sums_a_layer_and_its_flags_with_adapters_and_without(wor
 class NotFiniteOnOneRank(PlainKernels):
     """Kernels whose attention is NaN for one token, in the last layer and one rank's heads."""
 
-    def attention(self, qkv, layer, work, norms=None, window=None):
-        out = super().attention(qkv, layer, work, norms, window)
+    def attention(self, qkv, layer, work, norms=None, window=None, rope=0):
+        out = super().attention(qkv, layer, work, norms, window, rope)
         if layer == 1 and threading.current_thread().name.endswith("rank 1"):
             out[3] = torch.nan
         return out
@@ -177,6 +190,13 @@ def test_ranks_that_cannot_have_equal_parts_are_refused_by_name(tmp_path):
     with pytest.raises(UnsupportedModel, match=r"4 does not divide .* num_key_value_heads of 2"):
         config.shard(4)
     assert config.shard(2).shape.num_kv_heads == 1
+
+
+def test_norms_over_all_heads_are_refused_by_name_where_ranks_would_have_parts_of_them(tmp_path):
+    config = DecoderConfig.parse(load_config(save_model(tmp_path / "model", family="olmo2")))
+    assert config.shard(1).shape == config.shape
+    with pytest.raises(UnsupportedModel, match=r"tensor_parallel_size 2 .* norms of q and k"):
+        config.shard(2)
 
 
 def test_every_rank_reads_its_part_of_a_projection_and_one_of_them_the_bias_of_a_sum(tmp_path):
