@@ -18,7 +18,7 @@ from engine.journal import Journal
 from engine.merged import MergedModel
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
-from engine.models.rounding import WeightRounding
+from engine.models.rounding import NO_ROUNDING, WeightRounding
 from engine.rank_group import LeadingRunner, RankGroup
 from engine.ranks import Ranks
 from engine.scheduler import Scheduler
@@ -162,7 +162,7 @@ def build_core(
         config.device,
     )  # fmt: skip
     numbers = ServedNumbers(Path(config.model_dir), WeightRounding.of(config.quantization))
-    reference = MergedModel(numbers, model_config)
+    reference = MergedModel(numbers, model_config, _unrounded(config, model_config, numbers))
     is_exact = config.dtype == "float32" and not numbers.is_quantized and not config.quantization
     precision = _PROOF_PRECISION[is_exact]
     core = EngineCore(
@@ -175,6 +175,23 @@ def build_core(
         residency_interval_s=config.residency_interval_s,
     )
     return core, config
+
+
+def _unrounded(
+    config: EngineConfig, model_config: DecoderConfig, served: ServedNumbers
+) -> ServedNumbers | None:
+    """The base model's weights before they were rounded, if they were. Raises UnsupportedModel."""
+    if config.unquantized_model_dir is not None:
+        folder = Path(config.unquantized_model_dir)
+        shape = DecoderConfig.parse(load_config(folder)).shape
+        if shape != model_config.shape:
+            raise UnsupportedModel(
+                f"unquantized_model: {folder} is {shape}, the served model is {model_config.shape}"
+            )
+        return ServedNumbers(folder, NO_ROUNDING)
+    if config.quantization in ("int8", "int4") and not served.is_quantized:
+        return ServedNumbers(Path(config.model_dir), NO_ROUNDING)
+    return None
 
 
 def _grammars(config: EngineConfig, vocab_size: int) -> Grammars | None:

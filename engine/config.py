@@ -44,6 +44,8 @@ class EngineConfig:
     memory_utilization: share of a GPU's memory that the engine takes if arena_bytes is None.
     quantization: what floating-point weights of the base model are rounded to: "int8", "int4" in
     groups of 32, or "fp8" on a GPU. Weights that the checkpoint has as codes stay as they are.
+    unquantized_model_dir: folder of the model from which a quantised checkpoint was made; with it,
+    proofs tell how far that moves an adapter's answers.
     kv_cache_dtype: "auto" or "fp8".
     batch_invariant: whether a request's tokens and logprobs are the same bits whatever else runs,
     and however the request was chunked, cached or computed again; for CPUs.
@@ -85,6 +87,7 @@ class EngineConfig:
     max_model_len: int | None
     memory_utilization: float = 0.9
     quantization: Literal["fp8", "int8", "int4"] | None = None
+    unquantized_model_dir: str | None = None
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     batch_invariant: bool = False
     cpu_kernels: Literal["auto", "native", "numba", "torch"] = "auto"

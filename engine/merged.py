@@ -6,7 +6,7 @@ that it can run between the steps of an engine that serves.
 """
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -68,12 +68,19 @@ class Weights(Protocol):
 
 
 class MergedModel:
-    """Runs tokens on weights that are read a few rows at a time; see engine.proof.Reference."""
+    """Runs tokens on weights that are read a few rows at a time; see engine.proof.Reference.
 
-    def __init__(self, weights: Weights, config: DecoderConfig) -> None:
+    weights: what is served.   unrounded: the same before it was rounded to few bits, if it was, and
+    if there are such weights.
+    """
+
+    def __init__(
+        self, weights: Weights, config: DecoderConfig, unrounded: Weights | None = None
+    ) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
         self._weights = weights
+        self._unrounded = unrounded
 
     def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
         """Invocation tokens of an activated LoRA, None for other adapters. Raises AdapterError."""
@@ -86,9 +93,18 @@ class MergedModel:
 
         Raises AdapterError.
         """
+        compared = yield from self._run(self._weights, sequences, object_path)
+        if self._unrounded is None:
+            return compared
+        whole = yield from self._run(self._unrounded, sequences, object_path)
+        return replace(compared, unrounded=whole.merged)
+
+    def _run(
+        self, weights: Weights, sequences: Sequence[TokenSequence], object_path: Path
+    ) -> Generator[None, None, Compared]:
         with torch.inference_mode():
             # A generator must not leave inference mode on while it is suspended.
-            run = _Run(self.config, self._weights, CanonicalWeights(object_path), sequences)
+            run = _Run(self.config, weights, CanonicalWeights(object_path), sequences)
         steps = run.steps()
         while True:
             with torch.inference_mode():

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -67,10 +67,15 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Logprobs of the whole vocabulary, [asked tokens, vocab]: of the base model, and merged."""
+    """Logprobs of the whole vocabulary, [asked tokens, vocab]: of the base model, and merged.
+
+    unrounded: merged into the weights as they were before they were rounded to few bits; None if
+    they were not, or are not known.
+    """
 
     base: Logprobs
     merged: Logprobs
+    unrounded: Logprobs | None = None
 
 
 class Reference(Protocol):
@@ -98,6 +103,13 @@ class _Failed(Exception):
 
 
 _Steps = Generator[None, None, Proof]
+
+
+class _Shift(TypedDict, total=False):
+    """Fields of Proof about the rounding of the base model."""
+
+    base_shift: float
+    base_agreement: float
 
 
 class ProofRunner:
@@ -317,6 +329,7 @@ def judge(
         tolerance=lost + precision * effect,
         num_prompts=len(served),
         num_tokens=len(rows),
+        **_of_rounding(compared, rows),
     )
     if np.array_equal(compared.base, compared.merged):
         message = "On fixed prompts it changes nothing at all; save the adapter after training."
@@ -334,7 +347,28 @@ def judge(
             f"arithmetic loses ({lost:.2g}): too little to be told from nothing."
         )
         return replace(proof, warnings=(warning,))
+    if proof.base_shift is not None and proof.base_shift > effect:
+        warning = (
+            "The base model's weights are rounded to few bits, which changes logprobs by "
+            f"{proof.base_shift:.2g} on fixed prompts, more than the adapter does ({effect:.2g}): "
+            "measure its quality here before you rely on it."
+        )
+        return replace(proof, warnings=(warning,))
     return proof
+
+
+def _of_rounding(compared: Compared, rows: Sequence[TokenLogprobs]) -> _Shift:
+    """How far rounding the base model's weights moves the adapter's answers."""
+    if compared.unrounded is None:
+        return {}
+    pairs = list(zip(rows, compared.merged, compared.unrounded, strict=True))
+    shift = max(
+        abs(float(merged[token] - whole[token]))
+        for row, merged, whole in pairs
+        for token, _ in row.top
+    )
+    same = [merged.argmax() == whole.argmax() for _, merged, whole in pairs]
+    return {"base_shift": shift, "base_agreement": sum(same) / len(same)}
 
 
 def _distance(served: TokenLogprobs, reference: Logprobs) -> float:

@@ -16,6 +16,9 @@ class Proof:
     max_difference: largest difference between logprobs of the served and the merged adapter.
     tolerance: limit of max_difference.   num_tokens: tokens whose logprobs were compared.
     device_bytes: bytes that the adapter takes in the arena.
+    base_shift: largest change of a logprob, in nats, by rounding the base model's weights to few
+    bits, with the adapter.   base_agreement: share of tokens that stay the likeliest. Both are None
+    if the weights are as they were trained, or if the engine does not know how they were.
     cold_load_s: time of the load from the object store to the arena; None if it had begun before.
     """
 
@@ -28,5 +31,7 @@ class Proof:
     num_tokens: int = 0
     device_bytes: int = 0
     cold_load_s: float | None = None
+    base_shift: float | None = None
+    base_agreement: float | None = None
     seconds: float = 0.0
     warnings: tuple[str, ...] = ()

@@ -37,6 +37,8 @@ from registry.tensor_values import TensorValues, scan_tensor
 # Thresholds of warnings, chosen so that ordinary training runs cause none.
 _LARGE_SCALE = 64.0
 _OUTLIER_RATIO = 100.0
+_MAX_NAME = 256
+"""Characters of the name of a base model that a passport keeps."""
 _MAX_WARNINGS = 20
 
 _TRAINED_TOKENS = ".token_adapter.trainable_tokens_delta"
@@ -84,6 +86,7 @@ class Passport:
     rank: the largest rank.   ranks, scales: number of modules by rank, by effective scale.
     max_value: largest absolute value of A and B.   size_bytes: bytes of the canonical object.
     invocation_tokens: tokens of an activated LoRA; None for an ordinary LoRA.
+    trained_on: the base model that its config names, such as a repository's name; None without one.
     warnings: sentences; the adapter is served despite them.
     """
 
@@ -98,6 +101,7 @@ class Passport:
     max_value: float
     size_bytes: int
     invocation_tokens: list[int] | None
+    trained_on: str | None
     warnings: list[str]
 
     def to_dict(self) -> dict[str, Any]:
@@ -162,7 +166,9 @@ def check_adapter(
         *_weight_warnings(modules, norms),
     ]
     max_value = max(tensor.max_value for tensor in values.values())
-    passport = _passport(header, modules, config.invocation_tokens, max_value, warnings)
+    passport = _passport(
+        header, modules, config.invocation_tokens, max_value, config.base_model_name, warnings
+    )
     return CheckedAdapter(passport, header, modules, config.invocation_tokens)
 
 
@@ -417,6 +423,7 @@ def _passport(
     modules: dict[str, ModuleScale],
     invocation_tokens: tuple[int, ...] | None,
     max_value: float,
+    trained_on: str | None,
     warnings: list[str],
 ) -> Passport:
     ranks = Counter(effect.rank for effect in modules.values())
@@ -437,6 +444,7 @@ def _passport(
         max_value=max_value,
         size_bytes=len(canonical_header(header, modules, invocation_tokens)) + data_bytes,
         invocation_tokens=list(invocation_tokens) if invocation_tokens else None,
+        trained_on=trained_on[:_MAX_NAME] if trained_on else None,
         warnings=warnings,
     )
 

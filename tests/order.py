@@ -59,7 +59,7 @@ SECONDS: dict[str, int] = {
     "tests/server/billing/test_exports.py": 8,
     "tests/server/pool/test_autoscaler.py": 8,
     "tests/engine/gpu/test_runner.py": 7,
-    "tests/engine/test_int8.py": 7,
+    "tests/engine/test_quantization.py": 10,
     "tests/server/api/test_upload_routes.py": 7,
     "tests/server/billing/test_export_memory.py": 7,
     "tests/server/cli/test_cli_receipts.py": 7,

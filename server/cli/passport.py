@@ -36,6 +36,8 @@ def _static(passport: JsonObject) -> Iterator[Row]:
     yield "scale", _shares(None, passport.get("scales"))
     yield "modules", f"{passport.get('num_modules')}: {', '.join(passport.get('targets', ()))}"
     yield "numbers", f"{passport.get('num_parameters', 0):,} of {passport.get('dtype')}"
+    if passport.get("trained_on"):
+        yield "trained on", passport["trained_on"]
     yield "size", megabytes(passport.get("size_bytes", 0))
     if passport.get("invocation_tokens"):
         yield "invocation_tokens", passport["invocation_tokens"]
@@ -61,6 +63,12 @@ def _proof(proof: JsonObject | None) -> Iterator[Row]:
         f"{proof['tolerance']:.2g} allowed",
     )
     yield "from base", f"logprobs differ by {proof['max_effect']:.2g} nats at most"
+    if proof.get("base_shift") is not None:
+        yield (
+            "rounded base",
+            f"logprobs differ by {proof['base_shift']:.2g} nats at most from those on the base as "
+            f"it was trained; {proof['base_agreement']:.0%} of the likeliest tokens stay the same",
+        )
     yield "on the device", megabytes(proof["device_bytes"])
     if proof.get("cold_load_s") is not None:
         yield "cold load", milliseconds(proof["cold_load_s"])

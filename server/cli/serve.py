@@ -125,6 +125,13 @@ def serve(
             "default they stay as the checkpoint has them."
         ),
     ] = None,
+    unquantized_model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the model from which a quantised checkpoint was made. With it, "
+            "passports tell how far the quantised base moves an adapter's answers."
+        ),
+    ] = None,
     kv_cache_dtype: Annotated[
         str | None,
         typer.Option(help="Number format of KV: auto (the default), as --dtype; fp8 on a GPU."),

@@ -143,6 +143,9 @@ def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) ->
     return {
         "model_dir": str(base.path),
         "base_revision": base.base_revision,
+        "unquantized_model_dir": str(settings.unquantized_model.resolve())
+        if settings.unquantized_model
+        else None,
         "vocabulary_path": str(data_dir / "engine" / "vocabulary"),
         "eos_token_ids": list(tokenizer.eos_token_ids),
         "public_prefixes": _public_prefixes(settings.public_prompts, tokenizer),

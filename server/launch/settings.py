@@ -122,6 +122,9 @@ class Settings(BaseModel):
     arena_bytes: int | None = Field(None, ge=1 << 20)
     memory_utilization: float = Field(0.9, gt=0, lt=1)
     quantization: Literal["fp8", "int8", "int4"] | None = None
+    # Folder of the model from which a quantised checkpoint was made. With it, an adapter's passport
+    # tells how far the quantised base moves its answers.
+    unquantized_model: Path | None = None
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     batch_invariant: bool = False
     # Whether a GPU's kernels are launched one by one, without CUDA graphs: slower, to track down

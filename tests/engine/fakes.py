@@ -91,6 +91,7 @@ class FakeReference:
 
     invocation: invocation tokens of every adapter.
     merges: digest to use in place of the file's; None is the base model.
+    rounding: what rounding the base model adds to logprobs, in nats; None if it is not rounded.
     """
 
     vocab_size = 256
@@ -99,6 +100,7 @@ class FakeReference:
         self.invocation: tuple[int, ...] | None = None
         self.merges: str | None = "the file's"
         self.num_units = 3
+        self.rounding: float | None = None
 
     def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
         return self.invocation
@@ -117,7 +119,8 @@ class FakeReference:
                 base.append(fake_logprobs(history, None))
                 start = sequence.adapter_start if digest else 0
                 merged.append(fake_logprobs(history, digest, start))
-        return Compared(np.stack(base), np.stack(merged))
+        whole = None if self.rounding is None else np.stack(merged) - self.rounding
+        return Compared(np.stack(base), np.stack(merged), whole)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from engine.journal import Journal
 from engine.merged import MergedModel
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
-from engine.models.rounding import NO_ROUNDING
+from engine.models.rounding import NO_ROUNDING, WeightRounding
 from engine.scheduler import Scheduler
 from engine.swap import PreemptionCosts, SwapSpace
 from engine.weights import ServedNumbers, load_config, open_weights
@@ -124,7 +124,11 @@ def build_core(
     scheduler = Scheduler(limits, layout, adapters, words, eos, swap, grammars=grammars)
     meter = TokenMeter(directory / "meter")
     journal = Journal(directory / "journal", "eng-1", "base-1")
-    reference = MergedModel(ServedNumbers(model_dir, NO_ROUNDING), config)
+    rounding = WeightRounding.of(quantization)
+    whole = ServedNumbers(model_dir, NO_ROUNDING)
+    reference = MergedModel(
+        ServedNumbers(model_dir, rounding), config, whole if quantization else None
+    )
     if make_backend:
         runner = backend.make_runner(adapters.tables, meter, num_swap_slots)
         return EngineCore(scheduler, runner, journal, reference, precision=0.005)
@@ -137,7 +141,8 @@ def build_core(
     runner = ModelRunner(model, slabs, form, tables, meter, num_swap_slots)
     if lag:
         late.runner, runner = runner, late
-    return EngineCore(scheduler, runner, journal, reference, precision=0.005)
+    precision = 0.05 if quantization else 0.005
+    return EngineCore(scheduler, runner, journal, reference, precision)
 
 
 def add_adapter(objects, model_dir, adapter_dir, tmp_path):

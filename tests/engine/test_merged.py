@@ -132,6 +132,30 @@ def test_real_adapters_pass(prove, kind):
     assert proof.max_difference < proof.tolerance < 0.2 * proof.max_effect
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_on_a_rounded_base_a_proof_tells_how_far_that_moves_its_answers(tmp_path, quantization):
+    model = save_model(tmp_path / "model", intermediate_size=192, tied=False)
+    adapter = save_adapter(model, tmp_path / "adapter", seed=3)
+    objects = {}
+    ref = add_adapter(objects, model, adapter, tmp_path)
+    (tmp_path / "object").write_bytes(objects[ref.digest])
+    core = build_core(
+        model, tmp_path / "engine", objects,
+        make_kernels=kernels_of("native"), quantization=quantization,
+    )  # fmt: skip
+    core.handle("gw", ProveAdapter(proof_id="p", adapter=ref, object_path=str(tmp_path / "object")))
+    answers = [answer for _ in range(900) for _, answer in core.step()]
+    proof = answers[-1].proof
+    assert proof.verdict == "passed"
+    assert proof.base_shift > 0.001
+    assert proof.base_agreement in [n / 8 for n in range(9)]
+    reference = core.proofs.reference
+    found = drain(reference.compare([TokenSequence(PROMPTS[0], 0, 3)], tmp_path / "object"))[0]
+    expected = logprobs(merged_model(model, adapter), PROMPTS[0])[-3:]
+    np.testing.assert_allclose(found.unrounded, expected, atol=2e-4)
+    assert np.abs(found.unrounded - found.merged).max() > 0.001
+
+
 WAYS = {
     "C": {"make_kernels": kernels_of("native")},
     "late": {"lag": 1},

@@ -95,6 +95,23 @@ def test_an_adapter_that_changes_nothing_has_no_effect(tmp_path, ask):
     assert verdict(core, ask()) == "no_effect"
 
 
+def test_an_adapter_that_changes_less_than_the_rounding_of_the_base_has_a_warning(tmp_path, ask):
+    core = make_core(tmp_path)
+    core.proofs.reference.rounding = 9.0
+    core.handle("gw", ask())
+    _, proof = run(core)[0]["p1"]
+    assert (proof.verdict, proof.base_agreement) == ("passed", 1.0)
+    assert proof.base_shift == pytest.approx(9.0)
+    assert proof.warnings[0].startswith("The base model's weights are rounded to few bits")
+
+
+def test_without_the_weights_before_rounding_nothing_is_said_of_it(tmp_path, ask):
+    core = make_core(tmp_path)
+    core.handle("gw", ask())
+    _, proof = run(core)[0]["p1"]
+    assert (proof.base_shift, proof.base_agreement) == (None, None)
+
+
 def test_an_activated_lora_is_invoked(tmp_path, ask, adapter):
     loader = FakeLoader()
     loader.invocation_tokens = {adapter.object_key: (7, 8, 9)}

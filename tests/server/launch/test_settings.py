@@ -57,7 +57,7 @@ def test_variables_of_the_client_commands_are_no_settings(name, monkeypatch):
         ("device", "tpu"),
         ("arena_bytes", 0),
         ("drain_timeout_s", -1),
-        ("quantization", "int4"),
+        ("quantization", "int3"),
         ("batch_invariant", "sometimes"),
         ("storage", "s3://bucket?sse=maybe"),
         ("storage", "/srv/objects"),
