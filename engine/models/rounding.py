@@ -1,4 +1,4 @@
-"""What the setting `quantization` does to the floating-point weights of a checkpoint."""
+"""The rounding of a checkpoint's floating-point weights by the setting `quantization`."""
 
 from dataclasses import dataclass
 from typing import Self

@@ -12,7 +12,7 @@ from engine.models.formats.module import Module, Part, grouped, unpack
 from kernels.quantized import Rounding, Weight
 
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word the outputs 0 to 7 are."""
+"""Places of the outputs 0 to 7 in a word."""
 
 
 class Awq:
