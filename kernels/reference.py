@@ -122,6 +122,7 @@ def rope_store_kv(
     finite: torch.Tensor,
     norms: HeadNorms | None = None,
     delta: Delta | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """Rotate q and k by their positions, in place, and write k and v to their slots of `kv`.
 
@@ -130,7 +131,7 @@ def rope_store_kv(
     positions: [T] int32.
     slots: [T] int32, block * block_size + offset; tokens with a negative slot are not stored.
     finite: [T] int32, set to 0 where k or v is not finite (such values are stored as 0), else
-    unchanged.
+    unchanged.   kv_scales: what 1 in e4m3 stands for, of k and of v; not used by other dtypes.
     `delta` is added to qkv first, then `norms` are applied to the heads of q and k. Everything is
     computed in float32, and rounded where it is stored, and before and after `norms`.
     """
@@ -150,7 +151,8 @@ def rope_store_kv(
     finite[~elementwise.is_finite(pair.flatten(1))] = 0
     pair = pair.nan_to_num(0.0, 0.0, 0.0)
     if kv.dtype == FP8:
-        pair = pair.float().clamp(-FP8_MAX, FP8_MAX)
+        scales = torch.tensor(kv_scales).view(2, 1, 1)
+        pair = (pair.float() / scales).clamp(-FP8_MAX, FP8_MAX)
     stored = (slots >= 0).nonzero().squeeze(1)
     blocks, offsets = slots[stored] // block_size, slots[stored] % block_size
     kv.permute(0, 3, 1, 2, 4)[blocks, offsets] = pair[stored].to(kv.dtype)

@@ -23,6 +23,7 @@ from engine.models.rounding import NO_ROUNDING, WeightRounding
 from engine.ranks import Ranks
 from kernels.elementwise import soft_cap_
 from kernels.quantized import Weight
+from kernels.reference import FP8
 from kernels.work import Delta, HeadNorms
 from lora.device import Device
 from lora.shard import WHOLE
@@ -56,6 +57,7 @@ class _Layer:
     gate_up: Linear
     down: Linear
     window: int | None
+    kv_scales: tuple[float, float]
     rope: int
 
 
@@ -148,6 +150,7 @@ class GpuDecoder:
             gate_up=of(_GATE_UP),
             down=of(_DOWN),
             window=layer.window,
+            kv_scales=layer.kv_scales,
             rope=self.config.ropes.numbers[index],
         )
 
@@ -202,12 +205,20 @@ class GpuDecoder:
             self._norm_jointly(qkv, layer.joint_norms)
             delta = None
         positions = *self._turns[layer.rope], inputs.positions
-        kernels.rope_store_kv(qkv, kv, *positions, inputs.slots, finite, layer.head_norms, delta)
+        k_scale, v_scale = layer.kv_scales if kv.dtype == FP8 else (1.0, 1.0)
+        kernels.rope_store_kv(
+            qkv, kv, *positions, inputs.slots, finite, layer.head_norms, delta, (k_scale, v_scale)
+        )
         q = qkv.view(len(x), -1, shape.head_dim)[:, : shape.num_heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        sight = layer.window, self.config.multipliers.attention, self.config.soft_caps.attention
+        scale = self.config.multipliers.attention
+        if k_scale != 1.0:
+            scale = (scale or shape.head_dim**-0.5) * k_scale
+        sight = layer.window, scale, self.config.soft_caps.attention
         kernels.decode_attention(out, q, kv, inputs.attention, *sight)
         kernels.prefill_attention(out, q, kv, inputs.attention, *sight)
+        if v_scale != 1.0:
+            out *= v_scale
         return self._project(layer.o, out.flatten(1), inputs, index, _O)
 
     def _norm_jointly(self, qkv: torch.Tensor, norms: tuple[torch.Tensor, torch.Tensor]) -> None:

@@ -51,6 +51,7 @@ class Kernels(Protocol):
         finite: torch.Tensor,
         norms: HeadNorms | None = None,
         delta: Delta | None = None,
+        kv_scales: tuple[float, float] = (1.0, 1.0),
         /,
     ) -> None: ...
 

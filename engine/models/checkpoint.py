@@ -10,13 +10,15 @@ from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
 from engine.models.layer_norms import LayerNorms
 from engine.models.rounding import NO_ROUNDING, WeightRounding
-from kernels.quantized import Weight
+from kernels.quantized import Weight, as_numbers
 from lora.layout import PROJECTIONS
 
 _MODULES = (
     *(f"self_attn.{name}" for name in PROJECTIONS[:4]),
     *(f"mlp.{name}" for name in PROJECTIONS[4:]),
 )
+_KV_SCALES = (("k_scale", "k_proj.output_scale"), ("v_scale", "v_proj.output_scale"))
+"""Names of a layer's scales of FP8 KV: of k and of v, newer and older ones."""
 # Old checkpoints contain the rope's frequencies, which are not read.
 _COMPUTED = ".rotary_emb.inv_freq"
 
@@ -36,7 +38,7 @@ class LayerWeights:
     qk_norms: norms of q and of k, [head_dim] each, or [heads * head_dim] where they go over all
     heads; None without norms.
     projections: [out, in], rounded or as stored, biases: [out], as in PROJECTIONS.
-    window: see DecoderConfig.
+    window: see DecoderConfig.   kv_scales: what 1 stands for in FP8 KV, of k and of v.
     """
 
     norms: LayerNorms[torch.Tensor]
@@ -44,6 +46,7 @@ class LayerWeights:
     projections: tuple[Weight, ...]
     biases: tuple[torch.Tensor | None, ...]
     window: int | None
+    kv_scales: tuple[float, float]
 
 
 class Checkpoint:
@@ -113,7 +116,30 @@ class Checkpoint:
                 )
             ),
             window=self.config.windows[index],
+            kv_scales=self._take_kv_scales(f"{prefix}.self_attn"),
         )
+
+    def _take_kv_scales(self, prefix: str) -> tuple[float, float]:
+        """Scales that a quantised checkpoint gives for FP8 KV; 1 without them."""
+        k, v = (
+            next(
+                (
+                    self._take_scale(f"{prefix}.{name}")
+                    for name in names
+                    if f"{prefix}.{name}" in self._left
+                ),
+                1.0,
+            )
+            for names in _KV_SCALES
+        )
+        return k, v
+
+    def _take_scale(self, name: str) -> float:
+        scale = as_numbers(self._weights[name])
+        self._left.remove(name)
+        if scale.numel() != 1 or not scale > 0:
+            raise UnsupportedModel(f"the tensor {name} is not one positive number")
+        return scale.item()
 
     def _take_qk_norms(self, prefix: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         sizes = self.config.qk_norm_sizes

@@ -101,9 +101,10 @@ def _rotated(low, high, cos, sin, position, half, mask, like, ROTARY_HALF: tl.co
 
 
 @triton.jit
-def _store_kv(kv, offsets, x, is_finite, mask):
+def _store_kv(kv, offsets, x, is_finite, mask, scale):
     x = tl.where(is_finite, x, 0.0)
     if kv.dtype.element_ty.is_fp8():
+        x = x / scale
         x = tl.minimum(tl.maximum(x, -_FP8_MAX), _FP8_MAX)
     tl.store(kv + offsets, x.to(kv.dtype.element_ty), mask=mask)
 
@@ -123,6 +124,7 @@ def _store_head(
     head_offset,
     slab_stride,
     token_stride,
+    scale,
     BLOCK_SIZE: tl.constexpr,
 ):
     """Store a head of k or v in its tokens' slots; set `finite` to 0 for tokens that are not."""
@@ -135,8 +137,8 @@ def _store_head(
     offset = slot // BLOCK_SIZE * slab_stride + slot % BLOCK_SIZE * token_stride + head_offset
     offsets = offset[:, None] + columns[None, :]
     mask = (slot >= 0)[:, None] & half_mask[None, :]
-    _store_kv(kv, offsets, low, low_finite, mask)
-    _store_kv(kv, offsets + gap, high, high_finite, mask)
+    _store_kv(kv, offsets, low, low_finite, mask, scale)
+    _store_kv(kv, offsets + gap, high, high_finite, mask, scale)
 
 
 @triton.jit(
@@ -165,6 +167,8 @@ def _rope_store_kv(
     kv_stride,
     head_stride,
     token_stride,
+    k_scale,
+    v_scale,
     Q_HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -258,6 +262,7 @@ def _rope_store_kv(
                 (kind - 1) * kv_stride + kv_head * head_stride,
                 slab_stride,
                 token_stride,
+                tl.where(kind == 1, k_scale, v_scale),
                 BLOCK_SIZE,
             )
 
@@ -272,6 +277,7 @@ def rope_store_kv(
     finite: torch.Tensor,
     norms: HeadNorms | None = None,
     delta: Delta | None = None,
+    kv_scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """Rotate q and k by their positions, in place, and write k and v to their slots of `kv`.
 
@@ -310,6 +316,7 @@ def rope_store_kv(
         first_line(delta.site) if delta else 0,
         qkv.stride(0),
         *kv.stride()[:4],
+        *kv_scales,
         Q_HEADS=q_heads,
         KV_HEADS=kv_heads,
         HEAD_DIM=dim,

@@ -42,10 +42,10 @@ class Step:
     finite: torch.Tensor
     norms: HeadNorms | None = None
 
-    def run(self, rope_store_kv, delta: Delta | None = None):
+    def run(self, rope_store_kv, delta: Delta | None = None, kv_scales=(1.0, 1.0)):
         qkv, kv, finite = self.qkv.clone(), self.kv.clone(), self.finite.clone()
         places = self.positions, self.slots, finite
-        rope_store_kv(qkv, kv, *self.turns, *places, self.norms, delta)
+        rope_store_kv(qkv, kv, *self.turns, *places, self.norms, delta, kv_scales)
         return qkv[:, : Q_HEADS * kv.shape[-1]], kv, finite
 
     def exact(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -212,6 +212,17 @@ def test_fp8_kv_is_at_most_a_step_from_torchs_and_clamped(dtype):
     got, expected = (stored(each[1], step.slots).float() for each in (ours, torchs))
     assert got[3, KV_HEADS:].unique().tolist() == [-FP8_MAX]
     assert_fp8_near(got, expected)
+
+
+def test_fp8_kv_is_divided_by_its_scales():
+    step, scales = make_step(7, 16, torch.float32, FP8), (0.25, 4.0)
+    ours = step.run(rope.rope_store_kv, None, scales)
+    torchs = step.run(reference.rope_store_kv, None, scales)
+    got, expected = (stored(each[1], step.slots).float() for each in (ours, torchs))
+    assert_fp8_near(got, expected)
+    plain = stored(step.run(rope.rope_store_kv)[1], step.slots).float()
+    assert got[:, :KV_HEADS].norm() > 3 * plain[:, :KV_HEADS].norm()
+    assert got[:, KV_HEADS:].norm() < plain[:, KV_HEADS:].norm() / 3
 
 
 def test_a_padding_row_is_written_nowhere():

@@ -66,6 +66,7 @@ class World:
         kernels=reference,
         limits=LIMITS,
         roundings=None,
+        kv_scales=(),
         **options,
     ):
         model_dir = save_model(folder / "model", dtype=dtype, **options)
@@ -80,6 +81,9 @@ class World:
         self._place(model_dir, folder, r=20, use_rslora=True, target_modules=["v_proj", "o_proj"])
         self._place(model_dir, folder, rank_pattern={"layers.1.*up_proj": 17}, lora_alpha=16)
         weights = rounded(dict(StoredWeights(model_dir, dtype)), roundings or {})
+        for layer, scales in enumerate(kv_scales):
+            for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
+                weights[f"model.layers.{layer}.self_attn.{name}"] = torch.tensor([scale])
         dense = {
             n: w if isinstance(w, torch.Tensor) else w.dequantize() for n, w in weights.items()
         }
@@ -389,20 +393,33 @@ def test_another_adapter_in_the_arena_is_refused(tmp_path):
 
 
 class Rounding:
-    """The reference kernels with a float32 cache whose values are rounded to e4m3."""
+    """The reference kernels with a float32 cache whose values are rounded to e4m3.
+
+    scales: what 1 in e4m3 stands for by layer, of k and of v.
+    """
+
+    def __init__(self, scales):
+        self.scales = scales
+        self.calls = 0
 
     def __getattr__(self, name):
         return getattr(reference, name)
 
     def rope_store_kv(self, qkv, kv, cos, sin, positions, slots, *rest):
         reference.rope_store_kv(qkv, kv, cos, sin, positions, slots, *rest)
-        blocks = (slots[slots >= 0] // kv.shape[3]).unique()
-        kv[blocks] = kv[blocks].clamp(-448, 448).to(reference.FP8).float()
+        scales = torch.tensor(self.scales[self.calls % len(self.scales)]).view(2, 1, 1, 1)
+        self.calls += 1
+        stored = slots[slots >= 0]
+        blocks, offsets = stored // kv.shape[3], stored % kv.shape[3]
+        written = kv.permute(0, 3, 1, 2, 4)
+        new = written[blocks, offsets] / scales[..., 0]
+        written[blocks, offsets] = new.clamp(-448, 448).to(reference.FP8).float() * scales[..., 0]
 
 
-def test_kv_in_fp8_is_kv_rounded_to_it(tmp_path):
-    rounded = World(tmp_path / "rounded", kernels=Rounding())
-    narrow = World(tmp_path / "narrow", kv_dtype=reference.FP8)
+@pytest.mark.parametrize("scales", [[(1.0, 1.0)] * 2, [(0.013, 0.4), (0.3, 1.0)]])
+def test_kv_in_fp8_is_kv_rounded_to_it_by_the_scales_of_its_layer(tmp_path, scales):
+    rounded = World(tmp_path / "rounded", kernels=Rounding(scales))
+    narrow = World(tmp_path / "narrow", kv_dtype=reference.FP8, kv_scales=scales)
     assert narrow.layout.kv_bytes_per_token < rounded.layout.kv_bytes_per_token
     batches = zip(
         make_batches(rounded, random.Random(2)), make_batches(narrow, random.Random(2)), strict=True

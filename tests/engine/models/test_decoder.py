@@ -138,6 +138,14 @@ def test_a_missing_or_misshapen_tensor_is_named(checkpoint, name):
         make_decoder(config, weights | {name: tensor[1:]}, form_of(config), 64)
 
 
+@pytest.mark.parametrize("scale", [torch.ones(3), torch.tensor(0.0)])
+def test_a_scale_of_kv_that_is_not_one_positive_number_is_refused(checkpoint, scale):
+    config, weights = checkpoint
+    name = "model.layers.1.self_attn.k_proj.output_scale"
+    with pytest.raises(UnsupportedModel, match=f"tensor {name} is not one positive number"):
+        list(Checkpoint(config, weights | {name: scale}).layers())
+
+
 @pytest.mark.parametrize(
     "name",
     [
