@@ -15,7 +15,7 @@ import torch
 
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, Linear
-from kernels.cpu.linear import FLOAT32, LinearMaker
+from kernels.cpu.linear import LinearMaker
 from kernels.cpu.native import NativeKernels
 
 _REPEATS = 3
@@ -52,7 +52,7 @@ class Products:
 
 
 def _libraries(threads: int) -> list[MakeLinear]:
-    makers: list[MakeLinear] = [LinearMaker(FLOAT32, is_invariant=False)]
+    makers: list[MakeLinear] = [LinearMaker(is_invariant=False)]
     no_positions = torch.zeros(1, 1, 16)
     with contextlib.suppress(Unavailable):
         shape = AttentionShape(1, 1, 32, 16, no_positions, no_positions)

@@ -38,14 +38,24 @@ class EngineFactory:
         self.layout = Layout.of(config.shape, DTYPE.itemsize)
         self._num_engines = 0
 
-    def make(self, *, arena_tokens: int, swap_tokens: int = 0, **settings: Any) -> EngineCore:
-        """Make an engine and warm it up with one short request.   settings: of EngineConfig."""
+    def make(
+        self,
+        *,
+        arena_tokens: int,
+        swap_tokens: int = 0,
+        model_dir: Path | None = None,
+        **settings: Any,
+    ) -> EngineCore:
+        """Make an engine and warm it up with one short request.
+
+        model_dir: another form of the same model.   settings: of EngineConfig.
+        """
         self._num_engines += 1
         data_dir = self.folder / f"engine-{self._num_engines}"
         data_dir.mkdir()
         config = EngineConfig(
             data_dir=str(data_dir),
-            model_dir=str(self.model_dir),
+            model_dir=str(model_dir or self.model_dir),
             base_revision="bench",
             vocabulary_path="",
             eos_token_ids=(0,),

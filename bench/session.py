@@ -15,6 +15,7 @@ from engine.messages import (
     RequestOutput,
     SamplingParams,
     StepOutputs,
+    TokenLogprobs,
 )
 from registry.ref import AdapterRef
 
@@ -47,10 +48,18 @@ class _Answer:
 
 
 class Session:
-    """One run on one engine: requests go in at any time, `step` notes their outputs."""
+    """One run on one engine: requests go in at any time, `step` notes their outputs.
 
-    def __init__(self, core: EngineCore) -> None:
+    on_scored: is told a request's number and logprobs of its prompt's tokens as they come.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        on_scored: Callable[[int, Sequence[TokenLogprobs]], None] = lambda index, scored: None,
+    ) -> None:
         self.core = core
+        self._on_scored = on_scored
         self.num_open = 0
         self._answers: list[_Answer] = []
         self._start = time.perf_counter()
@@ -114,7 +123,9 @@ class Session:
 
     def _note_output(self, output: RequestOutput, now_s: float) -> None:
         answer = self._answers[int(output.request_id)]
-        answer.num_scored += len(output.prompt_logprobs or ())
+        if output.prompt_logprobs:
+            answer.num_scored += len(output.prompt_logprobs)
+            self._on_scored(int(output.request_id), output.prompt_logprobs)
         if output.new_token_ids:
             answer.chunk_s.append(now_s)
             answer.token_ids += output.new_token_ids

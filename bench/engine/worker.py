@@ -94,7 +94,7 @@ def _build(
         arena_bytes=None,
         threads=job["threads"],
         max_model_len=None,
-        quantization="int8" if job["precision"] == "int8" else None,
+        quantization=None if job["precision"] == "float32" else job["precision"],
         batch_invariant=options.batch_invariant,
         cpu_kernels=options.kernels,
         prefix_caching=False,  # repeated bursts must not find their prompts in the cache

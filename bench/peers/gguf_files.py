@@ -12,15 +12,26 @@ from tokenizers import Tokenizer, models
 from bench.peers.peer import PeerFailed, log_tail
 
 _WRAPPER = Path(__file__).with_name("gguf_convert.py")
+_OUTTYPES = ("f32", "q8_0")
 _TIMEOUT_S = 900
 
 
-def convert_model(scripts: Path, model_dir: Path, outtype: str, folder: Path) -> Path:
-    """Return the converted model's path. outtype: f32 or q8_0. Raises PeerFailed."""
-    path = folder / f"model-{outtype}.gguf"
-    if not path.exists():
+def convert_model(scripts: Path, quantizer: Path, model_dir: Path, form: str, folder: Path) -> Path:
+    """Return the converted model's path. Raises PeerFailed.
+
+    form: f32 and q8_0 are written by the script, others by `quantizer` from f32.
+    """
+    path = folder / f"model-{form}.gguf"
+    if path.exists():
+        return path
+    if form in _OUTTYPES:
         plain = _with_plain_tokens(model_dir, folder)
-        _run((str(_WRAPPER), str(scripts), str(plain)), outtype, path)
+        _convert((str(_WRAPPER), str(scripts), str(plain)), form, path)
+    else:
+        exact = convert_model(scripts, quantizer, model_dir, "f32", folder)
+        unfinished = path.with_suffix(".unfinished")
+        _run((str(quantizer), str(exact), str(unfinished), form), path.with_suffix(".log"))
+        unfinished.rename(path)
     return path
 
 
@@ -29,21 +40,22 @@ def convert_adapter(scripts: Path, model_dir: Path, adapter: Path, folder: Path)
     path = folder / f"{adapter.name}.gguf"
     if not path.exists():
         script = str(scripts / "convert_lora_to_gguf.py")
-        _run((script, "--base", str(model_dir), str(adapter)), "f32", path)
+        _convert((script, "--base", str(model_dir), str(adapter)), "f32", path)
     return path
 
 
-def _run(command: tuple[str, ...], outtype: str, path: Path) -> None:
+def _convert(script: tuple[str, ...], outtype: str, path: Path) -> None:
     unfinished = path.with_suffix(".unfinished")
     options = ("--outtype", outtype, "--outfile", str(unfinished))
-    log = path.with_suffix(".log")
+    _run((sys.executable, *script, *options), path.with_suffix(".log"))
+    unfinished.rename(path)
+
+
+def _run(command: tuple[str, ...], log: Path) -> None:
     with log.open("w") as file:
-        done = subprocess.run(
-            (sys.executable, *command, *options), stdout=file, stderr=file, timeout=_TIMEOUT_S
-        )
+        done = subprocess.run(command, stdout=file, stderr=file, timeout=_TIMEOUT_S)
     if done.returncode:
         raise PeerFailed(f"the conversion failed: {log_tail(log)}")
-    unfinished.rename(path)
 
 
 def _with_plain_tokens(model_dir: Path, folder: Path) -> Path:

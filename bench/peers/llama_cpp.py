@@ -23,7 +23,8 @@ from bench.peers.peer import PeerFailed, Setting, log_tail
 from bench.ports import free_port
 from bench.workload import BenchRequest
 
-_OUTTYPES = {"float32": "f32", "q8_0": "q8_0"}
+_WEIGHTS = {"float32": "f32", "q8_0": "q8_0", "q4_0": "q4_0", "q4_k_m": "q4_k_m"}
+"""Forms of weights by precision."""
 _SLOTS = 32
 _SLOT_TOKENS = 512  # context of a slot
 _START_TIMEOUT_S = 120.0
@@ -38,7 +39,7 @@ class LlamaCpp:
     """Implements bench.peers.peer.Peer. scripts: the folder with convert_*_to_gguf.py."""
 
     system = "llama.cpp server"
-    precisions = tuple(_OUTTYPES)
+    precisions = tuple(_WEIGHTS)
     co_batched = False
 
     def __init__(self, server: Path | None, scripts: Path | None) -> None:
@@ -48,8 +49,14 @@ class LlamaCpp:
     def missing(self) -> str | None:
         if self._server is None or self._scripts is None:
             return "--llama-server BINARY --llama-convert FOLDER"
-        needed = (self._server, self._scripts / "convert_lora_to_gguf.py")
+        needed = (self._server, self._quantizer, self._scripts / "convert_lora_to_gguf.py")
         return next((f"there is no {path}" for path in needed if not path.exists()), None)
+
+    @property
+    def _quantizer(self) -> Path:
+        """The program that rounds a model to 4 bits, which is built beside the server."""
+        assert self._server is not None
+        return self._server.with_name("llama-quantize")
 
     @contextmanager
     def serving(self, setting: Setting) -> Iterator["LlamaServer"]:
@@ -70,8 +77,8 @@ class LlamaCpp:
     def _command(self, setting: Setting) -> list[str]:
         assert self._server is not None
         assert self._scripts is not None
-        model_dir, outtype = setting.checkpoint.model_dir, _OUTTYPES[setting.precision]
-        model = convert_model(self._scripts, model_dir, outtype, setting.folder)
+        model_dir, form = setting.checkpoint.model_dir, _WEIGHTS[setting.precision]
+        model = convert_model(self._scripts, self._quantizer, model_dir, form, setting.folder)
         command = [
             str(self._server), "--model", str(model), "--no-webui",
             "--threads", str(setting.threads), "--threads-batch", str(setting.threads),

@@ -14,11 +14,16 @@ from bench.peers.peer import Peer, PeerFailed, Server, Setting
 from bench.report import rounded
 from bench.workload import Lengths
 
-# Least shares of first tokens near the reference. With the wrong adapter 1 % are near it. With the
-# right one all are in float32 (30 of 32 equal it, the others are near ties), and at least 24 of 32
-# with int8 weights.
-_MIN_NEAR_FLOAT32 = 0.95
-_MIN_NEAR = 0.5
+_MIN_NEAR = {"float32": 0.95, "int8": 0.5, "q8_0": 0.5}
+"""Least share of first tokens near the reference, by precision.
+
+With the wrong adapter 1 % are near it. With the right one all are in float32 (30 of 32 equal it,
+the others are near ties), and at least 24 of 32 with int8 weights.
+"""
+_MIN_NEAR_4_BITS = 0.1
+"""The same with weights of 4 bits: random weights amplify their errors to 6 of 32, which is still
+far from the 1 % of a wrong adapter.
+"""
 
 Row = tuple[str, dict[str, Any], dict[str, Any]]
 
@@ -28,6 +33,7 @@ class Plan:
     """Setups to measure with every peer, and the inputs that they share.
 
     folder: holds conversions.   repeats: bursts, of which the one of median speed is the row.
+    precisions: of a peer's, those to measure; None for all.
     """
 
     burst: Burst
@@ -37,11 +43,14 @@ class Plan:
     threads: int
     repeats: int
     folder: Path
+    precisions: Sequence[str] | None = None
 
 
 def measure(peer: Peer, plan: Plan) -> Iterator[Row]:
     """Yield rows (bench, setup, result) as they are measured; the row of a failure says so."""
     for precision in peer.precisions:
+        if plan.precisions and precision not in plan.precisions:
+            continue
         for count in plan.num_adapters:
             adapters = dict(islice(plan.checkpoint.adapters.items(), count))
             setting = Setting(
@@ -89,7 +98,7 @@ def _row(bench: str, peer: Peer, server: Server, plan: Plan, setting: Setting) -
 
 
 def _is_valid(result: dict[str, Any], precision: str) -> bool:
-    min_near = _MIN_NEAR_FLOAT32 if precision == "float32" else _MIN_NEAR
+    min_near = _MIN_NEAR.get(precision, _MIN_NEAR_4_BITS)
     return not result["errors"] and result["first_token_near"] >= min_near
 
 

@@ -13,6 +13,9 @@ from bench.workload import Lengths
 
 
 def add_burst_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--precision", action="append", help="only weights in this form; may be repeated"
+    )
     parser.add_argument("--threads", type=int, default=1, help="threads of every system")
     parser.add_argument("--repeats", type=int, default=1, help="bursts; the median one is the row")
     parser.add_argument(
@@ -43,6 +46,7 @@ def make_plan(options: argparse.Namespace, temporary: Path) -> Plan:
         checkpoint=checkpoint,
         first_tokens=FirstTokens(checkpoint, options.threads),
         num_adapters=options.adapters,
+        precisions=options.precision,
         threads=options.threads,
         repeats=options.repeats,
         folder=folder,

@@ -5,10 +5,7 @@ import json
 from bench.bound import Products
 from bench.engine.__main__ import parse_options, run
 from bench.peers.rows import write_rows
-from kernels.cpu.linear import holds_eight_bits
 
-# The C kernels need VNNI for products of int8.
-SYSTEM = "C" if holds_eight_bits() else "torch"
 SMALL = ["--stack", "tiny", "--requests", "5", "--output-tokens", "3"]
 
 
@@ -18,12 +15,13 @@ def test_a_row_has_the_right_first_tokens_and_the_bound_of_its_own_steps(tmp_pat
     monkeypatch.setattr(
         Products, "seconds", lambda self, steps: asked.append(list(steps)) or seconds(self, steps)
     )
-    options = parse_options([*SMALL, "--only", SYSTEM, "--adapters", "16"])
+    options = parse_options([*SMALL, "--only", "C", "--adapters", "16"])
     assert write_rows(run(options), tmp_path / "rows.jsonl")
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     assert [(row["setup"]["precision"], row["setup"]["adapters"]) for row in rows] == [
         ("float32", 16),
         ("int8", 16),
+        ("int4", 16),
     ]
     assert {row["bench"] for row in rows} == {"engine"}
     for row in rows:

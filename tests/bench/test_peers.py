@@ -15,7 +15,7 @@ from bench.first_tokens import FirstTokens
 from bench.multi_lora import Burst
 from bench.outcome import Outcome
 from bench.peers.__main__ import parse_options, run
-from bench.peers.gguf_files import convert_adapter
+from bench.peers.gguf_files import convert_adapter, convert_model
 from bench.peers.llama_cpp import LlamaServer, token_ids_of
 from bench.peers.measure import Plan, measure
 from bench.peers.openvino_peer import OpenVINO
@@ -74,7 +74,9 @@ class FakeServer:
         return self._peer.run([replace(r, **self._instead) for r in requests], max_batch=7)
 
 
-def rows_of(peer: FakePeer, checkpoint: Checkpoint, folder: Path, *counts: int) -> list:
+def rows_of(
+    peer: FakePeer, checkpoint: Checkpoint, folder: Path, *counts: int, precisions=None
+) -> list:
     plan = Plan(
         burst=BURST,
         checkpoint=checkpoint,
@@ -83,6 +85,7 @@ def rows_of(peer: FakePeer, checkpoint: Checkpoint, folder: Path, *counts: int) 
         threads=1,
         repeats=3,
         folder=folder,
+        precisions=precisions,
     )
     return list(measure(peer, plan))
 
@@ -94,6 +97,11 @@ def test_a_peer_is_measured_alone_and_with_every_number_of_adapters(checkpoint, 
     assert all(result["valid"] for _, _, result in rows)
     assert all(len(result["runs"]) == 3 for _, _, result in rows)
     assert rows[0][1]["prompt_tokens"] == "200"
+
+
+def test_only_weights_of_the_wanted_form_are_measured(checkpoint, tmp_path) -> None:
+    assert rows_of(FakePeer(), checkpoint, tmp_path, 16, precisions=["int4"]) == []
+    assert len(rows_of(FakePeer(), checkpoint, tmp_path, 16, precisions=["float32", "int4"])) == 1
 
 
 def test_a_peer_that_drops_adapters_has_no_valid_row(checkpoint, tmp_path) -> None:
@@ -173,6 +181,16 @@ def test_a_conversion_that_fails_says_why(setting) -> None:
     adapter = next(iter(setting.checkpoint.adapters.values()))
     with pytest.raises(PeerFailed, match="convert_lora_to_gguf"):
         convert_adapter(setting.folder, setting.checkpoint.model_dir, adapter, setting.folder)
+
+
+def test_weights_of_4_bits_are_rounded_from_exact_ones(setting) -> None:
+    exact, quantizer = setting.folder / "model-f32.gguf", setting.folder / "quantize"
+    exact.write_text("exact")
+    quantizer.write_text("#!/bin/sh\necho $3 of $(cat $1) > $2\n")
+    quantizer.chmod(0o755)
+    model_dir = setting.checkpoint.model_dir
+    made = convert_model(setting.folder, quantizer, model_dir, "q4_0", setting.folder)
+    assert made.read_text() == "q4_0 of exact\n"
 
 
 def test_every_request_to_llama_cpp_says_the_scale_of_every_adapter(setting) -> None:
