@@ -13,10 +13,12 @@ from typing import Protocol
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from engine.models.checkpoint import projection_name
+from engine.models.checkpoint import expert_projection_name, projection_name, router_name
 from engine.models.config import DecoderConfig
+from engine.models.experts import Experts
 from engine.proof import Compared, TokenSequence
 from kernels.elementwise import apply_rope, gelu_mul, rms_norm, silu_mul, soft_cap_
+from kernels.routing import choose_experts
 from lora.canonical import CanonicalWeights, ModuleDelta, as_float32
 from lora.layout import FUSED, PROJECTIONS
 from registry.peft_format import EMBEDDING, HEAD
@@ -150,9 +152,7 @@ class _Run:
             added = yield from self._project(layer, _O, attended)
             x = x + factors.residual * self._norm_in(layer, added, norms.after_attention)
             normed = self._norm_in(layer, x, norms.before_mlp)
-            gate = yield from self._project(layer, _GATE, normed)
-            up = yield from self._project(layer, _UP, normed)
-            added = yield from self._project(layer, _DOWN, self.activate(gate, up))
+            added = yield from self._mlp(layer, normed)
             x = x + factors.residual * self._norm_in(layer, added, norms.after_mlp)
         asked = self._asked_rows()
         x = self._norm(x[asked], "model.norm.weight")
@@ -208,7 +208,7 @@ class _Run:
     ) -> Generator[None, None, torch.Tensor]:
         """Outputs of a projection, [2 T, out], by merged weights where the adapter applies."""
         module = projection_name(layer, projection)
-        _, num_outputs = self.config.shape.features(projection)
+        _, num_outputs = self.config.features(projection)
         delta = self.adapter.delta(module) or self._fused_delta(layer, projection)
         y = yield from self._multiply(
             f"{module}.weight", num_outputs, x, delta, self.streams.merged
@@ -217,11 +217,49 @@ class _Run:
             y = y + self.weights[f"{module}.bias"]
         return y
 
+    def _mlp(self, layer: int, x: torch.Tensor) -> Generator[None, None, torch.Tensor]:
+        experts = self.config.experts[layer]
+        if experts is not None:
+            return (yield from self._mix(layer, experts, x))
+        gate = yield from self._project(layer, _GATE, x)
+        up = yield from self._project(layer, _UP, x)
+        return (yield from self._project(layer, _DOWN, self.activate(gate, up)))
+
+    def _mix(
+        self, layer: int, experts: Experts, x: torch.Tensor
+    ) -> Generator[None, None, torch.Tensor]:
+        """Outputs of each row's experts, summed by weights. Experts that no row has are not read.
+
+        Adapters do not change experts, only what they read.
+        """
+        logits = linear(x, self.weights[f"{router_name(layer)}.weight"])
+        chosen, weights = choose_experts(
+            logits, experts.per_token, norms_weights=experts.norms_weights
+        )
+        yield
+        total = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            rows, places = (chosen == expert).nonzero(as_tuple=True)
+            output = yield from self._run_expert(layer, expert, experts.width, x[rows])
+            total.index_add_(0, rows, weights[rows, places, None] * output)
+        return total
+
+    def _run_expert(
+        self, layer: int, expert: int, width: int, x: torch.Tensor
+    ) -> Generator[None, None, torch.Tensor]:
+        gate_name, up_name, down_name = (
+            f"{expert_projection_name(layer, expert, projection)}.weight"
+            for projection in (_GATE, _UP, _DOWN)
+        )
+        gate = yield from self._multiply(gate_name, width, x)
+        up = yield from self._multiply(up_name, width, x)
+        return (yield from self._multiply(down_name, x.shape[1], self.activate(gate, up)))
+
     def _fused_delta(self, layer: int, projection: int) -> ModuleDelta | None:
         """The update of a projection by an adapter of a module that consists of several."""
         for name, projections in FUSED.items():
             if projection in projections:
-                widths = [self.config.shape.features(p)[1] for p in projections]
+                widths = [self.config.features(p)[1] for p in projections]
                 start = sum(widths[: projections.index(projection)])
                 outputs = slice(start, start + widths[projections.index(projection)])
                 module = projection_name(layer, projection).replace(PROJECTIONS[projection], name)
@@ -233,8 +271,8 @@ class _Run:
         name: str,
         num_outputs: int,
         x: torch.Tensor,
-        delta: ModuleDelta | None,
-        merged: torch.Tensor,
+        delta: ModuleDelta | None = None,
+        merged: Sequence[int] | torch.Tensor = (),
     ) -> Generator[None, None, torch.Tensor]:
         """Compute x @ weight.T, a few rows of the weight at a time.
 

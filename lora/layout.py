@@ -65,7 +65,10 @@ def _round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a model that decide the layout."""
+    """Sizes of a model that decide the layout.
+
+    intermediate_size: 0 if adapters change no MLP, as in a mixture of experts.
+    """
 
     num_layers: int
     hidden_size: int
@@ -73,6 +76,11 @@ class ModelShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+    @property
+    def adapted(self) -> range:
+        """Indices into PROJECTIONS of those that adapters may change."""
+        return range(len(PROJECTIONS) if self.intermediate_size else PROJECTIONS.index("gate_proj"))
 
     def features(self, projection: int) -> tuple[int, int]:
         """Numbers of inputs and outputs of a projection, given by its index in PROJECTIONS."""
@@ -155,7 +163,7 @@ class Layout:
 
     @property
     def _largest_tile_bytes(self) -> int:
-        return max(self.tile_bytes(p) for p in range(len(PROJECTIONS)))
+        return max(self.tile_bytes(p) for p in self.shape.adapted)
 
     @cached_property
     def chunks(self) -> tuple[range, ...]:
@@ -221,15 +229,15 @@ class Layout:
 
     @property
     def bytes_per_rank(self) -> int:
-        """Bytes of one rank row of an adapter on every projection of every layer."""
-        tiles = sum(self.tile_bytes(p) for p in range(len(PROJECTIONS)))
+        """Bytes of one rank row of an adapter on all projections that it may change."""
+        tiles = sum(self.tile_bytes(p) for p in self.shape.adapted)
         return self.shape.num_layers * tiles // RANK_ROWS
 
     @property
     def most_adapter_bytes(self) -> int:
         """Upper bound of the bytes of an adapter's slabs, as if projections never shared a slab."""
         num_tiles = self.shape.num_layers * MAX_RANK // RANK_ROWS
-        in_slab = [self.slab_bytes // self.tile_bytes(p) for p in range(len(PROJECTIONS))]
+        in_slab = [self.slab_bytes // self.tile_bytes(p) for p in self.shape.adapted]
         of_ends = [self.slab_bytes // self._bytes_at(place) for place in self.embedding_places]
         num_slabs = sum(-(-num_tiles // count) for count in in_slab)
         num_slabs += 2 * sum(-(-MAX_RANK // RANK_ROWS // count) for count in of_ends)

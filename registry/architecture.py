@@ -9,6 +9,8 @@ ARCHITECTURES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "MixtralForCausalLM": "mixtral",
     "GraniteForCausalLM": "granite",
     "Olmo2ForCausalLM": "olmo2",
     "Phi3ForCausalLM": "phi3",
@@ -19,6 +21,9 @@ ARCHITECTURES = {
 FUSED_ARCHITECTURES = frozenset({"Phi3ForCausalLM"})
 """Architectures that have q, k and v as one module, and gate and up as one, in checkpoints and in
 adapters."""
+
+EXPERT_ARCHITECTURES = frozenset({"Qwen3MoeForCausalLM", "MixtralForCausalLM"})
+"""Architectures whose MLPs consist of experts. Adapters may change their attention only."""
 
 
 def served_architecture(config: Mapping[str, Any]) -> str | None:

@@ -10,7 +10,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from registry.architecture import FUSED_ARCHITECTURES, refusal, served_architecture
+from registry.architecture import (
+    EXPERT_ARCHITECTURES,
+    FUSED_ARCHITECTURES,
+    refusal,
+    served_architecture,
+)
 from registry.base_tensor import BaseTensor, digest_of
 from registry.errors import InvalidAdapter, UnsupportedBaseModel
 from registry.peft_format import EMBEDDING, HEAD, Header, read_header, read_tensor_chunks
@@ -34,6 +39,7 @@ _SERVED = re.compile(
     r"(?:self_attn\.(?:[qkvo]|qkv)_proj|mlp\.(?:gate|up|gate_up|down)_proj))"
     r"\.(weight|weight_packed|qweight)"
 )
+_OF_EXPERT = re.compile(r".*\.experts\.\d+\..*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,7 @@ class BaseModel:
     the weights, by name such as "model.layers.0.self_attn.q_proj".   ends: the same of the
     embedding and the head.
     tensors: all other tensors, such as "lm_head.weight", by name; adapters may hold copies of them.
+    Those of experts are left out, since there are many thousands.
     created_at_s: Unix seconds at which config.json was written on this machine.
     """
 
@@ -165,9 +172,12 @@ def _expected_modules(path: Path, config: dict[str, Any]) -> Iterator[str]:
     num_layers = config.get("num_hidden_layers")
     if type(num_layers) is not int or num_layers < 1:
         raise UnsupportedBaseModel(path=path, reason=f"{_CONFIG} has no num_hidden_layers")
-    is_fused = served_architecture(config) in FUSED_ARCHITECTURES
+    architecture = served_architecture(config)
+    is_fused = architecture in FUSED_ARCHITECTURES
     of_attention = _FUSED_ATTENTION_PROJECTIONS if is_fused else ATTENTION_PROJECTIONS
-    of_mlp = _FUSED_MLP_PROJECTIONS if is_fused else MLP_PROJECTIONS
+    of_mlp: tuple[str, ...] = _FUSED_MLP_PROJECTIONS if is_fused else MLP_PROJECTIONS
+    if architecture in EXPERT_ARCHITECTURES:
+        of_mlp = ()
     for layer in range(num_layers):
         for projection in of_attention:
             yield f"model.layers.{layer}.self_attn.{projection}"
@@ -236,7 +246,11 @@ def _hash_model(path: Path, config: dict[str, Any], headers: dict[str, Header]) 
     total = hashlib.sha256(json.dumps(config, sort_keys=True, separators=(",", ":")).encode())
     for name, tensor in sorted(tensors.items()):
         total.update(f"\n{name} {tensor.digest}".encode())
-    others = {name: tensor for name, tensor in tensors.items() if not _SERVED.fullmatch(name)}
+    others = {
+        name: tensor
+        for name, tensor in tensors.items()
+        if not _SERVED.fullmatch(name) and not _OF_EXPERT.fullmatch(name)
+    }
     return _Hashes(total.hexdigest(), others)
 
 

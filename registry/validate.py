@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
+from registry.architecture import EXPERT_ARCHITECTURES, served_architecture
 from registry.base_tensor import BaseTensor
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.peft_config import CONFIG_FILE, TOKENS_NOT_SERVED, PeftConfig, endings
@@ -45,6 +46,8 @@ _TRAINED_TOKENS = ".token_adapter.trainable_tokens_delta"
 
 # The copies that PEFT writes for modules_to_save, and below an adapter of an embedding or a head.
 _COPY = re.compile(r"base_model\.model\.([A-Za-z0-9_.]+?)(?:\.base_layer)?\.(weight|bias)")
+
+_OF_MLP = re.compile(r"\.(?:mlp|block_sparse_moe)\.")
 
 
 class Base(Protocol):
@@ -283,6 +286,13 @@ def _paired_modules(header: Header, base: Base) -> list[str]:
             raise _fault(
                 "unsupported_feature",
                 f"Tensor {shown(name)} is neither lora_A nor lora_B of a layer; train without it",
+            )
+        if _OF_MLP.search(parts[0]) and served_architecture(base.config) in EXPERT_ARCHITECTURES:
+            raise _fault(
+                "unsupported_feature",
+                f"Tensor {shown(name)} changes an MLP of {base.model_id}, a mixture of experts: "
+                "LoRA on experts, on their router and on MLPs beside them is not served; train "
+                "with target_modules q_proj, k_proj, v_proj and o_proj",
             )
         if parts[0] not in known:
             raise _fault(

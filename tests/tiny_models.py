@@ -62,6 +62,14 @@ GRANITE = {
     "attention_multiplier": 0.2,
     "logits_scaling": 1.7,
 }
+QWEN3_MOE: dict[str, Any] = {
+    "moe_intermediate_size": 48,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [0],
+}
+MIXTRAL = {"intermediate_size": 96, "num_local_experts": 5}
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -135,7 +143,7 @@ def _randomize(name: str, parameter: torch.nn.Parameter) -> None:
     elif parameter.dim() == 1:
         torch.nn.init.uniform_(parameter, 0.5, 1.5)
     else:
-        scale = 1.0 if "embed" in name else 2.0 / parameter.shape[1] ** 0.5
+        scale = 1.0 if "embed" in name else 2.0 / parameter.shape[-1] ** 0.5
         torch.nn.init.normal_(parameter, std=scale)
 
 
@@ -165,8 +173,10 @@ def save_adapter(model_dir: Path, folder: Path, seed: int, **config: Any) -> Pat
 
 
 def _linear_modules(model: torch.nn.Module) -> list[str]:
-    """Names of the model's projections, without the head."""
+    """Names of the model's projections, without the head; of attention beside experts."""
     linear = [name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)]
+    if hasattr(model.config, "num_experts_per_tok"):
+        linear = [name for name in linear if ".self_attn." in name]
     return sorted({name.rpartition(".")[2] for name in linear} - {"lm_head"})
 
 

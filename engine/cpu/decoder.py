@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.cpu.experts import ExpertMlp
 from engine.cpu.inputs import ForwardInputs
+from engine.cpu.products import fused
 from engine.models.checkpoint import Checkpoint, LayerWeights
 from engine.models.config import DecoderConfig
 from engine.models.layer_norms import LayerNorms
@@ -15,7 +17,7 @@ from kernels.cpu.embedding_lora import EmbeddingLoRA
 from kernels.cpu.interface import AttentionShape, CpuKernels, Linear
 from kernels.cpu.work import AdapterRuns
 from kernels.elementwise import is_finite, soft_cap_
-from kernels.quantized import Weight, concatenated, form_of
+from kernels.quantized import Weight
 from kernels.work import HeadNorms, Site
 from lora.layout import CUT_BY_INPUTS, Layout, ModelShape
 from lora.shard import WHOLE
@@ -26,10 +28,19 @@ _QKV, _O, _GATE_UP, _DOWN = (0, 1, 2), (3,), (4, 5), (6,)
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """Projections side by side, and the site at which adapters add to them."""
+    """Projections side by side, and the site at which adapters add to them, if they may."""
 
     linear: Linear
-    site: Site
+    projections: tuple[int, ...]
+    site: Site | None
+
+
+@dataclass(frozen=True, slots=True)
+class _DenseMlp:
+    """An MLP that all tokens go through."""
+
+    gate_up: _Product
+    down: _Product
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +56,7 @@ class _Layer:
     joint_norms: tuple[torch.Tensor, torch.Tensor] | None
     head_norms: HeadNorms | None
     o: _Product
-    gate_up: _Product
-    down: _Product
+    mlp: _DenseMlp | ExpertMlp
     window: int | None
     rope: int
 
@@ -75,7 +85,7 @@ class Decoder:
         self.ranks = ranks
         shard = ranks.shard if ranks else WHOLE
         own = config.shard(shard.size)
-        self._shape = own.shape
+        self._shape, self._experts = own.shape, own.experts
         checkpoint = Checkpoint(own, weights, rounding)
         # Only the first rank has logits and chooses tokens.
         is_first = shard.index == 0
@@ -98,23 +108,26 @@ class Decoder:
             joint_norms=qk_norms if is_joint else None,
             head_norms=HeadNorms(*qk_norms, eps) if qk_norms and not is_joint else None,
             o=self._fuse(index, layer, _O),
-            gate_up=self._fuse(index, layer, _GATE_UP),
-            down=self._fuse(index, layer, _DOWN),
+            mlp=self._place_mlp(index, layer),
             window=layer.window,
             rope=self.config.ropes.numbers[index],
         )
 
+    def _place_mlp(self, index: int, layer: LayerWeights) -> _DenseMlp | ExpertMlp:
+        experts = self._experts[index]
+        if experts is None or layer.experts is None:
+            return _DenseMlp(self._fuse(index, layer, _GATE_UP), self._fuse(index, layer, _DOWN))
+        return ExpertMlp(experts, layer.experts, self.kernels, self._activate)
+
     def _fuse(self, index: int, layer: LayerWeights, projections: tuple[int, ...]) -> _Product:
         weights = [layer.projections[p] for p in projections]
         biases = [layer.biases[p] for p in projections]
-        site = site_of(self._shape, index, projections)
-        if len({form_of(weight) for weight in weights}) > 1:
-            parts = [self.kernels.linear(w, b) for w, b in zip(weights, biases, strict=True)]
-            return _Product(lambda x: torch.cat([part(x) for part in parts], dim=1), site)
-        given = [bias for bias in biases if bias is not None]
-        bias = torch.cat(given) if len(given) == len(biases) else None
-        assert bias is not None or not given, "a family has biases on all of them, or on none"
-        return _Product(self.kernels.linear(concatenated(weights), bias), site)
+        is_adapted = projections[0] in self._shape.adapted
+        return _Product(
+            fused(self.kernels, weights, biases),
+            projections,
+            site_of(self._shape, index, projections) if is_adapted else None,
+        )
 
     def forward(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits of the tokens in `inputs.logits_indices`, [rows, vocab]; finite flags, [T] bool.
@@ -168,8 +181,7 @@ class Decoder:
                 runs = inputs.wanted_adapters
             delta = self._project(layer.o, attended, runs)
             x = self._add(residual, delta, layer.norms.after_attention, layer.norms.before_mlp)
-            gate_up = self._project(layer.gate_up, x, runs)
-            delta = self._project(layer.down, self._activate(gate_up), runs)
+            delta = self._run_mlp(layer.mlp, x, runs)
             x = self._add(residual, delta, layer.norms.after_mlp, next_norm)
         return x, finite
 
@@ -181,6 +193,18 @@ class Decoder:
             eps = self.config.rms_norm_eps
             part.copy_(self.kernels.rms_norm(part.contiguous(), weight, eps))
             start += len(weight)
+
+    def _run_mlp(
+        self, mlp: _DenseMlp | ExpertMlp, x: torch.Tensor, runs: AdapterRuns
+    ) -> torch.Tensor:
+        if isinstance(mlp, _DenseMlp):
+            activated = self._activate(self._project(mlp.gate_up, x, runs))
+            return self._project(mlp.down, activated, runs)
+        y = mlp(x)
+        if self.ranks is not None:
+            # All ranks choose the same experts, since they have the same x and the whole router.
+            self.ranks.all_reduce(y)
+        return y
 
     def _activate(self, gate_up: torch.Tensor) -> torch.Tensor:
         if self.config.activation == "gelu_tanh":
@@ -207,9 +231,9 @@ class Decoder:
     def _project(self, product: _Product, x: torch.Tensor, runs: AdapterRuns) -> torch.Tensor:
         """A product and what adapters add to it, summed over ranks if it is cut by inputs."""
         y = product.linear(x)
-        if runs.tile_tables:
+        if runs.tile_tables and product.site is not None:
             self.kernels.add_lora(y, x, product.site, runs)
-        if self.ranks is not None and product.site.projections[0] in CUT_BY_INPUTS:
+        if self.ranks is not None and product.projections[0] in CUT_BY_INPUTS:
             self.ranks.all_reduce(y)
         return y
 

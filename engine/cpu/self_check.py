@@ -13,7 +13,9 @@ from engine.batch import Batch, ScheduledRow
 from engine.cpu.decoder import Decoder
 from engine.cpu.inputs import InputBuilder
 from engine.messages import SamplingParams
+from engine.models.checkpoint import expert_projection_name, projection_name, router_name
 from engine.models.config import DecoderConfig
+from engine.models.experts import Experts
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, CpuKernels
 from kernels.quantized import Rounding, Weight, quantize
@@ -27,6 +29,8 @@ _TOKENS = 84
 """Tokens of a trial request: more than one tile of keys of any kernels."""
 _WINDOW = 40
 """Window of the trial if the model has windows; its own would be longer than the trial."""
+_EXPERTS = 2
+"""Experts of the trial if the model has experts; each has the size of the model's own."""
 _TILES = 2
 """Tiles of each module of the trial's adapter: rank 16."""
 _REVISION = "trial"
@@ -88,6 +92,7 @@ class _Trial:
             shape=replace(config.shape, num_layers=1),
             vocab_size=_VOCABULARY,
             tie_word_embeddings=False,
+            experts=(_few(next(filter(None, config.experts), None)),),
             windows=(_WINDOW if any(config.windows) else None,),
             # The last rope: kernels that know only the first do not pass.
             ropes=replace(config.ropes, numbers=(len(config.ropes.different) - 1,)),
@@ -139,8 +144,8 @@ class _Trial:
     def _place_adapter(self, first_slab: int) -> tuple[DeviceTables, int]:
         """Place tiles one after the other from a slab on; also return how many slabs are needed."""
         unit = first_slab * self.layout.units_per_slab
-        table = torch.empty(1, len(PROJECTIONS), _TILES, dtype=torch.int32)
-        for projection in range(len(PROJECTIONS)):
+        table = torch.full((1, len(PROJECTIONS), _TILES), -1, dtype=torch.int32)
+        for projection in self.config.shape.adapted:
             for tile in range(_TILES):
                 table[0, projection, tile] = unit
                 unit += self.layout.tile_bytes(projection) // ADDRESS_UNIT_BYTES
@@ -159,17 +164,34 @@ class _Trial:
             weights[f"{layer}.{name}.weight"] = self._randn(shape.hidden_size)
         for name, size in zip("qk", self.config.qk_norm_sizes or (), strict=False):
             weights[f"{layer}.self_attn.{name}_norm.weight"] = self._randn(size)
-        for projection, (name, bias) in enumerate(
-            zip(PROJECTIONS, self.config.biases, strict=True)
-        ):
-            module = f"{layer}.{'self_attn' if projection < 4 else 'mlp'}.{name}"
-            in_features, out_features = shape.features(projection)
-            weight = self._randn(out_features, in_features).div_(in_features**0.5)
-            rounded = quantize(weight, self.rounding) if self.rounding else weight
-            weights[f"{module}.weight"] = rounded
-            if bias:
+        experts = self.config.experts[0]
+        for projection in range(len(PROJECTIONS)) if experts is None else shape.adapted:
+            module = projection_name(0, projection)
+            in_features, out_features = self.config.features(projection)
+            weights[f"{module}.weight"] = self._rounded(out_features, in_features)
+            if self.config.biases[projection]:
                 weights[f"{module}.bias"] = self._randn(out_features)
+        return weights if experts is None else weights | self._make_experts(experts)
+
+    def _make_experts(self, experts: Experts) -> dict[str, Weight]:
+        hidden, width = self.config.shape.hidden_size, experts.width
+        weights: dict[str, Weight] = {
+            f"{router_name(0)}.weight": self._randn(experts.count, hidden).div_(hidden**0.5)
+        }
+        for expert in range(experts.count):
+            for projection, shape in enumerate([(width, hidden)] * 2 + [(hidden, width)], 4):
+                name = f"{expert_projection_name(0, expert, projection)}.weight"
+                weights[name] = self._rounded(*shape)
         return weights
+
+    def _rounded(self, out_features: int, in_features: int) -> Weight:
+        weight = self._randn(out_features, in_features).div_(in_features**0.5)
+        return quantize(weight, self.rounding) if self.rounding else weight
 
     def _randn(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.rng)
+
+
+def _few(experts: Experts | None) -> Experts | None:
+    """Experts of which each token has all: rounding must not decide which ones are compared."""
+    return experts and replace(experts, count=_EXPERTS, per_token=_EXPERTS)

@@ -129,6 +129,7 @@ class GpuDecoder:
         return self.shard.index == 0
 
     def _place(self, index: int, layer: LayerWeights) -> _Layer:
+        assert layer.experts is None, "engine.build refuses mixtures of experts on a GPU"
         there = self.device.torch_device
 
         def of(projections: tuple[int, ...]) -> Linear:

@@ -8,6 +8,7 @@ import torch
 
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
+from engine.models.experts import Experts
 from engine.models.layer_norms import LayerNorms
 from engine.models.rounding import NO_ROUNDING, WeightRounding
 from kernels.quantized import Weight, as_numbers
@@ -17,6 +18,7 @@ _MODULES = (
     *(f"self_attn.{name}" for name in PROJECTIONS[:4]),
     *(f"mlp.{name}" for name in PROJECTIONS[4:]),
 )
+_GATE_UP_DOWN = (4, 5, 6)
 _KV_SCALES = (("k_scale", "k_proj.output_scale"), ("v_scale", "v_proj.output_scale"))
 """Names of a layer's scales of FP8 KV: of k and of v, newer and older ones."""
 # Old checkpoints contain the rope's frequencies, which are not read.
@@ -31,13 +33,37 @@ def projection_name(layer: int, projection: int) -> str:
     return f"model.layers.{layer}.{_MODULES[projection]}"
 
 
+def router_name(layer: int) -> str:
+    """Name of the module that chooses a layer's experts."""
+    return f"model.layers.{layer}.mlp.gate"
+
+
+def expert_projection_name(layer: int, expert: int, projection: int) -> str:
+    """Name of a module of an expert.   projection: its place in PROJECTIONS."""
+    return f"model.layers.{layer}.mlp.experts.{expert}.{PROJECTIONS[projection]}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """Tensors of a layer's experts.
+
+    router: [experts, hidden], never rounded.   experts: gate, up and down of each, [out, in],
+    rounded or as stored; an expert is read when the iterator comes to it.
+    """
+
+    router: torch.Tensor
+    experts: Iterator[tuple[Weight, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """Tensors of a layer.
 
     qk_norms: norms of q and of k, [head_dim] each, or [heads * head_dim] where they go over all
     heads; None without norms.
-    projections: [out, in], rounded or as stored, biases: [out], as in PROJECTIONS.
+    projections: [out, in], rounded or as stored, biases: [out], as in PROJECTIONS; only those of
+    attention if the MLP consists of experts.
+    experts: of the MLP, to be iterated before the next layer is taken; None if the MLP is dense.
     window: see DecoderConfig.   kv_scales: what 1 stands for in FP8 KV, of k and of v.
     """
 
@@ -45,6 +71,7 @@ class LayerWeights:
     qk_norms: tuple[torch.Tensor, torch.Tensor] | None
     projections: tuple[Weight, ...]
     biases: tuple[torch.Tensor | None, ...]
+    experts: ExpertWeights | None
     window: int | None
     kv_scales: tuple[float, float]
 
@@ -99,7 +126,9 @@ class Checkpoint:
 
     def _take_layer(self, index: int) -> LayerWeights:
         shape, prefix = self.config.shape, f"model.layers.{index}"
-        features = [shape.features(projection) for projection in range(len(PROJECTIONS))]
+        experts = self.config.experts[index]
+        modules = _MODULES if experts is None else _MODULES[: _GATE_UP_DOWN[0]]
+        features = [self.config.features(projection) for projection in range(len(modules))]
         return LayerWeights(
             norms=self.config.norms.map(
                 lambda name: self._take_norm(f"{prefix}.{name}", shape.hidden_size)
@@ -107,16 +136,33 @@ class Checkpoint:
             qk_norms=self._take_qk_norms(f"{prefix}.self_attn"),
             projections=tuple(
                 self._take_projection(f"{prefix}.{module}.weight", out_features, in_features)
-                for module, (in_features, out_features) in zip(_MODULES, features, strict=True)
+                for module, (in_features, out_features) in zip(modules, features, strict=True)
             ),
             biases=tuple(
                 self._take(f"{prefix}.{module}.bias", out_features) if has_bias else None
                 for module, (_, out_features), has_bias in zip(
-                    _MODULES, features, self.config.biases, strict=True
+                    modules, features, self.config.biases[: len(modules)], strict=True
                 )
             ),
+            experts=None if experts is None else self._take_experts(index, experts),
             window=self.config.windows[index],
             kv_scales=self._take_kv_scales(f"{prefix}.self_attn"),
+        )
+
+    def _take_experts(self, layer: int, experts: Experts) -> ExpertWeights:
+        hidden, width = self.config.shape.hidden_size, experts.width
+        shapes = ((width, hidden), (width, hidden), (hidden, width))
+        return ExpertWeights(
+            self._take(f"{router_name(layer)}.weight", experts.count, hidden),
+            (
+                tuple(
+                    self._take_projection(
+                        f"{expert_projection_name(layer, expert, projection)}.weight", *shape
+                    )
+                    for projection, shape in zip(_GATE_UP_DOWN, shapes, strict=True)
+                )
+                for expert in range(experts.count)
+            ),
         )
 
     def _take_kv_scales(self, prefix: str) -> tuple[float, float]:

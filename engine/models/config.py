@@ -6,6 +6,7 @@ import torch
 
 from engine.errors import UnsupportedModel
 from engine.models.config_json import ConfigJson
+from engine.models.experts import LayerExperts
 from engine.models.family import (
     FAMILIES,
     Activation,
@@ -24,6 +25,9 @@ from registry.architecture import refusal, served_architecture
 class DecoderConfig:
     """Configuration of a model of any family: what differs between families is data here.
 
+    shape: sizes that matter to adapters, which change no MLP of a model with experts.
+    mlp_width: features between gate and up and down of a dense MLP; 0 if there is none.
+    experts: by layer, the experts of its MLP; None if the MLP is dense.
     windows: by layer, how many positions a token sees, including its own; None if it sees all.
     biases: which projections have one, as in PROJECTIONS.
     norms: names of a layer's norms.   qk_norms, has_wide_norms, norm_offset: see Family.
@@ -34,6 +38,8 @@ class DecoderConfig:
     """
 
     shape: ModelShape
+    mlp_width: int
+    experts: LayerExperts
     vocab_size: int
     max_position_embeddings: int
     rms_norm_eps: float
@@ -48,6 +54,18 @@ class DecoderConfig:
     activation: Activation
     multipliers: Multipliers
     soft_caps: SoftCaps
+
+    @property
+    def has_experts(self) -> bool:
+        """Whether a layer's MLP consists of experts."""
+        return any(self.experts)
+
+    def features(self, projection: int) -> tuple[int, int]:
+        """Numbers of inputs and outputs of a projection of attention, or of a dense MLP.
+
+        projection: its place in PROJECTIONS.
+        """
+        return replace(self.shape, intermediate_size=self.mlp_width).features(projection)
 
     @property
     def longest_of_ropes(self) -> int | None:
@@ -102,15 +120,22 @@ class DecoderConfig:
         parts = {
             "num_key_value_heads": self.shape.num_kv_heads,
             "num_attention_heads": self.shape.num_heads,
-            "intermediate_size": self.shape.intermediate_size,
+            "intermediate_size": self.mlp_width,
         }
+        if experts := next(filter(None, self.experts), None):
+            parts["width of experts"] = experts.width
         for name, count in parts.items():
             if count % num_shards:
                 raise UnsupportedModel(
                     f"tensor_parallel_size {num_shards} does not divide this model's {name} of "
                     f"{count}; take one that does, or 1"
                 )
-        return replace(self, shape=self.shape.shard(num_shards))
+        return replace(
+            self,
+            shape=self.shape.shard(num_shards),
+            mlp_width=self.mlp_width // num_shards,
+            experts=tuple(experts and experts.shard(num_shards) for experts in self.experts),
+        )
 
     @classmethod
     def parse(cls, config: ConfigJson) -> "DecoderConfig":
@@ -126,9 +151,13 @@ class DecoderConfig:
     @classmethod
     def _of(cls, family: Family, config: ConfigJson) -> "DecoderConfig":
         family.check(config)
-        shape = _shape(family, config)
+        experts = family.experts(config)
+        mlp_width = 0 if all(experts) else config["intermediate_size"]
+        shape = _shape(family, config, 0 if any(experts) else mlp_width)
         return cls(
             shape=shape,
+            mlp_width=mlp_width,
+            experts=experts,
             vocab_size=config["vocab_size"],
             max_position_embeddings=config["max_position_embeddings"],
             rms_norm_eps=config.get("rms_norm_eps", family.rms_norm_eps),
@@ -146,13 +175,13 @@ class DecoderConfig:
         )
 
 
-def _shape(family: Family, config: ConfigJson) -> ModelShape:
+def _shape(family: Family, config: ConfigJson, intermediate_size: int) -> ModelShape:
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or family.head_dim
     return ModelShape(
         num_layers=config["num_hidden_layers"],
         hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
+        intermediate_size=intermediate_size,
         num_heads=heads,
         num_kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=head_dim or config["hidden_size"] // heads,

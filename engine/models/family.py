@@ -6,6 +6,7 @@ from typing import Literal
 
 from engine.errors import UnsupportedModel
 from engine.models.config_json import ConfigJson
+from engine.models.experts import LayerExperts, all_dense, mixtral_experts, qwen3_moe_experts
 from engine.models.layer_norms import LayerNorms
 from engine.models.rope import Rope, RopeRules
 from engine.models.windows import (
@@ -13,6 +14,7 @@ from engine.models.windows import (
     all_see_all,
     all_slide,
     all_slide_if_given,
+    all_slide_if_used,
     gemma2_windows,
     gemma3_slides,
     gemma3_windows,
@@ -135,7 +137,7 @@ _NORMS_AROUND = LayerNorms(
 class Family:
     """Properties that the models of one architecture have in common.
 
-    windows, ropes, multipliers, soft_caps: how they follow from config.json.
+    windows, ropes, experts, multipliers, soft_caps: how they follow from config.json.
     activation_setting: name of the setting for the activation.
     has_qkv_bias: whether q, k and v always have a bias.
     reads_attention_bias, reads_mlp_bias: whether config.json says if these have biases.
@@ -149,6 +151,7 @@ class Family:
 
     windows: Callable[[ConfigJson], Windows] = all_see_all
     ropes: Callable[[ConfigJson, int, RopeRules], Ropes] = _one_rope
+    experts: Callable[[ConfigJson], LayerExperts] = all_dense
     multipliers: Callable[[ConfigJson], Multipliers] = _no_multipliers
     soft_caps: Callable[[ConfigJson], SoftCaps] = _no_soft_caps
     activation_setting: str = "hidden_act"
@@ -210,6 +213,18 @@ FAMILIES = {
     "Qwen2ForCausalLM": Family(windows=some_slide, has_qkv_bias=True),
     "Qwen3ForCausalLM": Family(
         windows=some_slide, reads_attention_bias=True, qk_norms="heads", head_dim=128
+    ),
+    "Qwen3MoeForCausalLM": Family(
+        windows=all_slide_if_used,
+        experts=qwen3_moe_experts,
+        reads_attention_bias=True,
+        qk_norms="heads",
+    ),
+    "MixtralForCausalLM": Family(
+        windows=all_slide_if_given,
+        experts=mixtral_experts,
+        rope=RopeRules(theta=1_000_000.0),
+        rms_norm_eps=1e-5,
     ),
     "GraniteForCausalLM": Family(
         multipliers=_granite_multipliers, reads_attention_bias=True, reads_mlp_bias=True

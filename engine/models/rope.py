@@ -22,12 +22,14 @@ class RopeRules:
 
     is_partial: whether partial_rotary_factor may leave a part of each head as it is.
     aliases: other names of rope types.   original_length: default of
-    original_max_position_embeddings; None for max_position_embeddings.
+    original_max_position_embeddings; None for max_position_embeddings.   theta: default of
+    rope_theta.
     """
 
     is_partial: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)
     original_length: int | None = None
+    theta: float = 10_000.0
 
 
 _PLAIN_RULES = RopeRules()
@@ -104,7 +106,7 @@ def _parameters(config: ConfigJson, rules: RopeRules) -> Parameters:
     longest = config.get("max_position_embeddings")
     parameters = {
         "rope_type": given.get("type", "default"),
-        "rope_theta": config.get("rope_theta") or 10000.0,
+        "rope_theta": config.get("rope_theta") or rules.theta,
         "partial_rotary_factor": config.get("partial_rotary_factor") or 1.0,
         "original_max_position_embeddings": rules.original_length or longest,
         "max_position_embeddings": longest,

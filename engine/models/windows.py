@@ -32,6 +32,11 @@ def all_slide_if_given(config: ConfigJson) -> Windows:
     return all_slide({"sliding_window": None, **config})
 
 
+def all_slide_if_used(config: ConfigJson) -> Windows:
+    """Windows of Qwen3-MoE: of all layers, if the model uses windows at all."""
+    return all_slide(config) if config.get("use_sliding_window") else all_see_all(config)
+
+
 def some_slide(config: ConfigJson) -> Windows:
     """Windows of a Qwen: of the layers that slide, if the model uses windows at all."""
     window = config.get("sliding_window", _DEFAULT_WINDOW)

@@ -20,7 +20,7 @@ from engine.messages import SamplingParams
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, prompt_logprobs_of
 from tests.engine.real_core import add_adapter, build_core
-from tests.tiny_models import ALL_TARGETS, save_adapter, save_model
+from tests.tiny_models import ALL_TARGETS, QWEN3_MOE, save_adapter, save_model
 
 NUM_TIMES = 8
 """How often each run makes the request, half of the times greedy, half sampled."""
@@ -40,12 +40,17 @@ DRAWN = SamplingParams(
 
 
 class World:
-    """A model, its adapters, and the settings of a run."""
+    """A model, its adapters, and the settings of a run.
 
-    def __init__(self, folder):
+    linear: modules of layers that adapters change.   num_slabs: what arenas may have.
+    options: of the model.
+    """
+
+    def __init__(self, folder, linear=ALL_TARGETS, num_slabs=(18, 20, 22, 42), **options):
         self.folder = folder
-        self.model_dir = save_model(folder / "model", intermediate_size=224)
-        targets = {4: ["lm_head"], 16: [*ALL_TARGETS, "embed_tokens", "lm_head"], 24: ALL_TARGETS}
+        self.num_slabs = num_slabs
+        self.model_dir = save_model(folder / "model", intermediate_size=224, **options)
+        targets = {4: ["lm_head"], 16: [*linear, "embed_tokens", "lm_head"], 24: linear}
         dirs = [
             save_adapter(
                 self.model_dir, folder / f"a{rank}", seed=rank, r=rank, target_modules=modules
@@ -64,7 +69,7 @@ class World:
             self.objects,
             # With several ranks an adapter has more slabs, since half of each tile is not cut, and
             # tiles of the embedding and the head are whole.
-            num_slabs=chance.choice((18, 20, 22, 42) if num_ranks == 1 else (33, 34, 35, 54)),
+            num_slabs=chance.choice(self.num_slabs if num_ranks == 1 else (33, 34, 35, 54)),
             budget=chance.choice((13, 24, 64, 200)),
             num_seqs=chance.choice((4, 12)),
             num_swap_slots=40 * (number % 2),
@@ -108,6 +113,14 @@ class World:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     return World(tmp_path_factory.mktemp("invariance"))
+
+
+@pytest.fixture(scope="module")
+def world_of_experts(tmp_path_factory):
+    options = {**QWEN3_MOE, "moe_intermediate_size": 64, "num_experts": 4}
+    folder = tmp_path_factory.mktemp("invariance")
+    # Slabs are smaller than those of a dense model, whose largest tiles are of the MLP.
+    return World(folder, ALL_TARGETS[:4], (28, 30, 32, 70), family="qwen3_moe", **options)
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +223,21 @@ def assert_one_each(patterns, happened, num_runs):
 def test_so_it_has_where_ranks_share_the_model(world):
     kernels = kernels_of("native", batch_invariant=True)
     assert_one_each(*find_patterns(world, kernels, 2 * FEW, num_ranks=2), 2 * FEW)
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantization"),
+    [
+        ("native", "int4"),
+        pytest.param("native", None, marks=pytest.mark.soak),
+        *(pytest.param(kind, "int8", marks=pytest.mark.soak) for kind in MAKERS),
+        *(pytest.param(kind, None, marks=pytest.mark.soak) for kind in SLOW),
+    ],
+)
+def test_so_it_has_in_a_mixture_of_experts(world_of_experts, kind, quantization):
+    make_kernels = kernels_of(kind, batch_invariant=True)
+    found = find_patterns(world_of_experts, make_kernels, FEW, quantization=quantization)
+    assert_one_each(*found, FEW)
 
 
 def test_without_the_setting_its_bits_depend_on_others(world):

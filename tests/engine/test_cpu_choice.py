@@ -44,6 +44,7 @@ FAMILIES = {
     "phi3": LLAMA | {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5},
     "olmo2": LLAMA | {"architectures": ["Olmo2ForCausalLM"]},
     "granite": LLAMA | GRANITE | {"architectures": ["GraniteForCausalLM"]},
+    "qwen3_moe": LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 48},
 }
 
 

@@ -18,10 +18,15 @@ from engine.weights import StoredWeights, load_config
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import add_adapter, build_core
-from tests.engine.test_oracle import FAMILIES, INVOCATION
+from tests.engine.test_oracle import CPU_ONLY, FAMILIES, INVOCATION
 from tests.oracle import merged_model
-from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
+from tests.tiny_models import LLAMA3_ROPE, QWEN3_MOE, save_adapter, save_model
 
+WAYS = {
+    "C": {"make_kernels": kernels_of("native")},
+    "late": {"lag": 1},
+    "device": {"make_backend": fake_backend},
+}
 PROMPTS = ((5, 6, 7, 17, 18, 19, 80), tuple(17 + i % 9 for i in range(40)))
 
 
@@ -32,7 +37,7 @@ def one_thread():
 
 @pytest.fixture(scope="module", params=[*FAMILIES, "untied, with a scaled rope"])
 def world(request, tmp_path_factory):
-    """A folder, a model, and an ordinary and an activated adapter for it."""
+    """A folder, a model, an ordinary and an activated adapter for it, and where it is served."""
     folder = tmp_path_factory.mktemp("merged")
     other = {"tied": False, "rope": LLAMA3_ROPE, "max_shard_size": "100KB"}
     model = save_model(folder / "model", **FAMILIES.get(request.param, other))
@@ -42,7 +47,8 @@ def world(request, tmp_path_factory):
     alora = save_adapter(
         model, folder / "alora", seed=4, alora_invocation_tokens=INVOCATION, r=4, lora_alpha=8
     )
-    return folder, model, {"lora": lora, "alora": alora}
+    ways = [way for way in WAYS if way != "device" or request.param not in CPU_ONLY]
+    return folder, model, {"lora": lora, "alora": alora}, ways
 
 
 @pytest.fixture
@@ -50,7 +56,7 @@ def prove(world, tmp_path):
     """A function that runs a proof on a real core; `change` alters the file but not the adapter."""
 
     def prove(kind="lora", change=lambda data: data, **options):
-        _, model, adapters = world
+        _, model, adapters, _ = world
         objects = {}
         ref = add_adapter(objects, model, adapters[kind], tmp_path)
         (tmp_path / "object").write_bytes(change(objects[ref.digest]))
@@ -97,7 +103,7 @@ def logprobs(model, prompt):
 
 @pytest.mark.parametrize("kind", ["lora", "alora"])
 def test_both_streams_are_transformers_and_peft(world, tmp_path, kind):
-    _, model, adapters = world
+    _, model, adapters, _ = world
     objects = {}
     ref = add_adapter(objects, model, adapters[kind], tmp_path)
     (tmp_path / "object").write_bytes(objects[ref.digest])
@@ -113,7 +119,7 @@ def test_both_streams_are_transformers_and_peft(world, tmp_path, kind):
 
 
 def test_the_size_of_a_unit_changes_nothing(world, tmp_path, monkeypatch):
-    _, model, adapters = world
+    _, model, adapters, _ = world
     objects = {}
     ref = add_adapter(objects, model, adapters["lora"], tmp_path)
     (tmp_path / "object").write_bytes(objects[ref.digest])
@@ -123,6 +129,33 @@ def test_the_size_of_a_unit_changes_nothing(world, tmp_path, monkeypatch):
     pieces, units = drain(reference(model).compare(sequences, tmp_path / "object"))
     assert units > 100
     np.testing.assert_allclose(pieces.merged, whole.merged, atol=2e-4)
+
+
+class Watched(StoredWeights):
+    """Weights that note of which experts they were read."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.read = set()
+
+    def rows(self, name, start, end):
+        if ".experts." in name:
+            self.read.add(name.rpartition(".experts.")[0] + "." + name.split(".")[-3])
+        return super().rows(name, start, end)
+
+
+def test_only_experts_that_a_token_has_are_read(tmp_path):
+    options = {**QWEN3_MOE, "num_experts": 64, "mlp_only_layers": []}
+    model = save_model(tmp_path / "model", family="qwen3_moe", **options)
+    objects = {}
+    ref = add_adapter(objects, model, save_adapter(model, tmp_path / "lora", seed=1), tmp_path)
+    (tmp_path / "object").write_bytes(objects[ref.digest])
+    weights = Watched(model, torch.float32)
+    watched = MergedModel(weights, DecoderConfig.parse(load_config(model)))
+    sequence = TokenSequence(PROMPTS[0][:3], 0, 1)
+    drain(watched.compare([sequence], tmp_path / "object"))
+    num_layers, most = 2, 2 * len(sequence.token_ids) * options["num_experts_per_tok"]
+    assert num_layers < len(weights.read) <= num_layers * most < num_layers * 64
 
 
 @pytest.mark.parametrize("kind", ["lora", "alora"])
@@ -156,15 +189,10 @@ def test_on_a_rounded_base_a_proof_tells_how_far_that_moves_its_answers(tmp_path
     assert np.abs(found.unrounded - found.merged).max() > 0.001
 
 
-WAYS = {
-    "C": {"make_kernels": kernels_of("native")},
-    "late": {"lag": 1},
-    "device": {"make_backend": fake_backend},
-}
-
-
 @pytest.mark.parametrize("way", WAYS)
-def test_they_pass_on_every_kind_of_kernels(prove, way):
+def test_they_pass_on_every_kind_of_kernels(world, prove, way):
+    if way not in world[-1]:
+        pytest.skip("a family that is not served on GPUs")
     assert prove(**WAYS[way]).verdict == "passed"
 
 

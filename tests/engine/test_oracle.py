@@ -18,7 +18,17 @@ from tests.engine.gpu.device_team import DeviceTeam
 from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
 from tests.quantized_models import save_quantized
-from tests.tiny_models import GEMMA2, GEMMA3, GRANITE, OLMO2, PHI3, save_adapter, save_model
+from tests.tiny_models import (
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    MIXTRAL,
+    OLMO2,
+    PHI3,
+    QWEN3_MOE,
+    save_adapter,
+    save_model,
+)
 
 FAMILIES = {
     "llama": {},
@@ -30,6 +40,8 @@ FAMILIES = {
     "gemma2": {"family": "gemma2", **GEMMA2},
     "gemma3": {"family": "gemma3_text", **GEMMA3},
     "phi3": {"family": "phi3", "sliding_window": 40, **PHI3},
+    "qwen3_moe": {"family": "qwen3_moe", **QWEN3_MOE},
+    "mixtral": {"family": "mixtral", "sliding_window": 40, **MIXTRAL},
 }
 INVOCATION = [17, 18, 19]
 NUM_TOKENS = 14
@@ -104,12 +116,16 @@ BOTH_WAYS = "llama"
 """Family whose preempted requests come back in both ways on every runner. Other families use one
 way on each runner, alternating from runner to runner; `make soak` runs both.
 """
-VARIANTS = ("granite", "olmo2", "phi3", "gemma2", "gemma3")
+VARIANTS = ("granite", "olmo2", "phi3", "gemma2", "gemma3", "qwen3_moe", "mixtral")
 """Families that differ from others in a layer's formulas only. Here only the C kernels run them;
 tests of decoders, kernels and proofs compare the others with torch. `make soak` runs all.
 """
+SEEN_ELSEWHERE = ("mixtral",)
+"""Families of which runners see no more than of another one. Only `make soak` runs them."""
 ALONE = ("olmo2",)
 """Families that ranks cannot share."""
+CPU_ONLY = ("qwen3_moe", "mixtral")
+"""Families that are not served on GPUs."""
 
 
 def cases():
@@ -119,7 +135,10 @@ def cases():
             is_one_of_two = index < len(WAYS) * len(RUNNERS) and (index + index // 2 + number) % 2
             is_long = family != BOTH_WAYS and is_one_of_two
             is_long = name != "C" if family in VARIANTS else is_long
+            is_long = is_long or family in SEEN_ELSEWHERE
             if family in ALONE and "num_ranks" in runner:
+                continue
+            if family in CPU_ONLY and "device" in name:
                 continue
             marks = pytest.mark.soak if is_long else ()
             yield pytest.param(family, runner, slots, id=f"{family}-{name}", marks=marks)

@@ -3,7 +3,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.weights import StoredWeights
-from tests.tiny_models import save_model
+from tests.tiny_models import MIXTRAL, save_model
 
 CPU = torch.device("cpu")
 
@@ -45,3 +45,15 @@ def test_fused_projections_are_read_as_separate_ones(tmp_path):
     assert torch.equal(weights.rows(name, 3, 7), parts[1][3:7])
     assert len(weights) == len(set(weights)) == len(dict(weights))
     assert not any("qkv_proj" in name or "gate_up_proj" in name for name in weights)
+
+
+def test_mixtrals_experts_have_the_names_of_other_families(tmp_path):
+    folder = save_model(tmp_path / "model", family="mixtral", **MIXTRAL)
+    tensors = load_file(folder / "model.safetensors")
+    weights, mlp = StoredWeights(folder, torch.float32), "model.layers.1.mlp"
+    theirs = "model.layers.1.block_sparse_moe"
+    assert torch.equal(weights[f"{mlp}.gate.weight"], tensors[f"{theirs}.gate.weight"])
+    for ours, name in (("gate", "w1"), ("down", "w2"), ("up", "w3")):
+        expected = tensors[f"{theirs}.experts.4.{name}.weight"]
+        assert torch.equal(weights[f"{mlp}.experts.4.{ours}_proj.weight"], expected)
+        assert weights.shape(f"{mlp}.experts.4.{ours}_proj.weight") == expected.shape

@@ -37,6 +37,18 @@ def test_blocks_grow_until_the_largest_tile_fits():
     assert all(layout.tile_bytes(p) <= layout.slab_bytes for p in range(len(PROJECTIONS)))
 
 
+def test_experts_cost_adapters_and_slabs_nothing():
+    mixture = ModelShape(48, 2048, 0, 32, 4, 128)  # Qwen3-30B-A3B
+    layout = Layout.of(mixture, itemsize=2)
+    assert layout.block_size == 16
+    assert list(mixture.adapted) == [0, 1, 2, 3]
+    attention = 2 * (2048 + 4096) + 2 * (2048 + 512)
+    assert layout.bytes_per_rank == 48 * attention * 2
+    everywhere = {(layer, p): 256 for layer in range(48) for p in mixture.adapted}
+    _, num_slabs = layout.pack(everywhere)
+    assert num_slabs * layout.slab_bytes <= layout.most_adapter_bytes
+
+
 def test_a_large_adapter_leaves_almost_nothing_of_its_slabs_empty():
     layout = Layout.of(LLAMA_8B, itemsize=2)
     everywhere = {(layer, p): 256 for layer in range(32) for p in range(len(PROJECTIONS))}

@@ -3,12 +3,12 @@ import json
 import numpy as np
 import pytest
 
-from registry.architecture import ARCHITECTURES, FUSED_ARCHITECTURES
+from registry.architecture import ARCHITECTURES, EXPERT_ARCHITECTURES, FUSED_ARCHITECTURES
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
 from tests.quantized_models import save_quantized
 from tests.registry.factories import encode, make_base, make_tensor, write_base
-from tests.tiny_models import save_model
+from tests.tiny_models import MIXTRAL, QWEN3_MOE, save_model
 
 
 def load(folder):
@@ -140,7 +140,8 @@ def test_served_architectures_are_known_by_class_or_else_by_model_type(
         (tmp_path / "model" / "config.json").write_text(
             json.dumps({**said, "num_hidden_layers": 2})
         )
-        assert len(load(tmp_path / "model").modules) == 14
+        num_modules = 8 if architecture in EXPERT_ARCHITECTURES else 14
+        assert len(load(tmp_path / "model").modules) == num_modules
 
 
 def test_an_empty_or_absent_folder_is_refused(tmp_path):
@@ -168,3 +169,12 @@ def test_tied_embeddings_and_extra_tensors_do_not_matter(tmp_path):
     tensors["lm_head.weight"] = make_tensor(np.ones((7, 16)))
     (tmp_path / "model" / "model.safetensors").write_bytes(encode(tensors))
     assert len(load(tmp_path / "model").modules) == 14
+
+
+@pytest.mark.parametrize(("family", "options"), [("qwen3_moe", QWEN3_MOE), ("mixtral", MIXTRAL)])
+def test_of_a_mixture_of_experts_adapters_may_change_attention_only(tmp_path, family, options):
+    base = load(save_model(tmp_path / "model", family=family, **options))
+    assert len(base.modules) == 8
+    assert all(".self_attn." in name for name in base.modules)
+    assert not any(".experts." in name for name in base.tensors)
+    assert any(name.endswith(".gate.weight") for name in base.tensors)

@@ -4,10 +4,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter, TooLarge
 from registry.peft_format import ModuleScale, lora_names
 from registry.validate import AdapterLimits, check_adapter, validate_adapter
 from tests.registry.factories import encode, make_adapter, make_config, make_tensor
+from tests.tiny_models import QWEN3_MOE, save_model
 
 LIMITS = AdapterLimits()
 A0, B0 = lora_names("model.layers.0.self_attn.q_proj")
@@ -338,3 +340,42 @@ def test_the_copy_of_a_projection_is_no_copy(base):
     name = "base_model.model.model.layers.0.self_attn.q_proj.weight"
     adapter = make_adapter(base) | {name: make_tensor(np.ones((16, 16)))}
     assert "is neither lora_A nor lora_B" in str(refused(base, adapter))
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory):
+    """A Qwen3-MoE whose first layer is dense."""
+    folder = tmp_path_factory.mktemp("mixture")
+    save_model(folder / "model", family="qwen3_moe", **QWEN3_MOE)
+    return BaseModel.load(folder / "model", "tiny-moe", folder / "cache")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "model.layers.1.mlp.experts.3.gate_proj",
+        "model.layers.1.mlp.experts.0.down_proj",
+        "model.layers.1.mlp.gate",
+        "model.layers.0.mlp.up_proj",
+        "model.layers.1.block_sparse_moe.experts.0.w1",
+    ],
+)
+def test_lora_on_experts_and_their_router_is_refused_by_name(mixture, module):
+    check(mixture, make_adapter(mixture))
+    name, _ = lora_names(module)
+    error = refused(mixture, with_tensor(mixture, name, make_tensor(np.ones((4, 64)))))
+    assert (error.code, error.param) == ("unsupported_feature", "adapter_model.safetensors")
+    assert name in str(error)
+    assert "LoRA on experts" in str(error)
+
+
+def test_lora_on_experts_that_are_parameters_is_refused_by_name(mixture):
+    config = make_config(target_parameters=["mlp.experts.gate_up_proj"])
+    error = refused(mixture, make_adapter(mixture), config)
+    assert (error.code, error.param) == ("unsupported_feature", "target_parameters")
+
+
+def test_all_linear_modules_of_a_mixture_are_those_of_attention(mixture):
+    everywhere = make_adapter(mixture, targets=["q_proj", "k_proj", "v_proj", "o_proj"])
+    passport = check(mixture, everywhere, make_config(target_modules="all-linear")).passport
+    assert passport.num_modules == 8

@@ -5,6 +5,7 @@ from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
+from engine.models.experts import Experts
 from engine.models.family import Multipliers, SoftCaps
 from registry.architecture import ARCHITECTURES
 
@@ -25,6 +26,8 @@ GEMMA2 = LLAMA | {"architectures": ["Gemma2ForCausalLM"]}
 GEMMA3 = LLAMA | {"architectures": ["Gemma3ForCausalLM"]}
 PHI3 = LLAMA | {"architectures": ["Phi3ForCausalLM"]}
 OLMO2 = LLAMA | {"architectures": ["Olmo2ForCausalLM"]}
+QWEN3_MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "moe_intermediate_size": 48}
+MIXTRAL = LLAMA | {"architectures": ["MixtralForCausalLM"]}
 GRANITE = LLAMA | {"architectures": ["GraniteForCausalLM"]}
 QKV = (True, True, True, False, False, False, False)
 
@@ -43,6 +46,7 @@ def without(config, *keys):
         (QWEN2, QKV),
         (QWEN3, (False,) * 7),
         (QWEN3 | {"attention_bias": True}, (True,) * 4 + (False,) * 3),
+        (QWEN3_MOE | {"attention_bias": True}, (True,) * 4 + (False,) * 3),
         (OLMO2 | {"attention_bias": True}, (True,) * 4 + (False,) * 3),
         (GRANITE | {"mlp_bias": True}, (False,) * 4 + (True,) * 3),
     ],
@@ -72,6 +76,10 @@ MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_atten
         (QWEN2 | QWEN_SLIDES, (None,) * 4),
         (QWEN2 | QWEN_SLIDES | {"max_window_layers": 3}, (None, None, None, 32)),
         (QWEN3 | QWEN_SLIDES | {"layer_types": MIXED}, (None, 32, 32, None)),
+        (QWEN3_MOE | QWEN_SLIDES, (32,) * 4),
+        (QWEN3_MOE | {"sliding_window": 32}, (None,) * 4),
+        (MIXTRAL, (None,) * 4),
+        (MIXTRAL | {"sliding_window": 32}, (32,) * 4),
     ],
 )
 def test_each_layer_has_its_window(config, windows):
@@ -99,6 +107,31 @@ def test_only_granite_has_multipliers_and_its_residual_one_is_part_of_scale_and_
 def test_norms_of_q_and_k_go_over_heads_or_over_projections_or_do_not_exist():
     sizes = [DecoderConfig.parse(config).qk_norm_sizes for config in (LLAMA, QWEN3, OLMO2)]
     assert sizes == [None, (128, 128), (64, 32)]
+
+
+QWEN3_EXPERTS = Experts(count=128, per_token=8, width=48, norms_weights=False)
+FEW = {"num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True}
+FEW_EXPERTS = Experts(count=6, per_token=2, width=48, norms_weights=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "experts"),
+    [
+        (LLAMA, (None,) * 4),
+        (QWEN3_MOE, (QWEN3_EXPERTS,) * 4),
+        (QWEN3_MOE | FEW, (FEW_EXPERTS,) * 4),
+        (QWEN3_MOE | FEW | {"decoder_sparse_step": 2}, (None, FEW_EXPERTS) * 2),
+        (QWEN3_MOE | FEW | {"mlp_only_layers": [0, 1, 3]}, (None, None, FEW_EXPERTS, None)),
+        (QWEN3_MOE | {"num_experts": 0}, (None,) * 4),
+        (MIXTRAL, (Experts(count=8, per_token=2, width=160, norms_weights=True),) * 4),
+    ],
+)
+def test_each_layer_is_dense_or_has_its_experts(config, experts):
+    parsed = DecoderConfig.parse(config)
+    assert parsed.experts == experts
+    assert parsed.has_experts == any(experts)
+    assert parsed.mlp_width == (0 if all(experts) else 160)
+    assert parsed.shape.intermediate_size == (0 if any(experts) else 160)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +209,8 @@ def needed(config):
     ("config", "named"),
     [
         (LLAMA | {"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
-        (LLAMA | {"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        (LLAMA | {"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM"),
+        (MIXTRAL | {"num_experts_per_tok": 9}, "num_experts_per_tok 9 of 8 experts"),
         (LLAMA | {"architectures": None, "model_type": "gemma3"}, "gemma3"),
         (LLAMA | {"hidden_act": "gelu"}, "hidden_act gelu"),
         (GEMMA2 | {"hidden_activation": "relu"}, "hidden_activation relu"),

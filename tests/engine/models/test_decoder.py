@@ -10,12 +10,23 @@ from engine.errors import UnsupportedModel
 from engine.messages import SamplingParams
 from engine.models.checkpoint import Checkpoint
 from engine.models.config import DecoderConfig
-from engine.weights import StoredWeights, load_config
+from engine.weights import StoredWeights, load_config, open_weights
 from kernels.cpu.plain import PlainKernels
+from kernels.quantized import QuantizedWeight
 from lora.layout import Layout
 from lora.packed import PackedForm
 from tests.cpu_decoder import make_decoder
-from tests.tiny_models import GEMMA2, GEMMA3, GRANITE, OLMO2, PHI3, save_model
+from tests.quantized_models import save_quantized
+from tests.tiny_models import (
+    GEMMA2,
+    GEMMA3,
+    GRANITE,
+    MIXTRAL,
+    OLMO2,
+    PHI3,
+    QWEN3_MOE,
+    save_model,
+)
 
 CPU = torch.device("cpu")
 FAMILIES = {
@@ -28,6 +39,8 @@ FAMILIES = {
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
     "olmo2": OLMO2,
+    "qwen3_moe": {"head_dim": 32, **QWEN3_MOE},
+    "mixtral": MIXTRAL,
 }
 PROMPT = [(7 * i * i + 3) % 250 for i in range(53)]
 
@@ -110,6 +123,19 @@ def test_a_dtype_loses_no_more_than_twice_what_transformers_loses(tmp_path, fami
     assert (ours - expected).abs().max() <= 2 * loss + rounding
 
 
+@torch.inference_mode()
+def test_quantised_experts_compute_with_the_numbers_that_their_codes_mean(tmp_path):
+    options = {**QWEN3_MOE, "moe_intermediate_size": 64, "intermediate_size": 192}
+    whole = save_model(tmp_path / "model", family="qwen3_moe", **options)
+    folder, twin = save_quantized(whole, tmp_path, "W4A16")
+    weights, config = open_weights(folder, torch.float32), DecoderConfig.parse(load_config(folder))
+    name = "model.layers.1.mlp.experts.7.down_proj.weight"
+    assert isinstance(weights[name], QuantizedWeight)
+    ours = last_logits(make_decoder(config, weights, form_of(config), 128), torch.float32)
+    expected = reference_logits(twin, torch.float32)
+    assert (ours - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
 @pytest.fixture
 def checkpoint(tmp_path):
     """Config and weights of a Qwen3, the family with the most kinds of tensors."""
@@ -144,6 +170,18 @@ def test_a_scale_of_kv_that_is_not_one_positive_number_is_refused(checkpoint, sc
     name = "model.layers.1.self_attn.k_proj.output_scale"
     with pytest.raises(UnsupportedModel, match=f"tensor {name} is not one positive number"):
         list(Checkpoint(config, weights | {name: scale}).layers())
+
+
+def test_an_expert_that_is_missing_or_too_many_is_named(tmp_path):
+    model_dir = save_model(tmp_path / "model", family="mixtral", **MIXTRAL)
+    config = DecoderConfig.parse(load_config(model_dir))
+    weights = dict(StoredWeights(model_dir, torch.float32))
+    last, one_more = (f"model.layers.1.mlp.experts.{i}.up_proj.weight" for i in (4, 5))
+    with pytest.raises(UnsupportedModel, match=f"tensor {one_more} has no place"):
+        make_decoder(config, weights | {one_more: weights[last]}, form_of(config), 64)
+    del weights[last]
+    with pytest.raises(UnsupportedModel, match=f"no tensor {last}"):
+        make_decoder(config, weights, form_of(config), 64)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ from tests.tiny_models import (
     GEMMA2,
     GEMMA3,
     GRANITE,
+    MIXTRAL,
     PARTIAL_ROPE,
+    QWEN3_MOE,
     canonical_bytes,
     packed_adapter,
     save_adapter,
@@ -43,6 +45,8 @@ FAMILIES = {
     "phi3": {"rope": PARTIAL_ROPE},
     "gemma2": GEMMA2,
     "gemma3_text": GEMMA3,
+    "qwen3_moe": QWEN3_MOE,
+    "mixtral": MIXTRAL,
 }
 PROMPTS = [[(7 * i * i + 3 * k) % 250 for i in range(33 + k)] for k in range(4)]
 ALL = (0, 1, 2, 3)
@@ -58,10 +62,11 @@ class World:
         self.model_dir = save_model(folder / "model", family=family, **values)
         self.config = DecoderConfig.parse(load_config(self.model_dir))
         base = BaseModel.load(self.model_dir, "tiny", folder / "cache")
+        cut_by_inputs = ["o_proj"] if self.config.has_experts else ["o_proj", "down_proj"]
         kinds = [
-            {"r": 4, "rank_pattern": {".*v_proj": 19, "down_proj": 9}},
+            {"r": 4, "rank_pattern": {".*v_proj": 19, cut_by_inputs[-1]: 9}},
             {"r": 16, "use_rslora": True},
-            {"r": 3, "target_modules": ["o_proj", "down_proj"]},
+            {"r": 3, "target_modules": cut_by_inputs},
         ]
         dirs = [
             save_adapter(self.model_dir, folder / str(seed), seed=seed, **kind)
@@ -190,6 +195,11 @@ def test_ranks_that_cannot_have_equal_parts_are_refused_by_name(tmp_path):
     with pytest.raises(UnsupportedModel, match=r"4 does not divide .* num_key_value_heads of 2"):
         config.shard(4)
     assert config.shard(2).shape.num_kv_heads == 1
+    mixture = save_model(
+        tmp_path / "mixture", family="mixtral", **MIXTRAL | {"intermediate_size": 95}
+    )
+    with pytest.raises(UnsupportedModel, match=r"2 does not divide .* width of experts of 95"):
+        DecoderConfig.parse(load_config(mixture)).shard(2)
 
 
 def test_norms_over_all_heads_are_refused_by_name_where_ranks_would_have_parts_of_them(tmp_path):

@@ -1,0 +1,74 @@
+"""The MLP of a layer that consists of experts, on a CPU."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.cpu.products import fused
+from engine.models.checkpoint import ExpertWeights
+from engine.models.experts import Experts
+from kernels.cpu.interface import CpuKernels, Linear
+from kernels.routing import choose_experts
+
+Activate = Callable[[torch.Tensor], torch.Tensor]
+"""gate_up: [T, 2 * width] -> activated and multiplied, [T, width]."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Expert:
+    """One expert: an MLP of its own."""
+
+    gate_up: Linear
+    down: Linear
+
+
+class ExpertMlp:
+    """Experts and their router. Experts that no token of a step chooses are not computed.
+
+    weights: each expert's are read as it is made, so that only one is in memory twice.
+    activate: see Activate.
+    """
+
+    def __init__(
+        self, experts: Experts, weights: ExpertWeights, kernels: CpuKernels, activate: Activate
+    ) -> None:
+        self._about = experts
+        self._activate = activate
+        self._router = kernels.linear(weights.router, None)
+        self._experts = [
+            _Expert(fused(kernels, (gate, up), (None, None)), kernels.linear(down, None))
+            for gate, up, down in weights.experts
+        ]
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum of the outputs of each row's experts by their weights.   x: [T, hidden].
+
+        A row's bits depend on the row only, if those of the kernels do.
+        """
+        per_token = self._about.per_token
+        chosen, weights = choose_experts(
+            self._router(x), per_token, norms_weights=self._about.norms_weights
+        )
+        outputs = x.new_empty(*chosen.shape, x.shape[1])
+        # Pairs of a row and one of its experts, as indices into `chosen`, in the experts' order.
+        pairs = chosen.flatten().argsort(stable=True)
+        counts = chosen.flatten().bincount(minlength=len(self._experts)).tolist()
+        for expert, own in zip(self._experts, pairs.split(counts), strict=True):
+            if len(own):
+                activated = self._activate(expert.gate_up(x[own // per_token]))
+                outputs.flatten(0, 1)[own] = expert.down(activated)
+        return _weighted_sum(outputs, weights)
+
+
+def _weighted_sum(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sum of each row's outputs by weights.   outputs: [T, n, hidden].   weights: [T, n] float32.
+
+    The terms are added one by one: torch's own sums have orders that depend on the shape.
+    """
+    terms = zip(outputs.unbind(1), weights.unsqueeze(-1).unbind(1), strict=True)
+    output, weight = next(terms)
+    total = output * weight
+    for output, weight in terms:
+        total += output * weight
+    return total.to(outputs.dtype)
