@@ -21,11 +21,13 @@ class RecordingKernels:
     def __getattr__(self, name):
         return getattr(self.meaning, name)
 
-    def rope_store_kv(self, qkv, kv, cos, sin, positions, slots, *rest):
+    def rope_store_kv(self, qkv, kv, cos, sin, positions, slots, finite, norms, delta, *scales):
         written = slots[slots >= 0] // kv.shape[3]
         self.device.touch(set(written.tolist()), is_write=True, what="KV written")
-        self._expanded(rest[-1])
-        self.meaning.rope_store_kv(qkv, kv, cos, sin, positions, slots, *rest)
+        self._expanded(delta)
+        self.meaning.rope_store_kv(
+            qkv, kv, cos, sin, positions, slots, finite, norms, delta, *scales
+        )
 
     def decode_attention(self, out, q, kv, work, window=None, *scores):
         rows = (work.decode_ranges[:, 1] > work.decode_ranges[:, 0]).nonzero().flatten()
