@@ -34,7 +34,7 @@ class Experts:
 
 
 LayerExperts = tuple[Experts | None, ...]
-"""By layer, the experts of its MLP; None if the MLP is dense."""
+"""Experts of the MLP of each layer; None for a layer whose MLP is dense."""
 
 
 def all_dense(config: ConfigJson) -> LayerExperts:
