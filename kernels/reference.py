@@ -151,7 +151,7 @@ def rope_store_kv(
     finite[~elementwise.is_finite(pair.flatten(1))] = 0
     pair = pair.nan_to_num(0.0, 0.0, 0.0)
     if kv.dtype == FP8:
-        scales = torch.tensor(kv_scales).view(2, 1, 1)
+        scales = torch.tensor(kv_scales, device=pair.device).view(2, 1, 1)
         pair = (pair.float() / scales).clamp(-FP8_MAX, FP8_MAX)
     stored = (slots >= 0).nonzero().squeeze(1)
     blocks, offsets = slots[stored] // block_size, slots[stored] % block_size
