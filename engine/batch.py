@@ -37,6 +37,8 @@ class ScheduledRow:
     num_output_tokens: index of the token to choose; with the seed it decides the choice.
     adapter_start: first position at which the adapter applies; before it, the base model does.
     banned_token_ids: tokens that cannot be chosen.
+    num_drafts: how many of the last token_ids are drafts. The row chooses the token after those
+    before them, and after each draft; drafts that are not what it chooses are thrown away.
     is_constrained: whether the token is chosen under a mask, which comes after the launch.
     prompt_token_ids, output_token_ids: tokens before the one to choose, only if penalties need
     them; each distinct token of the prompt once.
@@ -59,6 +61,11 @@ class ScheduledRow:
     scoring: Scoring | None = None
     banned_token_ids: tuple[int, ...] = ()
     is_constrained: bool = False
+    num_drafts: int = 0
+
+    @property
+    def draft_token_ids(self) -> tuple[int, ...]:
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
     @property
     def end(self) -> int:
@@ -108,16 +115,19 @@ class Batch:
 class StepTokens:
     """The tokens that a runner chose in a step.
 
-    token_ids: one for every row that chose, None for the others; BAD_LOGITS fails a row.
-    logprobs: by row number, for rows that asked for them.
+    token_ids: one for every row that chose, None for the others; BAD_LOGITS fails a row. A row that
+    has accepted drafts chose it after the last of them.
+    num_accepted: by row number, how many of its drafts were accepted, if any were.
+    logprobs: by row number, for rows that asked for them: of accepted drafts, then of the token.
     prompt_logprobs: by row number, for every token that its `scoring` names.
     adapter_digests: by row number, of the adapter that was applied to it.
     """
 
     token_ids: Sequence[int | None]
-    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)
+    logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
     adapter_digests: Mapping[int, str] = field(default_factory=dict)
     prompt_logprobs: Mapping[int, Sequence[TokenLogprobs]] = field(default_factory=dict)
+    num_accepted: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ import torch
 
 from engine.backend import Backend, MeasuredRunner
 from engine.config import EngineConfig
-from engine.core import EngineCore
+from engine.core import EngineCore, Runner
 from engine.cpu.backend import cpu_backend
+from engine.drafts.text import TextDrafter
 from engine.errors import UnsupportedModel
 from engine.grammar.matcher import Grammars
 from engine.journal import Journal
@@ -23,6 +24,8 @@ from engine.rank_group import LeadingRunner, RankGroup
 from engine.ranks import Ranks
 from engine.scheduler import Scheduler
 from engine.segments import Tables
+from engine.speculation import Speculation
+from engine.step_measurement import measure_steps
 from engine.swap import PreemptionCosts, SwapSpace
 from engine.weights import ServedNumbers, load_config
 from lora.arena import Arena
@@ -147,6 +150,7 @@ def build_core(
         config.eos_token_ids,
         swap,
         grammars=_grammars(config, model_config.vocab_size),
+        speculation=_speculation(config, runner, layout, len(backend.slabs)),
     )
     journal = Journal(
         data_dir / "journal",
@@ -175,6 +179,18 @@ def build_core(
         residency_interval_s=config.residency_interval_s,
     )
     return core, config
+
+
+def _speculation(
+    config: EngineConfig, runner: Runner, layout: Layout, num_slabs: int
+) -> Speculation | None:
+    """Drafts, where they are wanted and steps are verified: on CPUs."""
+    if config.speculation == "off" or config.device != "cpu":
+        return None
+    assert config.max_num_batched_tokens is not None, "not resolved yet"
+    curve = measure_steps(runner, layout.block_size, num_slabs, config.max_num_batched_tokens)
+    logger.info("%s", curve)
+    return Speculation(curve, TextDrafter())
 
 
 def _unrounded(

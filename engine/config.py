@@ -51,6 +51,7 @@ class EngineConfig:
     and however the request was chunked, cached or computed again; for CPUs.
     cpu_kernels: "auto" takes the first of the others that works.
     enforce_eager: whether a GPU's steps are launched kernel by kernel, without captured graphs.
+    speculation: "auto" verifies drafts where that brings more tokens a second, "off" never does.
     lora_overlap: when a GPU multiplies by an adapter's A: "shrink" is in parallel with the base
     model's product, "none" is before it.
     reference_kernels: names of GPU kernels that are replaced by the plain, slow torch of
@@ -92,6 +93,7 @@ class EngineConfig:
     batch_invariant: bool = False
     cpu_kernels: Literal["auto", "native", "numba", "torch"] = "auto"
     enforce_eager: bool = False
+    speculation: Literal["auto", "off"] = "auto"
     lora_overlap: Literal["shrink", "none"] = "shrink"
     reference_kernels: tuple[str, ...] = ()
     sliding_window: int | None = None

@@ -14,6 +14,7 @@ from engine.messages import (
     SILENCE_S,
     AbortRequests,
     AddRequest,
+    DraftStats,
     EngineStats,
     ExtendLease,
     GrammarStats,
@@ -70,10 +71,11 @@ class Runner(Protocol):
         """Begin a step. If it is constrained, its tokens are chosen by `choose`, else at once."""
         ...
 
-    def choose(self, masks: Mapping[int, Mask]) -> None:
+    def choose(self, masks: Mapping[int, Sequence[Mask]]) -> None:
         """Choose the tokens of the newest step, which is constrained.
 
-        masks: by row number; a constrained row without a mask chooses no token.
+        masks: by row number, of the next token, then of those behind drafts. A constrained row
+        without a mask chooses no token, and one with too few verifies fewer drafts.
         """
         ...
 
@@ -279,7 +281,12 @@ class EngineCore:
             unsettled_records=self.journal.num_unsettled,
             tiers=self._tiers(),
             grammars=self._grammars(),
+            drafts=self._drafts(),
         )
+
+    def _drafts(self) -> DraftStats:
+        speculation = self.scheduler.speculation
+        return speculation.figures() if speculation else DraftStats()
 
     def _grammars(self) -> GrammarStats:
         lanes = self.scheduler.constraints.lanes

@@ -83,6 +83,18 @@ class KVCache:
             num_behind = request.num_computed_tokens + 1 - self.sliding_window
             self._bury(request, max(0, num_behind) // self.layout.block_size)
 
+    def trim(self, request: Request) -> None:
+        """Give back the blocks behind all tokens that are computed, in flight or to do: those of
+        rejected drafts.
+        """
+        num_tokens = request.num_scheduled_tokens + max(0, request.num_tokens_to_do)
+        end = max(self.layout.num_blocks(num_tokens), request.num_dead_blocks)
+        self._release(request, end, len(request.block_ids))
+        del request.block_ids[end:]
+        num_swapped = end - request.num_dead_blocks
+        self.swap.free(request.swapped[num_swapped:])
+        del request.swapped[num_swapped:]
+
     def preempt(self, request: Request) -> bool:
         """Give back a request's blocks; return whether the swap space keeps their contents."""
         num_tokens = request.num_scheduled_tokens

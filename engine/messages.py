@@ -115,6 +115,10 @@ class AddRequest:
     first_token_timeout_s: seconds from receipt after which it ends one without a generated token.
     weight: the tenant's weight in fair scheduling.
     grammar: what every answer must be, in llguidance's JSON form; "" if answers are free.
+    predicted_token_ids: text that the answers may turn out to be, in whole or in part.
+    drafts: whether tokens may be drafted, and so several be chosen in a step. The answers are the
+    same.   shares_drafts: whether the answers may be drafted from answers to other requests of the
+    tenant with this adapter that said the same, and be kept for those to come.
     """
 
     request_id: str
@@ -130,6 +134,9 @@ class AddRequest:
     priority: Priority = Priority.INTERACTIVE
     more_prompts: tuple[tuple[int, ...], ...] = ()
     grammar: str = ""
+    predicted_token_ids: tuple[int, ...] = ()
+    drafts: bool = True
+    shares_drafts: bool = False
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:
@@ -252,6 +259,8 @@ class RequestOutput:
     cover the prompt in order from its second token on, each token once, before the first new token.
     Only the first answer to each prompt has them.
     num_completion_tokens: tokens billed so far in all answers, with stop tokens and stop strings.
+    num_accepted_tokens: how many of these were drafted.   num_rejected_tokens: drafted tokens that
+    steps computed in vain, which nobody pays.
     num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
     adapter_digest: digest of the adapter that steps applied; None until a step has.
     retry_after_s: with "adapter_loading", seconds after which a retry may succeed.
@@ -271,6 +280,8 @@ class RequestOutput:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_rejected_tokens: int = 0
     num_stop_bytes: int = 0
     adapter_digest: str | None = None
     retry_after_s: float | None = None
@@ -359,6 +370,21 @@ class GrammarStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftStats:
+    """Drafted tokens since the engine started, and the tenants' pools of drafts.
+
+    drafted_tokens: those that steps computed.   accepted_tokens: those of them that answers got.
+    verified_rows: how often a row had drafts.
+    """
+
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
+    verified_rows: int = 0
+    pools: int = 0
+    pool_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStats:
     """The engine's heartbeat, with figures: current gauges, and counters since it started.
 
@@ -390,6 +416,7 @@ class EngineStats:
     unsettled_records: int
     tiers: tuple[TierStats, ...] = ()
     grammars: GrammarStats = GrammarStats()
+    drafts: DraftStats = DraftStats()
     is_leaving: bool = False
     silence_s: float = SILENCE_S
 

@@ -60,15 +60,14 @@ class Outputs:
         return taken
 
     def add_tokens(
-        self, request: Request, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None
+        self, request: Request, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()
     ) -> Ending | None:
         """Add tokens up to the answer's end, which are sent or held back. Returns the end, None if
-        the answer goes on.   logprobs: of a single token.
+        the answer goes on.   logprobs: one for each token, if they are wanted.
         """
         if request.group.first_token_at is None:
             request.group.first_token_at = self._clock()
-        if logprobs is not None:
-            request.held_logprobs.append(logprobs)
+        request.held_logprobs.extend(logprobs)
         released: list[int] = []
         for token_id in token_ids:
             ending = self._add_token(request, token_id, released)
@@ -89,6 +88,26 @@ class Outputs:
         else:
             released.append(token_id)
         return self._ending(request, token_id, num_stop_bytes)
+
+    def before_end(self, request: Request, draft_token_ids: Sequence[int]) -> Sequence[int]:
+        """As many drafts as are certain not to end the answer if all of them are accepted, and for
+        which the same tokens are banned.
+
+        A token that would end it is not drafted, but is chosen behind the drafts before it. So no
+        step chooses a token that the answer has no place for.
+        """
+        params, count = request.params, len(request.output_token_ids)
+        room = min(request.max_tokens - count, self.max_model_len - request.num_tokens) - 1
+        if count < params.min_tokens:
+            room = min(room, params.min_tokens - count - 1)
+        stops = request.stops.copy() if params.stop and count >= params.min_tokens else None
+        for place, token_id in enumerate(draft_token_ids[: max(0, room)]):
+            is_stop = self._ends(request, token_id) or token_id in params.stop_token_ids
+            if stops is not None and not is_stop:
+                is_stop = stops.push(token_id, self._vocabulary[token_id])[1] is not None
+            if is_stop:
+                return draft_token_ids[:place]
+        return draft_token_ids[: max(0, room)]
 
     def masked(self, request: Request, mask: Mask, num_output_tokens: int) -> Mask:
         """The mask of an answer's next token, as far as the request's parameters leave it.
@@ -118,8 +137,7 @@ class Outputs:
 
     def _ending(self, request: Request, token_id: int, num_stop_bytes: int | None) -> Ending | None:
         params, count = request.params, len(request.output_token_ids)
-        ends = not params.ignore_eos or request.constraint is not None
-        if token_id in self._eos_token_ids and ends:
+        if self._ends(request, token_id):
             return Ending("stop", "eos", num_stop_bytes=num_stop_bytes or 0)
         if token_id in params.stop_token_ids:
             return Ending("stop", "stop_token", num_stop_bytes=num_stop_bytes or 0)
@@ -132,6 +150,11 @@ class Outputs:
         if request.num_tokens >= self.max_model_len:
             return Ending("length", "max_model_len")
         return None
+
+    def _ends(self, request: Request, token_id: int) -> bool:
+        """Whether a token is EOS, where that ends the answer."""
+        is_heeded = not request.params.ignore_eos or request.constraint is not None
+        return is_heeded and token_id in self._eos_token_ids
 
     def _emit(
         self,
@@ -159,6 +182,8 @@ class Outputs:
             num_cached_tokens=group.num_cached_tokens,
             num_completion_tokens=group.num_completion_tokens,
             num_stop_bytes=ending.num_stop_bytes if ending else 0,
+            num_accepted_tokens=group.num_accepted_tokens,
+            num_rejected_tokens=group.num_rejected_tokens,
             adapter_digest=group.applied_digest,
             retry_after_s=ending.retry_after_s if ending else None,
             load_s=group.load_s if is_last else None,

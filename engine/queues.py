@@ -2,7 +2,7 @@
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine.config import SchedulerConfig
 from engine.fairness import DECODE_COST, PREFILL_COST, Policy
@@ -16,7 +16,8 @@ from lora.manager import AdapterManager
 class Queues:
     """Every request runs or waits; a running one may be in the plan of the next step.
 
-    plan: tokens of the next step, by request.   budget: tokens that the step may still take.
+    plan: tokens of the next step, by request.   drafts: tokens that it verifies besides.
+    budget: tokens that the step may still take.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Queues:
         self.waiting: list[Request] = []  # oldest first
         self.running: dict[Request, None] = {}
         self.plan: dict[Request, int] = {}
+        self.drafts: dict[Request, tuple[int, ...]] = {}
         self.budget = 0
         self.num_preemptions = self.num_swaps = 0
         # By request in the plan: the service charged for its tokens, and its prompt tokens charged
@@ -37,7 +39,7 @@ class Queues:
         self._charges: dict[Request, tuple[float, int]] = {}
 
     def begin_step(self) -> None:
-        self.plan, self.budget = {}, self.config.max_num_batched_tokens
+        self.plan, self.drafts, self.budget = {}, {}, self.config.max_num_batched_tokens
         self._charges = {}
 
     def schedule_running(self) -> None:
@@ -65,6 +67,23 @@ class Queues:
         self.running[request] = None
         self._schedule(request, min(request.num_tokens_to_do, self.budget))
         return True
+
+    def add_drafts(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Have a planned row verify drafts, as many as free blocks hold: none make others give way.
+
+        Its tenant pays for computing them, whether they are accepted or not.
+        """
+        num_tokens = self.plan[request]
+        while token_ids:
+            if self.kv.num_missing(request, num_tokens + len(token_ids)) <= self.arena.num_free:
+                break
+            token_ids = token_ids[:-1]
+        else:
+            return
+        self.kv.allocate(request, num_tokens + len(token_ids))
+        self.policy.charge(request, PREFILL_COST * len(token_ids))
+        self.drafts[request] = tuple(token_ids)
+        self.budget -= len(token_ids)
 
     def reserve(self, request: Request, budget: int, *, is_whole: bool) -> bool:
         """Hold a request's adapter, and get cached and new blocks for its next tokens; or neither.
@@ -103,7 +122,9 @@ class Queues:
     def check_integrity(self) -> None:
         assert not self.running.keys() & set(self.waiting)
         assert [r.arrival for r in self.waiting] == sorted(r.arrival for r in self.waiting)
-        assert self.budget + sum(self.plan.values()) == self.config.max_num_batched_tokens
+        num_drafts = sum(map(len, self.drafts.values()))
+        num_planned = sum(self.plan.values()) + num_drafts
+        assert self.budget + num_planned == self.config.max_num_batched_tokens
         requests = [*self.running, *self.waiting]
         self.kv.check_integrity(requests)
         holders = Counter(r.adapter_key for r in requests if r.holds_adapter)
@@ -140,7 +161,7 @@ class Queues:
         self.budget -= num_tokens
 
     def _unschedule(self, request: Request) -> None:
-        self.budget += self.plan.pop(request, 0)
+        self.budget += self.plan.pop(request, 0) + len(self.drafts.pop(request, ()))
 
     def _charge(self, request: Request, num_tokens: int) -> None:
         """Charge for the next tokens and a load; tokens cached or computed again are free."""

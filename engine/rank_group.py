@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
@@ -118,7 +118,7 @@ class LeadingRunner:
         self._group.send_step(self._encoder.encode(batch))
         self._runner.launch(batch)
 
-    def choose(self, masks: Mapping[int, Mask]) -> None:
+    def choose(self, masks: Mapping[int, Sequence[Mask]]) -> None:
         # The other ranks are sent the chosen tokens, on a GPU by the step itself.
         self._runner.choose(masks)
 

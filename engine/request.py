@@ -52,6 +52,7 @@ class RequestGroup:
     """All answers that one AddRequest asked for, each a `Request`, under one hold and one id.
 
     applied_digest: digest of the adapter that the steps report as applied; None before that.
+    num_accepted_tokens, num_rejected_tokens: drafts of its answers.
     loading_until: when its adapter was last seen missing before it started.
     compilation: its grammar; None if answers are free.
     """
@@ -67,6 +68,8 @@ class RequestGroup:
     first_token_at: float | None = None
     applied_digest: str | None = None
     num_outputs_sent: int = 0
+    num_accepted_tokens: int = 0
+    num_rejected_tokens: int = 0
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -140,6 +143,9 @@ class Request:
     [0, num_computed)                           in the KV blocks
     [num_computed, + num_in_flight)             in steps that were launched and have not finished
     [.., num_tokens + num_pending)              to do; such a step will choose the pending token
+
+    Drafts are in flight, too, behind num_tokens. Those that are accepted become tokens that are
+    computed, and the others are taken back. Until then there is nothing to do.
 
     base_scope, scope: hash scopes of blocks before the adapter's start, and of all other blocks.
     arrival: number that orders answers by age.   swapped: swap slots of its blocks.

@@ -34,6 +34,7 @@ from engine.outputs import Ending, Outputs
 from engine.queues import Queues
 from engine.records import RequestProgress
 from engine.request import PENDING_TOKEN, Prompt, Request, RequestGroup
+from engine.speculation import Speculation
 from engine.stops import StopMatcher
 from engine.swap import PreemptionCosts, SwapSpace
 from lora.entry import Waiter
@@ -65,6 +66,7 @@ class Scheduler:
 
     vocabulary: token id -> bytes, for stop strings.   swap: space for preempted KV.
     clock: seconds, monotonic.   grammars: None where requests with a grammar are refused.
+    speculation: None for an engine without drafts.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class Scheduler:
         swap: SwapSpace | None = None,
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
         if layout.num_blocks(config.max_model_len) > adapters.arena.num_slabs:
             raise ArenaTooSmall(config.max_model_len, adapters.arena.num_slabs, layout)
@@ -100,6 +103,7 @@ class Scheduler:
         self.constraints = Constraints(grammars, eos_token_ids)
         self.admission = Admission(self.queues, self.constraints, clock)
         self.outputs = Outputs(config.max_model_len, vocabulary, eos_token_ids, clock)
+        self.speculation = speculation
         self.groups: dict[str, RequestGroup] = {}
         self._num_arrivals = 0
         self._step = 0
@@ -200,6 +204,7 @@ class Scheduler:
         self.queues.schedule_running()
         for group, ending in self.admission.run():
             self._end_group(group, ending)
+        self._add_drafts()
         plan = sorted(self.queues.plan.items(), key=lambda item: item[0].adapter_key or "")
         batch = Batch(
             self._step + 1,
@@ -210,8 +215,9 @@ class Scheduler:
             self._launch(batch, [request for request, _ in plan])
         return batch
 
-    def constrain(self, batch: Batch) -> dict[int, Mask]:
-        """Masks of the newest step's constrained rows that are to choose, by row number.
+    def constrain(self, batch: Batch) -> dict[int, Sequence[Mask]]:
+        """Masks of the newest step's constrained rows that are to choose, by row number: of the
+        next token, then of those behind drafts.
 
         A row whose grammar leaves no choice gets its tokens at once. A row whose mask is late
         chooses nothing, and has the next step compute its last token again.
@@ -219,7 +225,7 @@ class Scheduler:
         launched = self.launched[-1]
         assert launched.batch is batch, "only the newest step has not chosen its tokens yet"
         until = time.monotonic() + max(_LEAST_PATIENCE_S, _PATIENCE * self._step_s)
-        masks: dict[int, Mask] = {}
+        masks: dict[int, Sequence[Mask]] = {}
         for number, (row, request) in enumerate(zip(batch.rows, launched.requests, strict=True)):
             constraint = request.constraint
             if not row.is_constrained or constraint is None or request.finish_reason is not None:
@@ -230,14 +236,31 @@ class Scheduler:
                 ending = Ending("error", "constraint_too_slow", constraint.error)
                 self._end_group(request.group, ending)
             elif found is None:
-                self._leave_out(launched, number, request, num_again=1)
+                self.constraints.lanes.figures.masks_late += 1
+                self._leave_out(launched, number, request, num_again=1 + row.num_drafts)
             elif found.forced and _may_force(request):
-                self._leave_out(launched, number, request, num_again=0)
+                self._leave_out(launched, number, request, num_again=row.num_drafts)
                 self._force(request, constraint)
             else:
-                mask = found.first_mask
-                masks[number] = self.outputs.masked(request, mask, row.num_output_tokens)
+                ahead = constraint.wait_ahead(until) if row.num_drafts else ()
+                masks[number] = [
+                    self.outputs.masked(request, mask, row.num_output_tokens)
+                    for mask in (found.first_mask, *ahead)
+                ]
         return masks
+
+    def _add_drafts(self) -> None:
+        """Have the step's rows verify drafts where that brings more tokens a second."""
+        if self.speculation is None:
+            return
+        drafts = self.speculation.choose(
+            self.queues.plan, self.queues.budget, self.outputs.before_end
+        )
+        for request, token_ids in drafts.items():
+            self.queues.add_drafts(request, token_ids)
+        for request, token_ids in self.queues.drafts.items():
+            if request.constraint is not None:
+                request.constraint.look_ahead(token_ids)
 
     def update(self, batch: Batch, tokens: StepTokens) -> StepResult:
         """Apply the results of the oldest launched step; an empty batch only has ended requests."""
@@ -251,7 +274,8 @@ class Scheduler:
             for number, (row, request) in enumerate(
                 zip(batch.rows, launched.requests, strict=True)
             ):
-                self._settle(request, row, launched, number)
+                num_accepted = tokens.num_accepted.get(number, 0)
+                self._settle(request, row, launched, number, num_accepted)
                 self._note_adapter(request.group, tokens.adapter_digests.get(number))
                 if request.finish_reason is None:
                     self._take(request, row, number, tokens, result)
@@ -288,6 +312,7 @@ class Scheduler:
     def _row(self, request: Request, num_tokens: int) -> ScheduledRow:
         start = request.num_scheduled_tokens
         samples = request.samples_after(num_tokens)
+        drafts = self.queues.drafts.get(request, ())
         before: tuple[int, ...] = ()
         after: tuple[int, ...] = ()
         if samples and request.params.has_penalties:
@@ -305,7 +330,7 @@ class Scheduler:
         return ScheduledRow(
             request_id=request.request_id,
             index=request.index,
-            token_ids=request.tokens(start, start + num_tokens),
+            token_ids=(*request.tokens(start, start + num_tokens), *drafts),
             start=start,
             block_ids=self.kv.row_blocks(request),
             adapter_key=request.adapter_key,
@@ -320,6 +345,7 @@ class Scheduler:
             scoring=_scoring(request, start, start + num_tokens),
             banned_token_ids=banned,
             is_constrained=is_constrained,
+            num_drafts=len(drafts),
         )
 
     def _launch(self, batch: Batch, requests: list[Request]) -> None:
@@ -338,7 +364,6 @@ class Scheduler:
 
         num_again: how many of its last tokens are computed again, as their logits are still needed.
         """
-        self.constraints.lanes.figures.masks_late += num_again
         launched.left_out[number] = num_again
         request.num_pending_tokens -= 1
         request.num_in_flight_tokens -= num_again
@@ -363,13 +388,23 @@ class Scheduler:
         self._forced.append(self._progress(request, added))
 
     def _settle(
-        self, request: Request, row: ScheduledRow, launched: "Launched", number: int
+        self,
+        request: Request,
+        row: ScheduledRow,
+        launched: "Launched",
+        number: int,
+        num_accepted: int,
     ) -> None:
-        """Count a computed row, whose tokens are computed again if it lost its blocks meanwhile."""
+        """Count a computed row, whose tokens are computed again if it lost its blocks meanwhile.
+
+        Rejected drafts are taken back.
+        """
+        is_left_out = number in launched.left_out
         num_tokens = len(row.token_ids) - launched.left_out.get(number, 0)
         request.num_in_flight_tokens -= num_tokens
-        if number not in launched.left_out:
+        if not is_left_out:
             request.num_pending_tokens -= row.sampling is not None
+            num_tokens -= row.num_drafts - num_accepted
         if launched.restarts[number] == request.num_restarts:
             request.num_computed_tokens += num_tokens
         prompt = request.prompt
@@ -394,26 +429,39 @@ class Scheduler:
     ) -> None:
         """Take a row's result: note it for the journal, and send it to the gateway."""
         token_id = tokens.token_ids[number]
-        is_token = token_id is not None and token_id != BAD_LOGITS
-        chosen = (token_id,) if is_token and token_id is not None else ()
+        chosen: tuple[int, ...] = ()
+        if token_id is not None and token_id != BAD_LOGITS:
+            accepted = row.draft_token_ids[: tokens.num_accepted.get(number, 0)]
+            chosen = (*accepted, token_id)
         result.progress.append(self._progress(request, chosen))
         if token_id == BAD_LOGITS:
             self._end_group(request.group, Ending("error", "engine_failure", NOT_FINITE))
             return
-        self.kv.settle(request)
         if row.scoring is not None:
             assert row.start + row.scoring.first == request.num_scored_tokens, "scored twice"
             self.outputs.add_prompt_logprobs(request, tokens.prompt_logprobs[number])
+        if row.num_drafts and chosen:
+            self._note_drafts(request, row.num_drafts, len(chosen) - 1)
         ending: Ending | None = None
-        if token_id is not None:
-            ending = self.outputs.add_tokens(request, [token_id], tokens.logprobs.get(number))
+        if chosen:
+            ending = self.outputs.add_tokens(request, chosen, tokens.logprobs.get(number, ()))
         elif not request.params.max_tokens and row.end == request.num_prompt_tokens:
             ending = Ending("length", "max_tokens")
             self.outputs.finish(request, ending)
+        self.kv.settle(request)  # accepted drafts are tokens by now
         if ending:
             self._put_away(request)
-        elif token_id is not None and request.constraint is not None:
-            request.constraint.advance(token_id)
+            return
+        if chosen and request.constraint is not None:
+            request.constraint.advance(chosen)
+        if len(chosen) <= row.num_drafts:
+            self.kv.trim(request)
+
+    def _note_drafts(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        request.group.num_accepted_tokens += num_accepted
+        request.group.num_rejected_tokens += num_drafts - num_accepted
+        if self.speculation is not None:
+            self.speculation.note(request, num_drafts, num_accepted)
 
     @staticmethod
     def _progress(request: Request, new_token_ids: tuple[int, ...]) -> RequestProgress:
@@ -463,6 +511,8 @@ class Scheduler:
         """Give back everything that an ended answer held."""
         self.queues.remove(request)
         self.policy.ended(request)
+        if self.speculation is not None:
+            self.speculation.forget(request)
         if request.group.is_over:
             if request.adapter_key:
                 self.adapters.leave(request.adapter_key, request.request_id)

@@ -33,6 +33,12 @@ class StopMatcher:
             return self.flush(), surplus
         return self._release(len(self._text) - self._possible_start()), None
 
+    def copy(self) -> "StopMatcher":
+        """A matcher that holds the same tokens back."""
+        copied = StopMatcher(self._stops)
+        copied._held, copied._text = list(self._held), self._text
+        return copied
+
     def flush(self) -> list[int]:
         """Release every held token, because the request has ended."""
         tokens = [token_id for token_id, _ in self._held]

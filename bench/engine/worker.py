@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +134,7 @@ class _Steps:
         self.steps.append((tokens, sum(row.sampling is not None for row in batch.rows)))
         self.runner.launch(batch)
 
-    def choose(self, masks: Mapping[int, Mask]) -> None:
+    def choose(self, masks: Mapping[int, Sequence[Mask]]) -> None:
         self.runner.choose(masks)
 
     def count_forced(self, num_tokens: int) -> None:

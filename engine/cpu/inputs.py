@@ -23,8 +23,8 @@ class ForwardInputs:
     wanted_adapters: adapters of those tokens alone, side by side.
     head_adapters: those of them that change the head.   embedding_adapters: adapters of all tokens
     that change the embedding.
-    sampled_places, scored_places: places among those tokens, int64: of the last tokens of rows that
-    sample, and of the tokens before the `scored` ones.
+    sampled_places, scored_places: places among those tokens, int64: of the tokens behind which rows
+    choose one (the last known one and the drafts), and of the tokens before the `scored` ones.
     adapter_digests: by row number, of the adapter that `work` applies to it.
     """
 
@@ -72,7 +72,12 @@ class InputBuilder:
         segments, adapter_digests = find_segments(
             rows, starts[:-1], self.tables, self.base_revision
         )
-        sampled = [end - 1 for end, row in zip(starts[1:], rows, strict=True) if row.sampling]
+        sampled = [
+            token
+            for end, row in zip(starts[1:], rows, strict=True)
+            if row.sampling
+            for token in range(end - 1 - row.num_drafts, end)
+        ]
         scored = ScoredTokens.of(rows, starts[:-1])
         wanted = sorted([*sampled, *scored.indices])
         of_wanted = _among(wanted, segments)

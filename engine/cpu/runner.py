@@ -15,6 +15,7 @@ from engine.meter import TokenMeter
 from engine.sampler import choose
 from engine.scoring import score
 from engine.segments import Tables
+from engine.verification import Choices
 from lora.packed import PackedForm
 
 _MEASURED_SLABS = 64
@@ -75,7 +76,7 @@ class ModelRunner:
             self.choose({})
 
     @torch.inference_mode()
-    def choose(self, masks: Mapping[int, Mask]) -> None:
+    def choose(self, masks: Mapping[int, Sequence[Mask]]) -> None:
         """See engine.core.Runner."""
         assert self._forward is not None, "no step was launched"
         self._finished.append(self._choose(self._forward, masks))
@@ -99,38 +100,34 @@ class ModelRunner:
         inputs = self.inputs.build(batch)
         return _Forward(batch, inputs, *self.model.hidden(inputs))
 
-    def _choose(self, forward: "_Forward", masks: Mapping[int, Mask]) -> StepTokens:
+    def _choose(self, forward: "_Forward", masks: Mapping[int, Sequence[Mask]]) -> StepTokens:
         batch, inputs, _, is_finite = forward
         scored = inputs.scored
         if self.model.lm_head is None:
             return StepTokens(())  # the first rank chooses
-        sampling = [i for i, row in enumerate(batch.rows) if row.sampling is not None]
-        chosen = [
-            place
-            for place, i in enumerate(sampling)
-            if not batch.rows[i].is_constrained or i in masks
-        ]
-        due = [sampling[place] for place in chosen]
-        logits = forward.logits(self.model, inputs.sampled_places[chosen])
-        masks = {place: masks[i] for place, i in enumerate(due) if i in masks}
-        tokens, logprobs = choose(logits, [batch.rows[i] for i in due], masks)
+        choices = Choices.of(batch.rows, masks)
+        logits = forward.logits(self.model, inputs.sampled_places[list(choices.places)])
+        tokens, logprobs = choose(logits, choices.rows, choices.masks)
+        kept = choices.verify(batch.rows, tokens)
         vocab_size = self.model.config.vocab_size
         named, is_sane = score(
             lambda part: forward.logits(self.model, inputs.scored_places[part]), scored, vocab_size
         )
         is_finite[scored.indices] &= is_sane
+        num_accepted = {number: len(own) - 1 for number, own in kept.items() if len(own) > 1}
         sampled: list[int | None] = [None] * len(batch.rows)
-        for i, token in zip(due, tokens, strict=True):
-            sampled[i] = token
-        token_ids = fail_rows(batch, is_finite.tolist(), sampled)
+        for number, own in kept.items():
+            sampled[number] = tokens[own[-1]]
+        token_ids = fail_rows(batch, is_finite.tolist(), sampled, num_accepted)
+        good = {n: own for n, own in kept.items() if token_ids[n] != BAD_LOGITS}
         prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
-        num_sampled = sum(token is not None and token != BAD_LOGITS for token in token_ids)
-        self.meter.count(prompt_tokens=prompt, sampled_tokens=num_sampled)
+        self.meter.count(prompt_tokens=prompt, sampled_tokens=sum(map(len, good.values())))
         return StepTokens(
             token_ids,
-            {due[j]: named for j, named in logprobs.items()},
+            {n: [logprobs[i] for i in own] for n, own in good.items() if own[0] in logprobs},
             inputs.adapter_digests,
             scored.by_row(named),
+            num_accepted,
         )
 
 
@@ -149,15 +146,21 @@ class _Forward(NamedTuple):
 
 
 def fail_rows(
-    batch: Batch, is_finite: Sequence[bool], tokens: Sequence[int | None]
+    batch: Batch,
+    is_finite: Sequence[bool],
+    tokens: Sequence[int | None],
+    num_accepted: Mapping[int, int],
 ) -> list[int | None]:
     """Return `tokens`, with BAD_LOGITS for rows that have a token with values that are not finite.
 
-    is_finite: [T].   Rows without a sampled token fail, too, since the keys and values of such a
-    token must not be cached.
+    is_finite: [T].   num_accepted: drafts by row number; rejected ones are not looked at.
+    Rows without a sampled token fail, too, since the keys and values of such a token must not be
+    cached.
     """
     flags = iter(is_finite)
-    return [
-        token if all([next(flags) for _ in row.token_ids]) else BAD_LOGITS
-        for row, token in zip(batch.rows, tokens, strict=True)
-    ]
+    checked: list[int | None] = []
+    for number, (row, token) in enumerate(zip(batch.rows, tokens, strict=True)):
+        num_kept = len(row.token_ids) - row.num_drafts + num_accepted.get(number, 0)
+        own = [next(flags) for _ in row.token_ids]
+        checked.append(token if all(own[:num_kept]) else BAD_LOGITS)
+    return checked

@@ -232,12 +232,12 @@ class GpuRunner:
             self.choose({})
 
     @torch.inference_mode()
-    def choose(self, masks: Mapping[int, Mask]) -> None:
+    def choose(self, masks: Mapping[int, Sequence[Mask]]) -> None:
         """See engine.core.Runner."""
         step = self._launched.pop()
         rows, due, slot, compute = step.batch.rows, step.plan.due, step.slot, self.device.compute
         if step.sampling.num_rows:
-            by_place = {i: masks[n] for i, n in enumerate(due) if n in masks}
+            by_place = {i: masks[n][0] for i, n in enumerate(due) if n in masks}
             self._choose(step, self._send_masks(slot, by_place))
         self._meet(step.batch, len(due))
         if rows and self.model.is_first:
@@ -346,7 +346,7 @@ class GpuRunner:
         for number, token in zip(due, results, strict=False):
             if number not in step.left_out:
                 sampled[number] = BAD_LOGITS if token < 0 else token
-        token_ids = fail_rows(step.batch, results[most_rows:], sampled)
+        token_ids = fail_rows(step.batch, results[most_rows:], sampled, {})
         prompt = sum(len(row.token_ids) for row in rows if row.num_output_tokens == 0)
         num_sampled = sum(token is not None and token != BAD_LOGITS for token in token_ids)
         self.meter.count(prompt_tokens=prompt, sampled_tokens=num_sampled)
@@ -356,7 +356,7 @@ class GpuRunner:
         return StepTokens(
             token_ids,
             {
-                number: logprobs
+                number: (logprobs,)
                 for number, logprobs in named
                 if token_ids[number] not in (None, BAD_LOGITS)
             },

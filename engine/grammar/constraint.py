@@ -2,12 +2,13 @@
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from engine.grammar.compilation import Compilation
+from engine.grammar.compilation import SLOW_S, Compilation
+from engine.grammar.lane import Lane
 from engine.grammar.lanes import Lanes
 from engine.grammar.matcher import ConstraintFailed, Mask, Matcher
 
@@ -38,6 +39,14 @@ class Next:
         return mask
 
 
+class _Ahead:
+    """Masks behind drafts, once they are known."""
+
+    def __init__(self) -> None:
+        self.masks: Sequence[Mask] = ()
+        self.is_known = threading.Event()
+
+
 class Constraint:
     """The next tokens of one answer.   eos_token_ids: tokens after which nothing follows."""
 
@@ -51,6 +60,9 @@ class Constraint:
         self._eos_token_ids = eos_token_ids
         self._is_known = threading.Event()
         self._next: Next | None = None
+        self._ahead = _Ahead()
+        # A job for the masks behind drafts may still run when the next one begins on another lane.
+        self._in_use = threading.Lock()
         self.error: str | None = None
         self._submit(())
 
@@ -65,20 +77,39 @@ class Constraint:
         found = self._next if self._is_known.is_set() else None
         return self.error is None and found is not None and bool(found.forced)
 
-    def advance(self, token_id: int) -> None:
-        """Go on by a token that the first mask allowed; what comes next is found on a lane."""
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Go on by tokens that the masks allowed; what comes next is found on a lane."""
         if self._next is not None and self._next.forced:
             first, *forced = self._next.forced
-            assert token_id == first, "it had no alternative"
+            assert tuple(token_ids) == (first,), "it had no alternative"
             self._next = Next(tuple(forced), self._next.mask)
         else:
-            self._submit((token_id,))
+            self._submit(tuple(token_ids))
 
     def _submit(self, token_ids: Sequence[int]) -> None:
         self._is_known.clear()
         self._next = None
-        lane = self._lanes.slow if self._compilation.is_slow else self._lanes.fast
-        lane.submit(self._compilation.tenant_id, lambda: self._look(token_ids))
+        self._lane.submit(self._compilation.tenant_id, lambda: self._look(token_ids))
+
+    @property
+    def _lane(self) -> Lane:
+        return self._lanes.slow if self._compilation.is_slow else self._lanes.fast
+
+    @property
+    def can_look_ahead(self) -> bool:
+        """Whether masks behind drafts are found in time: those of a slow grammar are not."""
+        return self.error is None and not self._compilation.is_slow
+
+    def look_ahead(self, draft_token_ids: Sequence[int]) -> None:
+        """Have the masks behind these tokens found as well, as far as the grammar allows them."""
+        ahead, drafts = _Ahead(), tuple(draft_token_ids)
+        self._ahead = ahead
+        self._lane.submit(self._compilation.tenant_id, lambda: self._look_behind(drafts, ahead))
+
+    def wait_ahead(self, until: float) -> Sequence[Mask]:
+        """Wait for the masks behind drafts until a time of time.monotonic(); none if it is over."""
+        patience_s = max(0.0, until - time.monotonic())
+        return self._ahead.masks if self._ahead.is_known.wait(patience_s) else ()
 
     def wait(self, until: float) -> Next | None:
         """Wait for what may come next until a time of time.monotonic(); None if it is not known.
@@ -99,9 +130,10 @@ class Constraint:
     def _look(self, token_ids: Sequence[int]) -> None:
         begun = time.thread_time()
         try:
-            if token_ids:
-                self._matcher.consume(token_ids)
-            self._next = self._find_next()
+            with self._in_use:
+                if token_ids:
+                    self._matcher.consume(token_ids)
+                self._next = self._find_next()
         except ConstraintFailed as failed:
             self.error = str(failed)
         seconds = time.thread_time() - begun
@@ -110,6 +142,29 @@ class Constraint:
         self._compilation.note(seconds)
         self._lanes.note_mask(self._compilation.tenant_id, seconds)
         self._is_known.set()
+
+    def _look_behind(self, draft_token_ids: Sequence[int], ahead: "_Ahead") -> None:
+        begun = time.thread_time()
+        with self._in_use:
+            ahead.masks = tuple(self._masks_behind(draft_token_ids, begun))
+        self._lanes.note_mask(self._compilation.tenant_id, time.thread_time() - begun)
+        ahead.is_known.set()
+
+    def _masks_behind(self, draft_token_ids: Sequence[int], begun: float) -> Iterator[Mask]:
+        """Yield masks until a token is not allowed, or it has taken too long."""
+        found = self._next
+        if found is None or found.forced:
+            return
+        matcher, mask = self._matcher.fork(), found.mask
+        for token_id in draft_token_ids:
+            if not _allows(mask, token_id) or time.thread_time() - begun > SLOW_S:
+                return
+            try:
+                matcher.consume([token_id])
+                mask = matcher.mask()
+            except ConstraintFailed:
+                return  # the answer fails if it comes this far
+            yield mask
 
     def _find_next(self) -> Next:
         forced: list[int] = []
@@ -122,6 +177,10 @@ class Constraint:
             if token_id in self._eos_token_ids:
                 return Next(tuple(forced), np.zeros_like(mask))
             self._matcher.consume([token_id])
+
+
+def _allows(mask: Mask, token_id: int) -> bool:
+    return token_id < 8 * len(mask) and bool(mask[token_id >> 3] >> (token_id & 7) & 1)
 
 
 def _only_token(mask: Mask) -> int | None:

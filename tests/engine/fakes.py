@@ -1,6 +1,7 @@
 """Fakes of engine parts (a runner without a model, a loader without files), and factories."""
 
 import hashlib
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ import numpy as np
 from engine.batch import Batch, ScheduledRow, StepTokens
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
+from engine.drafts.ngrams import Draft
 from engine.grammar.matcher import ConstraintFailed, mask_bytes
 from engine.journal import Journal
 from engine.messages import (
@@ -24,8 +26,10 @@ from engine.messages import (
 )
 from engine.meter import TokenMeter
 from engine.proof import Compared
-from engine.request import PENDING_TOKEN
+from engine.request import PENDING_TOKEN, Request
 from engine.scheduler import Scheduler
+from engine.speculation import Drafter, Speculation
+from engine.step_curve import StepCurve
 from engine.swap import PreemptionCosts, SwapSpace
 from lora.arena import Arena
 from lora.errors import Failure
@@ -168,6 +172,49 @@ def allowed_token(mask: np.ndarray, wanted: int) -> int:
     return int(allowed[np.searchsorted(allowed, wanted) % len(allowed)])
 
 
+class FakeDrafter:
+    """Drafts the tokens that FakeRunner will choose, but is wrong in `share_wrong` of them.
+
+    window: as in FakeRunner.
+    """
+
+    def __init__(
+        self,
+        seed: int = 0,
+        share_wrong: float = 0.3,
+        window: int | None = None,
+    ) -> None:
+        self._chance = random.Random(seed)
+        self._share_wrong = share_wrong
+        self._window = window
+        self.drafting: set[Request] = set()
+
+    def draft(self, request: Request, most: int) -> Draft:
+        self.drafting.add(request)
+        start = request.adapter_start if request.adapter else 0
+        matcher = FakeMatcher(request.message.grammar)
+        matcher.consume(request.output_token_ids)
+        history = list(request.tokens(0, request.num_tokens))
+        drafts = []
+        for _ in range(self._chance.randint(0, most)):
+            seen = history[-(self._window or len(history)) :]
+            token = fake_token(seen, request.group.digest, start)
+            if request.message.grammar:
+                token = allowed_token(matcher.mask(), token)
+                matcher.consume([token])
+            history.append(token)
+            is_wrong = self._chance.random() < self._share_wrong
+            drafts.append(1 + token % 250 if is_wrong else token)
+        return Draft(tuple(drafts), 32)
+
+    def forget(self, request: Request) -> None:
+        self.drafting.discard(request)
+
+
+FLAT = StepCurve(((1, 1.0), (2, 1.0)))
+"""Steps that all take as long, so that any draft is worth its while."""
+
+
 class FakeRunner:
     """Chooses tokens, as a model does, from the contents of the blocks that it is given.
 
@@ -188,16 +235,17 @@ class FakeRunner:
         self.num_transfers = 0
         self.newest = Batch(0, ())
         self._launched: deque[Batch] = deque()
-        self._choices: dict[int, Mapping[int, np.ndarray]] = {}
+        self._choices: dict[int, Mapping[int, Sequence[np.ndarray]]] = {}
         self._chosen: dict[tuple[str, int], int] = {}
-        self._named: dict[int, TokenLogprobs] = {}
+        self._named: dict[int, list[TokenLogprobs]] = {}
+        self._accepted: dict[int, int] = {}
         self._scored: dict[int, list[TokenLogprobs]] = {}
 
     def launch(self, batch: Batch) -> None:
         self._launched.append(batch)
         self.newest = batch
 
-    def choose(self, masks: Mapping[int, np.ndarray]) -> None:
+    def choose(self, masks: Mapping[int, Sequence[np.ndarray]]) -> None:
         assert self.newest.is_constrained, "the step has chosen already"
         assert self.newest is self._launched[-1], "the step is gone"
         self._choices[self.newest.step] = masks
@@ -217,17 +265,21 @@ class FakeRunner:
             else:
                 self.slabs[transfer.block_id] = dict(self.swapped[transfer.slot])
         self._named.clear()
+        self._accepted.clear()
         self._scored.clear()
         tokens = [self._compute(number, row) for number, row in enumerate(batch.rows)]
         if self.meter:
             prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
-            self.meter.count(prompt, sum(token is not None for token in tokens))
+            num_chosen = sum(token is not None for token in tokens)
+            self.meter.count(prompt, num_chosen + sum(self._accepted.values()))
         applied = {
             number: row.adapter_digest
             for number, row in enumerate(batch.rows)
             if row.adapter_digest and row.adapter_start < row.start + len(row.token_ids)
         }
-        return StepTokens(tokens, dict(self._named), applied, dict(self._scored))
+        return StepTokens(
+            tokens, dict(self._named), applied, dict(self._scored), dict(self._accepted)
+        )
 
     def run(self, batch: Batch) -> StepTokens:
         """Run a step without lag."""
@@ -253,13 +305,19 @@ class FakeRunner:
             ]
         if row.sampling is None or (row.is_constrained and number not in self._masks):
             return None
-        history = self._history(row, row.end)
-        chosen = fake_token(history, *adapter)
-        if row.is_constrained:
-            chosen = allowed_token(self._masks[number], chosen)
+        for place, draft in enumerate((*row.draft_token_ids, None)):
+            history = self._history(row, row.end - row.num_drafts + place)
+            chosen = fake_token(history, *adapter)
+            if row.is_constrained:
+                chosen = allowed_token(self._masks[number][place], chosen)
+            if (most := row.sampling.logprobs) is not None:
+                told = fake_told(chosen, most, history, *adapter)
+                self._named.setdefault(number, []).append(told)
+            has_next = not row.is_constrained or place + 1 < len(self._masks[number])
+            if chosen != draft or not has_next:
+                break
+            self._accepted[number] = place + 1
         self._chosen[answer] = chosen
-        if (most := row.sampling.logprobs) is not None:
-            self._named[number] = fake_told(chosen, most, history, *adapter)
         return chosen
 
     def _history(self, row: ScheduledRow, end: int) -> list[int]:
@@ -410,6 +468,7 @@ def make_scheduler(
     loader: FakeLoader | None = None,
     clock: FakeClock | None = None,
     num_swap_slots: int = 0,
+    drafter: Drafter | None = None,
     **limits: object,
 ) -> Scheduler:
     longest = min(256, num_slabs * LAYOUT.block_size)
@@ -419,8 +478,17 @@ def make_scheduler(
     config = SchedulerConfig(**{"scheduling_policy": "fcfs", **defaults, **limits})  # type: ignore[arg-type]
     costs = PreemptionCosts(FakeRunner.copy_bytes_per_s, clock)
     swap = SwapSpace(num_swap_slots, LAYOUT.slab_bytes, costs)
-    grammars = FakeGrammars()
-    return Scheduler(config, LAYOUT, adapters, VOCABULARY, [EOS], swap, clock, grammars=grammars)
+    return Scheduler(
+        config,
+        LAYOUT,
+        adapters,
+        VOCABULARY,
+        [EOS],
+        swap,
+        clock,
+        grammars=FakeGrammars(),
+        speculation=Speculation(FLAT, drafter) if drafter else None,
+    )
 
 
 def make_core(

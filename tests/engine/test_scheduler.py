@@ -13,6 +13,7 @@ from engine.batch import BAD_LOGITS, StepTokens
 from engine.request import PENDING_TOKEN
 from tests.engine.fakes import (
     LAYOUT,
+    FakeDrafter,
     FakeLoader,
     expected_prompt_logprobs,
     expected_tokens,
@@ -73,6 +74,7 @@ ANY_MIX = given(
     prefix_caching=booleans(),
     max_skips=sampled_from([0, 2, 64]),
     window=sampled_from([None, None, 20, 33]),
+    share_wrong=sampled_from([None, 0.0, 0.3, 1.0]),
     seed=integers(0, 2**16),
 )
 
@@ -93,18 +95,23 @@ def test_many_mixes_give_each_request_what_it_gets_alone(tmp_path_factory, **mix
 
 def check_mix(
     folder, messages, lag, policy, num_slabs, num_swap_slots, budget, num_seqs, prefix_caching,
-    max_skips, window, seed,
+    max_skips, window, share_wrong, seed,
 ):  # fmt: skip
-    """Run a mix with small arenas, chunks, preemption, swap, shared prefixes, changing adapters and
-    aborts; check after every step that budgets hold, blocks are shared correctly and none is lost.
+    """Run a mix with small arenas, chunks, preemption, swap, shared prefixes, changing adapters,
+    drafts and aborts; check after every step that budgets hold, blocks are shared correctly and
+    none is lost.
     """
     loader = FakeLoader(at_once=False)
     loader.slabs = {a.object_key: i + 1 for i, a in enumerate(ADAPTERS) if a}
     loader.invocation_tokens = INVOCATIONS
+    drafter = None
+    if share_wrong is not None:
+        drafter = FakeDrafter(seed, share_wrong, window)
     scheduler = make_scheduler(
         num_slabs,
         loader,
         num_swap_slots=num_swap_slots,
+        drafter=drafter,
         max_num_batched_tokens=budget,
         max_num_seqs=num_seqs,
         max_sum_ranks_per_step=MAX_SUM_RANKS,
@@ -136,6 +143,8 @@ def check_mix(
         if core.runner.newest.is_empty:
             time.sleep(1e-3)  # as the engine's process does, while a grammar is being compiled
     assert not scheduler.has_work, "a request never ended"
+    assert not (drafter and drafter.drafting), "a draft outlived its answer"
+    assert core.num_completion_tokens == core.runner.meter.sampled_tokens or lag
     for message in messages:
         check_answers(message, outputs[message.request_id], window)
     arena = scheduler.arena

@@ -1,0 +1,92 @@
+"""Drafts from text that was seen before: what followed the last time these tokens came."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+NUM_TOKENS = 3
+"""Tokens that must be the same before what followed them is a draft."""
+_MOST_CANDIDATES = 8
+_LONGEST_MATCH = 32
+_END = -1
+"""Stands behind each text, so that no draft goes on into the next one."""
+
+Ngram = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that may come next.   match: how many tokens before them are the same, up to 32."""
+
+    token_ids: tuple[int, ...]
+    match: int
+
+
+NO_DRAFT = Draft((), 0)
+
+
+@dataclass(slots=True)
+class NgramIndex:
+    """Texts, and where each n-gram was last seen in them, and before that: hash chains, as in LZ77.
+
+    token_ids: the texts, one behind the other.   last: place of an n-gram's last token, by n-gram.
+    previous: for each place, the one before it with the same n-gram; -1 if there is none.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    last: dict[Ngram, int] = field(default_factory=dict)
+    previous: list[int] = field(default_factory=list)
+
+    def add_text(self, token_ids: Sequence[int]) -> None:
+        """Add a complete text."""
+        self.extend(token_ids)
+        self.extend((_END,))
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Add tokens to the last text."""
+        known, last, previous = self.token_ids, self.last, self.previous
+        for token_id in token_ids:
+            known.append(token_id)
+            ngram = tuple(known[-NUM_TOKENS:])
+            place = len(known) - 1
+            previous.append(last.get(ngram, -1))
+            last[ngram] = place
+
+    def continuation(self, most: int) -> Draft:
+        """What may follow the last text, up to `most` tokens: what followed its end before."""
+        known = self.token_ids
+        if len(known) < NUM_TOKENS:
+            return NO_DRAFT
+        return self._longest(self.previous[-1], known[-_LONGEST_MATCH:], most)
+
+    def find(self, tail: Sequence[int], most: int) -> Draft:
+        """What may follow another text, of which these are the last tokens."""
+        return self._longest(self.last.get(tuple(tail[-NUM_TOKENS:]), -1), tail, most)
+
+    def _longest(self, place: int, tail: Sequence[int], most: int) -> Draft:
+        """The continuation of the longest match among the last places of an n-gram."""
+        found, longest = -1, 0
+        for _ in range(_MOST_CANDIDATES):
+            if place < 0:
+                break
+            length = self._match(place, tail)
+            if length > longest:
+                found, longest = place, length
+            place = self.previous[place]
+        return Draft(self._after(found, most), longest) if longest else NO_DRAFT
+
+    def _match(self, place: int, tail: Sequence[int]) -> int:
+        """How many tokens up to a place are the last ones of `tail`."""
+        known, length = self.token_ids, 0
+        most = min(len(tail), place + 1, _LONGEST_MATCH)
+        while length < most and known[place - length] == tail[-1 - length] != _END:
+            length += 1
+        return length
+
+    def _after(self, place: int, most: int) -> tuple[int, ...]:
+        """The tokens behind a place; a text that repeats itself up to its end goes on to do so."""
+        known = self.token_ids
+        period = len(known) - 1 - place
+        if not period:
+            return ()
+        token_ids = [known[place + 1 + i % period] for i in range(most)]
+        return tuple(token_ids[: token_ids.index(_END)] if _END in token_ids else token_ids)

@@ -1,0 +1,85 @@
+"""Verifies drafts against what the model chooses, in the same way whoever drafted them.
+
+A token is chosen at each position as if there were no drafts: with the mask, the penalties and the
+random number of that position. A draft is accepted if it is the token that was chosen, and what was
+chosen behind the first other one is thrown away. So answers do not change, seeded ones included.
+
+It is the rejection sampling of arXiv 2302.01318 for drafts that are certain of themselves: a draft
+is accepted with the probability that the model gives it, and a token in place of a rejected draft
+has the model's distribution without that draft.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from engine.batch import BAD_LOGITS, ScheduledRow
+from engine.grammar.matcher import Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Tokens to choose: one for each row that samples, and one behind each of its drafts.
+
+    numbers: of the row, for each choice; a row's choices are adjacent, in the order of positions.
+    places: which of the rows' sampled positions each choice is made at.
+    rows: what each choice depends on, as a row without drafts.   masks: by choice.
+    """
+
+    numbers: Sequence[int]
+    places: Sequence[int]
+    rows: Sequence[ScheduledRow]
+    masks: Mapping[int, Mask]
+
+    @classmethod
+    def of(cls, rows: Sequence[ScheduledRow], masks: Mapping[int, Sequence[Mask]]) -> "Choices":
+        """The choices of a step. masks: by row number. A constrained row chooses as many tokens as
+        it has masks.
+        """
+        numbers: list[int] = []
+        places: list[int] = []
+        single: list[ScheduledRow] = []
+        mask_of: dict[int, Mask] = {}
+        first = 0
+        for number, row in enumerate(rows):
+            if row.sampling is None:
+                continue
+            own = masks.get(number, ())
+            count = min(1 + row.num_drafts, len(own)) if row.is_constrained else 1 + row.num_drafts
+            mask_of.update(enumerate(own[:count], start=len(numbers)))
+            numbers += [number] * count
+            places += range(first, first + count)
+            single += [_behind(row, i) for i in range(count)] if row.num_drafts else [row] * count
+            first += 1 + row.num_drafts
+        return cls(numbers, places, single, mask_of)
+
+    def verify(
+        self, rows: Sequence[ScheduledRow], token_ids: Sequence[int]
+    ) -> dict[int, list[int]]:
+        """Which choices count, by row number: those at accepted drafts, and the one behind them.
+
+        rows: of the step.   token_ids: what was chosen. A row with BAD_LOGITS among the choices
+        that count has no other that counts, as it fails.
+        """
+        kept: dict[int, list[int]] = {}
+        for choice, (number, token_id) in enumerate(zip(self.numbers, token_ids, strict=True)):
+            own = kept.setdefault(number, [])
+            drafts = rows[number].draft_token_ids
+            if len(own) and token_ids[own[-1]] != drafts[len(own) - 1]:
+                continue  # behind a rejected draft
+            if token_id == BAD_LOGITS:
+                own.clear()
+            own.append(choice)
+        return kept
+
+
+def _behind(row: ScheduledRow, num_accepted: int) -> ScheduledRow:
+    """The row that chooses the token after so many of this row's drafts."""
+    drafts = row.draft_token_ids[:num_accepted]
+    has_penalties = row.sampling is not None and row.sampling.has_penalties
+    return replace(
+        row,
+        token_ids=(),
+        num_drafts=0,
+        num_output_tokens=row.num_output_tokens + num_accepted,
+        output_token_ids=(*row.output_token_ids, *drafts) if has_penalties else (),
+    )
