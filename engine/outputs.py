@@ -90,7 +90,7 @@ class Outputs:
         return self._ending(request, token_id, num_stop_bytes)
 
     def before_end(self, request: Request, draft_token_ids: Sequence[int]) -> Sequence[int]:
-        """As many drafts as are certain not to end the answer if all of them are accepted, and for
+        """The drafts that are certain not to end the answer if all of them are accepted, and for
         which the same tokens are banned.
 
         A token that would end it is not drafted, but is chosen behind the drafts before it. So no

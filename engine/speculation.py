@@ -40,7 +40,7 @@ class Drafter(Protocol):
 
 @dataclass(slots=True)
 class _Record:
-    """What is known of one answer's drafts.   verified: the draft in the step that runs."""
+    """Knowledge of one answer's drafts.   verified: the draft in the step that runs."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     verified: Draft = NO_DRAFT

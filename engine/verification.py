@@ -55,7 +55,7 @@ class Choices:
     def verify(
         self, rows: Sequence[ScheduledRow], token_ids: Sequence[int]
     ) -> dict[int, list[int]]:
-        """Which choices count, by row number: those at accepted drafts, and the one behind them.
+        """The choices that count, by row number: those at accepted drafts, and the one behind them.
 
         rows: of the step.   token_ids: what was chosen. A row with BAD_LOGITS among the choices
         that count has no other that counts, as it fails.

@@ -52,14 +52,14 @@ class NgramIndex:
             last[ngram] = place
 
     def continuation(self, most: int) -> Draft:
-        """What may follow the last text, up to `most` tokens: what followed its end before."""
+        """Tokens that may follow the last text, `most` at most: what followed its end before."""
         known = self.token_ids
         if len(known) < NUM_TOKENS:
             return NO_DRAFT
         return self._longest(self.previous[-1], known[-_LONGEST_MATCH:], most)
 
     def find(self, tail: Sequence[int], most: int) -> Draft:
-        """What may follow another text, of which these are the last tokens."""
+        """The tokens that may follow another text, of which these are the last tokens."""
         return self._longest(self.last.get(tuple(tail[-NUM_TOKENS:]), -1), tail, most)
 
     def _longest(self, place: int, tail: Sequence[int], most: int) -> Draft:
