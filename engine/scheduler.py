@@ -522,10 +522,11 @@ class Scheduler:
 
 def _may_force(request: Request) -> bool:
     """Whether tokens without an alternative are taken without the model: not the first one, since
-    only a step that has ended says which adapter it applied, and not where logprobs are wanted.
+    only a step that has ended says which adapter it applied, not where logprobs are wanted, and not
+    where a step may give an answer one token only.
     """
     is_computed = request.num_computed_tokens >= request.num_prompt_tokens
-    return is_computed and request.params.logprobs is None
+    return is_computed and request.params.logprobs is None and request.message.drafts
 
 
 def _scoring(request: Request, start: int, end: int) -> Scoring | None:
