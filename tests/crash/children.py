@@ -24,6 +24,7 @@ from server.launch.settings import Settings
 from tests.crash import points
 from tests.crash.points import Kill, PointedApp, PointedDisk, Points
 from tests.engine import fake_engine
+from tests.engine.fakes import FakeDrafter
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 STEP_S = 0.002
@@ -92,6 +93,7 @@ def _run_engine(folder: Path, pointed: Points) -> None:
     fake_engine.serve(
         replace(config, gateway_timeout_s=SILENCE_S),
         segment_bytes=_SEGMENT_BYTES,
+        drafter=FakeDrafter(share_wrong=0.1),
         disk=PointedDisk(pointed),
     )
 
