@@ -512,7 +512,7 @@ class Scheduler:
         self.queues.remove(request)
         self.policy.ended(request)
         if self.speculation is not None:
-            self.speculation.forget(request)
+            self.speculation.end(request)
         if request.group.is_over:
             if request.adapter_key:
                 self.adapters.leave(request.adapter_key, request.request_id)

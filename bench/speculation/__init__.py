@@ -1,1 +1,1 @@
-"""What drafts bring, and what they cost where they bring nothing."""
+"""Answers with drafts beside answers without: gains where text repeats, costs where it does not."""

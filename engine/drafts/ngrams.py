@@ -7,7 +7,7 @@ _LENGTHS = (3, 2, 1)
 """Tokens of the n-grams that are looked up, the most telling first."""
 _MOST_CANDIDATES = 8
 """Places of a 3-gram that are compared; of a shorter one the last place is taken."""
-_LONGEST_MATCH = 32
+LONGEST_MATCH = 32
 _END = -1
 """Stands behind each text, so that no draft goes on into the next one."""
 
@@ -55,7 +55,7 @@ class NgramIndex:
 
     def continuation(self, most: int) -> Draft:
         """Tokens that may follow the last text, `most` at most: what followed its end before."""
-        return self.find(self.token_ids[-_LONGEST_MATCH:], most)
+        return self.find(self.token_ids[-LONGEST_MATCH:], most)
 
     def find(self, tail: Sequence[int], most: int) -> Draft:
         """Tokens that may follow a text, `most` at most.   tail: the text's last tokens."""
@@ -89,7 +89,7 @@ class NgramIndex:
     def _match(self, place: int, tail: Sequence[int]) -> int:
         """How many tokens up to a place are the last ones of `tail`."""
         known, length = self.token_ids, 0
-        most = min(len(tail), place + 1, _LONGEST_MATCH)
+        most = min(len(tail), place + 1, LONGEST_MATCH)
         while length < most and known[place - length] == tail[-1 - length] != _END:
             length += 1
         return length

@@ -27,5 +27,5 @@ class ReplayDrafter:
         drafts = [t + 1 - 2 * (t > 1) if w else t for t, w in zip(drafts, is_wrong, strict=True)]
         return Draft(tuple(drafts), 32)
 
-    def forget(self, request):
+    def end(self, request):
         pass

@@ -1,4 +1,4 @@
-"""When drafts are verified: where they bring more tokens a second, and no other tenant waits."""
+"""Drafts are verified where they bring more tokens a second, and where no other tenant waits."""
 
 from dataclasses import replace
 
@@ -37,7 +37,7 @@ class CertainDrafter:
         has_some = self.tenants is None or request.tenant_id in self.tenants
         return Draft((5,) * most if has_some else (), 32 if has_some else 0)
 
-    def forget(self, request):
+    def end(self, request):
         pass
 
 
