@@ -478,7 +478,8 @@ class Scheduler:
         now, batch = self.clock(), launched.batch
         seconds = now - max(launched.at, self._finished_at)
         self._finished_at, self._step_s = now, seconds
-        num_prefill = sum(len(row.token_ids) for row in batch.rows if len(row.token_ids) > 1)
+        counts = [len(row.token_ids) - row.num_drafts for row in batch.rows]
+        num_prefill = sum(count for count in counts if count > 1)
         if 2 * num_prefill > batch.num_tokens:
             self.kv.swap.costs.note_prefill(batch.num_tokens, seconds)
 

@@ -12,6 +12,7 @@ from engine.step_curve import StepCurve
 from engine.step_measurement import measure_steps
 from tests.engine.fakes import (
     LAYOUT,
+    FakeClock,
     FakeDrafter,
     FakeRunner,
     expected_tokens,
@@ -39,6 +40,12 @@ class CertainDrafter:
 
     def end(self, request):
         pass
+
+
+class TickingClock(FakeClock):
+    def __call__(self):
+        self.now += 1e-3
+        return self.now
 
 
 def decoding(*tenants, curve=BOUND_BY_BYTES, drafter=None):
@@ -138,6 +145,17 @@ def test_blocks_behind_rejected_drafts_are_given_back(tmp_path):
         core.step()
         for request in core.scheduler.queues.running:
             assert len(request.block_ids) == LAYOUT.num_blocks(request.num_tokens)
+
+
+def test_verified_drafts_tell_nothing_about_the_speed_of_prompts(tmp_path):
+    scheduler = make_scheduler(clock=TickingClock(), drafter=FakeDrafter(share_wrong=0.0))
+    core, costs = make_core(tmp_path, scheduler), scheduler.kv.swap.costs
+    core.handle("gw", make_message(prompt_len=40, max_tokens=30))
+    core.step()
+    learned = costs.prefill_tokens_per_s
+    run_until_idle(core)
+    assert core.take_stats().drafts.accepted_tokens > 10
+    assert costs.prefill_tokens_per_s == learned > 0
 
 
 def test_acceptance_is_learned_for_each_length_of_match_and_forgotten():
