@@ -132,8 +132,8 @@ def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) ->
     data_dir = settings.data_dir
     same = (
         "device", "dtype", "quantization", "kv_cache_dtype", "batch_invariant",
-        "enforce_eager", "lora_overlap", "reference_kernels", "arena_bytes",
-        "memory_utilization", "threads", "tensor_parallel_size", "max_model_len", "block_size",
+        "speculation", "draft_pool_bytes", "enforce_eager", "lora_overlap", "reference_kernels",
+        "arena_bytes", "memory_utilization", "threads", "tensor_parallel_size", "max_model_len", "block_size",
         "max_num_seqs", "max_num_batched_tokens", "max_waiting", "max_sum_ranks_per_step",
         "max_skips",
         "scheduling_policy", "prefix_caching", "swap_bytes", "disk_cache_bytes",

@@ -59,6 +59,8 @@ def test_variables_of_the_client_commands_are_no_settings(name, monkeypatch):
         ("drain_timeout_s", -1),
         ("quantization", "int3"),
         ("batch_invariant", "sometimes"),
+        ("speculation", "always"),
+        ("draft_pool_bytes", -1),
         ("storage", "s3://bucket?sse=maybe"),
         ("storage", "/srv/objects"),
         ("engines", 0),
