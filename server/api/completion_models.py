@@ -283,20 +283,24 @@ class ChatCompletionChunk(_ChatHead):
     """An event of a streamed answer to a chat.
 
     choices: one, or none in the last event, which has the usage.   usage: with `include_usage`,
-    null before the last event; with `continuous_usage_stats`, the counts so far.
+    null before the last event; with `continuous_usage_stats`, the counts so far.   obfuscation:
+    characters without a meaning, in a stream whose events are padded.
     """
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChoicePart]
     usage: CompletionUsage | TokenCounts | None = _left_out()
+    obfuscation: str = _left_out(examples=["--------"])
 
 
 class TextCompletionChunk(_TextHead):
     """An event of a streamed answer to a request for completions.
 
     choices: one, or none in the last event, which has the usage.   usage: with `include_usage`,
-    null before the last event; with `continuous_usage_stats`, the counts so far.
+    null before the last event; with `continuous_usage_stats`, the counts so far.   obfuscation:
+    characters without a meaning, in a stream whose events are padded.
     """
 
     choices: list[TextChoicePart]
     usage: CompletionUsage | TokenCounts | None = _left_out()
+    obfuscation: str = _left_out(examples=["--------"])

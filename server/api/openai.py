@@ -125,6 +125,11 @@ class _Request(RequestObject):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
+    def obfuscates(self) -> bool:
+        """Whether the sizes of a stream's events are to be hidden."""
+        return self.stream_options is not None and self.stream_options.include_obfuscation
+
+    @property
     def counts_usage(self) -> bool:
         """Whether every chunk says how many tokens there have been."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats

@@ -61,6 +61,7 @@ def test_variables_of_the_client_commands_are_no_settings(name, monkeypatch):
         ("batch_invariant", "sometimes"),
         ("speculation", "always"),
         ("draft_pool_bytes", -1),
+        ("pad_events_to", 70000),
         ("storage", "s3://bucket?sse=maybe"),
         ("storage", "/srv/objects"),
         ("engines", 0),
