@@ -1,9 +1,9 @@
 """Requests in OpenAI's shapes, checked. A field that is not served is refused by its path.
 
-Field names follow OpenAI's specification; `speculation` is Chorale's; add_generation_prompt, allowed_token_ids,
+Field names follow OpenAI's specification; add_generation_prompt, allowed_token_ids,
 continue_final_message, ignore_eos, min_p, min_tokens, prompt_logprobs, repetition_penalty,
 return_token_ids, stop_token_ids, structured_outputs, top_k, truncate_prompt_tokens and
-stream_options.continuous_usage_stats are vLLM's.
+stream_options.continuous_usage_stats are vLLM's; speculation is Chorale's.
 """
 
 import functools

@@ -1,8 +1,8 @@
 """Padding of a stream's events, so that their sizes do not say how many tokens each has.
 
-Encryption hides what an event says, but not its size. A step whose drafts were accepted says several
-tokens in one event, and where drafts are accepted depends on the text: who sees the sizes can tell
-what was asked (arXiv 2411.01076). A proxy that compressed a stream would undo the padding.
+Encryption hides what an event says, but not its size. A step whose drafts were accepted says
+several tokens in one event, and where drafts are accepted depends on the text: who sees the sizes
+can tell what was asked (arXiv 2411.01076). A proxy that compressed a stream would undo the padding.
 """
 
 from dataclasses import dataclass
