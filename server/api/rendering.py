@@ -30,7 +30,7 @@ class Rendering:
     base: ServedBase
     asked: Asked
     admitted: Admitted
-    padding: Padding = Padding()
+    padding: Padding
 
     async def whole(self) -> tuple[dict[str, object], str | None]:
         """The complete answer, and the digest of the adapter that was applied. Raises Fault."""

@@ -56,7 +56,7 @@ class Serving:
     recorder: Recorder
     failures: Failures
     request_timeout_s: float
-    pad_events_to: int = 0
+    pad_events_to: int
 
     async def answer(
         self, request: Request, identity: Identity, asked: Asked, claim: Claim | None

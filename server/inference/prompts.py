@@ -53,8 +53,7 @@ async def tokenize(
     tenant_id: str,
     request: GenerationRequest,
 ) -> Prompts:
-    """Exact tokens of every prompt, and those of the prediction; long texts are encoded on a
-    thread.
+    """Exact tokens of every prompt and of the prediction; long texts are encoded on a thread.
 
     Raises Invalid, and Overloaded if no thread is free in time.
     """
@@ -113,10 +112,10 @@ def _encode(base: ServedBase, dialect: Dialect, request: GenerationRequest) -> P
 
 def _predicted(base: ServedBase, request: GenerationRequest) -> list[int]:
     """The prediction's tokens, as many as an answer may have; what lies beyond is dropped."""
-    most = min(request.max_tokens or base.max_model_len, base.max_model_len)
     text = request.prediction
     if not text:
         return []
+    most = min(request.max_tokens or base.max_model_len, base.max_model_len)
     if base.tokenizer.most_bytes_per_token is not None:
         # A character has a byte or more, so this much text has as many tokens.
         text = text[: most * base.tokenizer.most_bytes_per_token]
