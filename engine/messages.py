@@ -116,9 +116,10 @@ class AddRequest:
     weight: the tenant's weight in fair scheduling.
     grammar: what every answer must be, in llguidance's JSON form; "" if answers are free.
     predicted_token_ids: text that the answers may turn out to be, in whole or in part.
-    drafts: whether tokens may be drafted, and so several be chosen in a step. The answers are the
-    same.   shares_drafts: whether the answers may be drafted from answers to other requests of the
-    tenant with this adapter that said the same, and be kept for those to come.
+    drafts: whether a step may give an answer several tokens: drafted ones, and those that its
+    grammar forces. The answers are the same.
+    shares_drafts: whether the answers may be drafted from answers to other requests of the tenant
+    with this adapter that said the same, and be kept for those to come.
     """
 
     request_id: str

@@ -129,7 +129,7 @@ class Settings(BaseModel):
     batch_invariant: bool = False
     speculation: Literal["auto", "off"] = "auto"
     # Bytes of host memory that an engine has for pools of drafts, which are for requests whose
-    # speculation is shared; one tenant has a quarter of them at most. 0 keeps no pools.
+    # speculation is shared; one tenant has a sixteenth of them at most. 0 keeps no pools.
     draft_pool_bytes: int = Field(64 << 20, ge=0)
     # Whether a GPU's kernels are launched one by one, without CUDA graphs: slower, to track down
     # errors.
