@@ -173,6 +173,11 @@ class Scheduler:
         if group := self.groups.get(message.request_id):
             group.message = replace(group.message, token_lease=message.token_lease)
 
+    def forget_drafts(self, tenant_id: str, adapter_digest: str | None) -> None:
+        """Forget the drafts that a tenant's answers left; see `engine.messages.ForgetDrafts`."""
+        if self.speculation is not None:
+            self.speculation.forget_drafts(tenant_id, adapter_digest)
+
     def abort_gateway(self, gateway_id: str) -> None:
         """End the requests of a gateway that is gone, since nobody reads them any more."""
         lost = [g.request_id for g in self.groups.values() if g.gateway_id == gateway_id]
