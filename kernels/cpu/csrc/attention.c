@@ -149,7 +149,7 @@ INLINE Place place_ahead(const Sequence *q, int64_t start, int64_t first_group, 
 }
 
 static Group group_at(const Sequence *q, int64_t start, int64_t first_group, int64_t end) {
-    Group group = {start, end - start < GROUP ? end - start : GROUP};
+    Group group = {.start = start, .count = end - start < GROUP ? end - start : GROUP};
     for (int half = 0; half * HALF < group.count; half++) {
         Place here = place_of(q, start + half * HALF, q->head);
         Place ahead = place_ahead(q, start, first_group, end, half * HALF);
@@ -178,10 +178,11 @@ INLINE void score(const Row *row, const float *keys, int64_t dim, int64_t stride
         for (int p = 0; p < HALF_PARTS; p++) scores[r][part + p] = sums[r][p];
 }
 
-/* Lanes of a group's part that lie in [first, end) of the group. */
+/* Mask of the lanes of a group's part that lie in [first, end) of the group. */
 INLINE ivec lanes_between(int64_t first, int64_t end, int part) {
+    int32_t low = first > 0 ? first : 0, high = end < GROUP ? end : GROUP;
     ivec lane = LANE_NUMBERS + part * LANES;
-    return (lane >= (int32_t)(first > 0 ? first : 0)) & (lane < (int32_t)(end < GROUP ? end : GROUP));
+    return (lane >= low) & (lane < high);
 }
 
 /* Turn the scores of a group into weights, and scale the rows' sums to their new maxima.

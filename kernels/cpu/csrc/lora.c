@@ -9,12 +9,12 @@
 
 #define RANK_ROWS 8
 #define UNIT_BYTES 256
-#if LANES == 8
+#if LANES == 16
+#define MOST_ROWS 3
+#define MOST_SUMS 24 /* of 32 registers */
+#else
 #define MOST_ROWS 6
 #define MOST_SUMS 12 /* of 16 registers */
-#else
-#define MOST_ROWS 3
-#define MOST_SUMS 24 /* of 32 registers, with 3 rows of x */
 #endif
 #define ITEM_ROWS 48 /* tokens of a run that a thread takes at a time */
 #define PARTS 4      /* most vectors of outputs at a time: their sums do not wait for each other */
@@ -59,7 +59,7 @@ INLINE void shrink_ranks(const float *x, const float *a, int64_t in, float scale
 /* shrunk[r] = scale * x[r] @ a.T */
 INLINE void shrink(const float *x, const float *a, int64_t in, float scale,
                    float shrunk[][RANK_ROWS], Ahead *ahead, const int rows) {
-    const int ranks = MOST_SUMS / rows >= RANK_ROWS ? RANK_ROWS : MOST_SUMS / rows >= 4 ? 4 : 2;
+    const int most = MOST_SUMS / rows, ranks = most >= RANK_ROWS ? RANK_ROWS : most >= 4 ? 4 : 2;
     for (int first = 0; first < RANK_ROWS; first += ranks)
         shrink_ranks(x, a, in, scale, shrunk, ahead, first, ranks, rows);
 }
