@@ -7,8 +7,8 @@
  *
  * With AVX-512 tiles are 8 x 48: 24 sums, 3 weights and a value fill the registers; 12 x 32 loads
  * more values, and 6 x 64 needs 6 rows. With half as many registers tiles are 2 x 48, 4 x 24 or
- * 6 x 16, and go over their panel in two or three stripes. Both reach 100 to 107 GFLOP/s from 24
- * rows on, of the processor's 109 (135M shape, one thread of a Zen 4).
+ * 6 x 16, and go over their panel in two or three stripes. The products reach 102 to 107 GFLOP/s
+ * from 16 rows on, and 98 to 101 from 24 rows on with AVX2 (135M shape, one thread of a Zen 4).
  */
 #include "vectors.h"
 
