@@ -32,7 +32,7 @@ def ask_all(world: TinyWorld, models: list[str], prompts: list[list[int]]) -> li
 def ask_and_count(
     world: TinyWorld, models: list[str], prompts: list[list[int]], **options: object
 ) -> list[tuple[list[int], int]]:
-    """Like `ask_all`; also return how many tokens of each answer were drafted."""
+    """Do as `ask_all` does, and also return how many tokens of each answer were drafted."""
 
     def ask(model: str, prompt: list[int]) -> tuple[list[int], int]:
         body = {
