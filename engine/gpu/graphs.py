@@ -30,7 +30,7 @@ class StepGraphs:
     """
 
     def __init__(self, limits: StepLimits) -> None:
-        self.decode_sizes = list(_decode_sizes(limits.max_num_seqs))
+        self.decode_sizes = list(_decode_sizes(limits.most_choices))
         most_mixed = min(limits.max_num_batched_tokens, _MOST_MIXED_TOKENS)
         self.mixed_sizes = [*range(_MIXED_TOKENS, most_mixed, _MIXED_TOKENS), most_mixed]
         self._limits = limits
@@ -67,7 +67,7 @@ class StepGraphs:
         return self._graphs.get(shape)
 
     def _mixed(self, num_tokens: int, block_rows: int) -> StepShape:
-        num_rows = min(num_tokens, self._limits.max_num_seqs)
+        num_rows = min(num_tokens, self._limits.most_choices)
         num_items = num_tokens // self._limits.prefill_queries
         num_items += min(num_rows, _SPARE_PREFILL_ITEMS)
         return StepShape(num_tokens, num_rows, block_rows, num_items)

@@ -14,6 +14,7 @@ from engine.batch import Batch, ScheduledRow
 from engine.request import PENDING_TOKEN
 from engine.scoring import ScoredTokens
 from engine.segments import Tables, find_firsts, find_segments
+from engine.verification import single_rows
 from kernels.block import BLOCK
 from kernels.tiles import MAX_RANK
 from kernels.work import MOST_DECODE_ITEMS, PAIR_ROWS, SPLIT_KEYS, AttentionWork, LoRAWork
@@ -34,6 +35,7 @@ class StepLimits:
 
     prefill_queries: queries in a tile of the prefill attention.
     sliding_window: the widest one of the layers, None if a layer has none.
+    max_num_drafts: drafts of all rows together; the scheduler must not plan more.
     """
 
     max_num_seqs: int
@@ -41,12 +43,23 @@ class StepLimits:
     max_model_len: int
     prefill_queries: int
     sliding_window: int | None = None
+    max_num_drafts: int = 0
+
+    @property
+    def most_tokens(self) -> int:
+        return max(self.max_num_batched_tokens, self.max_num_seqs)
+
+    @property
+    def most_choices(self) -> int:
+        """Most tokens that a step chooses: one for each row, and one behind each draft."""
+        return min(self.max_num_seqs + self.max_num_drafts, self.most_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """Shape of a step, which decides where its ints lie. num_tokens, num_rows: with padding.
 
+    num_rows: places for rows, and for the tokens that they choose; each draft takes one as well.
     block_rows: see LoRAWork; 0 in a step without adapters.
     num_prefill_items: most items of the prefill attention.
     has_decodes: whether rows may have a single token; if not, no kernel is launched for such rows.
@@ -59,8 +72,9 @@ class StepShape:
     has_decodes: bool = True
 
     @classmethod
-    def of_decodes(cls, num_rows: int, has_lora: bool) -> "StepShape":
-        return cls(num_rows, num_rows, DECODE_BLOCK_ROWS if has_lora else 0)
+    def of_decodes(cls, num_tokens: int, has_lora: bool) -> "StepShape":
+        """The shape of a step whose rows each have one token beside their drafts."""
+        return cls(num_tokens, num_tokens, DECODE_BLOCK_ROWS if has_lora else 0)
 
     @property
     def has_lora(self) -> bool:
@@ -89,7 +103,8 @@ class StepPlan:
     """Part of a step that the host keeps until the step's tokens come back.
 
     num_ints: size of the part of the block that was filled.
-    due: numbers of the rows that choose a token, in the order of `logits_indices`.
+    choosing: what each token that is chosen depends on, as a row without drafts, in the order of
+    `logits_indices`.
     sources: for each of these rows, the place of its last token among those that the previous step
     chooses; -1 if that token is known.
     segments: kept so that the adapters' tables stay in memory.   scored: see ScoredTokens.
@@ -97,7 +112,7 @@ class StepPlan:
 
     shape: StepShape
     num_ints: int
-    due: Sequence[int]
+    choosing: Sequence[ScheduledRow]
     sources: Sequence[int]
     segments: Sequence[Segment]
     adapter_digests: Mapping[int, str]
@@ -125,16 +140,15 @@ class StepBuilder:
         self.tables = tables
         self.fit = fit
         self.adapters = arena.view(getattr(torch, form.dtype))
-        self._max_blocks = self.layout.num_blocks(limits.max_model_len)
+        self._most_blocks = limits.max_num_seqs * self.layout.num_blocks(limits.max_model_len)
 
     @property
     def most_ints(self) -> int:
         """Most ints that any step takes."""
-        rows = self.limits.max_num_seqs
-        num_tokens = max(self.limits.max_num_batched_tokens, rows)
+        rows, num_tokens = self.limits.most_choices, self.limits.most_tokens
         num_prefill_items = num_tokens // self.limits.prefill_queries + rows
         largest = StepShape(num_tokens, rows, DECODE_BLOCK_ROWS, num_prefill_items)
-        return aligned(_IntFields(largest, self.limits).blocks_start + rows * self._max_blocks)
+        return aligned(_IntFields(largest, self.limits).blocks_start + self._most_blocks)
 
     def build(
         self, batch: Batch, memory: Ints, previous: Mapping[tuple[str, int], int]
@@ -143,6 +157,7 @@ class StepBuilder:
         those that the previous step chooses.
         """
         rows = batch.rows
+        assert sum(row.num_drafts for row in rows) <= self.limits.max_num_drafts
         firsts = find_firsts(rows)
         segments, digests = find_segments(rows, firsts[:-1], self.tables, self.base_revision)
         shape = self._shape(rows, firsts[-1], segments)
@@ -165,8 +180,13 @@ class StepBuilder:
         previous: Mapping[tuple[str, int], int],
     ) -> StepPlan:
         fields = _IntFields(shape, self.limits)
-        due = [number for number, row in enumerate(rows) if row.sampling is not None]
-        fields.put(memory, "logits_indices", [firsts[number + 1] - 1 for number in due])
+        choosing: list[ScheduledRow] = []
+        places: list[int] = []
+        for row, end in zip(rows, firsts[1:], strict=True):
+            if row.sampling is not None:
+                choosing += single_rows(row)
+                places += range(end - 1 - row.num_drafts, end)
+        fields.put(memory, "logits_indices", places)
         self._put_tokens(rows, firsts, memory, fields, previous)
         self._put_attention(rows, firsts, memory, fields)
         if shape.has_lora:
@@ -174,8 +194,8 @@ class StepBuilder:
         return StepPlan(
             shape=shape,
             num_ints=aligned(self._put_blocks(rows, memory, fields)),
-            due=due,
-            sources=[_source(rows[number], previous) for number in due],
+            choosing=choosing,
+            sources=[_source(row, previous) for row in choosing],
             segments=segments,
             adapter_digests=digests,
             scored=ScoredTokens.of(rows, firsts[: len(rows)]),
@@ -202,7 +222,7 @@ class StepBuilder:
                 query_starts=field("query_starts"),
                 seq_lens=field("seq_lens"),
                 block_starts=field("block_starts"),
-                blocks=block[fields.blocks_start :][: shape.num_rows * self._max_blocks],
+                blocks=block[fields.blocks_start :][: self._most_blocks],
                 decode_items=pairs("decode_items"),
                 num_decode_items=field("num_decode_items"),
                 decode_ranges=pairs("decode_ranges"),
@@ -234,7 +254,7 @@ class StepBuilder:
         prefills = [len(row.token_ids) for row in rows if len(row.token_ids) > 1]
         return StepShape(
             num_tokens=num_tokens,
-            num_rows=len(rows),
+            num_rows=len(rows) + sum(row.num_drafts for row in rows),
             block_rows=block_rows if segments else 0,
             num_prefill_items=sum(-(-n // self.limits.prefill_queries) for n in prefills),
             has_decodes=len(prefills) < len(rows),
@@ -253,6 +273,7 @@ class StepBuilder:
         positions: list[int] = []
         slots: list[int] = []
         for row, end in zip(rows, firsts[1:], strict=True):
+            assert not row.num_drafts or PENDING_TOKEN not in row.token_ids
             if row.token_ids[-1] == PENDING_TOKEN:
                 sources[end - 1] = previous[row.request_id, row.index]
             own = range(row.start, row.start + len(row.token_ids))
