@@ -11,13 +11,22 @@ import numpy.typing as npt
 import torch
 
 from engine.batch import Batch, ScheduledRow
+from engine.gpu.decodes import Decodes
 from engine.request import PENDING_TOKEN
 from engine.scoring import ScoredTokens
 from engine.segments import Tables, find_firsts, find_segments
 from engine.verification import single_rows
 from kernels.block import BLOCK
 from kernels.tiles import MAX_RANK
-from kernels.work import MOST_DECODE_ITEMS, PAIR_ROWS, SPLIT_KEYS, AttentionWork, LoRAWork
+from kernels.work import (
+    MOST_DECODE_ITEMS,
+    PAIR_ROWS,
+    SPLIT_KEYS,
+    AttentionWork,
+    Decode,
+    LoRAWork,
+    decode_queries,
+)
 from lora.batch import DeviceTables, Segment
 from lora.packed import PackedForm
 
@@ -25,6 +34,7 @@ Ints = npt.NDArray[np.int32]
 
 _ALIGNED_INTS = 4
 _BLOCK_INTS = BLOCK.itemsize // 4
+_DECODE_INTS = len(Decode._fields)
 DECODE_BLOCK_ROWS, PREFILL_BLOCK_ROWS = 16, 64
 _LEAST_PREFILL_SEGMENT = 64
 
@@ -62,7 +72,7 @@ class StepShape:
     num_rows: places for rows, and for the tokens that they choose; each draft takes one as well.
     block_rows: see LoRAWork; 0 in a step without adapters.
     num_prefill_items: most items of the prefill attention.
-    has_decodes: whether rows may have a single token; if not, no kernel is launched for such rows.
+    has_decodes: whether rows may decode; if not, no kernel is launched for such rows.
     """
 
     num_tokens: int
@@ -140,6 +150,8 @@ class StepBuilder:
         self.tables = tables
         self.fit = fit
         self.adapters = arena.view(getattr(torch, form.dtype))
+        shape = self.layout.shape
+        self._decode_queries = decode_queries(shape.num_heads, shape.num_kv_heads)
         self._most_blocks = limits.max_num_seqs * self.layout.num_blocks(limits.max_model_len)
 
     @property
@@ -188,12 +200,13 @@ class StepBuilder:
                 places += range(end - 1 - row.num_drafts, end)
         fields.put(memory, "logits_indices", places)
         self._put_tokens(rows, firsts, memory, fields, previous)
-        self._put_attention(rows, firsts, memory, fields)
+        block_starts = self._put_blocks(rows, memory, fields)
+        self._put_attention(rows, firsts, block_starts, memory, fields)
         if shape.has_lora:
             _put_lora(segments, firsts[-1], shape, memory, fields)
         return StepPlan(
             shape=shape,
-            num_ints=aligned(self._put_blocks(rows, memory, fields)),
+            num_ints=aligned(fields.blocks_start + block_starts[-1]),
             choosing=choosing,
             sources=[_source(row, previous) for row in choosing],
             segments=segments,
@@ -223,9 +236,9 @@ class StepBuilder:
                 seq_lens=field("seq_lens"),
                 block_starts=field("block_starts"),
                 blocks=block[fields.blocks_start :][: self._most_blocks],
+                decodes=field("decodes").view(-1, _DECODE_INTS),
                 decode_items=pairs("decode_items"),
                 num_decode_items=field("num_decode_items"),
-                decode_ranges=pairs("decode_ranges"),
                 prefill_items=pairs("prefill_items"),
                 num_prefill_items=field("num_prefill_items"),
                 prefill_queries=self.limits.prefill_queries,
@@ -247,11 +260,11 @@ class StepBuilder:
     def _shape(
         self, rows: Sequence[ScheduledRow], num_tokens: int, segments: Sequence[Segment]
     ) -> StepShape:
-        if num_tokens == len(rows):
-            return StepShape.of_decodes(len(rows), bool(segments))
+        prefills = [len(row.token_ids) for row in rows if not _decodes(row)]
+        if not prefills:
+            return StepShape.of_decodes(num_tokens, bool(segments))
         is_long = any(s.end - s.start >= _LEAST_PREFILL_SEGMENT for s in segments)
         block_rows = PREFILL_BLOCK_ROWS if is_long else DECODE_BLOCK_ROWS
-        prefills = [len(row.token_ids) for row in rows if len(row.token_ids) > 1]
         return StepShape(
             num_tokens=num_tokens,
             num_rows=len(rows) + sum(row.num_drafts for row in rows),
@@ -288,49 +301,57 @@ class StepBuilder:
         self,
         rows: Sequence[ScheduledRow],
         firsts: Sequence[int],
+        block_starts: Sequence[int],
         memory: Ints,
         fields: "_IntFields",
     ) -> None:
         """Put the work items of attention: which rows attend to which keys."""
-        parts: list[list[tuple[int, int]]] = [[] for _ in memory[fields.of("num_decode_items")]]
-        part_rows = -(-len(memory[fields.of("seq_lens")]) // len(parts))
         prefills: list[tuple[int, int]] = []
-        ranges = []
         for number, row in enumerate(rows):
-            decodes = parts[number // part_rows]
-            first = len(decodes)
-            if len(row.token_ids) == 1:
-                decodes += [(number, split) for split in self._splits(row.start + 1)]
-            else:
+            if not _decodes(row):
                 tiles = -(-len(row.token_ids) // self.limits.prefill_queries)
                 prefills += [(number, tile) for tile in range(tiles)]
-            ranges.append((first, len(decodes)) if len(decodes) > first else (0, 0))
         fields.put(memory, "query_starts", firsts, padding=firsts[-1])
-        fields.put(memory, "seq_lens", [row.start + len(row.token_ids) for row in rows])
-        fields.put(memory, "decode_ranges", ranges)
-        rooms = memory[fields.of("decode_items")].reshape(len(parts), -1)
-        for room, decodes in zip(rooms, parts, strict=True):
-            room[: 2 * len(decodes)] = np.asarray(decodes, dtype=np.int32).reshape(-1)
-        fields.put(memory, "num_decode_items", [len(decodes) for decodes in parts])
+        fields.put(memory, "seq_lens", [row.end for row in rows])
+        fields.put(memory, "block_starts", block_starts[:-1])
+        self._put_decodes(rows, firsts, block_starts, memory, fields)
         fields.put_some(memory, "prefill_items", prefills)
         fields.put(memory, "num_prefill_items", len(prefills))
 
-    def _splits(self, seq_len: int) -> range:
-        """Splits of a decode's keys that the widest window reaches."""
-        window = self.limits.sliding_window or seq_len
-        return range(max(0, seq_len - window) // SPLIT_KEYS, -(-seq_len // SPLIT_KEYS))
+    def _put_decodes(
+        self,
+        rows: Sequence[ScheduledRow],
+        firsts: Sequence[int],
+        block_starts: Sequence[int],
+        memory: Ints,
+        fields: "_IntFields",
+    ) -> None:
+        num_parts = len(memory[fields.of("num_decode_items")])
+        num_places = len(memory[fields.of("decodes")]) // _DECODE_INTS
+        window = self.limits.sliding_window
+        decodes = Decodes(num_places, num_parts, self._decode_queries, window)
+        for row, first, block_start in zip(rows, firsts, block_starts, strict=False):
+            if _decodes(row):
+                decodes.add(first, row.start, len(row.token_ids), block_start)
+        fields.put(memory, "decodes", decodes.records)
+        rooms = memory[fields.of("decode_items")].reshape(num_parts, -1)
+        for room, items in zip(rooms, decodes.items, strict=True):
+            room[: 2 * len(items)] = np.asarray(items, dtype=np.int32).reshape(-1)
+        fields.put(memory, "num_decode_items", [len(items) for items in decodes.items])
 
-    def _put_blocks(self, rows: Sequence[ScheduledRow], memory: Ints, fields: "_IntFields") -> int:
-        """Put every row's blocks, one after the other; return where they end."""
-        starts, at = [], 0
+    def _put_blocks(
+        self, rows: Sequence[ScheduledRow], memory: Ints, fields: "_IntFields"
+    ) -> list[int]:
+        """Put every row's blocks, one after the other; return where each row's begin, and the end
+        of all.
+        """
+        starts = [0]
         for row in rows:
-            needed = self.layout.num_blocks(row.start + len(row.token_ids))
-            begin = fields.blocks_start + at
+            needed = self.layout.num_blocks(row.end)
+            begin = fields.blocks_start + starts[-1]
             memory[begin : begin + needed] = row.block_ids[:needed]
-            starts.append(at)
-            at += needed
-        fields.put(memory, "block_starts", starts)
-        return fields.blocks_start + at
+            starts.append(starts[-1] + needed)
+        return starts
 
 
 class _IntFields:
@@ -368,7 +389,7 @@ def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
         **dict.fromkeys(("input_ids", "sources", "positions", "slots"), tokens),
         **dict.fromkeys(("logits_indices", "seq_lens", "block_starts"), rows),
         "query_starts": rows + 1,
-        "decode_ranges": 2 * rows,
+        "decodes": _DECODE_INTS * rows if shape.has_decodes else 0,
         "decode_items": 2 * num_parts * part_items,
         "num_decode_items": num_parts,
         "prefill_items": 2 * shape.num_prefill_items,
@@ -422,6 +443,11 @@ def _with_base(
         yield segment.start, segment.end, segment.tables
         at = segment.end
     yield at, num_tokens, None
+
+
+def _decodes(row: ScheduledRow) -> bool:
+    """Whether all of a row's tokens but the first are drafts."""
+    return len(row.token_ids) == 1 + row.num_drafts
 
 
 def _source(row: ScheduledRow, previous: Mapping[tuple[str, int], int]) -> int:
