@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,11 +49,13 @@ class Runner:
         self.folder = folder
         self.meter = TokenMeter(folder)
         self.runner = backend.make_runner(lambda _: None, self.meter, 0)
+        self.ints = np.zeros(self.runner.builder.most_ints, dtype=np.int32)
         self.steps = 0
 
     def run(self, rows, masks):
         self.steps += 1
         batch = Batch(self.steps, tuple(rows))
+        assert self.runner.graphs.find(self.runner.builder.build(batch, self.ints, {}).shape)
         self.runner.launch(batch)
         if batch.is_constrained:
             self.runner.choose(masks)

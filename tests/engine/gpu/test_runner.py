@@ -1,11 +1,13 @@
 """The device's runner alone; tests.engine.test_{runner,oracle} run it in engines."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.drafts.ngrams import Draft
 from engine.errors import UnsupportedModel
 from engine.gpu.backend import check_capability, check_width
 from engine.gpu.inputs import StepShape
@@ -14,11 +16,12 @@ from engine.gpu.sampler import MOST_TOP_LOGPROBS
 from engine.messages import SamplingParams
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.speculation import Speculation
 from engine.weights import StoredWeights, load_config
 from kernels.block import adapter_blocks
 from lora.layout import Layout
 from lora.packed import PackedForm
-from tests.engine.fakes import make_message, run_until_idle, tokens_of
+from tests.engine.fakes import FLAT, make_message, run_until_idle, tokens_of
 from tests.engine.gpu.backends import fake_backend, make_config
 from tests.engine.gpu.fake_device import TOTAL_BYTES, FakeDevice
 from tests.engine.real_core import build_core
@@ -79,6 +82,30 @@ def test_it_chooses_what_the_cpu_chooses_though_the_last_token_is_still_pending(
         for mine, theirs in zip(logprobs[name], entries, strict=True):
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
             assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+
+
+class KnowingDrafter:
+    """Drafts what the answers are known to say.   known: tokens by request id."""
+
+    def __init__(self, known):
+        self.known = known
+
+    def draft(self, request, most):
+        done = len(request.output_token_ids)
+        return Draft(tuple(self.known[request.request_id][done : done + most]), 32)
+
+    def forget(self, request):
+        pass
+
+
+def test_answers_are_the_same_where_rows_whose_last_token_is_known_have_drafts(tmp_path, model_dir):
+    expected, _ = ask(build_core(model_dir, tmp_path / "cpu", {}))
+    make_backend = partial(fake_backend, max_num_drafts=56)
+    core = build_core(model_dir, tmp_path / "device", {}, make_backend=make_backend)
+    core.scheduler.speculation = Speculation(FLAT, KnowingDrafter(expected))
+    tokens, _ = ask(core)
+    assert tokens == expected
+    assert core.scheduler.speculation.figures().accepted_tokens > 0, "behind forced tokens"
 
 
 def test_it_counts_what_the_cpu_counts(tmp_path, model_dir, monkeypatch):
@@ -195,18 +222,22 @@ def test_an_arena_that_was_asked_for_and_does_not_fit_is_refused(model_dir):
         make_backend(model_dir, device, arena_bytes=2 << 20)
 
 
-def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir):
+@pytest.mark.parametrize("max_num_drafts", [0, 7, 40])
+def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir, max_num_drafts):
     seen = []
     device = FakeDevice(eagerness=1.0)
-    backend, layout = make_backend(model_dir, device, max_num_batched_tokens=700)
+    limits = {"max_num_batched_tokens": 700, "max_num_drafts": max_num_drafts}
+    backend, layout = make_backend(model_dir, device, **limits)
     runner = backend.make_runner(lambda key: None, None, 0)
     run = runner.model.run
     runner.model.run = lambda inputs, *rest: seen.append(inputs) or run(inputs, *rest)
     runner.device.capture = lambda work: work
     form = PackedForm(layout, "float32", "base-1")
     run_largest_steps(runner.model, form, torch.float32, runner.limits)
-    assert [len(inputs.input_ids) for inputs in seen] == [700, 16]
-    assert [len(inputs.logits_indices) for inputs in seen] == [3, 16]
+    most_choices = 16 + max_num_drafts
+    assert [len(inputs.input_ids) for inputs in seen] == [700, most_choices]
+    assert [len(inputs.logits_indices) for inputs in seen] == [3, most_choices]
+    assert [len(inputs.attention.prefill_items) > 0 for inputs in seen] == [True, False]
     blocks = [block for inputs in seen for block in adapter_blocks(inputs.lora)]
     assert {int(block["depth"]) for block in blocks} == {32}
 
