@@ -134,7 +134,8 @@ class GpuRunner:
         self._masks = torch.zeros(mask_shape, dtype=torch.uint8, device=there)
         self._slots = deque(self._make_slot(num_ints, num_results) for _ in range(self.lag + 1))
         self._launched: deque[_Step] = deque()
-        # (request_id, index) -> place of its token among those that the newest step chooses.
+        # (request_id, index) -> place of its token among those that the newest step chooses, for rows
+        # without drafts: only the host will know which token is the last one of the others.
         self._chosen_at: dict[tuple[str, int], int] = {}
         self.copy_bytes_per_s = self._measure_copies() if num_swap_slots else 0.0
 
@@ -226,7 +227,12 @@ class GpuRunner:
             step = graph or self._forward(plan.shape, take)
             self.device.submit(compute, step)
             self._tell(scoring.told, slot.prompt_logprobs, self._prompt_logprobs)
-        self._chosen_at = {(row.request_id, row.index): i for i, row in enumerate(plan.choosing)}
+        drafting = _names(row for row in batch.rows if row.num_drafts)
+        self._chosen_at = {
+            name: place
+            for place, row in enumerate(plan.choosing)
+            if (name := _name(row)) not in drafting
+        }
         ints = self._ints[places[-1]]
         self._launched.append(_Step(batch, plan, sampling, scoring, slot, ints))
         if not batch.is_constrained:
@@ -379,7 +385,11 @@ def _logprobs(
 
 
 def _names(rows: Iterable[ScheduledRow]) -> set[tuple[str, int]]:
-    return {(row.request_id, row.index) for row in rows}
+    return {_name(row) for row in rows}
+
+
+def _name(row: ScheduledRow) -> tuple[str, int]:
+    return row.request_id, row.index
 
 
 def _moves(transfers: Sequence[Transfer]) -> Iterator[tuple[bool, Ints]]:
