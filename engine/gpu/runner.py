@@ -134,8 +134,8 @@ class GpuRunner:
         self._masks = torch.zeros(mask_shape, dtype=torch.uint8, device=there)
         self._slots = deque(self._make_slot(num_ints, num_results) for _ in range(self.lag + 1))
         self._launched: deque[_Step] = deque()
-        # (request_id, index) -> place of its token among those that the newest step chooses, for rows
-        # without drafts: only the host will know which token is the last one of the others.
+        # (request_id, index) -> place of its token among those that the newest step chooses. Rows
+        # with drafts are left out: only the host will know which token is their last one.
         self._chosen_at: dict[tuple[str, int], int] = {}
         self.copy_bytes_per_s = self._measure_copies() if num_swap_slots else 0.0
 

@@ -125,6 +125,7 @@ class _Play:
             "max_num_seqs": sizes.max_num_seqs,
             "max_num_batched_tokens": sizes.max_num_seqs * self.longest_prompt,
         }
+        self.most_drafts = 2 * sizes.max_num_seqs
         self.stages: list[Stage] = []
         for name in ("captured", "eager"):
             (self.folder / name).mkdir()
@@ -137,7 +138,7 @@ class _Play:
                     setting.device,
                     ops,
                     num_slabs,
-                    max_num_drafts=_MOST_DRAFTS * sizes.max_num_seqs,
+                    max_num_drafts=self.most_drafts,
                     **limits,
                 )  # fmt: skip
             )
@@ -232,6 +233,7 @@ class _Play:
     def _draft(self, sequence: _Sequence) -> tuple[int, ...]:
         """Draft tokens for half of the answers."""
         left = self.setting.models.max_model_len - len(sequence.tokens)
+        left = min(left, self.most_drafts - sum(len(other.drafts) for other in self.running))
         count = self.chance.choice([0, self.chance.randint(1, _MOST_DRAFTS)])
         return tuple(
             self.chance.randrange(self.setting.models.vocab) for _ in range(min(count, left))
