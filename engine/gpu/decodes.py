@@ -1,6 +1,7 @@
 """Work of decode attention: tiles of queries, and the splits of keys that each of them sees."""
 
-from collections.abc import Iterator, Sequence
+import numpy as np
+import numpy.typing as npt
 
 from kernels.work import SPLIT_KEYS, Decode
 
@@ -16,41 +17,46 @@ class Decodes:
         self, num_places: int, num_parts: int, tile_queries: int, window: int | None
     ) -> None:
         self.records: list[Decode] = []
-        self.items: list[list[tuple[int, int]]] = [[] for _ in range(num_parts)]
         self._part_places = -(-num_places // num_parts)
         self._num_sums = [0] * num_parts
         self._tile_queries = tile_queries
         self._window = window
+        # (number of the row, place of the first record, splits from .. to) of each tile.
+        self._tiles: list[tuple[int, int, int, int]] = []
+        self._num_rows = 0
 
     def add(self, token: int, start: int, count: int, block_start: int) -> None:
         """Add a row of `count` tokens, the first of which is at position `start`.
 
         token: place of the first one in the step.   block_start: where the row's blocks begin.
         """
-        items: list[tuple[int, int]] = []
-        for own in self._tiles(range(count)):
-            first = len(self.records)
-            splits = [self._splits(start + query + 1) for query in own]
-            self._add_tile(token + own.start, start + own.start + 1, block_start, splits)
-            items += [(first, split) for split in range(splits[0].start, splits[-1].stop)]
-        if count > self._tile_queries:
-            # Tiles of the same keys are adjacent, so that they are read from memory only once.
-            items.sort(key=lambda item: item[1])
-        for item in items:
-            self.items[item[0] // self._part_places].append(item)
-
-    def _tiles(self, queries: range) -> Iterator[range]:
-        """Cut queries into tiles, each of which lies in one part."""
-        while queries:
+        self._num_rows += 1
+        while count:
+            # A tile lies in one part.
             left = self._part_places - len(self.records) % self._part_places
-            own = queries[: min(self._tile_queries, left)]
-            yield own
-            queries = queries[len(own) :]
+            own = min(count, self._tile_queries, left)
+            self._add_tile(token, start + 1, own, block_start)
+            token, start, count = token + own, start + own, count - own
 
-    def _add_tile(self, token: int, length: int, block_start: int, splits: Sequence[range]) -> None:
-        """Add the records of a tile.   splits: of each query.   length: that its first one sees."""
-        count, first = len(splits), splits[0].start
-        part = len(self.records) // self._part_places
+    def items(self) -> list[npt.NDArray[np.int32]]:
+        """The items of each part, [.., 2]."""
+        tiles = np.array(self._tiles, dtype=np.int32).reshape(-1, 4)
+        counts = tiles[:, 3] - tiles[:, 2]
+        row, place, first = np.repeat(tiles[:, :3], counts, axis=0).T
+        own_start = np.repeat(np.cumsum(counts) - counts, counts)
+        split = first + np.arange(len(first), dtype=np.int32) - own_start
+        # Tiles of the same keys are adjacent, so that they are read from memory only once.
+        order = np.lexsort((split, row))
+        items = np.stack((place, split), axis=1).astype(np.int32)[order]
+        part = items[:, 0] // max(1, self._part_places)
+        return [items[part == number] for number in range(len(self._num_sums))]
+
+    def _add_tile(self, token: int, length: int, count: int, block_start: int) -> None:
+        """Add the records of a tile.   length: positions that the first query sees."""
+        place = len(self.records)
+        part = place // self._part_places
+        splits = [self._splits(length + query) for query in range(count)]
+        first, end = splits[0].start, splits[-1].stop
         for query, own in enumerate(splits):
             first_sum = self._num_sums[part] + (own.start - first) * count + query
             self.records.append(
@@ -58,7 +64,8 @@ class Decodes:
                     token + query, length + query, block_start, count, first, first_sum, len(own)
                 )
             )
-        self._num_sums[part] += count * (splits[-1].stop - first)
+        self._num_sums[part] += count * (end - first)
+        self._tiles.append((self._num_rows, place, first, end))
 
     def _splits(self, length: int) -> range:
         """Splits of the keys that the widest window reaches from the last of `length` positions."""

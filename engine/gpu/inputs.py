@@ -335,9 +335,10 @@ class StepBuilder:
                 decodes.add(first, row.start, len(row.token_ids), block_start)
         fields.put(memory, "decodes", decodes.records)
         rooms = memory[fields.of("decode_items")].reshape(num_parts, -1)
-        for room, items in zip(rooms, decodes.items, strict=True):
-            room[: 2 * len(items)] = np.asarray(items, dtype=np.int32).reshape(-1)
-        fields.put(memory, "num_decode_items", [len(items) for items in decodes.items])
+        parts = decodes.items()
+        for room, items in zip(rooms, parts, strict=True):
+            room[: items.size] = items.reshape(-1)
+        fields.put(memory, "num_decode_items", [len(items) for items in parts])
 
     def _put_blocks(
         self, rows: Sequence[ScheduledRow], memory: Ints, fields: "_IntFields"

@@ -145,7 +145,7 @@ def _work(
             prefill_items += [(index, number) for number in range(-(-count // tile))]
         elif length:
             decodes.add(query_starts[-2], length - count, count, block_starts[-2])
-    (items,) = decodes.items
+    items = decodes.items()[0].tolist()
     records = [*decodes.records, *[(0,) * 7] * (query_starts[-1] - len(decodes.records))]
     num_sums = sum(decodes.records[first].num_queries for first, _ in items)
     spare = [(_GARBAGE, _GARBAGE)] * (num_sums - len(items) + num_spare)
