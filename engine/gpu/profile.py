@@ -114,7 +114,7 @@ def _prefill_lengths(limits: StepLimits) -> list[int]:
 
 
 def _decodes(limits: StepLimits, num_blocks: Callable[[int], int]) -> list[ScheduledRow]:
-    """As many rows of one token as there may be, with as many drafts as there may be."""
+    """The most rows that a step may have, of one token each, with the most drafts."""
     drafts, more = divmod(limits.most_choices - limits.max_num_seqs, limits.max_num_seqs)
     rows = [_row(i, 1 + drafts + (i < more), num_blocks) for i in range(limits.max_num_seqs)]
     return [replace(row, num_drafts=len(row.token_ids) - 1, scoring=None) for row in rows]
