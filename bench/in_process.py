@@ -66,7 +66,8 @@ class EngineFactory:
             arena_bytes=self._bytes(arena_tokens),
             swap_bytes=self._bytes(swap_tokens),
             threads=THREADS,
-            **settings,
+            # Random models repeat themselves, so that their drafts are better than people's.
+            **{"speculation": "off", **settings},
         )
         core, _ = build_core(config, f"bench-{self._num_engines}", [])
         run(core, [Ask(prompt_token_ids=(1,) * _WARM_UP, max_tokens=_WARM_UP)])

@@ -25,7 +25,10 @@ _FOREVER_S = 1e9
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. due_s: when it arrives, in seconds from the start of the run."""
+    """One request. due_s: when it arrives, in seconds from the start of the run.
+
+    drafts: whether a step may give its answer several tokens.
+    """
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
@@ -34,6 +37,8 @@ class Ask:
     adapter: AdapterRef | None = None
     prompt_logprobs: int | None = None
     grammar: str = ""
+    drafts: bool = True
+    temperature: float = 0.0
 
 
 @dataclass(slots=True)
@@ -75,7 +80,8 @@ class Session:
             prompt_token_ids=ask.prompt_token_ids,
             sampling_params=SamplingParams(
                 max_tokens=ask.max_tokens,
-                temperature=0.0,
+                temperature=ask.temperature,
+                seed=len(self._answers),
                 ignore_eos=True,
                 prompt_logprobs=ask.prompt_logprobs,
             ),
@@ -83,6 +89,7 @@ class Session:
             deadline_s=_FOREVER_S,
             first_token_timeout_s=_FOREVER_S,
             grammar=ask.grammar,
+            drafts=ask.drafts,
         )
         self._answers.append(_Answer(ask, self.now_s()))
         self.num_open += 1

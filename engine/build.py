@@ -12,6 +12,7 @@ from engine.backend import Backend, MeasuredRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore, Runner
 from engine.cpu.backend import cpu_backend
+from engine.drafts.pools import DraftPools
 from engine.drafts.text import TextDrafter
 from engine.errors import UnsupportedModel
 from engine.grammar.matcher import Grammars
@@ -190,7 +191,8 @@ def _speculation(
     assert config.max_num_batched_tokens is not None, "not resolved yet"
     curve = measure_steps(runner, layout.block_size, num_slabs, config.max_num_batched_tokens)
     logger.info("%s", curve)
-    return Speculation(curve, TextDrafter())
+    pools = DraftPools(config.draft_pool_bytes)
+    return Speculation(curve, TextDrafter(pools), pools)
 
 
 def _unrounded(

@@ -52,6 +52,8 @@ class EngineConfig:
     cpu_kernels: "auto" takes the first of the others that works.
     enforce_eager: whether a GPU's steps are launched kernel by kernel, without captured graphs.
     speculation: "auto" verifies drafts where that brings more tokens a second, "off" never does.
+    draft_pool_bytes: memory for pools of drafts, of which a tenant has a sixteenth at most; 0 for
+    none.
     lora_overlap: when a GPU multiplies by an adapter's A: "shrink" is in parallel with the base
     model's product, "none" is before it.
     reference_kernels: names of GPU kernels that are replaced by the plain, slow torch of
@@ -94,6 +96,7 @@ class EngineConfig:
     cpu_kernels: Literal["auto", "native", "numba", "torch"] = "auto"
     enforce_eager: bool = False
     speculation: Literal["auto", "off"] = "auto"
+    draft_pool_bytes: int = 64 << 20
     lora_overlap: Literal["shrink", "none"] = "shrink"
     reference_kernels: tuple[str, ...] = ()
     sliding_window: int | None = None

@@ -1,7 +1,7 @@
 """Every message between gateway and engine: frozen, plain data.
 
 Gateway to engine: Hello, AddRequest, ExtendLease, AbortRequests, Prefetch, PinAdapters,
-ProveAdapter, ReadJournal, TenantService, Heartbeat.
+ProveAdapter, ForgetDrafts, ReadJournal, TenantService, Heartbeat.
 
 Engine to gateway: Welcome, StepOutputs, LeaseLow, Residency, ProofResult, TenantService,
 EngineStats; and JournalRecords (engine.records).
@@ -116,9 +116,10 @@ class AddRequest:
     weight: the tenant's weight in fair scheduling.
     grammar: what every answer must be, in llguidance's JSON form; "" if answers are free.
     predicted_token_ids: text that the answers may turn out to be, in whole or in part.
-    drafts: whether tokens may be drafted, and so several be chosen in a step. The answers are the
-    same.   shares_drafts: whether the answers may be drafted from answers to other requests of the
-    tenant with this adapter that said the same, and be kept for those to come.
+    drafts: whether a step may give an answer several tokens: drafted ones, and those that its
+    grammar forces. The answers are the same.
+    shares_drafts: whether the answers may be drafted from answers to other requests of the tenant
+    with this adapter that said the same, and be kept for those to come.
     """
 
     request_id: str
@@ -194,6 +195,17 @@ class ProveAdapter:
     proof_id: str
     adapter: AdapterRef
     object_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetDrafts:
+    """Forget the drafts that a tenant's answers with an adapter left, as nobody may ask it again.
+
+    adapter_digest: None for all answers of the tenant.
+    """
+
+    tenant_id: str
+    adapter_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from engine.drafts.acceptance import Acceptance
 from engine.drafts.ngrams import NO_DRAFT, Draft
+from engine.drafts.pools import DraftPools
 from engine.messages import DraftStats
 from engine.request import Request
 from engine.step_curve import StepCurve
@@ -33,8 +34,8 @@ class Drafter(Protocol):
         """Up to `most` tokens that may follow the answer's last one."""
         ...
 
-    def forget(self, request: Request) -> None:
-        """Forget an answer that has ended."""
+    def end(self, request: Request) -> None:
+        """Note that an answer has ended, which has no drafts any more."""
         ...
 
 
@@ -59,11 +60,14 @@ class _Candidate:
 
 
 class Speculation:
-    """Drafts for all answers of an engine.   curve: times of its steps."""
+    """Drafts for all answers of an engine.   curve: times of its steps.   pools: those that the
+    drafter uses.
+    """
 
-    def __init__(self, curve: StepCurve, drafter: Drafter) -> None:
+    def __init__(self, curve: StepCurve, drafter: Drafter, pools: DraftPools | None = None) -> None:
         self._curve = curve
         self._drafter = drafter
+        self._pools = DraftPools(0) if pools is None else pools
         self._records: dict[Request, _Record] = {}
         self._drafted = self._accepted = self._verified = 0
 
@@ -96,16 +100,22 @@ class Speculation:
         if (record := self._records.get(request)) is not None:
             record.acceptance.note(record.verified.match, num_drafts, num_accepted)
 
-    def forget(self, request: Request) -> None:
-        """Forget an answer that has ended."""
+    def end(self, request: Request) -> None:
+        """Note that an answer has ended."""
         self._records.pop(request, None)
-        self._drafter.forget(request)
+        self._drafter.end(request)
+
+    def forget_drafts(self, tenant_id: str, adapter_digest: str | None) -> None:
+        """Forget what a tenant's adapter said, or all its adapters if the digest is None."""
+        self._pools.forget(tenant_id, adapter_digest)
 
     def figures(self) -> DraftStats:
         return DraftStats(
             drafted_tokens=self._drafted,
             accepted_tokens=self._accepted,
             verified_rows=self._verified,
+            pools=len(self._pools),
+            pool_bytes=self._pools.size_bytes,
         )
 
     def _can_gain(self, num_tokens: int, num_deciding: int, most: int) -> bool:

@@ -1,7 +1,9 @@
 """Measures how long steps take on this machine, when an engine starts."""
 
+import itertools
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from engine.batch import Batch, ScheduledRow, Scoring
@@ -11,51 +13,46 @@ from engine.step_curve import StepCurve
 _SIZES = (1, 8, 4, 16, 2, 32, 6, 12, 24, 48, 64)
 """Tokens of the measured steps; those that matter most come first, as time may run out."""
 _MOST_S = 2.0
-_REPEATS = 3
+_MOST_ROUNDS = 5
 _ROW_TOKENS = 8
 _FAR_KEYS = 1024
-"""Keys of the step that tells what it costs to attend to one more key."""
+"""Place of the rows that tell what it costs to attend to one more key."""
+
+_Rows = Sequence[ScheduledRow]
 
 
 def measure_steps(runner: Runner, block_size: int, num_slabs: int, most_tokens: int) -> StepCurve:
-    """Measure steps on slabs that nobody uses yet, for two seconds at most, or a step of each kind.
+    """Measure steps on slabs that nobody uses yet, for about two seconds at most.
 
-    most_tokens: of a step.   num_slabs: of the arena.
+    most_tokens: of a step.   num_slabs: of the arena.   Other work on the machine only ever makes a
+    step slower: each counts by its fastest run, and none as slower than a larger one.
     """
-    until = time.monotonic() + _MOST_S
-    _seconds(runner, [_row(0, 1, 0, block_size)])  # the first step makes buffers, or compiles
-    seconds: dict[int, float] = {}
-    for num_tokens in _SIZES:
-        if len(seconds) >= 2 and time.monotonic() > until:
-            break
-        if num_tokens <= most_tokens and num_tokens <= num_slabs * _ROW_TOKENS:
-            rows = _rows(num_tokens, block_size)
-            seconds[num_tokens] = min(_seconds(runner, rows) for _ in range(_repeats(until)))
-    if len(seconds) == 1:
-        seconds[2] = seconds[1]
-    points = sorted(seconds.items())
-    rising = [(tokens, max(s for t, s in points if t <= tokens)) for tokens, s in points]
-    return StepCurve(tuple(rising), _key_s(runner, block_size, num_slabs, most_tokens, until))
-
-
-def _key_s(
-    runner: Runner, block_size: int, num_slabs: int, most_tokens: int, until: float
-) -> float:
-    """Seconds that a token costs for each key, from two rows far behind a sequence's start."""
+    most = min(most_tokens, num_slabs * _ROW_TOKENS)
+    sizes = [size for size in _SIZES if size <= most]
+    near = _seconds_of(runner, {size: _rows(size, block_size) for size in sizes})
+    points = [(size, min(near[t] for t in near if t >= size)) for size in sorted(near)]
+    if len(points) == 1:
+        points.append((points[0][0] + 1, points[0][1]))
     keys = min(_FAR_KEYS, (num_slabs - 1) * block_size)
-    if most_tokens < _ROW_TOKENS or keys < block_size or time.monotonic() > until:
-        return 0.0
-    few, many = (
-        [min(_seconds(runner, [_row(start, n, 0, block_size)]) for _ in range(_REPEATS))
-         for start in (0, keys - _ROW_TOKENS)]
-        for n in (1, _ROW_TOKENS)
-    )  # fmt: skip
-    extra_s = (many[1] - many[0]) - (few[1] - few[0])
-    return max(0.0, extra_s / ((_ROW_TOKENS - 1) * keys))
+    if _ROW_TOKENS not in near or keys < _ROW_TOKENS:
+        return StepCurve(tuple(points))
+    start = keys - _ROW_TOKENS
+    behind = {count: [_row(start, count, 0, block_size)] for count in (1, _ROW_TOKENS)}
+    far = _seconds_of(runner, behind)
+    extra_s = (far[_ROW_TOKENS] - far[1]) - (near[_ROW_TOKENS] - near[1])
+    return StepCurve(tuple(points), max(0.0, extra_s / ((_ROW_TOKENS - 1) * keys)))
 
 
-def _repeats(until: float) -> int:
-    return _REPEATS if time.monotonic() < until else 1
+def _seconds_of(runner: Runner, steps: Mapping[int, _Rows]) -> dict[int, float]:
+    """The fastest run of each step, or of the first two if time runs out."""
+    until = time.monotonic() + _MOST_S
+    fastest: dict[int, float] = {}
+    _run(runner, steps[1])  # the first step makes buffers
+    for size, rows in itertools.chain.from_iterable([steps.items()] * _MOST_ROUNDS):
+        if len(fastest) >= 2 and time.monotonic() > until:
+            break
+        fastest[size] = min(_run(runner, rows), fastest.get(size, math.inf))
+    return fastest
 
 
 def _rows(num_tokens: int, block_size: int) -> list[ScheduledRow]:
@@ -82,7 +79,8 @@ def _row(start: int, num_tokens: int, first_slab: int, block_size: int) -> Sched
     )
 
 
-def _seconds(runner: Runner, rows: Sequence[ScheduledRow]) -> float:
+def _run(runner: Runner, rows: _Rows) -> float:
+    """Seconds of a step."""
     begun_at = time.perf_counter()
     runner.launch(Batch(0, tuple(rows)))
     runner.collect()

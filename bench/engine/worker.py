@@ -97,6 +97,7 @@ def _build(
         quantization=None if job["precision"] == "float32" else job["precision"],
         batch_invariant=options.batch_invariant,
         cpu_kernels=options.kernels,
+        speculation="off",  # random models repeat themselves: drafts would be right too often
         prefix_caching=False,  # repeated bursts must not find their prompts in the cache
     )
     return build_core(config, "bench", [])[0]

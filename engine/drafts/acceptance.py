@@ -2,9 +2,9 @@
 
 from bisect import bisect_right
 
-_LONGER = (4, 6, 10)
-_PRIORS = (0.4, 0.6, 0.75, 0.85)
-"""First guesses for matches of 3 tokens, and of at least 4, 6 and 10."""
+_LONGER = (2, 3, 6, 12)
+_PRIORS = (0.2, 0.35, 0.5, 0.75, 0.85)
+"""First guesses for matches of one token, and of at least 2, 3, 6 and 12."""
 _PRIOR_WEIGHT = 2.0
 _KEPT = 0.9
 """Share of what was learned that stays when more is learned: the last ten drafts count most."""

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 
-from engine.drafts.ngrams import Draft, NgramIndex
+from engine.drafts.ngrams import LONGEST_MATCH, Draft, NgramIndex
+from engine.drafts.pools import DraftPools, PoolKey
 from engine.request import Request
+
+_BEGUN = 2
+"""Tokens of the prompt that are kept before a text, so that its first token is a match of 3."""
 
 
 @dataclass(slots=True)
@@ -15,9 +19,12 @@ class _Text:
 
 
 class TextDrafter:
-    """Drafts for answers from their own prompts, predictions and beginnings."""
+    """Drafts for answers from their own prompts, predictions and beginnings, and from the pools of
+    those tenants that want it.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, pools: DraftPools) -> None:
+        self._pools = pools
         self._texts: dict[Request, _Text] = {}
 
     def draft(self, request: Request, most: int) -> Draft:
@@ -27,16 +34,28 @@ class TextDrafter:
             text = self._texts[request] = _Text(_predicted(request))
         text.index.extend(request.tokens(text.num_tokens, request.num_tokens))
         text.num_tokens = request.num_tokens
-        return text.index.continuation(most)
+        own = text.index.continuation(most)
+        if not request.message.shares_drafts:
+            return own
+        tail = request.tokens(max(0, request.num_tokens - LONGEST_MATCH), request.num_tokens)
+        pooled = self._pools.find(_pool_of(request), tail, most)
+        return pooled if pooled.match > own.match else own
 
-    def forget(self, request: Request) -> None:
+    def end(self, request: Request) -> None:
         """See engine.speculation.Drafter."""
         self._texts.pop(request, None)
+        if request.message.shares_drafts and request.output_token_ids:
+            said = (*request.prompt.token_ids[-_BEGUN:], *request.output_token_ids)
+            self._pools.add(_pool_of(request), said)
+
+
+def _pool_of(request: Request) -> PoolKey:
+    return request.tenant_id, request.group.digest
 
 
 def _predicted(request: Request) -> NgramIndex:
     """An index of the predicted text, if there is one, as if it had followed the prompt before."""
     index = NgramIndex()
     if predicted := request.message.predicted_token_ids:
-        index.add_text((*request.prompt.token_ids[-2:], *predicted))
+        index.add_text((*request.prompt.token_ids[-_BEGUN:], *predicted))
     return index

@@ -24,6 +24,7 @@ from server.launch.settings import Settings
 from tests.crash import points
 from tests.crash.points import Kill, PointedApp, PointedDisk, Points
 from tests.engine import fake_engine
+from tests.engine.fakes import FakeDrafter
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 STEP_S = 0.002
@@ -41,6 +42,7 @@ class Life:
     """One process from its start to its end.
 
     waits_for_post: the gateway notes a failure only when the request is in the ledger already.
+    has_drafts: the engine's steps may give an answer several tokens.
     """
 
     process: str
@@ -48,6 +50,7 @@ class Life:
     database_url: str
     kill: Kill | None
     waits_for_post: bool = False
+    has_drafts: bool = True
 
     @classmethod
     def decode(cls, text: bytes) -> "Life":
@@ -59,7 +62,7 @@ class Life:
         folder = Path(self.folder)
         points = Points(self.kill, folder / "killed")
         if self.process == "engine":
-            _run_engine(folder, points)
+            _run_engine(folder, self, points)
         else:
             _run_gateway(folder, self, points)
 
@@ -81,7 +84,7 @@ def settings_for(folder: Path, database_url: str) -> Settings:
     )
 
 
-def _run_engine(folder: Path, pointed: Points) -> None:
+def _run_engine(folder: Path, life: Life, pointed: Points) -> None:
     written = json.loads((folder / "engine.json").read_text())
     config = EngineConfig(**written | {"data_dir": str(folder / "engine")})
     archive = folder / "archive"
@@ -92,6 +95,7 @@ def _run_engine(folder: Path, pointed: Points) -> None:
     fake_engine.serve(
         replace(config, gateway_timeout_s=SILENCE_S),
         segment_bytes=_SEGMENT_BYTES,
+        drafter=FakeDrafter(share_wrong=0.1) if life.has_drafts else None,
         disk=PointedDisk(pointed),
     )
 

@@ -43,7 +43,7 @@ class Plan:
     """One run. kills: the kills of each process, in its first life, its second, and so on.
 
     timed: kills as (process, seconds from the start of the load).   then: requests after all kills.
-    waits_for_post: see Life.
+    waits_for_post, has_drafts: see Life.
     """
 
     seed: int
@@ -52,6 +52,7 @@ class Plan:
     then: list[Ask]
     timed: list[tuple[str, float]]
     waits_for_post: bool = False
+    has_drafts: bool = True
 
 
 def make_plan(seed: int) -> Plan:

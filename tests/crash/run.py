@@ -79,7 +79,7 @@ def run(plan: Plan, furnished: Path, folder: Path, database_url: str | None) -> 
     result = Result(plan.seed)
     try:
         database = Database(database_url, data_dir=folder, exclusive=False)
-        world = World(folder, database, nursery, plan.kills, plan.waits_for_post)
+        world = World(folder, database, nursery, plan.kills, plan.waits_for_post, plan.has_drafts)
         try:
             if database_url:
                 database.write_sync(_empty)

@@ -28,6 +28,7 @@ def plan(
         then=[],
         timed=[],
         waits_for_post=late,
+        has_drafts=False,  # the kills are counted in tokens
     )
 
 

@@ -49,6 +49,7 @@ class World:
     nursery: Nursery
     kills: dict[str, list[Kill]]
     waits_for_post: bool = False
+    has_drafts: bool = True
     deaths: list[str] = field(default_factory=list)
     cut_steps: list[tuple[int, int]] = field(default_factory=list)
     _pids: dict[str, int] = field(default_factory=dict)
@@ -106,7 +107,7 @@ class World:
             kill = kills[life] if life < len(kills) else None
             url = self.database.url.render_as_string(hide_password=False)
             pid = self.nursery.start(
-                Life(process, str(self.folder), url, kill, self.waits_for_post)
+                Life(process, str(self.folder), url, kill, self.waits_for_post, self.has_drafts)
             )
             self._pids[process] = pid
             await _death(pid)

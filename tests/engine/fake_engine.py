@@ -20,12 +20,13 @@ from engine.messages import Welcome
 from engine.meter import TokenMeter
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.scheduler import Scheduler
+from engine.speculation import Drafter, Speculation
 from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
 from lora.arena import Arena
 from lora.beat import Beat
 from lora.manager import AdapterManager
-from tests.engine.fakes import LAYOUT, FakeLoader, FakeReference, FakeRunner
+from tests.engine.fakes import FLAT, LAYOUT, FakeLoader, FakeReference, FakeRunner
 
 POISON = 3
 """A prompt that begins with this token kills the engine, as a bug in a kernel would."""
@@ -48,6 +49,7 @@ def serve(
     *,
     make_runner: Callable[[TokenMeter], FakeRunner] = SlowRunner,
     num_slabs: int = 2048,
+    drafter: Drafter | None = None,
     **journal_options: Any,
 ) -> None:
     """Serve until every gateway is gone."""
@@ -64,7 +66,14 @@ def serve(
         adapters = AdapterManager(Arena(num_slabs), FakeLoader())
         vocabulary = read_vocabulary(Path(config.vocabulary_path))
         vocabulary += [b"?"] * (256 - len(vocabulary))
-        scheduler = Scheduler(config.scheduler, LAYOUT, adapters, vocabulary, config.eos_token_ids)
+        scheduler = Scheduler(
+            config.scheduler,
+            LAYOUT,
+            adapters,
+            vocabulary,
+            config.eos_token_ids,
+            speculation=Speculation(FLAT, drafter) if drafter else None,
+        )
         journal = Journal(data_dir / "journal", engine_id, config.base_revision, **journal_options)
         runner = make_runner(TokenMeter(data_dir / "meter"))
         core = EngineCore(

@@ -207,7 +207,7 @@ class FakeDrafter:
             drafts.append(1 + token % 250 if is_wrong else token)
         return Draft(tuple(drafts), 32)
 
-    def forget(self, request: Request) -> None:
+    def end(self, request: Request) -> None:
         self.drafting.discard(request)
 
 

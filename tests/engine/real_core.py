@@ -14,6 +14,7 @@ from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.models.rounding import NO_ROUNDING, WeightRounding
 from engine.scheduler import Scheduler
+from engine.speculation import Speculation
 from engine.swap import PreemptionCosts, SwapSpace
 from engine.weights import ServedNumbers, load_config, open_weights
 from kernels.cpu.plain import PlainKernels
@@ -27,7 +28,7 @@ from lora.shard import Shard
 from registry.base_model import BaseModel
 from registry.ref import AdapterRef
 from tests.cpu_decoder import make_decoder
-from tests.engine.fakes import FakeGrammars, FakeLoader
+from tests.engine.fakes import FLAT, FakeGrammars, FakeLoader
 from tests.engine.late_runner import LateRunner
 from tests.engine.rank_team import RankTeam
 from tests.tiny_models import canonical_bytes, packed_adapter
@@ -76,6 +77,7 @@ def build_core(
     make_team=RankTeam,
     tokens=None,
     quantization=None,
+    drafter=None,
 ):
     """A core with a model on the CPU.
 
@@ -85,6 +87,7 @@ def build_core(
     num_ranks: ranks that share the model, as threads.   make_team: makes them, see RankTeam.
     tokens: their bytes, those that end an answer, and grammars; fakes by default.
     quantization: see EngineConfig; for a model on one CPU.
+    drafter: makes drafts for every step that has room for them.
     """
     config = DecoderConfig.parse(load_config(model_dir))
     vocab_size = 0 if make_backend else config.vocab_size
@@ -121,7 +124,10 @@ def build_core(
     swap = SwapSpace(num_swap_slots, layout.slab_bytes, costs)
     fakes = [b""] * config.vocab_size, [0], FakeGrammars(config.vocab_size)
     words, eos, grammars = tokens or fakes
-    scheduler = Scheduler(limits, layout, adapters, words, eos, swap, grammars=grammars)
+    speculation = Speculation(FLAT, drafter) if drafter else None
+    scheduler = Scheduler(
+        limits, layout, adapters, words, eos, swap, grammars=grammars, speculation=speculation
+    )
     meter = TokenMeter(directory / "meter")
     journal = Journal(directory / "journal", "eng-1", "base-1")
     rounding = WeightRounding.of(quantization)

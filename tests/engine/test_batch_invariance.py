@@ -1,9 +1,9 @@
 """A request that is repeated up to two hundred times gets the same tokens and logprobs, its
 prompt's included, to the last bit.
 
-The runs differ in the other requests, their adapters and grammars, the cuts of chunks, hits in the
-prefix cache, preemption by swap or recomputation, a step in flight, the number of answers, and
-aborts.
+The runs differ in the other requests, their adapters and grammars, the cuts of chunks, drafts, hits
+in the prefix cache, preemption by swap or recomputation, a step in flight, the number of answers,
+and aborts.
 Without the setting the bits do differ, which shows that the test can fail.
 """
 
@@ -20,6 +20,7 @@ from engine.messages import SamplingParams
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, prompt_logprobs_of
 from tests.engine.real_core import add_adapter, build_core
+from tests.engine.replay_drafter import ReplayDrafter
 from tests.tiny_models import ALL_TARGETS, QWEN3_MOE, save_adapter, save_model
 
 NUM_TIMES = 8
@@ -62,7 +63,7 @@ class World:
         self.adapter = refs[1]
         self.adapters = [None, *refs]
 
-    def core(self, chance, number, make_kernels, num_ranks, quantization):
+    def core(self, chance, number, make_kernels, num_ranks, quantization, drafter):
         return build_core(
             self.model_dir,
             self.folder / f"engine{number}-{chance.getrandbits(32)}",
@@ -77,6 +78,7 @@ class World:
             make_kernels=make_kernels,
             num_ranks=num_ranks,
             quantization=quantization,
+            drafter=drafter,
         )
 
     def requests(self, chance):
@@ -164,10 +166,21 @@ def pattern(outputs):
     return tokens, named, struct.pack(f"{len(numbers)}f", *numbers)
 
 
+def way_of(request_id):
+    return ("greedy", "drawn")[int(request_id[4:]) % 2]
+
+
+def answer_of(request):
+    """The key of a repeated answer, which is drafted from an earlier run; None for others."""
+    if not request.request_id.startswith("ours"):
+        return None
+    return way_of(request.request_id), request.index
+
+
 def find_patterns(world, make_kernels, num_runs, num_ranks=1, quantization=None):
     """({(greedy or drawn, answer): {pattern: times}}, {event: times}) over all runs."""
     patterns, happened = defaultdict(Counter), Counter()
-    kernels, made = [], []
+    kernels, made, said = [], [], {}
 
     def make_once(shape):
         if len(kernels) < num_ranks:
@@ -177,16 +190,21 @@ def find_patterns(world, make_kernels, num_runs, num_ranks=1, quantization=None)
 
     for number in range(num_runs):
         chance = random.Random(number)
-        core = world.core(chance, number, make_once, num_ranks, quantization)
+        drafter = ReplayDrafter(said, answer_of, number)
+        core = world.core(chance, number, make_once, num_ranks, quantization, drafter)
         outputs, preempted = run(core, world.requests(chance), chance)
         for (request_id, index), answer in outputs.items():
             happened["cancelled"] += answer[-1].finish_reason == "abort"
             if request_id.startswith("ours"):
-                way = ("greedy", "drawn")[int(request_id[4:]) % 2]
+                way = way_of(request_id)
                 patterns[way, index][pattern(answer)] += 1
+                said[way, index] = [t for output in answer for t in output.new_token_ids]
                 happened["found in the cache"] += answer[-1].num_cached_tokens > 0
                 happened["not found"] += answer[-1].num_cached_tokens == 0
         happened.update({fate: len(requests) for fate, requests in preempted.items()})
+        drafts = core.take_stats().drafts
+        happened["draft accepted"] += drafts.accepted_tokens
+        happened["draft rejected"] += drafts.drafted_tokens - drafts.accepted_tokens
     return patterns, happened
 
 
@@ -216,7 +234,7 @@ def assert_one_each(patterns, happened, num_runs):
     assert sum(patterns["drawn", 0].values()) == num_runs * NUM_TIMES / 2
     assert len(patterns) == 6
     assert len({next(iter(found)) for found in patterns.values()}) >= 4
-    assert len(happened) == 5
+    assert len(happened) == 7
     assert min(happened.values()) >= 5, happened
 
 

@@ -1,8 +1,8 @@
 """A request gets the tokens that it gets alone with a merged adapter, whatever happens around it.
 
-Chunks, preemption by recomputation and by swap, prefix hits, several answers and aborts occur at
-once, for every model family, with ordinary and activated adapters. The references are transformers
-and PEFT.
+Chunks, preemption by recomputation and by swap, prefix hits, several answers, drafts and aborts
+occur at once, for every model family, with ordinary and activated adapters. The references are
+transformers and PEFT.
 """
 
 import random
@@ -16,6 +16,7 @@ from tests.engine.fakes import make_message, tokens_of
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.gpu.device_team import DeviceTeam
 from tests.engine.real_core import add_adapter, build_core
+from tests.engine.replay_drafter import ReplayDrafter
 from tests.oracle import greedy, merged_model
 from tests.quantized_models import save_quantized
 from tests.tiny_models import (
@@ -97,15 +98,16 @@ WAYS = [(0, "recompute"), (40, "swap")]
 RUNNERS = {
     "cpu": {},
     "cpu, late": {"lag": 1},
+    "cpu, drafts": {"has_drafts": True},
     "device": {"make_backend": fake_backend},
     "two ranks": {"num_ranks": 2},
     "two devices": {"num_ranks": 2, "make_team": DeviceTeam},
 }
 KERNELS = {
-    "C": {"make_kernels": kernels_of("native")},
+    "C": {"make_kernels": kernels_of("native"), "has_drafts": True},
     "numba": {"make_kernels": kernels_of("numba")},
     "torch, invariant": {"make_kernels": kernels_of("torch", batch_invariant=True)},
-    "C, two ranks": {"make_kernels": kernels_of("native"), "num_ranks": 2},
+    "C, two ranks": {"make_kernels": kernels_of("native"), "num_ranks": 2, "has_drafts": True},
 }
 CASES = [
     *((runner, slots, f"{name}, {way}") for name, runner in RUNNERS.items() for slots, way in WAYS),
@@ -197,9 +199,12 @@ def test_so_it_is_on_quantised_weights_next_to_their_numbers_in_float32(kind, ru
 
 def check(world, folder, num_swap_slots, runner):
     """Run a world's requests, and compare every answer with the expected one."""
+    runner = dict(runner)
+    has_drafts = runner.pop("has_drafts", False)
+    drafter = ReplayDrafter(world.expected, lambda r: r.request_id) if has_drafts else None
     core = build_core(
         world.model_dir, folder / "engine", world.objects,
-        num_slabs=26, budget=24, num_swap_slots=num_swap_slots, **runner,
+        num_slabs=26, budget=24, num_swap_slots=num_swap_slots, drafter=drafter, **runner,
     )  # fmt: skip
     outputs = run(core, world.messages, world.aborted, random.Random(6))
 
@@ -212,6 +217,8 @@ def check(world, folder, num_swap_slots, runner):
             assert was_aborted <= (message.request_id in world.aborted)
             assert tokens == (expected[: len(tokens)] if was_aborted else expected)
     stats = core.take_stats()
+    if has_drafts:
+        assert 0 < stats.drafts.accepted_tokens < stats.drafts.drafted_tokens
     assert stats.preemptions > 0
     assert stats.cached_tokens > 0
     assert stats.adapter_evictions + stats.prefix_evictions > 0

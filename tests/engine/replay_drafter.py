@@ -1,0 +1,31 @@
+"""A drafter for tests, which knows what answers will say."""
+
+import random
+
+from engine.drafts.ngrams import NO_DRAFT, Draft
+
+
+class ReplayDrafter:
+    """Drafts what an answer is known to become, with wrong tokens at random places.
+
+    answers: token ids by `key` of a request; other requests have no drafts.
+    """
+
+    def __init__(self, answers, key, seed=0, share_wrong=0.2):
+        self.answers, self.key = answers, key
+        self.chance = random.Random(seed)
+        self.share_wrong = share_wrong
+
+    def draft(self, request, most):
+        known = self.answers.get(self.key(request))
+        if known is None:
+            return NO_DRAFT
+        start = len(request.output_token_ids)
+        assert list(known[:start]) == request.output_token_ids, "another answer than it gets alone"
+        drafts = known[start : start + self.chance.randint(0, most)]
+        is_wrong = [self.chance.random() < self.share_wrong for _ in drafts]
+        drafts = [t + 1 - 2 * (t > 1) if w else t for t, w in zip(drafts, is_wrong, strict=True)]
+        return Draft(tuple(drafts), 32)
+
+    def end(self, request):
+        pass

@@ -1,0 +1,213 @@
+"""Drafts are verified where they bring more tokens a second, and where no other tenant waits."""
+
+from dataclasses import replace
+
+import pytest
+
+from engine.drafts.acceptance import Acceptance
+from engine.drafts.ngrams import Draft
+from engine.meter import TokenMeter
+from engine.speculation import MOST_DRAFTS, Speculation
+from engine.step_curve import StepCurve
+from engine.step_measurement import measure_steps
+from tests.engine.fakes import (
+    LAYOUT,
+    FakeClock,
+    FakeDrafter,
+    FakeRunner,
+    expected_tokens,
+    make_core,
+    make_message,
+    make_scheduler,
+    run_until_idle,
+    tokens_for,
+    tokens_of,
+)
+
+BOUND_BY_BYTES = StepCurve(((1, 1.0), (8, 1.0), (16, 2.0)))
+"""Eight tokens take as long as one; from there on each costs the same."""
+FULL = StepCurve(((1, 1.0), (2, 2.0)))
+
+
+class CertainDrafter:
+    """Drafts seven tokens, as a long match would, for requests of `tenants` (None: of all)."""
+
+    def __init__(self, tenants=None):
+        self.tenants = tenants
+
+    def draft(self, request, most):
+        has_some = self.tenants is None or request.tenant_id in self.tenants
+        return Draft((5,) * most if has_some else (), 32 if has_some else 0)
+
+    def end(self, request):
+        pass
+
+
+class TickingClock(FakeClock):
+    def __call__(self):
+        self.now += 1e-3
+        return self.now
+
+
+def decoding(*tenants, curve=BOUND_BY_BYTES, drafter=None):
+    """Drafts per tenant of a step in which each of these tenants has an answer under way."""
+    scheduler = make_scheduler(max_num_seqs=64, max_num_batched_tokens=128)
+    for i, tenant_id in enumerate(tenants):
+        message = make_message(f"r{i}", 4, tenant_id=tenant_id, max_tokens=90)
+        scheduler.add("gw", message)
+    batch = scheduler.schedule()
+    plan = {}
+    for request in scheduler.queues.running:
+        request.output_token_ids.append(7)
+        request.num_computed_tokens, request.num_in_flight_tokens = len(request.prompt.token_ids), 0
+        request.num_pending_tokens = 0
+        plan[request] = 1
+    assert len(plan) == len(batch.rows) == len(tenants)
+    speculation = Speculation(curve, drafter or CertainDrafter())
+    drafts = speculation.choose(plan, 100, scheduler.outputs.before_end)
+    return {request.tenant_id: len(tokens) for request, tokens in drafts.items()}
+
+
+def test_a_lone_answer_fills_the_step_that_costs_nothing_more():
+    assert decoding("a") == {"a": MOST_DRAFTS}
+
+
+def test_answers_share_the_room_that_costs_nothing():
+    counts = decoding("a", "b", "c", "d")
+    assert sum(counts.values()) == 4
+    assert set(counts.values()) == {1}
+
+
+def test_a_full_step_has_no_drafts():
+    assert decoding(*(f"t{i}" for i in range(16))) == {}
+    assert decoding("a", curve=FULL) == {}
+
+
+def test_nobody_waits_for_the_drafts_of_another_tenant():
+    curve = StepCurve(((1, 1.0), (2, 1.0), (16, 1.7)))
+    alone = decoding("a", curve=curve, drafter=CertainDrafter({"a"}))
+    beside = decoding("a", "b", curve=curve, drafter=CertainDrafter({"a"}))
+    assert alone["a"] == MOST_DRAFTS
+    assert 0 < beside["a"] <= 2  # a tenth of the time more
+    assert decoding("a", "b", curve=curve)["a"] > 2
+
+
+def test_a_request_may_want_one_token_a_step(tmp_path):
+    core = make_core(tmp_path, make_scheduler(drafter=FakeDrafter(share_wrong=0.0)))
+    messages = [make_message(f"r{i}", max_tokens=30) for i in range(2)]
+    core.handle("gw", messages[0])
+    core.handle("gw", replace(messages[1], drafts=False))
+    outputs = run_until_idle(core)
+    assert [tokens_of(outputs[m.request_id]) for m in messages] == list(
+        map(expected_tokens, messages)
+    )
+    assert any(len(o.new_token_ids) > 1 for o in outputs["r0"])
+    assert all(len(o.new_token_ids) <= 1 for o in outputs["r1"])
+    assert outputs["r1"][-1].num_accepted_tokens == 0
+
+
+@pytest.mark.parametrize("limits", [{}, {"stop": 11}, {"stop_token_ids": 12}, {"min_tokens": 17}])
+@pytest.mark.parametrize("share_wrong", [0.0, 0.2])
+def test_no_step_chooses_a_token_that_the_answer_has_no_place_for(tmp_path, limits, share_wrong):
+    """The runner's meter has counted as many tokens as the answer has, wherever it ends."""
+    said = expected_tokens(make_message(max_tokens=40))
+    at = {
+        "stop": lambda i: (bytes(said[i : i + 2]),),
+        "stop_token_ids": lambda i: (said[i],),
+        "min_tokens": lambda i: i,
+    }
+    sampling = {name: at[name](place) for name, place in limits.items()}
+    drafter = FakeDrafter(seed=3, share_wrong=share_wrong)
+    core = make_core(tmp_path, make_scheduler(drafter=drafter))
+    core.handle("gw", make_message(max_tokens=40, **sampling))
+    outputs = run_until_idle(core)["r1"]
+    tokens = tokens_of(outputs)
+    assert tokens == said[: len(tokens)]
+    assert len(tokens) == {"stop": 13, "stop_token_ids": 13}.get(next(iter(limits), ""), 40)
+    assert TokenMeter.read(tmp_path / "meter")[1] == len(tokens)
+    accepted = outputs[-1].num_accepted_tokens
+    assert core.take_stats().drafts.accepted_tokens == accepted > 0
+    drafted = core.take_stats().drafts.drafted_tokens
+    assert outputs[-1].num_rejected_tokens == drafted - accepted
+
+
+def test_a_short_lease_ends_an_answer_at_its_token(tmp_path):
+    core = make_core(tmp_path, make_scheduler(drafter=FakeDrafter(share_wrong=0.0)))
+    core.handle("gw", make_message(max_tokens=40, token_lease=13))
+    final = run_until_idle(core)["r1"][-1]
+    assert (final.num_completion_tokens, final.stop_cause) == (13, "budget")
+    assert TokenMeter.read(tmp_path / "meter")[1] == 13
+
+
+def test_blocks_behind_rejected_drafts_are_given_back(tmp_path):
+    core = make_core(tmp_path, make_scheduler(drafter=FakeDrafter(share_wrong=1.0)))
+    core.handle("gw", make_message(prompt_len=15, max_tokens=30))
+    while core.scheduler.has_work:
+        core.step()
+        for request in core.scheduler.queues.running:
+            assert len(request.block_ids) == LAYOUT.num_blocks(request.num_tokens)
+
+
+def test_verified_drafts_tell_nothing_about_the_speed_of_prompts(tmp_path):
+    scheduler = make_scheduler(clock=TickingClock(), drafter=FakeDrafter(share_wrong=0.0))
+    core, costs = make_core(tmp_path, scheduler), scheduler.kv.swap.costs
+    core.handle("gw", make_message(prompt_len=40, max_tokens=30))
+    core.step()
+    learned = costs.prefill_tokens_per_s
+    run_until_idle(core)
+    assert core.take_stats().drafts.accepted_tokens > 10
+    assert costs.prefill_tokens_per_s == learned > 0
+
+
+def test_acceptance_is_learned_for_each_length_of_match_and_forgotten():
+    acceptance = Acceptance()
+    first = acceptance.chance(1), acceptance.chance(20)
+    assert first[0] < first[1]
+    for _ in range(10):
+        acceptance.note(1, 7, 0)
+        acceptance.note(20, 7, 7)
+    assert acceptance.chance(1) < first[0] / 3
+    assert acceptance.chance(20) > first[1]
+    low = acceptance.chance(1)
+    for _ in range(300):
+        acceptance.pass_time()
+    assert acceptance.chance(1) > 2 * low
+
+
+def test_a_curve_goes_through_its_points_and_on_behind_them():
+    curve = StepCurve(((1, 2.0), (8, 2.0), (16, 4.0)))
+    assert [curve.seconds(n) for n in (1, 4, 8, 12, 16, 32)] == [2.0, 2.0, 2.0, 3.0, 4.0, 8.0]
+
+
+@pytest.mark.parametrize(("num_slabs", "most_tokens"), [(1, 1), (2, 9), (64, 64), (4, 128)])
+def test_steps_are_measured_on_slabs_of_nobody_and_not_metered(tmp_path, num_slabs, most_tokens):
+    runner = FakeRunner(TokenMeter(tmp_path / "meter"))
+    runner.slabs = {slab: dict.fromkeys(range(16), (0, None)) for slab in range(num_slabs)}
+    curve = measure_steps(runner, LAYOUT.block_size, num_slabs, most_tokens)
+    assert set(runner.slabs) == set(range(num_slabs))
+    assert TokenMeter.read(tmp_path / "meter")[:2] == (0, 0)
+    assert len(curve.points) >= 2
+    assert all(a <= b for (_, a), (_, b) in zip(curve.points, curve.points[1:], strict=False))
+
+
+def test_drafts_that_are_rejected_after_a_swap_take_no_place_there():
+    """A step behind, a request is preempted while its drafts, in their own block, still run."""
+    scheduler = make_scheduler(num_swap_slots=4, drafter=FakeDrafter(share_wrong=1.0))
+    scheduler.kv.swap.costs.note_prefill(1, 1.0)
+    drafts = [3] * 7
+    scheduler.speculation.choose = lambda plan, *_: {r: drafts for r in plan if r.output_token_ids}
+    scheduler.add("gw", make_message(prompt_len=14, max_tokens=30))
+    first = scheduler.schedule()
+    scheduler.update(first, tokens_for(first))
+    second = scheduler.schedule()
+    assert second.rows[0].num_drafts == 7
+    (request,) = scheduler.queues.running
+    scheduler.queues.preempt([request])
+    assert len(request.swapped) == 2
+    scheduler.update(second, tokens_for(second))
+    assert len(request.swapped) == LAYOUT.num_blocks(request.num_tokens)
+    for batch in iter(scheduler.schedule, None):
+        scheduler.check_integrity()
+        scheduler.update(batch, tokens_for(batch))
+        if not scheduler.has_work:
+            return
