@@ -208,7 +208,7 @@ class GpuRunner:
     def launch(self, batch: Batch) -> None:
         """See engine.core.Runner."""
         assert self._slots, "more steps are under way than there is memory for"
-        assert not _names(batch.rows) & self._drafting(), "nobody knows yet where they go on"
+        assert not _names(batch.rows) & self._unverified(), "nobody knows yet where they go on"
         slot = self._slots.popleft()
         plan = self.builder.build(batch, slot.memory, self._chosen_at)
         sampling, scoring = self._sampling(plan), self._scoring(plan)
@@ -279,8 +279,10 @@ class GpuRunner:
             # that another rank is still copying would be used again.
             self.device.submit(compute, partial(ranks.all_reduce, self._copied))
 
-    def _drafting(self) -> set[tuple[str, int]]:
-        """(request_id, index) of the rows in flight that verify drafts."""
+    def _unverified(self) -> set[tuple[str, int]]:
+        """(request_id, index) of the rows in flight that have drafts."""
+        if not self.model.is_first:
+            return set()  # other ranks collect a step only once they have launched the next one
         rows = (row for step in self._launched for row in step.batch.rows)
         return _names(row for row in rows if row.num_drafts)
 

@@ -11,18 +11,18 @@ from engine.errors import UnsupportedModel
 from engine.gpu.backend import assemble, check_count
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
-from engine.speculation import Speculation
 from engine.weights import ShardedWeights, StoredWeights, load_config
 from lora.layout import Layout
 from lora.packed import PackedForm
 from lora.shard import Shard
-from tests.engine.fakes import FLAT, make_message, run_until_idle, tokens_of
+from tests.engine.fakes import make_message, run_until_idle, tokens_of
 from tests.engine.gpu.backends import fake_backend, make_config
 from tests.engine.gpu.device_team import DeviceTeam, recording
 from tests.engine.gpu.fake_device import TOTAL_BYTES, FakeDevice
 from tests.engine.gpu.recording import RecordingKernels
-from tests.engine.gpu.test_runner import KnowingDrafter, make_params
+from tests.engine.gpu.test_runner import make_params
 from tests.engine.real_core import add_adapter, build_core
+from tests.engine.replay_drafter import ReplayDrafter
 from tests.engine.thread_ranks import ThreadRanks, on_all
 from tests.tiny_models import save_adapter, save_model
 
@@ -150,8 +150,9 @@ def test_ranks_together_choose_what_one_chooses_though_the_last_token_is_still_p
 
 
 def test_ranks_together_verify_drafts(llama, tmp_path):
-    core, team = build_team(llama, tmp_path / "ranks", 2, max_num_drafts=56)
-    core.scheduler.speculation = Speculation(FLAT, KnowingDrafter(llama.said_by_one))
+    drafter = ReplayDrafter(llama.said_by_one, key=lambda request: request.request_id)
+    options = {"max_num_drafts": 56, "drafter": drafter}
+    core, team = build_team(llama, tmp_path / "ranks", 2, **options)
     tokens = llama.ask(core, 12)
     team.stop()
     assert tokens == {name: llama.said_by_one[name] for name in tokens}

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.drafts.ngrams import Draft
 from engine.errors import UnsupportedModel
 from engine.gpu.backend import check_capability, check_width
 from engine.gpu.inputs import StepShape
@@ -16,15 +15,15 @@ from engine.gpu.sampler import MOST_TOP_LOGPROBS
 from engine.messages import SamplingParams
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
-from engine.speculation import Speculation
 from engine.weights import StoredWeights, load_config
 from kernels.block import adapter_blocks
 from lora.layout import Layout
 from lora.packed import PackedForm
-from tests.engine.fakes import FLAT, make_message, run_until_idle, tokens_of
+from tests.engine.fakes import make_message, run_until_idle, tokens_of
 from tests.engine.gpu.backends import fake_backend, make_config
 from tests.engine.gpu.fake_device import TOTAL_BYTES, FakeDevice
 from tests.engine.real_core import build_core
+from tests.engine.replay_drafter import ReplayDrafter
 from tests.tiny_models import save_model
 
 CPU = torch.device("cpu")
@@ -84,25 +83,12 @@ def test_it_chooses_what_the_cpu_chooses_though_the_last_token_is_still_pending(
             assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
 
 
-class KnowingDrafter:
-    """Drafts what the answers are known to say.   known: tokens by request id."""
-
-    def __init__(self, known):
-        self.known = known
-
-    def draft(self, request, most):
-        done = len(request.output_token_ids)
-        return Draft(tuple(self.known[request.request_id][done : done + most]), 32)
-
-    def forget(self, request):
-        pass
-
-
 def test_answers_are_the_same_where_rows_whose_last_token_is_known_have_drafts(tmp_path, model_dir):
     expected, _ = ask(build_core(model_dir, tmp_path / "cpu", {}))
     make_backend = partial(fake_backend, max_num_drafts=56)
-    core = build_core(model_dir, tmp_path / "device", {}, make_backend=make_backend)
-    core.scheduler.speculation = Speculation(FLAT, KnowingDrafter(expected))
+    drafter = ReplayDrafter(expected, key=lambda request: request.request_id)
+    options = {"make_backend": make_backend, "drafter": drafter}
+    core = build_core(model_dir, tmp_path / "device", {}, **options)
     tokens, _ = ask(core)
     assert tokens == expected
     assert core.scheduler.speculation.figures().accepted_tokens > 0, "behind forced tokens"
