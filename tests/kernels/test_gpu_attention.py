@@ -122,7 +122,7 @@ def test_more_splits_than_are_reduced_at_a_time_are_all_weighed():
 # ---- drafts ----
 
 
-DRAFTS = [(1, 1), (8, 8), (15, 2), (16, 3), (17, 4), (133, 5), (257, 6), (258, 7), (519, 8)]
+DRAFTS = [(1, 1), (8, 8), (15, 2), (16, 3), (17, 4), (133, 5), (257, 6), (258, 7), (134, 8)]
 """(positions, tokens) of rows of up to 8 tokens; some begin in another split than they end."""
 
 
