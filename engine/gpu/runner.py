@@ -280,10 +280,11 @@ class GpuRunner:
             self.device.submit(compute, partial(ranks.all_reduce, self._copied))
 
     def _unverified(self) -> set[tuple[str, int]]:
-        """(request_id, index) of the rows in flight that have drafts."""
+        """(request_id, index) of the rows in flight that have drafts and will choose a token."""
         if not self.model.is_first:
             return set()  # other ranks collect a step only once they have launched the next one
-        rows = (row for step in self._launched for row in step.batch.rows)
+        numbers = ((s, n) for s in self._launched if s.choices for n in s.choices.numbers)
+        rows = (step.batch.rows[number] for step, number in numbers)
         return _names(row for row in rows if row.num_drafts)
 
     def _sampling(self, plan: StepPlan) -> SamplingInputs:

@@ -208,6 +208,19 @@ def test_a_row_whose_drafts_are_in_flight_is_in_no_other_step(model_dir, tmp_pat
     runner.runner.launch(Batch(2, (make_row(runner.layout, name="another"),)))
 
 
+def test_a_row_whose_mask_was_late_may_be_in_the_next_step_though_it_had_drafts(
+    model_dir, tmp_path
+):
+    runner = Runner(model_dir, tmp_path / "meter")
+    (expected,) = runner.run([make_row(runner.layout)], {}).token_ids
+    late = make_row(runner.layout, (8, 9), is_constrained=True)
+    runner.runner.launch(Batch(2, (late,)))
+    runner.runner.choose({})
+    runner.runner.launch(Batch(3, (make_row(runner.layout),)))
+    assert list(runner.runner.collect().token_ids) == [None]
+    assert list(runner.runner.collect().token_ids) == [expected]
+
+
 def test_a_row_has_no_drafts_behind_a_token_that_is_pending(model_dir, tmp_path):
     runner = Runner(model_dir, tmp_path / "meter")
     row = make_row(runner.layout, token_ids=(PENDING_TOKEN, 8), num_drafts=1)
