@@ -48,7 +48,7 @@ class Choices:
             mask_of.update(enumerate(own[:count], start=len(numbers)))
             numbers += [number] * count
             places += range(first, first + count)
-            single += [_behind(row, i) for i in range(count)] if row.num_drafts else [row] * count
+            single += single_rows(row)[:count]
             first += 1 + row.num_drafts
         return cls(numbers, places, single, mask_of)
 
@@ -70,6 +70,13 @@ class Choices:
                 own.clear()
             own.append(choice)
         return kept
+
+
+def single_rows(row: ScheduledRow) -> list[ScheduledRow]:
+    """The rows without drafts that choose a row's tokens: the next one, then one for each draft."""
+    if not row.num_drafts:
+        return [row]
+    return [_behind(row, i) for i in range(1 + row.num_drafts)]
 
 
 def _behind(row: ScheduledRow, num_accepted: int) -> ScheduledRow:

@@ -15,6 +15,7 @@ from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 from kernels.work import (
     CHUNK_FEATURES,
     AttentionWork,
+    Decode,
     Delta,
     HeadNorms,
     LoRAWork,
@@ -167,18 +168,17 @@ def decode_attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> None:
-    """Attend for the rows that have one token; tokens of other rows are left unchanged in `out`.
+    """Attend for the rows that decode; tokens of other rows are left unchanged in `out`.
 
     out, q: [T, heads, head_dim].   window: only the last `window` positions are seen.
     scale: factor of the scores; None for 1 / sqrt(head_dim).   softcap: bound of the scores, see
     `kernels.elementwise.soft_cap_`; None without one.
     """
-    for row, (first, end) in enumerate(work.decode_ranges.tolist()):
-        if end > first:
-            token, length = int(work.query_starts[row]), int(work.seq_lens[row])
-            out[token] = _attend(
-                q[token : token + 1], kv, work, row, length - 1, window, scale, softcap
-            )[0]
+    for decode in (Decode(*ints) for ints in work.decodes.tolist()):
+        if decode.num_sums:
+            query, start = q[decode.token : decode.token + 1], decode.length - 1
+            attended = _attend(query, kv, work, decode.block_start, start, window, scale, softcap)
+            out[decode.token] = attended[0]
 
 
 def prefill_queries(
@@ -197,28 +197,28 @@ def prefill_attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> None:
-    """Attend causally for the rows of more than one token; other tokens of `out` are unchanged."""
+    """Attend causally for the rows that do not decode; other tokens of `out` are unchanged."""
     items = work.prefill_items[: int(work.num_prefill_items)]
     for row in items[:, 0].unique().tolist():
         first, end = work.query_starts[row : row + 2].tolist()
         start = int(work.seq_lens[row]) - (end - first)
-        out[first:end] = _attend(q[first:end], kv, work, row, start, window, scale, softcap)
+        blocks = int(work.block_starts[row])
+        out[first:end] = _attend(q[first:end], kv, work, blocks, start, window, scale, softcap)
 
 
 def _attend(
     q: torch.Tensor,
     kv: torch.Tensor,
     work: AttentionWork,
-    row: int,
+    block_start: int,
     start: int,
     window: int | None,
     scale: float | None,
     softcap: float | None,
 ) -> torch.Tensor:
-    """Attend with the queries of one row, at positions start, start + 1, ...; return like q."""
-    num_blocks = -(-int(work.seq_lens[row]) // kv.shape[3])
-    at = int(work.block_starts[row])
-    blocks = work.blocks[at : at + num_blocks].tolist()
+    """Attend with queries at positions start, start + 1, ... of one row; return like q."""
+    num_blocks = -(-(start + len(q)) // kv.shape[3])
+    blocks = work.blocks[block_start : block_start + num_blocks].tolist()
     wide = kv[:, None].to(q.dtype)
     return attention.prefill_attention(q, wide, 0, blocks, start, window, scale, softcap)
 

@@ -4,6 +4,7 @@ a captured graph serves every step.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -26,6 +27,36 @@ PAIR_ROWS = 2 * RANK_ROWS
 """Rank rows of the two tiles that one `tl.dot` takes: it needs at least 16."""
 
 
+LEAST_DECODE_ROWS = 16
+"""Rows of a tile of decodes, as `tl.dot` needs them, unless one query has more heads."""
+
+
+def decode_queries(heads: int, kv_heads: int) -> int:
+    """Most queries of a tile of decodes: as many as share K and V at no cost, as the heads of one
+    query leave most of a tile empty. Tiles of a fixed number of rows have drafts attend with the
+    bits with which their tokens would have been decoded.
+    """
+    return max(1, LEAST_DECODE_ROWS // (heads // kv_heads))
+
+
+class Decode(NamedTuple):
+    """A token of a row that decodes: the ints of a record of AttentionWork.
+
+    token: place in the step.   length: positions that it sees.   block_start: of its row.
+    num_queries: of its tile, which are adjacent tokens of a row.   split: the tile's first one.
+    first_sum: place of its first split's partial sum in its part; each next one lies `num_queries`
+    further.   num_sums: how many splits it sees.
+    """
+
+    token: int
+    length: int
+    block_start: int
+    num_queries: int
+    split: int
+    first_sum: int
+    num_sums: int
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionWork:
     """Work of attention. Row b's tokens are [query_starts[b], query_starts[b + 1]), the last of its
@@ -33,15 +64,15 @@ class AttentionWork:
 
     query_starts: [B + 1] int32.   seq_lens: [B] int32; 0 for padding rows, whose output is not
     defined.   block_starts: [B] int32, indices in `blocks`.   blocks: [..] int32.
-    decode_items: [.., 2] int32, (row, split) for every split of the rows that have one token; a
-    row's items are adjacent, and their splits rise by one. The items are divided into parts of
-    equal capacity, which are computed one after the other; part p has the rows from
-    p * ceil(B / parts) on.
+    decodes: [D, 7] int32, a `Decode` for every token of the rows that decode: those of one token,
+    and of few more if these are drafts. A tile's are adjacent. Padding is 0.
+    decode_items: [.., 2] int32, (decode, split) for every split of every tile, by the place of its
+    first token in `decodes`. The items are divided into parts of equal capacity, which are computed
+    one after the other; part p has the decodes from p * ceil(D / parts) on. A part has room for
+    as many items as it has partial sums: one of each query of each item.
     num_decode_items: [parts] int32, how many items of each part are valid.
-    decode_ranges: [B, 2] int32, (first, end) of a row's items within its part; (0, 0) for rows that
-    have none.
-    prefill_items: [.., 2] int32, (row, tile) for every tile of queries of the rows that have more
-    than one token; tile i of a row is its queries [i * prefill_queries, (i + 1) * prefill_queries).
+    prefill_items: [.., 2] int32, (row, tile) for every tile of queries of the rows that do not
+    decode; tile i of a row is its queries [i * prefill_queries, (i + 1) * prefill_queries).
     num_prefill_items: [1] int32, how many of these items are valid.
     """
 
@@ -49,9 +80,9 @@ class AttentionWork:
     seq_lens: torch.Tensor
     block_starts: torch.Tensor
     blocks: torch.Tensor
+    decodes: torch.Tensor
     decode_items: torch.Tensor
     num_decode_items: torch.Tensor
-    decode_ranges: torch.Tensor
     prefill_items: torch.Tensor
     num_prefill_items: torch.Tensor
     prefill_queries: int

@@ -107,14 +107,18 @@ def assemble(
     device: Device,
     kernels: Kernels,
     ranks: Ranks | None = None,
+    max_num_drafts: int = 0,
 ) -> Backend:
-    """Make a backend of its parts. weights, ranks: see GpuDecoder. Raises UnsupportedModel."""
+    """Make a backend of its parts. weights, ranks: see GpuDecoder. Raises UnsupportedModel.
+
+    max_num_drafts: see StepLimits; memory is kept for so many.
+    """
     dtype: torch.dtype = getattr(torch, config.dtype)
     is_eager = config.enforce_eager or bool(config.reference_kernels)
     if config.reference_kernels:
         kernels = cast(Kernels, SomeReferences(kernels, config.reference_kernels))
     kv_dtype = FP8 if config.kv_cache_dtype == "fp8" else dtype
-    limits = step_limits(config, model_config, kernels, dtype, device.torch_device)
+    limits = step_limits(config, model_config, kernels, dtype, device.torch_device, max_num_drafts)
     quantization: Quantization | None = "fp8" if config.quantization == "fp8" else None
     model = GpuDecoder(
         model_config, weights, limits.max_model_len, device, kernels, quantization, ranks,
@@ -161,6 +165,7 @@ def step_limits(
     kernels: Kernels,
     dtype: torch.dtype,
     there: torch.device,
+    max_num_drafts: int = 0,
 ) -> StepLimits:
     """Largest sizes of a step, and the size of tiles in which the prefill attention takes it."""
     assert config.max_model_len is not None, "not resolved yet"
@@ -175,4 +180,5 @@ def step_limits(
             shape.num_heads, shape.num_kv_heads, shape.head_dim, dtype, there
         ),
         sliding_window=config.sliding_window,
+        max_num_drafts=max_num_drafts,
     )

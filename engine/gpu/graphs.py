@@ -1,4 +1,4 @@
-"""Captured graphs of steps: of decodes by number of rows, of others by number of tokens.
+"""Captured graphs of steps: of decodes by number of rows and drafts, of others by number of tokens.
 
 A step without a graph is launched kernel by kernel, which costs the host 10 to 20 ms with 32
 layers. A step of more than 1,024 tokens keeps the device busy for longer than that, so that the
@@ -26,11 +26,12 @@ class StepGraphs:
     """Graphs by shape; a step is padded to the smallest shape that has a graph and room for it.
 
     Steps with prefills have three graphs for each number of tokens, since adapters are applied by
-    blocks of 16 tokens or of 64, or not at all. Decodes have two for each number of rows.
+    blocks of 16 tokens or of 64, or not at all. Decodes have two for each number of rows; a draft
+    is like one more row, so that steps with few drafts take the graphs of more rows.
     """
 
     def __init__(self, limits: StepLimits) -> None:
-        self.decode_sizes = list(_decode_sizes(limits.max_num_seqs))
+        self.decode_sizes = list(_decode_sizes(limits.max_num_seqs, limits.most_choices))
         most_mixed = min(limits.max_num_batched_tokens, _MOST_MIXED_TOKENS)
         self.mixed_sizes = [*range(_MIXED_TOKENS, most_mixed, _MIXED_TOKENS), most_mixed]
         self._limits = limits
@@ -67,16 +68,22 @@ class StepGraphs:
         return self._graphs.get(shape)
 
     def _mixed(self, num_tokens: int, block_rows: int) -> StepShape:
-        num_rows = min(num_tokens, self._limits.max_num_seqs)
+        num_rows = min(num_tokens, self._limits.most_choices)
         num_items = num_tokens // self._limits.prefill_queries
         num_items += min(num_rows, _SPARE_PREFILL_ITEMS)
         return StepShape(num_tokens, num_rows, block_rows, num_items)
 
 
-def _decode_sizes(most: int) -> Iterator[int]:
-    """Yield 1, 2, 4, then every 8th number up to 256, every 32nd beyond, and `most`."""
+def _decode_sizes(most_rows: int, most_tokens: int) -> Iterator[int]:
+    """Yield 1, 2, 4, then every 8th number up to 256, every 32nd beyond, and `most_rows`; then, for
+    drafts, every 32nd up to `most_tokens`.
+    """
     size = 1
-    while size < most:
+    while size < most_rows:
         yield size
         size = 2 * size if size < 8 else size + (8 if size < 256 else 32)
-    yield most
+    size = most_rows
+    while size < most_tokens:
+        yield size
+        size += min(size, 32)
+    yield most_tokens

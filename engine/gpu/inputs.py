@@ -11,12 +11,22 @@ import numpy.typing as npt
 import torch
 
 from engine.batch import Batch, ScheduledRow
+from engine.gpu.decodes import Decodes
 from engine.request import PENDING_TOKEN
 from engine.scoring import ScoredTokens
 from engine.segments import Tables, find_firsts, find_segments
+from engine.verification import single_rows
 from kernels.block import BLOCK
 from kernels.tiles import MAX_RANK
-from kernels.work import MOST_DECODE_ITEMS, PAIR_ROWS, SPLIT_KEYS, AttentionWork, LoRAWork
+from kernels.work import (
+    MOST_DECODE_ITEMS,
+    PAIR_ROWS,
+    SPLIT_KEYS,
+    AttentionWork,
+    Decode,
+    LoRAWork,
+    decode_queries,
+)
 from lora.batch import DeviceTables, Segment
 from lora.packed import PackedForm
 
@@ -24,6 +34,7 @@ Ints = npt.NDArray[np.int32]
 
 _ALIGNED_INTS = 4
 _BLOCK_INTS = BLOCK.itemsize // 4
+_DECODE_INTS = len(Decode._fields)
 DECODE_BLOCK_ROWS, PREFILL_BLOCK_ROWS = 16, 64
 _LEAST_PREFILL_SEGMENT = 64
 
@@ -34,6 +45,7 @@ class StepLimits:
 
     prefill_queries: queries in a tile of the prefill attention.
     sliding_window: the widest one of the layers, None if a layer has none.
+    max_num_drafts: drafts of all rows together; the scheduler must not plan more.
     """
 
     max_num_seqs: int
@@ -41,15 +53,26 @@ class StepLimits:
     max_model_len: int
     prefill_queries: int
     sliding_window: int | None = None
+    max_num_drafts: int = 0
+
+    @property
+    def most_tokens(self) -> int:
+        return max(self.max_num_batched_tokens, self.max_num_seqs)
+
+    @property
+    def most_choices(self) -> int:
+        """Most tokens that a step chooses: one for each row, and one behind each draft."""
+        return min(self.max_num_seqs + self.max_num_drafts, self.most_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
     """Shape of a step, which decides where its ints lie. num_tokens, num_rows: with padding.
 
+    num_rows: places for rows, and for the tokens that they choose; each draft takes one as well.
     block_rows: see LoRAWork; 0 in a step without adapters.
     num_prefill_items: most items of the prefill attention.
-    has_decodes: whether rows may have a single token; if not, no kernel is launched for such rows.
+    has_decodes: whether rows may decode; if not, no kernel is launched for such rows.
     """
 
     num_tokens: int
@@ -59,8 +82,9 @@ class StepShape:
     has_decodes: bool = True
 
     @classmethod
-    def of_decodes(cls, num_rows: int, has_lora: bool) -> "StepShape":
-        return cls(num_rows, num_rows, DECODE_BLOCK_ROWS if has_lora else 0)
+    def of_decodes(cls, num_tokens: int, has_lora: bool) -> "StepShape":
+        """The shape of a step whose rows each have one token beside their drafts."""
+        return cls(num_tokens, num_tokens, DECODE_BLOCK_ROWS if has_lora else 0)
 
     @property
     def has_lora(self) -> bool:
@@ -89,7 +113,8 @@ class StepPlan:
     """Part of a step that the host keeps until the step's tokens come back.
 
     num_ints: size of the part of the block that was filled.
-    due: numbers of the rows that choose a token, in the order of `logits_indices`.
+    choosing: what each token that is chosen depends on, as a row without drafts, in the order of
+    `logits_indices`.
     sources: for each of these rows, the place of its last token among those that the previous step
     chooses; -1 if that token is known.
     segments: kept so that the adapters' tables stay in memory.   scored: see ScoredTokens.
@@ -97,7 +122,7 @@ class StepPlan:
 
     shape: StepShape
     num_ints: int
-    due: Sequence[int]
+    choosing: Sequence[ScheduledRow]
     sources: Sequence[int]
     segments: Sequence[Segment]
     adapter_digests: Mapping[int, str]
@@ -125,16 +150,17 @@ class StepBuilder:
         self.tables = tables
         self.fit = fit
         self.adapters = arena.view(getattr(torch, form.dtype))
-        self._max_blocks = self.layout.num_blocks(limits.max_model_len)
+        shape = self.layout.shape
+        self._decode_queries = decode_queries(shape.num_heads, shape.num_kv_heads)
+        self._most_blocks = limits.max_num_seqs * self.layout.num_blocks(limits.max_model_len)
 
     @property
     def most_ints(self) -> int:
         """Most ints that any step takes."""
-        rows = self.limits.max_num_seqs
-        num_tokens = max(self.limits.max_num_batched_tokens, rows)
+        rows, num_tokens = self.limits.most_choices, self.limits.most_tokens
         num_prefill_items = num_tokens // self.limits.prefill_queries + rows
         largest = StepShape(num_tokens, rows, DECODE_BLOCK_ROWS, num_prefill_items)
-        return aligned(_IntFields(largest, self.limits).blocks_start + rows * self._max_blocks)
+        return aligned(_IntFields(largest, self.limits).blocks_start + self._most_blocks)
 
     def build(
         self, batch: Batch, memory: Ints, previous: Mapping[tuple[str, int], int]
@@ -143,6 +169,7 @@ class StepBuilder:
         those that the previous step chooses.
         """
         rows = batch.rows
+        assert sum(row.num_drafts for row in rows) <= self.limits.max_num_drafts
         firsts = find_firsts(rows)
         segments, digests = find_segments(rows, firsts[:-1], self.tables, self.base_revision)
         shape = self._shape(rows, firsts[-1], segments)
@@ -165,17 +192,23 @@ class StepBuilder:
         previous: Mapping[tuple[str, int], int],
     ) -> StepPlan:
         fields = _IntFields(shape, self.limits)
-        due = [number for number, row in enumerate(rows) if row.sampling is not None]
-        fields.put(memory, "logits_indices", [firsts[number + 1] - 1 for number in due])
+        choosing: list[ScheduledRow] = []
+        places: list[int] = []
+        for row, end in zip(rows, firsts[1:], strict=True):
+            if row.sampling is not None:
+                choosing += single_rows(row)
+                places += range(end - 1 - row.num_drafts, end)
+        fields.put(memory, "logits_indices", places)
         self._put_tokens(rows, firsts, memory, fields, previous)
-        self._put_attention(rows, firsts, memory, fields)
+        block_starts = self._put_blocks(rows, memory, fields)
+        self._put_attention(rows, firsts, block_starts, memory, fields)
         if shape.has_lora:
             _put_lora(segments, firsts[-1], shape, memory, fields)
         return StepPlan(
             shape=shape,
-            num_ints=aligned(self._put_blocks(rows, memory, fields)),
-            due=due,
-            sources=[_source(rows[number], previous) for number in due],
+            num_ints=aligned(fields.blocks_start + block_starts[-1]),
+            choosing=choosing,
+            sources=[_source(row, previous) for row in choosing],
             segments=segments,
             adapter_digests=digests,
             scored=ScoredTokens.of(rows, firsts[: len(rows)]),
@@ -202,10 +235,10 @@ class StepBuilder:
                 query_starts=field("query_starts"),
                 seq_lens=field("seq_lens"),
                 block_starts=field("block_starts"),
-                blocks=block[fields.blocks_start :][: shape.num_rows * self._max_blocks],
+                blocks=block[fields.blocks_start :][: self._most_blocks],
+                decodes=field("decodes").view(-1, _DECODE_INTS),
                 decode_items=pairs("decode_items"),
                 num_decode_items=field("num_decode_items"),
-                decode_ranges=pairs("decode_ranges"),
                 prefill_items=pairs("prefill_items"),
                 num_prefill_items=field("num_prefill_items"),
                 prefill_queries=self.limits.prefill_queries,
@@ -227,14 +260,14 @@ class StepBuilder:
     def _shape(
         self, rows: Sequence[ScheduledRow], num_tokens: int, segments: Sequence[Segment]
     ) -> StepShape:
-        if num_tokens == len(rows):
-            return StepShape.of_decodes(len(rows), bool(segments))
+        prefills = [len(row.token_ids) for row in rows if not _decodes(row)]
+        if not prefills:
+            return StepShape.of_decodes(num_tokens, bool(segments))
         is_long = any(s.end - s.start >= _LEAST_PREFILL_SEGMENT for s in segments)
         block_rows = PREFILL_BLOCK_ROWS if is_long else DECODE_BLOCK_ROWS
-        prefills = [len(row.token_ids) for row in rows if len(row.token_ids) > 1]
         return StepShape(
             num_tokens=num_tokens,
-            num_rows=len(rows),
+            num_rows=len(rows) + sum(row.num_drafts for row in rows),
             block_rows=block_rows if segments else 0,
             num_prefill_items=sum(-(-n // self.limits.prefill_queries) for n in prefills),
             has_decodes=len(prefills) < len(rows),
@@ -253,6 +286,7 @@ class StepBuilder:
         positions: list[int] = []
         slots: list[int] = []
         for row, end in zip(rows, firsts[1:], strict=True):
+            assert not row.num_drafts or PENDING_TOKEN not in row.token_ids
             if row.token_ids[-1] == PENDING_TOKEN:
                 sources[end - 1] = previous[row.request_id, row.index]
             own = range(row.start, row.start + len(row.token_ids))
@@ -267,49 +301,58 @@ class StepBuilder:
         self,
         rows: Sequence[ScheduledRow],
         firsts: Sequence[int],
+        block_starts: Sequence[int],
         memory: Ints,
         fields: "_IntFields",
     ) -> None:
         """Put the work items of attention: which rows attend to which keys."""
-        parts: list[list[tuple[int, int]]] = [[] for _ in memory[fields.of("num_decode_items")]]
-        part_rows = -(-len(memory[fields.of("seq_lens")]) // len(parts))
         prefills: list[tuple[int, int]] = []
-        ranges = []
         for number, row in enumerate(rows):
-            decodes = parts[number // part_rows]
-            first = len(decodes)
-            if len(row.token_ids) == 1:
-                decodes += [(number, split) for split in self._splits(row.start + 1)]
-            else:
+            if not _decodes(row):
                 tiles = -(-len(row.token_ids) // self.limits.prefill_queries)
                 prefills += [(number, tile) for tile in range(tiles)]
-            ranges.append((first, len(decodes)) if len(decodes) > first else (0, 0))
         fields.put(memory, "query_starts", firsts, padding=firsts[-1])
-        fields.put(memory, "seq_lens", [row.start + len(row.token_ids) for row in rows])
-        fields.put(memory, "decode_ranges", ranges)
-        rooms = memory[fields.of("decode_items")].reshape(len(parts), -1)
-        for room, decodes in zip(rooms, parts, strict=True):
-            room[: 2 * len(decodes)] = np.asarray(decodes, dtype=np.int32).reshape(-1)
-        fields.put(memory, "num_decode_items", [len(decodes) for decodes in parts])
+        fields.put(memory, "seq_lens", [row.end for row in rows])
+        fields.put(memory, "block_starts", block_starts[:-1])
+        self._put_decodes(rows, firsts, block_starts, memory, fields)
         fields.put_some(memory, "prefill_items", prefills)
         fields.put(memory, "num_prefill_items", len(prefills))
 
-    def _splits(self, seq_len: int) -> range:
-        """Splits of a decode's keys that the widest window reaches."""
-        window = self.limits.sliding_window or seq_len
-        return range(max(0, seq_len - window) // SPLIT_KEYS, -(-seq_len // SPLIT_KEYS))
+    def _put_decodes(
+        self,
+        rows: Sequence[ScheduledRow],
+        firsts: Sequence[int],
+        block_starts: Sequence[int],
+        memory: Ints,
+        fields: "_IntFields",
+    ) -> None:
+        num_parts = len(memory[fields.of("num_decode_items")])
+        num_places = len(memory[fields.of("decodes")]) // _DECODE_INTS
+        window = self.limits.sliding_window
+        decodes = Decodes(num_places, num_parts, self._decode_queries, window)
+        for row, first, block_start in zip(rows, firsts, block_starts, strict=False):
+            if _decodes(row):
+                decodes.add(first, row.start, len(row.token_ids), block_start)
+        fields.put(memory, "decodes", decodes.records)
+        rooms = memory[fields.of("decode_items")].reshape(num_parts, -1)
+        parts = decodes.items()
+        for room, items in zip(rooms, parts, strict=True):
+            room[: items.size] = items.reshape(-1)
+        fields.put(memory, "num_decode_items", [len(items) for items in parts])
 
-    def _put_blocks(self, rows: Sequence[ScheduledRow], memory: Ints, fields: "_IntFields") -> int:
-        """Put every row's blocks, one after the other; return where they end."""
-        starts, at = [], 0
+    def _put_blocks(
+        self, rows: Sequence[ScheduledRow], memory: Ints, fields: "_IntFields"
+    ) -> list[int]:
+        """Put every row's blocks, one after the other; return where each row's begin, and the end
+        of all.
+        """
+        starts = [0]
         for row in rows:
-            needed = self.layout.num_blocks(row.start + len(row.token_ids))
-            begin = fields.blocks_start + at
+            needed = self.layout.num_blocks(row.end)
+            begin = fields.blocks_start + starts[-1]
             memory[begin : begin + needed] = row.block_ids[:needed]
-            starts.append(at)
-            at += needed
-        fields.put(memory, "block_starts", starts)
-        return fields.blocks_start + at
+            starts.append(starts[-1] + needed)
+        return starts
 
 
 class _IntFields:
@@ -347,7 +390,7 @@ def _sizes(shape: StepShape, limits: StepLimits) -> dict[str, int]:
         **dict.fromkeys(("input_ids", "sources", "positions", "slots"), tokens),
         **dict.fromkeys(("logits_indices", "seq_lens", "block_starts"), rows),
         "query_starts": rows + 1,
-        "decode_ranges": 2 * rows,
+        "decodes": _DECODE_INTS * rows if shape.has_decodes else 0,
         "decode_items": 2 * num_parts * part_items,
         "num_decode_items": num_parts,
         "prefill_items": 2 * shape.num_prefill_items,
@@ -401,6 +444,11 @@ def _with_base(
         yield segment.start, segment.end, segment.tables
         at = segment.end
     yield at, num_tokens, None
+
+
+def _decodes(row: ScheduledRow) -> bool:
+    """Whether all of a row's tokens but the first are drafts."""
+    return len(row.token_ids) == 1 + row.num_drafts
 
 
 def _source(row: ScheduledRow, previous: Mapping[tuple[str, int], int]) -> int:

@@ -57,8 +57,8 @@ def run_largest_steps(
     limits: StepLimits,
     is_eager: bool = False,
 ) -> Memory:
-    """Measure the memory that is left beside a step of the most tokens, one of the most rows, and
-    all graphs.
+    """Measure the memory that is left beside a step of the most tokens, one of the most rows with
+    the most drafts, and all graphs.
 
     All rows have an adapter of the highest rank, penalties, truncation and logprobs, and all of a
     prompt is scored. The arena has one slab, since nobody uses the results. The largest graphs stay
@@ -77,9 +77,10 @@ def run_largest_steps(
             meter = TokenMeter(Path(folder) / "meter")
             runner = GpuRunner(model, slabs, form, kv_dtype, lambda _: (0, tables), meter, limits)
             driver_bytes = 0 if is_eager else _capture_largest(runner)
-            for lengths in (_prefill_lengths(limits), [1] * limits.max_num_seqs):
-                rows = tuple(_row(i, length, layout.num_blocks) for i, length in enumerate(lengths))
-                runner.launch(Batch(1, rows))
+            lengths = _prefill_lengths(limits)
+            prefills = [_row(i, length, layout.num_blocks) for i, length in enumerate(lengths)]
+            for rows in (prefills, _decodes(limits, layout.num_blocks)):
+                runner.launch(Batch(1, tuple(rows)))
                 runner.collect()
 
     memory = model.device.measure(run)
@@ -110,6 +111,13 @@ def _prefill_lengths(limits: StepLimits) -> list[int]:
         lengths.append(min(left, limits.max_model_len))
         left -= lengths[-1]
     return lengths
+
+
+def _decodes(limits: StepLimits, num_blocks: Callable[[int], int]) -> list[ScheduledRow]:
+    """The most rows that a step may have, of one token each, with the most drafts."""
+    drafts, more = divmod(limits.most_choices - limits.max_num_seqs, limits.max_num_seqs)
+    rows = [_row(i, 1 + drafts + (i < more), num_blocks) for i in range(limits.max_num_seqs)]
+    return [replace(row, num_drafts=len(row.token_ids) - 1, scoring=None) for row in rows]
 
 
 def _row(number: int, length: int, num_blocks: Callable[[int], int]) -> ScheduledRow:

@@ -9,7 +9,7 @@ step has been collected.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -25,9 +25,11 @@ from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape
 from engine.gpu.sampler import Logprobs, Masked, SamplingInputs, Told, choose
 from engine.gpu.scoring import ScoringInputs, score
 from engine.grammar.matcher import Mask, mask_bytes
+from engine.messages import TokenLogprobs
 from engine.meter import TokenMeter
 from engine.scoring import ScoredTokens
 from engine.segments import Tables
+from engine.verification import Choices
 from lora.device import Event
 from lora.packed import PackedForm
 
@@ -68,8 +70,9 @@ class _Step:
 
     sampling, scoring: without rows on ranks other than the first.
     ints: of the sampling, on the device.
-    has_chosen: whether its tokens are being chosen; then `event` passes once all its results are on
-    the host, and left_out are the numbers of rows that choose no token after all.
+    choices: what the tokens that are being chosen are for; None until then. Their `places` are
+    those of the tokens, and those of rows without a mask are left out.
+    event: passes once all results are on the host.
     """
 
     batch: Batch
@@ -78,9 +81,8 @@ class _Step:
     scoring: ScoringInputs
     slot: _Slot
     ints: torch.Tensor
-    has_chosen: bool = False
+    choices: Choices | None = None
     event: Event = None
-    left_out: frozenset[int] = frozenset()
 
 
 class GpuRunner:
@@ -113,34 +115,34 @@ class GpuRunner:
         self.kv = arena.view(kv_dtype)[:, : layout.kv_block_elems].unflatten(1, layout.kv_shape)
         self.swap = self.device.pinned(num_swap_slots, arena.shape[1], dtype=torch.uint8)
         there = self.device.torch_device
-        most_tokens = max(limits.max_num_batched_tokens, limits.max_num_seqs)
-        num_results = limits.max_num_seqs + most_tokens
+        most_choices = limits.most_choices
+        num_results = most_choices + limits.most_tokens
         self._results = torch.zeros(num_results, dtype=torch.int32, device=there)
         vocab = model.config.vocab_size
         self.out = StepOutputs(
-            tokens=self._results[: limits.max_num_seqs],
-            finite=self._results[limits.max_num_seqs :],
-            logits=torch.zeros(limits.max_num_seqs if model.is_first else 0, vocab, device=there),
+            tokens=self._results[:most_choices],
+            finite=self._results[most_choices:],
+            logits=torch.zeros(most_choices if model.is_first else 0, vocab, device=there),
         )
         self._copied = torch.zeros(1, dtype=torch.int32, device=there)
         num_ints = self._most_ints(vocab, num_swap_slots)
         self._ints = torch.zeros(num_ints, dtype=torch.int32, device=there)
         make = partial(torch.empty, device=there)
-        self._logprobs = Logprobs.empty(limits.max_num_seqs, make)
+        self._logprobs = Logprobs.empty(most_choices, make)
         self._prompt_logprobs = Logprobs.empty(limits.max_num_batched_tokens, make)
-        self._masks = torch.zeros(
-            limits.max_num_seqs, 8 + mask_bytes(vocab), dtype=torch.uint8, device=there
-        )
+        mask_shape = most_choices, 8 + mask_bytes(vocab)
+        self._masks = torch.zeros(mask_shape, dtype=torch.uint8, device=there)
         self._slots = deque(self._make_slot(num_ints, num_results) for _ in range(self.lag + 1))
         self._launched: deque[_Step] = deque()
-        # (request_id, index) -> place of its token among those that the newest step chooses.
+        # (request_id, index) -> place of its token among those that the newest step chooses. Rows
+        # with drafts are left out: only the host will know which token is their last one.
         self._chosen_at: dict[tuple[str, int], int] = {}
         self.copy_bytes_per_s = self._measure_copies() if num_swap_slots else 0.0
 
     def _most_ints(self, vocab: int, num_swap_slots: int) -> int:
         """Most ints that a step sends to the device; a token that penalties have seen takes two."""
         per_row = _INTS_PER_SAMPLED_ROW + 2 * min(self.limits.max_model_len, vocab)
-        sampling = self.limits.max_num_seqs * per_row
+        sampling = self.limits.most_choices * per_row
         scoring = aligned(2 * self.limits.max_num_batched_tokens)
         return self.builder.most_ints + 4 * num_swap_slots + scoring + sampling
 
@@ -148,7 +150,7 @@ class GpuRunner:
         return _Slot(
             self.device.pinned(num_ints, dtype=torch.int32),
             self.device.pinned(num_results, dtype=torch.int32),
-            Logprobs.empty(self.limits.max_num_seqs, self.device.pinned),
+            Logprobs.empty(self.limits.most_choices, self.device.pinned),
             Logprobs.empty(self.limits.max_num_batched_tokens, self.device.pinned),
             self.device.pinned(*self._masks.shape, dtype=torch.uint8),
         )
@@ -206,10 +208,10 @@ class GpuRunner:
     def launch(self, batch: Batch) -> None:
         """See engine.core.Runner."""
         assert self._slots, "more steps are under way than there is memory for"
+        assert not _names(batch.rows) & self._unverified(), "nobody knows yet where they go on"
         slot = self._slots.popleft()
         plan = self.builder.build(batch, slot.memory, self._chosen_at)
-        rows = [batch.rows[number] for number in plan.due]
-        sampling, scoring = self._sampling(rows, plan.sources), self._scoring(plan)
+        sampling, scoring = self._sampling(plan), self._scoring(plan)
         moves = list(_moves(batch.transfers))
         packed = [*(ids for _, ids in moves), scoring.tokens]
         packed += [sampling.pack()] if sampling.num_rows else []
@@ -225,7 +227,12 @@ class GpuRunner:
             step = graph or self._forward(plan.shape, take)
             self.device.submit(compute, step)
             self._tell(scoring.told, slot.prompt_logprobs, self._prompt_logprobs)
-        self._chosen_at = {(row.request_id, row.index): i for i, row in enumerate(rows)}
+        drafting = _names(row for row in batch.rows if row.num_drafts)
+        self._chosen_at = {
+            name: place
+            for place, row in enumerate(plan.choosing)
+            if (name := _name(row)) not in drafting
+        }
         ints = self._ints[places[-1]]
         self._launched.append(_Step(batch, plan, sampling, scoring, slot, ints))
         if not batch.is_constrained:
@@ -235,25 +242,24 @@ class GpuRunner:
     def choose(self, masks: Mapping[int, Sequence[Mask]]) -> None:
         """See engine.core.Runner."""
         step = self._launched.pop()
-        rows, due, slot, compute = step.batch.rows, step.plan.due, step.slot, self.device.compute
+        rows, slot, compute = step.batch.rows, step.slot, self.device.compute
+        choices = Choices.of(rows, masks)
         if step.sampling.num_rows:
-            by_place = {i: masks[n][0] for i, n in enumerate(due) if n in masks}
+            by_place = {choices.places[i]: mask for i, mask in choices.masks.items()}
             self._choose(step, self._send_masks(slot, by_place))
-        self._meet(step.batch, len(due))
+        self._meet(step.batch, len(step.plan.choosing))
         if rows and self.model.is_first:
-            num_results = self.limits.max_num_seqs + step.plan.shape.num_tokens
+            num_results = self.limits.most_choices + step.plan.shape.num_tokens
             self.device.copy(compute, slot.results[:num_results], self._results[:num_results])
-        left_out = {n for n in due if rows[n].is_constrained and n not in masks}
         event = self.device.record(compute)
-        chosen = replace(step, has_chosen=True, event=event, left_out=frozenset(left_out))
-        self._launched.append(chosen)
+        self._launched.append(replace(step, choices=choices, event=event))
 
     def count_forced(self, num_tokens: int) -> None:
         """See engine.core.Runner."""
         self.meter.count(prompt_tokens=0, sampled_tokens=num_tokens)
 
     def _send_masks(self, slot: _Slot, masks: Mapping[int, Mask]) -> Masked:
-        """Copy masks to the device.   masks: by place among the rows that sample."""
+        """Copy masks to the device.   masks: by place among the tokens to choose."""
         count = len(masks)
         for (place, mask), target in zip(masks.items(), slot.masks, strict=False):
             Masked.pack(place, mask, target)
@@ -273,10 +279,17 @@ class GpuRunner:
             # that another rank is still copying would be used again.
             self.device.submit(compute, partial(ranks.all_reduce, self._copied))
 
-    def _sampling(self, rows: Sequence[ScheduledRow], sources: Sequence[int]) -> SamplingInputs:
-        """Sampling inputs of rows that choose a token; of none on ranks other than the first."""
+    def _unverified(self) -> set[tuple[str, int]]:
+        """(request_id, index) of the rows in flight that have drafts and will choose a token."""
         if not self.model.is_first:
-            rows, sources = (), ()
+            return set()  # other ranks collect a step only once they have launched the next one
+        numbers = ((s, n) for s in self._launched if s.choices for n in s.choices.numbers)
+        rows = (step.batch.rows[number] for step, number in numbers)
+        return _names(row for row in rows if row.num_drafts)
+
+    def _sampling(self, plan: StepPlan) -> SamplingInputs:
+        """Sampling inputs of a step; of no tokens on ranks other than the first."""
+        rows, sources = (plan.choosing, plan.sources) if self.model.is_first else ((), ())
         return SamplingInputs.of(rows, sources, self.model.config.vocab_size)
 
     def _scoring(self, plan: StepPlan) -> ScoringInputs:
@@ -331,38 +344,55 @@ class GpuRunner:
         """See engine.core.Runner."""
         step = self._launched.popleft()
         with torch.inference_mode():
-            assert step.has_chosen, "its tokens have not been chosen yet"
+            assert step.choices is not None, "its tokens have not been chosen yet"
             self.device.synchronize(step.event)
-            tokens = self._read(step) if self.model.is_first else StepTokens(())
+            tokens = self._read(step, step.choices) if self.model.is_first else StepTokens(())
         self._slots.append(step.slot)
         return tokens
 
-    def _read(self, step: _Step) -> StepTokens:
-        rows, due = step.batch.rows, step.plan.due
-        most_rows = self.limits.max_num_seqs
-        num_results = most_rows + step.plan.shape.num_tokens
-        results = step.slot.results[:num_results].tolist()
+    def _read(self, step: _Step, choices: Choices) -> StepTokens:
+        rows, most_choices = step.batch.rows, self.limits.most_choices
+        results = step.slot.results[: most_choices + step.plan.shape.num_tokens].tolist()
+        tokens = [max(results[place], BAD_LOGITS) for place in choices.places]
+        kept = choices.verify(rows, tokens)
+        num_accepted = {number: len(own) - 1 for number, own in kept.items() if len(own) > 1}
         sampled: list[int | None] = [None] * len(rows)
-        for number, token in zip(due, results, strict=False):
-            if number not in step.left_out:
-                sampled[number] = BAD_LOGITS if token < 0 else token
-        token_ids = fail_rows(step.batch, results[most_rows:], sampled, {})
+        for number, own in kept.items():
+            sampled[number] = tokens[own[-1]]
+        token_ids = fail_rows(step.batch, results[most_choices:], sampled, num_accepted)
+        good = {n: own for n, own in kept.items() if token_ids[n] != BAD_LOGITS}
         prompt = sum(len(row.token_ids) for row in rows if row.num_output_tokens == 0)
-        num_sampled = sum(token is not None and token != BAD_LOGITS for token in token_ids)
-        self.meter.count(prompt_tokens=prompt, sampled_tokens=num_sampled)
-        told = [due[i] for i in step.sampling.told_rows]
-        named = zip(told, step.slot.logprobs.read(step.sampling.told), strict=True)
+        self.meter.count(prompt_tokens=prompt, sampled_tokens=sum(map(len, good.values())))
         scored = step.slot.prompt_logprobs.read(step.scoring.told)
         return StepTokens(
             token_ids,
-            {
-                number: (logprobs,)
-                for number, logprobs in named
-                if token_ids[number] not in (None, BAD_LOGITS)
-            },
+            _logprobs(step, choices, good),
             step.plan.adapter_digests,
             step.scoring.scored.by_row(scored),
+            num_accepted,
         )
+
+
+def _logprobs(
+    step: _Step, choices: Choices, kept: Mapping[int, Sequence[int]]
+) -> dict[int, list[TokenLogprobs]]:
+    """Logprobs by row number, of rows that asked for them.   kept: see Choices.verify."""
+    sampling = step.sampling
+    named = step.slot.logprobs.read(sampling.told)
+    by_place = dict(zip(sampling.told_rows.tolist(), named, strict=True))
+    return {
+        number: [by_place[choices.places[i]] for i in own]
+        for number, own in kept.items()
+        if choices.places[own[0]] in by_place
+    }
+
+
+def _names(rows: Iterable[ScheduledRow]) -> set[tuple[str, int]]:
+    return {_name(row) for row in rows}
+
+
+def _name(row: ScheduledRow) -> tuple[str, int]:
+    return row.request_id, row.index
 
 
 def _moves(transfers: Sequence[Transfer]) -> Iterator[tuple[bool, Ints]]:

@@ -1,8 +1,9 @@
 """Attention of decodes: a row's keys are split, and a second kernel combines its splits.
 
 The query heads of one kv head are rows of the same tile, so that K and V are read once for all of
-them. Splits and tiles of keys begin at absolute positions, so that a row's result does not depend
-on other rows.
+them, and so are the queries of a row that verifies drafts. Splits and tiles of keys begin at
+absolute positions, and a row of a tile does nothing that depends on the others, so that a token's
+result depends neither on other rows nor on how many drafts there are.
 """
 
 import torch
@@ -11,9 +12,11 @@ import triton.language as tl
 
 from kernels.gpu import launch
 from kernels.gpu.online_softmax import Tiles, fold, score_factors
-from kernels.work import SPLIT_KEYS, AttentionWork
+from kernels.work import LEAST_DECODE_ROWS, SPLIT_KEYS, AttentionWork, Decode
 
-_INDICES = ["query_starts", "seq_lens", "block_starts", "blocks", "items", "num_items", "ranges"]
+_INDICES = ["decodes", "blocks", "items", "num_items"]
+
+_DECODE_INTS = tl.constexpr(len(Decode._fields))
 
 _REDUCED_ITEMS = 16
 """Splits that the reduction adds at a time."""
@@ -26,7 +29,7 @@ def _decode_tiles(
     5 stages two are loaded.
     """
     capability, dim = launch.capability(device), triton.next_power_of_2(head_dim)
-    rows = max(16, triton.next_power_of_2(group))
+    rows = max(LEAST_DECODE_ROWS, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return Tiles(rows, 16, 4, 1, programs=4)
     is_cast = kv_dtype != dtype
@@ -47,9 +50,7 @@ def _decode_kernel(
     lse,
     q,
     kv,
-    query_starts,
-    seq_lens,
-    block_starts,
+    decodes,
     blocks,
     items,
     num_items,
@@ -71,18 +72,22 @@ def _decode_kernel(
     UPCAST: tl.constexpr,
 ):
     rows = tl.arange(0, ROWS)
+    queries = rows // GROUP
     dims = tl.arange(0, PAD_DIM)
-    mask = (rows < GROUP)[:, None] & (dims < DIM)[None, :]
     count = tl.load(num_items) * KV_HEADS
     for index in range(tl.program_id(0), count, tl.num_programs(0)):
         item = index // KV_HEADS
         head = index % KV_HEADS
-        row = tl.load(items + 2 * item)
+        # See kernels.work.Decode; the record is that of the tile's first query.
+        decode = decodes + tl.load(items + 2 * item) * _DECODE_INTS
         split = tl.load(items + 2 * item + 1)
-        length = tl.load(seq_lens + row)
-        token = tl.load(query_starts + row).to(tl.int64)
-        heads = head * GROUP + rows
-        at = token * q_token_stride + heads.to(tl.int64) * q_head_stride
+        token = tl.load(decode)
+        length = tl.load(decode + 1)
+        num_queries = tl.load(decode + 3)
+        is_row = queries < num_queries
+        mask = is_row[:, None] & (dims < DIM)[None, :]
+        heads = (head * GROUP + rows % GROUP).to(tl.int64)
+        at = (token + queries).to(tl.int64) * q_token_stride + heads * q_head_stride
         query = tl.load(q + at[:, None] + dims[None, :], mask=mask, other=0.0)
         begin = 0
         if WINDOW > 0:
@@ -92,19 +97,20 @@ def _decode_kernel(
             tl.zeros((ROWS, PAD_DIM), tl.float32),
             tl.full((ROWS,), float("-inf"), tl.float32),
             tl.zeros((ROWS,), tl.float32),
-            query, tl.zeros((ROWS,), tl.int32) + (length - 1),
-            kv, blocks + tl.load(block_starts + row), slab_stride, head, scale, inner,
+            query, length - 1 + queries,
+            kv, blocks + tl.load(decode + 2), slab_stride, head, scale, inner,
             tl.maximum(split * SPLIT, begin // KEYS * KEYS),
-            tl.minimum(split * SPLIT + SPLIT, length), begin,
+            tl.minimum(split * SPLIT + SPLIT, length - 1 + num_queries), begin,
             KV_HEADS, DIM, PAD_DIM, BLOCK_SIZE, KEYS, WINDOW, CAPPED, True, False, False, UPCAST,
         )
         # fmt: on
         # A split that sees no key has no weight: its lse is -inf, its mean 0 and not NaN.
         total = tl.where(total == 0.0, 1.0, total)
-        to = (item.to(tl.int64) * KV_HEADS * GROUP + heads) * DIM
-        tl.store(partial + to[:, None] + dims[None, :], acc / total[:, None], mask=mask)
-        to_lse = lse + item.to(tl.int64) * KV_HEADS * GROUP + heads
-        tl.store(to_lse, top + tl.math.log2(total), mask=rows < GROUP)
+        first_sum = tl.load(decode + 5) + (split - tl.load(decode + 4)) * num_queries
+        to = (first_sum + queries).to(tl.int64) * KV_HEADS * GROUP + heads
+        partials = partial + (to * DIM)[:, None] + dims[None, :]
+        tl.store(partials, acc / total[:, None], mask=mask)
+        tl.store(lse + to, top + tl.math.log2(total), mask=is_row)
 
 
 @triton.jit(do_not_specialize_on_alignment=_INDICES)
@@ -112,8 +118,7 @@ def _reduce_kernel(
     out,
     partial,
     lse,
-    query_starts,
-    ranges,
+    decodes,
     token_stride,
     head_stride,
     HEADS: tl.constexpr,
@@ -121,29 +126,30 @@ def _reduce_kernel(
     PAD_DIM: tl.constexpr,
     ITEMS: tl.constexpr,
 ):
-    row = tl.program_id(0)
+    decode = decodes + tl.program_id(0) * _DECODE_INTS
     head = tl.program_id(1)
-    first = tl.load(ranges + 2 * row)
-    end = tl.load(ranges + 2 * row + 1)
-    if first >= end:
+    step = tl.load(decode + 3)
+    first = tl.load(decode + 5)
+    count = tl.load(decode + 6)
+    if count == 0:
         return
     dims = tl.arange(0, PAD_DIM)
     top = float("-inf")
-    for start in range(first, end, ITEMS):
-        items = start + tl.arange(0, ITEMS)
-        at = items.to(tl.int64) * HEADS + head
-        top = tl.maximum(top, tl.max(tl.load(lse + at, mask=items < end, other=float("-inf"))))
+    for start in range(0, count, ITEMS):
+        splits = start + tl.arange(0, ITEMS)
+        at = (first + splits * step).to(tl.int64) * HEADS + head
+        top = tl.maximum(top, tl.max(tl.load(lse + at, mask=splits < count, other=float("-inf"))))
     total = 0.0
     acc = tl.zeros((PAD_DIM,), tl.float32)
-    for start in range(first, end, ITEMS):
-        items = start + tl.arange(0, ITEMS)
-        at = items.to(tl.int64) * HEADS + head
-        weights = tl.math.exp2(tl.load(lse + at, mask=items < end, other=float("-inf")) - top)
-        mask = (items < end)[:, None] & (dims < DIM)[None, :]
+    for start in range(0, count, ITEMS):
+        splits = start + tl.arange(0, ITEMS)
+        at = (first + splits * step).to(tl.int64) * HEADS + head
+        weights = tl.math.exp2(tl.load(lse + at, mask=splits < count, other=float("-inf")) - top)
+        mask = (splits < count)[:, None] & (dims < DIM)[None, :]
         parts = tl.load(partial + (at * DIM)[:, None] + dims[None, :], mask=mask, other=0.0)
         total += tl.sum(weights)
         acc += tl.sum(weights[:, None] * parts, 0)
-    token = tl.load(query_starts + row).to(tl.int64)
+    token = tl.load(decode).to(tl.int64)
     to = out + token * token_stride + head.to(tl.int64) * head_stride + dims
     tl.store(to, (acc / total).to(out.dtype.element_ty), mask=dims < DIM)
 
@@ -157,17 +163,18 @@ def decode_attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> None:
-    """out[t] = softmax(scale * q[t] K^T) V for rows of one token; see `kernels.reference`.
+    """out[t] = softmax(scale * q[t] K^T) V over the positions up to t's, for the rows that decode;
+    see `kernels.reference`.
 
     out, q: [T, heads, head_dim], strided.   kv: one layer's [slabs, 2, kv heads, block_size,
     head_dim], strided by slab, in q's dtype or e4m3.   scale: None for 1 / sqrt(head_dim).
     softcap: bound c of the scores x, which become c * tanh(x / c).
-    Persistent over (item, kv head); a second kernel, with a program per (row, head), combines a
-    row's splits. Both are launched for each part of the items; the parts share the memory of the
+    Persistent over (item, kv head); a second kernel, with a program per (token, head), combines a
+    token's splits. Both are launched for each part of the items; the parts share the memory of the
     partial sums. Bound by the bytes of K and V.
     """
     num_parts, (_, heads, dim) = len(work.num_decode_items), q.shape
-    capacity, num_rows = len(work.decode_items) // num_parts, -(-len(work.seq_lens) // num_parts)
+    capacity, num_decodes = len(work.decode_items) // num_parts, -(-len(work.decodes) // num_parts)
     _, _, kv_heads, block_size, _ = kv.shape
     if capacity == 0:
         return
@@ -183,9 +190,7 @@ def decode_attention(
             lse,
             q,
             kv,
-            work.query_starts,
-            work.seq_lens,
-            work.block_starts,
+            work.decodes,
             work.blocks,
             work.decode_items[part * capacity :],
             work.num_decode_items[part:],
@@ -208,13 +213,12 @@ def decode_attention(
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )
-        ranges = work.decode_ranges[part * num_rows :][:num_rows]
-        _reduce_kernel[(len(ranges), heads)](
+        decodes = work.decodes[part * num_decodes :][:num_decodes]
+        _reduce_kernel[(len(decodes), heads)](
             out,
             partial,
             lse,
-            work.query_starts[part * num_rows :],
-            ranges,
+            decodes,
             out.stride(0),
             out.stride(1),
             HEADS=heads,

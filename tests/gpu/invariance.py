@@ -30,6 +30,7 @@ def invariance_checks() -> dict[str, Check]:
         "silu_mul": _silu_mul,
         "sample": _sample,
         "decode_attention": _decode,
+        "drafts": _drafts,
         "prefill_attention": _prefill,
     }
     for rows in BLOCK_ROWS:
@@ -91,6 +92,24 @@ def _decode(setting: Setting) -> Rows:
         seed = setting.seed_of("decode")
         case = make_attention(setting, contexts, setting.dtype, seed)
         return case.placed(setting.there).run(ops.decode_attention)
+
+    return run
+
+
+def _drafts(setting: Setting) -> Rows:
+    """Decodes behind drafts, of which there are more or fewer; the result of a row is that of its
+    last token.
+    """
+
+    def run(rows: Sequence[int]) -> torch.Tensor:
+        contexts = [
+            (_length(setting, row), min(_length(setting, row), 1 + place % 8))
+            for place, row in enumerate(rows)
+        ]
+        seed = setting.seed_of("drafts")
+        case = make_attention(setting, contexts, setting.dtype, seed, most_decoded=8)
+        out = case.placed(setting.there).run(ops.decode_attention)
+        return out[[int(case.row(number)[-1]) for number in range(len(rows))]]
 
     return run
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine.batch import Batch, ScheduledRow
+from engine.batch import Batch, ScheduledRow, StepTokens
 from engine.gpu.inputs import StepShape
 from engine.gpu.runner import GpuRunner
 from engine.messages import SamplingParams
@@ -20,6 +20,7 @@ from tests.gpu.setting import Check, Setting
 from tests.gpu.stage import GREEDY, Stage, eager_stage
 from tests.gpu.trials.trial import describe_difference, is_same
 
+_MOST_DRAFTS = 7
 _KEYS = ("a", "b", "c", "d")
 _KINDS = (
     GREEDY,
@@ -51,7 +52,7 @@ def _check(setting: Setting) -> None:
                 f"{where}: {describe_difference(logits, expected_logits)}"
             )
             assert tokens == expected, f"{where}: other tokens of the same logits"
-            play.take(tokens.token_ids)
+            play.take(tokens)
         assert is_same(captured.arena.cpu(), eager.arena.cpu()), "they leave other KV"
         assert play.num_moves > step / 8, "adapters hardly moved"
         sizes = captured.runner.graphs.mixed_sizes
@@ -78,7 +79,7 @@ class _Sequence:
     """A running sequence.
 
     prompt: how many of the tokens are the prompt's.   is_pending: the last token is passed as
-    pending, for the device to fill in.
+    pending, for the device to fill in.   drafts: guesses that the next step verifies.
     """
 
     name: str
@@ -88,6 +89,7 @@ class _Sequence:
     prompt: int
     sampling: SamplingParams
     is_pending: bool = False
+    drafts: tuple[int, ...] = ()
     done: int = 0
 
 
@@ -123,6 +125,7 @@ class _Play:
             "max_num_seqs": sizes.max_num_seqs,
             "max_num_batched_tokens": sizes.max_num_seqs * self.longest_prompt,
         }
+        self.most_drafts = 2 * sizes.max_num_seqs
         self.stages: list[Stage] = []
         for name in ("captured", "eager"):
             (self.folder / name).mkdir()
@@ -135,6 +138,7 @@ class _Play:
                     setting.device,
                     ops,
                     num_slabs,
+                    max_num_drafts=self.most_drafts,
                     **limits,
                 )  # fmt: skip
             )
@@ -210,14 +214,27 @@ class _Play:
             fields["prompt_token_ids"] = tuple(dict.fromkeys(tokens[: sequence.prompt]))
             fields["output_token_ids"] = tuple(tokens[sequence.prompt :])
         return stage.row(
-            sequence.name, tokens[sequence.done :], sequence.done, sequence.blocks, sequence.key,
-            sequence.sampling, **fields,
+            sequence.name, (*tokens[sequence.done :], *sequence.drafts), sequence.done,
+            sequence.blocks, sequence.key, sequence.sampling, num_drafts=len(sequence.drafts),
+            **fields,
         )  # fmt: skip
 
-    def take(self, token_ids: list[int | None]) -> None:
-        for sequence, token in zip(self.running, token_ids, strict=True):
+    def take(self, tokens: StepTokens) -> None:
+        for number, sequence in enumerate(self.running):
+            token = tokens.token_ids[number]
             assert token is not None
             assert token >= 0, "logits are not finite"
+            sequence.tokens += sequence.drafts[: tokens.num_accepted.get(number, 0)]
             sequence.done = len(sequence.tokens)
             sequence.tokens.append(token)
-            sequence.is_pending = self.chance.random() < 0.5
+            sequence.is_pending = not sequence.drafts and self.chance.random() < 0.5
+            sequence.drafts = () if sequence.is_pending else self._draft(sequence)
+
+    def _draft(self, sequence: _Sequence) -> tuple[int, ...]:
+        """Draft tokens for half of the answers."""
+        left = self.setting.models.max_model_len - len(sequence.tokens)
+        left = min(left, self.most_drafts - sum(len(other.drafts) for other in self.running))
+        count = self.chance.choice([0, self.chance.randint(1, _MOST_DRAFTS)])
+        return tuple(
+            self.chance.randrange(self.setting.models.vocab) for _ in range(min(count, left))
+        )

@@ -64,10 +64,13 @@ class Stage:
         )  # fmt: skip
 
     def run(self, batch: Batch) -> tuple[StepTokens, torch.Tensor]:
-        """Tokens of a step, and its logits after penalties, [rows, vocab], in host memory."""
+        """Tokens of a step, and its logits after penalties, [rows and drafts, vocab], in host
+        memory.
+        """
         self.runner.launch(batch)
         tokens = self.runner.collect()
-        return tokens, self.runner.out.logits[: len(batch.rows)].to("cpu", copy=True)
+        count = len(batch.rows) + sum(row.num_drafts for row in batch.rows)
+        return tokens, self.runner.out.logits[:count].to("cpu", copy=True)
 
 
 def eager_stage(
@@ -79,17 +82,18 @@ def eager_stage(
     kernels: Any,
     num_slabs: int,
     ranks: Ranks | None = None,
+    max_num_drafts: int = 0,
     **limits: int,
 ) -> Stage:
     """Make a stage whose graphs are not captured yet.
 
-    weights, ranks: see GpuDecoder.   limits: see make_engine_config.
+    weights, ranks: see GpuDecoder.   max_num_drafts: see StepLimits.   limits: see
+    make_engine_config.
     """
     dtype: torch.dtype = getattr(torch, form.dtype)
     there = device.torch_device
-    of_steps = step_limits(
-        make_engine_config(folder, config, form, **limits), config, kernels, dtype, there
-    )
+    engine_config = make_engine_config(folder, config, form, **limits)
+    of_steps = step_limits(engine_config, config, kernels, dtype, there, max_num_drafts)
     model = GpuDecoder(config, weights, of_steps.max_model_len, device, kernels, ranks=ranks)
     arena = torch.zeros(num_slabs, form.layout.slab_bytes, dtype=torch.uint8, device=there)
     meter = TokenMeter(folder / "meter")

@@ -5,9 +5,10 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
+from engine.gpu.decodes import Decodes
 from kernels import reference
 from kernels.gpu.prefill_attention import prefill_queries
-from kernels.work import SPLIT_KEYS, AttentionWork
+from kernels.work import AttentionWork, decode_queries
 from tests.kernels.lora_cases import assert_loses_no_more
 
 Attend = Callable[..., None]
@@ -81,6 +82,7 @@ def make_case(
     dtype: torch.dtype = torch.float32,
     kv_dtype: torch.dtype | None = None,
     num_spare: int = 3,
+    most_decoded: int = 1,
     kv: torch.Tensor | None = None,
     seed: int = 0,
 ) -> AttentionCase:
@@ -91,6 +93,7 @@ def make_case(
     A sequence's numbers depend on its length and the seed only. Its blocks are scattered, and KV is
     NaN elsewhere.
     num_spare: number of unused blocks, and of invalid items.   kv: memory to use, of enough slabs.
+    most_decoded: rows of up to so many tokens decode.
     """
     depths = [-(-length // block_size) for length, _ in rows]
     slabs = sum(depths) + num_spare
@@ -110,7 +113,13 @@ def make_case(
         queries[-1] = queries[-1][-count:]
     q = torch.cat(queries).to(dtype)[:, :heads]
     tile = prefill_queries(heads, kv_heads, dim, dtype, q.device)
-    return AttentionCase(q, kv, _work(rows, tables, num_spare, tile))
+    decodes = Decodes(
+        num_places=sum(count for _, count in rows),
+        num_parts=1,
+        tile_queries=decode_queries(heads, kv_heads),
+        window=None,
+    )
+    return AttentionCase(q, kv, _work(rows, tables, num_spare, tile, decodes, most_decoded))
 
 
 def _apart(part: torch.Tensor, there: torch.device) -> torch.Tensor:
@@ -121,28 +130,33 @@ def _apart(part: torch.Tensor, there: torch.device) -> torch.Tensor:
 
 
 def _work(
-    rows: Sequence[tuple[int, int]], tables: list[list[int]], num_spare: int, tile: int
+    rows: Sequence[tuple[int, int]],
+    tables: list[list[int]],
+    num_spare: int,
+    tile: int,
+    decodes: Decodes,
+    most_decoded: int,
 ) -> AttentionWork:
-    query_starts, block_starts = [0], [0]
-    decode_items, decode_ranges, prefill_items = [], [], []
+    query_starts, block_starts, prefill_items = [0], [0], []
     for index, (length, count) in enumerate(rows):
         query_starts.append(query_starts[-1] + count)
         block_starts.append(block_starts[-1] + len(tables[index]))
-        first = len(decode_items)
-        if count == 1:
-            decode_items += [(index, split) for split in range(-(-length // SPLIT_KEYS))]
-        else:
+        if count > most_decoded:
             prefill_items += [(index, number) for number in range(-(-count // tile))]
-        end = len(decode_items)
-        decode_ranges.append((first, end) if end > first else (0, 0))
+        elif length:
+            decodes.add(query_starts[-2], length - count, count, block_starts[-2])
+    items = decodes.items()[0].tolist()
+    records = [*decodes.records, *[(0,) * 7] * (query_starts[-1] - len(decodes.records))]
+    num_sums = sum(decodes.records[first].num_queries for first, _ in items)
+    spare = [(_GARBAGE, _GARBAGE)] * (num_sums - len(items) + num_spare)
     return AttentionWork(
         query_starts=_ints(query_starts),
         seq_lens=_ints([length for length, _ in rows]),
         block_starts=_ints(block_starts[:-1]),
         blocks=_ints([block for table in tables for block in table] + [_GARBAGE]),
-        decode_items=_ints(decode_items + [(_GARBAGE, _GARBAGE)] * num_spare).view(-1, 2),
-        num_decode_items=_ints([len(decode_items)]),
-        decode_ranges=_ints(decode_ranges),
+        decodes=_ints(records),
+        decode_items=_ints(items + spare).view(-1, 2),
+        num_decode_items=_ints([len(items)]),
         prefill_items=_ints(prefill_items + [(_GARBAGE, _GARBAGE)] * num_spare).view(-1, 2),
         num_prefill_items=_ints([len(prefill_items)]),
         prefill_queries=tile,

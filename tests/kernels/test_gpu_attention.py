@@ -6,10 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.gpu.decodes import Decodes
+from kernels import reference
 from kernels.gpu.decode_attention import decode_attention
 from kernels.gpu.launch import assume_capability
 from kernels.gpu.prefill_attention import prefill_attention, prefill_queries
 from kernels.reference import FP8
+from kernels.work import Decode, decode_queries
 from tests.kernels.attention_cases import make_case
 from tests.kernels.far_rows import far_rows
 
@@ -81,36 +84,94 @@ def test_items_that_do_not_count_change_nothing():
     no_rows = replace(
         case.work,
         num_decode_items=torch.zeros(1, dtype=torch.int32),
-        decode_ranges=torch.zeros(2, 2, dtype=torch.int32),
+        decodes=torch.zeros_like(case.work.decodes),
     )
     assert replace(case, work=no_rows).run(decode_attention).isnan().all()
 
 
+MANY_PARTS = [(270, 1), (30, 1), (40, 9), (259, 6), (17, 1), (260, 2)]
+NUM_PLACES = 12
+
+
 @pytest.mark.parametrize("num_parts", [2, 3, 4])
 def test_items_in_parts_give_the_bits_that_they_give_together(num_parts):
-    case = make_case([(700, 1), (30, 1), (40, 9), (0, 1), (300, 1), (17, 1), (900, 1)])
-    work = case.work
-    items, counts, ranges = [], [], torch.zeros_like(work.decode_ranges)
-    for rows in torch.arange(len(ranges)).chunk(num_parts):
-        own = [row for row in rows.tolist() if work.decode_ranges[row, 1]]
-        first = int(work.decode_ranges[own[0], 0]) if own else 0
-        ranges[own] = work.decode_ranges[own] - first
-        counts.append(int(ranges[own].max()) if own else 0)
-        part = torch.full((8, 2), 10**9, dtype=torch.int32)
-        part[: counts[-1]] = work.decode_items[first : first + counts[-1]]
-        items.append(part)
+    case = make_case(MANY_PARTS, most_decoded=8)
+    decodes = Decodes(NUM_PLACES, num_parts, decode_queries(heads=4, kv_heads=2), window=None)
+    starts = case.work.block_starts.tolist()
+    for row, (length, count) in enumerate(MANY_PARTS):
+        if count <= 8:
+            decodes.add(int(case.work.query_starts[row]), length - count, count, starts[row])
+    spare = [(10**9, 10**9)]
+    parts = [items.tolist() for items in decodes.items()]
+    items = [item for own in parts for item in (*own, *spare * (24 - len(own)))]
+    records = [*decodes.records, *[(0,) * 7] * (NUM_PLACES - len(decodes.records))]
     in_parts = {
-        "decode_items": torch.cat(items),
-        "num_decode_items": torch.tensor(counts, dtype=torch.int32),
-        "decode_ranges": ranges,
+        "decodes": torch.tensor(records, dtype=torch.int32),
+        "decode_items": torch.tensor(items, dtype=torch.int32),
+        "num_decode_items": torch.tensor([*map(len, parts)], dtype=torch.int32),
     }
-    assert len(counts) == num_parts
-    found = replace(case, work=replace(work, **in_parts)).run(decode_attention)
+    assert all(parts[:-1])
+    found = replace(case, work=replace(case.work, **in_parts)).run(decode_attention)
     assert torch.equal(found.nan_to_num(), case.run(decode_attention).nan_to_num())
 
 
 def test_more_splits_than_are_reduced_at_a_time_are_all_weighed():
     make_case([(9000, 1)], heads=1, kv_heads=1).check("decode_attention", decode_attention)
+
+
+# ---- drafts ----
+
+
+DRAFTS = [(1, 1), (8, 8), (15, 2), (16, 3), (17, 4), (133, 5), (257, 6), (258, 7), (134, 8)]
+"""(positions, tokens) of rows of up to 8 tokens; some begin in another split than they end."""
+
+
+@DTYPES
+@WINDOWS
+def test_a_row_with_drafts_sees_positions_up_to_each_token_s_own(dtype, window):
+    case = make_case(DRAFTS, dtype=dtype, most_decoded=8)
+    case.check("decode_attention", decode_attention, window)
+
+
+@WINDOWS
+def test_the_reference_has_drafts_attend_as_prefills_do(window):
+    rows = DRAFTS[1:]
+    found = make_case(rows, most_decoded=8).run(reference.decode_attention, window)
+    expected = make_case(rows).run(reference.prefill_attention, window)
+    assert (found - expected).abs().max() <= 1e-6 * expected.abs().max()
+
+
+@GROUPS
+def test_a_row_with_drafts_has_any_group_of_heads_and_head_dim(heads, kv_heads, dim):
+    shape = {"heads": heads, "kv_heads": kv_heads, "dim": dim, "block_size": 32}
+    case = make_case([(40, 8), (7, 3)], most_decoded=8, dtype=torch.float16, **shape)
+    case.check("decode_attention", decode_attention)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "window"), [(4, 1, None), (5, 1, 200), (16, 2, 5), (17, 1, None)]
+)
+def test_drafts_have_the_bits_that_they_would_have_as_decodes(heads, kv_heads, window):
+    shape = {"heads": heads, "kv_heads": kv_heads, "dtype": torch.float16}
+    case = make_case([(33, 2), (259, 7), (3, 1)], most_decoded=8, **shape)
+    alone = Decodes(len(case.q), 1, decode_queries(heads, kv_heads), window)
+    for decode in (Decode(*ints) for ints in case.work.decodes.tolist()):
+        alone.add(decode.token, decode.length - 1, 1, decode.block_start)
+    (items,) = alone.items()
+    as_decodes = replace(
+        case.work,
+        decodes=torch.tensor(alone.records, dtype=torch.int32),
+        decode_items=torch.from_numpy(items),
+        num_decode_items=torch.tensor([len(items)], dtype=torch.int32),
+    )
+    expected = replace(case, work=as_decodes).run(decode_attention, window)
+    assert torch.equal(case.run(decode_attention, window), expected)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, FP8])
+def test_drafts_are_right_with_factors_bounds_and_e4m3(kv_dtype):
+    case = make_case([(300, 5), (40, 8)], most_decoded=8, dtype=torch.float16, kv_dtype=kv_dtype)
+    case.check("decode_attention", decode_attention, 20, 0.6, 0.9)
 
 
 # ---- prefill ----

@@ -38,11 +38,17 @@ def fake_backend(
     form: PackedForm,
     weights: dict[str, torch.Tensor],
     device: FakeDevice | None = None,
+    max_num_drafts: int = 0,
     **values: object,
 ) -> Backend:
-    """A GPU's backend on `device`. values: fields of the engine's config."""
+    """A GPU's backend on `device`. max_num_drafts: see StepLimits. values: fields of the engine's
+    config.
+    """
     config = make_config(dtype=form.dtype, sliding_window=model_config.sliding_window, **values)
     device = device or FakeDevice()
-    backend = assemble(config, model_config, form, weights, device, RecordingKernels(device))
+    backend = assemble(
+        config, model_config, form, weights, device, RecordingKernels(device),
+        max_num_drafts=max_num_drafts,
+    )  # fmt: skip
     device.arena = backend.slabs
     return backend

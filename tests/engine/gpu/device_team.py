@@ -27,7 +27,8 @@ def recording(device: FakeDevice, ranks: ThreadRanks) -> RecordingKernels:
 class DeviceTeam:
     """The counterpart of tests.engine.rank_team.RankTeam on fake devices.
 
-    make_device_kernels: takes a device and its rank.   values: fields of the engine's config.
+    make_device_kernels: takes a device and its rank.   max_num_drafts: see StepLimits.
+    values: fields of the engine's config.
     devices, backends, runners: one for each rank; the runners exist once `lead` has returned.
     """
 
@@ -42,6 +43,7 @@ class DeviceTeam:
         folder,
         *,
         make_device_kernels=recording,
+        max_num_drafts=0,
         **values,
     ):
         self.size = form.layout.num_shards
@@ -69,7 +71,9 @@ class DeviceTeam:
             ranks, device = self.ranks[index], self.devices[index]
             weights = ShardedWeights(StoredWeights(model_dir, torch.float32), ranks.shard)
             kernels = make_device_kernels(device, ranks)
-            backend = assemble(engine, config, form, weights, device, kernels, ranks)
+            backend = assemble(
+                engine, config, form, weights, device, kernels, ranks, max_num_drafts
+            )
             device.arena = backend.slabs
             self.backends[index] = backend
             filler = SlabFiller(form, backend.slabs, shard=ranks.shard)

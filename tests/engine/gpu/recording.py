@@ -7,7 +7,7 @@ import torch
 from kernels import reference
 from kernels.block import adapter_blocks, places_of
 from kernels.tiles import ADDRESS_UNIT_BYTES
-from kernels.work import AttentionWork, Delta, LoRAWork, Site
+from kernels.work import AttentionWork, Decode, Delta, LoRAWork, Site
 from tests.engine.gpu.fake_device import FakeDevice
 
 
@@ -30,13 +30,17 @@ class RecordingKernels:
         )
 
     def decode_attention(self, out, q, kv, work, window=None, *scores):
-        rows = (work.decode_ranges[:, 1] > work.decode_ranges[:, 0]).nonzero().flatten()
-        self._attended(rows.tolist(), kv, work, window)
+        for decode in (Decode(*ints) for ints in work.decodes.tolist()):
+            if decode.num_sums:
+                self._attended(kv, work, decode.block_start, decode.length, 1, window)
         self.meaning.decode_attention(out, q, kv, work, window, *scores)
 
     def prefill_attention(self, out, q, kv, work, window=None, *scores):
         rows = work.prefill_items[: int(work.num_prefill_items), 0].unique()
-        self._attended(rows.tolist(), kv, work, window)
+        for row in rows.tolist():
+            num_queries = int(work.query_starts[row + 1] - work.query_starts[row])
+            start, length = int(work.block_starts[row]), int(work.seq_lens[row])
+            self._attended(kv, work, start, length, num_queries, window)
         self.meaning.prefill_attention(out, q, kv, work, window, *scores)
 
     def shrink(self, x, work, site):
@@ -62,16 +66,21 @@ class RecordingKernels:
         self.meaning.copy_slabs(target, target_ids, source, source_ids)
 
     def _attended(
-        self, rows: list[int], kv: torch.Tensor, work: AttentionWork, window: int | None
+        self,
+        kv: torch.Tensor,
+        work: AttentionWork,
+        block_start: int,
+        length: int,
+        num_queries: int,
+        window: int | None,
     ) -> None:
-        """Report the KV blocks that the rows' queries attend to within their window."""
-        for row in rows:
-            length = int(work.seq_lens[row])
-            num_queries = int(work.query_starts[row + 1] - work.query_starts[row])
-            first = max(0, length - num_queries + 1 - (window or length)) // kv.shape[3]
-            start, end = int(work.block_starts[row]), -(-length // kv.shape[3])
-            blocks = work.blocks[start + first : start + end].tolist()
-            self.device.touch(set(blocks), is_write=False, what="KV read")
+        """Report the KV blocks that the last queries of `length` positions attend to within their
+        window.
+        """
+        first = max(0, length - num_queries + 1 - (window or length)) // kv.shape[3]
+        end = -(-length // kv.shape[3])
+        blocks = work.blocks[block_start + first : block_start + end].tolist()
+        self.device.touch(set(blocks), is_write=False, what="KV read")
 
     def _expanded(self, delta: Delta | None) -> None:
         if delta is not None:

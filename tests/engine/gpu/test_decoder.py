@@ -139,7 +139,7 @@ class World:
         self.out.logits.fill_(torch.nan)
         self.device.submit(self.device.compute, lambda: self.model.run(inputs, self.kv, self.out))
         self.device.synchronize(self.device.record(self.device.compute))
-        return self.out.logits[: len(plan.due)], self.out.finite[: batch.num_tokens], plan
+        return self.out.logits[: len(plan.choosing)], self.out.finite[: batch.num_tokens], plan
 
 
 def rounded(weights, roundings):

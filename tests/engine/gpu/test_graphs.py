@@ -1,13 +1,16 @@
 """Graphs: the steps that have one, and the shape to which they are padded."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import StepLimits, StepShape
 
 
-def make_graphs(most_rows=64, most_tokens=2048):
-    return StepGraphs(StepLimits(most_rows, most_tokens, max_model_len=4096, prefill_queries=32))
+def make_graphs(most_rows=64, most_tokens=2048, max_num_drafts=0):
+    limits = StepLimits(most_rows, most_tokens, 4096, prefill_queries=32)
+    return StepGraphs(replace(limits, max_num_drafts=max_num_drafts))
 
 
 def mixed(num_tokens, num_items=1, num_rows=3, block_rows=0):
@@ -65,3 +68,22 @@ def test_there_are_three_graphs_for_eight_numbers_of_tokens_and_two_for_numbers_
     assert len(shapes) == len(set(shapes)) == count == 3 * 8 + 2 * len(graphs.decode_sizes)
     sizes = [shape.num_tokens for shape in shapes]
     assert sizes[0] == max(sizes), "the first graph's memory holds the others"
+
+
+@pytest.mark.parametrize(("most_rows", "max_num_drafts"), [(3, 21), (64, 256), (256, 256)])
+def test_drafts_take_the_graphs_of_as_many_rows_and_few_more(most_rows, max_num_drafts):
+    plain, graphs = make_graphs(most_rows), make_graphs(most_rows, max_num_drafts=max_num_drafts)
+    for num_tokens in range(1, most_rows + max_num_drafts + 1):
+        shape = graphs.fit(StepShape.of_decodes(num_tokens, has_lora=True))
+        assert shape in graphs.shapes()
+        assert num_tokens <= shape.num_tokens < 2 * num_tokens + 1
+    mixed_shape = graphs.fit(mixed(500, num_rows=most_rows + 1))
+    assert mixed_shape.num_rows == min(mixed_shape.num_tokens, most_rows + max_num_drafts)
+    more = len(list(graphs.shapes())) - len(list(plain.shapes()))
+    assert more <= 2 * (max_num_drafts // 32 + 3)
+
+
+def test_there_are_no_more_choices_than_tokens():
+    limits = StepLimits(16, 24, 4096, prefill_queries=32, max_num_drafts=100)
+    assert (limits.most_choices, limits.most_tokens) == (24, 24)
+    assert make_graphs(16, 24, 100).decode_sizes[-1] == 24

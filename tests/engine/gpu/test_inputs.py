@@ -1,5 +1,7 @@
 """The ints of a step, which describe it to the kernels, read back from memory."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import StepBuilder, StepLimits, StepShape
 from engine.messages import SamplingParams
 from kernels.block import BLOCK
-from kernels.work import SPLIT_KEYS
+from kernels.work import SPLIT_KEYS, Decode
 from lora.batch import DeviceTables
 from lora.layout import Layout
 from lora.packed import PackedForm
@@ -28,24 +30,25 @@ def make_tables(digest, depth):
 TABLES = {"narrow": make_tables("narrow", 1), "wide": make_tables("wide", 5)}
 
 
-def make_builder(window=None):
-    limits = StepLimits(8, 300, max_model_len=4096, prefill_queries=16, sliding_window=window)
+def make_builder(window=None, max_num_drafts=0):
+    limits = StepLimits(8, 300, 4096, 16, window, max_num_drafts)
     arena = torch.zeros(4, LAYOUT.slab_bytes, dtype=torch.uint8)
     return StepBuilder(limits, FORM, arena, lambda key: (0, TABLES[key]), StepGraphs(limits).fit)
 
 
-def build(*rows, window=None):
+def build(*rows, window=None, max_num_drafts=0):
     """(views, plan) of a step in memory that held other numbers before."""
-    builder = make_builder(window)
+    builder = make_builder(window, max_num_drafts)
     ints = torch.full((builder.most_ints,), GARBAGE, dtype=torch.int32)
     plan = builder.build(Batch(1, rows), ints.numpy(), {})
     return builder.views(plan.shape, ints), plan
 
 
-def make_row(start, count, adapter=None, name="r"):
-    blocks = tuple(range(LAYOUT.num_blocks(start + count)))
-    sampling = SamplingParams(max_tokens=1)
-    return ScheduledRow(name, (7,) * count, start, blocks, adapter, adapter, 0, sampling, 0, 0)
+def make_row(start, count, adapter=None, name="r", drafts=0):
+    blocks = tuple(range(LAYOUT.num_blocks(start + count + drafts)))
+    sampling, tokens = SamplingParams(max_tokens=1), (7,) * (count + drafts)
+    row = ScheduledRow(name, tokens, start, blocks, adapter, adapter, 0, sampling, 0, 0)
+    return replace(row, num_drafts=drafts)
 
 
 @pytest.mark.parametrize("window", [None, 1, 100, 255, 256, 257, 512, 1000])
@@ -57,7 +60,8 @@ def test_a_decode_reads_the_splits_that_its_window_reaches_and_no_others(length,
     work = inputs.attention
     count = int(work.num_decode_items)
     assert work.decode_items[:count].tolist() == [[0, split] for split in expected]
-    assert work.decode_ranges[0].tolist() == [0, len(expected)]
+    (decode, *_) = read_decodes(work)
+    assert (decode.split, decode.num_sums) == (expected[0], len(expected))
 
 
 @pytest.mark.parametrize("most_items", [1, 16, 33, 50, 80, 10**6])
@@ -70,13 +74,71 @@ def test_splits_are_cut_into_parts_that_have_room_for_whole_rows(monkeypatch, nu
     rooms = work.decode_items.chunk(len(counts))
     assert len({len(room) for room in rooms}) == 1
     assert len(rooms[0]) <= max(most_items, 4096 // SPLIT_KEYS)
-    part_rows = -(-len(work.seq_lens) // len(counts))
-    found = []
-    for row, (first, end) in enumerate(work.decode_ranges.tolist()):
-        assert end <= counts[row // part_rows]
-        found += rooms[row // part_rows][first:end].tolist()
+    assert_sums_have_places(work)
+    found = [item for room, n in zip(rooms, counts, strict=True) for item in room[:n].tolist()]
     assert found == [[r, s] for r, n in enumerate(lengths) for s in range(-(-n // SPLIT_KEYS))]
-    assert sum(counts) == len(found)
+
+
+def read_decodes(work):
+    decodes = [Decode(*ints) for ints in work.decodes.tolist()]
+    return [decode for decode in decodes if decode.num_sums]
+
+
+def assert_sums_have_places(work):
+    """Each query of each item has a partial sum of its own in its part, and knows where it is."""
+    num_parts = len(work.num_decode_items)
+    room = len(work.decode_items) // num_parts
+    part_places = -(-len(work.decodes) // num_parts)
+    written = []
+    for part, count in enumerate(work.num_decode_items.tolist()):
+        for first, split in work.decode_items[part * room :][:count].tolist():
+            assert first // part_places == part
+            tile = [Decode(*ints) for ints in work.decodes[first:].tolist()]
+            tile = tile[: tile[0].num_queries]
+            for query, decode in enumerate(tile):
+                assert (decode.num_queries, decode.split) == (len(tile), tile[0].split)
+                assert decode.token == tile[0].token + query
+                at = tile[0].first_sum + (split - tile[0].split) * len(tile) + query
+                assert at < room
+                written.append((part, at))
+    assert len(written) == len(set(written))
+    for number, decode in enumerate(Decode(*ints) for ints in work.decodes.tolist()):
+        sums = range(decode.first_sum, room, decode.num_queries or 1)[: decode.num_sums]
+        assert {(number // part_places, at) for at in sums} <= set(written)
+        assert len(sums) == decode.num_sums
+
+
+@pytest.mark.parametrize("window", [None, 3, 300])
+@pytest.mark.parametrize("most_items", [16, 50, 80, 10**6])
+def test_drafts_are_cut_into_tiles_that_lie_in_one_part(monkeypatch, most_items, window):
+    monkeypatch.setattr(inputs, "MOST_DECODE_ITEMS", most_items)
+    counts = [(0, 0), (5, 3), (250, 7), (510, 7), (700, 2), (1000, 6)]
+    rows = [make_row(start, 1, drafts=count, name=f"r{start}") for start, count in counts]
+    views, plan = build(*rows, window=window, max_num_drafts=32)
+    decodes = read_decodes(views.attention)
+    assert plan.shape == StepShape(32, 32)
+    assert [decode.length for decode in decodes] == [
+        s + i + 1 for s, n in counts for i in range(n + 1)
+    ]
+    assert [decode.token for decode in decodes] == list(range(31))
+    for decode in decodes:
+        seen = range(max(0, decode.length - (window or decode.length)), decode.length)
+        assert decode.num_sums == len({position // SPLIT_KEYS for position in seen})
+    whole = [decode for decode in decodes if decode.num_queries == 8]
+    assert len(whole) == (16 if most_items == 10**6 else 0)
+    assert_sums_have_places(views.attention)
+    assert views.logits_indices.tolist() == [*range(31), 0]
+    assert int(views.attention.num_prefill_items) == 0
+
+
+def test_a_step_of_prefills_and_drafts_has_a_place_for_each_token_that_is_chosen():
+    rows = make_row(0, 40), make_row(9, 1, drafts=3, name="b")
+    views, plan = build(*rows, max_num_drafts=32)
+    assert plan.shape == StepShape(128, 40, num_prefill_items=128 // 16 + 16)
+    assert views.logits_indices[:5].tolist() == [39, 40, 41, 42, 43]
+    assert [row.num_output_tokens for row in plan.choosing] == [0, 0, 1, 2, 3]
+    assert views.attention.prefill_items[:3].tolist() == [[0, 0], [0, 1], [0, 2]]
+    assert int(views.attention.num_prefill_items) == 3
 
 
 def test_padding_rows_have_no_positions_no_items_and_no_slots():
@@ -86,7 +148,7 @@ def test_padding_rows_have_no_positions_no_items_and_no_slots():
     assert work.seq_lens.tolist() == [21, 22, 23, 24, 25, 0, 0, 0]
     assert work.query_starts.tolist() == [0, 1, 2, 3, 4, 5, 5, 5, 5]
     assert int(work.num_decode_items) == 5
-    assert work.decode_ranges[5:].eq(0).all()
+    assert work.decodes[5:].eq(0).all()
     assert inputs.slots[5:].eq(-1).all()
     assert inputs.sources.eq(-1).all()
     assert inputs.input_ids[5:].eq(0).all()
@@ -100,7 +162,7 @@ def test_a_prefill_is_cut_into_tiles_and_its_blocks_lie_behind_each_other():
     assert work.prefill_items[:3].tolist() == [[1, 0], [1, 1], [1, 2]]
     assert len(work.prefill_items) == 16
     assert int(work.num_prefill_items) == 3
-    assert work.decode_ranges.tolist() == [[0, 1]] + [[0, 0]] * 7
+    assert read_decodes(work) == [Decode(0, 1, 0, 1, 0, 0, 1)]
     starts, needed = work.block_starts.tolist(), LAYOUT.num_blocks(50)
     assert work.blocks[starts[1] : starts[1] + needed].tolist() == [*range(needed)]
     assert inputs.positions.tolist() == [0, *range(10, 50)] + [0] * 87

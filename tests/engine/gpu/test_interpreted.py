@@ -20,9 +20,12 @@ SPANS = [
     [(0, 9), (0, 1), (0, 5)],
     [(9, 10), (1, 2), (5, 6)],
     [(10, 11), (2, 20), (6, 7)],
+    [(11, 14), (20, 28), (7, 8)],
+    [(14, 16), (28, 32), (8, 17)],
 ]
-"""Positions of three rows (base model, adapters of ranks 3 and 20) in steps of prefills, decodes
-and both."""
+"""Positions of three rows (base model, adapters of ranks 3 and 20) in steps of prefills, of
+decodes, of both, of drafts, and of drafts beside a prefill."""
+NUM_DRAFTS = [(0, 0, 0), (0, 0, 0), (0, 0, 0), (2, 7, 0), (1, 3, 0)]
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +49,7 @@ def test_every_step_gives_what_the_references_give(tmp_path, family):
         folder = tmp_path / kernels.__name__
         folder.mkdir()
         own = config, form, weights, FakeDevice(), kernels, NUM_SLABS
-        stages.append(eager_stage(folder, *own, **limits))
+        stages.append(eager_stage(folder, *own, max_num_drafts=9, **limits))
     chance = random.Random(1)
     free = chance.sample(range(NUM_SLABS), NUM_SLABS)
     for key, data in zip(("a", "b"), objects, strict=True):
@@ -60,8 +63,10 @@ def test_every_step_gives_what_the_references_give(tmp_path, family):
         results = []
         for stage in stages:
             rows = (
-                stage.row(f"r{i}", tokens[i], spans[i][0], blocks[i], key)
-                for i, key in enumerate((None, "a", "b"))
+                stage.row(f"r{i}", tokens[i], spans[i][0], blocks[i], key, num_drafts=num)
+                for i, (key, num) in enumerate(
+                    zip((None, "a", "b"), NUM_DRAFTS[step - 1], strict=True)
+                )
             )
             results.append(stage.run(Batch(step, tuple(rows))))
         (chosen, logits), (expected_tokens, expected) = results

@@ -22,6 +22,7 @@ from tests.engine.gpu.fake_device import TOTAL_BYTES, FakeDevice
 from tests.engine.gpu.recording import RecordingKernels
 from tests.engine.gpu.test_runner import make_params
 from tests.engine.real_core import add_adapter, build_core
+from tests.engine.replay_drafter import ReplayDrafter
 from tests.engine.thread_ranks import ThreadRanks, on_all
 from tests.tiny_models import save_adapter, save_model
 
@@ -90,13 +91,22 @@ def llama(world_of):
     return world_of("llama")
 
 
-def build_team(world, folder, size, make_device_kernels=recording, quantization=None, **options):
+def build_team(
+    world,
+    folder,
+    size,
+    make_device_kernels=recording,
+    quantization=None,
+    max_num_drafts=0,
+    **options,
+):
     """(core, team) of an engine on `size` ranks."""
     teams = []
 
     def make_team(*given):
-        values = {"make_device_kernels": make_device_kernels, "quantization": quantization}
-        teams.append(DeviceTeam(*given, **values))
+        kernels = {"make_device_kernels": make_device_kernels}
+        values = {"quantization": quantization, "max_num_drafts": max_num_drafts}
+        teams.append(DeviceTeam(*given, **kernels, **values))
         return teams[0]
 
     options |= {"num_ranks": size, "make_team": make_team}
@@ -137,6 +147,16 @@ def test_ranks_together_choose_what_one_chooses_though_the_last_token_is_still_p
     tokens, _, _ = asked_of_ranks(world, tmp_path / "ranks", size)
     assert len(tokens) == 24
     assert tokens == world.said_by_one
+
+
+def test_ranks_together_verify_drafts(llama, tmp_path):
+    drafter = ReplayDrafter(llama.said_by_one, key=lambda request: request.request_id)
+    options = {"max_num_drafts": 56, "drafter": drafter}
+    core, team = build_team(llama, tmp_path / "ranks", 2, **options)
+    tokens = llama.ask(core, 12)
+    team.stop()
+    assert tokens == {name: llama.said_by_one[name] for name in tokens}
+    assert core.scheduler.speculation.figures().accepted_tokens > 0
 
 
 def test_they_do_so_where_requests_are_preempted_and_swapped(llama, tmp_path):

@@ -1,6 +1,7 @@
 """The device's runner alone; tests.engine.test_{runner,oracle} run it in engines."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tests.engine.fakes import make_message, run_until_idle, tokens_of
 from tests.engine.gpu.backends import fake_backend, make_config
 from tests.engine.gpu.fake_device import TOTAL_BYTES, FakeDevice
 from tests.engine.real_core import build_core
+from tests.engine.replay_drafter import ReplayDrafter
 from tests.tiny_models import save_model
 
 CPU = torch.device("cpu")
@@ -79,6 +81,17 @@ def test_it_chooses_what_the_cpu_chooses_though_the_last_token_is_still_pending(
         for mine, theirs in zip(logprobs[name], entries, strict=True):
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
             assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
+
+
+def test_answers_are_the_same_where_rows_whose_last_token_is_known_have_drafts(tmp_path, model_dir):
+    expected, _ = ask(build_core(model_dir, tmp_path / "cpu", {}))
+    make_backend = partial(fake_backend, max_num_drafts=56)
+    drafter = ReplayDrafter(expected, key=lambda request: request.request_id)
+    options = {"make_backend": make_backend, "drafter": drafter}
+    core = build_core(model_dir, tmp_path / "device", {}, **options)
+    tokens, _ = ask(core)
+    assert tokens == expected
+    assert core.scheduler.speculation.figures().accepted_tokens > 0, "behind forced tokens"
 
 
 def test_it_counts_what_the_cpu_counts(tmp_path, model_dir, monkeypatch):
@@ -195,20 +208,29 @@ def test_an_arena_that_was_asked_for_and_does_not_fit_is_refused(model_dir):
         make_backend(model_dir, device, arena_bytes=2 << 20)
 
 
-def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir):
-    seen = []
+@pytest.mark.parametrize("max_num_drafts", [0, 7, 40])
+def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir, max_num_drafts):
+    seen, depths = [], set()
     device = FakeDevice(eagerness=1.0)
-    backend, layout = make_backend(model_dir, device, max_num_batched_tokens=700)
+    limits = {"max_num_batched_tokens": 700, "max_num_drafts": max_num_drafts}
+    backend, layout = make_backend(model_dir, device, **limits)
     runner = backend.make_runner(lambda key: None, None, 0)
     run = runner.model.run
-    runner.model.run = lambda inputs, *rest: seen.append(inputs) or run(inputs, *rest)
+
+    def note(inputs, *rest):
+        seen.append(inputs)
+        depths.update(int(block["depth"]) for block in adapter_blocks(inputs.lora))
+        return run(inputs, *rest)
+
+    runner.model.run = note
     runner.device.capture = lambda work: work
     form = PackedForm(layout, "float32", "base-1")
     run_largest_steps(runner.model, form, torch.float32, runner.limits)
-    assert [len(inputs.input_ids) for inputs in seen] == [700, 16]
-    assert [len(inputs.logits_indices) for inputs in seen] == [3, 16]
-    blocks = [block for inputs in seen for block in adapter_blocks(inputs.lora)]
-    assert {int(block["depth"]) for block in blocks} == {32}
+    most_choices = 16 + max_num_drafts
+    assert [len(inputs.input_ids) for inputs in seen] == [700, most_choices]
+    assert [len(inputs.logits_indices) for inputs in seen] == [3, most_choices]
+    assert [len(inputs.attention.prefill_items) > 0 for inputs in seen] == [True, False]
+    assert depths == {32}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ def attention_trials(setting: Setting) -> Iterator[Trial]:
         yield _attention(setting, name, _WINDOW, setting.dtype, setting.dtype)
         if setting.has_fp8:
             yield _attention(setting, name, None, setting.dtype, FP8)
+    for window in (None, _WINDOW):
+        yield _drafts(setting, window)
 
 
 def make_attention(
@@ -33,6 +35,7 @@ def make_attention(
     *,
     kv_dtype: torch.dtype | None = None,
     head_dim: int | None = None,
+    most_decoded: int = 1,
 ) -> AttentionCase:
     """Make random inputs of attention in the sizes of the setting.
 
@@ -42,7 +45,7 @@ def make_attention(
     with assume_capability(capability(setting.there)):
         return make_case(
             rows, heads=sizes.heads, kv_heads=sizes.kv_heads, dim=head_dim or sizes.head_dim,
-            dtype=dtype, kv_dtype=kv_dtype, seed=seed & 0x7FFFFFFF,
+            dtype=dtype, kv_dtype=kv_dtype, seed=seed & 0x7FFFFFFF, most_decoded=most_decoded,
         )  # fmt: skip
 
 
@@ -60,7 +63,20 @@ def _attention(
     # The last row is padding, as in a captured step.
     seed = setting.seed_of(title)
     case = make_attention(setting, [*rows, (0, 1)], dtype, seed, kv_dtype=kv_dtype)
+    return _trial(title, name, window, case)
 
+
+def _drafts(setting: Setting, window: int | None) -> Trial:
+    """Decodes, of which all but each eighth have drafts, among prefills."""
+    title = f"decode_attention, drafts, window {window}"
+    contexts = setting.kernels.contexts
+    rows = [(max(length, 8), 1 + number % 8) for number, (length, _) in enumerate(contexts)]
+    seed = setting.seed_of(title)
+    case = make_attention(setting, [*rows, (40, 9)], setting.dtype, seed, most_decoded=8)
+    return _trial(title, "decode_attention", window, case)
+
+
+def _trial(title: str, name: str, window: int | None, case: AttentionCase) -> Trial:
     def run(ops, there):
         return [case.placed(there).run(getattr(ops, name), window)]
 
