@@ -26,7 +26,7 @@ from engine.ranks import Ranks
 from engine.scheduler import Scheduler
 from engine.segments import Tables
 from engine.speculation import Speculation
-from engine.step_measurement import measure_steps
+from engine.step_measurement import measure_steps, steps_of
 from engine.swap import PreemptionCosts, SwapSpace
 from engine.weights import ServedNumbers, load_config
 from lora.arena import Arena
@@ -189,7 +189,8 @@ def _speculation(
     if config.speculation == "off" or config.device != "cpu":
         return None
     assert config.max_num_batched_tokens is not None, "not resolved yet"
-    curve = measure_steps(runner, layout.block_size, num_slabs, config.max_num_batched_tokens)
+    most_tokens = config.max_num_batched_tokens
+    curve = measure_steps(steps_of(runner), layout.block_size, num_slabs, most_tokens)
     logger.info("%s", curve)
     pools = DraftPools(config.draft_pool_bytes)
     return Speculation(curve, TextDrafter(pools), pools)

@@ -30,8 +30,8 @@ BeforeEnd = Callable[[Request, Sequence[int]], Sequence[int]]
 class Drafter(Protocol):
     """Guesses what answers will say."""
 
-    def draft(self, request: Request, most: int) -> Draft:
-        """Up to `most` tokens that may follow the answer's last one."""
+    def drafts(self, requests: Sequence[Request], most: int) -> Mapping[Request, Draft]:
+        """Up to `most` tokens that may follow each answer's last one; some may have no draft."""
         ...
 
     def end(self, request: Request) -> None:
@@ -83,8 +83,7 @@ class Speculation:
         most = min(budget, MOST_DRAFTS * len(deciding))
         if not self._can_gain(num_tokens, len(deciding), most):
             return {}
-        drafts = {r: self._draft(r, before_end) for r in deciding if _may_draft(r)}
-        drafts = {request: draft for request, draft in drafts.items() if draft.token_ids}
+        drafts = self._drafts([r for r in deciding if _may_draft(r)], before_end)
         candidates = sorted(self._candidates(drafts), key=lambda c: -c.chance)[:most]
         counts = self._worthwhile(num_tokens, deciding, candidates)
         for request, count in counts.items():
@@ -127,10 +126,14 @@ class Speculation:
             for count in range(1, most + 1)
         )
 
-    def _draft(self, request: Request, before_end: BeforeEnd) -> Draft:
-        self._records.setdefault(request, _Record()).acceptance.pass_time()
-        draft = self._drafter.draft(request, MOST_DRAFTS)
-        return Draft(tuple(before_end(request, draft.token_ids)), draft.match)
+    def _drafts(self, requests: Sequence[Request], before_end: BeforeEnd) -> dict[Request, Draft]:
+        for request in requests:
+            self._records.setdefault(request, _Record()).acceptance.pass_time()
+        drafts = {
+            request: Draft(tuple(before_end(request, draft.token_ids)), draft.match)
+            for request, draft in self._drafter.drafts(requests, MOST_DRAFTS).items()
+        }
+        return {request: draft for request, draft in drafts.items() if draft.token_ids}
 
     def _candidates(self, drafts: Mapping[Request, Draft]) -> Iterator[_Candidate]:
         for request, draft in drafts.items():

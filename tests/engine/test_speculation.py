@@ -9,7 +9,7 @@ from engine.drafts.ngrams import Draft
 from engine.meter import TokenMeter
 from engine.speculation import MOST_DRAFTS, Speculation
 from engine.step_curve import StepCurve
-from engine.step_measurement import measure_steps
+from engine.step_measurement import measure_steps, steps_of
 from tests.engine.fakes import (
     LAYOUT,
     FakeDrafter,
@@ -33,9 +33,9 @@ class CertainDrafter:
     def __init__(self, tenants=None):
         self.tenants = tenants
 
-    def draft(self, request, most):
-        has_some = self.tenants is None or request.tenant_id in self.tenants
-        return Draft((5,) * most if has_some else (), 32 if has_some else 0)
+    def drafts(self, requests, most):
+        drafting = [r for r in requests if self.tenants is None or r.tenant_id in self.tenants]
+        return dict.fromkeys(drafting, Draft((5,) * most, 32))
 
     def end(self, request):
         pass
@@ -164,7 +164,7 @@ def test_a_curve_goes_through_its_points_and_on_behind_them():
 def test_steps_are_measured_on_slabs_of_nobody_and_not_metered(tmp_path, num_slabs, most_tokens):
     runner = FakeRunner(TokenMeter(tmp_path / "meter"))
     runner.slabs = {slab: dict.fromkeys(range(16), (0, None)) for slab in range(num_slabs)}
-    curve = measure_steps(runner, LAYOUT.block_size, num_slabs, most_tokens)
+    curve = measure_steps(steps_of(runner), LAYOUT.block_size, num_slabs, most_tokens)
     assert set(runner.slabs) == set(range(num_slabs))
     assert TokenMeter.read(tmp_path / "meter")[:2] == (0, 0)
     assert len(curve.points) >= 2
