@@ -189,8 +189,14 @@ def _speculation(
     if config.speculation == "off" or config.device != "cpu":
         return None
     assert config.max_num_batched_tokens is not None, "not resolved yet"
-    most_tokens = config.max_num_batched_tokens
-    curve = measure_steps(steps_of(runner), layout.block_size, num_slabs, most_tokens)
+    assert config.max_model_len is not None, "not resolved yet"
+    curve = measure_steps(
+        steps_of(runner),
+        layout.block_size,
+        num_slabs,
+        config.max_num_batched_tokens,
+        config.max_model_len,
+    )
     logger.info("%s", curve)
     pools = DraftPools(config.draft_pool_bytes)
     return Speculation(curve, TextDrafter(pools), pools)

@@ -34,11 +34,14 @@ def steps_of(runner: Runner) -> Run:
     return run
 
 
-def measure_steps(run: Run, block_size: int, num_slabs: int, most_tokens: int) -> StepCurve:
+def measure_steps(
+    run: Run, block_size: int, num_slabs: int, most_tokens: int, max_model_len: int
+) -> StepCurve:
     """Measure steps on slabs that nobody uses yet, for about two seconds at most.
 
-    most_tokens: of a step.   num_slabs: of the arena.   Other work on the machine only ever makes a
-    step slower: each counts by its fastest run, and none as slower than a larger one.
+    num_slabs: of the arena.   most_tokens: of a step.   max_model_len: of a row. Other work on the
+    machine only ever makes a step slower: each counts by its fastest run, and none as slower than a
+    larger one.
     """
     most = min(most_tokens, num_slabs * _ROW_TOKENS)
     sizes = [size for size in _SIZES if size <= most]
@@ -46,7 +49,7 @@ def measure_steps(run: Run, block_size: int, num_slabs: int, most_tokens: int) -
     points = [(size, min(near[t] for t in near if t >= size)) for size in sorted(near)]
     if len(points) == 1:
         points.append((points[0][0] + 1, points[0][1]))
-    keys = min(_FAR_KEYS, (num_slabs - 1) * block_size)
+    keys = min(_FAR_KEYS, max_model_len, (num_slabs - 1) * block_size)
     if _ROW_TOKENS not in near or keys < _ROW_TOKENS:
         return StepCurve(tuple(points))
     start = keys - _ROW_TOKENS

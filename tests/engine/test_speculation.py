@@ -164,8 +164,15 @@ def test_a_curve_goes_through_its_points_and_on_behind_them():
 def test_steps_are_measured_on_slabs_of_nobody_and_not_metered(tmp_path, num_slabs, most_tokens):
     runner = FakeRunner(TokenMeter(tmp_path / "meter"))
     runner.slabs = {slab: dict.fromkeys(range(16), (0, None)) for slab in range(num_slabs)}
-    curve = measure_steps(steps_of(runner), LAYOUT.block_size, num_slabs, most_tokens)
+    ends, run = [], steps_of(runner)
+
+    def run_noting_ends(rows):
+        ends.extend(row.end for row in rows)
+        run(rows)
+
+    curve = measure_steps(run_noting_ends, LAYOUT.block_size, num_slabs, most_tokens, 100)
     assert set(runner.slabs) == set(range(num_slabs))
+    assert max(ends) <= 100  # of max_model_len
     assert TokenMeter.read(tmp_path / "meter")[:2] == (0, 0)
     assert len(curve.points) >= 2
     assert all(a <= b for (_, a), (_, b) in zip(curve.points, curve.points[1:], strict=False))
