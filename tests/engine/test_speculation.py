@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from engine.drafts.acceptance import Acceptance
-from engine.drafts.ngrams import Draft
+from engine.drafts.ngrams import BY_MODEL, Draft
 from engine.meter import TokenMeter
 from engine.speculation import MOST_DRAFTS, Speculation
 from engine.step_curve import StepCurve
@@ -153,6 +153,16 @@ def test_acceptance_is_learned_for_each_length_of_match_and_forgotten():
     for _ in range(300):
         acceptance.pass_time()
     assert acceptance.chance(1) > 2 * low
+
+
+def test_drafts_of_a_model_are_learned_apart():
+    acceptance = Acceptance()
+    assert acceptance.chance(BY_MODEL) == pytest.approx(0.6)
+    for _ in range(10):
+        acceptance.note(BY_MODEL, 7, 7)
+        acceptance.note(1, 7, 0)
+    assert acceptance.chance(BY_MODEL) > 0.9
+    assert acceptance.chance(20) == Acceptance().chance(20)
 
 
 def test_a_curve_goes_through_its_points_and_on_behind_them():
