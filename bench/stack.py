@@ -70,6 +70,7 @@ def _settings(checkpoint: Checkpoint, options: argparse.Namespace) -> dict[str, 
         "arena_bytes": 2 << 30,
         "request_timeout_s": _REQUEST_TIMEOUT_S,
         "first_token_timeout_s": _REQUEST_TIMEOUT_S,
+        "speculation": "off",  # random models repeat themselves: drafts would be right too often
     } | dict(options.settings)
 
 

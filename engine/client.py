@@ -20,6 +20,7 @@ from engine.messages import (
     AddRequest,
     EngineStats,
     ExtendLease,
+    ForgetDrafts,
     Heartbeat,
     Hello,
     LeaseLow,
@@ -168,6 +169,9 @@ class EngineClient:
         await self._send(message)
 
     async def pin(self, message: PinAdapters) -> None:
+        await self._send(message)
+
+    async def forget_drafts(self, message: ForgetDrafts) -> None:
         await self._send(message)
 
     async def tell_service(self, message: TenantService) -> None:

@@ -17,6 +17,7 @@ from engine.messages import (
     DraftStats,
     EngineStats,
     ExtendLease,
+    ForgetDrafts,
     GrammarStats,
     LeaseLow,
     PinAdapters,
@@ -46,6 +47,7 @@ FromGateway = (
     | Prefetch
     | PinAdapters
     | ProveAdapter
+    | ForgetDrafts
     | ReadJournal
     | TenantService
 )
@@ -197,6 +199,8 @@ class EngineCore:
             case ProveAdapter():
                 if refused := self.proofs.add(gateway_id, message):
                     return [(gateway_id, refused)]
+            case ForgetDrafts():
+                self.scheduler.forget_drafts(message.tenant_id, message.adapter_digest)
             case ReadJournal():
                 return [(gateway_id, self._read_journal(message))]
             case TenantService():

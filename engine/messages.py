@@ -1,7 +1,7 @@
 """Every message between gateway and engine: frozen, plain data.
 
 Gateway to engine: Hello, AddRequest, ExtendLease, AbortRequests, Prefetch, PinAdapters,
-ProveAdapter, ReadJournal, TenantService, Heartbeat.
+ProveAdapter, ForgetDrafts, ReadJournal, TenantService, Heartbeat.
 
 Engine to gateway: Welcome, StepOutputs, LeaseLow, Residency, ProofResult, TenantService,
 EngineStats; and JournalRecords (engine.records).
@@ -195,6 +195,17 @@ class ProveAdapter:
     proof_id: str
     adapter: AdapterRef
     object_path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetDrafts:
+    """Forget the drafts that a tenant's answers with an adapter left, as nobody may ask it again.
+
+    adapter_digest: None for all answers of the tenant.
+    """
+
+    tenant_id: str
+    adapter_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

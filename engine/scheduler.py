@@ -173,6 +173,11 @@ class Scheduler:
         if group := self.groups.get(message.request_id):
             group.message = replace(group.message, token_lease=message.token_lease)
 
+    def forget_drafts(self, tenant_id: str, adapter_digest: str | None) -> None:
+        """Forget the drafts that a tenant's answers left; see `engine.messages.ForgetDrafts`."""
+        if self.speculation is not None:
+            self.speculation.forget_drafts(tenant_id, adapter_digest)
+
     def abort_gateway(self, gateway_id: str) -> None:
         """End the requests of a gateway that is gone, since nobody reads them any more."""
         lost = [g.request_id for g in self.groups.values() if g.gateway_id == gateway_id]
@@ -481,7 +486,8 @@ class Scheduler:
         now, batch = self.clock(), launched.batch
         seconds = now - max(launched.at, self._finished_at)
         self._finished_at, self._step_s = now, seconds
-        num_prefill = sum(len(row.token_ids) for row in batch.rows if len(row.token_ids) > 1)
+        counts = [len(row.token_ids) - row.num_drafts for row in batch.rows]
+        num_prefill = sum(count for count in counts if count > 1)
         if 2 * num_prefill > batch.num_tokens:
             self.kv.swap.costs.note_prefill(batch.num_tokens, seconds)
 

@@ -16,6 +16,7 @@ from engine.messages import (
     AddRequest,
     EngineStats,
     ExtendLease,
+    ForgetDrafts,
     Heartbeat,
     Hello,
     LeaseLow,
@@ -89,6 +90,7 @@ _TYPES: tuple[type, ...] = (
     ProveAdapter,
     ProofResult,
     TenantService,
+    ForgetDrafts,
 )
 _KINDS = {message_type: kind for kind, message_type in enumerate(_TYPES)}
 _DECODERS: tuple[msgspec.msgpack.Decoder[object], ...] = tuple(map(msgspec.msgpack.Decoder, _TYPES))

@@ -166,6 +166,14 @@ def find_version_row(
     return _version(row) if row else None
 
 
+def list_digests(conn: Connection, adapter_id: str, number: int | None = None) -> list[str]:
+    """Digests of an adapter's versions, or of one of them, even if they are deleted or purged."""
+    query = select(versions.c.digest).where(versions.c.adapter_id == adapter_id).distinct()
+    if number is not None:
+        query = query.where(versions.c.version == number)
+    return list(conn.execute(query).scalars())
+
+
 def find_same_version(
     conn: Connection,
     tenant_id: str,

@@ -1,4 +1,4 @@
-"""Events of adapters, on which every gateway acts once.
+"""Events of adapters and their users, on which every gateway acts once.
 
 Events are kept for an hour; a gateway that was away longer reads the whole state anew.
 """
@@ -12,7 +12,12 @@ from sqlalchemy import Connection, delete, func, insert, select
 from registry.tables import adapter_events
 
 # moved: an alias means another version.   removed, restored: one version, or all of an adapter.
-Kind = Literal["moved", "removed", "restored", "pinned", "unpinned", "granted", "revoked"]
+# revoked, ungranted: a grant ended, told of the adapter's owner and of the tenant that had it.
+# suspended: a tenant, without an adapter.
+Kind = Literal[
+    "moved", "removed", "restored", "pinned", "unpinned", "granted", "revoked", "ungranted",
+    "suspended",
+]  # fmt: skip
 
 KEPT_MS = 3_600_000
 MAX_READ = 1000
@@ -24,7 +29,7 @@ _MAX_MISSING = 1000
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One change of an adapter. version: None if the event concerns the whole adapter."""
+    """One change. version: None for the whole adapter.   adapter_id: empty without an adapter."""
 
     event_id: int
     at_ms: int

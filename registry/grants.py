@@ -83,6 +83,7 @@ def end(conn: Connection, adapter: Adapter, grantee_id: str, *, now_ms: int) -> 
     if not conn.execute(ended).rowcount:
         return False
     record_event(conn, "revoked", adapter.tenant_id, adapter.adapter_id, None, now_ms)
+    record_event(conn, "ungranted", grantee_id, adapter.adapter_id, None, now_ms)
     return True
 
 

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from registry.audit import record_audit
+from registry.events import record_event
 from server.accounts.tables import tenants
 
 # A tenant's name is the owner in `owner/name`, so it has the alphabet of an adapter's name.
@@ -176,6 +177,7 @@ def suspend_tenant(
 ) -> None:
     """Refuse a tenant's keys from now on; running requests go on. Raises TenantNotFound."""
     _set_status(conn, tenant_id, "suspended")
+    record_event(conn, "suspended", tenant_id, "", None, now_ms)
     record_audit(
         conn,
         at_ms=now_ms,

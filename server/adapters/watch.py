@@ -1,10 +1,13 @@
 """Tells this gateway's engines within half a second what other gateways did to adapters.
 
-This only keeps adapters warm: the meaning of a name is read from the database at every request.
+No request depends on it: the meaning of a name is read from the database at every request.
 
     an alias moved            Prefetch, on behalf of the adapter's tenant
     a pin came, went, moved   PinAdapters with all pins in force; also sent when engines come and
                               go, and once a minute
+    an adapter, a version,    ForgetDrafts for the tenant that cannot use it any more: its owner, a
+    or a grant went           tenant that had the grant
+    a tenant was suspended    ForgetDrafts for all that it used
 """
 
 import asyncio
@@ -28,6 +31,7 @@ _MINUTE_MS = 60_000
 # A larger number of moves at once is an import, and each tenant may have only a few prefetches.
 _MAX_PREFETCHES = 64
 _CHANGES_PINS = {"pinned", "unpinned", "removed", "restored"}
+_ENDS_USE = {"removed", "ungranted"}
 
 
 class AdapterWatch:
@@ -78,6 +82,7 @@ class AdapterWatch:
             self._told = ()
         await self._tell_pins()
         await self._prefetch(events)
+        await self._forget_drafts(events)
         self._tail.take(events, self._clock())
 
     async def _clean_up(self) -> None:
@@ -109,6 +114,20 @@ class AdapterWatch:
         for tenant_id, ref in await self._database.read(lambda c: self._servable(c, newest)):
             await self._engines.prefetch(tenant_id, ref)
 
+    async def _forget_drafts(self, events: Sequence[Event]) -> None:
+        """Have drafts forgotten that came from answers which the tenants cannot ask for again."""
+        for event in events:
+            if event.kind == "suspended":
+                await self._engines.forget_drafts(event.tenant_id)
+        ended = dict.fromkeys(
+            (event.tenant_id, event.adapter_id, event.version)
+            for event in events
+            if event.kind in _ENDS_USE
+        )
+        if ended:
+            for tenant_id, digest in await self._database.read(lambda c: _digests(c, list(ended))):
+                await self._engines.forget_drafts(tenant_id, digest)
+
     def _servable(
         self, conn: Connection, moved: Sequence[tuple[str, str, int]]
     ) -> list[tuple[str, AdapterRef]]:
@@ -121,3 +140,14 @@ class AdapterWatch:
             and version.state == adapter_rows.READY
             and version.base_revision == self._base_revision
         ]
+
+
+def _digests(
+    conn: Connection, places: Sequence[tuple[str, str, int | None]]
+) -> list[tuple[str, str]]:
+    """(tenant_id, digest) of each version of the given adapters.   places: as in `Event`."""
+    return [
+        (tenant_id, digest)
+        for tenant_id, adapter_id, version in places
+        for digest in adapter_rows.list_digests(conn, adapter_id, version)
+    ]

@@ -280,12 +280,18 @@ def counts(output: RequestOutput, num_reasoning_tokens: int | None = None) -> Js
 
     num_reasoning_tokens: None for models without reasoning parts.
     """
-    details = {"completion_tokens_details": {"reasoning_tokens": num_reasoning_tokens}}
-    return ({} if num_reasoning_tokens is None else details) | {
+    details = {
+        "accepted_prediction_tokens": output.num_accepted_tokens,
+        "rejected_prediction_tokens": output.num_rejected_tokens,
+    }
+    if num_reasoning_tokens is not None:
+        details["reasoning_tokens"] = num_reasoning_tokens
+    return {
         "prompt_tokens": output.num_prompt_tokens,
         "completion_tokens": output.num_completion_tokens,
         "total_tokens": output.num_prompt_tokens + output.num_completion_tokens,
         "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens},
+        "completion_tokens_details": details,
     }
 
 

@@ -29,6 +29,20 @@ class _TextPart(RequestObject):
     text: Text
 
 
+_Content = Text | Annotated[list[_TextPart], Field(max_length=_MAX_PARTS)]
+
+
+class Prediction(RequestObject):
+    """OpenAI's field: text that an answer may turn out to be, in whole or in part."""
+
+    type: Literal["content"]
+    content: _Content
+
+    @property
+    def text(self) -> str:
+        return _text(self.content)
+
+
 class _CalledFunction(RequestObject):
     name: _Name
     arguments: Text
@@ -44,7 +58,7 @@ class _Call(RequestObject):
 class _Message(RequestObject):
     exact: ClassVar[frozenset[str]] = frozenset({"content"})
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[_TextPart], Field(max_length=_MAX_PARTS)] | None = None
+    content: _Content | None = None
     name: Key = None
     tool_calls: list[_Call] = Field(default_factory=list, max_length=_MAX_CALLS)
     tool_call_id: _CallId | None = None
@@ -53,10 +67,8 @@ class _Message(RequestObject):
     def plain(self) -> JsonObject:
         """The message in the form that chat templates take."""
         plain: JsonObject = {"role": "system" if self.role == "developer" else self.role}
-        if isinstance(self.content, str):
-            plain["content"] = self.content
-        elif self.content is not None:
-            plain["content"] = "".join(part.text for part in self.content)
+        if self.content is not None:
+            plain["content"] = _text(self.content)
         if self.tool_calls:
             plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         for name in ("name", "tool_call_id", "reasoning_content"):
@@ -168,6 +180,11 @@ class Chat(RequestObject):
                 f"tools: they may have {MAX_BYTES} bytes in all at most.", param="tools"
             )
         return use if tools else None
+
+
+def _text(content: str | list[_TextPart]) -> str:
+    """A content's text; parts follow each other without anything between them."""
+    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _use(tools: tuple[Tool, ...], choice: ToolChoice, *, is_parallel: bool) -> ToolUse:

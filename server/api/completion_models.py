@@ -30,23 +30,28 @@ class CachedTokens(Answer):
     cached_tokens: int = Field(examples=[0])
 
 
-class ReasoningTokens(Answer):
-    """Tokens of reasoning parts, with the marks around them."""
+class CompletionTokensDetails(Answer):
+    """How the tokens of a completion came about.
 
-    reasoning_tokens: int = Field(examples=[0])
+    accepted_prediction_tokens: completion tokens that were drafted.   rejected_prediction_tokens:
+    drafted tokens that are not in the answer, which are not counted elsewhere and cost nothing.
+    reasoning_tokens: tokens of reasoning parts, with the marks around them; only for models that
+    write such parts.
+    """
+
+    accepted_prediction_tokens: int = Field(examples=[0])
+    rejected_prediction_tokens: int = Field(examples=[0])
+    reasoning_tokens: int = _left_out(examples=[0])
 
 
 class TokenCounts(Answer):
-    """Tokens of a request, all its answers together.
-
-    completion_tokens_details: only for models that write reasoning parts.
-    """
+    """Tokens of a request, all its answers together."""
 
     prompt_tokens: int = Field(examples=[12])
     completion_tokens: int = Field(examples=[2])
     total_tokens: int = Field(examples=[14])
     prompt_tokens_details: CachedTokens
-    completion_tokens_details: ReasoningTokens = _left_out()
+    completion_tokens_details: CompletionTokensDetails
 
 
 class Charge(Answer):
@@ -278,20 +283,24 @@ class ChatCompletionChunk(_ChatHead):
     """An event of a streamed answer to a chat.
 
     choices: one, or none in the last event, which has the usage.   usage: with `include_usage`,
-    null before the last event; with `continuous_usage_stats`, the counts so far.
+    null before the last event; with `continuous_usage_stats`, the counts so far.   obfuscation:
+    characters without a meaning, in a stream whose events are padded.
     """
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChoicePart]
     usage: CompletionUsage | TokenCounts | None = _left_out()
+    obfuscation: str = _left_out(examples=["--------"])
 
 
 class TextCompletionChunk(_TextHead):
     """An event of a streamed answer to a request for completions.
 
     choices: one, or none in the last event, which has the usage.   usage: with `include_usage`,
-    null before the last event; with `continuous_usage_stats`, the counts so far.
+    null before the last event; with `continuous_usage_stats`, the counts so far.   obfuscation:
+    characters without a meaning, in a stream whose events are padded.
     """
 
     choices: list[TextChoicePart]
     usage: CompletionUsage | TokenCounts | None = _left_out()
+    obfuscation: str = _left_out(examples=["--------"])

@@ -135,6 +135,7 @@ class Gateway:
             self.recorder,
             self.failures,
             settings.request_timeout_s,
+            settings.pad_events_to,
         )
 
     @functools.cached_property

@@ -51,6 +51,15 @@ _GRAMMAR_COUNTERS = {
     "masks_late": "Number of times that an answer missed a step because its mask was late",
     "masks_failed": "Number of answers that failed because a mask took too much work",
 }
+_SPECULATION_COUNTERS = {
+    "drafted_tokens": "Drafted tokens that steps computed",
+    "accepted_tokens": "Drafted tokens that answers got",
+    "verified_rows": "Number of times that an answer had drafts in a step",
+}
+_SPECULATION_GAUGES = {
+    "pools": "Number of pools of drafts: one for a tenant and an adapter that share drafts",
+    "pool_bytes": "Bytes of host memory in pools of drafts",
+}
 # What waits too long, as the one gateway that issues statements saw it in its last look.
 _WAITS = {
     "waits_last_look_timestamp_seconds": "Unix seconds of this gateway's last look, 0 if none",
@@ -110,6 +119,7 @@ class _EngineCollector(Collector):
             yield _of_engines(counter, name, stats)
         yield from _tier_families(stats)
         yield from _grammar_families(stats)
+        yield from _speculation_families(stats)
 
 
 class Metrics:
@@ -217,6 +227,17 @@ def _grammar_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
         for tenant_id, spent in found.tenants:
             seconds.add_metric([engine, tenant_id], spent)
     yield seconds
+
+
+def _speculation_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+    """Yields the figures of drafted tokens and of pools, labelled with engine."""
+    figures = {engine: found.drafts for engine, found in stats.items()}
+    for name, help_text in _SPECULATION_COUNTERS.items():
+        counter = CounterMetricFamily(f"chorale_speculation_{name}", help_text, labels=["engine"])
+        yield _of_engines(counter, name, figures)
+    for name, help_text in _SPECULATION_GAUGES.items():
+        gauge = GaugeMetricFamily(f"chorale_speculation_{name}", help_text, labels=["engine"])
+        yield _of_engines(gauge, name, figures)
 
 
 def _tier_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:

@@ -3,7 +3,7 @@
 Field names follow OpenAI's specification; add_generation_prompt, allowed_token_ids,
 continue_final_message, ignore_eos, min_p, min_tokens, prompt_logprobs, repetition_penalty,
 return_token_ids, stop_token_ids, structured_outputs, top_k, truncate_prompt_tokens and
-stream_options.continuous_usage_stats are vLLM's.
+stream_options.continuous_usage_stats are vLLM's; speculation is Chorale's.
 """
 
 import functools
@@ -15,7 +15,7 @@ from pydantic import Discriminator, Field, Tag
 
 from engine.messages import Priority, SamplingParams
 from server.api import errors
-from server.api.chat_messages import Chat, Key, Text, ToolChoice
+from server.api.chat_messages import Chat, Key, Prediction, Text, ToolChoice
 from server.api.request_objects import RequestObject, parse_body, shown_key
 from server.api.shapes import ResponseFormat, StructuredOutputs, shape_of
 from server.inference import generation_request
@@ -47,7 +47,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 class _StreamOptions(RequestObject):
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False
     continuous_usage_stats: bool = False
 
 
@@ -88,6 +88,7 @@ class _Request(RequestObject):
     stream_options: _StreamOptions | None = None
     return_token_ids: bool = False
     service_tier: Literal["auto", "default", "flex"] = "auto"
+    speculation: Literal["auto", "off", "shared"] = "auto"
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     prompt_cache_key: Key = None
@@ -115,8 +116,18 @@ class _Request(RequestObject):
         return self.prompt_logprobs
 
     @property
+    def predicted_text(self) -> str:
+        """Text that the answers may turn out to be."""
+        return ""
+
+    @property
     def includes_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def obfuscates(self) -> bool:
+        """Whether the sizes of a stream's events are to be hidden."""
+        return self.stream_options is not None and self.stream_options.include_obfuscation
 
     @property
     def counts_usage(self) -> bool:
@@ -169,6 +180,9 @@ class _Request(RequestObject):
             request_key=self.prompt_cache_key or self.safety_identifier or self.user,
             named_token_ids=self._named_token_ids,
             shape=self.shape,
+            prediction="" if self.speculation == "off" else self.predicted_text,
+            drafts=self.speculation != "off",
+            shares_drafts=self.speculation == "shared",
         )
 
     @property
@@ -217,6 +231,11 @@ class ChatRequest(Chat, _Request):
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
+    prediction: Prediction | None = None
+
+    @property
+    def predicted_text(self) -> str:
+        return self.prediction.text if self.prediction else ""
 
     @property
     def asked_prompts(self) -> generation_request.Chat:

@@ -10,6 +10,7 @@ from server.api.answers import Answer, Choice, Part, ShownPrompt
 from server.api.foreign_errors import from_fault
 from server.api.logprobs import PromptLogprobs
 from server.api.openai import ChatRequest, CompletionRequest
+from server.api.padding import Padding
 from server.faults import Fault
 from server.inference.admission import Admitted
 from server.inference.generation import Generation, cost_nanousd
@@ -29,6 +30,7 @@ class Rendering:
     base: ServedBase
     asked: Asked
     admitted: Admitted
+    padding: Padding
 
     async def whole(self) -> tuple[dict[str, object], str | None]:
         """The complete answer, and the digest of the adapter that was applied. Raises Fault."""
@@ -62,21 +64,26 @@ class Rendering:
                     choice = choices[output.index]
                     part = choice.take(output)
                     counts_usage = self.asked.counts_usage
-                    if not output.is_of_prompt and (counts_usage or not choice.is_silent(part)):
+                    # Padded, a step without an event would tell what it was silent about.
+                    is_shown = counts_usage or self.padding or not choice.is_silent(part)
+                    if is_shown and not output.is_of_prompt:
                         if counts_usage:
                             num_reasoning_tokens = self._num_reasoning_tokens(choices)
                             usage = {"usage": answers.counts(output, num_reasoning_tokens)}
-                        yield answers.event(answer.chunk(choice.chunk(part)) | usage)
+                        yield self._event(answer.chunk(choice.chunk(part)) | usage)
                     if output.is_last:
                         break
                     output = await anext(rest)
             except Fault as fault:
                 error = answers.event(errors.error_body(from_fault(fault)))
-                yield answers.LastEvent(error)
+                yield self.padding.last(error)
                 return
         if self.asked.includes_usage:
-            yield answers.event(answer.usage_chunk(self._usage(output, choices)))
-        yield answers.DONE
+            yield self._event(answer.usage_chunk(self._usage(output, choices)))
+        yield self.padding.last(answers.DONE)
+
+    def _event(self, chunk: dict[str, object]) -> bytes:
+        return self.padding.part(answers.event(chunk))
 
     def _answer(self) -> Answer:
         return Answer.of(

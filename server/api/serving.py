@@ -20,6 +20,7 @@ from engine.messages import RequestOutput
 from server.accounts.auth import Identity
 from server.api.answers import LastEvent
 from server.api.limit_headers import limit_headers
+from server.api.padding import ASKED_BYTES, Padding
 from server.api.recordings import Recorder, Recording
 from server.api.rendering import Asked, Rendering
 from server.api.timed_stream import READING_S, Ended, TimedStream
@@ -33,7 +34,8 @@ T = TypeVar("T")
 
 _SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
-    "cache-control": "no-cache",
+    # A proxy that compressed the stream would hold events back, and undo their padding.
+    "cache-control": "no-cache, no-transform",
     "x-accel-buffering": "no",
 }
 _JSON_HEADERS = {"content-type": "application/json"}
@@ -42,7 +44,11 @@ _CLIENT_CLOSED = 499
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Serves requests for completions. request_timeout_s: the longest time that one may take."""
+    """Serves requests for completions.
+
+    request_timeout_s: the longest time that one may take.   pad_events_to: every event of a stream
+    has a multiple of so many bytes; 0 where only clients that ask for it get padded events.
+    """
 
     admission: Admission
     generation: Generation
@@ -50,6 +56,7 @@ class Serving:
     recorder: Recorder
     failures: Failures
     request_timeout_s: float
+    pad_events_to: int
 
     async def answer(
         self, request: Request, identity: Identity, asked: Asked, claim: Claim | None
@@ -146,7 +153,9 @@ class Serving:
         )
 
     def _rendering(self, asked: Asked, admitted: Admitted) -> Rendering:
-        return Rendering(self.generation, self.admission.base, asked, admitted)
+        asked_bytes = ASKED_BYTES if asked.obfuscates else 0
+        padding = Padding(self.pad_events_to or asked_bytes)
+        return Rendering(self.generation, self.admission.base, asked, admitted, padding)
 
     def _limit_headers(self, grant: Grant) -> dict[str, str]:
         return limit_headers(grant.standings, is_degraded=self.admission.limiter.is_degraded)

@@ -143,6 +143,13 @@ def serve(
             "else is in the batch. It wants a head_dim that 16 divides. Off by default."
         ),
     ] = None,
+    speculation: Annotated[
+        str | None,
+        typer.Option(
+            help="Whether an engine drafts tokens and verifies several in a step: auto (the "
+            "default), where that brings more tokens a second; or off."
+        ),
+    ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(

@@ -123,7 +123,7 @@ class Admission:
             )
             form = form_of(request, dialect, is_reasoning=encoded.is_reasoning)
             message = await self._message(
-                identity, request, encoded.token_ids, form, resolved.adapter, request_id
+                identity, request, encoded, form, resolved.adapter, request_id
             )
             engine = self._route(message)
         except (Overloaded, Unavailable):
@@ -190,14 +190,14 @@ class Admission:
         self,
         identity: Identity,
         request: GenerationRequest,
-        token_ids: Sequence[Sequence[int]],
+        encoded: prompts.Prompts,
         form: AnswerForm,
         adapter: AdapterRef | None,
         request_id: str,
     ) -> AddRequest:
-        """The message to the engine.   token_ids: of each prompt. Raises Invalid, Overloaded."""
+        """The message to the engine. Raises Invalid, Overloaded."""
         tenant_id = identity.tenant_id
-        first, *others = token_ids
+        first, *others = encoded.token_ids
         longest = max(map(len, (first, *others)))
         max_tokens = prompts.max_tokens(request, longest, self.base.max_model_len)
         return AddRequest(
@@ -214,6 +214,9 @@ class Admission:
             weight=identity.weight,
             priority=request.priority,
             grammar=await self._grammar(tenant_id, form) if form.demands else "",
+            predicted_token_ids=tuple(encoded.predicted_token_ids[:max_tokens]),
+            drafts=request.drafts,
+            shares_drafts=request.shares_drafts,
         )
 
     async def _grammar(self, tenant_id: str, form: AnswerForm) -> str:

@@ -1,7 +1,8 @@
 """Prompts as token ids: rendered, encoded, checked; and the room they leave for the answer."""
 
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from server.faults import Invalid
@@ -19,8 +20,9 @@ _MESSAGE_CHARACTERS = 64
 
 
 def is_long(request: GenerationRequest) -> bool:
-    """Whether the request's prompts take noticeable time to tokenize."""
-    return sum(map(len, _texts(request))) + _template_size(request) > _INLINE_CHARACTERS
+    """Whether the request's texts take noticeable time to tokenize."""
+    num_characters = sum(map(len, _texts(request))) + len(request.prediction)
+    return num_characters + _template_size(request) > _INLINE_CHARACTERS
 
 
 def least_tokens(base: ServedBase, request: GenerationRequest) -> int:
@@ -34,10 +36,14 @@ def least_tokens(base: ServedBase, request: GenerationRequest) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Token ids of every prompt.   is_reasoning: a chat's prompt ends within a reasoning part."""
+    """Token ids of every prompt.   is_reasoning: a chat's prompt ends within a reasoning part.
+
+    predicted_token_ids: tokens of the prediction, no more than an answer may have.
+    """
 
     token_ids: list[list[int]]
     is_reasoning: bool = False
+    predicted_token_ids: list[int] = field(default_factory=list)
 
 
 async def tokenize(
@@ -47,12 +53,13 @@ async def tokenize(
     tenant_id: str,
     request: GenerationRequest,
 ) -> Prompts:
-    """Exact tokens of every prompt; long prompts are encoded on a thread.
+    """Exact tokens of every prompt and of the prediction; long texts are encoded on a thread.
 
     Raises Invalid, and Overloaded if no thread is free in time.
     """
     if is_long(request):
-        size_bytes = sum(len(text.encode()) for text in _texts(request)) + _template_size(request)
+        texts = (*_texts(request), request.prediction)
+        size_bytes = sum(len(text.encode()) for text in texts) + _template_size(request)
         prompts = await encoders.run(tenant_id, size_bytes, lambda: _encode(base, dialect, request))
     else:
         prompts = _encode(base, dialect, request)
@@ -62,7 +69,7 @@ async def tokenize(
         if token_id >= base.vocabulary_size:
             raise unknown_token_id(base.vocabulary_size, param=param)
     kept = [_truncated(request, ids, base.max_model_len) for ids in prompts.token_ids]
-    return Prompts(kept, prompts.is_reasoning)
+    return replace(prompts, token_ids=kept)
 
 
 def max_tokens(request: GenerationRequest, num_prompt_tokens: int, max_model_len: int) -> int:
@@ -95,10 +102,27 @@ def _encode(base: ServedBase, dialect: Dialect, request: GenerationRequest) -> P
         text = _rendered(base.tokenizer, dialect, request.prompts)
         _check_length(base, request, text)
         is_reasoning = dialect.template.is_reasoning(text)
-        return Prompts([base.tokenizer.encode(text, add_special_tokens=False)], is_reasoning)
+        ids = [base.tokenizer.encode(text, add_special_tokens=False)]
+        return Prompts(ids, is_reasoning, _predicted(base, request))
     for prompt in _texts(request):
         _check_length(base, request, prompt)
-    return Prompts([base.tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts])
+    ids = [base.tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts]
+    return Prompts(ids, predicted_token_ids=_predicted(base, request))
+
+
+def _predicted(base: ServedBase, request: GenerationRequest) -> list[int]:
+    """The prediction's tokens, as many as an answer may have; what lies beyond is dropped."""
+    text = request.prediction
+    if not text:
+        return []
+    most = min(request.max_tokens or base.max_model_len, base.max_model_len)
+    if base.tokenizer.most_bytes_per_token is not None:
+        # A character has a byte or more, so this much text has as many tokens.
+        text = text[: most * base.tokenizer.most_bytes_per_token]
+    ids = base.tokenizer.encode(text, add_special_tokens=False)
+    # The model has no embedding of ids beyond its vocabulary.
+    known = itertools.takewhile(lambda token_id: token_id < base.vocabulary_size, ids)
+    return list(itertools.islice(known, most))
 
 
 def _check_length(base: ServedBase, request: GenerationRequest, text: str) -> None:

@@ -132,13 +132,12 @@ def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) ->
     data_dir = settings.data_dir
     same = (
         "device", "dtype", "quantization", "kv_cache_dtype", "batch_invariant",
-        "enforce_eager", "lora_overlap", "reference_kernels", "arena_bytes",
-        "memory_utilization", "threads", "tensor_parallel_size", "max_model_len", "block_size",
-        "max_num_seqs", "max_num_batched_tokens", "max_waiting", "max_sum_ranks_per_step",
-        "max_skips",
-        "scheduling_policy", "prefix_caching", "swap_bytes", "disk_cache_bytes",
-        "host_cache_bytes", "prefetch_per_tenant", "fetch_timeout_s", "max_fetches",
-        "max_pinned_share", "leave_timeout_s", "hold_lifetime_s", "damaged_journal",
+        "speculation", "draft_pool_bytes", "enforce_eager", "lora_overlap", "reference_kernels",
+        "arena_bytes", "memory_utilization", "threads", "tensor_parallel_size", "max_model_len",
+        "block_size", "max_num_seqs", "max_num_batched_tokens", "max_waiting",
+        "max_sum_ranks_per_step", "max_skips", "scheduling_policy", "prefix_caching", "swap_bytes",
+        "disk_cache_bytes", "host_cache_bytes", "prefetch_per_tenant", "fetch_timeout_s",
+        "max_fetches", "max_pinned_share", "leave_timeout_s", "hold_lifetime_s", "damaged_journal",
     )  # fmt: skip
     return {
         "model_dir": str(base.path),

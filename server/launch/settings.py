@@ -127,6 +127,10 @@ class Settings(BaseModel):
     unquantized_model: Path | None = None
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     batch_invariant: bool = False
+    speculation: Literal["auto", "off"] = "auto"
+    # Bytes of host memory that an engine has for pools of drafts, which are for requests whose
+    # speculation is shared; one tenant has a sixteenth of them at most. 0 keeps no pools.
+    draft_pool_bytes: int = Field(64 << 20, ge=0)
     # Whether a GPU's kernels are launched one by one, without CUDA graphs: slower, to track down
     # errors.
     enforce_eager: bool = False
@@ -189,6 +193,10 @@ class Settings(BaseModel):
     first_token_timeout_s: float = Field(30.0, gt=0)
     # Most bytes in the body of an inference request; a longer body is refused.
     max_body_bytes: int = Field(4 << 20, ge=1 << 10)
+    # Size in bytes of which every event of a stream has a multiple, so that who sees the encrypted
+    # stream cannot tell how many tokens an event has. 0 pads nothing, except for clients that send
+    # stream_options.include_obfuscation: they get multiples of 512.
+    pad_events_to: int = Field(0, ge=0, le=1 << 16)
     # Seconds that a stopping gateway gives its requests. After four fifths of them it ends those
     # that still run, with the tokens that they have.
     drain_timeout_s: float = Field(30.0, ge=0)

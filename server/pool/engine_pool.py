@@ -14,6 +14,7 @@ from engine.endpoint import Endpoint
 from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate
 from engine.messages import (
     AddRequest,
+    ForgetDrafts,
     LeaseLow,
     PinAdapters,
     Prefetch,
@@ -256,6 +257,14 @@ class EnginePool:
             )
         for engine in ready:
             await engine.client.pin(PinAdapters(adapters=tuple(homes[engine.name])))
+
+    async def forget_drafts(self, tenant_id: str, adapter_digest: str | None = None) -> None:
+        """Have all engines forget drafts from a tenant's answers: those with an adapter, or all."""
+        message = ForgetDrafts(tenant_id=tenant_id, adapter_digest=adapter_digest)
+        for engine in list(self._engines.values()):
+            # An engine of an older release would hang up on a message that it does not know.
+            if engine.has_drafted:
+                await engine.client.forget_drafts(message)
 
     async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
         """Have an engine prove an adapter by serving it. Raises EngineDeadError.

@@ -94,6 +94,9 @@ class Engines(Protocol):
     async def pin(self, adapters: Sequence[AdapterRef]) -> None:
         """Keep exactly these adapters in an arena, each at its home, within the engines' limits."""
 
+    async def forget_drafts(self, tenant_id: str, adapter_digest: str | None = None) -> None:
+        """Have all engines forget drafts from a tenant's answers: those with an adapter, or all."""
+
     async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
         """Have an engine prove an adapter by serving it. Raises EngineDeadError.
 

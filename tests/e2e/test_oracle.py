@@ -26,14 +26,22 @@ def make_prompts(count: int, seed: int) -> list[list[int]]:
 
 def ask_all(world: TinyWorld, models: list[str], prompts: list[list[int]]) -> list[list[int]]:
     """Send one request per prompt, all at once; return the token ids of the answers."""
+    return [token_ids for token_ids, _ in ask_and_count(world, models, prompts)]
 
-    def ask(model: str, prompt: list[int]) -> list[int]:
+
+def ask_and_count(
+    world: TinyWorld, models: list[str], prompts: list[list[int]], **options: object
+) -> list[tuple[list[int], int]]:
+    """Like `ask_all`; also return how many tokens of each answer were drafted."""
+
+    def ask(model: str, prompt: list[int]) -> tuple[list[int], int]:
         body = {
             "model": model,
             "prompt": prompt,
             "max_tokens": MAX_TOKENS,
             "temperature": 0,
             "return_token_ids": True,
+            **options,
         }
         answer = world.tenant.http.post("/v1/completions", json=body)
         assert answer.status_code == 200, answer.text
@@ -42,7 +50,9 @@ def ask_all(world: TinyWorld, models: list[str], prompts: list[list[int]]) -> li
         )
         digest = expected["latest"]["digest"] if expected else ""
         assert answer.headers["x-chorale-adapter-digest"] == digest
-        return answer.json()["choices"][0]["token_ids"]
+        [choice], usage = answer.json()["choices"], answer.json()["usage"]
+        details = usage["completion_tokens_details"]
+        return choice["token_ids"], details["accepted_prediction_tokens"]
 
     with ThreadPoolExecutor(len(models)) as pool:
         return list(pool.map(ask, models, prompts))
@@ -73,6 +83,22 @@ def check_oracle(world: TinyWorld, count: int = 24, load: Callable = merged_mode
 
 def test_24_concurrent_requests_over_base_and_three_adapters_equal_peft(tiny: TinyWorld) -> None:
     check_oracle(tiny)
+
+
+def test_so_they_do_with_drafts_of_their_tenants_answers(tiny: TinyWorld) -> None:
+    """Asked again, one after the other, each is drafted from what its own adapter said before."""
+    prompts = make_prompts(8, seed=6)
+    names = ["base", *tiny.dirs]
+    models = [names[i % len(names)] for i in range(8)]
+    expected = expected_answers(tiny, prompts)
+    for time in range(2):
+        got = [
+            ask_and_count(tiny, [model], [prompt], speculation="shared")[0]
+            for model, prompt in zip(models, prompts, strict=True)
+        ]
+        assert [ids for ids, _ in got] == [expected[m][i] for i, m in enumerate(models)]
+        if time:
+            assert sum(accepted for _, accepted in got) > 8 * MAX_TOKENS / 2
 
 
 def test_swapping_two_adapters_on_purpose_fails_the_oracle(tiny: TinyWorld) -> None:

@@ -67,7 +67,7 @@ def test_pools_stay_within_their_bounds_through_any_sequence(events):
 
 @given(EVENTS)
 def test_a_tenants_drafts_are_the_same_with_and_without_other_tenants(events):
-    """While there is room for all: of 20 tenants with pools, the last four have none."""
+    """There is room for all, as the last four of the 20 tenants have no pools."""
     clocks = FakeClock(), FakeClock()
     everyone, alone = DraftPools(MOST_BYTES, clocks[0]), DraftPools(MOST_BYTES, clocks[1])
     few = [event for event in events if event[0] == "wait" or event[1][0] in TENANTS[:16]]

@@ -12,6 +12,7 @@ from engine.step_curve import StepCurve
 from engine.step_measurement import measure_steps, steps_of
 from tests.engine.fakes import (
     LAYOUT,
+    FakeClock,
     FakeDrafter,
     FakeRunner,
     expected_tokens,
@@ -19,6 +20,7 @@ from tests.engine.fakes import (
     make_message,
     make_scheduler,
     run_until_idle,
+    tokens_for,
     tokens_of,
 )
 
@@ -39,6 +41,12 @@ class CertainDrafter:
 
     def end(self, request):
         pass
+
+
+class TickingClock(FakeClock):
+    def __call__(self):
+        self.now += 1e-3
+        return self.now
 
 
 def decoding(*tenants, curve=BOUND_BY_BYTES, drafter=None):
@@ -140,6 +148,17 @@ def test_blocks_behind_rejected_drafts_are_given_back(tmp_path):
             assert len(request.block_ids) == LAYOUT.num_blocks(request.num_tokens)
 
 
+def test_verified_drafts_tell_nothing_about_the_speed_of_prompts(tmp_path):
+    scheduler = make_scheduler(clock=TickingClock(), drafter=FakeDrafter(share_wrong=0.0))
+    core, costs = make_core(tmp_path, scheduler), scheduler.kv.swap.costs
+    core.handle("gw", make_message(prompt_len=40, max_tokens=30))
+    core.step()
+    learned = costs.prefill_tokens_per_s
+    run_until_idle(core)
+    assert core.take_stats().drafts.accepted_tokens > 10
+    assert costs.prefill_tokens_per_s == learned > 0
+
+
 def test_acceptance_is_learned_for_each_length_of_match_and_forgotten():
     acceptance = Acceptance()
     first = acceptance.chance(1), acceptance.chance(20)
@@ -186,3 +205,26 @@ def test_steps_are_measured_on_slabs_of_nobody_and_not_metered(tmp_path, num_sla
     assert TokenMeter.read(tmp_path / "meter")[:2] == (0, 0)
     assert len(curve.points) >= 2
     assert all(a <= b for (_, a), (_, b) in zip(curve.points, curve.points[1:], strict=False))
+
+
+def test_drafts_that_are_rejected_after_a_swap_take_no_place_there():
+    """A step behind, a request is preempted while its drafts, in their own block, still run."""
+    scheduler = make_scheduler(num_swap_slots=4, drafter=FakeDrafter(share_wrong=1.0))
+    scheduler.kv.swap.costs.note_prefill(1, 1.0)
+    drafts = [3] * 7
+    scheduler.speculation.choose = lambda plan, *_: {r: drafts for r in plan if r.output_token_ids}
+    scheduler.add("gw", make_message(prompt_len=14, max_tokens=30))
+    first = scheduler.schedule()
+    scheduler.update(first, tokens_for(first))
+    second = scheduler.schedule()
+    assert second.rows[0].num_drafts == 7
+    (request,) = scheduler.queues.running
+    scheduler.queues.preempt([request])
+    assert len(request.swapped) == 2
+    scheduler.update(second, tokens_for(second))
+    assert len(request.swapped) == LAYOUT.num_blocks(request.num_tokens)
+    for batch in iter(scheduler.schedule, None):
+        scheduler.check_integrity()
+        scheduler.update(batch, tokens_for(batch))
+        if not scheduler.has_work:
+            return

@@ -4,6 +4,7 @@ import pytest
 
 from engine.messages import (
     AbortRequests,
+    ForgetDrafts,
     Heartbeat,
     Hello,
     RequestOutput,
@@ -61,6 +62,8 @@ MESSAGES = [
     make_message(adapter=make_adapter(), stop=(b"\xff\n",), seed=2**63),
     AbortRequests(request_ids=("a", "b")),
     StepOutputs(outputs=(RequestOutput(request_id="r", seq=3, new_token_ids=(1, 2)),)),
+    ForgetDrafts(tenant_id="acme", adapter_digest="d"),
+    ForgetDrafts(tenant_id="acme"),
     TenantService(engine_id="eng-1", epoch=2, totals=(("acme", 12.5),)),
     JournalRecords(
         engine_id="eng-1",

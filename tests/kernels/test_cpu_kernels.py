@@ -335,6 +335,30 @@ def test_a_token_attends_to_the_same_bits_in_any_chunk_and_company(
 
 
 @pytest.mark.usefixtures("invariant")
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("heads", [*SHAPES, (14, 2, 64)])
+def test_a_token_verified_among_drafts_has_the_bits_of_one_decoded_alone(
+    implementation, make_kernels, heads, window
+):
+    shape, lengths = make_shape(*heads), [9, 33, 63, 133, 301]
+    kernels, sequences = make_kernels(shape), Sequences(shape, lengths, implementation.garbage)
+    starts = [length - 8 for length in lengths]
+    sequences.step(kernels, [(row, 0, start) for row, start in enumerate(starts)], window)
+    decoded: list[list[torch.Tensor]] = [[] for _ in lengths]
+    for i in range(8):
+        parts = [(row, start + i, start + i + 1) for row, start in enumerate(starts)]
+        for row, out in enumerate(sequences.step(kernels, parts, window)):
+            decoded[row].append(out)
+    for i in range(8):
+        # The rows of a step have different numbers of tokens, and each has every number once.
+        parts = [(row, n - 1 - (row + i) % 8, n) for row, n in enumerate(lengths)]
+        outs = sequences.step(kernels, parts, window)
+        for (row, first, end), out in zip(parts, outs, strict=True):
+            expected = torch.cat(decoded[row][first - end :])
+            assert torch.equal(out, expected), f"{end - first} tokens of {end}"
+
+
+@pytest.mark.usefixtures("invariant")
 def test_a_row_of_every_other_operation_has_the_same_bits_in_any_company(kernels):
     case = make_case(rank_patterns(), [1] * 150, FEATURES, torch.float32)
     site = Site(1, (4, 5), 72, (100, 100), 7)
@@ -351,6 +375,6 @@ def test_a_row_of_every_other_operation_has_the_same_bits_in_any_company(kernels
         return torch.cat((total, normed, *gated), dim=1)
 
     expected = run(0, 150)
-    for size in (1, 2, 3, 16, 17, 70):
+    for size in (*range(1, 9), 16, 17, 70):
         found = torch.cat([run(first, end) for first, end in chunked(150, size)])
         assert torch.equal(found, expected), f"of {size} rows"

@@ -57,7 +57,7 @@ def test_granting_and_revoking_again_change_and_tell_nothing(connection, pirate)
     assert [found.granted_at_ms for found in grants.list_grants(connection, pirate)] == [5]
     revoke(connection, pirate, B)
     revoke(connection, pirate, B)
-    assert kinds(connection) == ["granted", "revoked"]
+    assert kinds(connection) == ["granted", "revoked", "ungranted"]
     actions = connection.execute(select(audit_log.c.action, audit_log.c.detail)).all()
     assert actions == [("adapter.revoked", B)]
 
@@ -72,9 +72,18 @@ def test_what_is_shared_is_listed_with_its_owner_while_it_can_be_served(connecti
     assert grants.list_shared(connection, A, BASE) == []
 
 
+def test_the_end_of_a_grant_is_told_of_the_owner_and_of_who_had_it(connection, pirate):
+    grant(connection, pirate, B)
+    revoke(connection, pirate, B)
+    of = select(adapter_events.c.kind, adapter_events.c.tenant_id, adapter_events.c.adapter_id)
+    told = [tuple(row) for row in connection.execute(of.order_by(adapter_events.c.event_id))]
+    adapter_id = pirate.adapter_id
+    assert told[1:] == [("revoked", A, adapter_id), ("ungranted", B, adapter_id)]
+
+
 def test_all_grants_go_at_once(connection, pirate):
     for grantee in (B, C):
         grant(connection, pirate, grantee)
     grants.revoke_all(connection, pirate, actor="key:k1", now_ms=9)
     assert grants.list_grants(connection, pirate) == []
-    assert kinds(connection) == ["granted"] * 2 + ["revoked"] * 2
+    assert kinds(connection) == ["granted"] * 2 + ["revoked", "ungranted"] * 2

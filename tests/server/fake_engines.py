@@ -54,6 +54,7 @@ class FakeEngines:
     asked: list[AddRequest] = field(default_factory=list)
     prefetched: list[tuple[str, AdapterRef]] = field(default_factory=list)
     pinned: list[tuple[AdapterRef, ...]] = field(default_factory=list)
+    forgotten: list[tuple[str, str | None]] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     extended: list[tuple[str, int]] = field(default_factory=list)
     num_deaths: int = 0
@@ -113,6 +114,9 @@ class FakeEngines:
 
     async def pin(self, adapters: Sequence[AdapterRef]) -> None:
         self.pinned.append(tuple(adapters))
+
+    async def forget_drafts(self, tenant_id: str, adapter_digest: str | None = None) -> None:
+        self.forgotten.append((tenant_id, adapter_digest))
 
     async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
         raise EngineDeadError("a fake proves nothing")

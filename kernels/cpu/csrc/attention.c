@@ -15,7 +15,7 @@
 #define PARTS (GROUP / LANES)
 #define HALF_PARTS (HALF / LANES)
 #define MOST_ROWS 6 /* with AVX-512, 24 sums of a tile of 64 channels fill the registers */
-#define CHUNK (4 * LANES)
+#define PASS_ROWS (4 * MOST_ROWS) /* 8 tokens of 3 query heads: their queries and sums are 12 kB */
 
 typedef struct {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
@@ -103,9 +103,16 @@ void rope_store(const Shape *s, float *qkv, const float *q_norm, const float *k_
 
 /* ---- attention ---- */
 
-/* A tile of rows, (token, query head) pairs of one sequence and kv head, from row `first` on.
- * token, position: those of the sequence's first query.
- */
+/* A row is a token and a query head, with the running state of its softmax. */
+typedef struct {
+    const float *q;
+    int64_t low, high; /* it sees the keys [low, high) */
+    float largest;
+    vec total;
+    float *sums; /* [head_dim] */
+} Row;
+
+/* A sequence's tokens and one kv head.   token, position: those of the first query. */
 typedef struct {
     const Shape *shape;
     const float *qkv;
@@ -113,191 +120,203 @@ typedef struct {
     const uint8_t *finite;
     float *kv;
     const int32_t *blocks;
-    int64_t width, token, position, head, first, window;
-} Tile;
+    int64_t width, token, position, head, window;
+} Sequence;
 
-/* The keys [low, high) that a row of a tile sees. */
+/* The keys of one step of the softmax, as halves that lie within a block each, and the halves to
+ * prefetch meanwhile.   count: how many keys some row sees.
+ */
 typedef struct {
-    int64_t low, high;
-} View;
+    int64_t start, count;
+    const float *keys[2], *values[2], *next_keys[2], *next_values[2];
+} Group;
 
-INLINE int64_t token_of(const Tile *t, int r) {
-    return (t->first + r) / (t->shape->num_heads / t->shape->num_kv_heads);
-}
-
-INLINE int64_t head_of(const Tile *t, int r) {
-    int64_t group = t->shape->num_heads / t->shape->num_kv_heads;
-    return t->head * group + (t->first + r) % group;
-}
-
-INLINE View view_of(const Tile *t, int r) {
-    int64_t position = t->position + token_of(t, r), low = position + 1 - t->window;
-    return (View){low > 0 ? low : 0, position + 1};
-}
-
-INLINE Place place_of(const Tile *t, int64_t key, int64_t head) {
-    int64_t size = t->shape->block_size;
-    return (Place){t->blocks[key / size], key % size, head};
+INLINE Place place_of(const Sequence *q, int64_t key, int64_t head) {
+    int64_t size = q->shape->block_size;
+    return (Place){q->blocks[key / size], key % size, head};
 }
 
 /* The place to prefetch during the group at `start`: the next group, or the next kv head's first
  * group. Blocks lie anywhere in the arena, so the processor does not fetch them in time by itself:
  * a step of 32 rows takes 26 ms with prefetches, 54 ms without.
  */
-INLINE Place place_ahead(const Tile *t, int64_t start, int64_t first_group, int64_t end,
+INLINE Place place_ahead(const Sequence *q, int64_t start, int64_t first_group, int64_t end,
                          int64_t offset) {
     int64_t key = start + GROUP + offset;
-    if (key < end) return place_of(t, key, t->head);
+    if (key < end) return place_of(q, key, q->head);
     key = first_group + offset < end ? first_group + offset : first_group;
-    return place_of(t, key, t->head + (t->head + 1 < t->shape->num_kv_heads));
+    return place_of(q, key, q->head + (q->head + 1 < q->shape->num_kv_heads));
 }
 
-/* scores[r] = q[r] . keys of a half group, as [head_dim][block_size] from `keys` on. */
-INLINE void score(const float *const *q, const float *keys, int64_t dim, int64_t stride,
+static Group group_at(const Sequence *q, int64_t start, int64_t first_group, int64_t end) {
+    Group group = {.start = start, .count = end - start < GROUP ? end - start : GROUP};
+    for (int half = 0; half * HALF < group.count; half++) {
+        Place here = place_of(q, start + half * HALF, q->head);
+        Place ahead = place_ahead(q, start, first_group, end, half * HALF);
+        group.keys[half] = keys_at(q->shape, q->kv, here);
+        group.values[half] = values_at(q->shape, q->kv, here);
+        group.next_keys[half] = keys_at(q->shape, q->kv, ahead);
+        group.next_values[half] = values_at(q->shape, q->kv, ahead);
+    }
+    return group;
+}
+
+/* scores[r] = row r's q . keys of a half group, as [head_dim][block_size] from `keys` on. */
+INLINE void score(const Row *row, const float *keys, int64_t dim, int64_t stride,
                   const float *ahead, vec scores[][PARTS], const int part, const int rows) {
     vec sums[MOST_ROWS][HALF_PARTS];
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < HALF_PARTS; p++) sums[r][p] = (vec){0};
     for (int64_t d = 0; d < dim; d++) {
         __builtin_prefetch(ahead + d * stride, 0, 2);
-        for (int p = 0; p < HALF_PARTS; p++) {
-            vec k = load(keys + d * stride + p * LANES);
-            for (int r = 0; r < rows; r++) sums[r][p] += q[r][d] * k;
-        }
+        vec k[HALF_PARTS];
+        for (int p = 0; p < HALF_PARTS; p++) k[p] = load(keys + d * stride + p * LANES);
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < HALF_PARTS; p++) sums[r][p] += row[r].q[d] * k[p];
     }
     for (int r = 0; r < rows; r++)
         for (int p = 0; p < HALF_PARTS; p++) scores[r][part + p] = sums[r][p];
 }
 
-/* sums[r] += weights[r] . values of a half group, [token][head_dim], the first `count` of them. */
-INLINE void add_values(const float *values, const float *ahead, const float weights[][GROUP],
-                       int64_t offset, int64_t count, int64_t dim, float *sums, const int rows) {
-    for (int64_t d = 0; d < dim; d += CHUNK) {
-        int parts = dim - d < CHUNK ? (dim - d) / LANES : 4;
-        if (parts == 4) {
-            vec s[MOST_ROWS][4];
-            for (int r = 0; r < rows; r++)
-                for (int p = 0; p < 4; p++) s[r][p] = load(sums + r * dim + d + p * LANES);
-            for (int64_t t = 0; t < count; t++) {
-                vec v[4];
-                for (int p = 0; p < 4; p++) {
-                    v[p] = load(values + t * dim + d + p * LANES);
-                    __builtin_prefetch(ahead + t * dim + d + p * LANES, 0, 2);
-                }
-                for (int r = 0; r < rows; r++)
-                    for (int p = 0; p < 4; p++) s[r][p] += weights[r][offset + t] * v[p];
-            }
-            for (int r = 0; r < rows; r++)
-                for (int p = 0; p < 4; p++) store(sums + r * dim + d + p * LANES, s[r][p]);
+/* Mask of the lanes of a group's part that lie in [first, end) of the group. */
+INLINE ivec lanes_between(int64_t first, int64_t end, int part) {
+    int32_t low = first > 0 ? first : 0, high = end < GROUP ? end : GROUP;
+    ivec lane = LANE_NUMBERS + part * LANES;
+    return (lane >= low) & (lane < high);
+}
+
+/* Turn the scores of a group into weights, and scale the rows' sums to their new maxima.
+ *
+ * Rows are taken together in each pass, as one row's maximum and exponentials are a long chain.
+ */
+INLINE void weigh(Row *row, int64_t start, const Shape *s, vec scores[][PARTS],
+                  float weights[][GROUP], const int rows) {
+    for (int r = 0; r < rows; r++) {
+        int64_t low = row[r].low - start, high = row[r].high - start;
+        if (high <= 0 || low >= GROUP) continue;
+        vec largest = splat(-INFINITY);
+        for (int p = 0; p < PARTS; p++) {
+            vec scaled = scores[r][p] * s->scale;
+            if (s->softcap) scaled = s->softcap * tanh_lanes(scaled / s->softcap);
+            if (low > 0 || high < GROUP)
+                scaled = choose(lanes_between(low, high, p), scaled, splat(-INFINITY));
+            scores[r][p] = scaled;
+            largest = larger(scaled, largest);
+        }
+        float highest = largest_lane(largest);
+        if (highest > row[r].largest) {
+            float factor = exp_lanes(splat(row[r].largest - highest))[0];
+            row[r].total *= factor;
+            for (int64_t d = 0; d < s->head_dim; d += LANES)
+                store(row[r].sums + d, load(row[r].sums + d) * factor);
+            row[r].largest = highest;
+        }
+    }
+    for (int r = 0; r < rows; r++) {
+        int64_t low = row[r].low - start, high = row[r].high - start;
+        if (high <= 0 || low >= GROUP) { /* the row sees no key of the group: no bit may change */
+            memset(weights[r], 0, GROUP * sizeof(float));
             continue;
         }
-        for (int p = 0; p < parts; p++)
-            for (int r = 0; r < rows; r++) {
-                float *to = sums + r * dim + d + p * LANES;
-                vec s = load(to);
-                for (int64_t t = 0; t < count; t++)
-                    s += weights[r][offset + t] * load(values + t * dim + d + p * LANES);
-                store(to, s);
-            }
-    }
-}
-
-/* Running state of a row's softmax. */
-typedef struct {
-    float largest;
-    vec total;
-} Running;
-
-/* Turn the scores of the group that starts at key `start` into weights, and scale the sums to the
- * new maximum.
- */
-INLINE void weigh(vec scores[PARTS], View view, int64_t start, float scale, float softcap,
-                  Running *running, float weights[GROUP], float *sums, int64_t dim) {
-    int64_t low = view.low - start, high = view.high - start;
-    if (high <= 0 || low >= GROUP) { /* the row sees no key of the group: no bit may change */
-        memset(weights, 0, GROUP * sizeof(float));
-        return;
-    }
-    int32_t first = low > 0 ? low : 0, end = high < GROUP ? high : GROUP;
-    ivec seen[PARTS];
-    vec largest = splat(-INFINITY);
-    for (int p = 0; p < PARTS; p++) {
-        ivec lane;
-        for (int i = 0; i < LANES; i++) lane[i] = p * LANES + i;
-        seen[p] = (lane >= first) & (lane < end);
-        vec scaled = scores[p] * scale;
-        if (softcap) scaled = softcap * tanh_lanes(scaled / softcap);
-        scores[p] = choose(seen[p], scaled, splat(-INFINITY));
-        largest = larger(scores[p], largest);
-    }
-    float highest = largest_lane(largest);
-    highest = highest > running->largest ? highest : running->largest;
-    if (highest > running->largest) {
-        float factor = exp_lanes(splat(running->largest - highest))[0];
-        running->total *= factor;
-        for (int64_t d = 0; d < dim; d += LANES) store(sums + d, load(sums + d) * factor);
-        running->largest = highest;
-    }
-    for (int p = 0; p < PARTS; p++) {
-        vec weight = choose(seen[p], exp_lanes(scores[p] - highest), (vec){0});
-        running->total += weight;
-        store(weights + p * LANES, weight);
-    }
-}
-
-INLINE void attend_tile(const Tile *t, const int rows) {
-    const Shape *s = t->shape;
-    int64_t dim = s->head_dim, size = s->block_size;
-    const float *q[MOST_ROWS];
-    View views[MOST_ROWS];
-    Running running[MOST_ROWS];
-    float sums[MOST_ROWS * dim];
-    memset(sums, 0, rows * dim * sizeof(float));
-    for (int r = 0; r < rows; r++) {
-        q[r] = t->qkv + (t->token + token_of(t, r)) * t->width + head_of(t, r) * dim;
-        views[r] = view_of(t, r);
-        running[r] = (Running){-INFINITY, {0}};
-    }
-    int64_t end = views[rows - 1].high;
-    float scale = s->scale ? s->scale : 1.0f / sqrtf((float)dim);
-    int64_t first_group = views[0].low / GROUP * GROUP;
-    for (int64_t start = first_group; start < end; start += GROUP) {
-        vec scores[MOST_ROWS][PARTS];
-        float weights[MOST_ROWS][GROUP];
-        int halves = end - start > HALF ? 2 : 1;
-        for (int half = 0; half < halves; half++) {
-            Place here = place_of(t, start + half * HALF, t->head);
-            Place ahead = place_ahead(t, start, first_group, end, half * HALF);
-            score(q, keys_at(s, t->kv, here), dim, size, keys_at(s, t->kv, ahead), scores,
-                  half * HALF_PARTS, rows);
+        for (int p = 0; p < PARTS; p++) {
+            vec weight = exp_lanes(scores[r][p] - row[r].largest);
+            if (low > 0 || high < GROUP)
+                weight = choose(lanes_between(low, high, p), weight, (vec){0});
+            row[r].total += weight;
+            store(weights[r] + p * LANES, weight);
         }
+    }
+}
+
+/* Add weighted values to the rows' sums from feature `d` on.   values: [count][head_dim]. */
+INLINE void add_features(Row *row, const float *values, const float *ahead,
+                         const float weights[][GROUP], int64_t offset, int64_t count, int64_t dim,
+                         int64_t d, const int parts, const int rows) {
+    vec sums[MOST_ROWS][4];
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < parts; p++) sums[r][p] = load(row[r].sums + d + p * LANES);
+    for (int64_t t = 0; t < count; t++) {
+        vec v[4];
+        for (int p = 0; p < parts; p++) v[p] = load(values + t * dim + d + p * LANES);
+        for (int line = 0; line < parts * LANES; line += 16)
+            __builtin_prefetch(ahead + t * dim + d + line, 0, 2);
         for (int r = 0; r < rows; r++)
-            weigh(scores[r], views[r], start, scale, s->softcap, &running[r], weights[r],
-                  sums + r * dim, dim);
-        for (int half = 0; half < halves; half++) {
-            int64_t left = end - start - half * HALF;
-            Place here = place_of(t, start + half * HALF, t->head);
-            Place ahead = place_ahead(t, start, first_group, end, half * HALF);
-            add_values(values_at(s, t->kv, here), values_at(s, t->kv, ahead), weights, half * HALF,
-                       left < HALF ? left : HALF, dim, sums, rows);
-        }
+            for (int p = 0; p < parts; p++) sums[r][p] += weights[r][offset + t] * v[p];
     }
-    for (int r = 0; r < rows; r++) {
-        int64_t token = t->token + token_of(t, r);
-        float *to = t->out + (token * s->num_heads + head_of(t, r)) * dim;
-        float factor = t->finite[token] ? 1.0f / sum_lanes(running[r].total) : NAN;
-        for (int64_t d = 0; d < dim; d += LANES) store(to + d, load(sums + r * dim + d) * factor);
+    for (int r = 0; r < rows; r++)
+        for (int p = 0; p < parts; p++) store(row[r].sums + d + p * LANES, sums[r][p]);
+}
+
+/* Add the values of a half group, [token][head_dim], the first `count` of them. */
+INLINE void add_values(Row *row, const float *values, const float *ahead,
+                       const float weights[][GROUP], int64_t offset, int64_t count, int64_t dim,
+                       const int rows) {
+    const int parts = LANES == 8 && rows > 3 ? 2 : 4; /* the sums have to stay in registers */
+    int64_t d = 0;
+    for (; d + parts * LANES <= dim; d += parts * LANES)
+        add_features(row, values, ahead, weights, offset, count, dim, d, parts, rows);
+    for (; d < dim; d += LANES)
+        add_features(row, values, ahead, weights, offset, count, dim, d, 1, rows);
+}
+
+/* Add a group's keys to the states of a tile of rows. */
+INLINE void add_group(const Shape *s, const Group *g, Row *row, const int rows) {
+    int64_t dim = s->head_dim;
+    int halves = g->count > HALF ? 2 : 1;
+    vec scores[MOST_ROWS][PARTS];
+    float weights[MOST_ROWS][GROUP];
+    for (int half = 0; half < halves; half++)
+        score(row, g->keys[half], dim, s->block_size, g->next_keys[half], scores,
+              half * HALF_PARTS, rows);
+    weigh(row, g->start, s, scores, weights, rows);
+    for (int half = 0; half < halves; half++) {
+        int64_t left = g->count - half * HALF;
+        add_values(row, g->values[half], g->next_values[half], weights, half * HALF,
+                   left < HALF ? left : HALF, dim, rows);
     }
 }
 
-static void attend_rows(const Tile *t, int rows) {
+static void add_group_to(const Shape *s, const Group *g, Row *row, int64_t rows) {
     switch (rows) {
-        case 1: attend_tile(t, 1); break;
-        case 2: attend_tile(t, 2); break;
-        case 3: attend_tile(t, 3); break;
-        case 4: attend_tile(t, 4); break;
-        case 5: attend_tile(t, 5); break;
-        case 6: attend_tile(t, 6); break;
+        case 1: add_group(s, g, row, 1); break;
+        case 2: add_group(s, g, row, 2); break;
+        case 3: add_group(s, g, row, 3); break;
+        case 4: add_group(s, g, row, 4); break;
+        case 5: add_group(s, g, row, 5); break;
+        case 6: add_group(s, g, row, 6); break;
+    }
+}
+
+/* Rows [first, first + rows) of a sequence and kv head, which pass over the keys once together:
+ * each group of keys is used by all tiles of them while it is in the first cache.
+ */
+static void attend_rows(const Sequence *q, int64_t first, int64_t rows) {
+    const Shape *s = q->shape;
+    int64_t dim = s->head_dim, heads = s->num_heads / s->num_kv_heads;
+    Row row[PASS_ROWS];
+    float sums[PASS_ROWS * dim];
+    memset(sums, 0, rows * dim * sizeof(float));
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t token = (first + r) / heads, head = q->head * heads + (first + r) % heads;
+        int64_t end = q->position + token + 1, low = end - q->window;
+        const float *from = q->qkv + (q->token + token) * q->width + head * dim;
+        row[r] = (Row){from, low > 0 ? low : 0, end, -INFINITY, {0}, sums + r * dim};
+    }
+    int64_t first_group = row[0].low / GROUP * GROUP, end = row[rows - 1].high;
+    int64_t num_tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    for (int64_t start = first_group; start < end; start += GROUP) {
+        Group group = group_at(q, start, first_group, end);
+        for (int64_t i = 0; i < num_tiles; i++) {
+            int64_t top = rows * i / num_tiles, bottom = rows * (i + 1) / num_tiles;
+            if (row[bottom - 1].high > start && row[top].low < start + GROUP)
+                add_group_to(s, &group, row + top, bottom - top);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t token = q->token + (first + r) / heads;
+        float *to = q->out + (token * s->num_heads + q->head * heads + (first + r) % heads) * dim;
+        float factor = q->finite[token] ? 1.0f / sum_lanes(row[r].total) : NAN;
+        for (int64_t d = 0; d < dim; d += LANES) store(to + d, load(row[r].sums + d) * factor);
     }
 }
 
@@ -307,18 +326,20 @@ static void attend_rows(const Tile *t, int rows) {
 void attend(const Shape *s, const float *qkv, float *out, const uint8_t *finite, float *kv,
             const int32_t *query_starts, const int32_t *seq_lens, const int32_t *block_starts,
             const int32_t *blocks, int64_t num_seqs, int64_t window, int threads) {
-    int64_t group = s->num_heads / s->num_kv_heads;
     int64_t width = (s->num_heads + 2 * s->num_kv_heads) * s->head_dim;
+    Shape shape = *s;
+    if (!shape.scale) shape.scale = 1.0f / sqrtf((float)s->head_dim);
 #pragma omp parallel for num_threads(threads) schedule(dynamic) collapse(2) if (threads > 1)
     for (int64_t b = 0; b < num_seqs; b++)
         for (int64_t head = 0; head < s->num_kv_heads; head++) {
-            int64_t tokens = query_starts[b + 1] - query_starts[b], rows = tokens * group;
-            int64_t num_tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
-            for (int64_t i = 0; i < num_tiles; i++) {
-                int64_t first = rows * i / num_tiles, end = rows * (i + 1) / num_tiles;
-                Tile tile = {s, qkv, out, finite, kv, blocks + block_starts[b], width,
-                             query_starts[b], seq_lens[b] - tokens, head, first, window};
-                attend_rows(&tile, end - first);
+            int64_t tokens = query_starts[b + 1] - query_starts[b];
+            int64_t rows = tokens * (s->num_heads / s->num_kv_heads);
+            int64_t passes = (rows + PASS_ROWS - 1) / PASS_ROWS;
+            Sequence sequence = {&shape, qkv, out, finite, kv, blocks + block_starts[b], width,
+                                 query_starts[b], seq_lens[b] - tokens, head, window};
+            for (int64_t i = 0; i < passes; i++) {
+                int64_t first = rows * i / passes;
+                attend_rows(&sequence, first, rows * (i + 1) / passes - first);
             }
         }
 }

@@ -2,12 +2,13 @@
  *
  * Weights lie in panels of 48 outputs, [in][48]. A tile of up to 8 rows keeps its sums in
  * registers and goes over all of `in` in order, so a row has the same bits whatever rows are beside
- * it. While a panel is used, the next one is prefetched: each tile fetches a share of it.
+ * it. While a panel is used, the next one is prefetched: each tile fetches a share of it, evenly
+ * spread over its own steps, because memory that waits for the end of a burst is time lost.
  *
- * Tiles are 8 x 48: with AVX-512, 24 sums, 3 weights and a value fill the registers; 12 x 32 loads
- * more values, and 6 x 64 needs 6 rows. The products reach 104 to 110 GFLOP/s from 32 rows on, of
- * the processor's 117; oneDNN's packed weights reach 94 to 106, MKL's 64 to 88 (135M shape, one
- * thread of a Zen 4).
+ * With AVX-512 tiles are 8 x 48: 24 sums, 3 weights and a value fill the registers; 12 x 32 loads
+ * more values, and 6 x 64 needs 6 rows. With half as many registers tiles are 2 x 48, 4 x 24 or
+ * 6 x 16, and go over their panel in two or three stripes. The products reach 102 to 107 GFLOP/s
+ * from 16 rows on, and 98 to 101 from 24 rows on with AVX2 (135M shape, one thread of a Zen 4).
  */
 #include "vectors.h"
 
@@ -16,42 +17,56 @@
 #if LANES == 16
 #define MOST_ROWS 8
 #else
-#define MOST_ROWS 2
+#define MOST_ROWS 6
 #endif
 
-/* One tile.   next, lines: its share of the next panel, `lines` lines of COLUMNS floats, which it
- * prefetches.
+/* Vectors of a stripe: as many as leave the sums of `rows` rows in registers. */
+INLINE int stripe_of(const int rows) {
+    if (LANES == 16 || rows <= 2) return PARTS;
+    return rows <= 4 ? PARTS / 2 : PARTS / 3;
+}
+
+/* One tile.   next: the panel to prefetch, of which this tile fetches the steps `due`,
+ * `due + every` and so on.
  */
 INLINE void tile(const float *x, const float *panel, const float *bias, const float *next,
-                 int64_t lines, int64_t in, float *y, int64_t out, const int rows) {
-    vec sums[MOST_ROWS][PARTS];
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < PARTS; p++) sums[r][p] = load(bias + p * LANES);
-    for (int64_t k = 0; k < in; k++) {
-        vec weights[PARTS];
-        for (int p = 0; p < PARTS; p++) weights[p] = load(panel + k * COLUMNS + p * LANES);
-        if (k < lines) {
-            for (int line = 0; line < COLUMNS; line += 16)
-                __builtin_prefetch(next + k * COLUMNS + line, 0, 2);
+                 int64_t due, int64_t every, int64_t in, float *y, int64_t out, const int rows) {
+    const int parts = stripe_of(rows);
+    for (int first = 0; first < COLUMNS; first += parts * LANES) {
+        vec sums[MOST_ROWS][PARTS];
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < parts; p++) sums[r][p] = load(bias + first + p * LANES);
+        int64_t fetched = due;
+        for (int64_t k = 0; k < in; k++) {
+            if (k == fetched) {
+                for (int line = 0; line < parts * LANES; line += 16)
+                    __builtin_prefetch(next + k * COLUMNS + first + line, 0, 2);
+                fetched += every;
+            }
+            vec weights[PARTS];
+            for (int p = 0; p < parts; p++)
+                weights[p] = load(panel + k * COLUMNS + first + p * LANES);
+            for (int r = 0; r < rows; r++) {
+                float value = x[r * in + k];
+                for (int p = 0; p < parts; p++) sums[r][p] += value * weights[p];
+            }
         }
-        for (int r = 0; r < rows; r++) {
-            float value = x[r * in + k];
-            for (int p = 0; p < PARTS; p++) sums[r][p] += value * weights[p];
-        }
+        for (int r = 0; r < rows; r++)
+            for (int p = 0; p < parts; p++)
+                store(y + r * out + first + p * LANES, sums[r][p]);
     }
-    for (int r = 0; r < rows; r++)
-        for (int p = 0; p < PARTS; p++) store(y + r * out + p * LANES, sums[r][p]);
 }
 
 #define CASE(n) \
-    case n: tile(x, panel, bias, next, lines, in, y, out, n); break;
+    case n: tile(x, panel, bias, next, due, every, in, y, out, n); break;
 
 static void rows_of(int rows, const float *x, const float *panel, const float *bias,
-                    const float *next, int64_t lines, int64_t in, float *y, int64_t out) {
+                    const float *next, int64_t due, int64_t every, int64_t in, float *y,
+                    int64_t out) {
     switch (rows) {
-        CASE(1) CASE(2)
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
 #if MOST_ROWS == 8
-        CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8)
+        CASE(7) CASE(8)
 #endif
     }
 }
@@ -64,21 +79,19 @@ void gemm(const float *x, const float *panels, const float *bias, float *y, int6
     if (!rows) return;
     int64_t num_tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
     int64_t num_panels = (out + COLUMNS - 1) / COLUMNS;
-    int64_t lines = (in + num_tiles - 1) / num_tiles;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t n = 0; n < num_panels; n++) {
-        const float *panel = panels + n * in * COLUMNS, *next = panel + in * COLUMNS;
+        const float *panel = panels + n * in * COLUMNS;
+        const float *next = n + 1 < num_panels ? panel + in * COLUMNS : panel;
         int64_t width = out - n * COLUMNS;
         float last[MOST_ROWS * COLUMNS];
         for (int64_t t = 0; t < num_tiles; t++) {
             /* Tiles are equally large: 12 rows are 6 and 6, not 8 and 4. */
             int64_t first = rows * t / num_tiles, count = rows * (t + 1) / num_tiles - first;
-            int64_t rest = n + 1 < num_panels ? in - t * lines : 0;
             float *to = y + first * out + n * COLUMNS;
             int is_last = width < COLUMNS;
-            rows_of(count, x + first * in, panel, bias + n * COLUMNS, next + t * lines * COLUMNS,
-                    rest < lines ? rest : lines, in, is_last ? last : to,
-                    is_last ? COLUMNS : out);
+            rows_of(count, x + first * in, panel, bias + n * COLUMNS, next, t, num_tiles, in,
+                    is_last ? last : to, is_last ? COLUMNS : out);
             if (is_last)
                 for (int64_t r = 0; r < count; r++)
                     memcpy(to + r * out, last + r * COLUMNS, width * sizeof(float));

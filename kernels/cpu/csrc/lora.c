@@ -10,65 +10,78 @@
 #define RANK_ROWS 8
 #define UNIT_BYTES 256
 #if LANES == 16
-#define MOST_ROWS 3 /* 24 sums of a shrink, and 3 rows of x, fit into 32 registers */
+#define MOST_ROWS 3
+#define MOST_SUMS 24 /* of 32 registers */
 #else
-#define MOST_ROWS 1
+#define MOST_ROWS 6
+#define MOST_SUMS 12 /* of 16 registers */
 #endif
 #define ITEM_ROWS 48 /* tokens of a run that a thread takes at a time */
-#define PARTS 4      /* vectors of outputs at a time: their sums do not wait for each other */
+#define PARTS 4      /* most vectors of outputs at a time: their sums do not wait for each other */
 
 /* The next tile; each step of the current tile prefetches as much of it as the step itself uses. */
 typedef struct {
     const char *from, *end;
 } Ahead;
 
-INLINE void fetch(Ahead *ahead) {
+INLINE void fetch(Ahead *ahead, const int vectors) {
     if (ahead->from >= ahead->end) return;
-    for (int line = 0; line < RANK_ROWS * LANES / 16; line++)
+    for (int line = 0; line < vectors * LANES / 16; line++)
         __builtin_prefetch(ahead->from + 64 * line, 0, 2);
-    ahead->from += RANK_ROWS * LANES * sizeof(float);
+    ahead->from += vectors * LANES * sizeof(float);
+}
+
+/* shrunk[r] = scale * x[r] @ a.T for `ranks` of the tile's rank rows, from `first` on. */
+INLINE void shrink_ranks(const float *x, const float *a, int64_t in, float scale,
+                         float shrunk[][RANK_ROWS], Ahead *ahead, const int first, const int ranks,
+                         const int rows) {
+    vec sums[MOST_ROWS][RANK_ROWS];
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < ranks; j++) sums[r][j] = (vec){0};
+    int64_t k = 0;
+    for (; k + LANES <= in; k += LANES) {
+        fetch(ahead, ranks);
+        vec values[MOST_ROWS];
+        for (int r = 0; r < rows; r++) values[r] = load(x + r * in + k);
+        for (int j = 0; j < ranks; j++) {
+            vec weights = load(a + (first + j) * in + k);
+            for (int r = 0; r < rows; r++) sums[r][j] += values[r] * weights;
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < ranks; j++) {
+            float sum = sum_lanes(sums[r][j]);
+            for (int64_t i = k; i < in; i++) sum += x[r * in + i] * a[(first + j) * in + i];
+            shrunk[r][first + j] = scale * sum;
+        }
 }
 
 /* shrunk[r] = scale * x[r] @ a.T */
 INLINE void shrink(const float *x, const float *a, int64_t in, float scale,
                    float shrunk[][RANK_ROWS], Ahead *ahead, const int rows) {
-    vec sums[MOST_ROWS][RANK_ROWS];
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < RANK_ROWS; j++) sums[r][j] = (vec){0};
-    int64_t k = 0;
-    for (; k + LANES <= in; k += LANES) {
-        fetch(ahead);
-        vec values[MOST_ROWS];
-        for (int r = 0; r < rows; r++) values[r] = load(x + r * in + k);
-        for (int j = 0; j < RANK_ROWS; j++) {
-            vec weights = load(a + j * in + k);
-            for (int r = 0; r < rows; r++) sums[r][j] += values[r] * weights;
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int j = 0; j < RANK_ROWS; j++) {
-            float sum = sum_lanes(sums[r][j]);
-            for (int64_t i = k; i < in; i++) sum += x[r * in + i] * a[j * in + i];
-            shrunk[r][j] = scale * sum;
-        }
+    const int most = MOST_SUMS / rows, ranks = most >= RANK_ROWS ? RANK_ROWS : most >= 4 ? 4 : 2;
+    for (int first = 0; first < RANK_ROWS; first += ranks)
+        shrink_ranks(x, a, in, scale, shrunk, ahead, first, ranks, rows);
 }
 
 /* y[r] += shrunk[r] @ b */
 INLINE void expand(float *y, int64_t stride, const float *b, int64_t out,
                    float shrunk[][RANK_ROWS], Ahead *ahead, const int rows) {
+    const int parts = MOST_SUMS / rows >= PARTS ? PARTS : PARTS / 2;
     int64_t n = 0;
-    for (; n + PARTS * LANES <= out; n += PARTS * LANES) {
+    for (; n + parts * LANES <= out; n += parts * LANES) {
         vec sums[MOST_ROWS][PARTS];
-        for (int p = 0; p < PARTS; p++) fetch(ahead);
+        for (int p = 0; p < parts; p++) fetch(ahead, RANK_ROWS);
         for (int r = 0; r < rows; r++)
-            for (int p = 0; p < PARTS; p++) sums[r][p] = load(y + r * stride + n + p * LANES);
-        for (int j = 0; j < RANK_ROWS; j++)
-            for (int p = 0; p < PARTS; p++) {
-                vec weights = load(b + j * out + n + p * LANES);
-                for (int r = 0; r < rows; r++) sums[r][p] += shrunk[r][j] * weights;
-            }
+            for (int p = 0; p < parts; p++) sums[r][p] = load(y + r * stride + n + p * LANES);
+        for (int j = 0; j < RANK_ROWS; j++) {
+            vec weights[PARTS];
+            for (int p = 0; p < parts; p++) weights[p] = load(b + j * out + n + p * LANES);
+            for (int r = 0; r < rows; r++)
+                for (int p = 0; p < parts; p++) sums[r][p] += shrunk[r][j] * weights[p];
+        }
         for (int r = 0; r < rows; r++)
-            for (int p = 0; p < PARTS; p++) store(y + r * stride + n + p * LANES, sums[r][p]);
+            for (int p = 0; p < parts; p++) store(y + r * stride + n + p * LANES, sums[r][p]);
     }
     for (; n < out; n++)
         for (int r = 0; r < rows; r++)
@@ -82,14 +95,27 @@ INLINE void apply(float *y, int64_t stride, const float *x, const float *tile, i
     expand(y, stride, tile + RANK_ROWS * in, out, shrunk, ahead, rows);
 }
 
+#define CASE(n) \
+    case n: apply(y, stride, x, tile, in, out, scale, ahead, n); break;
+
+static void apply_pass(float *y, int64_t stride, const float *x, const float *tile, int64_t in,
+                       int64_t out, float scale, Ahead *ahead, int64_t rows) {
+    switch (rows) {
+        CASE(1) CASE(2) CASE(3)
+#if MOST_ROWS == 6
+        CASE(4) CASE(5) CASE(6)
+#endif
+    }
+}
+
 static void apply_rows(float *y, int64_t stride, const float *x, const float *tile, int64_t in,
                        int64_t out, float scale, Ahead ahead, int64_t rows) {
-    for (; rows >= MOST_ROWS; rows -= MOST_ROWS, x += MOST_ROWS * in, y += MOST_ROWS * stride)
-        apply(y, stride, x, tile, in, out, scale, &ahead, MOST_ROWS);
-#if MOST_ROWS > 1
-    if (rows == 2) apply(y, stride, x, tile, in, out, scale, &ahead, 2);
-    if (rows == 1) apply(y, stride, x, tile, in, out, scale, &ahead, 1);
-#endif
+    int64_t passes = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    for (; passes; passes--) {
+        int64_t count = (rows + passes - 1) / passes; /* 8 rows are 3, 3 and 2, or 4 and 4 */
+        apply_pass(y, stride, x, tile, in, out, scale, &ahead, count);
+        rows -= count, x += count * in, y += count * stride;
+    }
 }
 
 /* Projections of one layer, side by side in y: [tokens, stride].   x: [tokens, in].

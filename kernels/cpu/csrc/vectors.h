@@ -22,6 +22,14 @@ typedef int32_t ivec __attribute__((vector_size(4 * LANES), aligned(4), may_alia
 
 typedef uint32_t uvec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+#if LANES == 16
+#define LANE_NUMBERS ((ivec){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+#elif LANES == 8
+#define LANE_NUMBERS ((ivec){0, 1, 2, 3, 4, 5, 6, 7})
+#else
+#define LANE_NUMBERS ((ivec){0, 1, 2, 3})
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 INLINE vec splat(float value) { return (vec){0} + value; }

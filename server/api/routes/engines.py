@@ -58,6 +58,20 @@ class GrammarFigures(Answer):
     tenants: dict[str, float] = Field(examples=[{"ten_91f0c2a4d3b8e675": 3.704}])
 
 
+class DraftFigures(Answer):
+    """Counters of drafted tokens since the engine's start, and the pools of drafts of now.
+
+    drafted_tokens: those that steps computed.   accepted_tokens: those of them that answers got.
+    verified_rows: times that an answer had drafts in a step.
+    """
+
+    drafted_tokens: int = Field(examples=[61_440])
+    accepted_tokens: int = Field(examples=[40_112])
+    verified_rows: int = Field(examples=[15_730])
+    pools: int = Field(examples=[3])
+    pool_bytes: int = Field(examples=[2_097_152])
+
+
 class EngineStatsAnswer(Answer):
     """Figures of an engine: gauges of now, and counters since the engine's start.
 
@@ -92,6 +106,7 @@ class EngineStatsAnswer(Answer):
     unsettled_records: int = Field(examples=[5])
     tiers: tuple[TierFigures, ...]
     grammars: GrammarFigures
+    drafts: DraftFigures
     is_leaving: bool
     silence_s: float = Field(examples=[30.0])
 

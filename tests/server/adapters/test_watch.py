@@ -7,18 +7,19 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from registry import adapter_rows, pins
+from registry import adapter_rows, grants, pins
 from registry.alias_rows import Canary
 from registry.catalog import Catalog
 from registry.events import KEPT_MS, record_event
 from registry.tables import adapter_events
 from server.accounts.auth import Identity
+from server.accounts.tenants import suspend_tenant
 from server.adapters.names import resolve_model
 from server.adapters.watch import AdapterWatch
 from server.database.database import Database
 from tests.registry.factories import make_base
 from tests.registry.rows import add_version
-from tests.server.factories import NOW_MS
+from tests.server.factories import NOW_MS, make_tenant
 from tests.server.fake_engines import FakeEngines, make_welcome
 
 A, B = "tenant-a", "tenant-b"
@@ -248,6 +249,54 @@ def test_once_a_minute_pins_are_told_again_and_old_events_go(
     assert engines.pinned == [()]
     count = sa.select(sa.func.count()).select_from(adapter_events)
     assert sqlite_database.read_sync(lambda conn: conn.execute(count).scalar()) == 0
+
+
+# ---- drafts ----
+
+
+def test_drafts_go_with_a_version_and_with_an_adapter(
+    watch, sqlite_database, catalog, base, engines
+):
+    publish(sqlite_database, base, versions=3)
+    publish(sqlite_database, base, "beta")
+    move(sqlite_database, catalog, 3)
+    digests = [ref(sqlite_database, version=number).digest for number in (1, 2, 3)]
+    sqlite_database.write_sync(lambda conn: catalog.delete_version(conn, A, "pirate", 2))
+    tick(watch)
+    tick(watch)
+    assert engines.forgotten == [(A, digests[1])]
+    engines.forgotten.clear()
+    sqlite_database.write_sync(lambda conn: catalog.delete_adapter(conn, A, "pirate"))
+    tick(watch)
+    assert sorted(engines.forgotten) == sorted((A, digest) for digest in digests)
+
+
+def test_drafts_go_from_whom_an_adapter_was_shared_with(
+    watch, sqlite_database, catalog, base, engines
+):
+    publish(sqlite_database, base)
+    digest = ref(sqlite_database).digest
+    adapter = sqlite_database.read_sync(lambda c: adapter_rows.find_adapter(c, A, "pirate"))
+    for tenant_id in (B, "tenant-c"):
+        sqlite_database.write_sync(
+            lambda c, t=tenant_id: grants.grant(c, adapter, t, granted_by="key:k1", now_ms=NOW_MS)
+        )
+    sqlite_database.write_sync(
+        lambda c: grants.revoke(c, adapter, B, actor="key:k1", now_ms=NOW_MS)
+    )
+    tick(watch)
+    assert engines.forgotten == [(B, digest)]
+    sqlite_database.write_sync(lambda c: catalog.delete_adapter(c, A, "pirate"))
+    tick(watch)
+    assert sorted(engines.forgotten[1:]) == [(A, digest), ("tenant-c", digest)]
+
+
+def test_all_drafts_of_a_suspended_tenant_go(watch, sqlite_database, engines):
+    tenant = make_tenant(sqlite_database)
+    sqlite_database.write_sync(lambda c: suspend_tenant(c, tenant.tenant_id, now_ms=NOW_MS))
+    tick(watch)
+    tick(watch)
+    assert engines.forgotten == [(tenant.tenant_id, None)]
 
 
 # ---- a failing database, and the cost of a tick ----

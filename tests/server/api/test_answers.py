@@ -40,9 +40,13 @@ def score(*token_ids):
 def test_usage_components_add_up_and_what_is_ours_is_under_one_key():
     final = RequestOutput(
         request_id="r", seq=0, finish_reason="stop", stop_cause="eos",
-        num_prompt_tokens=7, num_completion_tokens=5,
+        num_prompt_tokens=7, num_completion_tokens=5, num_accepted_tokens=3, num_rejected_tokens=9,
     )  # fmt: skip
     body = usage(final, 123, 1)
+    assert body["completion_tokens_details"] == {
+        "accepted_prediction_tokens": 3,
+        "rejected_prediction_tokens": 9,
+    }
     assert body["total_tokens"] == body["prompt_tokens"] + body["completion_tokens"] == 12
     assert body["x_chorale"]["cost_nanousd"] == 123
 
@@ -273,8 +277,8 @@ def test_a_client_may_do_without_the_reasoning_and_still_pays_for_it():
     assert body["message"] == {"role": "assistant", "content": "Let me see.", "refusal": None}
     assert choice.num_reasoning_tokens == 6
     final = outputs_of([6])[0]
-    assert usage(final, 0, 1, 6)["completion_tokens_details"] == {"reasoning_tokens": 6}
-    assert "completion_tokens_details" not in usage(final, 0, 1)
+    assert usage(final, 0, 1, 6)["completion_tokens_details"]["reasoning_tokens"] == 6
+    assert "reasoning_tokens" not in usage(final, 0, 1)["completion_tokens_details"]
 
 
 def test_the_official_client_reads_calls_and_reasoning():

@@ -8,8 +8,13 @@ from types import SimpleNamespace
 import pytest
 import sqlalchemy as sa
 
-from engine.messages import EngineStats, GrammarStats, TierStats, Welcome
-from server.api.routes.engines import EngineStatsAnswer, GrammarFigures, TierFigures
+from engine.messages import DraftStats, EngineStats, GrammarStats, TierStats, Welcome
+from server.api.routes.engines import (
+    DraftFigures,
+    EngineStatsAnswer,
+    GrammarFigures,
+    TierFigures,
+)
 from server.billing import holds
 from server.billing.settler import LEASE, SILENT_MS
 from server.database.clock import now_ms
@@ -75,12 +80,14 @@ def test_engines_of_other_machines_are_listed_until_they_are_lost(product: InPro
 
 
 def test_the_figures_of_an_engine_are_shown(product: InProcess) -> None:
-    stats = make_stats(grammars=GrammarStats(masks=5, tenants=(("ten_1", 0.5),)))
+    grammars = GrammarStats(masks=5, tenants=(("ten_1", 0.5),))
+    stats = make_stats(grammars=grammars, drafts=DraftStats(accepted_tokens=7))
     figures = [EngineFigures("engine", "ready", None, stats, 0)]
     product.use(SimpleNamespace(figures=lambda: figures, engine_ids=list))
     (shown,) = product.operator.call("GET", "/admin/v1/engines").json()["data"]
     grammars = shown["figures"]["grammars"]
     assert (grammars["masks"], grammars["tenants"]) == (5, {"ten_1": 0.5})
+    assert shown["figures"]["drafts"]["accepted_tokens"] == 7
 
 
 def test_an_engine_that_is_there_is_not_lost(product: InProcess) -> None:
@@ -94,5 +101,6 @@ def test_an_engine_that_is_there_is_not_lost(product: InProcess) -> None:
 
 def test_every_figure_of_an_engine_is_in_its_answer() -> None:
     pairs = (EngineStats, EngineStatsAnswer), (TierStats, TierFigures)
-    for figures, answer in (*pairs, (GrammarStats, GrammarFigures)):
+    others = (GrammarStats, GrammarFigures), (DraftStats, DraftFigures)
+    for figures, answer in (*pairs, *others):
         assert {field.name for field in dataclasses.fields(figures)} == set(answer.model_fields)

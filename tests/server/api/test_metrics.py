@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.messages import EngineStats, GrammarStats, TierStats
+from engine.messages import DraftStats, EngineStats, GrammarStats, TierStats
 from registry.proof import Proof
 from server.api.metrics import Metrics
 from server.pool.engines import EngineFigures
@@ -19,7 +19,7 @@ TIERS = tuple(
 )  # fmt: skip
 
 
-NO_FIGURES = {"tiers", "grammars", "is_leaving", "silence_s"}
+NO_FIGURES = {"tiers", "grammars", "drafts", "is_leaving", "silence_s"}
 
 
 def make_stats(**figures: object) -> EngineStats:
@@ -83,6 +83,9 @@ def test_no_figure_of_the_engine_is_left_out():
     for field in dataclasses.fields(GrammarStats):
         if field.name != "tenants":
             assert f"chorale_grammar_{field.name}_total" in names
+    for field in dataclasses.fields(DraftStats):
+        series = f"chorale_speculation_{field.name}"
+        assert names & {series, f"{series}_total"}, field.name
     assert scrape(stats)["chorale_pinned_slabs", ""] == 17
 
 
@@ -91,6 +94,15 @@ def test_the_tenants_whose_grammars_take_most_have_their_seconds():
     found = scrape(make_stats(grammars=grammars))
     assert found["chorale_grammar_masks_total", ""] == 3
     assert found["chorale_grammar_tenant_seconds", ""] == 1.5
+
+
+def test_drafts_are_counted_and_their_pools_are_measured():
+    drafts = DraftStats(drafted_tokens=9, accepted_tokens=5, verified_rows=2, pools=1, pool_bytes=7)
+    found = scrape(make_stats(drafts=drafts))
+    counters = ("drafted_tokens", "accepted_tokens", "verified_rows")
+    assert [found[f"chorale_speculation_{name}_total", ""] for name in counters] == [9, 5, 2]
+    gauges = ("pools", "pool_bytes")
+    assert [found[f"chorale_speculation_{name}", ""] for name in gauges] == [1, 7]
 
 
 def test_an_engine_that_is_away_has_no_figures():

@@ -66,6 +66,7 @@ def test_a_parameter_that_is_not_served_is_refused_by_name(name):
         {"stream_options": {"include_usage": None, "anything": False}}, {"unheard_of": False},
         {"response_format": {}}, {"modalities": False}, {"parallel_tool_calls": False},
         {"chat_template_kwargs": {}}, {"web_search_options": None}, {"stop": False},
+        {"prediction": None}, {"prediction": {}}, {"speculation": None},
     ],
     ids=str,
 )  # fmt: skip
@@ -201,7 +202,16 @@ def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, shape):
          "tools"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [IMAGE]}, "messages[0].content[0].type"),
-        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"stream_options": {"include_obfuscation": 1}}, "stream_options.include_obfuscation"),
+        ({"prediction": "Hello."}, "prediction"),
+        ({"prediction": {"type": "text", "content": "Hello."}}, "prediction.type"),
+        ({"prediction": {"type": "content"}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": 7}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": [TEXT_PART, {"type": "image_url"}]}},
+         "prediction.content[1].type"),
+        ({"prediction": {"type": "content", "content": "x", "odd": 1}}, "prediction.odd"),
+        ({"speculation": "on"}, "speculation"),
+        ({"speculation": True}, "speculation"),
         ({"n": 0}, "n"),
         ({"n": 17}, "n"),
         ({"n": True}, "n"),
@@ -252,8 +262,31 @@ def test_a_bad_value_names_its_place(change, param):
 
 
 @pytest.mark.parametrize(
+    "content", ["Hello.Hello.", [TEXT_PART, TEXT_PART], [TEXT_PART | {"text": "Hello.Hello."}]]
+)
+def test_a_prediction_is_a_text_or_its_parts(content):
+    asked = parse(HELLO | {"prediction": {"type": "content", "content": content}})
+    assert asked.for_model().prediction == "Hello.Hello."
+
+
+@pytest.mark.parametrize(
+    ("speculation", "found"),
+    [(None, ("Hi", True, False)), ("auto", ("Hi", True, False)), ("shared", ("Hi", True, True)),
+     ("off", ("", False, False))],
+)  # fmt: skip
+def test_a_request_says_whether_its_tokens_may_be_drafted(speculation, found):
+    prediction = {"type": "content", "content": "Hi"}
+    request = parse(HELLO | {"prediction": prediction, "speculation": speculation}).for_model()
+    assert (request.prediction, request.drafts, request.shares_drafts) == found
+    text = parse(TEXT | {"speculation": speculation}, CompletionRequest).for_model()
+    assert (text.drafts, text.shares_drafts) == found[1:]
+
+
+@pytest.mark.parametrize(
     ("change", "param"),
     [
+        ({"prediction": {"type": "content", "content": "Hello."}}, "prediction"),
+        ({"speculation": "on"}, "speculation"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),

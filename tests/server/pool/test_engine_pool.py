@@ -4,14 +4,18 @@ import asyncio
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from engine.endpoint import Endpoint
 from engine.errors import EngineAwayError, EngineDeadError
-from engine.messages import TenantService
+from engine.messages import DraftStats, ForgetDrafts, TenantService
+from server.pool.engine import PooledEngine
 from server.pool.engine_pool import TURN_S, EnginePool
 from server.pool.files import Member
+from server.pool.load_costs import LoadCosts
 from server.pool.prefix_table import CHUNK_TOKENS, marks_of
 from server.pool.quarantine import Quarantined
 from server.pool.running import Running, RunningRequest
@@ -309,6 +313,24 @@ def test_each_pin_is_kept_at_one_engine_the_same_for_every_gateway(pool):
             assert len(engines.all_residency()) == 8
 
     asyncio.run(run())
+
+
+def test_engines_that_have_had_drafts_are_told_to_forget_and_no_others(pool):
+    told = []
+    drafts = {"a": DraftStats(pools=1), "b": DraftStats(drafted_tokens=7), "older": DraftStats()}
+
+    async def note(name, message):
+        told.append((name, message))
+
+    for name in (*drafts, "away"):
+        stats = SimpleNamespace(drafts=drafts[name]) if name in drafts else None
+        client = SimpleNamespace(stats=stats, forget_drafts=partial(note, name))
+        engine = PooledEngine(Member(name, ""), client, "base-1", LoadCosts(), lambda _: 0)
+        pool.engines._engines[name] = engine
+
+    asyncio.run(pool.engines.forget_drafts("acme", "digest"))
+    message = ForgetDrafts(tenant_id="acme", adapter_digest="digest")
+    assert told == [("a", message), ("b", message)]
 
 
 def test_service_of_one_engine_is_told_to_the_others_and_not_to_itself(pool):

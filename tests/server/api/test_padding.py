@@ -1,0 +1,281 @@
+"""The sizes of a stream's events do not say how many tokens each has; every client reads them."""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.types import Receive, Scope, Send
+from uvicorn import Config
+from uvicorn.server import ServerState
+
+from engine.errors import EngineDeadError
+from engine.messages import AddRequest, RequestOutput
+from server.api.answers import DONE, event
+from server.api.app import create_app
+from server.api.connections import Connections
+from server.api.http_protocol import HttpLimits, protocol
+from server.api.padding import ASKED_BYTES, Padding
+from tests.server.fake_engines import Script
+from tests.server.scripted_product import CHAT, TEXT, Product, scripted_product
+
+USAGE = {"include_usage": True, "continuous_usage_stats": True}
+TOKENS = tuple(range(40, 52))
+OTHERS = tuple(range(61, 73))
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.fixture
+def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
+    with scripted_product(migrated_sqlite, tmp_path) as product:
+        yield product
+
+
+def pad(product: Product, size: int) -> None:
+    changed = product.gateway.settings.model_copy(update={"pad_events_to": size})
+    product.gateway = replace(product.gateway, settings=changed)
+
+
+def in_steps(ids: Sequence[int], counts: Sequence[int]) -> Script:
+    """A script that says these tokens in steps of so many each."""
+    assert sum(counts) == len(ids)
+
+    def script(message: AddRequest) -> list[RequestOutput]:
+        ends = list(itertools.accumulate(counts))
+        return [
+            RequestOutput(
+                request_id=message.request_id,
+                seq=seq,
+                new_token_ids=tuple(ids[end - count : end]),
+                finish_reason="length" if end == ends[-1] else None,
+                stop_cause="max_tokens" if end == ends[-1] else None,
+                num_prompt_tokens=message.num_prompt_tokens,
+                num_completion_tokens=end,
+                num_accepted_tokens=end - seq - 1,
+                num_rejected_tokens=7 * seq,
+                is_last=end == ends[-1],
+            )
+            for seq, (count, end) in enumerate(zip(counts, ends, strict=True))
+        ]
+
+    return script
+
+
+def writes(product: Product, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
+    """Pieces in which the application hands the body of its answer over."""
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    sent = json.dumps(body).encode()
+    named = {"authorization": f"Bearer {product.api_key}", "content-length": str(len(sent))}
+    named |= headers or {}
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
+        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+        "scheme": "http", "server": ("gateway", 80), "client": ("127.0.0.1", 1), "state": {},
+        "headers": [(name.encode(), value.encode()) for name, value in named.items()],
+    }  # fmt: skip
+    pieces: list[bytes] = []
+
+    async def call() -> None:
+        messages = iter([{"type": "http.request", "body": sent, "more_body": False}])
+
+        async def receive() -> dict[str, Any]:
+            for message in messages:
+                return message
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body" and message.get("body"):
+                pieces.append(message["body"])
+
+        await create_app(product.gateway)(scope, receive, send)
+
+    asyncio.run(call())
+    return pieces
+
+
+@pytest.mark.parametrize("body", [CHAT, TEXT], ids=["chat", "text"])
+def test_the_tokens_of_one_output_leave_as_one_event_in_one_piece(product, body) -> None:
+    counts = (1, 8, 2, 1)
+    product.engines.script = in_steps(TOKENS, counts)
+    *parts, done = writes(product, body | {"stream": True, "return_token_ids": True})
+    assert done == DONE
+    found = [json.loads(part.removeprefix(b"data: ").removesuffix(b"\n\n")) for part in parts]
+    assert [len(chunk["choices"][0]["token_ids"]) for chunk in found] == list(counts)
+
+
+@pytest.mark.parametrize("body", [CHAT, TEXT], ids=["chat", "text"])
+@pytest.mark.parametrize("options", [{}, USAGE], ids=["plain", "usage"])
+def test_streams_of_as_many_steps_have_equal_sizes_whatever_was_accepted(
+    product, body, options
+) -> None:
+    pad(product, 768)
+    sizes = []
+    for ids, counts in ((TOKENS, (1, 8, 2, 1)), (TOKENS, (3, 3, 3, 3)), (OTHERS, (8, 2, 1, 1))):
+        product.engines.script = in_steps(ids, counts)
+        asked = body | {"stream": True, "stream_options": options}
+        sizes.append([len(piece) for piece in writes(product, asked)])
+    assert sizes[0] == sizes[1] == sizes[2] == [768] * (5 + bool(options))
+
+
+def test_an_error_and_the_end_are_as_long_as_any_other_event(product) -> None:
+    pad(product, 512)
+
+    def breaks(message: AddRequest) -> list[RequestOutput | BaseException]:
+        first, *_ = in_steps(TOKENS, (6, 6))(message)
+        return [first, EngineDeadError("gone")]
+
+    product.engines.script = breaks
+    _, error = pieces = writes(product, CHAT | {"stream": True})
+    assert [len(piece) for piece in pieces] == [512, 512]
+    assert json.loads(error.partition(b"\n\n")[0][6:])["error"]["code"] == "engine_unavailable"
+    product.engines.script = in_steps(TOKENS, (6, 6))
+    assert len(writes(product, CHAT | {"stream": True})[-1]) == 512
+
+
+def test_a_client_may_ask_for_padding_and_cannot_decline_the_operators(product) -> None:
+    product.engines.script = in_steps(TOKENS, (6, 6))
+
+    def sizes(**options: Any) -> set[int]:
+        asked = CHAT | {"stream": True, "stream_options": options}
+        return {len(piece) for piece in writes(product, asked)}
+
+    assert sizes(include_obfuscation=True) == {ASKED_BYTES}
+    assert ASKED_BYTES not in sizes() | sizes(include_obfuscation=False)
+    pad(product, 1024)
+    assert sizes() == sizes(include_obfuscation=False) == {1024}
+    assert sizes(include_obfuscation=True) == {1024}
+
+
+def test_an_answer_that_is_recorded_is_padded_too_and_replayed_as_it_was(product) -> None:
+    pad(product, 600)
+    product.engines.script = in_steps(TOKENS, (6, 6))
+    body = CHAT | {"stream": True}
+    pieces = writes(product, body, {"idempotency-key": "k"})
+    assert [len(piece) for piece in pieces] == [600] * 3
+    assert b"".join(writes(product, body, {"idempotency-key": "k"})) == b"".join(pieces)
+    assert len(product.engines.asked) == 1
+
+
+def test_a_padded_stream_has_an_event_for_every_step_also_where_it_shows_nothing(product) -> None:
+    encode = product.gateway.base.tokenizer.encode
+    ids = encode('Yes. <tool_call>{"name": "f"', add_special_tokens=False)
+    product.engines.script = in_steps(ids, [1] * len(ids))
+    asked = CHAT | {"stream": True, "tools": [TOOL]}
+    assert len(writes(product, asked)) < len(ids)
+    pad(product, 512)
+    assert [len(piece) for piece in writes(product, asked)] == [512] * (len(ids) + 1)
+
+
+def read(product: Product, ask: Callable[[openai.AsyncOpenAI], Awaitable[Any]]) -> list[Any]:
+    """Chunks of a stream as OpenAI's client reads them."""
+
+    async def story() -> list[Any]:
+        transport = httpx.ASGITransport(create_app(product.gateway))
+        async with (
+            httpx.AsyncClient(transport=transport) as http,
+            openai.AsyncOpenAI(
+                api_key=product.api_key, base_url="http://gateway/v1", http_client=http
+            ) as client,
+        ):
+            return [chunk async for chunk in await ask(client)]
+
+    return asyncio.run(story())
+
+
+@pytest.mark.parametrize("size", [0, 1, 512])
+def test_openais_client_reads_padded_streams_as_if_they_were_not(product, size) -> None:
+    pad(product, size)
+    product.engines.script = in_steps(TOKENS, (1, 8, 2, 1))
+    options: Any = {"stream": True, "stream_options": {"include_usage": True}}
+    *chunks, last = read(product, lambda c: c.chat.completions.create(**CHAT, **options))
+    said = "".join(chunk.choices[0].delta.content for chunk in chunks)
+    assert said == product.words(TOKENS)
+    details = last.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens == len(TOKENS) - 4
+    assert details.rejected_prediction_tokens == 7 * 3
+    *texts, _ = read(product, lambda c: c.completions.create(**TEXT, **options))
+    assert "".join(chunk.choices[0].text for chunk in texts) == said
+
+
+def test_openais_client_raises_the_error_of_a_padded_stream(product) -> None:
+    pad(product, 512)
+    product.engines.script = lambda message: [
+        in_steps(TOKENS, (6, 6))(message)[0], EngineDeadError("gone"),
+    ]  # fmt: skip
+    with pytest.raises(openai.APIError) as error:
+        read(product, lambda c: c.chat.completions.create(**CHAT, stream=True))
+    assert error.value.code == "engine_unavailable"
+
+
+@given(st.text(), st.integers(1, 2000))
+def test_an_event_of_any_text_is_a_multiple_and_says_the_same(text: str, size: int) -> None:
+    plain = event({"choices": [{"delta": {"content": text}}]})
+    padded = Padding(size).part(plain)
+    assert len(padded) % size == 0
+    body = json.loads(padded[6:])
+    assert set(body.pop("obfuscation")) <= {"-"}
+    assert body == json.loads(plain[6:])
+    assert len(padded.splitlines()) == 2
+    assert len(Padding(size).last(DONE)) % size == 0
+    assert Padding(size).last(DONE).startswith(DONE)
+
+
+# ---- on the socket ----
+
+
+class Wire(asyncio.Transport):
+    """A connection that keeps what is written, write by write."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.written: list[bytes] = []
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        return None
+
+    def pause_reading(self) -> None:
+        return None
+
+    def resume_reading(self) -> None:
+        return None
+
+
+def test_each_event_is_one_write_with_the_frame_of_its_chunk() -> None:
+    events = [Padding(512).part(event({"text": "x" * count})) for count in (1, 8, 300)]
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for data in events:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def story() -> list[bytes]:
+        config = Config(stream, http=protocol(HttpLimits(), Connections(9, 9)))
+        config.load()
+        http: Any = config.http_protocol_class
+        connection = http(config=config, server_state=ServerState(), app_state={})
+        wire = Wire()
+        connection.connection_made(wire)
+        connection.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        while not wire.written or not wire.written[-1].endswith(b"0\r\n\r\n"):
+            await asyncio.sleep(0)
+        return wire.written
+
+    written = asyncio.run(story())
+    frames = [b"200\r\n" + data + b"\r\n" for data in events]
+    assert [data for data in written if b"data: " in data] == frames
