@@ -12,6 +12,8 @@ from engine.backend import Backend, MeasuredRunner
 from engine.config import EngineConfig
 from engine.core import EngineCore, Runner
 from engine.cpu.backend import cpu_backend
+from engine.cpu.draft_model import open_draft_model
+from engine.drafts.model import ModelDrafter
 from engine.drafts.pools import DraftPools
 from engine.drafts.text import TextDrafter
 from engine.errors import UnsupportedModel
@@ -26,7 +28,7 @@ from engine.ranks import Ranks
 from engine.scheduler import Scheduler
 from engine.segments import Tables
 from engine.speculation import Speculation
-from engine.step_measurement import measure_steps
+from engine.step_measurement import measure_steps, steps_of
 from engine.swap import PreemptionCosts, SwapSpace
 from engine.weights import ServedNumbers, load_config
 from lora.arena import Arena
@@ -54,6 +56,8 @@ projections of an 8B model.
 _SWAP_BYTES = {"cpu": 256 << 20, "cuda": 4 << 30}
 _PROOF_PRECISION = {True: 0.005, False: 0.05}
 """Share of an adapter's effect that serving may lose (engine.proof), by whether all is float32."""
+_DRAFT_SHARE = 1 / 8
+"""Share of the arena that a draft model's KV may have from idle prefixes and adapters."""
 _LEAST_SUM_RANKS = 256
 _RANK_SHARE = 0.1
 """Bytes that all adapters of a step may add, as a share of the weights, which it reads anyway."""
@@ -127,6 +131,7 @@ def build_core(
     Raises UnsupportedModel, ArenaTooSmall and JournalCorrupt.
     """
     config = resolve_device(config)
+    _refuse_beside_draft_model(config)
     model_config, form = _model(config)
     layout = form.layout
     config = replace(config, sliding_window=model_config.sliding_window)
@@ -151,7 +156,7 @@ def build_core(
         config.eos_token_ids,
         swap,
         grammars=_grammars(config, model_config.vocab_size),
-        speculation=_speculation(config, runner, layout, len(backend.slabs)),
+        speculation=_speculation(config, model_config, runner, layout, backend, adapters.arena),
     )
     journal = Journal(
         data_dir / "journal",
@@ -183,16 +188,32 @@ def build_core(
 
 
 def _speculation(
-    config: EngineConfig, runner: Runner, layout: Layout, num_slabs: int
+    config: EngineConfig,
+    model_config: DecoderConfig,
+    runner: Runner,
+    layout: Layout,
+    backend: Backend,
+    arena: Arena,
 ) -> Speculation | None:
-    """Drafts, where they are wanted and steps are verified: on CPUs."""
+    """Drafts, where they are wanted and steps are verified: on CPUs. Raises UnsupportedModel."""
     if config.speculation == "off" or config.device != "cpu":
         return None
     assert config.max_num_batched_tokens is not None, "not resolved yet"
-    curve = measure_steps(runner, layout.block_size, num_slabs, config.max_num_batched_tokens)
+    assert config.max_model_len is not None, "not resolved yet"
+    curve = measure_steps(
+        steps_of(runner),
+        layout.block_size,
+        len(backend.slabs),
+        config.max_num_batched_tokens,
+        config.max_model_len,
+    )
     logger.info("%s", curve)
     pools = DraftPools(config.draft_pool_bytes)
-    return Speculation(curve, TextDrafter(pools), pools)
+    model = None
+    if config.draft_model_dir is not None:
+        draft_model = open_draft_model(config, model_config, backend.slabs)
+        model = ModelDrafter(draft_model, arena, config.max_model_len, _DRAFT_SHARE)
+    return Speculation(curve, TextDrafter(pools), pools, model)
 
 
 def _unrounded(
@@ -304,6 +325,23 @@ def _refuse_wishes(config: EngineConfig, model_config: DecoderConfig) -> None:
             "FP8 weights and FP8 KV are for GPUs: take quantization int8, int4 or none, leave out "
             "kv_cache_dtype, or take device cuda"
         )
+
+
+def _refuse_beside_draft_model(config: EngineConfig) -> None:
+    """Raise UnsupportedModel for settings that a draft model does not go with."""
+    if config.draft_model_dir is None:
+        return
+    wishes = {
+        "device cuda": config.device == "cuda",
+        f"tensor_parallel_size {config.tensor_parallel_size}": config.tensor_parallel_size > 1,
+        "speculation off": config.speculation == "off",
+    }
+    for name, is_wanted in wishes.items():
+        if is_wanted:
+            raise UnsupportedModel(
+                f"draft_model {config.draft_model_dir} does not go with {name}: a draft model is "
+                "for one rank on a CPU with speculation; leave one of the two out"
+            )
 
 
 def _adapters(

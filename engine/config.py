@@ -54,6 +54,7 @@ class EngineConfig:
     speculation: "auto" verifies drafts where that brings more tokens a second, "off" never does.
     draft_pool_bytes: memory for pools of drafts, of which a tenant has a sixteenth at most; 0 for
     none.
+    draft_model_dir: folder of a smaller model with the same vocabulary, which drafts; for CPUs.
     lora_overlap: when a GPU multiplies by an adapter's A: "shrink" is in parallel with the base
     model's product, "none" is before it.
     reference_kernels: names of GPU kernels that are replaced by the plain, slow torch of
@@ -97,6 +98,7 @@ class EngineConfig:
     enforce_eager: bool = False
     speculation: Literal["auto", "off"] = "auto"
     draft_pool_bytes: int = 64 << 20
+    draft_model_dir: str | None = None
     lora_overlap: Literal["shrink", "none"] = "shrink"
     reference_kernels: tuple[str, ...] = ()
     sliding_window: int | None = None

@@ -261,13 +261,14 @@ class EngineCore:
         scheduler, batch = self.scheduler, self.largest_batch
         self.largest_batch = Batch(0, ())
         costs = scheduler.kv.swap.costs
+        num_spare = scheduler.speculation.num_slabs if scheduler.speculation else 0
         return EngineStats(
             running=len(scheduler.queues.running),
             waiting=len(scheduler.queues.waiting),
             batch_requests=len(batch.rows),
             batch_tokens=batch.num_tokens,
             batch_adapters=len(batch.adapters),
-            free_slabs=scheduler.arena.num_free,
+            free_slabs=scheduler.arena.num_free + num_spare,
             total_slabs=scheduler.arena.num_slabs,
             adapter_slabs=self.adapters.num_slabs_used,
             steps=self.num_steps,

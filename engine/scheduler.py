@@ -258,6 +258,7 @@ class Scheduler:
         """Have the step's rows verify drafts where that brings more tokens a second."""
         if self.speculation is None:
             return
+        self.speculation.keep_only(self.queues.running)
         drafts = self.speculation.choose(
             self.queues.plan, self.queues.budget, self.outputs.before_end
         )
@@ -306,6 +307,8 @@ class Scheduler:
         self.arena.check_integrity()
         self.adapters.check_integrity()
         self.queues.check_integrity()
+        if self.speculation is not None:
+            self.speculation.check_integrity()
         alive = {r for g in self.groups.values() for r in g.requests if r.finish_reason is None}
         assert alive == {*self.queues.running, *self.queues.waiting}
         waiting = {(g.adapter.object_key, r) for r, g in self.groups.items() if g.adapter}

@@ -2,7 +2,8 @@
 
 A draft costs time that everybody in the step pays for, so a step has drafts only as far as they
 bring more tokens a second: by the measured time of steps (`engine.step_curve`), and by how often
-the drafts of each answer were accepted.
+the drafts of each answer were accepted. A draft model costs time before that, so it is decided
+first whether it drafts, and how many tokens.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from engine.drafts.acceptance import Acceptance
-from engine.drafts.ngrams import NO_DRAFT, Draft
+from engine.drafts.model import ModelDrafter
+from engine.drafts.ngrams import BY_MODEL, NO_DRAFT, Draft
 from engine.drafts.pools import DraftPools
 from engine.messages import DraftStats
 from engine.request import Request
@@ -20,6 +22,8 @@ MOST_DRAFTS = 7
 """Drafts of a row, which then has 8 tokens: kernels for decoding take as many."""
 _LEAST_GAIN = 1.04
 """How many times the tokens a second drafts must bring, as measurements are uncertain."""
+_SURE_MATCH = 3
+"""Tokens of a match from which on a draft from text is taken instead of a model's."""
 _MOST_DELAY = 1.1
 """How many times as long a step may take if there are rows of other tenants without drafts."""
 
@@ -30,8 +34,8 @@ BeforeEnd = Callable[[Request, Sequence[int]], Sequence[int]]
 class Drafter(Protocol):
     """Guesses what answers will say."""
 
-    def draft(self, request: Request, most: int) -> Draft:
-        """Up to `most` tokens that may follow the answer's last one."""
+    def drafts(self, requests: Sequence[Request], most: int) -> Mapping[Request, Draft]:
+        """Up to `most` tokens that may follow each answer's last one; some may have no draft."""
         ...
 
     def end(self, request: Request) -> None:
@@ -48,6 +52,15 @@ class _Record:
 
 
 @dataclass(frozen=True, slots=True)
+class _Step:
+    """A step before it has drafts.   deciding: requests that get a token.   most: drafts in it."""
+
+    num_tokens: int
+    deciding: Sequence[Request]
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Candidate:
     """One more draft for a row.   chance: that it and all before it are accepted.
 
@@ -60,13 +73,22 @@ class _Candidate:
 
 
 class Speculation:
-    """Drafts for all answers of an engine.   curve: times of its steps.   pools: those that the
-    drafter uses.
+    """Drafts for all answers of an engine.
+
+    curve: times of its steps.   drafter: one whose drafts cost next to no time.   pools: those that
+    it uses.   model: drafts where the drafter is not sure; None without a draft model.
     """
 
-    def __init__(self, curve: StepCurve, drafter: Drafter, pools: DraftPools | None = None) -> None:
+    def __init__(
+        self,
+        curve: StepCurve,
+        drafter: Drafter,
+        pools: DraftPools | None = None,
+        model: ModelDrafter | None = None,
+    ) -> None:
         self._curve = curve
         self._drafter = drafter
+        self._model = model
         self._pools = DraftPools(0) if pools is None else pools
         self._records: dict[Request, _Record] = {}
         self._drafted = self._accepted = self._verified = 0
@@ -78,15 +100,17 @@ class Speculation:
 
         plan: tokens that the step has to compute, by request.   budget: how many more it may.
         """
-        num_tokens = sum(plan.values())
         deciding = [r for r, count in plan.items() if r.samples_after(count)]
-        most = min(budget, MOST_DRAFTS * len(deciding))
-        if not self._can_gain(num_tokens, len(deciding), most):
+        step = _Step(sum(plan.values()), deciding, min(budget, MOST_DRAFTS * len(deciding)))
+        if not self._can_gain(step):
             return {}
-        drafts = {r: self._draft(r, before_end) for r in deciding if _may_draft(r)}
-        drafts = {request: draft for request, draft in drafts.items() if draft.token_ids}
-        candidates = sorted(self._candidates(drafts), key=lambda c: -c.chance)[:most]
-        counts = self._worthwhile(num_tokens, deciding, candidates)
+        requests = [r for r in deciding if _may_draft(r)]
+        for request in requests:
+            self._records.setdefault(request, _Record()).acceptance.pass_time()
+        drafts = _cut(self._drafter.drafts(requests, MOST_DRAFTS), before_end)
+        modelled, spent_s = self._have_modelled(step, requests, drafts)
+        drafts |= _cut(modelled, before_end)
+        _, counts = self._best(step, drafts, spent_s, spent_s)
         for request, count in counts.items():
             token_ids = drafts[request].token_ids[:count]
             self._records[request].verified = Draft(token_ids, drafts[request].match)
@@ -104,6 +128,22 @@ class Speculation:
         """Note that an answer has ended."""
         self._records.pop(request, None)
         self._drafter.end(request)
+        if self._model is not None:
+            self._model.end(request)
+
+    def keep_only(self, running: Mapping[Request, object]) -> None:
+        """Give back the slabs of answers that do not run any more."""
+        if self._model is not None:
+            self._model.keep_only(running)
+
+    @property
+    def num_slabs(self) -> int:
+        """Slabs of the arena that hold a draft model's KV: they are free for everything else."""
+        return self._model.num_slabs if self._model is not None else 0
+
+    def check_integrity(self) -> None:
+        if self._model is not None:
+            self._model.check_integrity()
 
     def forget_drafts(self, tenant_id: str, adapter_digest: str | None) -> None:
         """Forget what a tenant's adapter said, or all its adapters if the digest is None."""
@@ -118,19 +158,35 @@ class Speculation:
             pool_bytes=self._pools.size_bytes,
         )
 
-    def _can_gain(self, num_tokens: int, num_deciding: int, most: int) -> bool:
+    def _can_gain(self, step: _Step) -> bool:
         """Whether drafts would pay if all of them were accepted: not in a step that is full."""
-        base_s = self._curve.seconds(num_tokens)
+        base_s, num_deciding = self._curve.seconds(step.num_tokens), len(step.deciding)
         return any(
             (num_deciding + count) * base_s
-            > _LEAST_GAIN * num_deciding * self._curve.seconds(num_tokens + count)
-            for count in range(1, most + 1)
+            > _LEAST_GAIN * num_deciding * self._curve.seconds(step.num_tokens + count)
+            for count in range(1, step.most + 1)
         )
 
-    def _draft(self, request: Request, before_end: BeforeEnd) -> Draft:
-        self._records.setdefault(request, _Record()).acceptance.pass_time()
-        draft = self._drafter.draft(request, MOST_DRAFTS)
-        return Draft(tuple(before_end(request, draft.token_ids)), draft.match)
+    def _have_modelled(
+        self, step: _Step, requests: Sequence[Request], drafts: Mapping[Request, Draft]
+    ) -> tuple[Mapping[Request, Draft], float]:
+        """Have the model draft as many tokens as bring most, and return the seconds it takes.
+
+        drafts: those from text.   The number is chosen as if the model had read every answer: if it
+        would draft for one then, it reads it now.
+        """
+        if self._model is None:
+            return {}, 0.0
+        unsure = [r for r in requests if drafts.get(r, NO_DRAFT).match < _SURE_MATCH]
+        unsure = self._model.candidates(unsure, MOST_DRAFTS)
+        best_rate, best, spent_s = self._best(step, drafts)[0], 0, 0.0
+        for count in range(1, MOST_DRAFTS + 1) if unsure else ():
+            seconds = self._model.seconds(unsure, count)
+            modelled = dict.fromkeys(unsure, Draft((0,) * count, BY_MODEL))
+            rate, _ = self._best(step, {**drafts, **modelled}, seconds)
+            if rate > best_rate:
+                best_rate, best, spent_s = rate, count, seconds
+        return (self._model.drafts(unsure, best) if best else {}), spent_s
 
     def _candidates(self, drafts: Mapping[Request, Draft]) -> Iterator[_Candidate]:
         for request, draft in drafts.items():
@@ -139,24 +195,30 @@ class Speculation:
             for place in range(1, len(draft.token_ids) + 1):
                 yield _Candidate(request, chance**place, cost_s)
 
-    def _worthwhile(
-        self, num_tokens: int, deciding: Sequence[Request], candidates: Sequence[_Candidate]
-    ) -> dict[Request, int]:
-        """How many drafts each request has in the step that brings most tokens a second.
+    def _best(
+        self,
+        step: _Step,
+        drafts: Mapping[Request, Draft],
+        drafting_s: float = 0.0,
+        spent_s: float = 0.0,
+    ) -> tuple[float, dict[Request, int]]:
+        """The step that brings most tokens a second: how many these are, and how many drafts each
+        request has in it.
 
-        candidates: the likeliest first.
+        drafting_s: time that drafts cost before it.   spent_s: how much of it is spent already.
         """
-        base_s = self._curve.seconds(num_tokens)
-        best_rate, best = _LEAST_GAIN * len(deciding) / base_s, 0
-        expected, extra_s = float(len(deciding)), 0.0
+        candidates = sorted(self._candidates(drafts), key=lambda c: -c.chance)[: step.most]
+        base_s = self._curve.seconds(step.num_tokens) + spent_s
+        best_rate, best = _LEAST_GAIN * len(step.deciding) / base_s, 0
+        expected, extra_s = float(len(step.deciding)), drafting_s
         drafting: set[Request] = set()
-        others = set(deciding)
+        others = set(step.deciding)
         for count, candidate in enumerate(candidates, start=1):
             expected += candidate.chance
             extra_s += candidate.cost_s
             drafting.add(candidate.request)
             others.discard(candidate.request)
-            seconds = self._curve.seconds(num_tokens + count) + extra_s
+            seconds = self._curve.seconds(step.num_tokens + count) + extra_s
             if seconds > _MOST_DELAY * base_s and _slows_others(drafting, others):
                 continue
             if expected / seconds > best_rate:
@@ -164,7 +226,16 @@ class Speculation:
         counts: dict[Request, int] = {}
         for candidate in candidates[:best]:
             counts[candidate.request] = counts.get(candidate.request, 0) + 1
-        return counts
+        return best_rate, counts
+
+
+def _cut(drafts: Mapping[Request, Draft], before_end: BeforeEnd) -> dict[Request, Draft]:
+    """Drafts as far as they are certain not to end their answers, without empty ones."""
+    cut = {
+        request: Draft(tuple(before_end(request, draft.token_ids)), draft.match)
+        for request, draft in drafts.items()
+    }
+    return {request: draft for request, draft in cut.items() if draft.token_ids}
 
 
 def _may_draft(request: Request) -> bool:

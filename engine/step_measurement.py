@@ -3,7 +3,7 @@
 import itertools
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from engine.batch import Batch, ScheduledRow, Scoring
@@ -20,38 +20,54 @@ _FAR_KEYS = 1024
 
 _Rows = Sequence[ScheduledRow]
 
+Run = Callable[[_Rows], object]
+"""Runs a step of these rows, and returns when it has finished."""
 
-def measure_steps(runner: Runner, block_size: int, num_slabs: int, most_tokens: int) -> StepCurve:
+
+def steps_of(runner: Runner) -> Run:
+    """A function that has a runner compute a step."""
+
+    def run(rows: _Rows) -> None:
+        runner.launch(Batch(0, tuple(rows)))
+        runner.collect()
+
+    return run
+
+
+def measure_steps(
+    run: Run, block_size: int, num_slabs: int, most_tokens: int, max_model_len: int
+) -> StepCurve:
     """Measure steps on slabs that nobody uses yet, for about two seconds at most.
 
-    most_tokens: of a step.   num_slabs: of the arena.   Other work on the machine only ever makes a
-    step slower: each counts by its fastest run, and none as slower than a larger one.
+    num_slabs: of the arena.   most_tokens: of a step.   max_model_len: of a row. Other work on the
+    machine only ever makes a step slower: each counts by its fastest run, and none as slower than a
+    larger one.
     """
     most = min(most_tokens, num_slabs * _ROW_TOKENS)
     sizes = [size for size in _SIZES if size <= most]
-    near = _seconds_of(runner, {size: _rows(size, block_size) for size in sizes})
+    near = _seconds_of(run, {size: _rows(size, block_size) for size in sizes})
     points = [(size, min(near[t] for t in near if t >= size)) for size in sorted(near)]
     if len(points) == 1:
         points.append((points[0][0] + 1, points[0][1]))
-    keys = min(_FAR_KEYS, (num_slabs - 1) * block_size)
+    keys = min(_FAR_KEYS, max_model_len, (num_slabs - 1) * block_size)
     if _ROW_TOKENS not in near or keys < _ROW_TOKENS:
         return StepCurve(tuple(points))
     start = keys - _ROW_TOKENS
     behind = {count: [_row(start, count, 0, block_size)] for count in (1, _ROW_TOKENS)}
-    far = _seconds_of(runner, behind)
+    far = _seconds_of(run, behind)
     extra_s = (far[_ROW_TOKENS] - far[1]) - (near[_ROW_TOKENS] - near[1])
     return StepCurve(tuple(points), max(0.0, extra_s / ((_ROW_TOKENS - 1) * keys)))
 
 
-def _seconds_of(runner: Runner, steps: Mapping[int, _Rows]) -> dict[int, float]:
+def _seconds_of(run: Run, steps: Mapping[int, _Rows]) -> dict[int, float]:
     """The fastest run of each step, or of the first two if time runs out."""
     until = time.monotonic() + _MOST_S
     fastest: dict[int, float] = {}
-    _run(runner, steps[1])  # the first step makes buffers
+    run(steps[1])  # the first step makes buffers
     for size, rows in itertools.chain.from_iterable([steps.items()] * _MOST_ROUNDS):
         if len(fastest) >= 2 and time.monotonic() > until:
             break
-        fastest[size] = min(_run(runner, rows), fastest.get(size, math.inf))
+        fastest[size] = min(_time(run, rows), fastest.get(size, math.inf))
     return fastest
 
 
@@ -79,9 +95,8 @@ def _row(start: int, num_tokens: int, first_slab: int, block_size: int) -> Sched
     )
 
 
-def _run(runner: Runner, rows: _Rows) -> float:
+def _time(run: Run, rows: _Rows) -> float:
     """Processor seconds of a step: only their ratios count, and others may be busy as well."""
     begun_at = time.process_time()
-    runner.launch(Batch(0, tuple(rows)))
-    runner.collect()
+    run(rows)
     return time.process_time() - begun_at

@@ -16,7 +16,8 @@ from lora.eviction import EvictionOrder
 class Arena:
     """Slabs 0 .. num_slabs - 1, handed out one by one.
 
-    Idle items (adapters, prefix blocks) stay owned until their slabs are needed.
+    Idle items (adapters, prefix blocks) stay owned until their slabs are needed, and so do spare
+    slabs, which are the first to go.
     """
 
     def __init__(self, num_slabs: int) -> None:
@@ -56,6 +57,15 @@ class Arena:
         missing = num_slabs - len(self._free) - self._num_retired
         if missing > 0:
             self.idle.evict(missing)
+        return len(self._free) >= num_slabs
+
+    def make_spare_room(self, num_slabs: int) -> bool:
+        """Same as `make_room`, for slabs that will be spare: spare ones do not give way to them."""
+        missing = num_slabs - len(self._free) - self._num_retired
+        if missing > self.idle.num_slabs - self.idle.num_spare:
+            return False
+        if missing > 0:
+            self.idle.evict_items(missing)
         return len(self._free) >= num_slabs
 
     def allocate(self, num_slabs: int, owner: str) -> list[int]:

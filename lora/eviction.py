@@ -3,7 +3,8 @@
 The order is GreedyDual-Size-Frequency (Cherkasova 1998). The item of least value per slab goes
 first; the clock, which is the highest priority evicted so far, is added to the value of each new
 item, so an item that stays idle gradually falls behind. A tenant above its weighted share of the
-idle slabs loses its own items first, so no tenant can flush a neighbour's.
+idle slabs loses its own items first, so no tenant can flush a neighbour's. Spare slabs, whose
+sources only use them as long as nobody else needs room, go before all items.
 """
 
 import heapq
@@ -77,7 +78,8 @@ class EvictionOrder:
     """The idle items of the arena, by tenant and by priority."""
 
     def __init__(self) -> None:
-        self.num_slabs = 0
+        self._num_slabs = 0
+        self._spare: dict[Key, Source] = {}  # oldest first
         self._clock = 0.0
         self._numbers = count()
         self._items: dict[Key, _Item] = {}
@@ -89,7 +91,16 @@ class EvictionOrder:
         self._chances: dict[Source, float] = {}
 
     def __contains__(self, key: Key) -> bool:
-        return key in self._items
+        return key in self._items or key in self._spare
+
+    @property
+    def num_slabs(self) -> int:
+        """Slabs of idle items, and spare ones."""
+        return self._num_slabs + len(self._spare)
+
+    @property
+    def num_spare(self) -> int:
+        return len(self._spare)
 
     def add(
         self,
@@ -117,6 +128,15 @@ class EvictionOrder:
             self._by_adapter[claim.adapter].add(key)
         self._push(share, item, key)
 
+    def add_spare(self, source: Source, key: Key) -> None:
+        """Add one slab that its source uses until it is evicted or taken."""
+        assert key not in self, "idle twice"
+        self._spare[key] = source
+
+    def take_spare(self, key: Key) -> None:
+        """Remove a slab that its source gives back."""
+        del self._spare[key]
+
     def take(self, key: Key) -> None:
         """Remove an item that is used again."""
         item = self._remove(key)
@@ -131,16 +151,28 @@ class EvictionOrder:
             self._push(self._shares[item.claim.tenant_id], item, key)
 
     def evict(self, num_slabs: int) -> None:
-        """Evict items until this many slabs are given back; at least as many must be idle."""
+        """Evict until this many slabs are given back: spare ones, the newest first, then items.
+
+        At least as many must be idle.
+        """
         assert num_slabs <= self.num_slabs
-        target = self.num_slabs - num_slabs
-        while self.num_slabs > target:
+        num_spare = min(num_slabs, len(self._spare))
+        for _ in range(num_spare):
+            key, source = self._spare.popitem()
+            source.evict(key)
+        self.evict_items(num_slabs - num_spare)
+
+    def evict_items(self, num_slabs: int) -> None:
+        """Evict items, and no spare slabs, until this many slabs are given back."""
+        assert num_slabs <= self._num_slabs
+        target = self._num_slabs - num_slabs
+        while self._num_slabs > target:
             victims = self._above_share()
             heads = [(self._head(share), share) for share in victims or self._shares.values()]
             heapq.heapify(heads)
             if not victims:
                 self._evict(heads[0][0][2])
-            while victims and heads and self.num_slabs > target:
+            while victims and heads and self._num_slabs > target:
                 head, share = heapq.heappop(heads)
                 if self._is_above_share(share):
                     self._evict(head[2])
@@ -159,7 +191,8 @@ class EvictionOrder:
         assert {t: (s.num_slabs, s.num_items) for t, s in self._shares.items()} == {
             tenant_id: (slabs[tenant_id], items[tenant_id]) for tenant_id in items
         }
-        assert self.num_slabs == slabs.total()
+        assert self._num_slabs == slabs.total()
+        assert not self._spare.keys() & self._items.keys()
         assert self._tenants_slabs == slabs.total() - slabs[EVERYBODY]
         weights = (s.weight for t, s in self._shares.items() if t != EVERYBODY)
         assert math.isclose(self._tenants_weight, sum(weights), abs_tol=1e-6)
@@ -193,13 +226,13 @@ class EvictionOrder:
         share.weight = claim.weight
         share.num_slabs += num_slabs
         share.num_items += 1
-        self.num_slabs += num_slabs
+        self._num_slabs += num_slabs
         return share
 
     def _shrink(self, share: _Share, num_slabs: int) -> None:
         share.num_slabs -= num_slabs
         share.num_items -= 1
-        self.num_slabs -= num_slabs
+        self._num_slabs -= num_slabs
         if not share.num_items:
             del self._shares[share.tenant_id]
         if share.tenant_id != EVERYBODY:

@@ -17,6 +17,7 @@ from engine.ranks import Ranks
 from engine.segments import Tables
 from engine.weights import ShardedWeights, give_back_memory, open_weights
 from kernels.cpu.errors import Unavailable
+from lora.layout import Layout
 from lora.packed import PackedForm
 
 
@@ -25,19 +26,8 @@ def cpu_backend(
 ) -> Backend:
     """Make the CPU backend. ranks: see Decoder. Raises UnsupportedModel."""
     assert config.arena_bytes is not None, "not resolved yet"
-    assert config.max_model_len is not None, "not resolved yet"
-    dtype: torch.dtype = getattr(torch, config.dtype)
     layout = form.layout
-    own = model_config.shard(layout.num_shards)
-    shape = attention_shape(own, layout.block_size, config.max_model_len, dtype)
-    stored = open_weights(Path(config.model_dir), dtype)
-    rounding = WeightRounding.of(config.quantization)
-    kernels = choose_kernels(config, own, shape, rounding=stored.rounding or rounding.projections)
-    weights = ShardedWeights(stored, ranks.shard) if ranks else stored
-    try:
-        model = Decoder(model_config, weights, kernels, ranks, layout, rounding)
-    except Unavailable as reason:  # for the head, whose shape the self-check does not have
-        raise UnsupportedModel(str(reason)) from None
+    model = open_decoder(config, model_config, layout.block_size, ranks, layout)
     give_back_memory()
     num_slabs = config.arena_bytes // layout.slab_bytes  # the same number on every rank
     slabs = torch.zeros(num_slabs, layout.slab_bytes, dtype=torch.uint8)
@@ -46,3 +36,29 @@ def cpu_backend(
         return ModelRunner(model, slabs, form, tables, meter, num_swap_slots)
 
     return Backend(slabs, None, model.weight_bytes, make_runner)
+
+
+def open_decoder(
+    config: EngineConfig,
+    model_config: DecoderConfig,
+    block_size: int,
+    ranks: Ranks | None = None,
+    layout: Layout | None = None,
+) -> Decoder:
+    """Open the model of config's folder.   block_size: tokens of a KV block.   ranks, layout: see
+    Decoder.
+
+    Raises UnsupportedModel.
+    """
+    assert config.max_model_len is not None, "not resolved yet"
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    own = model_config.shard(ranks.shard.size if ranks else 1)
+    shape = attention_shape(own, block_size, config.max_model_len, dtype)
+    stored = open_weights(Path(config.model_dir), dtype)
+    rounding = WeightRounding.of(config.quantization)
+    kernels = choose_kernels(config, own, shape, rounding=stored.rounding or rounding.projections)
+    weights = ShardedWeights(stored, ranks.shard) if ranks else stored
+    try:
+        return Decoder(model_config, weights, kernels, ranks, layout, rounding)
+    except Unavailable as reason:  # for the head, whose shape the self-check does not have
+        raise UnsupportedModel(str(reason)) from None

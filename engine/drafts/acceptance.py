@@ -2,9 +2,11 @@
 
 from bisect import bisect_right
 
+from engine.drafts.ngrams import BY_MODEL
+
 _LONGER = (2, 3, 6, 12)
-_PRIORS = (0.2, 0.35, 0.5, 0.75, 0.85)
-"""First guesses for matches of one token, and of at least 2, 3, 6 and 12."""
+_PRIORS = (0.2, 0.35, 0.5, 0.75, 0.85, 0.6)
+"""First guesses for matches of one token, of at least 2, 3, 6 and 12, and for drafts of a model."""
 _PRIOR_WEIGHT = 2.0
 _KEPT = 0.9
 """Share of what was learned that stays when more is learned: the last ten drafts count most."""
@@ -13,7 +15,9 @@ _FORGOTTEN = 0.995
 
 
 class Acceptance:
-    """Learned from one answer, by the length of the match that a draft was made from."""
+    """Learned from one answer, by the length of the match that a draft was made from, and for a
+    model's drafts.
+    """
 
     def __init__(self) -> None:
         self._accepted = [0.0] * len(_PRIORS)
@@ -21,7 +25,7 @@ class Acceptance:
 
     def chance(self, match: int) -> float:
         """Probability that the next draft is accepted, if those before it were."""
-        kind = bisect_right(_LONGER, match)
+        kind = _kind(match)
         accepted = self._accepted[kind] + _PRIOR_WEIGHT * _PRIORS[kind]
         return accepted / (self._judged[kind] + _PRIOR_WEIGHT)
 
@@ -30,7 +34,7 @@ class Acceptance:
 
         match: as in the draft.
         """
-        kind = bisect_right(_LONGER, match)
+        kind = _kind(match)
         judged = num_accepted + (num_accepted < num_drafts)
         self._accepted[kind] = _KEPT**judged * self._accepted[kind] + num_accepted
         self._judged[kind] = _KEPT**judged * self._judged[kind] + judged
@@ -40,3 +44,7 @@ class Acceptance:
         for kind in range(len(_PRIORS)):
             self._accepted[kind] *= _FORGOTTEN
             self._judged[kind] *= _FORGOTTEN
+
+
+def _kind(match: int) -> int:
+    return len(_PRIORS) - 1 if match == BY_MODEL else bisect_right(_LONGER, match)

@@ -16,13 +16,17 @@ Ngram = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens that may come next.   match: how many tokens before them are the same, up to 32."""
+    """Tokens that may come next.
+
+    match: how many tokens before them are the same, up to 32; BY_MODEL if a model drafted them.
+    """
 
     token_ids: tuple[int, ...]
     match: int
 
 
 NO_DRAFT = Draft((), 0)
+BY_MODEL = -1
 
 
 @dataclass(slots=True)

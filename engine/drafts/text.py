@@ -1,5 +1,6 @@
 """Drafts from text: what the prompt, the prediction or the answer itself says after such words."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.drafts.ngrams import LONGEST_MATCH, Draft, NgramIndex
@@ -27,8 +28,18 @@ class TextDrafter:
         self._pools = pools
         self._texts: dict[Request, _Text] = {}
 
-    def draft(self, request: Request, most: int) -> Draft:
+    def drafts(self, requests: Sequence[Request], most: int) -> Mapping[Request, Draft]:
         """See engine.speculation.Drafter."""
+        return {request: self._draft(request, most) for request in requests}
+
+    def end(self, request: Request) -> None:
+        """See engine.speculation.Drafter."""
+        self._texts.pop(request, None)
+        if request.message.shares_drafts and request.output_token_ids:
+            said = (*request.prompt.token_ids[-_BEGUN:], *request.output_token_ids)
+            self._pools.add(_pool_of(request), said)
+
+    def _draft(self, request: Request, most: int) -> Draft:
         text = self._texts.get(request)
         if text is None:
             text = self._texts[request] = _Text(_predicted(request))
@@ -40,13 +51,6 @@ class TextDrafter:
         tail = request.tokens(max(0, request.num_tokens - LONGEST_MATCH), request.num_tokens)
         pooled = self._pools.find(_pool_of(request), tail, most)
         return pooled if pooled.match > own.match else own
-
-    def end(self, request: Request) -> None:
-        """See engine.speculation.Drafter."""
-        self._texts.pop(request, None)
-        if request.message.shares_drafts and request.output_token_ids:
-            said = (*request.prompt.token_ids[-_BEGUN:], *request.output_token_ids)
-            self._pools.add(_pool_of(request), said)
 
 
 def _pool_of(request: Request) -> PoolKey:

@@ -150,6 +150,13 @@ def serve(
             "default), where that brings more tokens a second; or off."
         ),
     ] = None,
+    draft_model: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a smaller model with the same vocabulary, which drafts tokens for the "
+            "base model on a CPU."
+        ),
+    ] = None,
     max_model_len: Annotated[
         int | None,
         typer.Option(

@@ -145,6 +145,7 @@ def _engine_config(settings: Settings, base: BaseModel, tokenizer: Tokenizer) ->
         "unquantized_model_dir": str(settings.unquantized_model.resolve())
         if settings.unquantized_model
         else None,
+        "draft_model_dir": str(settings.draft_model.resolve()) if settings.draft_model else None,
         "vocabulary_path": str(data_dir / "engine" / "vocabulary"),
         "eos_token_ids": list(tokenizer.eos_token_ids),
         "public_prefixes": _public_prefixes(settings.public_prompts, tokenizer),

@@ -131,6 +131,9 @@ class Settings(BaseModel):
     # Bytes of host memory that an engine has for pools of drafts, which are for requests whose
     # speculation is shared; one tenant has a sixteenth of them at most. 0 keeps no pools.
     draft_pool_bytes: int = Field(64 << 20, ge=0)
+    # Folder of a smaller model with the same vocabulary, which drafts where texts do not; for one
+    # rank on a CPU.
+    draft_model: Path | None = None
     # Whether a GPU's kernels are launched one by one, without CUDA graphs: slower, to track down
     # errors.
     enforce_eager: bool = False

@@ -189,7 +189,10 @@ class FakeDrafter:
         self._window = window
         self.drafting: set[Request] = set()
 
-    def draft(self, request: Request, most: int) -> Draft:
+    def drafts(self, requests: Sequence[Request], most: int) -> Mapping[Request, Draft]:
+        return {request: self._draft(request, most) for request in requests}
+
+    def _draft(self, request: Request, most: int) -> Draft:
         self.drafting.add(request)
         start = request.adapter_start if request.adapter else 0
         matcher = FakeMatcher(request.message.grammar)

@@ -7,7 +7,11 @@ import torch
 
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
+from engine.cpu.draft_model import CpuDraftModel, draft_layout
 from engine.cpu.runner import ModelRunner
+from engine.drafts.model import ModelDrafter
+from engine.drafts.pools import DraftPools
+from engine.drafts.text import TextDrafter
 from engine.journal import Journal
 from engine.merged import MergedModel
 from engine.meter import TokenMeter
@@ -78,6 +82,7 @@ def build_core(
     tokens=None,
     quantization=None,
     drafter=None,
+    draft_model_dir=None,
 ):
     """A core with a model on the CPU.
 
@@ -88,6 +93,7 @@ def build_core(
     tokens: their bytes, those that end an answer, and grammars; fakes by default.
     quantization: see EngineConfig; for a model on one CPU.
     drafter: makes drafts for every step that has room for them.
+    draft_model_dir: the model that drafts where the drafter does not, or where there is none.
     """
     config = DecoderConfig.parse(load_config(model_dir))
     vocab_size = 0 if make_backend else config.vocab_size
@@ -125,6 +131,11 @@ def build_core(
     fakes = [b""] * config.vocab_size, [0], FakeGrammars(config.vocab_size)
     words, eos, grammars = tokens or fakes
     speculation = Speculation(FLAT, drafter) if drafter else None
+    if draft_model_dir:
+        model = open_draft_model(draft_model_dir, slabs, make_kernels, quantization)
+        model_drafts = ModelDrafter(model, adapters.arena, limits.max_model_len, idle_share=0.4)
+        drafter = drafter or TextDrafter(DraftPools(0))
+        speculation = Speculation(FLAT, drafter, model=model_drafts)
     scheduler = Scheduler(
         limits, layout, adapters, words, eos, swap, grammars=grammars, speculation=speculation
     )
@@ -149,6 +160,15 @@ def build_core(
         late.runner, runner = runner, late
     precision = 0.05 if quantization else 0.005
     return EngineCore(scheduler, runner, journal, reference, precision)
+
+
+def open_draft_model(model_dir, slabs, make_kernels, quantization):
+    """The draft model in this folder, with its KV in these slabs."""
+    config = DecoderConfig.parse(load_config(model_dir))
+    form = PackedForm(draft_layout(config.shape, 4, slabs.shape[1]), "float32", "base-1")
+    weights = dict(open_weights(model_dir, torch.float32))
+    model = make_decoder(config, weights, form, 256, make_kernels, quantization=quantization)
+    return CpuDraftModel(model, slabs, form, most_tokens=64, max_model_len=256)
 
 
 def add_adapter(objects, model_dir, adapter_dir, tmp_path):

@@ -16,7 +16,10 @@ class ReplayDrafter:
         self.chance = random.Random(seed)
         self.share_wrong = share_wrong
 
-    def draft(self, request, most):
+    def drafts(self, requests, most):
+        return {request: self._draft(request, most) for request in requests}
+
+    def _draft(self, request, most):
         known = self.answers.get(self.key(request))
         if known is None:
             return NO_DRAFT

@@ -102,6 +102,7 @@ RUNNERS = {
     "device": {"make_backend": fake_backend},
     "two ranks": {"num_ranks": 2},
     "two devices": {"num_ranks": 2, "make_team": DeviceTeam},
+    "cpu, draft model": {"has_draft_model": True},
 }
 KERNELS = {
     "C": {"make_kernels": kernels_of("native"), "has_drafts": True},
@@ -202,6 +203,8 @@ def check(world, folder, num_swap_slots, runner):
     runner = dict(runner)
     has_drafts = runner.pop("has_drafts", False)
     drafter = ReplayDrafter(world.expected, lambda r: r.request_id) if has_drafts else None
+    if has_draft_model := runner.pop("has_draft_model", False):
+        runner["draft_model_dir"] = world.model_dir  # right for the base model, not for adapters
     core = build_core(
         world.model_dir, folder / "engine", world.objects,
         num_slabs=26, budget=24, num_swap_slots=num_swap_slots, drafter=drafter, **runner,
@@ -217,7 +220,7 @@ def check(world, folder, num_swap_slots, runner):
             assert was_aborted <= (message.request_id in world.aborted)
             assert tokens == (expected[: len(tokens)] if was_aborted else expected)
     stats = core.take_stats()
-    if has_drafts:
+    if has_drafts or has_draft_model:
         assert 0 < stats.drafts.accepted_tokens < stats.drafts.drafted_tokens
     assert stats.preemptions > 0
     assert stats.cached_tokens > 0

@@ -11,6 +11,7 @@ from hypothesis.strategies import booleans, composite, integers, sampled_from
 
 from engine.batch import BAD_LOGITS, StepTokens
 from engine.request import PENDING_TOKEN
+from tests.engine.fake_draft_model import FakeDraftModel, give_draft_model
 from tests.engine.fakes import (
     LAYOUT,
     FakeDrafter,
@@ -75,6 +76,8 @@ ANY_MIX = given(
     max_skips=sampled_from([0, 2, 64]),
     window=sampled_from([None, None, 20, 33]),
     share_wrong=sampled_from([None, 0.0, 0.3, 1.0]),
+    draft_block_size=sampled_from([None, 16, 48]),
+    idle_share=sampled_from([0.0, 0.3]),
     seed=integers(0, 2**16),
 )
 
@@ -95,7 +98,7 @@ def test_many_mixes_give_each_request_what_it_gets_alone(tmp_path_factory, **mix
 
 def check_mix(
     folder, messages, lag, policy, num_slabs, num_swap_slots, budget, num_seqs, prefix_caching,
-    max_skips, window, share_wrong, seed,
+    max_skips, window, share_wrong, draft_block_size, idle_share, seed,
 ):  # fmt: skip
     """Run a mix with small arenas, chunks, preemption, swap, shared prefixes, changing adapters,
     drafts and aborts; check after every step that budgets hold, blocks are shared correctly and
@@ -122,6 +125,9 @@ def check_mix(
     )
     scheduler.kv.swap.costs.note_prefill(1, 1.0)
     core = make_core(folder, scheduler, lag)
+    if draft_block_size and not lag:
+        model = FakeDraftModel(core.runner.slabs, draft_block_size, window=window)
+        give_draft_model(core, model, drafter=drafter, idle_share=idle_share)
     chance = random.Random(seed)
     outputs: dict[str, list] = {}
     pending = list(messages)

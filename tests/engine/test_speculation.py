@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from engine.drafts.acceptance import Acceptance
-from engine.drafts.ngrams import Draft
+from engine.drafts.ngrams import BY_MODEL, Draft
 from engine.meter import TokenMeter
 from engine.speculation import MOST_DRAFTS, Speculation
 from engine.step_curve import StepCurve
-from engine.step_measurement import measure_steps
+from engine.step_measurement import measure_steps, steps_of
 from tests.engine.fakes import (
     LAYOUT,
     FakeClock,
@@ -35,9 +35,9 @@ class CertainDrafter:
     def __init__(self, tenants=None):
         self.tenants = tenants
 
-    def draft(self, request, most):
-        has_some = self.tenants is None or request.tenant_id in self.tenants
-        return Draft((5,) * most if has_some else (), 32 if has_some else 0)
+    def drafts(self, requests, most):
+        drafting = [r for r in requests if self.tenants is None or r.tenant_id in self.tenants]
+        return dict.fromkeys(drafting, Draft((5,) * most, 32))
 
     def end(self, request):
         pass
@@ -174,6 +174,16 @@ def test_acceptance_is_learned_for_each_length_of_match_and_forgotten():
     assert acceptance.chance(1) > 2 * low
 
 
+def test_drafts_of_a_model_are_learned_apart():
+    acceptance = Acceptance()
+    assert acceptance.chance(BY_MODEL) == pytest.approx(0.6)
+    for _ in range(10):
+        acceptance.note(BY_MODEL, 7, 7)
+        acceptance.note(1, 7, 0)
+    assert acceptance.chance(BY_MODEL) > 0.9
+    assert acceptance.chance(20) == Acceptance().chance(20)
+
+
 def test_a_curve_goes_through_its_points_and_on_behind_them():
     curve = StepCurve(((1, 2.0), (8, 2.0), (16, 4.0)))
     assert [curve.seconds(n) for n in (1, 4, 8, 12, 16, 32)] == [2.0, 2.0, 2.0, 3.0, 4.0, 8.0]
@@ -183,8 +193,15 @@ def test_a_curve_goes_through_its_points_and_on_behind_them():
 def test_steps_are_measured_on_slabs_of_nobody_and_not_metered(tmp_path, num_slabs, most_tokens):
     runner = FakeRunner(TokenMeter(tmp_path / "meter"))
     runner.slabs = {slab: dict.fromkeys(range(16), (0, None)) for slab in range(num_slabs)}
-    curve = measure_steps(runner, LAYOUT.block_size, num_slabs, most_tokens)
+    ends, run = [], steps_of(runner)
+
+    def run_noting_ends(rows):
+        ends.extend(row.end for row in rows)
+        run(rows)
+
+    curve = measure_steps(run_noting_ends, LAYOUT.block_size, num_slabs, most_tokens, 100)
     assert set(runner.slabs) == set(range(num_slabs))
+    assert max(ends) <= 100  # of max_model_len
     assert TokenMeter.read(tmp_path / "meter")[:2] == (0, 0)
     assert len(curve.points) >= 2
     assert all(a <= b for (_, a), (_, b) in zip(curve.points, curve.points[1:], strict=False))

@@ -97,6 +97,22 @@ def test_what_is_everybodys_counts_in_no_share_and_goes_by_its_worth():
     assert not {"dear 0", "dear 1"} & set(shelf.evicted)
 
 
+def test_spare_slabs_go_before_all_items_the_newest_first_and_count_in_no_share():
+    order, shelf = EvictionOrder(), Shelf()
+    put(order, shelf, "worthless", hits=0, reload_s=0.0)
+    for number in range(4):
+        order.add_spare(shelf, number)
+    order.take_spare(1)
+    assert (order.num_slabs, order.num_spare, order.num_slabs_of("t")) == (4, 3, 1)
+    order.evict(2)
+    assert shelf.evicted == [3, 2]
+    order.evict_items(1)
+    assert shelf.evicted == [3, 2, "worthless"]
+    order.evict(1)
+    assert shelf.evicted == [3, 2, "worthless", 0]
+    order.check_integrity()
+
+
 def test_kv_of_an_adapter_that_left_goes_first():
     order, shelf = EvictionOrder(), Shelf()
     put(order, shelf, "cheap")

@@ -104,6 +104,13 @@ def test_no_setting_that_the_engine_has_is_kept_from_it(tmp_path):
             assert written[name] == json.loads(json.dumps(getattr(settings, name)))
 
 
+def test_the_engine_is_told_of_a_draft_model_by_its_whole_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings, _ = prepare_all(tmp_path, draft_model="small")
+    written = json.loads((settings.data_dir / "engine.json").read_text())
+    assert written["draft_model_dir"] == str(tmp_path / "small")
+
+
 def test_the_gateway_reads_back_its_settings_and_no_one_else_can(tmp_path, monkeypatch):
     give_secrets(monkeypatch)
     url = "postgresql://chorale:secret@localhost/chorale"

@@ -1,0 +1,219 @@
+"""A draft model has steps choose more tokens, and changes no answer, whatever becomes of its KV."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from engine.drafts.model import MOST_CATCH_UP
+from engine.speculation import MOST_DRAFTS
+from engine.step_curve import StepCurve
+from tests.engine.fake_draft_model import FakeDraftModel, give_draft_model
+from tests.engine.fakes import (
+    FLAT,
+    FakeLoader,
+    expected_tokens,
+    make_adapter,
+    make_core,
+    make_message,
+    run_until_idle,
+    tokens_of,
+)
+
+FAR_SLABS = 1000
+
+
+class NoText:
+    """A drafter that never has a draft."""
+
+    def drafts(self, requests, most):
+        return {}
+
+    def end(self, request):
+        pass
+
+
+def make(tmp_path, model_curve=None, curve=FLAT, block_size=48, idle_share=0.0, **limits):
+    """A core whose only drafts are a model's; its model, and its ModelDrafter."""
+    core = make_core(tmp_path, **limits)
+    model = FakeDraftModel(core.runner.slabs, block_size)
+    if model_curve is not None:
+        model.curve = model_curve
+    return core, model, give_draft_model(core, model, curve, NoText(), idle_share)
+
+
+def answer(core, *messages):
+    """Run requests with checks after each step; outputs by request, and how many steps it took."""
+    for message in messages:
+        core.handle("gw", message)
+    outputs, num_steps = {m.request_id: [] for m in messages}, 0
+    while core.scheduler.has_work:
+        for _, step in core.step():
+            for output in step.outputs:
+                outputs[output.request_id].append(output)
+        core.scheduler.check_integrity()
+        num_steps += 1
+    for message in messages:
+        assert tokens_of(outputs[message.request_id]) == expected_tokens(message)
+    return outputs, num_steps
+
+
+def test_a_model_that_is_always_right_makes_all_drafts_count(tmp_path):
+    core, model, drafts = make(tmp_path)
+    outputs, num_steps = answer(core, make_message(max_tokens=41))
+    final = outputs["r1"][-1]
+    assert final.num_rejected_tokens == 0
+    assert num_steps == 1 + 40 / (1 + MOST_DRAFTS)
+    assert final.num_accepted_tokens == 40 - 40 / (1 + MOST_DRAFTS)
+    assert drafts.num_slabs == 0
+
+
+def test_an_adapters_answers_are_the_same_though_the_model_does_not_know_it(tmp_path):
+    core, model, _ = make(tmp_path)
+    messages = [make_message("a", adapter=make_adapter(), max_tokens=30), make_message("b")]
+    outputs, _ = answer(core, *messages)
+    assert outputs["a"][-1].num_rejected_tokens > 0
+    assert outputs["b"][-1].num_rejected_tokens == 0
+
+
+def test_it_is_asked_for_less_of_an_answer_that_it_does_not_foresee(tmp_path):
+    core, _, _ = make(tmp_path, curve=StepCurve(((1, 1.0), (8, 1.4))))
+    message = make_message(adapter=make_adapter(), max_tokens=60)
+    core.handle("gw", message)
+    drafted = []
+    while core.scheduler.has_work:
+        core.step()
+        drafted.append(core.take_stats().drafts.drafted_tokens)
+    assert drafted[5] > 5
+    assert drafted[-1] - drafted[29] < 20
+
+
+@pytest.mark.parametrize(
+    ("step_s", "most"), [(0.001, MOST_DRAFTS), (0.1, 3), (0.5, 1), (0.7, 0), (2.0, 0)]
+)
+def test_as_many_tokens_are_drafted_as_pay_for_their_time(tmp_path, step_s, most):
+    """A draft is worth 0.6 tokens, the next one 0.36; a step of the model costs `step_s`."""
+    core, model, _ = make(tmp_path, model_curve=StepCurve(((1, step_s), (2, step_s))))
+    core.handle("gw", make_message(max_tokens=40))
+    core.step()
+    core.step()
+    assert len(model.sizes) == most
+
+
+def test_requests_that_want_no_drafts_are_not_read(tmp_path):
+    core, model, _ = make(tmp_path)
+    answer(core, make_message("with"), replace(make_message("without"), drafts=False))
+    assert model.seen == {"with"}
+
+
+def test_answers_that_are_short_for_their_prompts_are_not_read(tmp_path):
+    core, model, _ = make(tmp_path)
+    answer(core, make_message("short", prompt_len=100, max_tokens=4), make_message("longer"))
+    assert model.seen == {"longer"}
+
+
+def test_prompts_are_read_a_part_in_each_step_in_the_order_of_the_plan(tmp_path):
+    core, model, drafts = make(tmp_path, max_num_batched_tokens=256)
+    messages = [make_message(f"r{i}", prompt_len=90, max_tokens=60) for i in range(2)]
+    outputs, _ = answer(core, *messages)
+    assert max(model.sizes) <= MOST_CATCH_UP + len(messages)
+    read = model.sizes.index(MOST_CATCH_UP + 1)
+    assert model.sizes[0] == MOST_CATCH_UP  # no answer's last token yet
+    assert read > 0
+    assert all(o[-1].num_accepted_tokens > 20 for o in outputs.values())
+
+
+def test_its_slabs_are_only_those_that_nobody_needs(tmp_path):
+    """Answers fill the arena: no draft takes a block from them, and none makes them wait."""
+    core, model, drafts = make(tmp_path, num_slabs=18, block_size=16, max_num_seqs=4)
+    messages = [make_message(f"r{i}", prompt_len=20, max_tokens=40) for i in range(4)]
+    for message in messages:
+        core.handle("gw", message)
+    outputs, most = {m.request_id: [] for m in messages}, 0
+    while core.scheduler.has_work:
+        most = max(most, drafts.num_slabs)
+        for _, step in core.step():
+            for output in step.outputs:
+                outputs[output.request_id].append(output)
+        core.scheduler.check_integrity()
+    assert most > 0
+    assert drafts.num_slabs == 0
+    for message in messages:
+        assert tokens_of(outputs[message.request_id]) == expected_tokens(message)
+
+
+def test_evicted_slabs_are_read_again(tmp_path):
+    core, model, drafts = make(tmp_path, num_slabs=16, block_size=16)
+    core.handle("gw", make_message(prompt_len=40, max_tokens=100))
+    outputs, chance, arena = [], random.Random(1), core.scheduler.arena
+    num_evicted = 0
+    while core.scheduler.has_work:
+        for _, step in core.step():
+            outputs += step.outputs
+        if drafts.num_slabs and chance.random() < 0.5:
+            num_before = drafts.num_slabs
+            assert arena.make_room(arena.num_free + 1)
+            assert drafts.num_slabs == num_before - 1
+            num_evicted += 1
+        core.scheduler.check_integrity()
+    assert num_evicted > 3
+    assert tokens_of(outputs) == expected_tokens(make_message(prompt_len=40, max_tokens=100))
+    assert outputs[-1].num_rejected_tokens == 0
+
+
+def test_draft_kv_goes_before_prefixes_and_adapters(tmp_path):
+    loader = FakeLoader()
+    core, model, drafts = make(tmp_path, num_slabs=32, block_size=16, loader=loader)
+    answer(core, make_message("before", adapter=make_adapter(), prompt_len=40))
+    core.handle("gw", make_message(prompt_len=40, max_tokens=100))
+    while not drafts.num_slabs:
+        core.step()
+    stats = core.take_stats()
+    arena = core.scheduler.arena
+    assert stats.free_slabs == arena.num_free + drafts.num_slabs
+    assert arena.make_room(arena.num_free + drafts.num_slabs)
+    assert drafts.num_slabs == 0
+    core.scheduler.check_integrity()
+    after = core.take_stats()
+    assert after.adapter_evictions == stats.adapter_evictions
+    assert after.prefix_evictions == stats.prefix_evictions
+
+
+def test_an_ended_answers_slabs_are_given_back_at_once(tmp_path):
+    core, model, drafts = make(tmp_path)
+    core.handle("gw", make_message(max_tokens=100))
+    while not drafts.num_slabs:
+        core.step()
+    core.scheduler.abort(["r1"])
+    assert drafts.num_slabs == 0
+    run_until_idle(core)
+    core.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize(("idle_share", "least", "most"), [(0.0, 0, 20), (0.25, 95, 106)])
+def test_where_prefixes_fill_the_arena_drafts_need_some_of_their_slabs(
+    tmp_path, idle_share, least, most
+):
+    """Prefixes stay until their slabs are needed, so that after a while no slab is free."""
+    core, _, drafts = make(tmp_path, num_slabs=40, block_size=16, idle_share=idle_share)
+    for number in range(10):
+        answer(core, make_message(f"before {number}", prompt_len=80, max_tokens=5))
+    assert core.scheduler.arena.num_free < 3
+    outputs, _ = answer(core, make_message(prompt_len=20, max_tokens=121))
+    assert least <= outputs["r1"][-1].num_accepted_tokens <= most
+    assert drafts.num_slabs == 0
+
+
+def test_idle_items_give_up_no_more_slabs_than_a_share(tmp_path):
+    core, _, drafts = make(tmp_path, num_slabs=40, block_size=16, idle_share=0.1)
+    for number in range(10):
+        answer(core, make_message(f"before {number}", prompt_len=80, max_tokens=5))
+    num_free = core.scheduler.arena.num_free
+    for number in range(4):
+        core.handle("gw", make_message(f"r{number}", prompt_len=20, max_tokens=60))
+    seen = set()
+    while core.scheduler.has_work:
+        core.step()
+        core.scheduler.check_integrity()
+        seen.add(drafts.num_slabs)
+    assert 4 <= max(seen) <= 4 + num_free
