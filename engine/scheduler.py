@@ -174,7 +174,13 @@ class Scheduler:
             group.message = replace(group.message, token_lease=message.token_lease)
 
     def forget_drafts(self, tenant_id: str, adapter_digest: str | None) -> None:
-        """Forget the drafts that a tenant's answers left; see `engine.messages.ForgetDrafts`."""
+        """Forget what a tenant's adapter said, or all its adapters if the digest is None; and keep
+        nothing of the answers that are under way.
+        """
+        for group in self.groups.values():
+            is_of_it = adapter_digest in (None, group.digest)
+            if group.message.tenant_id == tenant_id and is_of_it:
+                group.message = replace(group.message, shares_drafts=False)
         if self.speculation is not None:
             self.speculation.forget_drafts(tenant_id, adapter_digest)
 

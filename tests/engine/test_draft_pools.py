@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from engine.drafts.ngrams import NO_DRAFT
 from engine.drafts.pools import _BYTES_PER_TOKEN, DraftPools
 from engine.drafts.text import TextDrafter
+from engine.messages import ForgetDrafts
 from engine.speculation import Speculation
 from tests.engine.fakes import (
     FLAT,
@@ -132,3 +133,19 @@ def test_an_answer_is_drafted_from_the_tenants_own_answers_with_the_same_adapter
     assert core.take_stats().drafts.pools == 3
     scheduler.speculation.forget_drafts("t1", None)
     assert core.take_stats().drafts.pools == 1
+
+
+def test_an_answer_under_way_is_not_kept_once_its_adapter_is_forgotten(tmp_path):
+    pools = DraftPools(16 << 20)
+    scheduler = make_scheduler()
+    scheduler.speculation = Speculation(FLAT, TextDrafter(pools), pools)
+    core, adapter = make_core(tmp_path, scheduler), make_adapter()
+    for name, own in (("r1", adapter), ("r2", None)):
+        message = make_message(name, max_tokens=9, adapter=own)
+        core.handle("gw", dataclasses.replace(message, shares_drafts=True))
+    core.step()
+    core.handle("gw", ForgetDrafts(tenant_id="t1", adapter_digest=adapter.digest))
+    run_until_idle(core)
+    assert len(pools) == 1
+    core.handle("gw", ForgetDrafts(tenant_id="t1", adapter_digest=None))
+    assert len(pools) == 0
