@@ -20,7 +20,7 @@ from engine.step_curve import StepCurve
 
 MOST_DRAFTS = 7
 """Drafts of a row, which then has 8 tokens: kernels for decoding take as many."""
-_LEAST_GAIN = 1.04
+_LEAST_GAIN = 1.06
 """How many times the tokens a second drafts must bring, as measurements are uncertain."""
 _SURE_MATCH = 3
 """Tokens of a match from which on a draft from text is taken instead of a model's."""
