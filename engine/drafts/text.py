@@ -10,13 +10,18 @@ from engine.request import Request
 _BEGUN = 2
 """Tokens of the prompt that are kept before a text, so that its first token is a match of 3."""
 
+_MOST_TOKENS = 8192
+"""Tokens of a prompt that are looked at, the last ones, and of a prediction: 2.5 MB each."""
+
 
 @dataclass(slots=True)
 class _Text:
-    """The text that an answer may repeat.   num_tokens: how many of its own are in the index."""
+    """The text that an answer may repeat.   num_tokens: its own ones before this are in the index,
+    or are not looked at.
+    """
 
     index: NgramIndex
-    num_tokens: int = 0
+    num_tokens: int
 
 
 class TextDrafter:
@@ -42,7 +47,8 @@ class TextDrafter:
     def _draft(self, request: Request, most: int) -> Draft:
         text = self._texts.get(request)
         if text is None:
-            text = self._texts[request] = _Text(_predicted(request))
+            start = max(0, request.num_tokens - _MOST_TOKENS)
+            text = self._texts[request] = _Text(_predicted(request), start)
         text.index.extend(request.tokens(text.num_tokens, request.num_tokens))
         text.num_tokens = request.num_tokens
         own = text.index.continuation(most)
@@ -61,5 +67,5 @@ def _predicted(request: Request) -> NgramIndex:
     """An index of the predicted text, if there is one, as if it had followed the prompt before."""
     index = NgramIndex()
     if predicted := request.message.predicted_token_ids:
-        index.add_text((*request.prompt.token_ids[-_BEGUN:], *predicted))
+        index.add_text((*request.prompt.token_ids[-_BEGUN:], *predicted[:_MOST_TOKENS]))
     return index

@@ -1,9 +1,13 @@
 """Drafts from text: what followed the longest match, and nothing of another text."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.drafts.ngrams import NO_DRAFT, NgramIndex
+from engine.drafts.pools import DraftPools
+from engine.drafts.text import TextDrafter
+from tests.engine.fakes import make_message, make_scheduler
 
 TEXT = st.lists(st.integers(0, 4), max_size=60)
 
@@ -69,3 +73,12 @@ def test_adding_tokens_in_parts_is_adding_them_at_once(first, second):
     parts.extend(first)
     parts.extend(second)
     assert parts == index_of([*first, *second])
+
+
+@pytest.mark.parametrize(("num_between", "expected"), [(0, (5,)), (8100, (5,)), (9000, ())])
+def test_of_a_long_prompt_the_last_tokens_are_looked_at(num_between, expected):
+    scheduler = make_scheduler(num_slabs=700, max_model_len=10_000)
+    prompt = [7, 8, 9, 5, *range(100, 100 + num_between), 7, 8, 9]
+    scheduler.add("gw", make_message(prompt=prompt))
+    [request] = scheduler.queues.waiting
+    assert TextDrafter(DraftPools(0)).drafts([request], 1)[request].token_ids == expected
