@@ -43,6 +43,7 @@ class Tiers:
             dtype=_DTYPE_NAME,
             arena_bytes=num_slabs * factory.layout.slab_bytes,
             swap_bytes=0,
+            speculation="off",  # random models repeat themselves
             threads=THREADS,
             **settings,
         )

@@ -45,6 +45,7 @@ def engine_processes(
                 dtype=str(DTYPE).removeprefix("torch."),
                 threads=THREADS,
                 swap_bytes=0,
+                speculation="off",  # random models repeat themselves
                 **settings,
             )
             (folder / name).mkdir()
