@@ -45,7 +45,7 @@ def test_a_stream_is_the_same_text_in_pieces(client: openai.OpenAI) -> None:
             pieces.append(choice.delta.content or "")
             reasons.append(choice.finish_reason)
     assert "".join(pieces) == whole.choices[0].message.content
-    assert len(pieces) > 5
+    assert len(pieces) > 2
     assert [r for r in reasons if r] == ["stop"]
     assert [u for u in usages if u] == [usages[-1]]
     assert usages[-1].completion_tokens == whole.usage.completion_tokens
