@@ -82,7 +82,7 @@ def test_adapters_of_several_formats_call_tools_in_one_batch(client):
             written = b"".join(bytes(token.bytes or ()) for token in choice.logprobs.content)
             assert written.decode().startswith(beginnings.get(model, "<tool_call>"))
     assert answers["in-own"].usage.completion_tokens_details.reasoning_tokens >= 0
-    assert answers["base"].usage.completion_tokens_details is None
+    assert answers["base"].usage.completion_tokens_details.reasoning_tokens is None
 
 
 def test_reasoning_is_told_apart_and_may_be_left_out(client):

@@ -92,7 +92,7 @@ def test_logprobs_leave_with_their_tokens():
     scheduler.add("gw", make_message(stop=(b"BC",), logprobs=0, max_tokens=4))
     outputs = []
     for number, token in enumerate(b"ABAD"):
-        named = {0: TokenLogprobs(logprob=-float(number))}
+        named = {0: [TokenLogprobs(logprob=-float(number))]}
         result = scheduler.update(scheduler.schedule(), StepTokens([token], named))
         outputs += [output for _, output in result.outputs]
     assert [o.new_token_ids for o in outputs] == [(65,), (66, 65), (68,)]
