@@ -496,6 +496,9 @@ class Scheduler:
         num_prefill = sum(count for count in counts if count > 1)
         if 2 * num_prefill > batch.num_tokens:
             self.kv.swap.costs.note_prefill(batch.num_tokens, seconds)
+        if self.speculation is not None and batch.rows and not num_prefill:
+            num_drafts = sum(row.num_drafts for row in batch.rows)
+            self.speculation.note_step(batch.num_tokens - num_drafts, num_drafts, seconds)
 
     # ---- endings ----
 

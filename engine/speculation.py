@@ -17,6 +17,7 @@ from engine.drafts.pools import DraftPools
 from engine.messages import DraftStats
 from engine.request import Request
 from engine.step_curve import StepCurve
+from engine.step_estimate import StepEstimate
 
 MOST_DRAFTS = 7
 """Drafts of a row, which then has 8 tokens: kernels for decoding take as many."""
@@ -87,6 +88,7 @@ class Speculation:
         model: ModelDrafter | None = None,
     ) -> None:
         self._curve = curve
+        self._estimate = StepEstimate(curve)
         self._drafter = drafter
         self._model = model
         self._pools = DraftPools(0) if pools is None else pools
@@ -124,6 +126,10 @@ class Speculation:
         if (record := self._records.get(request)) is not None:
             record.acceptance.note(record.verified.match, num_drafts, num_accepted)
 
+    def note_step(self, num_tokens: int, num_drafts: int, seconds: float) -> None:
+        """Note how long a step took whose rows all decoded.   num_tokens: without the drafts."""
+        self._estimate.note(num_tokens, num_drafts, seconds)
+
     def end(self, request: Request) -> None:
         """Note that an answer has ended."""
         self._records.pop(request, None)
@@ -160,10 +166,10 @@ class Speculation:
 
     def _can_gain(self, step: _Step) -> bool:
         """Whether drafts would pay if all of them were accepted: not in a step that is full."""
-        base_s, num_deciding = self._curve.seconds(step.num_tokens), len(step.deciding)
+        base_s, num_deciding = self._estimate.seconds(step.num_tokens), len(step.deciding)
         return any(
             (num_deciding + count) * base_s
-            > _LEAST_GAIN * num_deciding * self._curve.seconds(step.num_tokens + count)
+            > _LEAST_GAIN * num_deciding * self._estimate.seconds(step.num_tokens, count)
             for count in range(1, step.most + 1)
         )
 
@@ -208,7 +214,7 @@ class Speculation:
         drafting_s: time that drafts cost before it.   spent_s: how much of it is spent already.
         """
         candidates = sorted(self._candidates(drafts), key=lambda c: -c.chance)[: step.most]
-        base_s = self._curve.seconds(step.num_tokens) + spent_s
+        base_s = self._estimate.seconds(step.num_tokens) + spent_s
         best_rate, best = _LEAST_GAIN * len(step.deciding) / base_s, 0
         expected, extra_s = float(len(step.deciding)), drafting_s
         drafting: set[Request] = set()
@@ -218,7 +224,7 @@ class Speculation:
             extra_s += candidate.cost_s
             drafting.add(candidate.request)
             others.discard(candidate.request)
-            seconds = self._curve.seconds(step.num_tokens + count) + extra_s
+            seconds = self._estimate.seconds(step.num_tokens, count) + extra_s
             if seconds > _MOST_DELAY * base_s and _slows_others(drafting, others):
                 continue
             if expected / seconds > best_rate:

@@ -9,6 +9,7 @@ from engine.drafts.ngrams import BY_MODEL, Draft
 from engine.meter import TokenMeter
 from engine.speculation import MOST_DRAFTS, Speculation
 from engine.step_curve import StepCurve
+from engine.step_estimate import StepEstimate
 from engine.step_measurement import measure_steps, steps_of
 from tests.engine.fakes import (
     LAYOUT,
@@ -49,7 +50,7 @@ class TickingClock(FakeClock):
         return self.now
 
 
-def decoding(*tenants, curve=BOUND_BY_BYTES, drafter=None):
+def decoding(*tenants, curve=BOUND_BY_BYTES, drafter=None, speculation=None):
     """Drafts per tenant of a step in which each of these tenants has an answer under way."""
     scheduler = make_scheduler(max_num_seqs=64, max_num_batched_tokens=128)
     for i, tenant_id in enumerate(tenants):
@@ -63,9 +64,14 @@ def decoding(*tenants, curve=BOUND_BY_BYTES, drafter=None):
         request.num_pending_tokens = 0
         plan[request] = 1
     assert len(plan) == len(batch.rows) == len(tenants)
-    speculation = Speculation(curve, drafter or CertainDrafter())
+    speculation = speculation or Speculation(curve, drafter or CertainDrafter())
     drafts = speculation.choose(plan, 100, scheduler.outputs.before_end)
     return {request.tenant_id: len(tokens) for request, tokens in drafts.items()}
+
+
+def choose_alone(speculation):
+    """How many drafts a lone answer has."""
+    return decoding("a", speculation=speculation).get("a", 0)
 
 
 def test_a_lone_answer_fills_the_step_that_costs_nothing_more():
@@ -182,6 +188,37 @@ def test_drafts_of_a_model_are_learned_apart():
         acceptance.note(1, 7, 0)
     assert acceptance.chance(BY_MODEL) > 0.9
     assert acceptance.chance(20) == Acceptance().chance(20)
+
+
+def test_drafts_that_cost_more_than_the_curve_says_are_made_less_often():
+    speculation = Speculation(StepCurve(((1, 1.0), (8, 2.0))), CertainDrafter())
+    assert choose_alone(speculation) == MOST_DRAFTS
+    for _ in range(50):
+        speculation.note_step(1, 0, 1.0)
+        speculation.note_step(1, 7, 20.0)
+    assert choose_alone(speculation) == 0
+    for _ in range(500):
+        speculation.note_step(1, 0, 1.0)
+    assert choose_alone(speculation) >= MOST_DRAFTS - 1
+
+
+def test_an_estimate_learns_what_a_step_takes_beside_its_tokens_and_what_drafts_cost():
+    estimate = StepEstimate(StepCurve(((1, 1.0), (9, 9.0))))
+    assert estimate.seconds(2, 3) == 5.0
+    for _ in range(200):
+        estimate.note(2, 0, 2.5)
+        estimate.note(2, 3, 2.5 + 3 * 1.4)
+    assert estimate.seconds(2) == pytest.approx(2.5, rel=0.05)
+    assert estimate.seconds(2, 3) == pytest.approx(2.5 + 3 * 1.4, rel=0.05)
+
+
+def test_an_outlier_and_a_clock_that_stands_still_change_little():
+    estimate = StepEstimate(StepCurve(((1, 1.0), (9, 9.0))))
+    estimate.note(2, 3, 0.0)
+    assert estimate.price == 1.0
+    estimate.note(2, 0, 1000.0)
+    estimate.note(2, 3, 1000.0)
+    assert estimate.seconds(2, 3) < 1.25 * 5.0
 
 
 def test_a_curve_goes_through_its_points_and_on_behind_them():
