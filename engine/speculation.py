@@ -21,7 +21,7 @@ from engine.step_estimate import StepEstimate
 
 MOST_DRAFTS = 7
 """Drafts of a row, which then has 8 tokens: kernels for decoding take as many."""
-_LEAST_GAIN = 1.06
+_LEAST_GAIN = 1.1
 """How many times the tokens a second drafts must bring, as measurements are uncertain."""
 _SURE_MATCH = 3
 """Tokens of a match from which on a draft from text is taken instead of a model's."""

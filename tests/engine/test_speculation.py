@@ -192,14 +192,14 @@ def test_drafts_of_a_model_are_learned_apart():
 
 def test_drafts_that_cost_more_than_the_curve_says_are_made_less_often():
     speculation = Speculation(StepCurve(((1, 1.0), (8, 2.0))), CertainDrafter())
-    assert choose_alone(speculation) == MOST_DRAFTS
+    before = choose_alone(speculation)
     for _ in range(50):
         speculation.note_step(1, 0, 1.0)
         speculation.note_step(1, 7, 20.0)
-    assert choose_alone(speculation) == 0
+    assert before > choose_alone(speculation) == 0
     for _ in range(500):
         speculation.note_step(1, 0, 1.0)
-    assert choose_alone(speculation) >= MOST_DRAFTS - 1
+    assert choose_alone(speculation) == before
 
 
 def test_an_estimate_learns_what_a_step_takes_beside_its_tokens_and_what_drafts_cost():
