@@ -89,7 +89,7 @@ def test_it_is_asked_for_less_of_an_answer_that_it_does_not_foresee(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("step_s", "most"), [(0.001, MOST_DRAFTS), (0.1, 3), (0.5, 1), (0.7, 0), (2.0, 0)]
+    ("step_s", "most"), [(0.001, MOST_DRAFTS), (0.1, 3), (0.4, 1), (0.7, 0), (2.0, 0)]
 )
 def test_as_many_tokens_are_drafted_as_pay_for_their_time(tmp_path, step_s, most):
     """A draft is worth 0.6 tokens, the next one 0.36; a step of the model costs `step_s`."""

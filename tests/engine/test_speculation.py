@@ -191,7 +191,7 @@ def test_drafts_of_a_model_are_learned_apart():
 
 
 def test_drafts_that_cost_more_than_the_curve_says_are_made_less_often():
-    speculation = Speculation(StepCurve(((1, 1.0), (8, 2.0))), CertainDrafter())
+    speculation = Speculation(StepCurve(((1, 1.0), (8, 3.0))), CertainDrafter())
     before = choose_alone(speculation)
     for _ in range(50):
         speculation.note_step(1, 0, 1.0)
