@@ -25,6 +25,8 @@ _LEAST_GAIN = 1.1
 """How many times the tokens a second drafts must bring, as measurements are uncertain."""
 _SURE_MATCH = 3
 """Tokens of a match from which on a draft from text is taken instead of a model's."""
+_LEAST_CHANCE = 0.05
+"""A draft that is less likely is not weighed: it would take more time than it saves."""
 _MOST_DELAY = 1.1
 """How many times as long a step may take if there are rows of other tenants without drafts."""
 
@@ -197,6 +199,8 @@ class Speculation:
     def _candidates(self, drafts: Mapping[Request, Draft]) -> Iterator[_Candidate]:
         for request, draft in drafts.items():
             chance = self._records[request].acceptance.chance(draft.match)
+            if chance < _LEAST_CHANCE:
+                continue
             cost_s = self._curve.key_s * request.num_tokens
             for place in range(1, len(draft.token_ids) + 1):
                 yield _Candidate(request, chance**place, cost_s)
