@@ -272,7 +272,7 @@ class RequestOutput:
     Only the first answer to each prompt has them.
     num_completion_tokens: tokens billed so far in all answers, with stop tokens and stop strings.
     num_accepted_tokens: how many of these were drafted.   num_rejected_tokens: drafted tokens that
-    steps computed in vain, which nobody pays.
+    steps verified in vain, which nobody pays.
     num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
     adapter_digest: digest of the adapter that steps applied; None until a step has.
     retry_after_s: with "adapter_loading", seconds after which a retry may succeed.
@@ -385,7 +385,7 @@ class GrammarStats:
 class DraftStats:
     """Drafted tokens since the engine started, and the tenants' pools of drafts.
 
-    drafted_tokens: those that steps computed.   accepted_tokens: those of them that answers got.
+    drafted_tokens: those that steps verified.   accepted_tokens: those of them that answers got.
     verified_rows: how often a row had drafts.
     """
 

@@ -48,10 +48,10 @@ class Drafter(Protocol):
 
 @dataclass(slots=True)
 class _Record:
-    """Knowledge of one answer's drafts.   verified: the draft in the step that runs."""
+    """Knowledge of one answer's drafts.   match: of the draft in the step that runs."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
-    verified: Draft = NO_DRAFT
+    match: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,8 @@ class Speculation:
         modelled, spent_s = self._have_modelled(step, requests, drafts)
         drafts |= _cut(modelled, before_end)
         _, counts = self._best(step, drafts, spent_s, spent_s)
-        for request, count in counts.items():
-            token_ids = drafts[request].token_ids[:count]
-            self._records[request].verified = Draft(token_ids, drafts[request].match)
+        for request in counts:
+            self._records[request].match = drafts[request].match
         return {request: drafts[request].token_ids[:count] for request, count in counts.items()}
 
     def note(self, request: Request, num_drafts: int, num_accepted: int) -> None:
@@ -126,7 +125,7 @@ class Speculation:
         self._drafted += num_drafts
         self._accepted += num_accepted
         if (record := self._records.get(request)) is not None:
-            record.acceptance.note(record.verified.match, num_drafts, num_accepted)
+            record.acceptance.note(record.match, num_drafts, num_accepted)
 
     def note_step(self, num_tokens: int, num_drafts: int, seconds: float) -> None:
         """Note how long a step took whose rows all decoded.   num_tokens: without the drafts."""

@@ -38,7 +38,8 @@ class StepEstimate:
         seconds = min(seconds, _MOST_CHANGE * self.seconds(num_tokens, num_drafts))
         base_s = self.curve.seconds(num_tokens)
         if not num_drafts:
-            self.offset_s += _NEWEST * (seconds - base_s - self.offset_s)
+            offset_s = max(0.0, seconds - base_s)  # less would make small steps take no time
+            self.offset_s += _NEWEST * (offset_s - self.offset_s)
             self.price += _FORGOTTEN * (1.0 - self.price)
             return
         more_s = self.curve.seconds(num_tokens + num_drafts) - base_s

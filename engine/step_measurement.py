@@ -12,7 +12,8 @@ from engine.step_curve import StepCurve
 
 _SIZES = (1, 8, 4, 16, 2, 32, 6, 12, 24, 48, 64)
 """Tokens of the measured steps; those that matter most come first, as time may run out."""
-_MOST_S = 2.0
+_MOST_S, _FAR_S = 2.0, 0.5
+"""Time of the whole measurement, and the part of it that is kept for steps with many keys."""
 _MOST_ROUNDS = 5
 _ROW_TOKENS = 8
 _FAR_KEYS = 1024
@@ -43,9 +44,10 @@ def measure_steps(
     machine only ever makes a step slower: each counts by its fastest run, and none as slower than a
     larger one.
     """
+    until = time.monotonic() + _MOST_S
     most = min(most_tokens, num_slabs * _ROW_TOKENS)
     sizes = [size for size in _SIZES if size <= most]
-    near = _seconds_of(run, {size: _rows(size, block_size) for size in sizes})
+    near = _seconds_of(run, until - _FAR_S, {size: _rows(size, block_size) for size in sizes})
     points = [(size, min(near[t] for t in near if t >= size)) for size in sorted(near)]
     if len(points) == 1:
         points.append((points[0][0] + 1, points[0][1]))
@@ -54,14 +56,13 @@ def measure_steps(
         return StepCurve(tuple(points))
     start = keys - _ROW_TOKENS
     behind = {count: [_row(start, count, 0, block_size)] for count in (1, _ROW_TOKENS)}
-    far = _seconds_of(run, behind)
+    far = _seconds_of(run, until, behind)
     extra_s = (far[_ROW_TOKENS] - far[1]) - (near[_ROW_TOKENS] - near[1])
     return StepCurve(tuple(points), max(0.0, extra_s / ((_ROW_TOKENS - 1) * keys)))
 
 
-def _seconds_of(run: Run, steps: Mapping[int, _Rows]) -> dict[int, float]:
-    """The fastest run of each step, or of the first two if time runs out."""
-    until = time.monotonic() + _MOST_S
+def _seconds_of(run: Run, until: float, steps: Mapping[int, _Rows]) -> dict[int, float]:
+    """The fastest run of each step, or of the first two if time runs out.   until: monotonic."""
     fastest: dict[int, float] = {}
     run(steps[1])  # the first step makes buffers
     for size, rows in itertools.chain.from_iterable([steps.items()] * _MOST_ROUNDS):

@@ -51,7 +51,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--stack", default="smollm2", help="a model of bench.checkpoint")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 8, 16, 32])
-    parser.add_argument("--output-tokens", type=int, default=96)
+    parser.add_argument("--output-tokens", type=int, default=64)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--quantization", choices=("int8", "int4"))
     parser.add_argument(

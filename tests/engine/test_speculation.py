@@ -212,6 +212,14 @@ def test_an_estimate_learns_what_a_step_takes_beside_its_tokens_and_what_drafts_
     assert estimate.seconds(2, 3) == pytest.approx(2.5 + 3 * 1.4, rel=0.05)
 
 
+def test_no_step_is_expected_to_take_less_than_by_the_curve():
+    """The curve may have been measured on a busy machine, and a large step be much faster now."""
+    estimate = StepEstimate(StepCurve(((1, 1.0), (64, 10.0))))
+    for _ in range(200):
+        estimate.note(64, 0, 2.0)
+    assert estimate.seconds(1) == 1.0
+
+
 def test_an_outlier_and_a_clock_that_stands_still_change_little():
     estimate = StepEstimate(StepCurve(((1, 1.0), (9, 9.0))))
     estimate.note(2, 3, 0.0)
