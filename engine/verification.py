@@ -17,6 +17,24 @@ from engine.grammar.matcher import Mask
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """The tokens of a step that count.
+
+    token_ids, num_accepted: as in StepTokens.   kept: the choices that count, by row number, of
+    rows that chose and did not fail; see `Choices.verify`.
+    """
+
+    token_ids: Sequence[int | None]
+    num_accepted: Mapping[int, int]
+    kept: Mapping[int, Sequence[int]]
+
+    @property
+    def num_chosen(self) -> int:
+        """Tokens that answers get."""
+        return sum(map(len, self.kept.values()))
+
+
+@dataclass(frozen=True, slots=True)
 class Choices:
     """Tokens to choose: one for each row that samples, and one behind each of its drafts.
 
@@ -70,6 +88,27 @@ class Choices:
                 own.clear()
             own.append(choice)
         return kept
+
+    def judge(
+        self, rows: Sequence[ScheduledRow], token_ids: Sequence[int], is_finite: Sequence[bool]
+    ) -> Verdict:
+        """Verify what was chosen, and fail rows that have a token with values that are not finite.
+
+        rows, token_ids: as in `verify`.   is_finite: of each token of the step. Those of rejected
+        drafts are not looked at. Rows that choose nothing fail, too, since the keys and values of
+        such a token must not be cached.
+        """
+        kept = self.verify(rows, token_ids)
+        num_accepted = {number: len(own) - 1 for number, own in kept.items() if len(own) > 1}
+        found: list[int | None] = []
+        flags = iter(is_finite)
+        for number, row in enumerate(rows):
+            num_kept = len(row.token_ids) - row.num_drafts + num_accepted.get(number, 0)
+            is_sound = all([next(flags) for _ in row.token_ids][:num_kept])
+            chosen = token_ids[kept[number][-1]] if number in kept else None
+            found.append(chosen if is_sound else BAD_LOGITS)
+        good = {number: own for number, own in kept.items() if found[number] != BAD_LOGITS}
+        return Verdict(found, num_accepted, good)
 
 
 def single_rows(row: ScheduledRow) -> list[ScheduledRow]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.batch import BAD_LOGITS, Batch, StepTokens
+from engine.batch import Batch, StepTokens
 from engine.cpu.decoder import Decoder
 from engine.cpu.inputs import ForwardInputs, InputBuilder
 from engine.grammar.matcher import Mask
@@ -108,26 +108,20 @@ class ModelRunner:
         choices = Choices.of(batch.rows, masks)
         logits = forward.logits(self.model, inputs.sampled_places[list(choices.places)])
         tokens, logprobs = choose(logits, choices.rows, choices.masks)
-        kept = choices.verify(batch.rows, tokens)
         vocab_size = self.model.config.vocab_size
         named, is_sane = score(
             lambda part: forward.logits(self.model, inputs.scored_places[part]), scored, vocab_size
         )
         is_finite[scored.indices] &= is_sane
-        num_accepted = {number: len(own) - 1 for number, own in kept.items() if len(own) > 1}
-        sampled: list[int | None] = [None] * len(batch.rows)
-        for number, own in kept.items():
-            sampled[number] = tokens[own[-1]]
-        token_ids = fail_rows(batch, is_finite.tolist(), sampled, num_accepted)
-        good = {n: own for n, own in kept.items() if token_ids[n] != BAD_LOGITS}
+        verdict = choices.judge(batch.rows, tokens, is_finite.tolist())
         prompt = sum(len(row.token_ids) for row in batch.rows if row.num_output_tokens == 0)
-        self.meter.count(prompt_tokens=prompt, sampled_tokens=sum(map(len, good.values())))
+        self.meter.count(prompt_tokens=prompt, sampled_tokens=verdict.num_chosen)
         return StepTokens(
-            token_ids,
-            {n: [logprobs[i] for i in own] for n, own in good.items() if own[0] in logprobs},
+            verdict.token_ids,
+            {n: [logprobs[i] for i in k] for n, k in verdict.kept.items() if k[0] in logprobs},
             inputs.adapter_digests,
             scored.by_row(named),
-            num_accepted,
+            verdict.num_accepted,
         )
 
 
@@ -143,24 +137,3 @@ class _Forward(NamedTuple):
         """Logits of some of the tokens whose logits are wanted, by their places among those."""
         runs = self.inputs.head_adapters.among(places.tolist())
         return model.logits(self.x[places], runs)
-
-
-def fail_rows(
-    batch: Batch,
-    is_finite: Sequence[bool],
-    tokens: Sequence[int | None],
-    num_accepted: Mapping[int, int],
-) -> list[int | None]:
-    """Return `tokens`, with BAD_LOGITS for rows that have a token with values that are not finite.
-
-    is_finite: [T].   num_accepted: drafts by row number; rejected ones are not looked at.
-    Rows without a sampled token fail, too, since the keys and values of such a token must not be
-    cached.
-    """
-    flags = iter(is_finite)
-    checked: list[int | None] = []
-    for number, (row, token) in enumerate(zip(batch.rows, tokens, strict=True)):
-        num_kept = len(row.token_ids) - row.num_drafts + num_accepted.get(number, 0)
-        own = [next(flags) for _ in row.token_ids]
-        checked.append(token if all(own[:num_kept]) else BAD_LOGITS)
-    return checked

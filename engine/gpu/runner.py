@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepTokens, Transfer
-from engine.cpu.runner import fail_rows
 from engine.gpu.decoder import GpuDecoder, StepOutputs
 from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape, aligned
@@ -354,22 +353,16 @@ class GpuRunner:
         rows, most_choices = step.batch.rows, self.limits.most_choices
         results = step.slot.results[: most_choices + step.plan.shape.num_tokens].tolist()
         tokens = [max(results[place], BAD_LOGITS) for place in choices.places]
-        kept = choices.verify(rows, tokens)
-        num_accepted = {number: len(own) - 1 for number, own in kept.items() if len(own) > 1}
-        sampled: list[int | None] = [None] * len(rows)
-        for number, own in kept.items():
-            sampled[number] = tokens[own[-1]]
-        token_ids = fail_rows(step.batch, results[most_choices:], sampled, num_accepted)
-        good = {n: own for n, own in kept.items() if token_ids[n] != BAD_LOGITS}
+        verdict = choices.judge(rows, tokens, results[most_choices:])
         prompt = sum(len(row.token_ids) for row in rows if row.num_output_tokens == 0)
-        self.meter.count(prompt_tokens=prompt, sampled_tokens=sum(map(len, good.values())))
+        self.meter.count(prompt_tokens=prompt, sampled_tokens=verdict.num_chosen)
         scored = step.slot.prompt_logprobs.read(step.scoring.told)
         return StepTokens(
-            token_ids,
-            _logprobs(step, choices, good),
+            verdict.token_ids,
+            _logprobs(step, choices, verdict.kept),
             step.plan.adapter_digests,
             step.scoring.scored.by_row(scored),
-            num_accepted,
+            verdict.num_accepted,
         )
 
 
