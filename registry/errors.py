@@ -5,6 +5,7 @@ RegistryError
 │   ├── InvalidName
 │   ├── InvalidCanary
 │   ├── InvalidUpload         a declaration or a part that does not fit the protocol
+│   ├── UnknownBaseModel      a base model is named that is not served
 │   └── InvalidAdapter        the files are no adapter that this base model can serve
 ├── NotFound                  absent, or another tenant's: the same sentence for both  404
 │   ├── AdapterNotFound
@@ -82,6 +83,20 @@ class InvalidUpload(Invalid):
     def __init__(self, *, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code = code
+        self.param = param
+
+
+class UnknownBaseModel(Invalid):
+    """A base model is named that is not served. served: the names that may be given."""
+
+    code = "unknown_base_model"
+
+    def __init__(self, *, name: str, served: Sequence[str], param: str) -> None:
+        super().__init__(
+            f"{param}: no base model {shown(name)} is served; use one of: {', '.join(served)}."
+        )
+        self.name = name
+        self.served = tuple(served)
         self.param = param
 
 

@@ -1,7 +1,7 @@
-"""The two files in `DATA_DIR/pool/` through which the placer and the gateway communicate.
+"""The two files in `HOME/pool/` through which the placer of a pool and the gateway communicate.
 
 members.json   by the placer: every engine that a gateway connects to, also those that are leaving
-wanted.json    by the gateway's autoscaler: how many engines should run; else the settings do
+wanted.json    by the gateway: how many engines should run, 0 for none; else the settings do
 
 Each file is written whole, so that a reader finds the old or the new one. A reader follows the time
 of the last change (`changed_at`), and keeps the former content when a file is damaged.
@@ -59,7 +59,7 @@ def changed_at(path: Path) -> int:
 
 def read_members(path: Path) -> tuple[Member, ...]:
     """The engines in the file; empty if there is no file yet. Raises PoolFileDamaged."""
-    found = _read(path, {"engines": []})
+    found = read_file(path, {"engines": []})
     try:
         members = tuple(Member(**engine) for engine in found["engines"])
     except (TypeError, KeyError) as error:
@@ -72,22 +72,26 @@ def read_members(path: Path) -> tuple[Member, ...]:
 
 
 def write_members(path: Path, members: Sequence[Member]) -> None:
-    _write(path, {"engines": [asdict(member) for member in members]})
+    write_file(path, {"engines": [asdict(member) for member in members]})
 
 
 def read_wanted(path: Path) -> int | None:
-    """How many engines should run; None if there is no file. Raises PoolFileDamaged."""
-    wanted = _read(path, {"engines": None}).get("engines")
-    if wanted is not None and (type(wanted) is not int or not 1 <= wanted <= MAX_ENGINES):
+    """How many engines should run; None if there is no file. Raises PoolFileDamaged.
+
+    0 is a pool at rest: its base model sleeps, is drained or goes.
+    """
+    wanted = read_file(path, {"engines": None}).get("engines")
+    if wanted is not None and (type(wanted) is not int or not 0 <= wanted <= MAX_ENGINES):
         raise PoolFileDamaged(path, f"engines is {wanted!r}")
     return wanted
 
 
 def write_wanted(path: Path, engines: int) -> None:
-    _write(path, {"engines": engines})
+    write_file(path, {"engines": engines})
 
 
-def _read(path: Path, default: dict[str, Any]) -> dict[str, Any]:
+def read_file(path: Path, default: dict[str, Any]) -> dict[str, Any]:
+    """The JSON object in a file; the default if there is no file. Raises PoolFileDamaged."""
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(_MAX_FILE_BYTES))
@@ -100,7 +104,8 @@ def _read(path: Path, default: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def write_file(path: Path, content: dict[str, Any]) -> None:
+    """Write a file whole, so that a reader finds the old or the new content."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     draft = path.with_suffix(".part")
     draft.write_text(json.dumps(content, indent=2) + "\n")

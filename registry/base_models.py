@@ -1,0 +1,45 @@
+"""The base models that adapters may be for now; any thread may read them while they change."""
+
+from collections.abc import Iterator
+
+from registry.base_model import BaseModel
+from registry.errors import UnknownBaseModel
+
+
+class BaseModels:
+    """Base models, the preferred one first. Two may have one revision, and then different names."""
+
+    def __init__(self, *models: BaseModel) -> None:
+        self._models = models
+
+    def __iter__(self) -> Iterator[BaseModel]:
+        return iter(self._models)
+
+    @property
+    def first(self) -> BaseModel:
+        """The base model that is meant where none is named."""
+        return self._models[0]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(model.model_id for model in self._models)
+
+    @property
+    def revisions(self) -> tuple[str, ...]:
+        return tuple(model.base_revision for model in self._models)
+
+    def named(self, model_id: str, param: str) -> BaseModel:
+        """The base model of this name. Raises UnknownBaseModel, which names the parameter."""
+        for model in self._models:
+            if model.model_id == model_id:
+                return model
+        raise UnknownBaseModel(name=model_id, served=self.names, param=param)
+
+    def of_revision(self, base_revision: str) -> BaseModel | None:
+        """The base model of this revision; None if none is served."""
+        found = (model for model in self._models if model.base_revision == base_revision)
+        return next(found, None)
+
+    def replace(self, *models: BaseModel) -> None:
+        """Let these be the base models from now on."""
+        self._models = models
