@@ -25,6 +25,7 @@ from server.launch.open_files import allow_open_files
 from server.launch.secrets import load_admin_key
 from server.launch.settings import Settings
 from server.logs import LogHandler, LogWriter
+from server.pool.base_files import bases_path, read_bases
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,8 @@ def main() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     admin_key = load_admin_key(settings.data_dir)
     try:
-        gateway = _migrated(assemble(settings, Path(written["model_dir"]), admin_key))
+        entries = read_bases(bases_path(settings.data_dir))
+        gateway = _migrated(assemble(settings, entries, admin_key))
     except (DatabaseDamaged, NewerSchema) as error:
         logger.error("%s", error)
         writer.close()

@@ -5,10 +5,10 @@ import hashlib
 import shutil
 import socket
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
-from engine.messages import LeaseLow
-from registry.base_model import BaseModel
+from engine.errors import EngineDeadError
 from registry.catalog import Catalog
 from registry.free_space import FreeSpace
 from registry.proof import Proof
@@ -52,6 +52,9 @@ from server.billing.unanswered import Unanswered
 from server.database.chores import Chores
 from server.database.database import Database
 from server.database.leases import Leases
+from server.inference.base_follower import BaseFollower
+from server.inference.base_maker import BaseMaker
+from server.inference.bases import Bases
 from server.inference.drain import Drain
 from server.inference.idempotency import (
     CLAIM_SLACK_MS,
@@ -60,9 +63,6 @@ from server.inference.idempotency import (
     take_over_key,
 )
 from server.inference.limit_refusals import LimitRefusals
-from server.inference.load_shedding import LoadShedder
-from server.inference.served_base import ServedBase
-from server.inference.token_leases import TokenLeases
 from server.launch.secrets import Secrets
 from server.launch.settings import Settings
 from server.limits.epochs import Epochs
@@ -71,41 +71,44 @@ from server.limits.memory import MemoryLimiter
 from server.limits.redis_states import RedisStates
 from server.limits.rules import SEAT_SLACK_S, Limiter
 from server.limits.shared import SharedLimiter
-from server.pool.engine_pool import EnginePool
-from server.pool.engines import Engines
+from server.pool.base_files import BaseEntry
+from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
 from server.pool.keys import PoolKeys
-from server.pool.membership import Membership
-from server.pool.running import Running
-from server.text.tokenizer import Tokenizer
-from server.tools.dialect import Dialect
 from server.webhooks.delivery import INTERVAL_S as WEBHOOKS_INTERVAL_S
 from server.webhooks.delivery import WebhookDelivery
 from server.webhooks.sender import HttpSender
 from server.webhooks.urls import UrlRules
 
+_PROVER = "prover"
+"""Stands for a tenant's id where proofs wait for a base model to wake."""
 
-def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gateway:
-    """Build a gateway; `server.api.app` starts its parts.   model_dir: folder of the base model."""
+
+def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminKey) -> Gateway:
+    """Build a gateway; `server.api.app` starts its parts.
+
+    entries: the base models that there are, as the supervisor lists them.
+    """
     data_dir = settings.data_dir
     space = FreeSpace(settings.disk_reserve_bytes)
     work = WorkDir(_work_dir(settings), space)
     secrets = Secrets.load(data_dir)
     database = Database(settings.database_url, data_dir=data_dir)
-    base = BaseModel.load(model_dir, settings.model_id, data_dir / "cache")
-    tokenizer = Tokenizer(model_dir)
     storage = open_storage(settings.storage_url)
-    catalog = Catalog(base)
-    uploads = Uploads(catalog, storage, _registry_limits(settings), work=work)
     signer = Signer(bytes.fromhex(secrets.receipt_signing_key))
     leases = Leases(database)
-    running = Running()
-    token_leases = TokenLeases(database, running)
-    engines, settler = _engines(
-        data_dir, secrets, base.base_revision, running, database, signer, leases, token_leases
+    maker = BaseMaker(
+        database,
+        PoolKeys.of(secrets.pepper).gateway.secret,
+        data_dir / "cache",
+        on_end=lambda: settler.wake(),
     )
+    bases = Bases([maker.base(entry) for entry in entries if entry.model_dir])
+    settler = Settler(database, signer, leases, bases.read_journal, engine_ids=bases.engine_ids)
+    catalog = Catalog(bases.models)
+    uploads = Uploads(catalog, storage, _registry_limits(settings), work=work)
     limit_refusals = LimitRefusals(database)
     limiter = _limiter(settings, database, secrets.pepper, limit_refusals)
-    metrics = Metrics(engines, settler)
+    metrics = Metrics(bases, settler)
     metrics.limiter_degraded.set_function(lambda: limiter.is_degraded)
     auditor = Auditor(database, settler, metrics.note_audit)
     failures = Failures(database, signer, Unanswered(data_dir / "unanswered"), take_over_key)
@@ -113,7 +116,6 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     idempotency = IdempotencyKeys(
         database, claim_ms=int(settings.request_timeout_s * 1000) + CLAIM_SLACK_MS
     )
-    load = _load(settings, running, engines)
     rules = UrlRules(settings.webhook_allow_http, settings.webhook_allow_private)
     sender = HttpSender(secrets.pepper, rules)
     chores = [
@@ -131,11 +133,12 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         database=database,
         identities=Identities(database, secrets.pepper, has_hard_budget=HAS_HARD_BUDGET),
         price_tags=PriceTags(database),
-        base=ServedBase(base, tokenizer, Dialect.of_base(tokenizer), engines),
+        bases=bases,
+        follower=BaseFollower(bases, data_dir, maker.base, maker.leftover),
         catalog=catalog,
         uploads=uploads,
         upload_builds=UploadBuilds(functools.partial(build_upload, uploads, database.begin)),
-        prover=_prover(database, uploads, engines, metrics, _proving(settings, work)),
+        prover=_prover(database, uploads, bases, metrics, _proving(settings, work)),
         spool=Spool(
             work,
             folder_of(storage),
@@ -155,10 +158,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         limiter=limiter,
         limit_refusals=limit_refusals,
         webhook_rules=rules,
-        running=running,
-        load=load,
-        token_leases=token_leases,
-        drain=Drain(load, running, engines, settings.drain_timeout_s),
+        drain=Drain(bases, settings.drain_timeout_s),
         metrics=metrics,
         pepper=secrets.pepper,
         admin_key=admin_key,
@@ -183,51 +183,22 @@ def _registry_limits(settings: Settings) -> RegistryLimits:
     )
 
 
-def _engines(
-    data_dir: Path,
-    secrets: Secrets,
-    base_revision: str,
-    running: Running,
-    database: Database,
-    signer: Signer,
-    leases: Leases,
-    token_leases: TokenLeases,
-) -> tuple[Engines, Settler]:
-    """The engines and the settler: a request's end wakes the settler, which reads the journals."""
-
-    def settle_soon() -> None:
-        settler.wake()
-
-    def extend_lease(low: LeaseLow) -> None:
-        token_leases.extend_soon(engines, low)
-
-    client_key = PoolKeys.of(secrets.pepper).gateway.secret
-    engines = EnginePool(
-        Membership(data_dir), client_key, base_revision, running, settle_soon, extend_lease
-    )
-    settler = Settler(database, signer, leases, engines.read_journal, engine_ids=engines.engine_ids)
-    return engines, settler
-
-
 def _prover(
-    database: Database, uploads: Uploads, engines: Engines, metrics: Metrics, work: WorkDir
+    database: Database, uploads: Uploads, bases: Bases, metrics: Metrics, work: WorkDir
 ) -> Prover:
-    async def prove(adapter: AdapterRef, object_path: Path) -> Proof:
-        proof = await engines.prove(adapter, object_path)
+    async def prove(base_revision: str, adapter: AdapterRef, object_path: Path) -> Proof:
+        if (base := bases.of_revision(base_revision)) is None:
+            raise EngineDeadError("no engine has this base model")
+        try:
+            with base.keeper.visit():
+                await base.keeper.wake(_PROVER)
+                proof = await base.engines.prove(adapter, object_path)
+        except (PoolClosed, StillAsleep, TooManyWait) as error:
+            raise EngineDeadError("the base model is at rest") from error
         metrics.note_proof(proof)
         return proof
 
-    return Prover(database, uploads, prove, is_ready=lambda: engines.is_ready, work=work)
-
-
-def _load(settings: Settings, running: Running, engines: Engines) -> LoadShedder:
-    return LoadShedder(
-        running,
-        max_queued=lambda: settings.max_waiting * max(1, len(engines.welcomes)),
-        max_wait_s=settings.first_token_timeout_s,
-        default_share=settings.max_queue_share,
-        takes_turns=settings.scheduling_policy == "vtc",
-    )
+    return Prover(database, uploads, prove, is_ready=lambda: bases.is_ready, work=work)
 
 
 def _work_dir(settings: Settings) -> Path:

@@ -1,10 +1,11 @@
-"""Resolves `model` for a tenant: the base model, its own adapter, or an adapter shared with it."""
+"""Resolves `model` for a tenant: its own adapter, or an adapter shared with it."""
 
 from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
 
 from registry import grants
+from registry.adapter_rows import Version
 from registry.catalog import Catalog
 from registry.errors import AdapterNotFound, ModelNotFound
 from registry.names import parse_model
@@ -17,6 +18,7 @@ from server.accounts.auth import Identity
 class NamedAdapter:
     """An adapter version; every tenant that may use it can name the adapter `owner_name/name`.
 
+    base_revision: that of the base model which it is for.
     response_template: the format of its tool calls as JSON; None for the base model's.
     """
 
@@ -24,25 +26,25 @@ class NamedAdapter:
     owner_name: str
     name: str
     ref: AdapterRef
+    base_revision: str
     response_template: str | None = None
 
 
-def resolve_model(
+def resolve_adapter(
     conn: Connection, catalog: Catalog, identity: Identity, model: str, *, request_key: str
-) -> NamedAdapter | None:
-    """Return the version that `model` means to this tenant now, or None for the base model.
+) -> NamedAdapter:
+    """Return the version that `model` means to this tenant now; it is for a served base model.
 
-    request_key chooses between the versions of a weighted alias. Raises ModelNotFound; a missing
-    owner, a missing adapter and a missing grant give the same error.
+    model: no base model's name, which the caller compares first and in full: it may contain a
+    slash, like owner/name.   request_key chooses between the versions of a weighted alias.
+    Raises ModelNotFound; a missing owner, a missing adapter and a missing grant give the same
+    error.
     """
-    # The base model's id is compared first and in full: it may contain a slash, like owner/name.
-    if model == catalog.base.model_id:
-        return None
     owner_name, slash, rest = model.partition("/")
     if not slash:
         version = catalog.resolve_version(conn, identity.tenant_id, model, request_key)
         owner, name = (identity.tenant_id, identity.tenant_name), parse_model(model).name
-        return NamedAdapter(*owner, name, version.ref, version.response_template)
+        return _named(*owner, name, version)
     try:
         name = parse_model(rest).name
         owner_id = _owner(conn, identity, owner_name, name)
@@ -50,7 +52,18 @@ def resolve_model(
     except AdapterNotFound:
         # The original message would tell the caller whether the adapter or only the version exists.
         raise ModelNotFound(model=model) from None
-    return NamedAdapter(owner_id, owner_name, name, version.ref, version.response_template)
+    return _named(owner_id, owner_name, name, version)
+
+
+def _named(owner_id: str, owner_name: str, name: str, version: Version) -> NamedAdapter:
+    return NamedAdapter(
+        owner_id,
+        owner_name,
+        name,
+        version.ref,
+        version.base_revision,
+        version.response_template,
+    )
 
 
 def _owner(conn: Connection, identity: Identity, owner_name: str, name: str) -> str:

@@ -36,7 +36,7 @@ _MAX_DEATHS = 2
 _MAX_REMEMBERED = 1000
 """Uploads whose engine deaths one gateway keeps count of."""
 
-Prove = Callable[[AdapterRef, Path], Awaitable[Proof]]
+Prove = Callable[[str, AdapterRef, Path], Awaitable[Proof]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +60,8 @@ class ProverConfig:
 class Prover:
     """Proves the uploads that it claims.
 
-    prove: has the engine prove the canonical object in a local file; raises EngineDeadError.
+    prove: has an engine of the base model with this revision prove the canonical object in a local
+    file; raises EngineDeadError.
     work: where objects are fetched to, on the engine's machine.
     """
 
@@ -159,7 +160,7 @@ class Prover:
 
     async def _proof_of(self, upload: Upload) -> Proof:
         assert upload.built is not None
-        if upload.built["base_revision"] != self._uploads.catalog.base.base_revision:
+        if upload.built["base_revision"] not in self._uploads.catalog.bases.revisions:
             message = "The base model was changed after the files were checked; upload them again."
             return Proof(verdict="not_served", message=message)
         named = {name: upload.built[name] for name in _REF_FIELDS}
@@ -176,9 +177,10 @@ class Prover:
             return Proof(verdict="unavailable", message="The adapter store is not available.")
 
     async def _ask_engine(self, upload: Upload, ref: AdapterRef, path: Path) -> Proof:
+        assert upload.built is not None
         was_ready = self._is_ready()
         try:
-            return await self._prove(ref, path)
+            return await self._prove(upload.built["base_revision"], ref, path)
         except EngineDeadError:
             deaths = self._deaths.pop(upload.upload_id, 0) + was_ready
             self._deaths[upload.upload_id] = deaths

@@ -12,12 +12,14 @@ No request depends on it: the meaning of a name is read from the database at eve
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from sqlalchemy import Connection
 
 from engine.messages import Welcome
 from registry import adapter_rows, pins
+from registry.adapter_rows import Version
 from registry.events import Event, EventTail, newest_event_id, prune_events
 from registry.ref import AdapterRef
 from server.database.clock import now_ms
@@ -35,23 +37,24 @@ _ENDS_USE = {"removed", "ungranted"}
 
 
 class AdapterWatch:
-    """Reads the events of all gateways, and tells the engines. clock: returns Unix milliseconds."""
+    """Reads the events of all gateways, and tells the engines.
+
+    engines_by_revision: returns the base revision and the engines of every base model.
+    clock: returns Unix milliseconds.
+    """
 
     def __init__(
         self,
         database: Database,
-        engines: Engines,
-        base_revision: str,
+        engines_by_revision: Callable[[], Iterable[tuple[str, Engines]]],
         clock: Callable[[], int] = now_ms,
     ) -> None:
         self._database = database
-        self._engines = engines
-        self._base_revision = base_revision
+        self._engines_by_revision = engines_by_revision
         self._clock = clock
         self._tail: EventTail | None = None
-        self._told: tuple[
-            Welcome, ...
-        ] = ()  # engines that were told of all pins; empty if they have to be told again
+        # Engines that were told of all pins, by pool; empty if they have to be told again.
+        self._told: dict[int, tuple[Welcome, ...]] = {}
         self._cleaned_at_ms = 0
         self._is_failing = False
 
@@ -79,7 +82,7 @@ class AdapterWatch:
         events = await self._database.read(self._tail.read)
         await self._clean_up()
         if any(event.kind in _CHANGES_PINS for event in events):
-            self._told = ()
+            self._told = {}
         await self._tell_pins()
         await self._prefetch(events)
         await self._forget_drafts(events)
@@ -90,16 +93,15 @@ class AdapterWatch:
         if self._clock() >= self._cleaned_at_ms + _MINUTE_MS:
             await self._database.write(lambda conn: prune_events(conn, self._clock()))
             self._cleaned_at_ms = self._clock()
-            self._told = ()
+            self._told = {}
 
     async def _tell_pins(self) -> None:
-        # Without an engine there is nobody to tell.
-        welcomes = self._engines.welcomes
-        if not welcomes or welcomes == self._told:
-            return
-        refs = await self._database.read(lambda conn: pins.pins_in_force(conn, self._base_revision))
-        await self._engines.pin(refs)
-        self._told = welcomes
+        for revision, engines in self._engines_by_revision():
+            # Without an engine there is nobody to tell.
+            welcomes = engines.welcomes
+            if welcomes and welcomes != self._told.get(id(engines)):
+                await engines.pin(await self._database.read(partial(_pins_for, revision)))
+                self._told[id(engines)] = welcomes
 
     async def _prefetch(self, events: Sequence[Event]) -> None:
         """Prefetch the versions that names were moved to, each once; the newest _MAX_PREFETCHES."""
@@ -109,16 +111,19 @@ class AdapterWatch:
             if event.kind == "moved" and event.version is not None
         )
         newest = list(moved)[:_MAX_PREFETCHES]
-        if not newest or not self._engines.is_ready:
+        ready = {rev: engines for rev, engines in self._engines_by_revision() if engines.is_ready}
+        if not newest or not ready:
             return
-        for tenant_id, ref in await self._database.read(lambda c: self._servable(c, newest)):
-            await self._engines.prefetch(tenant_id, ref)
+        found = await self._database.read(lambda conn: _ready_versions(conn, newest))
+        for tenant_id, version in found:
+            if engines := ready.get(version.base_revision):
+                await engines.prefetch(tenant_id, version.ref)
 
     async def _forget_drafts(self, events: Sequence[Event]) -> None:
         """Have drafts forgotten that came from answers which the tenants cannot ask for again."""
         for event in events:
             if event.kind == "suspended":
-                await self._engines.forget_drafts(event.tenant_id)
+                await self._forget(event.tenant_id)
         ended = dict.fromkeys(
             (event.tenant_id, event.adapter_id, event.version)
             for event in events
@@ -126,20 +131,27 @@ class AdapterWatch:
         )
         if ended:
             for tenant_id, digest in await self._database.read(lambda c: _digests(c, list(ended))):
-                await self._engines.forget_drafts(tenant_id, digest)
+                await self._forget(tenant_id, digest)
 
-    def _servable(
-        self, conn: Connection, moved: Sequence[tuple[str, str, int]]
-    ) -> list[tuple[str, AdapterRef]]:
-        """Return (tenant_id, ref) of the moved versions that are ready and fit this base model."""
-        found = [(place[0], adapter_rows.find_version_row(conn, *place)) for place in moved]
-        return [
-            (tenant_id, version.ref)
-            for tenant_id, version in found
-            if version is not None
-            and version.state == adapter_rows.READY
-            and version.base_revision == self._base_revision
-        ]
+    async def _forget(self, tenant_id: str, digest: str | None = None) -> None:
+        for _, engines in self._engines_by_revision():
+            await engines.forget_drafts(tenant_id, digest)
+
+
+def _pins_for(base_revision: str, conn: Connection) -> list[AdapterRef]:
+    return pins.pins_in_force(conn, base_revision)
+
+
+def _ready_versions(
+    conn: Connection, moved: Sequence[tuple[str, str, int]]
+) -> list[tuple[str, Version]]:
+    """(tenant_id, version) of the moved versions that are ready."""
+    found = [(place[0], adapter_rows.find_version_row(conn, *place)) for place in moved]
+    return [
+        (tenant_id, version)
+        for tenant_id, version in found
+        if version is not None and version.state == adapter_rows.READY
+    ]
 
 
 def _digests(

@@ -18,7 +18,7 @@ from server.api.routes.lists import ListAnswer
 from server.billing.prices import Price, prices_for
 from server.billing.rating import hourly_pin_nanousd, monthly_storage_nanousd
 from server.database.clock import now_ms
-from server.pool.engines import Engines
+from server.inference.bases import Bases
 from server.text.json_object import JsonObject
 from server.text.times import unix_seconds
 
@@ -138,7 +138,7 @@ class AdapterView:
     """Renders adapters of the registry, with their place in the engines and today's prices."""
 
     catalog: Catalog
-    engines: Engines
+    bases: Bases
 
     def adapters(self, conn: Connection, found: list[Adapter]) -> list[AdapterAnswer]:
         """Adapters of one tenant."""
@@ -156,7 +156,7 @@ class AdapterView:
         return self.adapters(conn, [adapter])[0]
 
     def version(self, version: Version, price: Price) -> VersionAnswer:
-        residency = self.engines.residency(version.object_key)
+        residency = self.bases.residency(version.object_key, version.base_revision)
         return VersionAnswer(
             version=version.version,
             digest=version.digest,

@@ -34,6 +34,7 @@ from server.api.routes import (
     admin,
     audit,
     audit_log,
+    base_models,
     billing,
     budgets,
     engines,
@@ -61,7 +62,6 @@ from server.billing.receipts.signing import Signer
 from server.billing.receipts.signing_keys import record_key
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
-from server.pool import autoscaler
 from server.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
         inference, limits, models, adapters, sharing, offers, uploads, usage, receipts, statements,
     ):  # fmt: skip
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
-    for module in (admin, engines, prices, audit):
+    for module in (admin, base_models, engines, prices, audit):
         app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
     for module in (keys, audit_log, budgets, webhooks):
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
@@ -125,7 +125,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Start the gateway's parts, and end them in the opposite order, even if one of them fails."""
     gateway: Gateway = app.state.gateway
-    database, engines = gateway.database, gateway.base.engines
+    database, follower = gateway.database, gateway.follower
     async with AsyncExitStack() as ends:
         ends.callback(database.close)
         await database.write(lambda conn: ensure_price(conn, now_ms()))
@@ -133,8 +133,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await _adopt_events(database, gateway.signer)
         ends.push_async_callback(gateway.limiter.close)
         await gateway.limiter.start()
-        ends.push_async_callback(engines.close)
-        await engines.start()
+        ends.push_async_callback(follower.close)
+        await follower.start()
         await ends.enter_async_context(_working(gateway))
         yield
 
@@ -151,7 +151,8 @@ async def _working(gateway: Gateway) -> AsyncIterator[None]:
         for task in tasks:
             task.cancel()
         await gateway.recorder.close()
-        await gateway.token_leases.close()
+        for base in gateway.bases:
+            await base.token_leases.close()
         await gateway.key_uses.write()
         await gateway.settler.drain(gateway.settings.drain_timeout_s)
         await asyncio.gather(settling, *tasks, return_exceptions=True)
@@ -173,17 +174,12 @@ def _begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
 
 def _background(gateway: Gateway) -> Iterator[Coroutine[Any, Any, None]]:
     """The work that runs until the gateway's end."""
-    settings, base = gateway.settings, gateway.base
+    bases = gateway.bases
     yield _sweep(gateway.uploads, gateway.database, gateway.key_uses)
-    yield AdapterWatch(gateway.database, base.engines, base.model.base_revision).run()
-    yield autoscaler.run(
-        base.engines,
-        gateway.first_tokens,
-        settings.data_dir,
-        least=settings.engines,
-        most=settings.most_engines,
-        slo_first_token_s=settings.slo_first_token_s,
-    )
+    yield AdapterWatch(
+        gateway.database, lambda: [(base.model.base_revision, base.engines) for base in bases]
+    ).run()
+    yield gateway.follower.run()
     yield gateway.prover.run()
     yield gateway.failures.run()
     yield gateway.chores.run()

@@ -30,14 +30,13 @@ from server.billing.price_tags import PriceTags
 from server.billing.receipts.signing import Signer
 from server.billing.statements import Statements
 from server.database.database import Database
+from server.inference.base_follower import BaseFollower
+from server.inference.bases import Bases
 from server.inference.cancels import Cancels
 from server.inference.drain import Drain
 from server.inference.encoders import Encoders
-from server.inference.load_shedding import LoadShedder
-from server.inference.served_base import ServedBase
 from server.limits.inflow import Inflow
 from server.limits.rules import Limiter
-from server.pool.engines import Engines
 from server.webhooks.urls import UrlRules
 
 _bearer = HTTPBearer(auto_error=False)
@@ -61,22 +60,21 @@ class _Part:
 
 
 AdapterViewDep = Annotated[
-    AdapterView, Depends(_Part(lambda gateway: AdapterView(gateway.catalog, gateway.base.engines)))
+    AdapterView, Depends(_Part(lambda gateway: AdapterView(gateway.catalog, gateway.bases)))
 ]
 AuditorDep = Annotated[Auditor, Depends(_Part(lambda gateway: gateway.auditor))]
 BodiesDep = Annotated[Inflow, Depends(_Part(lambda gateway: gateway.bodies))]
-BaseDep = Annotated[ServedBase, Depends(_Part(lambda gateway: gateway.base))]
+BasesDep = Annotated[Bases, Depends(_Part(lambda gateway: gateway.bases))]
 CancelsDep = Annotated[Cancels, Depends(_Part(lambda gateway: gateway.cancels))]
 CatalogDep = Annotated[Catalog, Depends(_Part(lambda gateway: gateway.catalog))]
 UploadBuildsDep = Annotated[UploadBuilds, Depends(_Part(lambda gateway: gateway.upload_builds))]
 DatabaseDep = Annotated[Database, Depends(_Part(lambda gateway: gateway.database))]
 DrainDep = Annotated[Drain, Depends(_Part(lambda gateway: gateway.drain))]
 EncodersDep = Annotated[Encoders, Depends(_Part(lambda gateway: gateway.encoders))]
-EnginesDep = Annotated[Engines, Depends(_Part(lambda gateway: gateway.base.engines))]
+FollowerDep = Annotated[BaseFollower, Depends(_Part(lambda gateway: gateway.follower))]
 IdentitiesDep = Annotated[Identities, Depends(_Part(lambda gateway: gateway.identities))]
 LedgerProbeDep = Annotated[LedgerProbe, Depends(_Part(lambda gateway: gateway.ledger_probe))]
 LimiterDep = Annotated[Limiter, Depends(_Part(lambda gateway: gateway.limiter))]
-LoadDep = Annotated[LoadShedder, Depends(_Part(lambda gateway: gateway.load))]
 MaxBodyBytesDep = Annotated[int, Depends(_Part(lambda gateway: gateway.settings.max_body_bytes))]
 MetricsDep = Annotated[Metrics, Depends(_Part(lambda gateway: gateway.metrics))]
 PepperDep = Annotated[str, Depends(_Part(lambda gateway: gateway.pepper))]

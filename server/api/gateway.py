@@ -29,21 +29,18 @@ from server.database.chores import Chores
 from server.database.database import Database
 from server.database.leases import Leases
 from server.inference.admission import Admission, Timeouts
+from server.inference.base_follower import BaseFollower
+from server.inference.bases import Bases
 from server.inference.cancels import Cancels
 from server.inference.drain import Drain
 from server.inference.encoders import Encoders
 from server.inference.generation import Generation
 from server.inference.idempotency import IdempotencyKeys
 from server.inference.limit_refusals import LimitRefusals
-from server.inference.load_shedding import LoadShedder
-from server.inference.served_base import ServedBase
-from server.inference.token_leases import TokenLeases
 from server.launch.settings import Settings
 from server.limits.inflow import Inflow
 from server.limits.learned import LearnedTokens
 from server.limits.rules import Limiter
-from server.pool.first_tokens import FirstTokens
-from server.pool.running import Running
 from server.shapes.compiled import CompiledGrammars
 from server.webhooks.urls import UrlRules
 
@@ -55,8 +52,11 @@ class Gateway:
     settings: Settings
     database: Database
     pepper: str = field(repr=False)
-    base: ServedBase
     metrics: Metrics
+    # Base models, and the requests under way.
+    bases: Bases
+    follower: BaseFollower
+    drain: Drain
     # Callers and their limits.
     admin_key: AdminKey
     identities: Identities
@@ -79,20 +79,15 @@ class Gateway:
     ledger_probe: LedgerProbe
     # Webhooks.
     webhook_rules: UrlRules
-    # Requests under way.
-    running: Running
-    load: LoadShedder
+    # Answers that are kept for a repeated request.
     idempotency: IdempotencyKeys
     recorder: Recorder
-    token_leases: TokenLeases
-    drain: Drain
     # Work that only one of all gateways does.
     leases: Leases
     chores: Chores
     # Bodies on their way in.
     bodies: Inflow
     encoders: Encoders = field(default_factory=Encoders)
-    first_tokens: FirstTokens = field(default_factory=FirstTokens)
     learned_tokens: LearnedTokens = field(default_factory=LearnedTokens)
 
     @functools.cached_property
@@ -100,14 +95,14 @@ class Gateway:
         """The part that answers requests for completions."""
         settings = self.settings
         admission = Admission(
-            base=self.base,
+            bases=self.bases,
+            drain=self.drain,
             encoders=self.encoders,
             grammars=CompiledGrammars(),
             catalog=self.catalog,
             database=self.database,
             price_tags=self.price_tags,
             limiter=self.limiter,
-            load=self.load,
             learned_tokens=self.learned_tokens,
             timeouts=Timeouts(
                 first_token_s=settings.first_token_timeout_s,
@@ -116,12 +111,9 @@ class Gateway:
             ),
         )
         generation = Generation(
-            engines=self.base.engines,
             database=self.database,
             limiter=self.limiter,
-            load=self.load,
             learned_tokens=self.learned_tokens,
-            first_tokens=self.first_tokens,
             failures=self.failures,
             hold_lifetime_s=settings.hold_lifetime_s,
             cached_token_weight=settings.cached_token_weight,
@@ -140,4 +132,4 @@ class Gateway:
 
     @functools.cached_property
     def cancels(self) -> Cancels:
-        return Cancels(self.database, self.base.engines, self.running)
+        return Cancels(self.database, self.bases)

@@ -11,7 +11,7 @@ from engine.messages import EngineStats
 from registry.proof import Proof
 from server.billing.audit.report import Report
 from server.billing.settler import Settler
-from server.pool.engines import Engines
+from server.inference.bases import Bases
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _PROOF_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -80,25 +80,31 @@ _TIER_GAUGES = {
 }
 
 
+_Engine = tuple[str, str]
+_LABELS = ("engine", "base")
+"""Labels of an engine's figures: its name, and that of its base model, "" if that is gone."""
+
+
 class _EngineCollector(Collector):
     """The engines' figures, at most a quarter of a second old; none of an engine that is away."""
 
-    def __init__(self, engines: Engines, settler: Settler) -> None:
-        self._engines = engines
+    def __init__(self, bases: Bases, settler: Settler) -> None:
+        self._bases = bases
         self._settler = settler
 
     def collect(self) -> Iterator[Metric]:
-        figures = self._engines.figures()
+        figures = self._bases.figures()
         ready = GaugeMetricFamily(
-            "chorale_engine_ready", "1 while the engine takes requests, else 0", labels=["engine"]
+            "chorale_engine_ready", "1 while the engine takes requests, else 0", labels=_LABELS
         )
-        for engine in figures:
-            ready.add_metric([engine.name], float(engine.state == "ready"))
+        for base, engine in figures:
+            ready.add_metric([engine.name, base], float(engine.state == "ready"))
         yield ready
+        yield from _base_families(self._bases)
         yield CounterMetricFamily(
             "chorale_engine_deaths",
             "Number of engine deaths since the gateway started",
-            self._engines.num_deaths,
+            self._bases.num_deaths,
         )
         lags = GaugeMetricFamily(
             "chorale_settler_lag_records",
@@ -108,14 +114,14 @@ class _EngineCollector(Collector):
         for engine_id, lag in self._settler.lags.items():
             lags.add_metric([engine_id], lag.last_seq - lag.settled_seq)
         yield lags
-        stats = {engine.name: engine.stats for engine in figures if engine.stats}
+        stats = {(it.name, base): it.stats for base, it in figures if it.stats}
         for name, help_text in _GAUGES.items():
             # Prometheus writes units out; our own names do not.
             full_name = f"chorale_{name}".replace("_per_s", "_per_second")
-            gauge = GaugeMetricFamily(full_name, help_text, labels=["engine"])
+            gauge = GaugeMetricFamily(full_name, help_text, labels=_LABELS)
             yield _of_engines(gauge, name, stats)
         for name, help_text in _COUNTERS.items():
-            counter = CounterMetricFamily(f"chorale_{name}", help_text, labels=["engine"])
+            counter = CounterMetricFamily(f"chorale_{name}", help_text, labels=_LABELS)
             yield _of_engines(counter, name, stats)
         yield from _tier_families(stats)
         yield from _grammar_families(stats)
@@ -125,9 +131,9 @@ class _EngineCollector(Collector):
 class Metrics:
     """The metrics of one gateway, in a registry of their own, so that tests may make several."""
 
-    def __init__(self, engines: Engines, settler: Settler) -> None:
+    def __init__(self, bases: Bases, settler: Settler) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(engines, settler))
+        self._registry.register(_EngineCollector(bases, settler))
         self.requests = Counter(
             "chorale_http_requests",
             "Number of HTTP requests answered, by method and status",
@@ -206,43 +212,59 @@ class Metrics:
 _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 
 
-def _of_engines(family: _Family, name: str, stats: Mapping[str, object]) -> _Family:
-    for engine, found in stats.items():
-        family.add_metric([engine], getattr(found, name))
+def _of_engines(family: _Family, name: str, stats: Mapping[_Engine, object]) -> _Family:
+    for (engine, base), found in stats.items():
+        family.add_metric([engine, base], getattr(found, name))
     return family
 
 
-def _grammar_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+def _base_families(bases: Bases) -> Iterator[Metric]:
+    """Yields what each base model has under way in this gateway, and whether it is at rest."""
+    running = GaugeMetricFamily(
+        "chorale_base_requests", "Requests under way in this gateway", labels=["base"]
+    )
+    resting = GaugeMetricFamily(
+        "chorale_base_resting", "1 while the base model sleeps or is drained, else 0",
+        labels=["base"],
+    )  # fmt: skip
+    for base in bases.current:
+        running.add_metric([base.model_id], len(base.running))
+        resting.add_metric([base.model_id], float(base.keeper.state != "awake"))
+    yield running
+    yield resting
+
+
+def _grammar_families(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
     """Yields the figures of grammars, labelled with engine, and seconds of the busiest tenants."""
     figures = {engine: found.grammars for engine, found in stats.items()}
     for name, help_text in _GRAMMAR_COUNTERS.items():
-        counter = CounterMetricFamily(f"chorale_grammar_{name}", help_text, labels=["engine"])
+        counter = CounterMetricFamily(f"chorale_grammar_{name}", help_text, labels=_LABELS)
         yield _of_engines(counter, name, figures)
     seconds = GaugeMetricFamily(
         "chorale_grammar_tenant_seconds",
         "Seconds of processor time for grammars, of the ten tenants of an engine that took most",
-        labels=["engine", "tenant"],
+        labels=[*_LABELS, "tenant"],
     )
-    for engine, found in figures.items():
+    for (engine, base), found in figures.items():
         for tenant_id, spent in found.tenants:
-            seconds.add_metric([engine, tenant_id], spent)
+            seconds.add_metric([engine, base, tenant_id], spent)
     yield seconds
 
 
-def _speculation_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+def _speculation_families(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
     """Yields the figures of drafted tokens and of pools, labelled with engine."""
     figures = {engine: found.drafts for engine, found in stats.items()}
     for name, help_text in _SPECULATION_COUNTERS.items():
-        counter = CounterMetricFamily(f"chorale_speculation_{name}", help_text, labels=["engine"])
+        counter = CounterMetricFamily(f"chorale_speculation_{name}", help_text, labels=_LABELS)
         yield _of_engines(counter, name, figures)
     for name, help_text in _SPECULATION_GAUGES.items():
-        gauge = GaugeMetricFamily(f"chorale_speculation_{name}", help_text, labels=["engine"])
+        gauge = GaugeMetricFamily(f"chorale_speculation_{name}", help_text, labels=_LABELS)
         yield _of_engines(gauge, name, figures)
 
 
-def _tier_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
+def _tier_families(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
     """Yields a family for each figure of the tiers, labelled with engine and tier."""
-    labels = ["engine", "tier"]
+    labels = [*_LABELS, "tier"]
     for name, help_text in _TIER_COUNTERS.items():
         counter = CounterMetricFamily(f"chorale_adapter_tier_{name}", help_text, labels=labels)
         yield _of_tiers(counter, name, stats)
@@ -251,8 +273,8 @@ def _tier_families(stats: Mapping[str, EngineStats]) -> Iterator[Metric]:
         yield _of_tiers(gauge, name, stats)
 
 
-def _of_tiers(family: _Family, name: str, stats: Mapping[str, EngineStats]) -> _Family:
-    for engine, found in stats.items():
+def _of_tiers(family: _Family, name: str, stats: Mapping[_Engine, EngineStats]) -> _Family:
+    for (engine, base), found in stats.items():
         for tier in found.tiers:
-            family.add_metric([engine, tier.tier], getattr(tier, name))
+            family.add_metric([engine, base, tier.tier], getattr(tier, name))
     return family

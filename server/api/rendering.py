@@ -14,7 +14,6 @@ from server.api.padding import Padding
 from server.faults import Fault
 from server.inference.admission import Admitted
 from server.inference.generation import Generation, cost_nanousd
-from server.inference.served_base import ServedBase
 from server.text.tokenizer import Detokenizer
 from server.tools.grammar import AnswerForm
 from server.tools.parser import AnswerParser
@@ -27,7 +26,6 @@ class Rendering:
     """Renders the outputs of an admitted request in the shape that the request came in."""
 
     generation: Generation
-    base: ServedBase
     asked: Asked
     admitted: Admitted
     padding: Padding
@@ -90,13 +88,14 @@ class Rendering:
             self.admitted.message.request_id,
             self.asked.model,
             isinstance(self.asked, ChatRequest),
-            self.base.model.base_revision,
+            self.admitted.base.model.base_revision,
             self.asked.served_tier,
         )
 
     def _choices(self) -> list[Choice]:
         """A Choice for each answer: n for the first prompt, then n for the next."""
-        vocabulary, is_chat = self.base.tokenizer.vocabulary, isinstance(self.asked, ChatRequest)
+        vocabulary = self.admitted.base.tokenizer.vocabulary
+        is_chat = isinstance(self.asked, ChatRequest)
         shown = [
             _shown(self.asked, number, ids, vocabulary)
             for number, ids in enumerate(self.admitted.message.prompts)

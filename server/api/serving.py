@@ -155,7 +155,7 @@ class Serving:
     def _rendering(self, asked: Asked, admitted: Admitted) -> Rendering:
         asked_bytes = ASKED_BYTES if asked.obfuscates else 0
         padding = Padding(self.pad_events_to or asked_bytes)
-        return Rendering(self.generation, self.admission.base, asked, admitted, padding)
+        return Rendering(self.generation, asked, admitted, padding)
 
     def _limit_headers(self, grant: Grant) -> dict[str, str]:
         return limit_headers(grant.standings, is_degraded=self.admission.limiter.is_degraded)

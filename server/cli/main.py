@@ -12,6 +12,7 @@ from server.cli import (
     demo,
     engines,
     keys,
+    models,
     operator,
     receipts,
     serve,
@@ -61,6 +62,7 @@ app.add_typer(operator.payments, name="payments")
 app.add_typer(operator.audit_log, name="audit-log")
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(engines.app, name="engines")
+app.add_typer(models.app, name="models")
 app.add_typer(usage.app, name="usage")
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(statements.app, name="statements")

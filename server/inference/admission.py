@@ -1,6 +1,6 @@
 """Everything that may refuse a request before the engine has it, in this order:
 
-    load -> resolve -> tokenize -> route -> limits -> prefetch -> budget and hold
+    resolve -> wake -> load -> tokenize -> route -> limits -> prefetch -> budget and hold
 
 Any step up to the hold may fail, and then nothing stays charged; but a long prompt is work, and so
 is a shape of answers that has to be compiled. Then the request and its seat are charged before, and
@@ -10,7 +10,8 @@ What follows is in `server.inference.generation`.
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
@@ -21,7 +22,7 @@ from registry.catalog import Catalog
 from registry.ref import AdapterRef
 from server import logs
 from server.accounts.auth import Identity
-from server.adapters.names import resolve_model
+from server.adapters.names import resolve_adapter
 from server.billing.budgets import BudgetExhausted, cover, note_refusal
 from server.billing.holds import Hold, open_hold
 from server.billing.price_tags import PriceTags
@@ -31,15 +32,18 @@ from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable
 from server.faults import Overloaded, Unavailable
 from server.inference import errors, prompts
+from server.inference.bases import Bases
+from server.inference.drain import Drain
 from server.inference.encoders import LARGE_BYTES, Encoders
 from server.inference.generation_request import Chat, GenerationRequest
-from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase
 from server.limits.adapter_limits import get_adapter_limits
 from server.limits.epochs import StaleEpoch
 from server.limits.epochs import check as check_epoch
 from server.limits.learned import LearnedTokens
 from server.limits.rules import SEAT_SLACK_S, Grant, Limit, Limiter
+from server.pool.engines import Engines
+from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
 from server.pool.running import RunningRequest
 from server.shapes.compiled import CompiledGrammars
 from server.tools.dialect import Dialect
@@ -67,6 +71,7 @@ class Timeouts:
 class Admitted:
     """A request that has been admitted and paid for: its hold is durable."""
 
+    base: ServedBase
     request: GenerationRequest
     message: AddRequest
     form: AnswerForm
@@ -78,11 +83,14 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class _Resolved:
-    """A resolved model name. adapter: None for the base.   limits: all that apply.
+    """A resolved model name.
+
+    base: the base model, or the adapter's.   adapter: None for the base.   limits: all that apply.
 
     response_template: the adapter's own format of tool calls as JSON, or None.
     """
 
+    base: ServedBase
     adapter: AdapterRef | None
     price: Price
     limits: tuple[Limit, ...]
@@ -91,16 +99,16 @@ class _Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Decides whether a request for one base model is served, and takes payment for it."""
+    """Decides whether a request is served, and takes payment for it."""
 
-    base: ServedBase
+    bases: Bases
+    drain: Drain
     encoders: Encoders
     grammars: CompiledGrammars
     catalog: Catalog
     database: Database
     price_tags: PriceTags
     limiter: Limiter
-    load: LoadShedder
     learned_tokens: LearnedTokens
     timeouts: Timeouts
 
@@ -109,67 +117,86 @@ class Admission:
     ) -> Admitted:
         """Take every step up to the durable hold. Raises Fault, RateLimited and registry errors."""
         arrived_at = time.monotonic()
-        if not self.base.engines.is_ready:
-            raise errors.engine_unavailable()
-        self.load.check(identity, request.priority, request.num_answers)
+        self.drain.check()
         resolved = await self._resolve(identity, request, request_id)
+        base = resolved.base
         adapter_id = resolved.adapter.adapter_id if resolved.adapter else None
-        dialect = self.base.dialect_of(resolved.response_template)
-        logs.note(model=self.base.model_id, adapter=adapter_id)
-        begun = await self._charge_work(identity, request, dialect, resolved.limits, request_id)
-        try:
-            encoded = await prompts.tokenize(
-                self.base, dialect, self.encoders, identity.tenant_id, request
-            )
-            form = form_of(request, dialect, is_reasoning=encoded.is_reasoning)
-            message = await self._message(
-                identity, request, encoded, form, resolved.adapter, request_id
-            )
-            engine = self._route(message)
-        except (Overloaded, Unavailable):
-            self._release(begun, None)
-            raise
-        except BaseException:
-            self._release(begun, 0)
-            raise
-        running = self._running(message, engine)
-        self.load.add(running)
+        logs.note(model=base.model_id, adapter=adapter_id)
+        with _visit(base):
+            await _wake(base, identity.tenant_id)
+            base.load.check(identity, request.priority, request.num_answers)
+            begun, message, form = await self._prepare(identity, request, resolved, request_id)
+            try:
+                engine = _route(base, message)
+            except BaseException:
+                self._release(begun, None)
+                raise
+            running = _running(base, message, engine)
+            base.load.add(running)
         try:
             message, grant = await self._pay(identity, request, message, resolved, engine, begun)
         except BaseException:
-            self.load.remove(running)
+            base.load.remove(running)
             raise
-        return Admitted(request, message, form, resolved.price, grant, running, arrived_at)
+        return Admitted(base, request, message, form, resolved.price, grant, running, arrived_at)
 
     # ---- the steps, in order ----
 
     async def _resolve(
         self, identity: Identity, request: GenerationRequest, request_id: str
     ) -> _Resolved:
-        if request.model == self.base.model_id:
+        if base := self.bases.named(request.model):
             price = await self.price_tags.of(identity.tenant_id)
-            return _Resolved(None, price, identity.limits)
+            return _Resolved(base, None, price, identity.limits)
         request_key = request.request_key or request_id
 
         def read(conn: Connection) -> _Resolved:
-            named = resolve_model(
+            named = resolve_adapter(
                 conn, self.catalog, identity, request.model, request_key=request_key
             )
-            ref = named.ref if named else None
-            adapter_id = ref.adapter_id if ref else None
+            # The directory knows the base models that are served, but one may just have gone.
+            if (base := self.bases.of_revision(named.base_revision)) is None:
+                raise errors.engine_unavailable()
+            adapter_id = named.ref.adapter_id
             price = price_for(conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter_id)
-            limits = get_adapter_limits(conn, adapter_id).of(adapter_id) if adapter_id else ()
-            template = named.response_template if named else None
-            return _Resolved(ref, price, (*identity.limits, *limits), template)
+            limits = get_adapter_limits(conn, adapter_id).of(adapter_id)
+            template = named.response_template
+            return _Resolved(base, named.ref, price, (*identity.limits, *limits), template)
 
         return await self.database.read(read)
+
+    async def _prepare(
+        self,
+        identity: Identity,
+        request: GenerationRequest,
+        resolved: _Resolved,
+        request_id: str,
+    ) -> tuple[Grant | None, AddRequest, AnswerForm]:
+        """Tokenize the prompts and compile the answers' form; what has been charged, the message to
+        the engine, and the form. If either is refused, the work that it took stays charged.
+        """
+        dialect = resolved.base.dialect_of(resolved.response_template)
+        begun = await self._charge_work(identity, request, dialect, resolved, request_id)
+        try:
+            encoded = await prompts.tokenize(
+                resolved.base, dialect, self.encoders, identity.tenant_id, request
+            )
+            form = form_of(request, dialect, is_reasoning=encoded.is_reasoning)
+            message = await self._message(identity, request, encoded, form, resolved, request_id)
+        except (Overloaded, Unavailable):
+            self._release(begun, None)
+            raise
+        except BaseException:
+            self._release(begun, 0)
+            raise
+        return begun, message, form
 
     async def _charge_work(
         self,
         identity: Identity,
         request: GenerationRequest,
         dialect: Dialect,
-        limits: Sequence[Limit],
+        resolved: _Resolved,
         request_id: str,
     ) -> Grant | None:
         """Charge a request and its seat before long prompts are tokenized or a shape is compiled.
@@ -182,8 +209,9 @@ class Admission:
         is_known = not forms[0].demands or any(self.grammars.get(tenant_id, it) for it in forms)
         if is_known and not prompts.is_long(request):
             return None
-        await self.limiter.check(limits, tokens=prompts.least_tokens(self.base, request))
-        countable = [limit for limit in limits if limit.metric != "tokens"]
+        least_tokens = prompts.least_tokens(resolved.base, request)
+        await self.limiter.check(resolved.limits, tokens=least_tokens)
+        countable = [limit for limit in resolved.limits if limit.metric != "tokens"]
         return await self._acquire(request_id, countable, 0)
 
     async def _message(
@@ -192,14 +220,14 @@ class Admission:
         request: GenerationRequest,
         encoded: prompts.Prompts,
         form: AnswerForm,
-        adapter: AdapterRef | None,
+        resolved: _Resolved,
         request_id: str,
     ) -> AddRequest:
         """The message to the engine. Raises Invalid, Overloaded."""
         tenant_id = identity.tenant_id
         first, *others = encoded.token_ids
         longest = max(map(len, (first, *others)))
-        max_tokens = prompts.max_tokens(request, longest, self.base.max_model_len)
+        max_tokens = prompts.max_tokens(request, longest, resolved.base.max_model_len)
         return AddRequest(
             request_id=request_id,
             tenant_id=identity.tenant_id,
@@ -209,7 +237,7 @@ class Admission:
             token_lease=request.num_answers * max_tokens,
             deadline_s=self.timeouts.request_s,
             first_token_timeout_s=self.timeouts.first_token_s,
-            adapter=adapter,
+            adapter=resolved.adapter,
             cache_salt=identity.cache_salt,
             weight=identity.weight,
             priority=request.priority,
@@ -230,25 +258,6 @@ class Admission:
             self.grammars.keep(tenant_id, form, grammar)
         return grammar
 
-    def _route(self, message: AddRequest) -> str:
-        """The name of the engine that is to take the request."""
-        try:
-            return self.base.engines.route(message)
-        except EngineDeadError:
-            raise errors.engine_unavailable() from None
-
-    def _running(self, message: AddRequest, engine: str) -> RunningRequest:
-        adapter = message.adapter
-        where = self.base.engines.residency(adapter.object_key, engine) if adapter else None
-        return RunningRequest(
-            request_id=message.request_id,
-            tenant_id=message.tenant_id,
-            num_answers=message.num_answers,
-            wanted_tokens=message.token_lease,
-            is_cold=adapter is not None and (where is None or where.tier != "device"),
-            engine=engine,
-        )
-
     async def _pay(
         self,
         identity: Identity,
@@ -264,13 +273,15 @@ class Admission:
         anew.   begun: what `_charge_work` has charged.
         """
         tokens = message.num_prompt_tokens + self._expected_tokens(request, message)
+        engines = resolved.base.engines
         for _ in range(_MAX_EPOCHS):
             grant = await self._charge(message.request_id, resolved.limits, tokens, begun)
             begun = None
             try:
                 if message.adapter:
-                    await self.base.engines.prefetch(identity.tenant_id, message.adapter, engine)
-                hold = self._hold(identity, request.model, message, resolved.price, engine)
+                    await engines.prefetch(identity.tenant_id, message.adapter, engine)
+                engine_id = _engine_id(engines, engine)
+                hold = self._hold(identity, request.model, message, resolved.price, engine_id)
                 lease = await self._write_hold(identity, hold, resolved.price, message, grant)
             except StaleEpoch:
                 self.limiter.release(grant, None)
@@ -316,13 +327,9 @@ class Admission:
         return min(message.token_lease, message.num_answers * learned)
 
     def _hold(
-        self, identity: Identity, model: str, message: AddRequest, price: Price, engine: str
+        self, identity: Identity, model: str, message: AddRequest, price: Price, engine_id: str
     ) -> Hold:
         """The hold for the most that the request may cost."""
-        try:
-            engine_id = self.base.engines.engine_id(engine)
-        except EngineDeadError:
-            raise errors.engine_unavailable() from None
         now, adapter = now_ms(), message.adapter
         num_prompt_tokens, lease = message.num_prompt_tokens, message.token_lease
         return Hold(
@@ -373,6 +380,56 @@ class Admission:
         if isinstance(lease, StaleEpoch):
             raise lease
         return lease
+
+
+@contextmanager
+def _visit(base: ServedBase) -> Iterator[None]:
+    """Keep the base model's engines while a request is decided on. Raises Unavailable."""
+    try:
+        with base.keeper.visit():
+            yield
+    except PoolClosed:
+        raise errors.model_drained(base.model_id) from None
+
+
+async def _wake(base: ServedBase, tenant_id: str) -> None:
+    """Wait for a base model that sleeps. Raises Unavailable and Overloaded, with a Retry-After."""
+    try:
+        await base.keeper.wake(tenant_id)
+    except StillAsleep as error:
+        raise errors.model_waking(base.model_id, error.retry_after_s) from None
+    except TooManyWait:
+        raise errors.overloaded() from None
+    if not base.engines.is_ready:
+        raise errors.engine_unavailable()
+
+
+def _route(base: ServedBase, message: AddRequest) -> str:
+    """The name of the engine that is to take the request."""
+    try:
+        return base.engines.route(message)
+    except EngineDeadError:
+        raise errors.engine_unavailable() from None
+
+
+def _engine_id(engines: Engines, engine: str) -> str:
+    try:
+        return engines.engine_id(engine)
+    except EngineDeadError:
+        raise errors.engine_unavailable() from None
+
+
+def _running(base: ServedBase, message: AddRequest, engine: str) -> RunningRequest:
+    adapter = message.adapter
+    where = base.engines.residency(adapter.object_key, engine) if adapter else None
+    return RunningRequest(
+        request_id=message.request_id,
+        tenant_id=message.tenant_id,
+        num_answers=message.num_answers,
+        wanted_tokens=message.token_lease,
+        is_cold=adapter is not None and (where is None or where.tier != "device"),
+        engine=engine,
+    )
 
 
 def form_of(request: GenerationRequest, dialect: Dialect, *, is_reasoning: bool) -> AnswerForm:

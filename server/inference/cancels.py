@@ -14,8 +14,7 @@ from sqlalchemy.engine import Connection
 from server.billing.tables import holds
 from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable
-from server.pool.engines import Engines
-from server.pool.running import Running
+from server.inference.bases import Bases
 
 _POLL_S = 1.0
 _MAX_FOUND = 1000
@@ -27,14 +26,15 @@ class Cancels:
     """Ends this gateway's requests, and asks other gateways to end theirs."""
 
     database: Database
-    engines: Engines
-    running: Running
+    bases: Bases
 
     async def cancel(self, tenant_id: str, request_id: str) -> bool:
         """Cancel a tenant's request; False if it is not under way. Raises LedgerUnavailable."""
-        if running := self.running.get(request_id, tenant_id):
+        found = self.bases.find_running(request_id)
+        if found is not None and found[1].tenant_id == tenant_id:
+            base, running = found
             running.is_cancelled = True
-            await self.engines.abort(request_id)
+            await base.engines.abort(request_id)
             return True
         if self.database.is_sqlite:
             return False
@@ -52,13 +52,14 @@ class Cancels:
 
         The abort is repeated until the request has ended, as the engine may not have had it before.
         """
-        if len(self.running) and not self.database.is_sqlite:
+        if self.bases.num_running and not self.database.is_sqlite:
             for request_id in await self.database.read(noted_cancels):
-                if running := self.running.find(request_id):
-                    running.is_cancelled = True
-        for request_id in self.running:
-            if (running := self.running.find(request_id)) and running.is_cancelled:
-                await self.engines.abort(request_id)
+                if found := self.bases.find_running(request_id):
+                    found[1].is_cancelled = True
+        for base in list(self.bases):
+            for request_id in base.running:
+                if (running := base.running.find(request_id)) and running.is_cancelled:
+                    await base.engines.abort(request_id)
 
 
 def note_cancel(conn: Connection, tenant_id: str, request_id: str) -> bool:

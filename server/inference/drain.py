@@ -5,9 +5,8 @@ aborted. An aborted request ends with its usage and its last event, as a cancell
 import asyncio
 import contextlib
 
-from server.inference.load_shedding import LoadShedder
-from server.pool.engines import Engines
-from server.pool.running import Running
+from server.inference import errors
+from server.inference.bases import Bases
 
 _ABORT_AT = 0.8
 """Share of the time after which requests are aborted; the rest is for their last events."""
@@ -17,23 +16,23 @@ _LOOK_S = 0.05
 class Drain:
     """The shutdown of one gateway. timeout_s: from `begin` to the exit."""
 
-    def __init__(
-        self, load: LoadShedder, running: Running, engines: Engines, timeout_s: float
-    ) -> None:
-        self._load = load
-        self._running = running
-        self._engines = engines
+    def __init__(self, bases: Bases, timeout_s: float) -> None:
+        self._bases = bases
         self._timeout_s = timeout_s
         self._begun = asyncio.Event()
 
     @property
     def has_begun(self) -> bool:
-        return self._load.is_draining
+        return self._begun.is_set()
 
     def begin(self) -> None:
         """Refuse requests with a 503 from now on. A signal handler may call this."""
-        self._load.is_draining = True
         self._begun.set()
+
+    def check(self) -> None:
+        """Raise Unavailable once the shutdown has begun."""
+        if self.has_begun:
+            raise errors.draining()
 
     async def wait_begun(self, timeout_s: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -43,19 +42,17 @@ class Drain:
         """Wait until the shutdown begins; then abort requests that do not end in time."""
         await self._begun.wait()
         await self._emptied(self._timeout_s * _ABORT_AT)
-        for request_id in self._running:
-            await self._engines.abort(request_id)
+        await self._bases.abort_all()
 
     async def finish(self) -> None:
         """Abort the requests that run on without a client, once no client is connected any more."""
         self.begin()
-        for request_id in self._running:
-            await self._engines.abort(request_id)
+        await self._bases.abort_all()
         await self._emptied(self._timeout_s * (1 - _ABORT_AT))
 
     async def _emptied(self, timeout_s: float) -> None:
         async def wait() -> None:
-            while len(self._running):
+            while self._bases.num_running:
                 await asyncio.sleep(_LOOK_S)
 
         with contextlib.suppress(TimeoutError):

@@ -77,6 +77,19 @@ def draining(retry_after_s: float = 1.0) -> Unavailable:
     return Unavailable(message, code="draining", retry_after_s=retry_after_s)
 
 
+def model_drained(model: str, retry_after_s: float = 30.0) -> Unavailable:
+    message = f"The base model {model} takes no requests now; its operator has drained it."
+    return Unavailable(message, code="model_drained", retry_after_s=retry_after_s)
+
+
+def model_waking(model: str, retry_after_s: float) -> Unavailable:
+    message = (
+        f"The base model {model} had gone to sleep and is being started. Send the request again "
+        "after the time in Retry-After. Nothing was billed."
+    )
+    return Unavailable(message, code="model_waking", retry_after_s=retry_after_s)
+
+
 def engine_unavailable(retry_after_s: float = 1.0) -> Unavailable:
     message = "The engine is not available; it is being restarted. Nothing was billed."
     return Unavailable(message, code="engine_unavailable", retry_after_s=retry_after_s)

@@ -23,12 +23,9 @@ from server.database.database import Database
 from server.faults import Fault
 from server.inference import errors, outcomes
 from server.inference.admission import Admitted
-from server.inference.load_shedding import LoadShedder
 from server.inference.token_gaps import TokenGaps
 from server.limits.learned import LearnedTokens
 from server.limits.rules import Limiter
-from server.pool.engines import Engines
-from server.pool.first_tokens import FirstTokens
 from server.pool.quarantine import Quarantined
 
 _MAX_MOVES = 2
@@ -44,12 +41,9 @@ class Generation:
     count_move: called for each request that moves to another engine.
     """
 
-    engines: Engines
     database: Database
     limiter: Limiter
-    load: LoadShedder
     learned_tokens: LearnedTokens
-    first_tokens: FirstTokens
     failures: Failures
     hold_lifetime_s: float
     cached_token_weight: float
@@ -99,7 +93,7 @@ class Generation:
             raise errors.engine_unavailable() from None
         finally:
             logs.note(itl_ms_p50=_ms(gaps.p50_s))
-            self.load.remove(admitted.running)
+            admitted.base.load.remove(admitted.running)
             self.limiter.release(admitted.grant, used_tokens)
 
     @asynccontextmanager
@@ -119,10 +113,11 @@ class Generation:
 
     async def _at_engines(self, admitted: Admitted) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of the request's engine, or of another if the first is gone and never had it."""
+        engines = admitted.base.engines
         for moves_left in reversed(range(_MAX_MOVES + 1)):
             logs.note(engine=admitted.running.engine)
             try:
-                stream = self.engines.generate(admitted.message, admitted.running.engine)
+                stream = engines.generate(admitted.message, admitted.running.engine)
                 async with aclosing(stream):
                     async for output in stream:
                         yield output
@@ -137,8 +132,9 @@ class Generation:
         if there is no other engine.
         """
         request_id, running = admitted.message.request_id, admitted.running
-        name = self.engines.route(admitted.message, besides=running.engine)
-        engine_id = self.engines.engine_id(name)
+        engines = admitted.base.engines
+        name = engines.route(admitted.message, besides=running.engine)
+        engine_id = engines.engine_id(name)
         lifetime_ms = int(self.hold_lifetime_s * 1000)
 
         def write(conn: Connection) -> bool:
@@ -146,7 +142,7 @@ class Generation:
 
         if not await self.database.write(write):
             raise EngineAwayError("its hold has been resolved")
-        self.load.move(running, name)
+        admitted.base.load.move(running, name)
         self.count_move()
 
     def _take_note(self, admitted: Admitted, output: RequestOutput) -> None:
@@ -156,9 +152,9 @@ class Generation:
             if not running.has_begun:
                 waited_s = time.monotonic() - admitted.arrived_at
                 self.observe_first_token(waited_s)
-                self.first_tokens.note(waited_s)
+                admitted.base.keeper.first_tokens.note(waited_s)
                 logs.note(ttft_ms=_ms(waited_s))
-            self.load.begin(running, output.index)
+            admitted.base.load.begin(running, output.index)
         if output.is_last:
             self._learn(admitted, output)
             logs.note(

@@ -25,7 +25,7 @@ _PATIENCE_OF_BATCH = 0.5
 
 
 class LoadShedder:
-    """Decides whether there is room for one more request, by the requests that run and wait here.
+    """Decides whether a base model has room for one more request, by those that run and wait here.
 
     max_queued: the most answers of all tenants that may wait, for the engines that there are now.
     max_wait_s: the first-token timeout; a request that would wait longer is refused instead.
@@ -53,16 +53,13 @@ class LoadShedder:
         self._busy_s = 0.0
         self._first_tokens = 0.0
         self._looked_at = clock()
-        self.is_draining = False
 
     def check(self, identity: Identity, priority: Priority, num_answers: int) -> None:
-        """Raise Unavailable while draining, Overloaded, or Limited for a tenant's queue share.
+        """Raise Overloaded, or Limited for a tenant's queue share.
 
         A share counts answers, as the engines' queues do. A tenant with no waiting answer may
         always ask, even for more answers at once than its share.
         """
-        if self.is_draining:
-            raise errors.draining()
         limit = self._share_of(identity)
         waiting = self._running.num_waiting(identity.tenant_id)
         if waiting and waiting + num_answers > limit:

@@ -1,10 +1,15 @@
-"""A base model as a gateway serves it: the model, its tokenizer, and the engines that have it."""
+"""A base model as a gateway serves it: the model, its tokenizer, its engines and its requests."""
 
 import functools
 from dataclasses import dataclass
 
 from registry.base_model import BaseModel
+from server.inference.load_shedding import LoadShedder
+from server.inference.token_leases import TokenLeases
+from server.pool.base_files import BaseEntry
 from server.pool.engines import Engines
+from server.pool.keeper import Keeper
+from server.pool.running import Running
 from server.text.tokenizer import Tokenizer
 from server.tools.dialect import Dialect
 from server.tools.proof import stored_template
@@ -12,12 +17,22 @@ from server.tools.proof import stored_template
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedBase:
-    """Everything of a gateway that belongs to one base model.   dialect: its way with tools."""
+    """Everything of a gateway that belongs to one base model.
 
+    entry: as the supervisor wrote it when the base model came.   dialect: its way with tools.
+    running: this gateway's requests for it and its adapters.   load: whether there is room for
+    more.   keeper: how many engines it has.
+    """
+
+    entry: BaseEntry
     model: BaseModel
     tokenizer: Tokenizer
     dialect: Dialect
     engines: Engines
+    running: Running
+    load: LoadShedder
+    token_leases: TokenLeases
+    keeper: Keeper
 
     @property
     def model_id(self) -> str:

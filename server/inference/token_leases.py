@@ -20,7 +20,7 @@ _RETRY_WAITS_S = (0.2, 0.5, 1.0)
 
 
 class TokenLeases:
-    """Answers the engine's LeaseLow, with at most one extension per request under way."""
+    """Answers the LeaseLow of a base model's engines, with one extension a request at most."""
 
     def __init__(
         self,

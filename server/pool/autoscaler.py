@@ -9,30 +9,23 @@ number of engines that was too small for a number of requests is remembered, so 
 finds its number of engines and keeps it.
 """
 
-import asyncio
-import logging
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from server.pool.files import PoolFileDamaged, read_wanted, wanted_path, write_wanted
-from server.pool.first_tokens import WINDOW_S, FirstTokens
+from server.pool.first_tokens import WINDOW_S
 
 if TYPE_CHECKING:
-    from server.pool.engines import EngineFigures, Engines
+    from server.pool.engines import EngineFigures
 
-logger = logging.getLogger(__name__)
-
-TURN_S = 1.0
 WAIT_S = 3.0
 """How long a queue must last before the pool grows; a shorter one is noise."""
 SPARE_S = 300.0
 SPARE_SHARE = 0.6
 """Share of the requests that one engine fewer can serve; up to it there is room to spare."""
-_SLO_SHARE = 0.9
+SLO_SHARE = 0.9
+"""Share of first tokens that should come in time."""
 _FEW_SLABS = 0.05
 """Share of an arena's slabs; with fewer free, waiting requests may be waiting for room."""
 
@@ -134,43 +127,6 @@ def pool_figures(
         seats=max(seats, 1),
         first_token_s=first_token_s,
     )
-
-
-async def run(
-    engines: "Engines",
-    first_tokens: FirstTokens,
-    data_dir: Path,
-    *,
-    least: int,
-    most: int,
-    slo_first_token_s: float,
-) -> None:
-    """Tell the placer how many engines are wanted. Returns at once if `most` equals `least`.
-
-    data_dir: where the placer reads the number.   The other arguments are those of `Autoscaler`.
-    """
-    if most == least:
-        return
-    path, wanted = wanted_path(data_dir), None
-    try:
-        wanted = read_wanted(path)
-    except PoolFileDamaged as error:
-        logger.error("%s", error)
-    autoscaler = Autoscaler(
-        least=least, most=most, wanted=wanted or least, slo_first_token_s=slo_first_token_s
-    )
-    while True:
-        first_token_s = first_tokens.percentile_s(_SLO_SHARE)
-        figures = pool_figures(engines.figures(), first_token_s)
-        decided = autoscaler.decide(time.monotonic(), figures)
-        if decided != wanted:
-            logger.info("%d engines are wanted (%s)", decided, figures)
-            try:
-                write_wanted(path, decided)
-                wanted = decided
-            except OSError as error:  # the next turn tries again
-                logger.error("%s cannot be written: %s", path, error)
-        await asyncio.sleep(TURN_S)
 
 
 def _since(before: float | None, is_so: bool, now_s: float) -> float | None:

@@ -1,4 +1,4 @@
-"""The requests under way in this gateway: their tenants, and which of them wait to begin."""
+"""A base model's requests under way in this gateway: their tenants, and which wait to begin."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -66,11 +66,6 @@ class Running:
     def num_waiting(self, tenant_id: str) -> int:
         """A tenant's answers without a first token, whatever they wait for."""
         return self._waiting[tenant_id]
-
-    def get(self, request_id: str, tenant_id: str) -> RunningRequest | None:
-        """A tenant's own request; None for another's."""
-        request = self._requests.get(request_id)
-        return request if request and request.tenant_id == tenant_id else None
 
     def find(self, request_id: str) -> RunningRequest | None:
         return self._requests.get(request_id)

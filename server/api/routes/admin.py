@@ -14,7 +14,7 @@ from server.accounts.identities import Identities
 from server.accounts.tenants import Tenant, TenantLimits, TenantStatus
 from server.api.answer import Answer
 from server.api.bodies import json_body
-from server.api.deps import DatabaseDep, EnginesDep, IdentitiesDep, PriceTagsDep
+from server.api.deps import BasesDep, DatabaseDep, IdentitiesDep, PriceTagsDep
 from server.api.routes.budgets import Dollars, nanousd
 from server.api.routes.lists import ListAnswer
 from server.api.routes.usage import GroupBy, Time, UsageList, usage_list
@@ -84,10 +84,12 @@ class TenantList(ListAnswer[TenantAnswer]):
 class ResidencyAnswer(Answer):
     """An adapter of an engine. tier: the memory that it is in, or on its way to.
 
-    size_bytes: what it takes there.   error: the fault of its last load.
+    base_model: the name of the engine's.   size_bytes: what it takes there.
+    error: the fault of its last load.
     """
 
     engine: str = Field(examples=["engine-1"])
+    base_model: str = Field(examples=["base"])
     object_key: str = Field(examples=[f"ten_5f0c1d2e3a4b5968/{'3c' * 32}"])
     digest: str = Field(examples=["3c" * 32])
     tier: Tier = Field(examples=["device"])
@@ -195,11 +197,12 @@ async def get_usage(
 
 
 @router.get("/residency")
-async def residency(engines: EnginesDep) -> ResidencyList:
+async def residency(bases: BasesDep) -> ResidencyList:
     """List every adapter that an engine knows of, with where it is now."""
     data = [
-        ResidencyAnswer(engine=name, **dataclasses.asdict(residency))
-        for name, residency in engines.all_residency()
+        ResidencyAnswer(engine=name, base_model=base.model_id, **dataclasses.asdict(residency))
+        for base in bases
+        for name, residency in base.engines.all_residency()
     ]
     return ResidencyList(data=data)
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from engine.messages import EngineStats
 from server.api import errors
 from server.api.answer import Answer
-from server.api.deps import DatabaseDep, EnginesDep
+from server.api.deps import BasesDep, DatabaseDep
 from server.api.routes.lists import ListAnswer
 from server.billing.holds import MAX_VOIDED_AT_ONCE, void_lost
 from server.billing.settler import LEASE, SILENT_MS
@@ -116,12 +116,14 @@ class EngineAnswer(Answer):
 
     An engine of another machine is "elsewhere", or "silent" when none has had it for 5 minutes;
     only machine, engine_id and seen_s, the age of the machine's last sign, are known of it.
+    base_model: the name of the base model that it has, null for one that is gone.
     starts: how often it has started.   max_num_seqs: the most requests that it runs at once.
     requests_here: answers that this gateway waits for.   figures: null while it is away.
     """
 
     object: Literal["engine"] = "engine"
     name: str | None = Field(examples=["engine-1"])
+    base_model: str | None = Field(examples=["base"])
     machine: str = Field(examples=["chorale-1"])
     seen_s: int = Field(examples=[0])
     state: EngineState | Literal["elsewhere", "silent"] = Field(examples=["ready"])
@@ -151,9 +153,9 @@ class EngineLost(Answer):
 
 
 @router.get("/engines")
-async def engines(engines: EnginesDep, database: DatabaseDep) -> EngineList:
-    """List the engines of the pool, as this gateway sees them, and those of other machines."""
-    found = [_engine(figures) for figures in engines.figures()]
+async def engines(bases: BasesDep, database: DatabaseDep) -> EngineList:
+    """List the engines of all base models, as this gateway sees them, and those elsewhere."""
+    found = [_engine(base, figures) for base, figures in bases.figures()]
     here = {engine.engine_id for engine in found}
     with contextlib.suppress(LedgerUnavailable):  # those that are here are shown in any case
         held = await database.read(lambda conn: list_held(conn, LEASE))
@@ -163,14 +165,14 @@ async def engines(engines: EnginesDep, database: DatabaseDep) -> EngineList:
 
 @router.post("/engines/{engine_id}/lost")
 async def lost(
-    database: DatabaseDep, engines: EnginesDep, engine_id: Annotated[str, Path(max_length=64)]
+    database: DatabaseDep, bases: BasesDep, engine_id: Annotated[str, Path(max_length=64)]
 ) -> EngineLost:
     """Void the holds of an engine whose journal is lost: the requests that it ran are free.
 
     Only holds that have expired are voided. num_open counts the others, whose requests might still
     run: ask again later for these.
     """
-    if engine_id in engines.engine_ids():
+    if engine_id in bases.engine_ids():
         message = f"{engine_id} is in the pool: its holds are settled from its journal."
         raise errors.conflict(message, code="engine_is_there")
     num_voided, voided = 0, MAX_VOIDED_AT_ONCE
@@ -190,10 +192,11 @@ def _elsewhere(engine_id: str, machine: str, age_ms: int) -> EngineAnswer:
     return EngineAnswer.model_validate(dict.fromkeys(EngineAnswer.model_fields) | known)
 
 
-def _engine(figures: EngineFigures) -> EngineAnswer:
+def _engine(base: str, figures: EngineFigures) -> EngineAnswer:
     welcome, stats = figures.welcome, figures.stats
     return EngineAnswer(
         name=figures.name,
+        base_model=base or None,
         machine=MACHINE,
         seen_s=0,
         state=figures.state,

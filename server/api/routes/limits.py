@@ -12,11 +12,11 @@ from server.api.bodies import json_body
 from server.api.deps import (
     AdaptersReadKey,
     AdaptersWriteKey,
+    BasesDep,
     CatalogDep,
     DatabaseDep,
     IdentityDep,
     LimiterDep,
-    LoadDep,
 )
 from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
@@ -82,10 +82,12 @@ class LimitList(ListAnswer[LimitAnswer]):
     """All limits that the key's requests are under.
 
     limiter_degraded: the limiter has lost its state, and may refuse too early.
+    queue: of the first base model.   queues: of every base model, by its name.
     """
 
     limiter_degraded: bool
     queue: QueueShare
+    queues: dict[str, QueueShare]
 
 
 class AdapterLimitsAnswer(Answer):
@@ -100,7 +102,7 @@ class AdapterLimitsAnswer(Answer):
 
 @router.get("/limits")
 async def get_limits(
-    database: DatabaseDep, limiter: LimiterDep, load: LoadDep, identity: IdentityDep
+    database: DatabaseDep, limiter: LimiterDep, bases: BasesDep, identity: IdentityDep
 ) -> LimitList:
     """Get the limits of the tenant, of the asking key and of the tenant's adapters, with their use.
 
@@ -114,7 +116,8 @@ async def get_limits(
     return LimitList(
         data=[_standing(standing, names) for standing in standings],
         limiter_degraded=limiter.is_degraded,
-        queue=QueueShare(**load.explain(identity)),
+        queue=QueueShare(**bases.default.load.explain(identity)),
+        queues={base.model_id: QueueShare(**base.load.explain(identity)) for base in bases.current},
     )
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import Field
 
 from server.api.answer import Answer
-from server.api.deps import DrainDep, EnginesDep, LedgerProbeDep, MetricsDep
+from server.api.deps import BasesDep, DrainDep, LedgerProbeDep, MetricsDep
 from server.logs import note
 from server.version import VERSION
 
@@ -77,16 +77,16 @@ def version() -> GatewayVersion:
 
 @router.get("/ready")
 async def ready(
-    engines: EnginesDep, drain: DrainDep, ledger_probe: LedgerProbeDep, response: Response
+    bases: BasesDep, drain: DrainDep, ledger_probe: LedgerProbeDep, response: Response
 ) -> Readiness:
     """Check whether this gateway can serve; the status is 503 if it cannot.
 
-    It can serve while an engine is ready, the ledger can be written, and the process is not about
-    to end.
+    It can serve while an engine is ready or would wake for a request, the ledger can be written,
+    and the process is not about to end.
     """
     ledger = await ledger_probe.is_writable()
     parts = {
-        "engine": engines.is_ready,
+        "engine": bases.is_ready,
         "ledger": ledger,
         "serving": not drain.has_begun,
     }

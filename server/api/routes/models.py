@@ -1,4 +1,4 @@
-"""The models a tenant may name: the base, its own adapters, and those shared with it."""
+"""The models a tenant may name: base models, its own adapters, and those shared with it."""
 
 from typing import Literal
 
@@ -8,9 +8,10 @@ from sqlalchemy import Connection
 
 from registry import grants
 from server.accounts import tenants
-from server.adapters.names import resolve_model
+from server.adapters.names import resolve_adapter
 from server.api.answer import Answer
-from server.api.deps import BaseDep, CatalogDep, DatabaseDep, InferenceKey
+from server.api.deps import BasesDep, CatalogDep, DatabaseDep, InferenceKey
+from server.inference.errors import engine_unavailable
 from server.inference.served_base import ServedBase
 
 router = APIRouter()
@@ -42,66 +43,62 @@ class ModelList(Answer):
 
 @router.get("/models")
 async def list_models(
-    database: DatabaseDep, catalog: CatalogDep, base: BaseDep, identity: InferenceKey
+    database: DatabaseDep, catalog: CatalogDep, bases: BasesDep, identity: InferenceKey
 ) -> ModelList:
-    """List the models that the key may name: the base, the tenant's adapters and shared ones."""
+    """List the models that the key may name: base models, the tenant's adapters and shared ones."""
+    by_revision = {base.model.base_revision: base for base in reversed(bases.current)}
 
     def read(conn: Connection) -> list[ModelAnswer]:
         own = [
-            _adapter(base, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name)
+            _model(base, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name)
             for adapter in catalog.list_adapters(conn, identity.tenant_id)
-            if adapter.latest and catalog.is_servable(adapter.latest)
+            if adapter.latest and (base := by_revision.get(adapter.latest.base_revision))
         ]
-        shared = grants.list_shared(conn, identity.tenant_id, base.model.base_revision)
+        shared = grants.list_shared(conn, identity.tenant_id, tuple(by_revision))
         names = tenants.names_of(conn, {adapter.owner_id for adapter in shared})
         return own + [
-            _adapter(base, model, model, adapter.created_at_ms, names[adapter.owner_id])
-            for adapter in shared
-            for model in (f"{names[adapter.owner_id]}/{adapter.name}",)
+            _model(by_revision[it.base_revision], model, model, it.created_at_ms, owner)
+            for it in shared
+            for owner in (names[it.owner_id],)
+            for model in (f"{owner}/{it.name}",)
         ]
 
     adapters = await database.read(read)
-    return ModelList(data=[_base(base), *adapters])
+    return ModelList(data=[*map(_base, bases.current), *adapters])
 
 
 @router.get("/models/{model:path}")
 async def get_model(
-    model: str, database: DatabaseDep, catalog: CatalogDep, base: BaseDep, identity: InferenceKey
+    model: str, database: DatabaseDep, catalog: CatalogDep, bases: BasesDep, identity: InferenceKey
 ) -> ModelAnswer:
     """Get one model by the name that requests use for it."""
+    if base := bases.named(model):
+        return _base(base)
 
     def read(conn: Connection) -> ModelAnswer:
-        named = resolve_model(conn, catalog, identity, model, request_key=model)
-        if named is None:
-            return _base(base)
+        named = resolve_adapter(conn, catalog, identity, model, request_key=model)
         adapter = catalog.get_adapter(conn, named.owner_id, named.name)
+        if (base := bases.of_revision(named.base_revision)) is None:
+            raise engine_unavailable()
         name = model.partition("@")[0]
-        return _adapter(base, model, name, adapter.created_at_ms, named.owner_name)
+        return _model(base, model, name, adapter.created_at_ms, named.owner_name)
 
     return await database.read(read)
 
 
 def _base(base: ServedBase) -> ModelAnswer:
-    created = base.model.created_at_s
-    return _model(base, base.model_id, base.model_id, created, "chorale", None)
+    created_at_ms = base.model.created_at_s * 1000
+    answer = _model(base, base.model_id, base.model_id, created_at_ms, "chorale")
+    return answer.model_copy(update={"parent": None})
 
 
-def _adapter(
-    base: ServedBase, model: str, name: str, created_at_ms: int, owner: str
-) -> ModelAnswer:
-    """An adapter's entry.   model: the name asked for.   name: without version or alias."""
-    base_id = base.model_id
-    return _model(base, model, name, created_at_ms // 1000, owner, base_id)
-
-
-def _model(
-    base: ServedBase, model: str, root: str, created: int, owner: str, parent: str | None
-) -> ModelAnswer:
+def _model(base: ServedBase, model: str, root: str, created_at_ms: int, owner: str) -> ModelAnswer:
+    """An adapter's entry.   model: the name asked for.   root: without version or alias."""
     return ModelAnswer(
         id=model,
-        created=created,
+        created=created_at_ms // 1000,
         owned_by=owner,
         root=root,
-        parent=parent,
+        parent=base.model_id,
         max_model_len=base.max_model_len or None,
     )

@@ -1,5 +1,6 @@
 """Offers to the caller's tenant: adapters of other tenants that it may accept or decline."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from fastapi import APIRouter
@@ -13,7 +14,7 @@ from registry.received_offers import Addressee, ReceivedOffer
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.api.answer import Answer
-from server.api.deps import AdaptersReadKey, AdaptersWriteKey, BaseDep, DatabaseDep
+from server.api.deps import AdaptersReadKey, AdaptersWriteKey, BasesDep, DatabaseDep
 from server.api.routes.lists import ListAnswer
 from server.billing.prices import Price, prices_for
 from server.database.clock import now_ms
@@ -70,7 +71,9 @@ class OfferDeclined(Answer):
 
 
 @router.get("")
-async def list_offers(database: DatabaseDep, base: BaseDep, identity: AdaptersReadKey) -> OfferList:
+async def list_offers(
+    database: DatabaseDep, bases: BasesDep, identity: AdaptersReadKey
+) -> OfferList:
     """List the adapters that other tenants offer to you, and those that you accepted."""
 
     def read(conn: Connection) -> OfferList:
@@ -80,9 +83,9 @@ async def list_offers(database: DatabaseDep, base: BaseDep, identity: AdaptersRe
         owners = tenants.names_of(conn, {offer.owner_id for offer in found})
         ids = {offer.adapter_id for offer in found}
         prices = prices_for(conn, at_ms, tenant_id=identity.tenant_id, adapter_ids=ids)
-        revision = base.model.base_revision
+        revisions = bases.models.revisions
         data = [
-            _offer(offer, owners[offer.owner_id], prices[offer.adapter_id], revision)
+            _offer(offer, owners[offer.owner_id], prices[offer.adapter_id], revisions)
             for offer in found
         ]
         return OfferList(data=data, has_more=has_more)
@@ -130,7 +133,9 @@ def _owner_id(conn: Connection, owner: str, adapter: str) -> str:
     return tenants.find_id(conn, owner) or ""
 
 
-def _offer(offer: ReceivedOffer, owner: str, price: Price, base_revision: str) -> OfferAnswer:
+def _offer(
+    offer: ReceivedOffer, owner: str, price: Price, base_revisions: Sequence[str]
+) -> OfferAnswer:
     is_accepted = offer.granted_at_ms is not None
     return OfferAnswer(
         model=f"{owner}/{offer.name}",
@@ -142,7 +147,7 @@ def _offer(offer: ReceivedOffer, owner: str, price: Price, base_revision: str) -
         granted_at=unix_seconds(offer.granted_at_ms),
         rank=offer.rank,
         size_bytes=offer.size_bytes,
-        is_servable=offer.base_revision == base_revision,
+        is_servable=offer.base_revision in base_revisions,
         prompt_nanousd=price.prompt_nanousd,
         completion_nanousd=price.completion_nanousd,
     )

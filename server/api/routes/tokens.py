@@ -4,19 +4,19 @@ A call counts as a request, and takes no tokens.
 """
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
 from registry.catalog import Catalog
 from server.accounts.auth import Identity
-from server.adapters.names import resolve_model
+from server.adapters.names import NamedAdapter, resolve_adapter
 from server.api.answer import Answer
 from server.api.bodies import BodyDep
 from server.api.deps import (
-    BaseDep,
+    BasesDep,
     CatalogDep,
     DatabaseDep,
     EncodersDep,
@@ -28,7 +28,8 @@ from server.api.request_objects import parse_body, parse_object, read_object
 from server.database.database import Database
 from server.inference import prompts
 from server.inference.admission import count_request
-from server.inference.errors import unknown_token_id
+from server.inference.bases import Bases
+from server.inference.errors import engine_unavailable, unknown_token_id
 from server.inference.served_base import ServedBase
 from server.limits.rules import Limiter
 from server.tools.dialect import Dialect
@@ -75,7 +76,7 @@ async def tokenize(
     database: DatabaseDep,
     catalog: CatalogDep,
     limiter: LimiterDep,
-    base: BaseDep,
+    bases: BasesDep,
     encoders: EncodersDep,
     identity: InferenceKey,
     body: BodyDep,
@@ -87,8 +88,7 @@ async def tokenize(
         asked = parse_object(values, TextToTokenize)
     else:
         asked = parse_object(values, ChatToTokenize)
-    template = await _begin(database, catalog, limiter, identity, asked.model)
-    dialect = base.dialect_of(template)
+    base, dialect = await _begin(database, catalog, limiter, bases, identity, asked.model)
     # Always on a thread, as for a long prompt: no answer waits for these tokens.
     token_ids = await encoders.run(
         identity.tenant_id, len(body), lambda: _encode(base, dialect, asked)
@@ -107,14 +107,14 @@ async def detokenize(
     database: DatabaseDep,
     catalog: CatalogDep,
     limiter: LimiterDep,
-    base: BaseDep,
+    bases: BasesDep,
     encoders: EncodersDep,
     identity: InferenceKey,
     body: BodyDep,
 ) -> TokenText:
     """Get the text of token ids, with special tokens written out."""
     asked = parse_body(body, TokensToDecode)
-    await _begin(database, catalog, limiter, identity, asked.model)
+    base, _ = await _begin(database, catalog, limiter, bases, identity, asked.model)
     for place, token_id in enumerate(asked.tokens):
         if token_id >= base.vocabulary_size:
             raise unknown_token_id(base.vocabulary_size, param=f"tokens[{place}]")
@@ -123,8 +123,15 @@ async def detokenize(
 
 
 @router.get("/tokenizer_info")
-async def tokenizer_info(base: BaseDep, identity: InferenceKey) -> TokenizerInfo:
-    """Get the tokenizer's special tokens and the chat template."""
+async def tokenizer_info(
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    bases: BasesDep,
+    identity: InferenceKey,
+    model: Annotated[str | None, Query(max_length=512)] = None,
+) -> TokenizerInfo:
+    """Get the tokenizer's special tokens and the chat template, of the first model by default."""
+    base, _ = await _resolved(database, catalog, bases, identity, model)
     texts: dict[str, Any] = dict.fromkeys(
         ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
     )
@@ -137,21 +144,33 @@ async def tokenizer_info(base: BaseDep, identity: InferenceKey) -> TokenizerInfo
 
 
 async def _begin(
-    database: Database, catalog: Catalog, limiter: Limiter, identity: Identity, model: str | None
-) -> str | None:
-    """Charge the request, and check that the model exists: all have the base's tokenizer.
-
-    Returns the model's own format of tool calls, or None.
-    """
+    database: Database,
+    catalog: Catalog,
+    limiter: Limiter,
+    bases: Bases,
+    identity: Identity,
+    model: str | None,
+) -> tuple[ServedBase, Dialect]:
+    """Charge the request; the base model whose tokenizer the model has, and its way with tools."""
     await count_request(limiter, identity)
-    if model is None or model == catalog.base.model_id:
-        return None
+    return await _resolved(database, catalog, bases, identity, model)
 
-    def read(conn: Connection) -> str | None:
-        named = resolve_model(conn, catalog, identity, model, request_key=model)
-        return named.response_template if named else None
 
-    return await database.read(read)
+async def _resolved(
+    database: Database, catalog: Catalog, bases: Bases, identity: Identity, model: str | None
+) -> tuple[ServedBase, Dialect]:
+    """The base model of `model`, the default one for None, and the model's way with tools."""
+    base = bases.default if model is None else bases.named(model)
+    if base is not None:
+        return base, base.dialect
+
+    def read(conn: Connection) -> NamedAdapter:
+        return resolve_adapter(conn, catalog, identity, str(model), request_key=str(model))
+
+    named = await database.read(read)
+    if (base := bases.of_revision(named.base_revision)) is None:
+        raise engine_unavailable()
+    return base, base.dialect_of(named.response_template)
 
 
 def _encode(

@@ -39,8 +39,8 @@ from server.api.bodies import json_body
 from server.api.deps import (
     AdaptersWriteKey,
     AdapterViewDep,
+    BasesDep,
     DatabaseDep,
-    EnginesDep,
     ProverDep,
     SpoolDep,
     UploadBuildsDep,
@@ -52,8 +52,8 @@ from server.api.upload_view import UploadAnswer, UploadFileAnswer, upload_view
 from server.billing.prices import Price, price_for
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.inference.bases import Bases
 from server.limits.inflow import Arrival
-from server.pool.engines import Engines
 from server.tools.proof import checked_template
 
 router = APIRouter()
@@ -112,7 +112,7 @@ async def create_upload(
     name: str,
     database: DatabaseDep,
     view: AdapterViewDep,
-    engines: EnginesDep,
+    bases: BasesDep,
     uploads: UploadsDep,
     identity: AdaptersWriteKey,
     body: Annotated[_NewUpload, json_body(_NewUpload)],
@@ -125,9 +125,7 @@ async def create_upload(
     template = None
     if (given := body.response_template) is not None:
         template = await asyncio.to_thread(checked_template, given, "response_template")
-    known = await _known(
-        database, engines, uploads, identity.tenant_id, name, body.specs(), template
-    )
+    known = await _known(database, bases, uploads, identity.tenant_id, name, body.specs(), template)
     upload = await database.write(
         lambda conn: uploads.create_upload(
             conn,
@@ -290,7 +288,7 @@ async def complete_upload(
 
 async def _known(
     database: Database,
-    engines: Engines,
+    bases: Bases,
     uploads: Uploads,
     tenant_id: str,
     name: str,
@@ -303,7 +301,7 @@ async def _known(
     )
     if known is None:
         return None
-    residency = engines.residency(known.object_key)
+    residency = bases.residency(known.object_key, known.base_revision)
     is_sound = residency is None or residency.tier != "failed"
     if is_sound and await asyncio.to_thread(uploads.has_object, known):
         return known

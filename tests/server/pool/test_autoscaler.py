@@ -1,11 +1,9 @@
 """The autoscaler's number of engines, on a simulated pool whose engines start slowly."""
 
-import asyncio
 import math
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,9 +15,7 @@ from server.pool.autoscaler import (
     Autoscaler,
     PoolFigures,
     pool_figures,
-    run,
 )
-from server.pool.files import read_wanted, wanted_path, write_wanted
 from server.pool.first_tokens import WINDOW_S
 
 SEATS = 8
@@ -282,37 +278,3 @@ def test_who_waits_beside_free_seats_and_free_room_waits_for_an_adapter():
     assert pool_figures([make_engine(running=3, waiting=2)]).num_waiting == 0
     full = make_engine(running=3, waiting=2, free_slabs=2, prefix_slabs=1)
     assert pool_figures([full]).num_waiting == 2
-
-
-def scale(data_dir, *, most, first_token_s=None):
-    return run(
-        SimpleNamespace(figures=lambda: [make_engine()]),
-        SimpleNamespace(percentile_s=lambda share: first_token_s),
-        data_dir,
-        least=1,
-        most=most,
-        slo_first_token_s=SLO_S,
-    )
-
-
-def test_a_pool_of_a_fixed_size_is_left_alone(tmp_path):
-    asyncio.run(scale(tmp_path, most=1))
-    assert read_wanted(wanted_path(tmp_path)) is None
-
-
-@pytest.mark.parametrize("before", [None, 3, "damaged"])
-def test_a_gateway_that_starts_goes_on_with_what_was_wanted(tmp_path, before):
-    path = wanted_path(tmp_path)
-    if before:
-        write_wanted(path, 3)
-    if before == "damaged":
-        path.write_text("{")
-
-    async def start_and_stop():
-        task = asyncio.create_task(scale(tmp_path, most=4))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-
-    asyncio.run(start_and_stop())
-    assert read_wanted(path) == (3 if before == 3 else 1)

@@ -1,0 +1,129 @@
+"""Routes for operators: base models are listed, added, drained, replaced and removed."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from server.api.answer import Answer
+from server.api.bodies import json_body
+from server.api.deps import BasesDep, FollowerDep
+from server.api.routes.lists import ListAnswer
+from server.inference.base_follower import BaseFollower, BaseState
+from server.inference.bases import Bases
+from server.launch.model_settings import check_model_table
+from server.pool.base_files import BaseEntry
+
+router = APIRouter()
+
+
+class _NewBaseModel(BaseModel):
+    """A base model to serve.
+
+    name: by which clients ask for it.   model: a folder on the server, or a hub id.
+    settings: others of its table in chorale.toml, such as quantization.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = Field(min_length=1, max_length=256)
+    model: str = Field(min_length=1, max_length=4096)
+    settings: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class BaseModelAnswer(Answer):
+    """A base model, as its operator sees it.
+
+    state: preparing, its files are read; starting, no engine takes requests yet; draining and
+    leaving, its last requests end; failed, `problem` says why.
+    origin: whether the server's settings name it, or it was added while the server ran.
+    home: the folder of its engines on the server, which a replacement has another of.
+    engines: those that take requests.   requests_here: requests under way in this gateway.
+    """
+
+    object: Literal["base_model"] = "base_model"
+    name: str = Field(examples=["smollm2"])
+    state: BaseState
+    origin: Literal["settings", "added"]
+    home: str = Field(examples=["/var/lib/chorale/bases/smollm2-3c3c3c3c"])
+    base_revision: str | None = Field(examples=["3c" * 32])
+    max_model_len: int | None = Field(examples=[8192])
+    engines: int = Field(examples=[1])
+    requests_here: int = Field(examples=[3])
+    problem: str | None = Field(examples=[None])
+
+
+class BaseModelAdded(Answer):
+    """The answer to a base model that is being added.
+
+    is_changed: false if it is there already, with exactly these settings.
+    """
+
+    object: Literal["base_model.added"] = "base_model.added"
+    name: str = Field(examples=["smollm2"])
+    is_changed: bool
+
+
+class BaseModelRemoved(Answer):
+    """The answer to a base model that is being removed."""
+
+    object: Literal["base_model.removed"] = "base_model.removed"
+    name: str = Field(examples=["smollm2"])
+
+
+class BaseModelList(ListAnswer[BaseModelAnswer]):
+    """All base models, those that are leaving included."""
+
+
+@router.get("/models")
+async def list_base_models(bases: BasesDep, follower: FollowerDep) -> BaseModelList:
+    """List the base models, with what each is doing."""
+    return BaseModelList(data=[_view(bases, follower, entry) for entry in bases.entries])
+
+
+@router.post("/models", status_code=202)
+async def add_base_model(
+    follower: FollowerDep, body: Annotated[_NewBaseModel, json_body(_NewBaseModel)]
+) -> BaseModelAdded:
+    """Add a base model, or replace one that was added: `GET /admin/v1/models` shows how it comes.
+
+    Of a replaced one, requests under way end where they are; new ones go to the new one as soon as
+    it has an engine.
+    """
+    table = {**body.settings, "model": body.model, "model_name": body.name}
+    check_model_table(table, "settings")
+    is_changed = follower.add(table, body.name)
+    return BaseModelAdded(name=body.name, is_changed=is_changed)
+
+
+@router.post("/models/{name:path}/drain")
+async def drain_base_model(name: str, bases: BasesDep, follower: FollowerDep) -> BaseModelAnswer:
+    """Have a base model take no new requests; its engines end with the last one under way."""
+    return _view(bases, follower, follower.drain(name))
+
+
+@router.post("/models/{name:path}/resume")
+async def resume_base_model(name: str, bases: BasesDep, follower: FollowerDep) -> BaseModelAnswer:
+    """Have a drained base model serve again."""
+    return _view(bases, follower, follower.resume(name))
+
+
+@router.delete("/models/{name:path}")
+async def remove_base_model(name: str, follower: FollowerDep) -> BaseModelRemoved:
+    """Remove a base model that was added; its last requests end, and are billed."""
+    follower.remove(name)
+    return BaseModelRemoved(name=name)
+
+
+def _view(bases: Bases, follower: BaseFollower, entry: BaseEntry) -> BaseModelAnswer:
+    base = bases.at(entry.home)
+    return BaseModelAnswer(
+        name=entry.name,
+        state=follower.state_of(entry),
+        origin=entry.origin,
+        home=entry.home,
+        base_revision=entry.base_revision or None,
+        max_model_len=(base.max_model_len or None) if base else None,
+        engines=len(base.engines.welcomes) if base else 0,
+        requests_here=len(base.running) if base else 0,
+        problem=entry.problem or None,
+    )

@@ -1,0 +1,226 @@
+"""Follows the supervisor's list of base models: serves new ones, and lets go of former ones.
+
+The operator's changes go the other way: they are written to a file that the supervisor reads.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from server.faults import Conflict, NotFound
+from server.inference.bases import Bases
+from server.inference.served_base import ServedBase
+from server.pool.base_files import (
+    BaseEntry,
+    ModelChanges,
+    bases_path,
+    changes_path,
+    read_bases,
+    read_changes,
+    write_changes,
+)
+from server.pool.engines import Engines
+from server.pool.files import PoolFileDamaged, changed_at
+from server.text.json_object import JsonObject
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 0.25
+MAX_MODELS = 32
+"""Most base models that may be added while the gateway runs."""
+
+BaseState = Literal[
+    "preparing", "starting", "serving", "asleep", "draining", "drained", "leaving", "failed"
+]
+
+
+class BaseFollower:
+    """Keeps `bases` as the supervisor's file says.
+
+    serve: loads a base model and makes its parts; called on a thread.
+    connect: makes the engines of a base model of which nothing but journals is left.
+    """
+
+    def __init__(
+        self,
+        bases: Bases,
+        data_dir: Path,
+        serve: Callable[[BaseEntry], ServedBase],
+        connect: Callable[[BaseEntry], Engines],
+    ) -> None:
+        self._bases = bases
+        self._bases_path, self._changes_path = bases_path(data_dir), changes_path(data_dir)
+        self._serve = serve
+        self._connect = connect
+        self._read_at = 0
+        self._changes = ModelChanges()
+        self._keeping: dict[str, asyncio.Task[None]] = {}
+        self._unloadable: list[BaseEntry] = []
+
+    # ---- start, end, and the background task ----
+
+    async def start(self) -> None:
+        """Connect to the engines of the base models that there are."""
+        self._changes = self._read_changes()
+        for base in self._bases:
+            await self._begin(base)
+
+    async def close(self) -> None:
+        for task in self._keeping.values():
+            task.cancel()
+        await asyncio.gather(*self._keeping.values(), return_exceptions=True)
+        for engines in self._bases.pools:
+            await engines.close()
+
+    async def run(self) -> None:
+        """Look four times a second, until this task is cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(TURN_S)
+
+    async def look(self) -> None:
+        """Take over what has changed since the last call."""
+        if (at := changed_at(self._bases_path)) != self._read_at:
+            self._read_at = at
+            try:
+                entries = read_bases(self._bases_path)
+            except (PoolFileDamaged, OSError) as error:
+                logger.error("%s", error)
+            else:
+                await self._take_over(entries)
+        self._bases.call_off_former()
+
+    # ---- the operator's changes ----
+
+    def state_of(self, entry: BaseEntry) -> BaseState:
+        """The state of a base model, for its operator."""
+        base = self._bases.at(entry.home)
+        if entry.is_former:
+            return "leaving"
+        if base is None:
+            return "failed" if entry.problem or entry in self._unloadable else "preparing"
+        if base.keeper.state == "closed":
+            is_over = base.keeper.is_empty and not base.engines.figures()
+            return "drained" if is_over else "draining"
+        if base.keeper.state == "asleep":
+            return "asleep"
+        return "serving" if base.engines.is_ready else "starting"
+
+    def add(self, table: JsonObject, name: str) -> bool:
+        """Add a base model, or replace one that was added.   table: its settings.
+
+        Returns False if it is there already with exactly these settings. Raises Conflict for a
+        base model of the settings, and for one too many.
+        """
+        self._check_added(name)
+        table = {**table, "model_name": name}
+        is_changed = table not in self._changes.added
+        others = [known for known in self._changes.added if _name_of(known) != name]
+        if len(others) >= MAX_MODELS:
+            raise Conflict(
+                f"{MAX_MODELS} base models have been added; remove one first.", code="max_models"
+            )
+        drained = tuple(other for other in self._changes.drained if other != name)
+        self._write(ModelChanges((*others, table), drained))
+        self._open(name)
+        return is_changed
+
+    def remove(self, name: str) -> None:
+        """Remove a base model that was added. Raises NotFound, Conflict."""
+        self._entry(name)
+        self._check_added(name)
+        others = tuple(known for known in self._changes.added if _name_of(known) != name)
+        drained = tuple(other for other in self._changes.drained if other != name)
+        self._write(ModelChanges(others, drained))
+
+    def drain(self, name: str) -> BaseEntry:
+        """Have a base model take no requests, and its engines end. Raises NotFound."""
+        entry = self._entry(name)
+        if name not in self._changes.drained:
+            self._write(replace(self._changes, drained=(*self._changes.drained, name)))
+        if base := self._bases.at(entry.home):
+            base.keeper.close()
+        return entry
+
+    def resume(self, name: str) -> BaseEntry:
+        """Have a drained base model serve again. Raises NotFound."""
+        entry = self._entry(name)
+        drained = tuple(other for other in self._changes.drained if other != name)
+        self._write(replace(self._changes, drained=drained))
+        self._open(name)
+        return entry
+
+    # ---- internals ----
+
+    async def _take_over(self, entries: tuple[BaseEntry, ...]) -> None:
+        for home in {entry.home for entry in self._bases.entries} - {e.home for e in entries}:
+            if task := self._keeping.pop(home, None):
+                task.cancel()
+        for engines in self._bases.follow(entries):
+            await engines.close()
+        self._unloadable = [entry for entry in self._unloadable if entry in entries]
+        for entry in entries:
+            if not self._bases.has(entry.home) and entry not in self._unloadable:
+                await self._take_in(entry)
+
+    async def _take_in(self, entry: BaseEntry) -> None:
+        if entry.model_dir:
+            try:
+                base = await asyncio.to_thread(self._serve, entry)
+            except Exception as error:
+                # The supervisor has loaded the same files; they must have changed since.
+                logger.exception("%s cannot be served: %s", entry.name, error)
+                self._unloadable.append(entry)
+                return
+            self._bases.add(base)
+            await self._begin(base)
+        elif entry.is_former:
+            engines = self._connect(entry)
+            self._bases.add_leftover(entry.home, engines)
+            await engines.start()
+
+    async def _begin(self, base: ServedBase) -> None:
+        if base.model_id in self._changes.drained and not base.entry.is_former:
+            base.keeper.close()
+        await base.engines.start()
+        self._keeping[base.entry.home] = asyncio.create_task(base.keeper.run())
+
+    def _open(self, name: str) -> None:
+        for base in self._bases.current:
+            if base.model_id == name:
+                base.keeper.open()
+
+    def _entry(self, name: str) -> BaseEntry:
+        for entry in self._bases.entries:
+            if entry.name == name and not entry.is_former:
+                return entry
+        raise NotFound(f"There is no base model {name!r}.", code="base_model_not_found")
+
+    def _check_added(self, name: str) -> None:
+        for entry in self._bases.entries:
+            if entry.name == name and not entry.is_former and entry.origin == "settings":
+                raise Conflict(
+                    f"{name} is a base model of the server's settings: change it there, and send "
+                    "SIGHUP to `chorale serve`. Draining it needs no change of the settings.",
+                    code="model_of_the_settings",
+                )
+
+    def _read_changes(self) -> ModelChanges:
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                return read_changes(self._changes_path)
+            except PoolFileDamaged as error:
+                logger.error("%s", error)
+        return ModelChanges()
+
+    def _write(self, changes: ModelChanges) -> None:
+        write_changes(self._changes_path, changes)
+        self._changes = changes
+
+
+def _name_of(table: JsonObject) -> object:
+    return table.get("model_name")

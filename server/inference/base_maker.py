@@ -1,0 +1,99 @@
+"""Makes a gateway's parts of one base model, from what the supervisor tells of it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.messages import LeaseLow
+from registry.base_model import BaseModel
+from server.database.database import Database
+from server.inference.load_shedding import LoadShedder
+from server.inference.served_base import ServedBase
+from server.inference.token_leases import TokenLeases
+from server.launch.settings import Settings
+from server.pool.base_files import BaseEntry
+from server.pool.engine_pool import EnginePool
+from server.pool.engines import Engines
+from server.pool.keeper import Keeper, KeeperConfig
+from server.pool.membership import Membership
+from server.pool.running import Running
+from server.text.tokenizer import Tokenizer
+from server.tools.dialect import Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class BaseMaker:
+    """Makes base models for one gateway.
+
+    client_key: secret key of the gateways, for engines on other machines.
+    cache_dir: where the hashes of base models are kept.   on_end: called when a request has ended.
+    """
+
+    database: Database
+    client_key: str
+    cache_dir: Path
+    on_end: Callable[[], None]
+
+    def base(self, entry: BaseEntry) -> ServedBase:
+        """Load the base model and make its parts. Raises UnsupportedBaseModel, and errors of the
+        tokenizer. It takes seconds, and minutes where the hashes are not in the cache.
+        """
+        settings = Settings.model_validate(entry.settings)
+        model = BaseModel.load(entry.model_dir, entry.name, self.cache_dir)
+        tokenizer = Tokenizer(Path(entry.model_dir))
+        running = Running()
+        token_leases = TokenLeases(self.database, running)
+
+        def extend_lease(low: LeaseLow) -> None:
+            token_leases.extend_soon(engines, low)
+
+        engines = self._pool(entry, model.base_revision, running, extend_lease)
+        return ServedBase(
+            entry=entry,
+            model=model,
+            tokenizer=tokenizer,
+            dialect=Dialect.of_base(tokenizer),
+            engines=engines,
+            running=running,
+            load=_load(settings, running, engines),
+            token_leases=token_leases,
+            keeper=Keeper(engines, running, Path(entry.home), _bounds(settings)),
+        )
+
+    def leftover(self, entry: BaseEntry) -> Engines:
+        """The engines of a base model of which nothing but journals is left."""
+        return self._pool(entry, entry.base_revision, Running(), lambda _: None)
+
+    def _pool(
+        self,
+        entry: BaseEntry,
+        base_revision: str,
+        running: Running,
+        on_lease_low: Callable[[LeaseLow], None],
+    ) -> Engines:
+        members = Membership(Path(entry.home))
+        return EnginePool(
+            members, self.client_key, base_revision, running, self.on_end, on_lease_low
+        )
+
+
+def _load(settings: Settings, running: Running, engines: Engines) -> LoadShedder:
+    return LoadShedder(
+        running,
+        max_queued=lambda: settings.max_waiting * max(1, len(engines.welcomes)),
+        max_wait_s=settings.first_token_timeout_s,
+        default_share=settings.max_queue_share,
+        takes_turns=settings.scheduling_policy == "vtc",
+    )
+
+
+def _bounds(settings: Settings) -> KeeperConfig:
+    return KeeperConfig(
+        least=settings.engines,
+        most=settings.most_engines,
+        slo_first_token_s=settings.slo_first_token_s,
+        sleep_after_s=settings.sleep_after_s,
+        wake_timeout_s=settings.wake_timeout_s,
+        max_waiting=settings.max_waiting,
+        max_share=settings.max_queue_share,
+    )

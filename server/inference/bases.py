@@ -1,0 +1,180 @@
+"""The base models behind a gateway. Whatever has an engine belongs to one of them.
+
+A base model that was removed or replaced stays until its last request has ended and its engines'
+journals are settled; new requests go to its successor, as soon as that has an engine.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from engine.errors import EngineDeadError
+from engine.messages import Residency
+from engine.records import JournalRecords
+from registry.base_models import BaseModels
+from server.inference import errors
+from server.inference.served_base import ServedBase
+from server.pool.base_files import BaseEntry
+from server.pool.engines import EngineFigures, Engines
+from server.pool.running import RunningRequest
+
+
+class Bases:
+    """The base models, by home and in the order of the supervisor's list.
+
+    models: those that adapters may be for, kept up to date.
+    """
+
+    def __init__(self, served: Sequence[ServedBase] = ()) -> None:
+        self.models = BaseModels()
+        self._entries: tuple[BaseEntry, ...] = tuple(base.entry for base in served)
+        self._served = {base.entry.home: base for base in served}
+        # Engines of base models of which nothing but journals is left, by home.
+        self._leftovers: dict[str, Engines] = {}
+        self._list_models()
+
+    # ---- which there are ----
+
+    @property
+    def entries(self) -> tuple[BaseEntry, ...]:
+        """All base models as the supervisor last told, also those that could not be prepared."""
+        return self._entries
+
+    def __iter__(self) -> Iterator[ServedBase]:
+        """All that have requests or may get some, those that are going included."""
+        return iter(self._served.values())
+
+    @property
+    def current(self) -> list[ServedBase]:
+        """Those that new requests may name, the default one first."""
+        found = [self._served.get(entry.home) for entry in self._entries if not entry.is_former]
+        return [base for base in found if base is not None]
+
+    @property
+    def default(self) -> ServedBase:
+        """The base model that is meant where none is named. Raises Unavailable without any."""
+        if not (current := self.current):
+            raise errors.engine_unavailable()
+        return current[0]
+
+    def at(self, home: str) -> ServedBase | None:
+        """The base model with this home."""
+        return self._served.get(home)
+
+    def named(self, name: str) -> ServedBase | None:
+        """The base model that takes requests for this name; None for any other name.
+
+        A successor that has no engine yet is waited for by the one before it.
+        """
+        current = next((base for base in self.current if base.model_id == name), None)
+        if current is None or current.engines.is_ready:
+            return current
+        former = (e for e in self._entries if e.is_former and e.name == name)
+        ready = (self._served[e.home] for e in former if self._is_ready(e.home))
+        return next(ready, current)
+
+    def of_revision(self, base_revision: str) -> ServedBase | None:
+        """The base model that serves adapters of this revision; None if there is none.
+
+        Where two have one revision, the one that is ready is preferred, then the earlier one.
+        """
+        current = (b for b in self.current if b.model.base_revision == base_revision)
+        named = [found for base in current if (found := self.named(base.model_id))]
+        fitting = [base for base in named if base.model.base_revision == base_revision]
+        return max(fitting, key=lambda base: base.engines.is_ready, default=None)
+
+    # ---- how they come and go ----
+
+    def follow(self, entries: Sequence[BaseEntry]) -> list[Engines]:
+        """Take over the supervisor's list; returns the engines of homes that are no longer in it.
+
+        A base model whose entry is new is served from `add` on.
+        """
+        self._entries = tuple(entries)
+        homes = {entry.home for entry in entries}
+        gone = [self._served.pop(home).engines for home in self._served.keys() - homes]
+        gone += [self._leftovers.pop(home) for home in self._leftovers.keys() - homes]
+        self._list_models()
+        return gone
+
+    def add(self, base: ServedBase) -> None:
+        """Serve a base model whose entry is in the list."""
+        self._served[base.entry.home] = base
+        self._list_models()
+
+    def add_leftover(self, home: str, engines: Engines) -> None:
+        """Take over engines of which nothing but journals is left."""
+        self._leftovers[home] = engines
+
+    def has(self, home: str) -> bool:
+        return home in self._served or home in self._leftovers
+
+    def call_off_former(self) -> None:
+        """Close those that are going, as soon as requests have a successor to go to."""
+        for entry in self._entries:
+            base = self._served.get(entry.home)
+            if entry.is_former and base is not None and self.named(entry.name) is not base:
+                base.keeper.close()
+
+    # ---- requests under way ----
+
+    @property
+    def num_running(self) -> int:
+        return sum(len(base.running) for base in self)
+
+    def find_running(self, request_id: str) -> tuple[ServedBase, RunningRequest] | None:
+        """A request under way in this gateway, and its base model."""
+        for base in self:
+            if request := base.running.find(request_id):
+                return base, request
+        return None
+
+    async def abort_all(self) -> None:
+        """End every request under way."""
+        for base in list(self):
+            for request_id in base.running:
+                await base.engines.abort(request_id)
+
+    # ---- all engines ----
+
+    @property
+    def pools(self) -> list[Engines]:
+        return [*(base.engines for base in self), *self._leftovers.values()]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any base model takes requests, or would wake for one."""
+        return any(base.engines.is_ready or base.keeper.state == "asleep" for base in self.current)
+
+    @property
+    def num_deaths(self) -> int:
+        """How often an engine has died since the gateway's start."""
+        return sum(engines.num_deaths for engines in self.pools)
+
+    def figures(self) -> list[tuple[str, EngineFigures]]:
+        """Figures of every engine, with the name of its base model; "" if that is gone."""
+        found = [(base.model_id, figures) for base in self for figures in base.engines.figures()]
+        left = (figures for engines in self._leftovers.values() for figures in engines.figures())
+        return found + [("", figures) for figures in left]
+
+    def engine_ids(self) -> list[str]:
+        """Ids of the engines whose journals can be read."""
+        return [engine_id for engines in self.pools for engine_id in engines.engine_ids()]
+
+    async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:
+        """Read an engine's journal. Raises EngineDeadError, also if another took its place."""
+        for engines in self.pools:
+            if engine_id in engines.engine_ids():
+                return await engines.read_journal(engine_id, settled_seq, limit)
+        raise EngineDeadError("the engine is gone")
+
+    def residency(self, object_key: str, base_revision: str) -> Residency | None:
+        """Residency of an adapter at the engine of its base model that could use it soonest."""
+        base = self.of_revision(base_revision)
+        return base.engines.residency(object_key) if base else None
+
+    # ---- internals ----
+
+    def _is_ready(self, home: str) -> bool:
+        return home in self._served and self._served[home].engines.is_ready
+
+    def _list_models(self) -> None:
+        self.models.replace(*(base.model for base in self.current))

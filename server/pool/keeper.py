@@ -1,0 +1,236 @@
+"""How many engines the pool of one base model has, from moment to moment: told to the placer.
+
+    awake     as many as the autoscaler says
+    asleep    none, since nobody asked for the model for a while; the next request wakes it
+    closed    none, once the requests under way have ended: it is drained, replaced or removed
+
+A base model that is called off does not lose a request: as long as one is under way, from the
+choice of the model to its last output, the engines stay.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from server.pool.autoscaler import SLO_SHARE, Autoscaler, pool_figures
+from server.pool.files import PoolFileDamaged, read_wanted, wanted_path, write_wanted
+from server.pool.first_tokens import FirstTokens
+from server.pool.running import Running
+
+if TYPE_CHECKING:
+    from server.pool.engines import Engines
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 1.0
+_LOOK_S = 0.05
+_FIRST_WAKE_S = 30.0
+"""Seconds that a start is expected to take before one was seen."""
+
+KeeperState = Literal["awake", "asleep", "closed"]
+
+
+class StillAsleep(Exception):
+    """The model did not wake in time.   retry_after_s: seconds after which it probably has."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"try again in {retry_after_s:.0f} s")
+        self.retry_after_s = retry_after_s
+
+
+class TooManyWait(Exception):
+    """As many requests of the tenant, or of all, wait for the model to wake as may wait."""
+
+
+class PoolClosed(Exception):
+    """The model takes no requests any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperConfig:
+    """Bounds of a pool.
+
+    least, most: engines while it is awake.   slo_first_token_s: see `Autoscaler`.
+    sleep_after_s: seconds without a request after which the engines end; None: never.
+    wake_timeout_s: the longest wait of a request for engines to come.
+    max_waiting: most requests that wait for that; a tenant has `max_share` of them.
+    """
+
+    least: int = 1
+    most: int = 1
+    slo_first_token_s: float = 2.0
+    sleep_after_s: float | None = None
+    wake_timeout_s: float = 30.0
+    max_waiting: int = 1024
+    max_share: float = 0.5
+
+
+class Keeper:
+    """The keeper of one pool; `run` is its background task.   home: folder of the pool's files."""
+
+    def __init__(
+        self,
+        engines: "Engines",
+        running: Running,
+        home: Path,
+        config: KeeperConfig,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.first_tokens = FirstTokens(clock)
+        self._engines = engines
+        self._running = running
+        self._path = wanted_path(home)
+        self._config = config
+        self._clock = clock
+        self._told = self._read()
+        self._autoscaler = Autoscaler(
+            least=config.least,
+            most=config.most,
+            wanted=self._told or config.least,
+            slo_first_token_s=config.slo_first_token_s,
+        )
+        self._is_asleep = self._told == 0 and config.sleep_after_s is not None
+        self._is_closed = False
+        self._asked_at = clock()
+        self._waking_since: float | None = None
+        self._wake_s = _FIRST_WAKE_S
+        self._num_visits = 0
+        self._waiting: Counter[str] = Counter()
+
+    @property
+    def state(self) -> KeeperState:
+        if self._is_closed:
+            return "closed"
+        return "asleep" if self._is_asleep else "awake"
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request is under way or on its way."""
+        return not len(self._running) and not self._num_visits
+
+    # ---- requests ----
+
+    @contextmanager
+    def visit(self) -> Iterator[None]:
+        """Keep the engines while the block decides on a request. Raises PoolClosed."""
+        if self._is_closed:
+            raise PoolClosed
+        self._asked_at = self._clock()
+        self._num_visits += 1
+        try:
+            yield
+        finally:
+            self._num_visits -= 1
+
+    async def wake(self, tenant_id: str) -> None:
+        """Return once an engine takes requests, if the pool sleeps; at once if it is awake.
+
+        Raises StillAsleep, TooManyWait.
+        """
+        if self._is_asleep:
+            self._is_asleep = False
+            self._waking_since = self._clock()
+            self._tell(self._autoscaler.wanted)
+        if self._waking_since is None or self._note_awake():
+            return
+        share = max(1, math.floor(self._config.max_share * self._config.max_waiting))
+        if self._waiting[tenant_id] >= share or self._waiting.total() >= self._config.max_waiting:
+            raise TooManyWait
+        self._waiting[tenant_id] += 1
+        try:
+            await self._until_awake()
+        finally:
+            self._waiting[tenant_id] -= 1
+            if not self._waiting[tenant_id]:
+                del self._waiting[tenant_id]
+
+    async def _until_awake(self) -> None:
+        deadline = self._clock() + self._config.wake_timeout_s
+        while not self._note_awake():
+            if self._clock() >= deadline:
+                raise StillAsleep(self._expected_s())
+            await asyncio.sleep(_LOOK_S)
+
+    def _note_awake(self) -> bool:
+        """Whether an engine takes requests; the time that it took is what the next is told."""
+        if not self._engines.is_ready:
+            return False
+        if self._waking_since is not None:
+            self._wake_s = self._clock() - self._waking_since
+            self._waking_since = None
+        return True
+
+    def _expected_s(self) -> float:
+        begun_at = self._clock() if self._waking_since is None else self._waking_since
+        return max(1.0, self._wake_s - (self._clock() - begun_at))
+
+    # ---- the operator ----
+
+    def close(self) -> None:
+        """Take no more requests; the engines go when those under way have ended."""
+        self._is_closed = True
+
+    def open(self) -> None:
+        """Take requests again."""
+        self._is_closed = self._is_asleep = False
+        self._asked_at = self._clock()
+
+    # ---- the background task ----
+
+    async def run(self) -> None:
+        """Look once a second, until this task is cancelled."""
+        while True:
+            self.turn()
+            await asyncio.sleep(TURN_S)
+
+    def turn(self) -> None:
+        """Decide how many engines there should be, and tell the placer if it does not know."""
+        if not self.is_empty:
+            self._asked_at = self._clock()
+        if self._is_closed:
+            if self.is_empty:
+                self._tell(0)
+            return
+        if not self._is_asleep and self._is_idle():
+            self._is_asleep = True
+            self._waking_since = None
+        self._tell(0 if self._is_asleep else self._awake_number())
+
+    def _is_idle(self) -> bool:
+        after_s = self._config.sleep_after_s
+        return after_s is not None and self._clock() - self._asked_at >= after_s
+
+    def _awake_number(self) -> int:
+        if self._config.most == self._config.least:
+            return self._config.least
+        first_token_s = self.first_tokens.percentile_s(SLO_SHARE)
+        figures = pool_figures(self._engines.figures(), first_token_s)
+        return self._autoscaler.decide(self._clock(), figures)
+
+    def _tell(self, wanted: int) -> None:
+        # Without a file the placer starts the least number by itself.
+        if wanted == self._told or (self._told is None and wanted == self._config.least):
+            return
+        logger.info("%s: %d engines are wanted", self._path.parents[1].name, wanted)
+        try:
+            write_wanted(self._path, wanted)
+        except OSError as error:  # the next turn tries again
+            logger.error("%s cannot be written: %s", self._path, error)
+        else:
+            self._told = wanted
+
+    def _read(self) -> int | None:
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                return read_wanted(self._path)
+            except PoolFileDamaged as error:
+                logger.error("%s", error)
+        return None

@@ -1,0 +1,224 @@
+"""How many engines a keeper asks for, on a clock that the tests move."""
+
+import asyncio
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from server.pool.files import read_wanted, wanted_path, write_wanted
+from server.pool.keeper import Keeper, KeeperConfig, PoolClosed, StillAsleep, TooManyWait
+from server.pool.running import Running, RunningRequest
+
+CONFIG = KeeperConfig(sleep_after_s=60.0, wake_timeout_s=10.0, max_waiting=4, max_share=0.5)
+
+
+def request(request_id="r"):
+    return RunningRequest(request_id, "ten", 1, 9, is_cold=False, engine="engine")
+
+
+class World:
+    """A keeper, its pool and its clock."""
+
+    def __init__(self, folder, config=CONFIG):
+        self.now_s = 0.0
+        self.engines = SimpleNamespace(is_ready=True, figures=lambda: [])
+        self.running = Running()
+        self.home = folder
+        self.home.mkdir(exist_ok=True)
+        self.keeper = Keeper(self.engines, self.running, self.home, config, lambda: self.now_s)
+
+    @property
+    def wanted(self):
+        return read_wanted(wanted_path(self.home))
+
+    def pass_time(self, seconds):
+        self.now_s += seconds
+        self.keeper.turn()
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path / "home")
+
+
+def test_a_pool_that_never_rests_leaves_the_number_to_the_placer(tmp_path):
+    world = World(tmp_path / "home", replace(CONFIG, sleep_after_s=None))
+    world.pass_time(10_000)
+    assert world.wanted is None
+    assert world.keeper.state == "awake"
+
+
+def test_a_model_sleeps_when_nobody_asked_for_as_long_as_is_set(world):
+    world.pass_time(59)
+    assert world.wanted is None
+    world.pass_time(1)
+    assert (world.wanted, world.keeper.state) == (0, "asleep")
+
+
+def test_a_request_under_way_keeps_it_awake_and_the_time_counts_from_its_end(world):
+    world.running.add(request())
+    world.pass_time(500)
+    assert world.keeper.state == "awake"
+    world.running.remove(world.running.find("r"))
+    world.pass_time(59)
+    assert world.keeper.state == "awake"
+    world.pass_time(1)
+    assert world.keeper.state == "asleep"
+
+
+def test_a_request_on_its_way_keeps_it_awake(world):
+    with world.keeper.visit():
+        world.pass_time(500)
+        assert world.keeper.state == "awake"
+
+
+def test_a_request_wakes_it_at_once_and_is_told_when_to_come_again(world):
+    world.pass_time(60)
+    world.engines.is_ready = False
+
+    async def ask():
+        waking = asyncio.create_task(world.keeper.wake("ten"))
+        await asyncio.sleep(0)
+        assert world.wanted == 1
+        world.now_s += CONFIG.wake_timeout_s
+        await waking
+
+    with pytest.raises(StillAsleep) as refused:
+        asyncio.run(ask())
+    assert refused.value.retry_after_s == 20.0
+
+
+def test_a_waiting_request_goes_on_when_an_engine_is_there_and_the_next_is_told_better(world):
+    world.pass_time(60)
+    world.engines.is_ready = False
+
+    async def ask():
+        waking = asyncio.create_task(world.keeper.wake("ten"))
+        await asyncio.sleep(0)
+        world.now_s += 4
+        world.engines.is_ready = True
+        await waking
+
+    asyncio.run(ask())
+    world.pass_time(60)
+    world.engines.is_ready = False
+    impatient = replace(CONFIG, wake_timeout_s=0.0)
+    world.keeper._config = impatient
+    with pytest.raises(StillAsleep) as refused:
+        asyncio.run(world.keeper.wake("ten"))
+    assert refused.value.retry_after_s == 4.0
+
+
+def test_a_tenant_has_its_share_of_those_that_wait(world):
+    world.pass_time(60)
+    world.engines.is_ready = False
+
+    async def ask():
+        waiting = [asyncio.create_task(world.keeper.wake("greedy")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyWait):
+            await world.keeper.wake("greedy")
+        waiting += [asyncio.create_task(world.keeper.wake("other")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(TooManyWait):
+            await world.keeper.wake("third")
+        world.engines.is_ready = True
+        await asyncio.gather(*waiting)
+        await world.keeper.wake("greedy")
+
+    asyncio.run(ask())
+
+
+def test_a_closed_pool_keeps_its_engines_until_its_last_request_has_ended(world):
+    world.running.add(request())
+    world.keeper.close()
+    world.pass_time(5)
+    assert world.wanted is None
+    with pytest.raises(PoolClosed), world.keeper.visit():
+        raise AssertionError
+    world.running.remove(world.running.find("r"))
+    world.pass_time(1)
+    assert world.wanted == 0
+    world.keeper.open()
+    world.pass_time(1)
+    assert world.wanted == 1
+
+
+def test_a_gateway_that_starts_again_finds_the_pool_asleep(tmp_path):
+    (tmp_path / "home").mkdir()
+    write_wanted(wanted_path(tmp_path / "home"), 0)
+    assert World(tmp_path / "home").keeper.state == "asleep"
+    awake = World(tmp_path / "home", replace(CONFIG, sleep_after_s=None))
+    awake.pass_time(1)
+    assert awake.wanted == 1
+
+
+def test_a_damaged_file_is_written_anew(tmp_path):
+    (tmp_path / "home" / "pool").mkdir(parents=True)
+    wanted_path(tmp_path / "home").write_text("{")
+    world = World(tmp_path / "home")
+    world.pass_time(60)
+    assert world.wanted == 0
+
+
+def test_a_gateway_that_starts_goes_on_with_the_number_that_was_wanted(tmp_path):
+    (tmp_path / "home").mkdir()
+    write_wanted(wanted_path(tmp_path / "home"), 3)
+    world = World(tmp_path / "home", KeeperConfig(most=4))
+    world.pass_time(1)
+    assert world.wanted == 3
+
+
+class AnySequence(RuleBasedStateMachine):
+    """Requests come and go, time passes, an operator opens and closes."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.world = World(Path(self.folder.name) / "home")
+        self.number = 0
+
+    def teardown(self):
+        self.folder.cleanup()
+
+    @rule(seconds=st.integers(0, 90))
+    def time_passes(self, seconds):
+        self.world.pass_time(seconds)
+
+    @precondition(lambda self: self.world.keeper.state != "closed")
+    @rule()
+    def a_request_begins(self):
+        with self.world.keeper.visit():
+            asyncio.run(self.world.keeper.wake("ten"))
+            self.number += 1
+            self.world.running.add(request(str(self.number)))
+
+    @precondition(lambda self: len(self.world.running))
+    @rule(data=st.data())
+    def a_request_ends(self, data):
+        ended = data.draw(st.sampled_from(list(self.world.running)))
+        self.world.running.remove(self.world.running.find(ended))
+
+    @rule()
+    def the_operator_closes(self):
+        self.world.keeper.close()
+
+    @rule()
+    def the_operator_opens(self):
+        self.world.keeper.open()
+        self.world.keeper.turn()
+
+    @invariant()
+    def no_request_under_way_loses_its_engines(self):
+        if len(self.world.running):
+            assert self.world.wanted != 0
+
+
+AnySequence.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAnySequence = AnySequence.TestCase
