@@ -26,6 +26,7 @@ from server.pool.engines import EngineFigures
 from tests import needs
 from tests.deployment_files import DEPLOY, FILLED, ROOT, dockerfile_steps, guide, image_environment
 from tests.server.api.test_metrics import make_stats
+from tests.server.bases import figures_only
 
 KUBERNETES = DEPLOY / "kubernetes"
 RAY = DEPLOY / "ray"
@@ -258,11 +259,9 @@ def rules() -> Iterator[dict[str, Any]]:
 def series() -> dict[str, set[str]]:
     """Return every series that a gateway with an engine shows, with its labels."""
     stats = make_stats(grammars=GrammarStats(tenants=(("ten_1", 1.0),)))
-    engines = SimpleNamespace(
-        figures=lambda: [EngineFigures("engine", "ready", None, stats, 0)], num_deaths=0
-    )
+    bases = figures_only(EngineFigures("engine", "ready", None, stats, 0))
     lag = SimpleNamespace(last_seq=1, settled_seq=0)
-    metrics = Metrics(engines, SimpleNamespace(lags={"engine": lag}))
+    metrics = Metrics(bases, SimpleNamespace(lags={"engine": lag}))
     metrics.requests.labels("GET", "200").inc()
     metrics.note_audit(_a_report())
     found: dict[str, set[str]] = {}

@@ -25,6 +25,7 @@ from tests.crash import points
 from tests.crash.points import Kill, PointedApp, PointedDisk, Points
 from tests.engine import fake_engine
 from tests.engine.fakes import FakeDrafter
+from tests.server.bases import demo_entries
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 STEP_S = 0.002
@@ -101,15 +102,16 @@ def _run_engine(folder: Path, life: Life, pointed: Points) -> None:
 
 
 def _run_gateway(folder: Path, life: Life, pointed: Points) -> None:
-    gateway = assemble(settings_for(folder, life.database_url), DEMO, AdminKey("the-operator"))
+    settings = settings_for(folder, life.database_url)
+    gateway = assemble(settings, demo_entries(settings), AdminKey("the-operator"))
     # A dead gateway's leases end soon; outside of these tests they take 10 s.
     leases = Leases(gateway.database, LEASE_S)
     settler = Settler(
         gateway.database,
         gateway.signer,
         leases,
-        gateway.base.engines.read_journal,
-        engine_ids=gateway.base.engines.engine_ids,
+        gateway.bases.read_journal,
+        engine_ids=gateway.bases.engine_ids,
         config=SettlerConfig(poll_s=0.03, void_interval_s=0.05),
     )
     gateway = replace(gateway, leases=leases, settler=settler)

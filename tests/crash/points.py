@@ -242,7 +242,7 @@ class PointedApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_http = scope["type"] == "http"
         if is_http and scope["path"] == READY_PATH:
-            status = 200 if self._gateway.base.engines.is_ready else 503
+            status = 200 if self._gateway.bases.is_ready else 503
             await Response(status_code=status)(scope, receive, send)
             return
 

@@ -23,12 +23,13 @@ from server.launch.plan import prepare
 from server.launch.secrets import load_or_create_secret
 from server.pool.files import Member, members_path, write_members
 from tests.crash.checks import Books, all_wrong
-from tests.crash.children import DEMO, settings_for
+from tests.crash.children import settings_for
 from tests.crash.load import Seen, send_all
 from tests.crash.nursery import Nursery
 from tests.crash.plans import Plan
 from tests.crash.world import World
 from tests.registry.publishing import publish
+from tests.server.bases import demo_entries
 
 _TENANTS = ("acme", "globex")
 _LOG_CHARACTERS = 4000
@@ -61,10 +62,10 @@ def furnish(folder: Path) -> None:
     """Make the folder that every run copies: a migrated SQLite database, secrets, settings."""
     settings = settings_for(folder, f"sqlite:///{folder / DEFAULT_FILE}")
     prepare(settings)()
-    gateway = assemble(settings, DEMO, AdminKey("the-operator"))
+    gateway = assemble(settings, demo_entries(settings), AdminKey("the-operator"))
     gateway.database.migrate()
     gateway.database.close()
-    asyncio.run(gateway.base.engines.close())
+    asyncio.run(gateway.bases.default.engines.close())
 
 
 def run(plan: Plan, furnished: Path, folder: Path, database_url: str | None) -> Result:

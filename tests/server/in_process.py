@@ -15,6 +15,7 @@ from server.api.gateway import Gateway
 from server.assembly import assemble
 from server.billing.prices import ensure_price
 from server.launch.settings import Settings
+from tests.server.bases import change_base, demo_entries
 from tests.server.factories import NOW_MS, make_tenant
 from tests.server.fake_engines import FakeEngines
 
@@ -23,8 +24,9 @@ ADMIN_KEY = "the-operator"
 
 
 def with_engines(gateway: Gateway, engines: Any, **changes: Any) -> Gateway:
-    """The gateway with other engines. changes: other fields of the gateway."""
-    return replace(gateway, base=replace(gateway.base, engines=engines), **changes)
+    """The gateway, whose base model gets other engines. changes: other fields of the gateway."""
+    change_base(gateway, engines=engines)
+    return replace(gateway, **changes)
 
 
 @dataclass
@@ -42,8 +44,8 @@ class InProcess:
             model=str(DEMO), model_name=model_name, data_dir=data_dir, database_url=database_url
         )
         engines = FakeEngines()
-        built = assemble(settings, DEMO, AdminKey(ADMIN_KEY))
-        asyncio.run(built.base.engines.close())
+        built = assemble(settings, demo_entries(settings), AdminKey(ADMIN_KEY))
+        asyncio.run(built.bases.default.engines.close())
         built.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
         return cls(with_engines(built, engines), engines)
 

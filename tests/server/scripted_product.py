@@ -23,6 +23,7 @@ from server.billing.tables import holds
 from server.database.database import DEFAULT_FILE
 from server.launch.settings import Settings
 from server.limits.memory import MemoryLimiter
+from tests.server.bases import demo_entries
 from tests.server.factories import NOW_MS, make_tenant
 from tests.server.fake_engines import FakeEngines, Script
 from tests.server.in_process import with_engines
@@ -113,7 +114,7 @@ class Product:
         return self.post("completions", TEXT | changes)
 
     def words(self, ids: Sequence[int]) -> str:
-        return b"".join(self.gateway.base.tokenizer.vocabulary[i] for i in ids).decode()
+        return b"".join(self.gateway.bases.default.tokenizer.vocabulary[i] for i in ids).decode()
 
     def hold(self) -> sa.Row[Any]:
         """The hold of the newest request."""
@@ -130,7 +131,7 @@ def scripted_product(migrated: Path, data_dir: Path) -> Iterator[Product]:
         model=str(DEMO), model_name="base", data_dir=data_dir, first_token_timeout_s=12
     )
     engines = FakeEngines(answer_all)
-    built = assemble(settings, DEMO, AdminKey("admin"))
+    built = assemble(settings, demo_entries(settings), AdminKey("admin"))
     # The limiter's clock stands still, so that no limit refills while a test runs.
     gateway = with_engines(built, engines, limiter=MemoryLimiter(lambda: NOW_MS))
     gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
@@ -140,7 +141,7 @@ def scripted_product(migrated: Path, data_dir: Path) -> Iterator[Product]:
     )
     yield Product(gateway, engines, tenant.tenant_id, api_key)
     gateway.database.close()
-    asyncio.run(built.base.engines.close())
+    asyncio.run(built.bases.default.engines.close())
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from server.assembly import assemble
 from server.database.database import DEFAULT_FILE, Database
 from server.launch.settings import Settings
 from server.limits.memory import MemoryLimiter
+from tests.server.bases import demo_entries
 from tests.server.in_process import DEMO, InProcess, with_engines
 
 
@@ -33,12 +34,12 @@ def test_what_is_to_be_proved_lies_where_engines_can_read_it(
         model=str(DEMO), data_dir=data_dir, pool_dir=pool_dir if has_pool_dir else None
     )
     for _ in range(2):  # the second removes files that the first left behind
-        gateway = assemble(settings, DEMO, AdminKey("admin"))
+        gateway = assemble(settings, demo_entries(settings), AdminKey("admin"))
         proof_dir = gateway.prover._work.path
         assert proof_dir.is_relative_to(pool_dir if has_pool_dir else data_dir)
         assert list(proof_dir.iterdir()) == []
         (proof_dir / "left").touch()
-        asyncio.run(gateway.base.engines.close())
+        asyncio.run(gateway.bases.default.engines.close())
         gateway.database.close()
 
 
@@ -61,22 +62,23 @@ def test_a_spools_folder_is_shared_with_others_whose_files_stay(tmp_path: Path) 
     spool_dir.mkdir()
     (spool_dir / "another").touch()
     settings = Settings(model=str(DEMO), data_dir=tmp_path / "data", spool_dir=spool_dir)
-    gateway = assemble(settings, DEMO, AdminKey("admin"))
+    gateway = assemble(settings, demo_entries(settings), AdminKey("admin"))
     assert gateway.uploads.work.path.parent == spool_dir
     assert gateway.uploads.work.path.stat().st_mode & 0o077 == 0
     assert (spool_dir / "another").exists()
-    asyncio.run(gateway.base.engines.close())
+    asyncio.run(gateway.bases.default.engines.close())
     gateway.database.close()
 
 
 def test_whether_limits_are_degraded_is_a_metric(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gateway = assemble(Settings(model=str(DEMO), data_dir=tmp_path), DEMO, AdminKey("admin"))
+    settings = Settings(model=str(DEMO), data_dir=tmp_path)
+    gateway = assemble(settings, demo_entries(settings), AdminKey("admin"))
     assert b"\nchorale_limiter_degraded 0.0\n" in gateway.metrics.render()
     monkeypatch.setattr(MemoryLimiter, "is_degraded", True)
     assert b"\nchorale_limiter_degraded 1.0\n" in gateway.metrics.render()
-    asyncio.run(gateway.base.engines.close())
+    asyncio.run(gateway.bases.default.engines.close())
     gateway.database.close()
 
 
@@ -115,7 +117,7 @@ def test_a_gateway_that_does_not_start_lets_go_of_what_it_had(tmp_path: Path) ->
 
     engines = Unreachable()
     settings = Settings(model=str(DEMO), data_dir=tmp_path)
-    gateway = with_engines(assemble(settings, DEMO, AdminKey("admin")), engines)
+    gateway = with_engines(assemble(settings, demo_entries(settings), AdminKey("admin")), engines)
     gateway.database.migrate()
     app = create_app(gateway)
 

@@ -14,7 +14,7 @@ from registry.events import KEPT_MS, record_event
 from registry.tables import adapter_events
 from server.accounts.auth import Identity
 from server.accounts.tenants import suspend_tenant
-from server.adapters.names import resolve_model
+from server.adapters.names import resolve_adapter
 from server.adapters.watch import AdapterWatch
 from server.database.database import Database
 from tests.registry.factories import make_base
@@ -57,7 +57,7 @@ def clock():
 @pytest.fixture
 def watch(sqlite_database, engines, base, clock):
     """A watch that has ticked once, so that it sees only later events."""
-    watch = AdapterWatch(sqlite_database, engines, base.base_revision, clock)
+    watch = AdapterWatch(sqlite_database, lambda: [(base.base_revision, engines)], clock)
     tick(watch)
     engines.pinned.clear()
     return watch
@@ -113,12 +113,12 @@ def test_an_alias_moved_through_one_gateway_is_what_the_other_serves_and_tells_i
     identity = Identity(
         tenant_id=A, tenant_name="acme", key_id="k1", scopes=frozenset(), weight=1, cache_salt=""
     )
-    watch = AdapterWatch(there, engines, base.base_revision, clock)
+    watch = AdapterWatch(there, lambda: [(base.base_revision, engines)], clock)
 
     async def served():
         """Resolve the name at the other gateway, as a request does, in this event loop."""
         return await there.read(
-            lambda conn: resolve_model(conn, catalog, identity, "pirate", request_key="r")
+            lambda conn: resolve_adapter(conn, catalog, identity, "pirate", request_key="r")
         )
 
     async def story():

@@ -11,6 +11,7 @@ from server.billing.budgets import Budget, set_budget
 from server.billing.prices import ensure_price
 from server.billing.rating import amount_nanousd
 from server.pool.quarantine import fingerprint
+from tests.server.bases import change_base
 from tests.server.factories import NOW_MS
 from tests.server.fake_engines import MAX_MODEL_LEN
 from tests.server.scripted_product import (
@@ -59,7 +60,7 @@ def test_a_stream_of_n_answers_has_each_ones_pieces_role_and_end(product: Produc
 
 def test_a_list_of_prompts_is_answered_by_index_under_one_hold(product: Product) -> None:
     texts = ["Hello there", "You", "Good day to you"]
-    encode = product.gateway.base.tokenizer.encode
+    encode = product.gateway.bases.default.tokenizer.encode
     for prompt in (texts, [encode(text) for text in texts]):
         body = product.text(prompt=prompt, n=2, echo=True, return_token_ids=True).json()
         assert [choice["index"] for choice in body["choices"]] == list(range(6))
@@ -227,7 +228,7 @@ def test_an_echo_stands_before_each_answer_whole_and_streamed(product: Product) 
     said = [product.words(token_ids(index)) for index in range(2)]
     whole = product.text(echo=True, n=2).json()["choices"]
     assert [choice["text"] for choice in whole] == [TEXT["prompt"] + words for words in said]
-    ids = product.gateway.base.tokenizer.encode(TEXT["prompt"])
+    ids = product.gateway.bases.default.tokenizer.encode(TEXT["prompt"])
     for prompt in (TEXT["prompt"], [TEXT["prompt"]], ids):
         chunks = events(product.text(echo=True, n=2, stream=True, prompt=prompt))
         for index, words in enumerate(said):
@@ -265,15 +266,15 @@ def test_what_cannot_be_is_refused_by_name_and_costs_nothing(
     refused = product.text(**changes)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
     assert product.engines.asked == []
-    assert not product.gateway.running
+    assert not product.gateway.bases.default.running
     left = int(product.text(max_tokens=1).headers["x-ratelimit-remaining-tokens"])
     assert left == 1000 - len(product.engines.asked[-1].prompt_token_ids) - 1
 
 
 def test_a_token_that_the_model_has_no_row_for_is_refused(product: Product) -> None:
-    base = product.gateway.base
+    base = product.gateway.bases.default
     smaller = replace(base.model, config=base.model.config | {"vocab_size": 50})
-    product.gateway = replace(product.gateway, base=replace(base, model=smaller))
+    change_base(product.gateway, model=smaller)
     for changes, param in (
         ({"prompt": [50]}, "prompt"),
         ({"prompt": [49], "stop_token_ids": [50]}, "stop_token_ids[0]"),

@@ -106,7 +106,7 @@ def test_an_adapter_that_cannot_be_served_is_an_error_of_its_own(
             assert "10.0.0.1" not in answer.text
             if cause == "adapter_not_invoked":
                 assert error["param"] == param
-    assert not product.gateway.running
+    assert not product.gateway.bases.default.running
 
 
 def test_a_loading_adapters_503_says_what_the_engine_says(product: Product) -> None:
@@ -149,7 +149,7 @@ def test_an_answer_waits_until_its_own_first_token_and_logprobs_of_the_prompt_ar
 
     def script(message: AddRequest) -> Iterator[RequestOutput]:
         for output in answer_all(message):
-            waiting.append(product.gateway.running.num_waiting(product.tenant_id))
+            waiting.append(product.gateway.bases.default.running.num_waiting(product.tenant_id))
             yield output
 
     product.engines.script = script
@@ -168,7 +168,7 @@ def test_one_answer_that_fails_fails_the_request(product: Product) -> None:
     assert streamed.status_code == 200
     last = streamed.text.strip().splitlines()[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
-    assert not product.gateway.running
+    assert not product.gateway.bases.default.running
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -232,8 +232,8 @@ def test_a_request_that_no_engine_takes_is_a_503_that_holds_nothing(
     assert (product.hold().state, product.hold().failed_at_ms) == ("voided", None)
     assert settled == [None], "no limit counts it, not even as a request"
     assert len(product.engines.asked) == num_asked
-    assert len(product.gateway.running) == 0
-    assert {product.gateway.running.num_at(name) for name in names} == {0}
+    assert len(product.gateway.bases.default.running) == 0
+    assert {product.gateway.bases.default.running.num_at(name) for name in names} == {0}
 
 
 def test_an_engine_that_died_of_a_request_is_not_followed_by_another(product: Product) -> None:

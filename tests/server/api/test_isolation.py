@@ -251,7 +251,7 @@ def fill(world: World) -> None:
 
 def insert_rows(conn: sa.Connection, world: World) -> None:
     tenant_id = world.acme.tenant_id
-    revision = world.product.gateway.base.model.base_revision
+    revision = world.product.gateway.bases.default.model.base_revision
     for name, number in itertools.product(SUBJECTS["name"], (1, 2, 3, 4)):
         # Version 3 is for a base model that is no longer served.
         base_revision = "0" * 64 if number == 3 else revision
@@ -316,7 +316,9 @@ def open_world(folder: Path, *users: User) -> World:
         users = product.user("acme", scopes=SCOPES), product.user("globex", scopes=SCOPES)
         product.user("initech")
     world = World(product, create_app(product.gateway), *users)
-    product.gateway.running.add(RunningRequest(ANSWER, world.acme.tenant_id, 1, 9, is_cold=False))
+    product.gateway.bases.default.running.add(
+        RunningRequest(ANSWER, world.acme.tenant_id, 1, 9, is_cold=False)
+    )
     return world
 
 

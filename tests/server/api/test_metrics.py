@@ -9,6 +9,7 @@ from engine.messages import DraftStats, EngineStats, GrammarStats, TierStats
 from registry.proof import Proof
 from server.api.metrics import Metrics
 from server.pool.engines import EngineFigures
+from tests.server.bases import figures_only
 
 TIERS = tuple(
     TierStats(
@@ -36,8 +37,8 @@ def scrape_pool(**stats: EngineStats | None) -> dict[str, Found]:
         EngineFigures(name, "ready" if found else "starting", None, found, 0)
         for name, found in stats.items()
     ]
-    engines = SimpleNamespace(figures=lambda: figures, num_deaths=0)
-    text = Metrics(engines, SimpleNamespace(lags={})).render().decode()
+    bases = figures_only(*figures)
+    text = Metrics(bases, SimpleNamespace(lags={})).render().decode()
     samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     pool: dict[str, Found] = {}
     for sample in samples:
@@ -111,8 +112,7 @@ def test_an_engine_that_is_away_has_no_figures():
 
 
 def test_proofs_are_counted_by_their_verdict():
-    engines = SimpleNamespace(figures=list, num_deaths=0)
-    metrics = Metrics(engines, SimpleNamespace(lags={}))
+    metrics = Metrics(figures_only(), SimpleNamespace(lags={}))
     for verdict in ("passed", "passed", "no_effect"):
         metrics.note_proof(Proof(verdict=verdict, seconds=0.5))
     text = metrics.render().decode()

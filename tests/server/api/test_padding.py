@@ -166,7 +166,7 @@ def test_an_answer_that_is_recorded_is_padded_too_and_replayed_as_it_was(product
 
 
 def test_a_padded_stream_has_an_event_for_every_step_also_where_it_shows_nothing(product) -> None:
-    encode = product.gateway.base.tokenizer.encode
+    encode = product.gateway.bases.default.tokenizer.encode
     ids = encode('Yes. <tool_call>{"name": "f"', add_special_tokens=False)
     product.engines.script = in_steps(ids, [1] * len(ids))
     asked = CHAT | {"stream": True, "tools": [TOOL]}

@@ -36,7 +36,7 @@ def test_a_prediction_comes_to_the_engine_as_tokens_without_special_ones(product
     answer = product.chat(max_tokens=100, **predicted([{"type": "text", "text": SENTENCE}] * 2))
     assert answer.status_code == 200
     (message,) = product.engines.asked
-    encode = product.gateway.base.tokenizer.encode
+    encode = product.gateway.bases.default.tokenizer.encode
     expected = encode(2 * SENTENCE, add_special_tokens=False)
     assert list(message.predicted_token_ids) == expected
     assert (message.drafts, message.shares_drafts) == (True, False)
@@ -47,7 +47,7 @@ def test_a_prediction_comes_to_the_engine_as_tokens_without_special_ones(product
 def test_what_an_answer_cannot_have_is_dropped_of_its_prediction(product: Product, asked) -> None:
     assert product.chat(**{"max_tokens": None} | asked | predicted(SENTENCE)).status_code == 200
     (message,) = product.engines.asked
-    whole = product.gateway.base.tokenizer.encode(SENTENCE, add_special_tokens=False)
+    whole = product.gateway.bases.default.tokenizer.encode(SENTENCE, add_special_tokens=False)
     assert list(message.predicted_token_ids) == whole[:7]
     assert len(whole) > 7
 
@@ -58,7 +58,7 @@ def test_a_prediction_is_bounded_by_the_context_and_is_no_reason_to_refuse(
     assert product.chat(max_tokens=None, **predicted(SENTENCE * 20_000)).status_code == 200
     (message,) = product.engines.asked
     room = MAX_MODEL_LEN - len(message.prompt_token_ids)
-    encode = product.gateway.base.tokenizer.encode
+    encode = product.gateway.bases.default.tokenizer.encode
     ids = encode(SENTENCE * MAX_MODEL_LEN, add_special_tokens=False)
     assert list(message.predicted_token_ids) == ids[:room]
 

@@ -55,7 +55,7 @@ def with_pirate(product):
 def publish(user, name, version=1, **fields):
     """Insert a version as the registry would."""
     gateway = user.product.gateway
-    fields.setdefault("base_revision", gateway.base.model.base_revision)
+    fields.setdefault("base_revision", gateway.bases.default.model.base_revision)
     gateway.database.write_sync(
         lambda conn: add_version(conn, user.tenant_id, name, version, **fields)
     )

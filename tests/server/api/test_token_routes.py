@@ -53,9 +53,9 @@ def test_a_chat_is_the_tokens_that_its_completion_has(user: User) -> None:
 
 
 def test_special_tokens_are_written_out(product: InProcess, user: User) -> None:
-    (eos, *_) = product.gateway.base.tokenizer.eos_token_ids
+    (eos, *_) = product.gateway.bases.default.tokenizer.eos_token_ids
     shown = user.call("POST", "/detokenize", {"tokens": [eos]}).json()["prompt"]
-    assert shown == product.gateway.base.tokenizer.token_text(eos)
+    assert shown == product.gateway.bases.default.tokenizer.token_text(eos)
 
 
 @pytest.mark.parametrize(

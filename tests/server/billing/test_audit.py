@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +44,7 @@ from server.database.clock import now_ms
 from server.database.database import DEFAULT_FILE, Database
 from server.faults import Conflict, NotFound
 from tests.server.audited_ledger import HOUR_MS, fill_ledger, make_ends, write_engine_dir
+from tests.server.bases import figures_only
 from tests.server.factories import (
     ENGINE,
     NOW_MS,
@@ -554,8 +554,8 @@ class Settler:
 def make_auditor(
     database: Database, first: Callable[[], object] = lambda: None
 ) -> tuple[Auditor, Metrics]:
-    engines, settler = SimpleNamespace(figures=list, num_deaths=0), Settler(first)
-    metrics = Metrics(engines, settler)
+    settler = Settler(first)
+    metrics = Metrics(figures_only(), settler)
     return Auditor(database, settler, metrics.note_audit), metrics
 
 

@@ -331,7 +331,7 @@ def test_a_price_for_nobody_is_refused(operator, scope):
 
 def test_a_request_is_held_at_the_price_of_its_adapter(product):
     acme = product.user("acme")
-    base_revision = product.gateway.base.model.base_revision
+    base_revision = product.gateway.bases.default.model.base_revision
     product.gateway.database.write_sync(
         lambda c: add_version(c, acme.tenant_id, "pirate", 1, base_revision=base_revision)
     )

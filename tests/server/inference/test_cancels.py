@@ -14,7 +14,7 @@ from tests.server.in_process import InProcess
 
 
 def run_here(product: InProcess, request_id: str, tenant_id: str = "ten_1") -> None:
-    product.gateway.running.add(
+    product.gateway.bases.default.running.add(
         RunningRequest(request_id, tenant_id, num_answers=1, wanted_tokens=9, is_cold=False)
     )
 

@@ -554,7 +554,7 @@ def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_repeat(
 
     asyncio.run(run())
     assert num_holds(user) == 1
-    assert not user.product.gateway.running
+    assert not user.product.gateway.bases.default.running
 
 
 def test_without_a_key_the_request_of_a_client_that_left_is_aborted(
@@ -568,7 +568,7 @@ def test_without_a_key_the_request_of_a_client_that_left_is_aborted(
         assert user.product.engines.num_left == 1
 
     asyncio.run(run())
-    assert not user.product.gateway.running
+    assert not user.product.gateway.bases.default.running
 
 
 def test_while_a_request_runs_its_repeats_are_told_to_wait(user: User) -> None:

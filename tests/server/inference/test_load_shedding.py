@@ -206,14 +206,6 @@ def test_a_list_of_prompts_takes_as_much_of_a_share_as_it_has_answers() -> None:
     assert world.running.num_waiting("ten_1") == 0
 
 
-def test_while_draining_nobody_is_admitted_and_told_to_try_elsewhere() -> None:
-    world = World()
-    world.load.is_draining = True
-    refused = world.refusal()
-    assert refused is not None
-    assert (from_fault(refused).status, refused.code) == (503, "draining")
-
-
 @given(
     steps=st.lists(
         st.tuples(st.sampled_from(["add", "cold", "begin", "remove"]), st.integers(0, 5)),
@@ -240,12 +232,11 @@ def test_the_counts_are_those_of_the_requests_there_are(steps: list[tuple[str, i
         assert sorted(running) == sorted(r.request_id for r in there)
         left = [r.num_answers - len(r.begun) for r in there if not r.is_cold]
         assert running.num_queued == sum(left)
+        for request in requests:
+            assert (running.find(request.request_id) is not None) == (request in there)
         for tenant in ("ten_0", "ten_1"):
             left = [r.num_answers - len(r.begun) for r in there if r.tenant_id == tenant]
             assert running.num_waiting(tenant) == sum(left)
-            for request in requests:
-                found = running.get(request.request_id, tenant)
-                assert (found is not None) == (request in there and request.tenant_id == tenant)
 
 
 def test_an_engines_answers_are_counted_from_admission_to_the_end() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from server.database.database import DEFAULT_FILE
 from server.limits.memory import MemoryLimiter
+from tests.server.bases import change_base
 from tests.server.factories import NOW_MS
 from tests.server.in_process import InProcess
 
@@ -37,18 +38,17 @@ class CountingTokenizer:
 def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[InProcess]:
     shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
     product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
-    base = replace(
-        product.gateway.base, tokenizer=CountingTokenizer(product.gateway.base.tokenizer)
-    )
+    tokenizer: Any = CountingTokenizer(product.gateway.bases.default.tokenizer)
+    change_base(product.gateway, tokenizer=tokenizer)
     # The limiter's clock stands still, so that no limit refills while a test runs.
     limiter = MemoryLimiter(lambda: NOW_MS)
-    product.gateway = replace(product.gateway, base=base, limiter=limiter)
+    product.gateway = replace(product.gateway, limiter=limiter)
     yield product
     product.close()
 
 
 def encoded(product: InProcess) -> list[int]:
-    counting: Any = product.gateway.base.tokenizer
+    counting: Any = product.gateway.bases.default.tokenizer
     return counting.encoded
 
 
