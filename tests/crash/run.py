@@ -23,7 +23,7 @@ from server.launch.plan import prepare
 from server.launch.secrets import load_or_create_secret
 from server.pool.files import Member, members_path, write_members
 from tests.crash.checks import Books, all_wrong
-from tests.crash.children import settings_for
+from tests.crash.children import DEMO, settings_for
 from tests.crash.load import Seen, send_all
 from tests.crash.nursery import Nursery
 from tests.crash.plans import Plan

@@ -1,0 +1,222 @@
+"""Which base model a name means while base models come, go, and are replaced."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from server.faults import Conflict, NotFound
+from server.inference.base_follower import MAX_MODELS, BaseFollower
+from server.inference.bases import Bases
+from server.inference.served_base import ServedBase
+from server.pool.base_files import (
+    BaseEntry,
+    ModelChanges,
+    bases_path,
+    changes_path,
+    read_changes,
+    write_bases,
+    write_changes,
+)
+from server.pool.files import read_wanted, wanted_path
+from server.pool.keeper import Keeper, KeeperConfig
+from server.pool.running import Running, RunningRequest
+from tests.server.fake_engines import FakeEngines
+
+
+def request(request_id: str = "r", tenant_id: str = "ten") -> RunningRequest:
+    return RunningRequest(request_id, tenant_id, 1, 9, is_cold=False, engine="engine")
+
+
+class World:
+    """A follower, whose supervisor is the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.bases = Bases()
+        self.engines: dict[str, Any] = {}
+        self.follower = self.start_follower()
+
+    def start_follower(self) -> BaseFollower:
+        def connect(entry: BaseEntry) -> FakeEngines:
+            self.engines[entry.home] = FakeEngines()
+            return self.engines[entry.home]
+
+        return BaseFollower(self.bases, self.folder, self.serve, connect)
+
+    def serve(self, entry: BaseEntry) -> ServedBase:
+        if entry.model_dir == "damaged":
+            raise OSError("cannot be read")
+        engines = FakeEngines(is_ready=False)
+        self.engines[entry.home] = engines
+        running, home = Running(), Path(entry.home)
+        model: Any = SimpleNamespace(model_id=entry.name, base_revision=entry.base_revision)
+        nothing: Any = None
+        return ServedBase(
+            entry, model, nothing, nothing, engines, running, nothing, nothing,
+            Keeper(engines, running, home, KeeperConfig()),
+        )  # fmt: skip
+
+    def entry(self, name: str, number: int = 1, **fields: Any) -> BaseEntry:
+        home = self.folder / f"{name}-{number}"
+        home.mkdir(exist_ok=True)
+        given = {"model_dir": "model", "base_revision": f"{name} {number}"} | fields
+        return BaseEntry(name=name, home=str(home), **given)
+
+    def tell(self, *entries: BaseEntry) -> None:
+        """What the supervisor writes, and what the follower makes of it."""
+        write_bases(bases_path(self.folder), entries)
+        self.follower._read_at = 0
+        self.look()
+
+    def look(self) -> None:
+        async def look() -> None:
+            await self.follower.look()
+            for base in self.bases:
+                base.keeper.turn()
+
+        asyncio.run(look())
+
+    def home_of(self, name: str) -> str | None:
+        base = self.bases.named(name)
+        return base.entry.home if base else None
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def test_a_name_means_its_base_model_and_the_first_is_the_default(world: World) -> None:
+    a, b = world.entry("a"), world.entry("b")
+    world.tell(a, b)
+    assert [base.model_id for base in world.bases.current] == ["a", "b"]
+    assert world.bases.default.model_id == "a"
+    assert (world.home_of("b"), world.home_of("c")) == (b.home, None)
+    assert world.bases.models.names == ("a", "b")
+    found = world.bases.of_revision("b 1")
+    assert found is not None
+    assert found.model_id == "b"
+    assert world.bases.of_revision("c 1") is None
+
+
+def test_a_replaced_model_serves_until_its_successor_has_an_engine(world: World) -> None:
+    old, new = world.entry("a"), world.entry("a", 2)
+    world.tell(old)
+    world.engines[old.home].is_ready = True
+    former = replace(old, is_former=True)
+    world.tell(new, former)
+    assert world.home_of("a") == old.home
+    assert read_wanted(wanted_path(Path(old.home))) is None
+    world.engines[new.home].is_ready = True
+    base = world.bases.at(old.home)
+    assert base is not None
+    base.running.add(request())
+    world.look()
+    assert world.home_of("a") == new.home
+    assert read_wanted(wanted_path(Path(old.home))) is None, "a request is under way there"
+    assert world.bases.find_running("r") is not None
+    base.running.remove(request())
+    world.look()
+    assert read_wanted(wanted_path(Path(old.home))) == 0
+    world.tell(new)
+    assert world.bases.at(old.home) is None
+
+
+def test_a_removed_model_is_no_model_any_more_and_ends_its_requests(world: World) -> None:
+    a, b = world.entry("a"), world.entry("b")
+    world.tell(a, b)
+    base = world.bases.at(b.home)
+    assert base is not None
+    base.running.add(request())
+    world.tell(a, replace(b, is_former=True))
+    assert world.home_of("b") is None
+    assert world.bases.of_revision("b 1") is None
+    assert world.bases.models.names == ("a",)
+    assert world.bases.num_running == 1
+    asyncio.run(world.bases.abort_all())
+    assert world.engines[b.home].aborted == ["r"]
+
+
+def test_journals_of_a_model_that_is_gone_are_read_without_the_model(world: World) -> None:
+    left = world.entry("a", is_former=True, model_dir="")
+    world.tell(left)
+    assert world.bases.engine_ids() == ["engine-1"]
+    assert list(world.bases) == []
+    world.tell()
+    assert world.bases.engine_ids() == []
+
+
+def test_a_model_that_cannot_be_loaded_is_failed_and_tried_again_when_it_changes(
+    world: World,
+) -> None:
+    damaged = world.entry("a", model_dir="damaged")
+    preparing = world.entry("b", model_dir="")
+    refused = world.entry("c", model_dir="", problem="there is no such folder")
+    world.tell(damaged, preparing, refused)
+    states = [world.follower.state_of(entry) for entry in (damaged, preparing, refused)]
+    assert states == ["failed", "preparing", "failed"]
+    mended = replace(damaged, model_dir="model")
+    world.tell(mended)
+    assert world.follower.state_of(mended) == "starting"
+
+
+def test_a_drained_model_takes_nothing_keeps_its_place_and_stays_drained(world: World) -> None:
+    entry = world.entry("a")
+    world.tell(entry)
+    world.follower.drain("a")
+    world.look()
+    assert read_wanted(wanted_path(Path(entry.home))) == 0
+    assert world.follower.state_of(entry) == "drained"
+    assert world.home_of("a") == entry.home
+    again = World(world.folder)
+    asyncio.run(again.follower.start())
+    again.tell(entry)
+    assert again.follower.state_of(entry) == "drained"
+    again.follower.resume("a")
+    again.look()
+    assert read_wanted(wanted_path(Path(entry.home))) == 1
+    assert read_changes(changes_path(world.folder)).drained == ()
+
+
+def test_what_is_added_is_written_for_the_supervisor_and_replaced_under_its_name(
+    world: World,
+) -> None:
+    world.tell(world.entry("a"))
+    assert world.follower.add({"model": "/models/b"}, "b")
+    assert not world.follower.add({"model": "/models/b"}, "b")
+    assert world.follower.add({"model": "/models/b", "quantization": "int8"}, "b")
+    (table,) = read_changes(changes_path(world.folder)).added
+    assert table == {"model": "/models/b", "quantization": "int8", "model_name": "b"}
+    world.tell(world.entry("a"), world.entry("b", origin="added"))
+    world.follower.remove("b")
+    assert read_changes(changes_path(world.folder)) == ModelChanges()
+
+
+def test_models_of_the_settings_are_changed_in_the_settings(world: World) -> None:
+    world.tell(world.entry("a"))
+    for change in (lambda: world.follower.remove("a"), lambda: world.follower.add({}, "a")):
+        with pytest.raises(Conflict, match="SIGHUP"):
+            change()
+    with pytest.raises(NotFound):
+        world.follower.drain("unknown")
+
+
+def test_no_more_models_are_added_than_may_be(world: World) -> None:
+    tables = tuple({"model": "m", "model_name": f"m{number}"} for number in range(MAX_MODELS))
+    write_changes(changes_path(world.folder), ModelChanges(added=tables))
+    asyncio.run(world.follower.start())
+    with pytest.raises(Conflict, match="remove one first"):
+        world.follower.add({"model": "m"}, "one-more")
+    assert world.follower.add({"model": "another"}, "m0"), "a replacement is no model more"
+
+
+def test_a_damaged_list_changes_nothing(world: World) -> None:
+    world.tell(world.entry("a"))
+    bases_path(world.folder).write_text("{")
+    world.follower._read_at = 0
+    world.look()
+    assert world.bases.default.model_id == "a"
