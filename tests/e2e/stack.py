@@ -99,6 +99,8 @@ class Stack:
             "arena_bytes": 64 << 20,
             "drain_timeout_s": 5.0,
         } | settings
+        if "models" in settings:
+            del self._settings["model"], self._settings["model_name"]
         self._shares = {"database_url", "redis_url"} & settings.keys()
         self._module = "tests.e2e.serve_fake" if fake_engine else "tests.e2e.serve_real"
         self._environment: dict[str, str] = {}
