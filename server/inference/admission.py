@@ -35,7 +35,7 @@ from server.inference.encoders import LARGE_BYTES, Encoders
 from server.inference.generation_request import Chat, GenerationRequest
 from server.inference.load_shedding import LoadShedder
 from server.inference.served_base import ServedBase
-from server.limits.adapter_limits import get_adapter_limits
+from server.limits.adapter_limits import limits_of_adapter
 from server.limits.epochs import StaleEpoch
 from server.limits.epochs import check as check_epoch
 from server.limits.learned import LearnedTokens
@@ -146,9 +146,11 @@ class Admission:
     async def _resolve(
         self, identity: Identity, request: GenerationRequest, request_id: str
     ) -> _Resolved:
-        if request.model == self.base.model_id:
-            price = await self.price_tags.of(identity.tenant_id)
-            return _Resolved(None, price, identity.limits)
+        base_model = self.base.model_id
+        limits = identity.limits_on(base_model)
+        if request.model == base_model:
+            price = await self.price_tags.of(identity.tenant_id, base_model)
+            return _Resolved(None, price, limits)
         request_key = request.request_key or request_id
 
         def read(conn: Connection) -> _Resolved:
@@ -157,10 +159,13 @@ class Admission:
             )
             ref = named.ref if named else None
             adapter_id = ref.adapter_id if ref else None
-            price = price_for(conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter_id)
-            limits = get_adapter_limits(conn, adapter_id).of(adapter_id) if adapter_id else ()
+            tenant_id = identity.tenant_id
+            price = price_for(
+                conn, now_ms(), tenant_id=tenant_id, adapter_id=adapter_id, base_model=base_model
+            )
+            of_adapter = limits_of_adapter(conn, adapter_id) if adapter_id else ()
             template = named.response_template if named else None
-            return _Resolved(ref, price, (*identity.limits, *limits), template)
+            return _Resolved(ref, price, (*limits, *of_adapter), template)
 
         return await self.database.read(read)
 
@@ -330,6 +335,7 @@ class Admission:
             tenant_id=identity.tenant_id,
             key_id=identity.key_id,
             model=model,
+            base_model=self.base.model_id,
             price_version=price.price_version,
             amount_nanousd=amount_nanousd(num_prompt_tokens, 0, lease, price),
             num_prompt_tokens=num_prompt_tokens,
