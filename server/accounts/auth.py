@@ -27,6 +27,7 @@ from server.accounts.lineage import (
     parse_scopes,
 )
 from server.accounts.tables import api_keys, tenants
+from server.limits.base_limits import limits_by_base, scope_id
 from server.limits.rules import Limit
 
 INFERENCE, ADMIN = "inference", "admin"
@@ -61,6 +62,7 @@ class Identity:
 
     scopes: those of the key that every key above it has as well.
     limits: those that are set for the tenant, for the key and for every key above it.
+    base_limits: those that are set for the tenant on base models.
     max_queue_share: share of the engines' queues that the tenant may hold, in (0, 1].
     has_hard_budget: whether the tenant's holds must be covered by the rest of its budget.
     """
@@ -73,6 +75,7 @@ class Identity:
     cache_salt: str = field(repr=False)
     expires_at_ms: int | None = None
     limits: tuple[Limit, ...] = ()
+    base_limits: tuple[Limit, ...] = ()
     max_queue_share: float | None = None
     has_hard_budget: bool = False
     max_adapters: int | None = None
@@ -82,6 +85,13 @@ class Identity:
     def actor(self) -> str:
         """Name of the key in the audit log."""
         return f"key:{self.key_id}"
+
+    def limits_on(self, base_model: str) -> tuple[Limit, ...]:
+        """The limits of a request on a base model or on its adapters, without the adapters' own."""
+        if not self.base_limits:
+            return self.limits
+        counted_as = scope_id(self.tenant_id, base_model)
+        return *self.limits, *(it for it in self.base_limits if it.scope_id == counted_as)
 
     def allows(self, scope: str) -> bool:
         return scope in self.scopes
@@ -130,6 +140,7 @@ def authenticate(
             *limits_of(row, "key", row.bucket, prefix="key_"),
             *(limit for maker in makers for limit in maker.limits),
         ),
+        base_limits=limits_by_base(conn, row.tenant_id),
         max_queue_share=row.max_queue_share,
         has_hard_budget=row.has_hard_budget,
         max_adapters=row.max_adapters,

@@ -34,6 +34,7 @@ from server.api.routes import (
     admin,
     audit,
     audit_log,
+    base_limits,
     base_models,
     billing,
     budgets,
@@ -56,6 +57,7 @@ from server.api.routes import (
     usage,
     webhooks,
 )
+from server.billing.base_revisions import name_base
 from server.billing.ledger import adopt_events
 from server.billing.prices import ensure_price
 from server.billing.receipts.signing import Signer
@@ -95,7 +97,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
         inference, limits, models, adapters, sharing, offers, uploads, usage, receipts, statements,
     ):  # fmt: skip
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
-    for module in (admin, base_models, engines, prices, audit):
+    for module in (admin, base_limits, base_models, engines, prices, audit):
         app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
     for module in (keys, audit_log, budgets, webhooks):
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
@@ -129,6 +131,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     async with AsyncExitStack() as ends:
         ends.callback(database.close)
         await database.write(lambda conn: ensure_price(conn, now_ms()))
+        model = gateway.base.model
+        await database.write(lambda c: name_base(c, model.base_revision, model.model_id))
         await database.write(lambda conn: record_key(conn, gateway.signer.public, now_ms()))
         await _adopt_events(database, gateway.signer)
         ends.push_async_callback(gateway.limiter.close)

@@ -17,6 +17,7 @@ from server.accounts.lineage import came_of
 from server.accounts.tables import api_keys
 from server.billing.tables import holds
 from server.database.clock import database_now_ms, from_now, now_ms, postgres_now
+from server.limits.base_limits import tenant_and_base
 from server.limits.rules import Limit
 
 HoldState = Literal["open", "posted", "voided"]
@@ -36,7 +37,7 @@ _INSERT_FROM_NOW = _INSERT.values(
 class Hold:
     """The reserved cost of a request: its prompt and `token_lease` completion tokens.
 
-    model: the model name in the request.
+    model: the model name in the request.   base_model: the name of the base model that serves it.
     expires_at_ms: a time past the request's deadline in the engine.
     failed_at_ms: when the gateway answered with a server error, so the request is rated 0.
     cancelled_at_ms: when the tenant asked to cancel the request.
@@ -53,6 +54,7 @@ class Hold:
     engine_id: str
     created_at_ms: int
     expires_at_ms: int
+    base_model: str = ""
     adapter_id: str | None = None
     adapter_version: int | None = None
     adapter_digest: str | None = None
@@ -221,6 +223,11 @@ def _is_under(limit: Limit) -> sa.ColumnElement[bool]:
             return holds.c.tenant_id == limit.scope_id
         case "adapter":
             return holds.c.adapter_id == limit.scope_id
+        case "base":
+            tenant_id, base_model = tenant_and_base(limit)
+            # A hold of an older release names no base model: it may be of this one.
+            is_on_it = holds.c.base_model.in_((base_model, ""))
+            return (holds.c.tenant_id == tenant_id) & is_on_it
     owner = sa.select(api_keys.c.tenant_id).where(api_keys.c.key_id == limit.scope_id)
     is_its_tenants = holds.c.tenant_id == owner.scalar_subquery()
     used = sa.select(holds.c.key_id).where(holds.c.state == "open", is_its_tenants)

@@ -6,19 +6,22 @@ equal events are counted and priced once.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from registry.tables import adapter_versions
 from server.accounts.tables import tenants
 from server.billing.entries import EntryKind
 from server.billing.prices import Price, Scope, get_prices
 from server.billing.rating import Prices, kept_amount, rated_amounts
 from server.billing.receipts.receipt import tenant_account
 from server.billing.receipts.rows import KEPT_KINDS
-from server.billing.tables import entries, holds, kept_events, usage_events
+from server.billing.tables import base_revisions, entries, holds, kept_events, usage_events
 from server.database.database import Database
+
+BookScope = Scope | Literal["base"]
 
 WINDOW = 20_000
 """Ids that one query looks at: 0.1 s on SQLite, far below any timeout."""
@@ -28,16 +31,17 @@ WINDOW = 20_000
 class Book:
     """Prices to try, by scope and scope id ("" for the default); a scope may name some prices only.
 
-    The narrowest scope that names a price decides it; a price that no scope names stays as it was.
+    The scope `base` is a base model for everybody; its id is the model's name. The narrowest scope
+    that names a price decides it; a price that no scope names stays as it was.
     """
 
-    named: Mapping[tuple[Scope, str], Mapping[str, int]]
+    named: Mapping[tuple[BookScope, str], Mapping[str, int]]
 
-    def price(
-        self, actual: Prices, tenant_id: str, plan: str | None, adapter_id: str | None
-    ) -> Prices:
-        owners: tuple[tuple[Scope, str | None], ...] = (
-            ("default", ""), ("plan", plan), ("tenant", tenant_id), ("adapter", adapter_id),
+    def price(self, actual: Prices, row: sa.RowMapping) -> Prices:
+        """The prices of a group of entries.   actual: those that were charged."""
+        owners: tuple[tuple[BookScope, str | None], ...] = (
+            ("default", ""), ("plan", row["plan"]), ("tenant", row["tenant_id"]),
+            ("base", row["base_model"]), ("adapter", row["adapter_id"]),
         )  # fmt: skip
         changes: dict[str, int] = {}
         for scope, scope_id in owners:
@@ -87,7 +91,7 @@ class _Simulation:
         if row["price_version"] is None:
             return 0  # Charged to nobody: a proof, or the residency of a pinned adapter.
         actual = self.prices[row["price_version"]]
-        price = self.book.price(actual, row["tenant_id"], row["plan"], row["adapter_id"])
+        price = self.book.price(actual, row)
         if row["of_kind"] == "usage":
             if not row["adds_up"]:
                 return 0
@@ -146,6 +150,7 @@ def _groups(start_ms: int, end_ms: int, tenant_id: str | None) -> sa.Select[Any]
         "is_charge": entry.debit_account == sa.literal(tenant_account("")) + entry.tenant_id,
         "price_version": sa.func.coalesce(reversed_entry.c.price_version, entry.price_version),
         "adapter_id": sa.func.coalesce(usage.adapter_id, kept.adapter_id),
+        "base_model": base_revisions.c.base_model,
         "finish_reason": usage.finish_reason,
         "stop_cause": usage.stop_cause,
         "is_failed": sa.or_(usage.is_failed, is_late_failure),
@@ -165,6 +170,12 @@ def _groups(start_ms: int, end_ms: int, tenant_id: str | None) -> sa.Select[Any]
     joined = entries.outerjoin(reversed_entry, reversed_entry.c.entry_id == entry.reverses_entry_id)
     joined = joined.outerjoin(usage_events, usage.event_id == of_id)
     joined = joined.outerjoin(kept_events, kept.event_id == of_id)
+    is_kept = (kept.adapter_id == adapter_versions.c.adapter_id) & (
+        kept.adapter_version == adapter_versions.c.version
+    )
+    joined = joined.outerjoin(adapter_versions, is_kept)
+    revision = sa.func.coalesce(usage.base_revision, adapter_versions.c.base_revision)
+    joined = joined.outerjoin(base_revisions, base_revisions.c.base_revision == revision)
     joined = joined.outerjoin(tenants, tenants.c.tenant_id == entry.tenant_id)
     was_free = (holds.c.request_id == usage.request_id) & (entry.amount_nanousd == 0)
     joined = joined.outerjoin(holds, was_free)

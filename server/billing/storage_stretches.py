@@ -199,7 +199,7 @@ def _fresh(conn: Connection, stretches: Sequence[Stretch]) -> list[Stretch]:
 
 
 def _prices(conn: Connection, stretches: Sequence[Stretch]) -> dict[str, Price]:
-    """Return {source_id: price} of stretches with a price, by two queries per tenant and time."""
+    """Return {source_id: price} of stretches with a price, by a few queries per tenant and time."""
     groups: dict[tuple[str, int], list[Stretch]] = defaultdict(list)
     for stretch in stretches:
         if not stretch.is_free:

@@ -32,6 +32,8 @@ price_versions = Table(
     # "default" | "plan" | "tenant" | "adapter"; scope_id: the plan's name, tenant_id, adapter_id.
     Column("scope", String(16), nullable=False, server_default="default"),
     Column("scope_id", String(64), nullable=False, server_default=""),
+    # The name of the only base model that the price is for; "" for any, and for an adapter.
+    Column("base_model", String(256), nullable=False, server_default=""),
     Column("effective_at_ms", BigInteger, nullable=False, index=True),
     Column("until_ms", BigInteger),
     Column("prompt_nanousd", BigInteger, nullable=False),
@@ -45,12 +47,21 @@ price_versions = Table(
         "prompt_nanousd >= 0 AND cached_nanousd >= 0 AND completion_nanousd >= 0",
         name="not_negative",
     ),
-    Index(None, "scope", "scope_id", "effective_at_ms"),
+    Index(None, "scope", "scope_id", "base_model", "effective_at_ms"),
     sqlite_autoincrement=True,
 )
 
-# Reserved costs of requests. model: the name in the request.   token_lease: completion tokens that
-# the amount covers.
+# The name under which gateways last served the base model of a revision.
+base_revisions = Table(
+    "base_revisions",
+    metadata,
+    Column("base_revision", String(64), primary_key=True),
+    Column("base_model", String(256), nullable=False),
+)
+
+# Reserved costs of requests. model: the name in the request.   base_model: name of the base model
+# that serves it; "" in holds of an older release.   token_lease: completion tokens that the amount
+# covers.
 holds = Table(
     "holds",
     metadata,
@@ -58,6 +69,7 @@ holds = Table(
     Column("tenant_id", String(64), nullable=False),
     Column("key_id", String(32), nullable=False),
     Column("model", String(256), nullable=False),
+    Column("base_model", String(256), nullable=False, server_default=""),
     Column("adapter_id", String(64)),
     Column("adapter_version", Integer),
     Column("adapter_digest", String(64)),

@@ -29,13 +29,14 @@ Seconds = Annotated[int | None, typer.Option(help="Time in Unix seconds.")]
 Text = Annotated[str | None, typer.Option(help="Only lines with this, exactly.")]
 Scope = Annotated[str, typer.Option(help="default, plan, tenant or adapter.")]
 ScopeId = Annotated[str, typer.Option(help="Name of the plan, tenant, or id of the adapter.")]
+Base = Annotated[str, typer.Option(help="Name of the only base model that it is for; else any.")]
 Memo = Annotated[str | None, typer.Option(help="Note on the entry.")]
 CallName = Annotated[str | None, typer.Option(help="Books nothing if a call has had it before.")]
 
 # How many tokens, or GB-hours, a price in dollars is for.
 _UNITS = dict.fromkeys(("prompt", "cached", "completion"), 10**6)
 _UNITS |= dict.fromkeys(("storage", "pinned", "resident"), 1)
-_PRICE = ("price_version", "scope", "scope_id", "effective_at", "until", *_UNITS)
+_PRICE = ("price_version", "scope", "scope_id", "base_model", "effective_at", "until", *_UNITS)
 _BUDGET = ("kind", "enforcement", "status", "amount", "spent", "balance", "held", "remaining")
 _ENTRY = ("entry_id", "kind", "tenant_name", "amount_usd", "memo")
 _LINE = ("audit_id", "at", "actor", "action", "target", "detail", "tenant_id")
@@ -87,12 +88,13 @@ def list_prices(client: Any) -> Any:
 @operator_command(prices, "add", _PRICE, _price_row)
 def add_price(
     client: Any, given: Given, scope: Scope = "default", scope_id: ScopeId = "",
-    effective_at: Seconds = None, until: Seconds = None,
+    base: Base = "", effective_at: Seconds = None, until: Seconds = None,
 ) -> Any:  # fmt: skip
     """Add a version: prompt, cached, completion in dollars for a million tokens; storage, pinned,
     resident for a GB-hour. A price that is left out stays as it is.
     """
-    body = {"scope": scope, "scope_id": scope_id, "effective_at": effective_at, "until": until}
+    body: JsonObject = {"scope": scope, "scope_id": scope_id, "base_model": base}
+    body |= {"effective_at": effective_at, "until": until}
     for name, _, value in (text.partition("=") for text in given):
         try:
             amount = Decimal(value) * 10**9 / _UNITS[name]

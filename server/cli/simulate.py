@@ -48,7 +48,7 @@ def simulate(
     ] = None,
     book: Annotated[
         Path | None,
-        typer.Option(help="JSON file of prices: default, and those of plans, tenants, adapters."),
+        typer.Option(help="JSON file of prices: default, and of plans, tenants, bases, adapters."),
     ] = None,
     url: Url = DEFAULT_URL,
     admin_key: AdminKey = None,

@@ -1,6 +1,7 @@
 """`chorale tenants`: manages tenants and their limits, for the operator."""
 
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
@@ -18,9 +19,12 @@ from server.cli.operator import Given, Tenant, operator_command
 from server.cli.terminal import say, show_json, show_table
 from server.text.json_object import JsonObject
 
+Base = Annotated[str, typer.Argument(help="Name of the base model.")]
+
 app = typer.Typer(no_args_is_help=True, help="Tenants and their limits (operator).")
 
 _COLUMNS = ("tenant_id", "name", "status", "plan")
+_BASE_LIMITS = ("base_model", "requests_per_minute", "tokens_per_minute", "max_concurrency")
 _LIMITS = (
     "requests_per_minute",
     "tokens_per_minute",
@@ -111,6 +115,24 @@ def set_limits(client: Any, tenant: Tenant, given: Given) -> Any:
     pairs = (text.partition("=")[::2] for text in given)
     body = {name: None if value == "none" else value for name, value in pairs}
     return client.request("PATCH", f"/admin/v1/tenants/{tenant}", body=body)
+
+
+@operator_command(app, "base-limits", _BASE_LIMITS)
+def list_base_limits(client: Any, tenant: Tenant) -> Any:
+    """List the base models on which a tenant has limits."""
+    return client.request("GET", f"/admin/v1/tenants/{tenant}/limits")["data"]
+
+
+@operator_command(app, "set-base-limits", _BASE_LIMITS)
+def set_base_limits(
+    client: Any, tenant: Tenant, base: Base,
+    requests_per_minute: RequestsPerMinute = None, tokens_per_minute: TokensPerMinute = None,
+    max_concurrency: MaxConcurrency = None,
+) -> Any:  # fmt: skip
+    """Set a tenant's limits on a base model and its adapters; one that is left out is removed."""
+    amounts = (requests_per_minute, tokens_per_minute, max_concurrency)
+    body = dict(zip(_BASE_LIMITS[1:], amounts, strict=True))
+    return client.request("PUT", f"/admin/v1/tenants/{tenant}/limits/{quote(base)}", body=body)
 
 
 @app.command("suspend")

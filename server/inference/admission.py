@@ -37,7 +37,7 @@ from server.inference.drain import Drain
 from server.inference.encoders import LARGE_BYTES, Encoders
 from server.inference.generation_request import Chat, GenerationRequest
 from server.inference.served_base import ServedBase
-from server.limits.adapter_limits import get_adapter_limits
+from server.limits.adapter_limits import limits_of_adapter
 from server.limits.epochs import StaleEpoch
 from server.limits.epochs import check as check_epoch
 from server.limits.learned import LearnedTokens
@@ -146,8 +146,8 @@ class Admission:
         self, identity: Identity, request: GenerationRequest, request_id: str
     ) -> _Resolved:
         if base := self.bases.named(request.model):
-            price = await self.price_tags.of(identity.tenant_id)
-            return _Resolved(base, None, price, identity.limits)
+            price = await self.price_tags.of(identity.tenant_id, base.model_id)
+            return _Resolved(base, None, price, identity.limits_on(base.model_id))
         request_key = request.request_key or request_id
 
         def read(conn: Connection) -> _Resolved:
@@ -157,11 +157,16 @@ class Admission:
             # The directory knows the base models that are served, but one may just have gone.
             if (base := self.bases.of_revision(named.base_revision)) is None:
                 raise errors.engine_unavailable()
-            adapter_id = named.ref.adapter_id
-            price = price_for(conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter_id)
-            limits = get_adapter_limits(conn, adapter_id).of(adapter_id)
+            adapter_id, tenant_id = named.ref.adapter_id, identity.tenant_id
+            price = price_for(
+                conn, now_ms(), tenant_id=tenant_id, adapter_id=adapter_id, base_model=base.model_id
+            )
+            of_base, of_adapter = (
+                identity.limits_on(base.model_id),
+                limits_of_adapter(conn, adapter_id),
+            )
             template = named.response_template
-            return _Resolved(base, named.ref, price, (*identity.limits, *limits), template)
+            return _Resolved(base, named.ref, price, (*of_base, *of_adapter), template)
 
         return await self.database.read(read)
 
@@ -337,6 +342,7 @@ class Admission:
             tenant_id=identity.tenant_id,
             key_id=identity.key_id,
             model=model,
+            base_model=self.base.model_id,
             price_version=price.price_version,
             amount_nanousd=amount_nanousd(num_prompt_tokens, 0, lease, price),
             num_prompt_tokens=num_prompt_tokens,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 Metric = Literal["requests", "tokens", "concurrency"]
-Scope = Literal["tenant", "key", "adapter"]
+Scope = Literal["tenant", "key", "adapter", "base"]
 
 SEAT_SLACK_S = 20.0
 """Seconds by which a seat outlives its request's deadline in the engine: the prompt is tokenized
@@ -105,6 +105,7 @@ class RateLimited(Exception):
             "tenant": "your account",
             "key": "this API key or one above it",
             "adapter": "this adapter",
+            "base": "your account on this base model",
         }
         super().__init__(
             f"Rate limit reached for {whose[limit.scope]}: {limit.amount} {noun} {per}. "

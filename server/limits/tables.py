@@ -1,4 +1,4 @@
-"""The tables of limits: those of adapters, and the epoch of gateways that share a Redis.
+"""The tables of limits, of adapters and by base model, and of gateways that share a Redis.
 
 Times are Unix milliseconds.
 """
@@ -14,6 +14,17 @@ adapter_limits = Table(
     metadata,
     Column("adapter_id", String(64), primary_key=True),
     Column("tenant_id", String(64), nullable=False),
+    Column("requests_per_minute", Integer),
+    Column("tokens_per_minute", Integer),
+    Column("max_concurrency", Integer),
+)
+
+# Limits of a tenant on one base model, with and without adapters.   base_model: its name.
+base_limits = Table(
+    "base_limits",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("base_model", String(256), primary_key=True),
     Column("requests_per_minute", Integer),
     Column("tokens_per_minute", Integer),
     Column("max_concurrency", Integer),

@@ -1,7 +1,7 @@
 """Several base models behind one gateway: each answers as it should, and none minds the others.
 
-The supervisor, the gateway, the fetchers and the engines are real, and so are the models: the demo's
-and a random one of another shape and vocabulary.
+The supervisor, the gateway, the fetchers and the engines are real, and so are the models: that of
+the demo, and a random one of another shape and vocabulary.
 """
 
 import json
@@ -22,7 +22,7 @@ from server.billing.audit.run import audit
 from server.database.database import Database
 from server.launch.local_pool import engine_folders
 from tests.e2e.conftest import DEMO
-from tests.e2e.stack import Stack, Tenant, running
+from tests.e2e.stack import FILES, Stack, Tenant, running
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import save_adapter, save_model
 
@@ -164,10 +164,7 @@ def test_a_tenant_sees_every_model_and_which_base_an_adapter_is_for(pair: Pair) 
 
 def test_an_adapter_for_another_base_model_is_refused_by_name(pair: Pair) -> None:
     folder = pair.adapters["tiny"]["alpha"]
-    contents = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
-    contents = {
-        name: contents[name] for name in ("adapter_config.json", "adapter_model.safetensors")
-    }
+    contents = {name: (folder / name).read_bytes() for name in FILES}
     refused = pair.tenant.upload("wrong", contents, {"base_model": "base"})
     status, code, _ = error_of(refused)
     assert (status, code) == (400, "unknown_module") or code == "shape_mismatch", refused.text

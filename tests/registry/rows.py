@@ -17,9 +17,10 @@ def add_version(
     base_revision: str = "b" * 64,
     size_bytes: int = 1000,
     device_bytes: int | None = None,
+    adapter_id: str | None = None,
 ) -> str:
     """Insert the rows of a ready version and point `latest` at it; return its adapter_id."""
-    adapter_id = f"ad_{_hex(f'{tenant_id}/{name}')[:32]}"
+    adapter_id = adapter_id or f"ad_{_hex(f'{tenant_id}/{name}')[:32]}"
     digest = _hex(f"{adapter_id}@{version}")
     here = {"adapter_id": adapter_id, "tenant_id": tenant_id}
     canary = None if device_bytes is None else {"device_bytes": device_bytes}

@@ -13,6 +13,7 @@ from server.accounts.keys import create_key
 from server.api.app import create_app
 from server.api.gateway import Gateway
 from server.assembly import assemble
+from server.billing.base_revisions import name_base
 from server.billing.prices import ensure_price
 from server.launch.settings import Settings
 from tests.server.bases import change_base, demo_entries
@@ -47,6 +48,8 @@ class InProcess:
         built = assemble(settings, demo_entries(settings), AdminKey(ADMIN_KEY))
         asyncio.run(built.bases.default.engines.close())
         built.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
+        base = built.base.model
+        built.database.write_sync(lambda c: name_base(c, base.base_revision, base.model_id))
         return cls(with_engines(built, engines), engines)
 
     @property

@@ -15,6 +15,7 @@ AMOUNTS = {
     ("concurrency", "tenant", "t"): 3,
     ("tokens", "key", "k"): 133,
     ("concurrency", "adapter", "a"): 1,
+    ("requests", "base", "t/org/small"): 5,
 }
 KEYS = list(AMOUNTS)
 BORN_MS = 1_000_000_000_000

@@ -32,7 +32,7 @@ from server.api.deps import (
     DatabaseDep,
     UploadsDep,
 )
-from server.billing.prices import price_for
+from server.billing.prices import price_of_adapter
 from server.database.clock import now_ms
 from server.database.database import Database
 
@@ -163,8 +163,8 @@ async def list_versions(
             include_deleted=include_deleted,
         )
         # All versions are of one adapter; without versions there is nothing to price.
-        adapter_id = found[0].adapter_id if found else None
-        price = price_for(conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter_id)
+        adapter_id = found[0].adapter_id if found else ""
+        price = price_of_adapter(conn, now_ms(), identity.tenant_id, adapter_id)
         data = [view.version(version, price) for version in found[:limit]]
         return VersionList(data=data, has_more=len(found) > limit)
 
@@ -201,9 +201,7 @@ async def restore_version(
             conn, identity.tenant_id, name, version, actor=identity.actor
         )
         check_room(conn, identity.tenant_id, name, limits_of(uploads, identity), now_ms())
-        price = price_for(
-            conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=restored.adapter_id
-        )
+        price = price_of_adapter(conn, now_ms(), identity.tenant_id, restored.adapter_id)
         return view.version(restored, price)
 
     return await database.write(write)

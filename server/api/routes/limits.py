@@ -21,11 +21,12 @@ from server.api.deps import (
 from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
 from server.limits.adapter_limits import (
-    AdapterLimits,
     get_adapter_limits,
     limits_of_adapters,
     set_adapter_limits,
 )
+from server.limits.amounts import Amounts
+from server.limits.base_limits import tenant_and_base
 from server.limits.rules import Metric, Scope, Standing
 
 router = APIRouter()
@@ -34,7 +35,9 @@ _MAX_LIMIT = 10**9
 """The most that a limit may be: nothing reaches a larger one in a minute."""
 
 
-class _Limits(BaseModel):
+class LimitFields(BaseModel):
+    """Amounts of limits; one that is left out or null is none."""
+
     model_config = ConfigDict(extra="forbid")
     requests_per_minute: int | None = Field(None, ge=1, le=_MAX_LIMIT)
     tokens_per_minute: int | None = Field(None, ge=1, le=_MAX_LIMIT)
@@ -52,7 +55,8 @@ class LimitHolder(Answer):
 class LimitAnswer(Answer):
     """A limit, and its use.
 
-    id: of the tenant or the key, of a rotated key that of the first, or the adapter's name.
+    id: of the tenant or the key, of a rotated key that of the first, or the name of the adapter or
+    the base model.
     window_s: null for requests at a time.
     reset_s: seconds until all of it is free again if nobody asks.   held_by: the oldest first.
     """
@@ -90,28 +94,35 @@ class LimitList(ListAnswer[LimitAnswer]):
     queues: dict[str, QueueShare]
 
 
-class AdapterLimitsAnswer(Answer):
+class AmountsAnswer(Answer):
+    """Amounts of limits.   null is none."""
+
+    requests_per_minute: int | None = Field(examples=[60])
+    tokens_per_minute: int | None = Field(examples=[100_000])
+    max_concurrency: int | None = Field(examples=[4])
+
+
+class AdapterLimitsAnswer(AmountsAnswer):
     """The limits of an adapter.   A limit of null is none."""
 
     object: Literal["adapter.limits"] = "adapter.limits"
     id: str = Field(examples=["my-adapter"])
-    requests_per_minute: int | None = Field(examples=[60])
-    tokens_per_minute: int | None = Field(examples=[100_000])
-    max_concurrency: int | None = Field(examples=[4])
 
 
 @router.get("/limits")
 async def get_limits(
     database: DatabaseDep, limiter: LimiterDep, bases: BasesDep, identity: IdentityDep
 ) -> LimitList:
-    """Get the limits of the tenant, of the asking key and of the tenant's adapters, with their use.
+    """Get the limits of the tenant (also by base model), its adapters and the key, with their use.
 
     The limits of the keys above the asking key are among them: its requests count there as well.
     held_by: the requests that take of a limit, and when each of them frees its part.
     """
     adapters = await database.read(lambda c: limits_of_adapters(c, identity.tenant_id))
     names = {adapter_id: name for name, adapter_id, _ in adapters}
-    limits = [*identity.limits, *(limit for *_, found in adapters for limit in found)]
+    names |= {limit.scope_id: tenant_and_base(limit)[1] for limit in identity.base_limits}
+    limits = [*identity.limits, *identity.base_limits]
+    limits += (limit for *_, found in adapters for limit in found)
     standings = await limiter.standings(limits)
     return LimitList(
         data=[_standing(standing, names) for standing in standings],
@@ -127,7 +138,7 @@ async def get_limits_of_adapter(
 ) -> AdapterLimitsAnswer:
     """Get the limits of an adapter."""
 
-    def read(conn: Connection) -> AdapterLimits:
+    def read(conn: Connection) -> Amounts:
         adapter = catalog.get_adapter(conn, identity.tenant_id, name)
         return get_adapter_limits(conn, adapter.adapter_id)
 
@@ -140,13 +151,13 @@ async def set_limits_of_adapter(
     database: DatabaseDep,
     catalog: CatalogDep,
     identity: AdaptersWriteKey,
-    body: Annotated[_Limits, json_body(_Limits)],
+    body: Annotated[LimitFields, json_body(LimitFields)],
 ) -> AdapterLimitsAnswer:
     """Set the limits of an adapter; a limit that is left out is removed.
 
     A limit counts all requests for the adapter together, whoever sends them.
     """
-    limits = AdapterLimits(**body.model_dump())
+    limits = Amounts(**body.model_dump())
 
     def write(conn: Connection) -> None:
         adapter = catalog.get_adapter(conn, identity.tenant_id, name)
@@ -156,7 +167,7 @@ async def set_limits_of_adapter(
     return _adapter_limits(name, limits)
 
 
-def _adapter_limits(name: str, limits: AdapterLimits) -> AdapterLimitsAnswer:
+def _adapter_limits(name: str, limits: Amounts) -> AdapterLimitsAnswer:
     return AdapterLimitsAnswer(id=name, **dataclasses.asdict(limits))
 
 

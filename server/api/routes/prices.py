@@ -47,11 +47,13 @@ class PriceFields(BaseModel):
 class _NewPrice(PriceFields):
     """A new version of prices. scope_id: a tenant's id or name, an adapter's id, or a plan's name.
 
+    base_model: name of the only base model that it is for, with its adapters; by default any.
     effective_at: Unix seconds; now if it is left out.   until: Unix seconds, the end of this price.
     """
 
     scope: Scope = "default"
     scope_id: str = Field("", max_length=64)
+    base_model: str = Field("", max_length=256)
     effective_at: Seconds = None
     until: Seconds = None
 
@@ -60,6 +62,7 @@ class PriceAnswer(Answer):
     """A version of prices, in nano-dollars.
 
     scope_id: a tenant's or an adapter's id, or a plan's name; null of the default.
+    base_model: the name of the only base model that it is for; null for any.
     effective_at, until: Unix seconds; without an end, until there is a newer version of the scope.
     prompt_nanousd, cached_nanousd, completion_nanousd: of a token.
     storage_nanousd, pinned_nanousd, resident_nanousd: of a GB (10^9 bytes) for an hour.
@@ -69,6 +72,7 @@ class PriceAnswer(Answer):
     price_version: int = Field(examples=[4])
     scope: Scope
     scope_id: str | None = Field(examples=["ad_0f6e2b7c9d1a4e538b20c7f1d3a5964e"])
+    base_model: str | None = Field(examples=[None])
     effective_at: int = Field(examples=[1_796_083_200])
     until: int | None = Field(examples=[1_798_761_600])
     prompt_nanousd: int = Field(examples=[150])
@@ -105,19 +109,20 @@ async def add_price(
 ) -> PriceAnswer:
     """Add a version of prices.
 
-    A price that is left out is the one that applies to the scope at that time.
+    A price that is left out is the one that applies to the scope and base model at that time.
     """
     now = now_ms()
     at_ms = _effective_at_ms(body, now)
     named = body.model_dump(include=set(PriceFields.model_fields), exclude_none=True)
 
     def write(conn: Connection) -> Price:
-        scope_id, before = _look_up(conn, body.scope, body.scope_id, at_ms)
+        scope_id, before = _look_up(conn, body, at_ms)
         return prices.add_price(
             conn,
             dataclasses.replace(before, **named),
             scope=body.scope,
             scope_id=scope_id,
+            base_model=body.base_model,
             effective_at_ms=at_ms,
             until_ms=None if body.until is None else body.until * 1000,
             now_ms=now,
@@ -134,7 +139,7 @@ def _effective_at_ms(body: _NewPrice, now: int) -> int:
             "effective_at is in the past; a price takes effect now or later.", param="effective_at"
         )
     at_ms = max(now, (body.effective_at or 0) * 1000)
-    if body.until is not None and body.scope == "default":
+    if body.until is not None and body.scope == "default" and not body.base_model:
         raise errors.invalid_request(
             "The default price has no end; add another instead.", param="until"
         )
@@ -143,24 +148,30 @@ def _effective_at_ms(body: _NewPrice, now: int) -> int:
     return at_ms
 
 
-def _look_up(conn: Connection, scope: Scope, scope_id: str, at_ms: int) -> tuple[str, Price]:
+def _look_up(conn: Connection, body: _NewPrice, at_ms: int) -> tuple[str, Price]:
     """The scope's id, and its price at that time. Raises ApiError and not-found errors."""
-    match scope:
+    scope_id, base_model = body.scope_id, body.base_model
+    match body.scope:
         case "default":
             if scope_id:
                 raise errors.invalid_request("The default has no scope_id.", param="scope_id")
-            return "", prices.price_for(conn, at_ms)
+            return "", prices.price_for(conn, at_ms, base_model=base_model)
         case "plan":
             tenants.check_plan(scope_id, param="scope_id")
-            return scope_id, prices.price_for(conn, at_ms, plan=scope_id)
+            before = prices.price_for(conn, at_ms, plan=scope_id, base_model=base_model)
+            return scope_id, before
         case "tenant":
             tenant_id = tenants.get_tenant(conn, scope_id).tenant_id
-            return tenant_id, prices.price_for(conn, at_ms, tenant_id=tenant_id)
+            asked = {"tenant_id": tenant_id, "base_model": base_model}
+            return tenant_id, prices.price_for(conn, at_ms, **asked)
         case "adapter":
             owner_id = owner_of(conn, scope_id)
             if owner_id is None:
                 raise adapter_not_found(scope_id, param="scope_id")
-            return scope_id, prices.price_for(conn, at_ms, tenant_id=owner_id, adapter_id=scope_id)
+            if base_model:
+                message = "An adapter has one base model; leave base_model out."
+                raise errors.invalid_request(message, param="base_model")
+            return scope_id, prices.price_of_adapter(conn, at_ms, owner_id, scope_id)
 
 
 def adapter_not_found(adapter_id: str, *, param: str) -> ApiError:
@@ -173,6 +184,7 @@ def _price(price: Price) -> PriceAnswer:
         price_version=price.price_version,
         scope=price.scope,
         scope_id=price.scope_id or None,
+        base_model=price.base_model or None,
         effective_at=price.effective_at_ms // 1000,
         until=unix_seconds(price.until_ms),
         **{name: getattr(price, name) for name in PriceFields.model_fields},

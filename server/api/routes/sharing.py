@@ -18,7 +18,7 @@ from server.api.adapter_view import PinAnswer, pin_view
 from server.api.answer import Answer
 from server.api.deps import AdaptersReadKey, AdaptersWriteKey, CatalogDep, DatabaseDep
 from server.api.routes.lists import ListAnswer
-from server.billing.prices import price_for
+from server.billing.prices import price_of_adapter
 from server.database.clock import now_ms
 
 router = APIRouter(prefix="/adapters/{name}")
@@ -132,9 +132,7 @@ async def pin(
     def write(conn: Connection) -> AdapterPin:
         adapter = _locked(conn, catalog, identity, name)
         made = pins.pin_adapter(conn, adapter, actor=identity.actor, now_ms=now_ms())
-        price = price_for(
-            conn, now_ms(), tenant_id=identity.tenant_id, adapter_id=adapter.adapter_id
-        )
+        price = price_of_adapter(conn, now_ms(), identity.tenant_id, adapter.adapter_id)
         return AdapterPin(id=name, **dict(pin_view(made, price)))
 
     return await database.write(write)

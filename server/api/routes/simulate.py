@@ -17,9 +17,9 @@ from server.api.deps import DatabaseDep
 from server.api.routes.prices import PriceFields, adapter_not_found
 from server.api.routes.usage import parse_range
 from server.billing.entries import EntryKind
-from server.billing.prices import Scope, get_price
+from server.billing.prices import get_price
 from server.billing.rating import Prices, format_usd
-from server.billing.simulate import Book, Line, simulate
+from server.billing.simulate import Book, BookScope, Line, simulate
 from server.text.json_object import JsonObject
 
 router = APIRouter()
@@ -28,16 +28,23 @@ MAX_SCOPES = 1000
 TIMEOUT_S = 60.0
 
 _Name = Annotated[str, Field(max_length=64)]
+_BaseName = Annotated[str, Field(max_length=256)]
 _Scopes = Annotated[dict[_Name, PriceFields], Field(default_factory=dict, max_length=MAX_SCOPES)]
 
 
 class _Book(BaseModel):
-    """A book of prices. tenants: by id or name.   adapters: by id."""
+    """A book of prices. tenants: by id or name.   bases: by name, for everybody.   adapters: by id.
+
+    The narrowest that names a price decides: the adapter, the base, the tenant, the plan, default.
+    """
 
     model_config = ConfigDict(extra="forbid")
     default: PriceFields = Field(default_factory=PriceFields)
     plans: _Scopes
     tenants: _Scopes
+    bases: Annotated[
+        dict[_BaseName, PriceFields], Field(default_factory=dict, max_length=MAX_SCOPES)
+    ]
     adapters: _Scopes
 
 
@@ -139,10 +146,11 @@ def _book(conn: Connection, body: _Simulation) -> Book:
         names = [field.name for field in dataclasses.fields(Prices)]
         return Book({("default", ""): {name: getattr(price, name) for name in names}})
     assert body.book is not None
-    named: dict[tuple[Scope, str], PriceFields] = {("default", ""): body.book.default}
+    named: dict[tuple[BookScope, str], PriceFields] = {("default", ""): body.book.default}
     named |= {("plan", plan): prices for plan, prices in body.book.plans.items()}
     for tenant, prices in body.book.tenants.items():
         named["tenant", tenants.get_tenant(conn, tenant).tenant_id] = prices
+    named |= {("base", base): prices for base, prices in body.book.bases.items()}
     for adapter_id, prices in body.book.adapters.items():
         if owner_of(conn, adapter_id) is None:
             raise adapter_not_found(adapter_id, param="book")

@@ -49,7 +49,7 @@ from server.api.deps import (
 from server.api.limit_headers import retry_headers
 from server.api.routes.adapters import limits_of
 from server.api.upload_view import UploadAnswer, UploadFileAnswer, upload_view
-from server.billing.prices import Price, price_for
+from server.billing.prices import Price, price_for, price_of_adapter
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.inference.bases import Bases
@@ -377,9 +377,10 @@ async def _rendered(
 
     def read(conn: Connection) -> tuple[Version | None, Price]:
         version = uploads.get_version(conn, upload)
-        adapter_id = version.adapter_id if version else None
-        tenant_id = upload.tenant_id
-        return version, price_for(conn, now_ms(), tenant_id=tenant_id, adapter_id=adapter_id)
+        tenant_id, at_ms, base = upload.tenant_id, now_ms(), uploads.catalog.base
+        if version:
+            return version, price_of_adapter(conn, at_ms, tenant_id, version.adapter_id)
+        return None, price_for(conn, at_ms, tenant_id=tenant_id, base_model=base.model_id)
 
     version, price = await database.read(read)
     return upload_view(upload, offered, version, price, view)

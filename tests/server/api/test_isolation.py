@@ -132,6 +132,7 @@ DETAILS = {
     "version": ["3", "4", "9"],  # without aliases; 4 is deleted, 9 never existed
     "filename": ["adapter_config.json", "other"],
     "tenant": ["initech", "acme", "nobody"],
+    "base_model": ["base"],
     "owner": ["initech"],
     "format": ["csv"],
     "period": ["2026-02"],

@@ -15,16 +15,18 @@ from engine.messages import AddRequest, LeaseLow, RequestOutput
 from server.accounts.auth import SCOPES
 from server.accounts.keys import create_key
 from server.billing.budgets import Budget, set_budget
-from server.billing.holds import get_hold
+from server.billing.holds import get_hold, open_requests
 from server.database.database import DEFAULT_FILE, LedgerUnavailable
 from server.inference.token_leases import TokenLeases
+from server.limits.amounts import Amounts
+from server.limits.base_limits import MAX_BASES, scope_id, set_base_limits
 from server.limits.learned import FIRST_GUESS
 from server.limits.memory import MemoryLimiter
-from server.limits.rules import Grant
+from server.limits.rules import Grant, Limit
 from server.limits.tables import limiter_epochs
 from server.pool.running import Running, RunningRequest
 from tests.registry.rows import add_version
-from tests.server.factories import NOW_MS, make_price
+from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
 from tests.server.fake_engines import FakeEngines
 from tests.server.in_process import InProcess, User, with_engines
 
@@ -117,6 +119,112 @@ def test_limits_of_an_adapter_are_set_as_a_whole_and_read_back(product: InProces
     assert user.call("PUT", path, {"requests_per_minute": 0}).status_code == 400
     assert user.call("PUT", path, {"requests_per_hour": 1}).status_code == 400
     assert user.call("GET", "/v1/adapters/nobodys/limits").status_code == 404
+
+
+def test_a_tenant_is_limited_on_a_base_model_and_all_its_adapters_together(
+    product: InProcess,
+) -> None:
+    user, other = with_adapter(user_of(product, requests_per_minute=9)), user_of(product)
+    path = f"/admin/v1/tenants/{user.name}/limits"
+    body = {"requests_per_minute": 2, "tokens_per_minute": 900}
+    set_ = product.operator.call("PUT", f"{path}/base", body)
+    assert (set_.status_code, set_.json()["base_model"]) == (200, "base")
+    limit = {"requests_per_minute": 1}
+    assert product.operator.call("PUT", f"{path}/org/large", limit).status_code == 200
+    answers = [user.complete(model) for model in ("pirate", "base", "pirate", "base")]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
+    for refused in answers[2:]:
+        assert refused.headers["x-ratelimit-scope"] == "requests;base"
+        assert "on this base model" in refused.json()["error"]["message"]
+    assert other.complete("base").status_code == 200
+    shown = user.call("GET", "/v1/limits").json()["data"]
+    used = sum(answer.json()["usage"]["total_tokens"] for answer in answers[:2])
+    assert [(it["metric"], it["id"], it["used"]) for it in shown if it["scope"] == "base"] == [
+        ("requests", "base", 2), ("tokens", "base", used), ("requests", "org/large", 0),
+    ]  # fmt: skip
+    assert product.operator.call("PUT", f"{path}/base", {}).status_code == 200
+    assert user.complete("base").status_code == 200, "without limits it is served at once"
+
+
+def test_limits_on_base_models_are_set_as_a_whole_and_read_back(product: InProcess) -> None:
+    user, operator = user_of(product), product.operator
+    path = f"/admin/v1/tenants/{user.name}/limits"
+    operator.call("PUT", f"{path}/org/large", {"max_concurrency": 3, "tokens_per_minute": 5})
+    changed = operator.call("PUT", f"{path}/org/large", {"requests_per_minute": 7}).json()
+    assert operator.call("GET", f"{path}/org/large").json() == changed
+    assert (changed["requests_per_minute"], changed["max_concurrency"]) == (7, None)
+    assert operator.call("GET", path).json()["data"] == [changed]
+    logged = operator.call("GET", f"/admin/v1/audit-log?tenant={user.name}").json()["data"][0]
+    assert (logged["action"], logged["target"]) == ("tenant.base_limits", "org/large")
+    operator.call("PUT", f"{path}/org/large", {})
+    assert operator.call("GET", path).json()["data"] == []
+    assert operator.call("GET", f"{path}/org/large").json()["requests_per_minute"] is None
+    for name, body in (("base", {"max_concurrency": 0}), ("base", {"x": 1}), ("b" * 257, {})):
+        refused = operator.call("PUT", f"{path}/{name}", body)
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"] == next(iter(body), "base_model")
+    assert operator.call("PUT", "/admin/v1/tenants/nobody/limits/base", {}).status_code == 404
+
+
+def test_a_tenant_has_limits_on_a_limited_number_of_base_models(product: InProcess) -> None:
+    user = user_of(product)
+    database, amounts = product.gateway.database, Amounts(max_concurrency=1)
+
+    def fill(conn: Any) -> None:
+        for number in range(MAX_BASES):
+            set_base_limits(
+                conn, user.tenant_id, f"b{number}", amounts, now_ms=NOW_MS, actor="operator"
+            )
+
+    database.write_sync(fill)
+    path = f"/admin/v1/tenants/{user.name}/limits"
+    one_more = product.operator.call("PUT", f"{path}/one-more", {"max_concurrency": 1})
+    assert (one_more.status_code, one_more.json()["error"]["param"]) == (409, "base_model")
+    assert product.operator.call("PUT", f"{path}/b7", {"max_concurrency": 2}).status_code == 200
+    assert product.operator.call("PUT", f"{path}/one-more", {}).status_code == 200
+
+
+def test_limits_on_a_base_model_cost_its_requests_no_query(
+    product: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, database = [], product.gateway.database
+    monkeypatch.setattr(
+        type(database), "read",
+        lambda self, fn, _read=type(database).read: reads.append(fn) or _read(self, fn),
+    )  # fmt: skip
+    user = user_of(product)
+    path = f"/admin/v1/tenants/{user.name}/limits/base"
+    assert product.operator.call("PUT", path, {"requests_per_minute": 9}).status_code == 200
+    counts = []
+    for _ in range(5):
+        reads.clear()
+        assert user.complete("base").headers["x-ratelimit-limit-requests"] == "9"
+        counts.append(len(reads))
+    assert counts[0] > 0, "the identity and the price are read once"
+    # What was read may expire between two requests, but not between all of them.
+    assert min(counts) == 0
+
+
+def test_seats_on_a_base_model_are_carried_to_the_next_way_of_counting(product: InProcess) -> None:
+    price = make_price(product.gateway.database)
+    holds = {"r1": "org/large", "r2": "small", "of-an-older-release": ""}
+    insert_holds(
+        product.gateway.database,
+        *(make_hold(price, name, tenant_id="ten_x", base_model=it) for name, it in holds.items()),
+        make_hold(price, "anothers", tenant_id="ten_y", base_model="org/large"),
+    )
+    limit = Limit("concurrency", "base", scope_id("ten_x", "org/large"), 1)
+    found = product.gateway.database.read_sync(lambda c: open_requests(c, limit, NOW_MS))
+    assert {name for name, _ in found} == {"r1", "of-an-older-release"}
+
+
+def test_a_hold_names_the_base_model_of_an_adapter(product: InProcess) -> None:
+    user = with_adapter(user_of(product))
+    assert user.complete("pirate").status_code == 200
+    request_id = product.engines.asked[-1].request_id
+    hold = product.gateway.database.read_sync(lambda c: get_hold(c, request_id))
+    assert hold
+    assert (hold.model, hold.base_model) == ("pirate", "base")
 
 
 def test_a_limit_says_which_request_holds_it_and_when_it_lets_go(product: InProcess) -> None:

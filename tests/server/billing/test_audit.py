@@ -64,6 +64,7 @@ NO_MONEY = {
     "entries.idempotency_key": "says which later call would be a repeat; nothing is owed by it",
     "kept_events.source": "says which later report would be a repeat",
     "kept_events.source_id": "likewise",
+    "holds.base_model": "says under which limits the request counts; nothing is priced by it",
     "holds.created_at_ms": "when it was made; nothing is priced by it",
     "holds.expires_at_ms": "of a hold that has ended, it decides nothing any more",
     "journal_positions.updated_at_ms": "when it was written",
@@ -72,6 +73,7 @@ NO_MONEY = {
     "price_versions.scope": "which version a request is priced by is decided when it is held, and "
     "its hold, event, entry and receipt name that version",
     "price_versions.scope_id": "likewise",
+    "price_versions.base_model": "likewise",
     "price_versions.effective_at_ms": "likewise",
     "price_versions.until_ms": "likewise",
     "price_versions.created_at_ms": "likewise",

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from engine.messages import StopCause
 from registry.tables import audit_log
 from server.accounts.tables import tenants
+from server.billing import prices
+from server.billing.base_revisions import name_base
 from server.billing.prices import (
     DEFAULT_PRICES,
     SCOPES,
@@ -30,6 +32,7 @@ from server.billing.rating import (
     monthly_storage_nanousd,
     rated_amounts,
 )
+from server.billing.storage_stretches import Stretch, drafts_of
 from tests.registry.rows import add_version
 from tests.server.factories import NOW_MS, make_price, make_tenant
 from tests.server.in_process import InProcess
@@ -140,24 +143,36 @@ def test_a_price_takes_effect_at_its_time_and_older_versions_stay(database):
 # ---- the price that applies ----
 
 TENANTS = {"t1": "gold", "t2": "gold", "t3": "iron"}
-ADAPTERS = ("a1", "a2")
-IDS = {"default": [""], "plan": ["gold", "iron"], "tenant": list(TENANTS), "adapter": ADAPTERS}
+BASES = ("small", "org/large")
+ADAPTERS = {"a1": "small", "a2": "org/large", "unknown": ""}
+IDS = {"default": [""], "plan": ["gold", "iron"], "tenant": list(TENANTS)}
+IDS |= {"adapter": list(ADAPTERS)}
 
 
 @st.composite
 def versions(draw):
-    """(scope, scope_id, from, until); times are small, so that many are equal."""
+    """(scope, scope_id, base, from, until); times are small, so that many are equal."""
     scope = draw(st.sampled_from(SCOPES))
+    base = draw(st.sampled_from(("", *BASES))) if scope != "adapter" else ""
     at = draw(st.integers(0, 9))
-    until = draw(st.none() | st.integers(at + 1, 11)) if scope != "default" else None
-    return scope, draw(st.sampled_from(IDS[scope])), at, until
+    has_end = (scope, base) != ("default", "")
+    until = draw(st.none() | st.integers(at + 1, 11)) if has_end else None
+    return scope, draw(st.sampled_from(IDS[scope])), base, at, until
 
 
-def model_price(book, at, tenant_id, adapter_id):
-    """Number of the version that applies: the newest of the narrowest scope, unless it is over."""
-    owners = ("adapter", adapter_id), ("tenant", tenant_id), ("plan", TENANTS.get(tenant_id))
-    for owner in (*owners, ("default", "")):
-        begun = [(v[2], number, v[3]) for number, v in enumerate(book) if v[:2] == owner]
+def model_price(book, at, tenant_id, adapter_id, base):
+    """Number of the version that applies: the newest of the narrowest, unless it is over."""
+    plan = TENANTS.get(tenant_id)
+    narrowest_first = [("adapter", adapter_id, "")]
+    if base:
+        narrowest_first += [
+            ("tenant", tenant_id, base),
+            ("plan", plan, base),
+            ("default", "", base),
+        ]
+    narrowest_first += [("tenant", tenant_id, ""), ("plan", plan, ""), ("default", "", "")]
+    for owner in narrowest_first:
+        begun = [(v[3], number, v[4]) for number, v in enumerate(book) if v[:3] == owner]
         begun = [version for version in begun if version[0] <= at]
         if begun and (max(begun)[2] is None or at < max(begun)[2]):
             return max(begun)[1]
@@ -169,28 +184,60 @@ def model_price(book, at, tenant_id, adapter_id):
 )
 @given(book=st.lists(versions(), max_size=12), at=st.integers(0, 12))
 def test_the_narrowest_scope_that_has_a_price_counts(sqlite_database, book, at):
-    book = [("default", "", 0, None), *book]
+    book = [("default", "", "", 0, None), *book]
     with sqlite_database.engine.execution_options(chorale_writes=True).connect() as conn:
         for tenant_id, plan in TENANTS.items():
             values = {"tenant_id": tenant_id, "name": tenant_id, "plan": plan, "status": "active"}
             values |= {"weight": 1.0, "cache_salt": "", "created_at_ms": 0}
             conn.execute(sa.insert(tenants).values(values))
+        add_versions_of(conn, ADAPTERS)
         made = [
-            add_price(conn, DEFAULT_PRICES, scope=scope, scope_id=scope_id, until_ms=until,
-                      effective_at_ms=begin, now_ms=0)
-            for scope, scope_id, begin, until in book
+            add_price(conn, DEFAULT_PRICES, scope=scope, scope_id=scope_id, base_model=base,
+                      until_ms=until, effective_at_ms=begin, now_ms=0)
+            for scope, scope_id, base, begin, until in book
         ]  # fmt: skip
         for tenant_id in (None, *TENANTS):
-            for adapter_id in (None, *ADAPTERS):
-                found = price_for(conn, at, tenant_id=tenant_id, adapter_id=adapter_id)
-                assert found == made[model_price(book, at, tenant_id, adapter_id)]
+            for adapter_id, base in (
+                (None, ""),
+                *((None, base) for base in BASES),
+                *ADAPTERS.items(),
+            ):
+                asked = {"tenant_id": tenant_id, "adapter_id": adapter_id, "base_model": base}
+                expected = made[model_price(book, at, tenant_id, adapter_id, base)]
+                assert price_for(conn, at, **asked) == expected
             if tenant_id:
                 several = prices_for(conn, at, tenant_id=tenant_id, adapter_ids=ADAPTERS)
                 assert several == {
-                    adapter_id: price_for(conn, at, tenant_id=tenant_id, adapter_id=adapter_id)
-                    for adapter_id in ADAPTERS
+                    adapter_id: made[model_price(book, at, tenant_id, adapter_id, base)]
+                    for adapter_id, base in ADAPTERS.items()
                 }
         conn.rollback()
+
+
+def add_versions_of(conn, adapters):
+    """Insert versions of adapters {adapter_id: base}; the older one is of another base model."""
+    for adapter_id, base in adapters.items():
+        name_base(conn, f"old {adapter_id}", "forgotten")
+        if base:
+            name_base(conn, f"new {adapter_id}", base)
+        add_version(conn, name=adapter_id, base_revision=f"old {adapter_id}", adapter_id=adapter_id)
+        add_version(
+            conn, name=adapter_id, version=2, base_revision=f"new {adapter_id}",
+            adapter_id=adapter_id,
+        )  # fmt: skip
+
+
+def test_a_request_finds_its_price_by_seven_look_ups_in_one_index(sqlite_database):
+    with sqlite_database.engine.connect() as conn:
+        names = ("tenant_id", "plan", "adapter_id", "base_model")
+        asked = prices._NEWEST_OF_EACH_SCOPE.params(at_ms=0, **dict.fromkeys(names, "x"))
+        query = asked.compile(conn, compile_kwargs={"literal_binds": True})
+        plan = conn.execute(sa.text(f"EXPLAIN QUERY PLAN {query}"))
+        steps = [row.detail for row in plan if "price_versions" in row.detail]
+    assert len(steps) == 7
+    for step in steps:
+        assert "ix_price_versions_scope_scope_id_base_model_effective_at_ms" in step
+        assert "base_model=? AND effective_at_ms<?" in step
 
 
 def test_a_price_of_each_scope_counts_on_both_databases(database):
@@ -286,6 +333,7 @@ def test_an_operator_sets_prices_and_what_is_not_named_stays(operator):
         {"scope": "city"},
         {"scope_id": "gold"},
         {"scope_id": "No Plan", "scope": "plan"},
+        {"base_model": "x" * 257},
     ],
     ids=str,
 )
@@ -346,3 +394,70 @@ def test_a_request_is_held_at_the_price_of_its_adapter(product):
     dearer = replace(DEFAULT_PRICES, storage_nanousd=10**12)
     expected = monthly_storage_nanousd(shown["size_bytes"], dearer)
     assert shown["passport"]["storage_nanousd_per_month"] == expected
+
+
+def test_a_base_model_and_its_adapters_have_prices_of_their_own(product):
+    acme, globex, operator = product.user("acme"), product.user("globex"), product.operator
+    base_revision = product.gateway.base.model.base_revision
+    adapter_id = product.gateway.database.write_sync(
+        lambda c: add_version(c, acme.tenant_id, "pirate", base_revision=base_revision)
+    )
+
+    def add(**body):
+        made = operator.call("POST", "/admin/v1/prices", body)
+        assert made.status_code == 201, made.text
+        return made.json()
+
+    def version_of(user, model):
+        return user.complete(model).json()["usage"]["x_chorale"]["price_version"]
+
+    of_tenant = add(scope="tenant", scope_id="acme", prompt_nanousd=5)
+    add(base_model="another", prompt_nanousd=1)
+    assert version_of(acme, "base") == of_tenant["price_version"]
+    of_base = add(base_model="base", prompt_nanousd=900, storage_nanousd=10**12)
+    assert (of_base["base_model"], of_base["scope_id"]) == ("base", None)
+    asked = [(acme, "base"), (acme, "pirate"), (globex, "base")]
+    assert {version_of(*each) for each in asked} == {of_base["price_version"]}
+    both = add(base_model="base", scope="tenant", scope_id="acme", completion_nanousd=7)
+    assert both["prompt_nanousd"] == 900, "what is not named is as for the base model before"
+    assert [version_of(*each) for each in asked[1:]] == [
+        both["price_version"], of_base["price_version"],
+    ]  # fmt: skip
+    shown = acme.call("GET", "/v1/adapters/pirate").json()["latest"]
+    assert shown["passport"]["storage_nanousd_per_month"] == shown["size_bytes"] * 720 * 1000
+    of_adapter = add(scope="adapter", scope_id=adapter_id, cached_nanousd=1)
+    assert of_adapter["completion_nanousd"] == 7
+    assert version_of(acme, "pirate") == of_adapter["price_version"]
+
+
+def test_a_price_of_an_adapter_names_no_base_model(product):
+    acme = product.user("acme")
+    adapter_id = product.gateway.database.write_sync(lambda c: add_version(c, acme.tenant_id))
+    body = {"scope": "adapter", "scope_id": adapter_id, "base_model": "base"}
+    answer = product.operator.call("POST", "/admin/v1/prices", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "base_model")
+
+
+def test_a_price_of_a_base_model_may_end(product):
+    body = {"base_model": "base", "prompt_nanousd": 1, "until": 2**32}
+    made = product.operator.call("POST", "/admin/v1/prices", body)
+    assert (made.status_code, made.json()["until"]) == (201, 2**32)
+
+
+def test_a_day_of_storage_is_charged_at_the_price_of_the_base_model(sqlite_database):
+    def post(conn):
+        ensure_price(conn, 0)
+        adapter_id = add_version(conn, base_revision="r" * 64)
+        name_base(conn, "r" * 64, "small")
+        name_base(conn, "r" * 64, "large")  # a base model that got another name
+        dear = replace(DEFAULT_PRICES, storage_nanousd=10**9)
+        of_base = add_price(conn, dear, base_model="large", effective_at_ms=0, now_ms=0)
+        stretch = Stretch(
+            kind="storage", source="storage", source_id="1", tenant_id="tenant-a",
+            adapter_id=adapter_id, adapter_version=1, adapter_digest="d" * 64, tier="store",
+            size_bytes=10**9, started_at_ms=0, at_ms=3_599_999, duration_ms=3_600_000,
+        )  # fmt: skip
+        return of_base, drafts_of(conn, [stretch])[0]
+
+    of_base, draft = sqlite_database.write_sync(post)
+    assert (draft.price_version, draft.amount_nanousd) == (of_base.price_version, 10**9)

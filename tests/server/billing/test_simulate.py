@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine.messages import PROOF_TENANT
 from server.accounts.tenants import create_tenant
 from server.billing import credits, ledger
+from server.billing.base_revisions import name_base
 from server.billing.entries import lock_ledger
 from server.billing.holds import insert_hold
 from server.billing.prices import DEFAULT_PRICES, add_price, price_for
@@ -21,6 +22,7 @@ from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.simulate import Book, simulate
 from server.billing.storage_stretches import Stretch, post_stretches
 from server.database.database import DEFAULT_FILE, Database
+from tests.registry.rows import add_version
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold, make_price
 from tests.server.fake_api import Api, fixed, make_run
 from tests.server.in_process import InProcess
@@ -30,11 +32,16 @@ ENDS = [("stop", "eos"), ("abort", "aborted"), ("error", "engine_failure"), ("ab
 USES = [(None, 0, 5), ("ad_1", 3, 0), ("ad_1", 1, 5), ("ad_1", 9, 1)]
 """(adapter_id, cached, completion) for prompts of 7 tokens; the last is impossible."""
 END_MS = NOW_MS + 10**9
+BASES = {"b" * 64: "small"}
+"""Names of base models by revision; another revision has none."""
 
 
 def fill(conn):
     """Post all kinds of entries of two tenants and a canary at two prices; {tenant_id: plan}."""
     plans = {}
+    add_version(conn, adapter_id="ad_1", base_revision="b" * 64)
+    for base_revision, base_model in BASES.items():
+        name_base(conn, base_revision, base_model)
     for name, plan in (("acme", "gold"), ("globex", "standard")):
         plans[create_tenant(conn, name, now_ms=NOW_MS, plan=plan).tenant_id] = plan
     acme, globex = plans
@@ -51,7 +58,7 @@ def fill(conn):
                 counts = {"num_cached_tokens": cached, "num_completion_tokens": completion}
                 record = make_end(
                     number, f"r{number}", tenant_id=tenant_id, finish_reason=reason,
-                    stop_cause=cause, **counts,
+                    stop_cause=cause, base_revision="bc"[number % 3 == 0] * 64, **counts,
                 )  # fmt: skip
                 if number % 7 == 0:
                     ledger.mark_failed(conn, SIGNER, f"r{number}", NOW_MS)
@@ -83,8 +90,9 @@ def fill(conn):
 def make_stretch(kind, source_id, tenant_id, size_bytes, **fields):
     return Stretch(
         kind=kind, source=kind, source_id=source_id, tenant_id=tenant_id, adapter_id="ad_1",
-        adapter_version=1, adapter_digest="d" * 64, tier="device", size_bytes=size_bytes,
-        started_at_ms=NOW_MS, at_ms=NOW_MS + 1, duration_ms=1_234_567, **fields,
+        adapter_version=1 + size_bytes % 2, adapter_digest="d" * 64, tier="device",
+        size_bytes=size_bytes, started_at_ms=NOW_MS, at_ms=NOW_MS + 1, duration_ms=1_234_567,
+        **fields,
     )  # fmt: skip
 
 
@@ -136,7 +144,11 @@ def rerate(receipt, receipts, plans, book):
         return 0
 
     def price(name, was):
-        owners = [("adapter", receipt["adapter_id"]), ("tenant", receipt["tenant_id"])]
+        revision = receipt["base_revision"]
+        if receipt["kind"] != "usage" and receipt["adapter_version"] == 1:
+            revision = "b" * 64
+        owners = [("adapter", receipt["adapter_id"]), ("base", BASES.get(revision))]
+        owners += [("tenant", receipt["tenant_id"])]
         owners += [("plan", plans[receipt["tenant_id"]]), ("default", "")]
         named = [book[owner][name] for owner in owners if name in book.get(owner, {})]
         return Decimal(named[0] if named else was)
@@ -187,13 +199,16 @@ prices = st.dictionaries(st.sampled_from(FIELDS), st.integers(0, 10**12))
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(default=prices, gold=prices, acme=prices, adapter=prices)
-def test_under_another_book_it_is_what_the_export_makes_of_it(filled, default, gold, acme, adapter):
+@given(default=prices, gold=prices, acme=prices, small=prices, adapter=prices)
+def test_under_another_book_it_is_what_the_export_makes_of_it(
+    filled, default, gold, acme, small, adapter
+):
     database, plans, receipts = filled
     book = {
         ("default", ""): default,
         ("plan", "gold"): gold,
         ("tenant", next(iter(plans))): acme,
+        ("base", "small"): small,
         ("adapter", "ad_1"): adapter,
     }
     expected = by_line(receipts, lambda receipt: rerate(receipt, receipts, plans, book))
@@ -204,6 +219,7 @@ def test_both_databases_say_the_same(database):
     make_price(database)
     database.write_sync(fill)
     book = {("default", ""): {"prompt_nanousd": 11, "storage_nanousd": 13 * 10**9}}
+    book["base", "small"] = {"prompt_nanousd": 12, "storage_nanousd": 14 * 10**9}
     plans = {r["tenant_id"]: "" for r in receipts_of(database)}
     receipts = receipts_of(database)
     expected = by_line(receipts, lambda receipt: rerate(receipt, receipts, plans, book))
@@ -254,7 +270,9 @@ def test_an_operator_asks_what_a_month_would_have_cost(product):
     usage = {line["kind"]: line for line in by_book["data"]}["usage"]
     assert usage["simulated_nanousd"] == 2 * usage["actual_nanousd"] > 0
     assert usage["difference_usd"] == usage["actual_usd"]
-    same = ask(book={"tenants": {"acme": {}}, "plans": {"gold": {}}}).json()
+    of_base = ask(book={"bases": {"small": {"prompt_nanousd": 10**9}}}).json()
+    assert of_base["total"]["difference_nanousd"] > 10**9
+    same = ask(book={"tenants": {"acme": {}}, "plans": {"gold": {}}, "bases": {"x": {}}}).json()
     assert same["total"]["difference_nanousd"] == 0
     assert same["total"]["actual_nanousd"] == sum(receipt["amount_nanousd"] for receipt in before)
     assert receipts_of(database) == before

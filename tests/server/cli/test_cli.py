@@ -140,7 +140,13 @@ CALLS = [
     ("prices list", "GET", "/admin/v1/prices", None),
     ("prices add prompt=0.15 storage=2", "POST", "/admin/v1/prices", {
         "prompt_nanousd": 150, "storage_nanousd": 2 * 10**9,
-        "scope": "default", "scope_id": "", "effective_at": None, "until": None}),
+        "scope": "default", "scope_id": "", "base_model": "", "effective_at": None, "until": None}),
+    ("prices add prompt=0.15 --base org/large --scope plan --scope-id gold", "POST",
+        "/admin/v1/prices", {
+        "prompt_nanousd": 150, "scope": "plan", "scope_id": "gold", "base_model": "org/large",
+        "effective_at": None, "until": None}),
+    ("tenants set-base-limits acme org/large --max-concurrency 2", "PUT", f"{OF}/limits/org/large",
+        {"requests_per_minute": None, "tokens_per_minute": None, "max_concurrency": 2}),
 ]  # fmt: skip
 
 
@@ -153,6 +159,13 @@ def test_an_operators_command_is_one_call(run, api, monkeypatch, command, method
     assert ("$0.15" in row) == command.startswith("prices")
     shown = json.loads(run(*command.split(), "--json").stdout)
     assert shown == ([ROW] if " list" in command else answer)
+
+
+def test_limits_on_base_models_are_a_table(run, api, monkeypatch):
+    row = {"base_model": "org/large", "requests_per_minute": 6, "max_concurrency": None}
+    monkeypatch.setitem(ANSWERS, ("GET", f"{OF}/limits"), list_of(row))
+    lines = run("tenants", "base-limits", "acme").stdout.splitlines()
+    assert lines[1].split() == ["org/large", "6", "-", "-"]
 
 
 @pytest.mark.parametrize("given", ["prompt=0.0005", "prompt=NaN", "prompt", "nope=1"])

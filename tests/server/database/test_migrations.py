@@ -13,7 +13,9 @@ from registry import grants
 from registry.tables import audit_log, metadata
 from server.accounts.keys import create_key, list_keys, rotate_key
 from server.accounts.tables import api_keys
+from server.billing.holds import get_hold
 from server.billing.ledger import adopt_events, post
+from server.billing.prices import DEFAULT_PRICES, add_price, price_for
 from server.billing.receipts.receipt import sha256_of
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import monthly_spend
@@ -247,3 +249,26 @@ def test_keys_that_an_older_release_rotated_count_in_the_bucket_of_the_first(dat
     database.migrate()
     assert database.read_sync(lambda c: list_keys(c, tenant.tenant_id)) == before
     assert len({key.bucket_id for key in before}) == 1
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_without_prices_by_base_model_no_price_becomes_everybodys(kind, make_postgres, tmp_path):
+    url = None if kind == "sqlite" else make_postgres("template1")
+    database = Database(url, data_dir=tmp_path)
+    database.migrate()
+    general = make_price(database)
+    insert_holds(database, make_hold(general, base_model="small"))
+    database.write_sync(
+        lambda c: add_price(
+            c, DEFAULT_PRICES, base_model="small", effective_at_ms=NOW_MS, now_ms=NOW_MS
+        )
+    )
+    with database.engine.execution_options(chorale_writes=True).begin() as conn:
+        alembic.command.downgrade(migration_config(conn), "0013")
+        defaults = "SELECT price_version FROM price_versions WHERE scope = 'default'"
+        assert conn.execute(sa.text(defaults)).all() == [(general.price_version,)]
+    database.migrate()
+    found = database.read_sync(lambda c: price_for(c, NOW_MS, base_model="small"))
+    assert found.price_version == general.price_version
+    assert database.read_sync(lambda c: get_hold(c, "r1")).base_model == ""
+    database.close()

@@ -1,0 +1,91 @@
+"""How much of each base model a tenant may use, which the operator sets."""
+
+import dataclasses
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Path
+from pydantic import Field
+from sqlalchemy import Connection
+
+from server.accounts import tenants
+from server.api.bodies import json_body
+from server.api.deps import DatabaseDep, IdentitiesDep
+from server.api.routes.limits import AmountsAnswer, LimitFields
+from server.api.routes.lists import ListAnswer
+from server.database.clock import now_ms
+from server.limits import base_limits
+from server.limits.amounts import Amounts
+
+router = APIRouter()
+
+BaseName = Annotated[str, Path(min_length=1, max_length=256)]
+
+
+class BaseLimitsAnswer(AmountsAnswer):
+    """The limits of a tenant on a base model.   A limit of null is none."""
+
+    object: Literal["base.limits"] = "base.limits"
+    tenant_id: str = Field(examples=["ten_5f0c1d2e3a4b5968"])
+    base_model: str = Field(examples=["smollm2"])
+
+
+class BaseLimitsList(ListAnswer[BaseLimitsAnswer]):
+    """The limits of a tenant on base models, by their names."""
+
+
+@router.get("/tenants/{tenant}/limits")
+async def list_base_limits(tenant: str, database: DatabaseDep) -> BaseLimitsList:
+    """List the base models on which a tenant has limits."""
+
+    def read(conn: Connection) -> BaseLimitsList:
+        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+        found = base_limits.get_base_limits(conn, tenant_id)
+        return BaseLimitsList(data=[_limits(tenant_id, *item) for item in found.items()])
+
+    return await database.read(read)
+
+
+@router.get("/tenants/{tenant}/limits/{base_model:path}")
+async def get_base_limits(
+    tenant: str, base_model: BaseName, database: DatabaseDep
+) -> BaseLimitsAnswer:
+    """Get the limits of a tenant on a base model."""
+
+    def read(conn: Connection) -> BaseLimitsAnswer:
+        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+        found = base_limits.get_base_limits(conn, tenant_id)
+        return _limits(tenant_id, base_model, found.get(base_model, Amounts()))
+
+    return await database.read(read)
+
+
+@router.put("/tenants/{tenant}/limits/{base_model:path}")
+async def set_base_limits(
+    tenant: str,
+    base_model: BaseName,
+    database: DatabaseDep,
+    identities: IdentitiesDep,
+    body: Annotated[LimitFields, json_body(LimitFields)],
+) -> BaseLimitsAnswer:
+    """Set the limits of a tenant on a base model; a limit that is left out is removed.
+
+    They count the tenant's requests on the base model and on all adapters of it together.
+    """
+    amounts = Amounts(**body.model_dump())
+
+    def write(conn: Connection) -> str:
+        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+        base_limits.set_base_limits(
+            conn, tenant_id, base_model, amounts, now_ms=now_ms(), actor="operator"
+        )
+        return tenant_id
+
+    tenant_id = await database.write(write)
+    identities.forget(tenant_id)
+    return _limits(tenant_id, base_model, amounts)
+
+
+def _limits(tenant_id: str, base_model: str, amounts: Amounts) -> BaseLimitsAnswer:
+    return BaseLimitsAnswer(
+        tenant_id=tenant_id, base_model=base_model, **dataclasses.asdict(amounts)
+    )

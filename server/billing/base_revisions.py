@@ -1,0 +1,38 @@
+"""The names of base models by their revisions, which adapters and usage are stored with.
+
+A name survives a replacement of the weights, and prices are by name.
+"""
+
+from collections.abc import Collection
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from registry.tables import adapter_versions
+from server.billing.tables import base_revisions
+from server.database.upsert import upsert
+
+
+def name_base(conn: Connection, base_revision: str, base_model: str) -> None:
+    """Record the name under which a gateway serves a revision; a later name replaces it."""
+    insert = upsert(conn.dialect.name, base_revisions)
+    values = {"base_revision": base_revision, "base_model": base_model}
+    renamed = {"base_model": base_model}
+    conn.execute(
+        insert.values(values).on_conflict_do_update(index_elements=["base_revision"], set_=renamed)
+    )
+
+
+def bases_of(conn: Connection, adapter_ids: Collection[str]) -> dict[str, str]:
+    """Return {adapter_id: name of its newest version's base model}, where the name is known."""
+    version = adapter_versions.c
+    newest = sa.select(version.adapter_id, sa.func.max(version.version).label("version"))
+    newest = newest.where(version.adapter_id.in_(adapter_ids)).group_by(version.adapter_id)
+    found = newest.subquery()
+    is_newest = (version.adapter_id == found.c.adapter_id) & (version.version == found.c.version)
+    query = (
+        sa.select(version.adapter_id, base_revisions.c.base_model)
+        .join(found, is_newest)
+        .join(base_revisions, base_revisions.c.base_revision == version.base_revision)
+    )
+    return {row.adapter_id: row.base_model for row in conn.execute(query)}

@@ -1,0 +1,51 @@
+"""The amounts of the limits of one adapter, or of a tenant on one base model."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from sqlalchemy import Table
+from sqlalchemy.engine import Connection, RowMapping
+
+from server.database.upsert import upsert
+from server.limits.rules import Limit, Metric, Scope
+
+_METRICS: dict[str, Metric] = {
+    "requests_per_minute": "requests",
+    "tokens_per_minute": "tokens",
+    "max_concurrency": "concurrency",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Amounts:
+    """Amounts of limits; None is no limit."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_concurrency: int | None = None
+
+    @classmethod
+    def read(cls, row: RowMapping | None) -> "Amounts":
+        """Read the amounts of a row that has a column for each; without a row there is no limit."""
+        return cls(**{field.name: row[field.name] for field in fields(cls)}) if row else cls()
+
+    def limits(self, scope: Scope, scope_id: str) -> tuple[Limit, ...]:
+        """The limits that are set, in the limiter's form."""
+        return tuple(
+            Limit(metric, scope, scope_id, amount)
+            for name, metric in _METRICS.items()
+            if (amount := getattr(self, name)) is not None
+        )
+
+    def write(self, conn: Connection, table: Table, key: Mapping[str, str]) -> None:
+        """Insert a row of these amounts, or set those of the row with its primary key.
+
+        key: the row's other columns.
+        """
+        elements = [column.name for column in table.primary_key]
+        insert = upsert(conn.dialect.name, table).values(**key, **asdict(self))
+        conn.execute(insert.on_conflict_do_update(index_elements=elements, set_=asdict(self)))
+
+    def __str__(self) -> str:
+        """The amounts as the audit log tells them."""
+        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
