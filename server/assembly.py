@@ -33,6 +33,7 @@ from server.api.metrics import Metrics
 from server.api.recordings import Recorder
 from server.billing.audit.auditor import INTERVAL_S as AUDIT_INTERVAL_S
 from server.billing.audit.auditor import Auditor
+from server.billing.base_revisions import name_base
 from server.billing.budget_watch import INTERVAL_S as BUDGETS_INTERVAL_S
 from server.billing.budget_watch import BudgetWatch
 from server.billing.budgets import HAS_HARD_BUDGET
@@ -63,6 +64,7 @@ from server.inference.idempotency import (
     take_over_key,
 )
 from server.inference.limit_refusals import LimitRefusals
+from server.inference.served_base import ServedBase
 from server.launch.secrets import Secrets
 from server.launch.settings import Settings
 from server.limits.epochs import Epochs
@@ -104,6 +106,12 @@ def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminK
     )
     bases = Bases([maker.base(entry) for entry in entries if entry.model_dir])
     settler = Settler(database, signer, leases, bases.read_journal, engine_ids=bases.engine_ids)
+
+    async def announce(base: ServedBase) -> None:
+        """Let the ledger know the name of the base model that a revision is of."""
+        model = base.model
+        await database.write(lambda conn: name_base(conn, model.base_revision, model.model_id))
+
     catalog = Catalog(bases.models)
     uploads = Uploads(catalog, storage, _registry_limits(settings), work=work)
     limit_refusals = LimitRefusals(database)
@@ -134,7 +142,7 @@ def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminK
         identities=Identities(database, secrets.pepper, has_hard_budget=HAS_HARD_BUDGET),
         price_tags=PriceTags(database),
         bases=bases,
-        follower=BaseFollower(bases, data_dir, maker.base, maker.leftover),
+        follower=BaseFollower(bases, data_dir, maker.base, maker.leftover, announce),
         catalog=catalog,
         uploads=uploads,
         upload_builds=UploadBuilds(functools.partial(build_upload, uploads, database.begin)),

@@ -57,7 +57,6 @@ from server.api.routes import (
     usage,
     webhooks,
 )
-from server.billing.base_revisions import name_base
 from server.billing.ledger import adopt_events
 from server.billing.prices import ensure_price
 from server.billing.receipts.signing import Signer
@@ -131,8 +130,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     async with AsyncExitStack() as ends:
         ends.callback(database.close)
         await database.write(lambda conn: ensure_price(conn, now_ms()))
-        model = gateway.base.model
-        await database.write(lambda c: name_base(c, model.base_revision, model.model_id))
         await database.write(lambda conn: record_key(conn, gateway.signer.public, now_ms()))
         await _adopt_events(database, gateway.signer)
         ends.push_async_callback(gateway.limiter.close)

@@ -286,7 +286,7 @@ class Admission:
                 if message.adapter:
                     await engines.prefetch(identity.tenant_id, message.adapter, engine)
                 engine_id = _engine_id(engines, engine)
-                hold = self._hold(identity, request.model, message, resolved.price, engine_id)
+                hold = self._hold(identity, request.model, message, resolved, engine_id)
                 lease = await self._write_hold(identity, hold, resolved.price, message, grant)
             except StaleEpoch:
                 self.limiter.release(grant, None)
@@ -332,17 +332,22 @@ class Admission:
         return min(message.token_lease, message.num_answers * learned)
 
     def _hold(
-        self, identity: Identity, model: str, message: AddRequest, price: Price, engine_id: str
+        self,
+        identity: Identity,
+        model: str,
+        message: AddRequest,
+        resolved: _Resolved,
+        engine_id: str,
     ) -> Hold:
         """The hold for the most that the request may cost."""
-        now, adapter = now_ms(), message.adapter
+        now, adapter, price = now_ms(), message.adapter, resolved.price
         num_prompt_tokens, lease = message.num_prompt_tokens, message.token_lease
         return Hold(
             request_id=message.request_id,
             tenant_id=identity.tenant_id,
             key_id=identity.key_id,
             model=model,
-            base_model=self.base.model_id,
+            base_model=resolved.base.model_id,
             price_version=price.price_version,
             amount_nanousd=amount_nanousd(num_prompt_tokens, 0, lease, price),
             num_prompt_tokens=num_prompt_tokens,

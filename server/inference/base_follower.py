@@ -6,7 +6,7 @@ The operator's changes go the other way: they are written to a file that the sup
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -43,6 +43,7 @@ class BaseFollower:
 
     serve: loads a base model and makes its parts; called on a thread.
     connect: makes the engines of a base model of which nothing but journals is left.
+    announce: called with every base model before it takes requests.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class BaseFollower:
         data_dir: Path,
         serve: Callable[[BaseEntry], ServedBase],
         connect: Callable[[BaseEntry], Engines],
+        announce: Callable[[ServedBase], Awaitable[None]],
     ) -> None:
         self._bases = bases
         self._bases_path, self._changes_path = bases_path(data_dir), changes_path(data_dir)
         self._serve = serve
         self._connect = connect
+        self._announce = announce
         self._read_at = 0
         self._changes = ModelChanges()
         self._keeping: dict[str, asyncio.Task[None]] = {}
@@ -66,7 +69,8 @@ class BaseFollower:
     async def start(self) -> None:
         """Connect to the engines of the base models that there are."""
         self._changes = self._read_changes()
-        for base in self._bases:
+        # The first that has a revision is the one that is named for it.
+        for base in reversed(list(self._bases)):
             await self._begin(base)
 
     async def close(self) -> None:
@@ -176,8 +180,8 @@ class BaseFollower:
                 logger.exception("%s cannot be served: %s", entry.name, error)
                 self._unloadable.append(entry)
                 return
-            self._bases.add(base)
             await self._begin(base)
+            self._bases.add(base)
         elif entry.is_former:
             engines = self._connect(entry)
             self._bases.add_leftover(entry.home, engines)
@@ -186,6 +190,7 @@ class BaseFollower:
     async def _begin(self, base: ServedBase) -> None:
         if base.model_id in self._changes.drained and not base.entry.is_former:
             base.keeper.close()
+        await self._announce(base)
         await base.engines.start()
         self._keeping[base.entry.home] = asyncio.create_task(base.keeper.run())
 

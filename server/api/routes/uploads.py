@@ -377,7 +377,7 @@ async def _rendered(
 
     def read(conn: Connection) -> tuple[Version | None, Price]:
         version = uploads.get_version(conn, upload)
-        tenant_id, at_ms, base = upload.tenant_id, now_ms(), uploads.catalog.base
+        tenant_id, at_ms, base = upload.tenant_id, now_ms(), uploads.catalog.bases.first
         if version:
             return version, price_of_adapter(conn, at_ms, tenant_id, version.adapter_id)
         return None, price_for(conn, at_ms, tenant_id=tenant_id, base_model=base.model_id)

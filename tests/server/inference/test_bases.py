@@ -38,6 +38,7 @@ class World:
         self.folder = folder
         self.bases = Bases()
         self.engines: dict[str, Any] = {}
+        self.announced: list[str] = []
         self.follower = self.start_follower()
 
     def start_follower(self) -> BaseFollower:
@@ -45,7 +46,10 @@ class World:
             self.engines[entry.home] = FakeEngines()
             return self.engines[entry.home]
 
-        return BaseFollower(self.bases, self.folder, self.serve, connect)
+        async def announce(base: ServedBase) -> None:
+            self.announced.append(base.model_id)
+
+        return BaseFollower(self.bases, self.folder, self.serve, connect, announce)
 
     def serve(self, entry: BaseEntry) -> ServedBase:
         if entry.model_dir == "damaged":
@@ -101,6 +105,7 @@ def test_a_name_means_its_base_model_and_the_first_is_the_default(world: World) 
     assert found is not None
     assert found.model_id == "b"
     assert world.bases.of_revision("c 1") is None
+    assert world.announced == ["a", "b"]
 
 
 def test_a_replaced_model_serves_until_its_successor_has_an_engine(world: World) -> None:
