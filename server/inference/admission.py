@@ -161,10 +161,8 @@ class Admission:
             price = price_for(
                 conn, now_ms(), tenant_id=tenant_id, adapter_id=adapter_id, base_model=base.model_id
             )
-            of_base, of_adapter = (
-                identity.limits_on(base.model_id),
-                limits_of_adapter(conn, adapter_id),
-            )
+            of_base = identity.limits_on(base.model_id)
+            of_adapter = limits_of_adapter(conn, adapter_id)
             template = named.response_template
             return _Resolved(base, named.ref, price, (*of_base, *of_adapter), template)
 
