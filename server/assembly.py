@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.messages import LeaseLow
 from registry.base_model import BaseModel
+from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.free_space import FreeSpace
 from registry.proof import Proof
@@ -94,7 +95,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
     base = BaseModel.load(model_dir, settings.model_id, data_dir / "cache")
     tokenizer = Tokenizer(model_dir)
     storage = open_storage(settings.storage_url)
-    catalog = Catalog(base)
+    catalog = Catalog(BaseModels(base))
     uploads = Uploads(catalog, storage, _registry_limits(settings), work=work)
     signer = Signer(bytes.fromhex(secrets.receipt_signing_key))
     leases = Leases(database)

@@ -36,7 +36,7 @@ def resolve_model(
     owner, a missing adapter and a missing grant give the same error.
     """
     # The base model's id is compared first and in full: it may contain a slash, like owner/name.
-    if model == catalog.base.model_id:
+    if model == catalog.bases.first.model_id:
         return None
     owner_name, slash, rest = model.partition("/")
     if not slash:

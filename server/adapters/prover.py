@@ -159,7 +159,7 @@ class Prover:
 
     async def _proof_of(self, upload: Upload) -> Proof:
         assert upload.built is not None
-        if upload.built["base_revision"] != self._uploads.catalog.base.base_revision:
+        if upload.built["base_revision"] not in self._uploads.catalog.bases.revisions:
             message = "The base model was changed after the files were checked; upload them again."
             return Proof(verdict="not_served", message=message)
         named = {name: upload.built[name] for name in _REF_FIELDS}

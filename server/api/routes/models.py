@@ -52,7 +52,7 @@ async def list_models(
             for adapter in catalog.list_adapters(conn, identity.tenant_id)
             if adapter.latest and catalog.is_servable(adapter.latest)
         ]
-        shared = grants.list_shared(conn, identity.tenant_id, base.model.base_revision)
+        shared = grants.list_shared(conn, identity.tenant_id, catalog.bases.revisions)
         names = tenants.names_of(conn, {adapter.owner_id for adapter in shared})
         return own + [
             _adapter(base, model, model, adapter.created_at_ms, names[adapter.owner_id])

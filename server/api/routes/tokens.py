@@ -144,7 +144,7 @@ async def _begin(
     Returns the model's own format of tool calls, or None.
     """
     await count_request(limiter, identity)
-    if model is None or model == catalog.base.model_id:
+    if model is None or model == catalog.bases.first.model_id:
         return None
 
     def read(conn: Connection) -> str | None:

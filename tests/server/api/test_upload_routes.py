@@ -424,8 +424,8 @@ def test_a_version_for_another_base_is_proved_again_and_nothing_is_sent(
         upload = (await client.create()).json()
         await client.send(upload)
         assert (await client.complete(upload)).status_code == 200
-        base = product.gateway.catalog.base
-        product.gateway.catalog.base = replace(base, base_revision="f" * 64)
+        bases = product.gateway.catalog.bases
+        bases.replace(replace(bases.first, base_revision="f" * 64))
         engine.proof = Proof(verdict="passed", device_bytes=8192)
         again = await client.http.post("/v1/adapters/one/versions/1/prove", json={"alias": "prod"})
         assert (again.status_code, again.json()["state"]) == (202, "proving")
