@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,14 @@ from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.peft_format import WEIGHTS_FILE, lora_names
 from registry.validate import AdapterLimits, validate_adapter
 from registry.validator import Validator, ValidatorLimits
-from tests.registry.factories import encode, encode_header, make_adapter, make_config, sha256
+from tests.registry.factories import (
+    encode,
+    encode_header,
+    make_adapter,
+    make_base,
+    make_config,
+    sha256,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = AdapterLimits()
@@ -60,6 +68,26 @@ def test_a_refusal_comes_through_with_its_code_and_its_key(base, files):
     with pytest.raises(InvalidAdapter, match="use_dora") as caught:
         Validator(LIMITS).check([base], "a", *files)
     assert (caught.value.code, caught.value.param) == ("unsupported_feature", "use_dora")
+
+
+def test_the_process_chooses_among_base_models_and_names_its_choice(base, files, tmp_path):
+    small = make_base(tmp_path / "small", "small", num_layers=1)
+    assert Validator(LIMITS).check([small, base], "a", *files).base_revision == base.base_revision
+    twin = replace(base, model_id="twin", base_revision="f" * 64)
+    with pytest.raises(InvalidAdapter, match="tiny-llama, twin") as caught:
+        Validator(LIMITS).check([base, twin], "a", *files)
+    assert (caught.value.code, caught.value.param) == ("base_model_unclear", "base_model")
+
+
+def test_a_process_that_names_a_base_model_that_was_not_asked_about_is_not_believed(
+    base, files, tmp_path
+):
+    answer = {"passport": {}, "digest": "d", "size_bytes": 1, "is_offline": True}
+    answer["base_revision"] = "f" * 64
+    python = pretender(tmp_path, f"{READY}; echo '{json.dumps(answer)}'")
+    with pytest.raises(InvalidAdapter) as caught:
+        Validator(LIMITS, python=python).check([base], "a", *files)
+    assert caught.value.code == "validator_failed"
 
 
 def test_too_large_comes_through_with_its_sizes(base, files):
