@@ -1,4 +1,4 @@
-"""Which base model an uploaded adapter is for."""
+"""Rules by which the base model of an uploaded adapter is chosen, and when it has to be named."""
 
 import io
 from contextlib import suppress
