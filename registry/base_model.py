@@ -64,6 +64,14 @@ class BaseModel:
     tensors: dict[str, BaseTensor] = field(default_factory=dict)
 
     @property
+    def known_as(self) -> frozenset[str]:
+        """Names, in lower case, by which an adapter's config may call the model: those of the model
+        and of its folder, without the folders or the organization before them.
+        """
+        names = (self.model_id, self.model_id.rpartition("/")[2], self.path.name)
+        return frozenset(name.lower() for name in names)
+
+    @property
     def ends(self) -> dict[str, tuple[int, int]]:
         embedding = self.tensors.get(_EMBEDDING)
         if embedding is None or len(embedding.shape) != 2:

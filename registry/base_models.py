@@ -35,6 +35,13 @@ class BaseModels:
                 return model
         raise UnknownBaseModel(name=model_id, served=self.names, param=param)
 
+    def candidates(self, model_id: str | None) -> tuple[BaseModel, ...]:
+        """The base models that an upload may be for: the one it names, or all if it names none.
+
+        Raises UnknownBaseModel.
+        """
+        return self._models if model_id is None else (self.named(model_id, "base_model"),)
+
     def of_revision(self, base_revision: str) -> BaseModel | None:
         """The base model of this revision; None if none is served."""
         found = (model for model in self._models if model.base_revision == base_revision)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from registry.adapter_rows import READY, Version
+from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter, StorageError, ValidatorUnavailable
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
@@ -18,10 +19,11 @@ from registry.work_dir import WorkDir
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """An upload to build, and the parts of its files."""
+    """An upload to build, the parts of its files, and the base models that it may be for."""
 
     upload: Upload
     parts: tuple[UploadPart, ...]
+    bases: tuple[BaseModel, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,11 @@ def build_adapter(
                 parts = [part for part in plan.parts if part.filename == file.filename]
                 _assemble(folder / file.filename, file, parts, storage)
             validated = validator.check(
-                upload.tenant_id, folder / CONFIG_FILE, folder / WEIGHTS_FILE, folder / "canonical"
+                plan.bases,
+                upload.tenant_id,
+                folder / CONFIG_FILE,
+                folder / WEIGHTS_FILE,
+                folder / "canonical",
             )
             key = object_key(upload.tenant_id, validated.digest)
             if not upload.is_dry_run:
@@ -91,7 +97,7 @@ def build_adapter(
         object_key=key,
         rank=validated.passport["rank"],
         size_bytes=validated.size_bytes,
-        base_revision=validator.base.base_revision,
+        base_revision=validated.base_revision,
         passport=validated.passport,
     )
 

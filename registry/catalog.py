@@ -16,7 +16,7 @@ from registry import adapter_rows, alias_rows, deleted_rows, grants, offers, pin
 from registry.adapter_rows import DELETED, LATEST, PURGED, READY, Adapter, Version
 from registry.alias_rows import Canary, Target
 from registry.audit import record_audit
-from registry.base_model import BaseModel
+from registry.base_models import BaseModels
 from registry.build import BuiltAdapter
 from registry.directory import Directory
 from registry.errors import (
@@ -45,11 +45,11 @@ class Catalog(Directory):
 
     def __init__(
         self,
-        base: BaseModel,
+        bases: BaseModels,
         clock: Callable[[], float] = time.time,
         retention_s: int = RETENTION_S,
     ) -> None:
-        super().__init__(base)
+        super().__init__(bases)
         self.retention_s = retention_s
         self._clock = clock
 

@@ -8,17 +8,17 @@ from sqlalchemy import Connection
 from registry import adapter_rows, alias_rows
 from registry.adapter_rows import Adapter, Version
 from registry.alias_rows import Move
-from registry.base_model import BaseModel
+from registry.base_models import BaseModels
 from registry.errors import AdapterNotFound, AdapterNotServable, InvalidName, ModelNotFound
 from registry.names import check_alias, could_be_in_name, is_name, is_version, parse_model
 from registry.ref import AdapterRef
 
 
 class Directory:
-    """Reads adapters. base: the model served now; versions for other models are not served."""
+    """Reads adapters. bases: the models served now; versions for other models are not served."""
 
-    def __init__(self, base: BaseModel) -> None:
-        self.base = base
+    def __init__(self, bases: BaseModels) -> None:
+        self.bases = bases
 
     def resolve(
         self, conn: Connection, tenant_id: str, model: str, request_key: str = ""
@@ -33,7 +33,7 @@ class Directory:
 
         request_key: requests with the same key get the same version of an alias with a canary.
         Raises ModelNotFound, and AdapterNotServable for a version of the tenant that was made for
-        another base model.
+        a base model that is not served.
         """
         asked = parse_model(model)
         if asked.version is None:
@@ -45,11 +45,12 @@ class Directory:
         if version is None:
             raise ModelNotFound(model=model)
         if not self.is_servable(version):
-            raise AdapterNotServable(model=model, version=version.version)
+            served = self.bases.names
+            raise AdapterNotServable(model=model, version=version.version, served=served)
         return version
 
     def is_servable(self, version: Version) -> bool:
-        return version.base_revision == self.base.base_revision
+        return version.base_revision in self.bases.revisions
 
     def list_adapters(
         self,

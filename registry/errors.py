@@ -103,7 +103,7 @@ class UnknownBaseModel(Invalid):
 class InvalidAdapter(Invalid):
     """The files are not an adapter that this base model can serve. `code` names the fault.
 
-    param: the file at fault, or the key of adapter_config.json.
+    param: the file at fault, the key of adapter_config.json, or the field of the upload.
     """
 
     def __init__(self, *, code: str, message: str, param: str | None = None) -> None:
@@ -145,16 +145,18 @@ class ModelNotFound(AdapterNotFound):
 
 
 class AdapterNotServable(AdapterNotFound):
-    """The caller's own version, which was made for a base model that is no longer served."""
+    """The caller's own version, made for a base model that is not served. served: names of those
+    that are.
+    """
 
     code = "model_not_servable"
 
-    def __init__(self, *, model: str, version: int) -> None:
+    def __init__(self, *, model: str, version: int, served: Sequence[str]) -> None:
         NotFound.__init__(
             self,
-            f"Version {version} of {shown(model)} was made for another base model; "
-            f"upload one that was trained on the model served now, or have it proved on that: "
-            f"POST /v1/adapters/NAME/versions/{version}/prove.",
+            f"Version {version} of {shown(model)} was made for another base model than those "
+            f"served now: {', '.join(served)}. Upload one that was trained on one of them, or have "
+            f"it proved on one: POST /v1/adapters/NAME/versions/{version}/prove.",
         )
         self.model = model
         self.version = version
@@ -256,7 +258,7 @@ class RetentionOver(Conflict):
 
 
 class AlreadyProved(Conflict):
-    """The version to be proved again was made for the base model that is served now."""
+    """The version to be proved again is for the base model that it would be proved on."""
 
     code = "already_proved"
 

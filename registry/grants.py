@@ -5,6 +5,7 @@ Deleting the adapter ends its grants; restoring it does not bring them back. Fun
 grants must be called under `lock_tenant`, with the adapter as it was read under that lock.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, insert, select
@@ -35,11 +36,15 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class SharedAdapter:
-    """An adapter of another tenant whose `latest` can be served."""
+    """An adapter of another tenant whose `latest` can be served.
+
+    base_revision: of the base model of that version.
+    """
 
     owner_id: str
     name: str
     created_at_ms: int
+    base_revision: str
 
 
 def grant(
@@ -113,10 +118,17 @@ def is_granted(conn: Connection, owner_id: str, name: str, grantee_id: str) -> b
     return bool(conn.execute(query).scalar_one())
 
 
-def list_shared(conn: Connection, grantee_id: str, base_revision: str) -> list[SharedAdapter]:
-    """Adapters shared with the tenant that this base model serves, by owner and name."""
+def list_shared(
+    conn: Connection, grantee_id: str, base_revisions: Collection[str]
+) -> list[SharedAdapter]:
+    """Adapters shared with the tenant that one of these base models serves, by owner and name."""
     query = (
-        select(adapters.c.tenant_id, adapters.c.name, adapters.c.created_at_ms)
+        select(
+            adapters.c.tenant_id,
+            adapters.c.name,
+            adapters.c.created_at_ms,
+            adapter_versions.c.base_revision,
+        )
         .join(grants, grants.c.adapter_id == adapters.c.adapter_id)
         .join(adapter_aliases, adapter_aliases.c.adapter_id == adapters.c.adapter_id)
         .join(
@@ -130,7 +142,7 @@ def list_shared(conn: Connection, grantee_id: str, base_revision: str) -> list[S
             adapters.c.deleted_at_ms.is_(None),
             adapter_aliases.c.alias == adapter_rows.LATEST,
             adapter_versions.c.state == adapter_rows.READY,
-            adapter_versions.c.base_revision == base_revision,
+            adapter_versions.c.base_revision.in_(base_revisions),
         )
         .order_by(adapters.c.tenant_id, adapters.c.name)
     )

@@ -1,6 +1,7 @@
 """Syntax of the names of adapters, aliases and versions, and of `model` in requests."""
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from registry.adapter_rows import LATEST
@@ -47,13 +48,16 @@ def is_version(number: int) -> bool:
     return 1 <= number <= 999_999_999
 
 
-def check_new_name(name: str, base_model_id: str) -> None:
-    """Raise InvalidName unless a new adapter may have this name."""
+def check_new_name(name: str, base_names: Collection[str]) -> None:
+    """Raise InvalidName unless a new adapter may have this name.
+
+    base_names: names of the base models.
+    """
     if not is_name(name):
         raise InvalidName(param="name", name=name, rule=f"{_NAME} in full")
-    if name == base_model_id:
-        # Requests match the base model's id first, so this adapter could never be requested.
-        raise InvalidName(param="name", name=name, rule="a name that is not the base model's")
+    if name in base_names:
+        # Requests match the base models' names first, so this adapter could never be requested.
+        raise InvalidName(param="name", name=name, rule="a name that is not a base model's")
 
 
 def check_alias(alias: str) -> None:

@@ -188,6 +188,8 @@ uploads = Table(
     Column("is_dry_run", Boolean, nullable=False, server_default=false()),
     # JSON: the format of tool calls that the version is to have, or its name.
     Column("response_template", Text),
+    # The name of the base model that the adapter is for; null if it is found from the config.
+    Column("base_model", String(256)),
     # JSON of the canonical object and its passport, once the files are checked.
     Column("built", Text),
     # End of the claim of the gateway that alone may have an engine prove the upload.

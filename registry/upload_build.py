@@ -15,9 +15,9 @@ def build_upload(uploads: Uploads, begin: Begin, tenant_id: str, upload_id: str)
     """Assemble and check the files and store the object; then the upload is proving or complete.
 
     An upload that is proving or complete already is returned unchanged. Raises UploadNotFound,
-    UploadNotOpen, UploadNotComplete; InvalidAdapter or TooLarge for a fault of the files, which
-    ends the upload; NoRoom, StorageError or ValidatorUnavailable for a fault of ours, after which
-    the call may be repeated.
+    UploadNotOpen, UploadNotComplete; InvalidAdapter or TooLarge for a fault of the files, and
+    UnknownBaseModel if the named base model is no longer served, which end the upload; NoRoom,
+    StorageError or ValidatorUnavailable for a fault of ours, after which the call may be repeated.
     """
     with begin() as conn:
         upload = uploads.get_upload(conn, tenant_id, upload_id)
@@ -61,7 +61,8 @@ def _check_received(upload: Upload) -> None:
 
 
 def _build(uploads: Uploads, upload: Upload, parts: tuple[UploadPart, ...]) -> BuiltAdapter:
-    plan = BuildPlan(upload, parts)
+    bases = uploads.catalog.bases.candidates(upload.base_model)
+    plan = BuildPlan(upload, parts, bases)
     return build_adapter(plan, uploads.validator, uploads.storage, uploads.work)
 
 

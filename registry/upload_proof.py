@@ -22,10 +22,13 @@ from sqlalchemy import Connection
 
 from registry import adapter_rows, proof_claims, upload_rows
 from registry.adapter_rows import Version
+from registry.base_model import BaseModel
+from registry.base_models import BaseModels
 from registry.build import BuiltAdapter
 from registry.errors import (
     AlreadyProved,
     InvalidAdapter,
+    InvalidUpload,
     ProofUnavailable,
     QuotaExceeded,
     StorageError,
@@ -97,20 +100,22 @@ def prove_again(
     number: int,
     alias: str | None = None,
     *,
+    base_model: str | None = None,
     limits: RegistryLimits | None = None,
 ) -> Upload:
-    """Open an upload that proves a version, made for another base model, on this base model.
+    """Open an upload that proves a version on another base model than the one it is for.
 
     The object stays the same and no file is sent: the upload has no files, and is proving from the
-    start. Raises AdapterNotFound, AlreadyProved, InvalidName, QuotaExceeded.
+    start. base_model: the name of the other base model; None for the only other one that is served.
+    Raises AdapterNotFound, AlreadyProved, InvalidName, InvalidUpload, UnknownBaseModel,
+    QuotaExceeded.
     """
     if alias is not None:
         check_alias(alias)
     adapter_rows.lock_tenant(conn, tenant_id)
     version = uploads.catalog.get_version(conn, tenant_id, name, number)
-    if uploads.catalog.is_servable(version):
-        raise AlreadyProved(name=name, version=number)
-    built = built_fields(version) | {"base_revision": uploads.catalog.base.base_revision}
+    base = _other_base(uploads.catalog.bases, name, version, base_model)
+    built = built_fields(version) | {"base_revision": base.base_revision}
     built["passport"] = {**version.passport, "canary": None}
     now_ms = uploads.now_ms()
     upload = Upload(
@@ -125,6 +130,7 @@ def prove_again(
         files={},
         built=built,
         response_template=version.response_template,
+        base_model=base_model,
     )
     check_quotas(conn, upload, limits or uploads.limits)
     upload_rows.insert_upload(conn, upload)
@@ -194,6 +200,24 @@ def with_proof(built: dict[str, Any], proof: Proof) -> dict[str, Any]:
     del figures["verdict"], figures["message"]
     canary = {"passed": proof.verdict == "passed", **figures}
     return {**built, "passport": {**built["passport"], "canary": canary}}
+
+
+def _other_base(
+    bases: BaseModels, name: str, version: Version, base_model: str | None
+) -> BaseModel:
+    """The base model to prove the version on, see `prove_again`."""
+    candidates = bases.candidates(base_model)
+    others = [base for base in candidates if base.base_revision != version.base_revision]
+    if not others:
+        raise AlreadyProved(name=name, version=version.version)
+    if len({base.base_revision for base in others}) > 1:
+        names = ", ".join(base.model_id for base in others)
+        raise InvalidUpload(
+            code="base_model_unclear",
+            message=f"The version can be proved on one of {names}; name it with base_model.",
+            param="base_model",
+        )
+    return others[0]
 
 
 def _check_object(uploads: Uploads, built: BuiltAdapter) -> None:

@@ -1,7 +1,7 @@
 """Rows of uploads and of their two files. Every query names the tenant, or spans all tenants."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -80,6 +80,7 @@ class Upload:
     built: from proving on, the canonical object and its passport (see registry.upload_build).
     adapter_id, version: set when the upload is complete, except for a dry run.
     error: set when the upload has failed.
+    base_model: the name that the upload gives of the adapter's base model; None if it gives none.
     expires_at_ms: when an open upload expires, or a proving upload fails for want of a proof.
     """
 
@@ -101,6 +102,7 @@ class Upload:
     is_dry_run: bool = False
     built: dict[str, Any] | None = None
     response_template: str | None = None
+    base_model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,7 @@ def insert_upload(conn: Connection, upload: Upload) -> None:
             is_dry_run=upload.is_dry_run,
             built=json.dumps(upload.built) if upload.built else None,
             response_template=upload.response_template,
+            base_model=upload.base_model,
         )
     )
     for file in upload.files.values():
@@ -200,10 +203,12 @@ def find_same_files(
     tenant_id: str,
     name: str,
     files: Mapping[str, FileSpec],
-    base_revision: str,
+    base_revisions: Collection[str],
     response_template: str | None,
 ) -> Version | None:
-    """The ready version that was made from files with exactly these sha256, for this format."""
+    """The newest ready version that was made from files with exactly these sha256, for one of these
+    base models and for this format.
+    """
     query = (
         select(uploads.c.adapter_id, uploads.c.version)
         .join(
@@ -217,7 +222,7 @@ def find_same_files(
             uploads.c.state == COMPLETE,
             versions.c.tenant_id == tenant_id,
             versions.c.state == READY,
-            versions.c.base_revision == base_revision,
+            versions.c.base_revision.in_(base_revisions),
             versions.c.response_template == response_template,
         )
     )
@@ -360,4 +365,5 @@ def to_upload(conn: Connection, row: Row[Any]) -> Upload:
         is_dry_run=row.is_dry_run,
         built=json.loads(row.built) if row.built else None,
         response_template=row.response_template,
+        base_model=row.base_model,
     )

@@ -72,7 +72,7 @@ class Uploads:
         self.catalog = catalog
         self.storage = storage
         self.limits = limits or RegistryLimits()
-        self.validator = Validator(catalog.base, self.limits.adapter)
+        self.validator = Validator(self.limits.adapter)
         self.work = work or WorkDir()
         self._clock = clock
 
@@ -87,24 +87,26 @@ class Uploads:
         *,
         transfer: Transfer = GATEWAY,
         response_template: str | None = None,
+        base_model: str | None = None,
         known: Version | None = None,
         limits: RegistryLimits | None = None,
     ) -> Upload:
         """Declare the two files of a new version.
 
         response_template: the format of its tool calls as checked JSON; None for the base model's.
+        base_model: the name of the base model that it is for; None to find it from its config.
         known: the version that `find_known` found, if its object exists. Its files are not sent
         again: the upload is complete at once, and `latest` and the alias move to that version.
         limits: the tenant's own limits; None for the default.
-        Raises InvalidName, InvalidUpload, TooLarge, QuotaExceeded.
+        Raises InvalidName, InvalidUpload, UnknownBaseModel, TooLarge, QuotaExceeded.
         """
-        check_new_name(name, self.catalog.base.model_id)
+        check_new_name(name, self.catalog.bases.names)
         if alias is not None:
             check_alias(alias)
-        upload = self._new_upload(tenant_id, key_id, name, files, transfer)
+        upload = self._new_upload(tenant_id, key_id, name, files, transfer, base_model)
         upload = replace(upload, alias=alias, response_template=response_template)
         adapter_rows.lock_tenant(conn, tenant_id)
-        if known != self.find_known(conn, tenant_id, name, files, response_template):
+        if known != self.find_known(conn, tenant_id, name, files, response_template, base_model):
             known = None
         check_quotas(conn, upload, limits or self.limits, is_known=known is not None)
         if known is None:
@@ -123,11 +125,17 @@ class Uploads:
         name: str,
         files: Mapping[str, FileSpec],
         response_template: str | None = None,
+        base_model: str | None = None,
     ) -> Version | None:
-        """The ready version that was made from exactly these files, with this format of calls."""
-        base_revision = self.catalog.base.base_revision
+        """The ready version that was made from exactly these files, with this format of calls.
+
+        base_model: only for the base model of this name; None for any that is served. Raises
+        UnknownBaseModel.
+        """
+        bases = self.catalog.bases.candidates(base_model)
+        revisions = {base.base_revision for base in bases}
         return upload_rows.find_same_files(
-            conn, tenant_id, name, files, base_revision, response_template
+            conn, tenant_id, name, files, revisions, response_template
         )
 
     def has_object(self, version: Version) -> bool:
@@ -145,12 +153,14 @@ class Uploads:
         files: Mapping[str, FileSpec],
         *,
         transfer: Transfer = GATEWAY,
+        base_model: str | None = None,
     ) -> Upload:
         """Declare two files that are only checked and do not become a version.
 
-        Raises InvalidUpload, TooLarge, QuotaExceeded.
+        base_model: as for `create_upload`. Raises InvalidUpload, UnknownBaseModel, TooLarge,
+        QuotaExceeded.
         """
-        upload = self._new_upload(tenant_id, key_id, DRY_RUN_NAME, files, transfer)
+        upload = self._new_upload(tenant_id, key_id, DRY_RUN_NAME, files, transfer, base_model)
         upload = replace(upload, is_dry_run=True)
         adapter_rows.lock_tenant(conn, tenant_id)
         check_quotas(conn, upload, self.limits)
@@ -296,8 +306,10 @@ class Uploads:
         name: str,
         files: Mapping[str, FileSpec],
         transfer: Transfer,
+        base_model: str | None,
     ) -> Upload:
         check_files(files, self.limits)
+        self.catalog.bases.candidates(base_model)
         if transfer == PRESIGNED:
             self.presigned_storage()
         now_ms = self.now_ms()
@@ -315,6 +327,7 @@ class Uploads:
                 for filename, spec in sorted(files.items())
             },
             transfer=transfer,
+            base_model=base_model,
         )
 
 

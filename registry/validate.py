@@ -138,17 +138,8 @@ def check_adapter(
     config = PeftConfig.parse(config_bytes)
     _check_invocation_tokens(config, base)
     with _opened(weights) as (file, file_size):
-        if file_size > limits.max_adapter_bytes:
-            raise TooLarge(
-                what=WEIGHTS_FILE, size_bytes=file_size, limit_bytes=limits.max_adapter_bytes
-            )
-        header = read_header(
-            file,
-            file_size,
-            max_header_bytes=limits.max_header_bytes,
-            max_tensors=limits.max_tensors,
-        )
-        copies = _find_copies(header, base)
+        header = read_weights_header(file, file_size, limits)
+        copies = find_copies(header, base)
         _check_copies(file, header, copies, base)
         header = _without(header, copies)
         names = _paired_modules(header, base)
@@ -173,6 +164,20 @@ def check_adapter(
         header, modules, config.invocation_tokens, max_value, config.base_model_name, warnings
     )
     return CheckedAdapter(passport, header, modules, config.invocation_tokens)
+
+
+def read_weights_header(file: BinaryIO, file_size: int, limits: AdapterLimits) -> Header:
+    """Read the header of the weights, at whose beginning the file is open.
+
+    Raises InvalidAdapter, TooLarge.
+    """
+    if file_size > limits.max_adapter_bytes:
+        raise TooLarge(
+            what=WEIGHTS_FILE, size_bytes=file_size, limit_bytes=limits.max_adapter_bytes
+        )
+    return read_header(
+        file, file_size, max_header_bytes=limits.max_header_bytes, max_tensors=limits.max_tensors
+    )
 
 
 @contextmanager
@@ -242,7 +247,7 @@ def _check_embedding(names: list[str], config: PeftConfig) -> None:
         )
 
 
-def _find_copies(header: Header, base: Base) -> dict[str, str]:
+def find_copies(header: Header, base: Base) -> dict[str, str]:
     """Uploaded tensors that are named like one of the base model's: its name, by theirs."""
     copies = {}
     for name in header.tensors:

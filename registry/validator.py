@@ -3,9 +3,9 @@
 The files are untrusted. Whatever they do to the process that reads them, the gateway goes on, and
 no other tenant's keys, files or memory are within the process's reach.
 
-    request   JSON on stdin: confinement, limits, base, config, and the numbers of two open files
-    answer    on stdout: `ready`, then JSON: passport, digest and size_bytes | refused | too_large
-              | unavailable; and is_offline
+    request   JSON on stdin: confinement, limits, bases, config, and the numbers of two open files
+    answer    on stdout: `ready`, then JSON: passport, digest, size_bytes and base_revision
+              | refused | too_large | unavailable; and is_offline
 """
 
 import json
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,12 +75,14 @@ class ValidatedAdapter:
 
     The digest is not checked again here. A tenant that makes the validator lie only gets an object
     under a wrong key in its own folder, and the fetcher, which compares digests, refuses it.
+    base_revision: of the base model that the adapter is for, one of those that it was checked for.
     is_offline: whether the validator had no network.
     """
 
     passport: dict[str, Any]
     digest: str
     size_bytes: int
+    base_revision: str
     is_offline: bool
 
 
@@ -99,19 +101,17 @@ class _Ended:
 
 
 class Validator:
-    """Runs the checks against one base model. Any thread may call it.
+    """Runs the checks of uploaded files. Any thread may call it.
 
     python: the interpreter that runs the validators.
     """
 
     def __init__(
         self,
-        base: BaseModel,
         adapter_limits: AdapterLimits,
         limits: ValidatorLimits | None = None,
         python: str = sys.executable,
     ) -> None:
-        self.base = base
         self._adapter_limits = adapter_limits
         self._limits = limits or ValidatorLimits()
         self._python = python
@@ -119,10 +119,16 @@ class Validator:
         self._turn = threading.Condition()
 
     def check(
-        self, tenant_id: str, config: Path, weights: Path, target: Path | None = None
+        self,
+        bases: Sequence[BaseModel],
+        tenant_id: str,
+        config: Path,
+        weights: Path,
+        target: Path | None = None,
     ) -> ValidatedAdapter:
         """Check the two files, and write the canonical object to `target`, if it is not None.
 
+        bases: the base models that the adapter may be for; the files decide for which it is.
         Raises InvalidAdapter and TooLarge for faults of the files, crashes of the validator
         included; ValidatorUnavailable if it did not start, got no turn or had no disk space.
         """
@@ -132,10 +138,12 @@ class Validator:
         with self._turn_of(tenant_id):
             try:
                 with weights.open("rb") as source, (target or Path(os.devnull)).open("wb") as out:
-                    ended = self._run(config.read_bytes(), source, out)
+                    ended = self._run(bases, config.read_bytes(), source, out)
             except OSError as error:
                 raise ValidatorUnavailable(reason=str(error)) from error
         validated = _validated(_answer_of(ended, self._limits.max_answer_bytes))
+        if validated.base_revision not in {base.base_revision for base in bases}:
+            raise _failed(ended)
         if not validated.is_offline:
             _log.warning("the validator had the gateway's network: no namespace can be made here")
         return validated
@@ -156,26 +164,16 @@ class Validator:
                 self._running.remove(tenant_id)
                 self._turn.notify_all()
 
-    def _run(self, config: bytes, weights: IO[bytes], target: IO[bytes]) -> _Ended:
+    def _run(
+        self, bases: Sequence[BaseModel], config: bytes, weights: IO[bytes], target: IO[bytes]
+    ) -> _Ended:
         """Run one process from start to end. Raises OSError if it cannot be started."""
         size_bytes = os.fstat(weights.fileno()).st_size
         cpu_s = self._limits.cpu_s(size_bytes)
         request = {
             "confinement": self._confinement(size_bytes, cpu_s),
             "limits": asdict(self._adapter_limits),
-            "base": {
-                "model_id": self.base.model_id,
-                "modules": self.base.modules,
-                "ends": self.base.ends,
-                "config": {
-                    name: self.base.config.get(name)
-                    for name in ("vocab_size", "tie_word_embeddings")
-                },
-                "tensors": {
-                    name: (tensor.dtype, tensor.shape, tensor.digest)
-                    for name, tensor in self.base.tensors.items()
-                },
-            },
+            "bases": [_facts(base) for base in bases],
             "config": config.decode("latin-1"),
             "weights_fd": weights.fileno(),
             "target_fd": target.fileno(),
@@ -221,6 +219,22 @@ class Validator:
         }
 
 
+def _facts(base: BaseModel) -> dict[str, Any]:
+    """A base model for the process, which reads it as registry.validator_process.BaseFacts."""
+    return {
+        "model_id": base.model_id,
+        "base_revision": base.base_revision,
+        "known_as": sorted(base.known_as),
+        "modules": base.modules,
+        "ends": base.ends,
+        "config": {name: base.config.get(name) for name in ("vocab_size", "tie_word_embeddings")},
+        "tensors": {
+            name: (tensor.dtype, tensor.shape, tensor.digest)
+            for name, tensor in base.tensors.items()
+        },
+    }
+
+
 def _head_of(file: IO[bytes], size_bytes: int) -> bytes:
     file.seek(0)
     return file.read(size_bytes)
@@ -247,14 +261,17 @@ def _answer_of(ended: _Ended, max_answer_bytes: int) -> dict[str, Any]:
             raise ValueError
         answer: dict[str, Any] = json.loads(ended.printed[len(READY) :])
     except ValueError:
-        _log.warning("a validator ended with %d: %a", ended.status, ended.complaints)
-        raise InvalidAdapter(
-            code="validator_failed",
-            message="The check of the files crashed because of them; save the adapter with PEFT "
-            "again.",
-            param=WEIGHTS_FILE,
-        ) from None
+        raise _failed(ended) from None
     return answer
+
+
+def _failed(ended: _Ended) -> InvalidAdapter:
+    _log.warning("a validator ended with %d: %a", ended.status, ended.complaints)
+    return InvalidAdapter(
+        code="validator_failed",
+        message="The check of the files crashed because of them; save the adapter with PEFT again.",
+        param=WEIGHTS_FILE,
+    )
 
 
 def _validated(answer: dict[str, Any]) -> ValidatedAdapter:

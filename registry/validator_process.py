@@ -13,6 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from registry.base_choice import choose_base
 from registry.base_tensor import BaseTensor
 from registry.errors import InvalidAdapter, TooLarge
 from registry.peft_format import write_canonical
@@ -27,13 +28,27 @@ _CLONE_NEWUSER = 0x1000_0000
 
 @dataclass(frozen=True, slots=True)
 class BaseFacts:
-    """Properties of a base model that the checks need. config: vocab_size, tie_word_embeddings."""
+    """Properties of a base model that the checks need. config: vocab_size, tie_word_embeddings.
+
+    The others are those of registry.base_model.BaseModel.
+    """
 
     model_id: str
+    base_revision: str
+    known_as: frozenset[str]
     modules: dict[str, tuple[int, int]]
     ends: dict[str, tuple[int, int]]
     config: dict[str, Any]
     tensors: dict[str, BaseTensor]
+
+    @classmethod
+    def of(cls, facts: dict[str, Any]) -> "BaseFacts":
+        """Read a base model from the request."""
+        tensors = {
+            name: BaseTensor(dtype, tuple(shape), digest)
+            for name, (dtype, shape, digest) in facts["tensors"].items()
+        }
+        return cls(**facts | {"known_as": frozenset(facts["known_as"]), "tensors": tensors})
 
 
 def main() -> None:
@@ -84,16 +99,13 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _validate(request: dict[str, Any]) -> dict[str, Any]:
-    facts = request["base"]
-    tensors = {
-        name: BaseTensor(dtype, tuple(shape), digest)
-        for name, (dtype, shape, digest) in facts.pop("tensors").items()
-    }
-    base = BaseFacts(**facts, tensors=tensors)
+    bases = [BaseFacts.of(facts) for facts in request["bases"]]
+    config = request["config"].encode("latin-1")
     limits = AdapterLimits(**request["limits"])
     started = time.perf_counter()
     with open(request["weights_fd"], "rb") as weights, open(request["target_fd"], "wb") as target:
-        checked = check_adapter(request["config"].encode("latin-1"), weights, base, limits)
+        base = choose_base(bases, config, weights, limits)
+        checked = check_adapter(config, weights, base, limits)
         checked_at = time.perf_counter()
         written = write_canonical(
             target, weights, checked.header, checked.modules, checked.invocation_tokens
@@ -101,4 +113,4 @@ def _validate(request: dict[str, Any]) -> dict[str, Any]:
     seconds = {"check": checked_at - started, "write": time.perf_counter() - checked_at}
     rounded = {stage: round(spent, 3) for stage, spent in seconds.items()}
     passport = checked.passport.to_dict() | {"seconds": rounded}
-    return {"passport": passport, **asdict(written)}
+    return {"passport": passport, **asdict(written), "base_revision": base.base_revision}

@@ -40,12 +40,12 @@ class Validation(Experiment):
         config, weights = adapter / CONFIG_FILE, adapter / WEIGHTS_FILE
         target = factory.folder / "canonical.safetensors"
         base = BaseModel.load(factory.model_dir, factory.stack, factory.folder / "cache")
-        validator = Validator(base, AdapterLimits())
+        validator = Validator(AdapterLimits())
         with PeakMemory(os.getpid()) as memory:
             turns = [
                 (
-                    _seconds(lambda: validator.check(_TENANT, config, weights, target)),
-                    _seconds(lambda: validator.check(_TENANT, config, weights)),
+                    _seconds(lambda: validator.check([base], _TENANT, config, weights, target)),
+                    _seconds(lambda: validator.check([base], _TENANT, config, weights)),
                     _seconds(lambda: _hash(weights)),
                 )
                 for _ in range(self.repeats + 1)

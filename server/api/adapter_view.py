@@ -34,6 +34,7 @@ class VersionAnswer(Answer):
     """A version of an adapter.
 
     digest: the SHA-256 of its stored object.   base_revision: of the base model it was made for.
+    base_model: the name of that base model; null if it is not served now.
     tier: the place of its weights in the engines now.   created_at, deleted_at: in Unix seconds.
     response_template: the format of its tool calls, or a built-in format's name; null for the base
     model's.
@@ -47,6 +48,7 @@ class VersionAnswer(Answer):
     base_revision: str = Field(
         examples=["60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752"]
     )
+    base_model: str | None = Field(examples=["base"])
     rank: int = Field(examples=[16])
     size_bytes: int = Field(examples=[8_716_288])
     state: VersionState
@@ -157,15 +159,17 @@ class AdapterView:
 
     def version(self, version: Version, price: Price) -> VersionAnswer:
         residency = self.bases.residency(version.object_key, version.base_revision)
+        base = self.catalog.bases.of_revision(version.base_revision)
         return VersionAnswer(
             version=version.version,
             digest=version.digest,
             base_revision=version.base_revision,
+            base_model=base.model_id if base else None,
             rank=version.rank,
             size_bytes=version.size_bytes,
             state=version.state,
             tier=residency.tier if residency else "remote",
-            is_servable=self.catalog.is_servable(version),
+            is_servable=base is not None,
             passport=passport_view(version.passport, version.size_bytes, price),
             response_template=json.loads(version.response_template or "null"),
             created_at=version.created_at_ms // 1000,

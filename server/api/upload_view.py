@@ -58,13 +58,15 @@ class UploadFault(Answer):
 class UploadAnswer(Answer):
     """An upload. passport, version: null until there are any.
 
-    adapter: null for a dry run.   created_at, expires_at: in Unix seconds.
+    adapter: null for a dry run.   base_model: the one that the upload names; null if it names none.
+    created_at, expires_at: in Unix seconds.
     """
 
     id: str = Field(examples=["up_d2f0c5a97be14b3f8a60c1d4e7f29b83"])
     object: Literal["upload"] = "upload"
     adapter: str | None = Field(examples=["my-adapter"])
     alias: str | None = Field(examples=["production"])
+    base_model: str | None = Field(examples=["base"])
     dry_run: bool
     transfer: Transfer
     state: UploadState
@@ -94,6 +96,7 @@ def upload_view(
         id=upload.upload_id,
         adapter=None if upload.is_dry_run else upload.adapter_name,
         alias=upload.alias,
+        base_model=upload.base_model,
         dry_run=upload.is_dry_run,
         transfer=upload.transfer,
         state=upload.state,

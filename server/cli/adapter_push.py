@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 _IMPORT_TURN_WAIT_S = 3600.0
 
 Alias = Annotated[str | None, typer.Option(help="Alias to point to the new version.")]
+BaseModelName = Annotated[
+    str | None,
+    typer.Option(
+        "--base-model", metavar="NAME", help="Its base model, where its config leaves it unclear."
+    ),
+]
 Direct = Annotated[
     bool, typer.Option("--direct", help="Send the files straight to the object store.")
 ]
@@ -41,6 +47,7 @@ def push(
             help="Format of its tool calls: a built-in one, or a JSON file that describes it.",
         ),
     ] = None,
+    base_model: BaseModelName = None,
     direct: Direct = False,
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of the hub's repository.")
@@ -55,7 +62,7 @@ def push(
         with _report(json):
             pushed = push_with_progress(
                 client, folder, name, alias=alias, direct=direct,
-                response_template=_template(response_template),
+                response_template=_template(response_template), base_model=base_model,
             )  # fmt: skip
     if json:
         show_json(pushed.upload)
@@ -67,7 +74,11 @@ def push(
 
 
 def validate(
-    folder: Folder, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
+    folder: Folder,
+    base_model: BaseModelName = None,
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    json: Json = False,
 ) -> None:
     """Check an adapter as a push would, without proving it in an engine; nothing is kept."""
     from server.cli.upload_bar import UploadBar
@@ -79,11 +90,11 @@ def validate(
         size_bytes = size_bytes_of(folder)
         with UploadBar(size_bytes) as bar:
             bar.begin(folder.resolve().name, size_bytes)
-            upload = Uploader(client).validate(folder, bar)
+            upload = Uploader(client).validate(folder, bar, base_model=base_model)
     if json:
         show_json(upload)
         return
-    say("The files are an adapter of this base model. Nothing was kept.")
+    say("The files are an adapter of a base model that is served. Nothing was kept.")
     show_passport(upload["passport"])
 
 
@@ -93,15 +104,19 @@ def prove(
         int, typer.Argument(min=1, help="Version that was made for another base model.")
     ],
     alias: Alias = None,
+    base_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Base model to prove it on, where several are served."),
+    ] = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Prove a version of another base model on this one and publish it; nothing is uploaded."""
+    """Prove a version on another base model and publish it; nothing is uploaded."""
     from server.client.uploads import Uploader
 
     with as_tenant(url, api_key) as client, _report(json):
-        upload = Uploader(client).prove_again(name, version, alias)
+        upload = Uploader(client).prove_again(name, version, alias, base_model=base_model)
     if json:
         show_json(upload)
         return
@@ -152,6 +167,7 @@ def push_with_progress(
     *,
     alias: str | None = None,
     response_template: str | JsonObject | None = None,
+    base_model: str | None = None,
     direct: bool = False,
 ) -> "Pushed":
     """Upload an adapter with a progress bar on stderr. Raises ClientError."""
@@ -169,6 +185,7 @@ def push_with_progress(
             folder,
             alias=alias,
             response_template=response_template,
+            base_model=base_model,
             direct=direct,
             memory=memory,
             watcher=bar,

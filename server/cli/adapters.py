@@ -40,7 +40,7 @@ def list_adapters(
     if json:
         show_json(found)
     elif found:
-        columns = ("name", "version", "rank", "size", "tier", "aliases", "digest")
+        columns = ("name", "version", "base", "rank", "size", "tier", "aliases", "digest")
         show_table(columns, [_row(adapter) for adapter in found])
     elif search:
         say("No adapter has this in its name.")
@@ -95,7 +95,7 @@ def list_versions(
     if json:
         show_json(found)
     else:
-        columns = ("version", "state", "rank", "size", "tier", "created", "digest")
+        columns = ("version", "state", "base", "rank", "size", "tier", "created", "digest")
         show_table(columns, [_version_row(version) for version in found])
 
 
@@ -156,6 +156,7 @@ def _row(adapter: JsonObject) -> JsonObject:
 def _version_row(version: JsonObject) -> JsonObject:
     return {
         **version,
+        "base": version["base_model"],
         "size": megabytes(version["size_bytes"]),
         "created": moment(version["created_at"]),
         "digest": version["digest"][:_SHORT_DIGEST],

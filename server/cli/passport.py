@@ -25,7 +25,8 @@ def show_passport(passport: JsonObject, version: JsonObject | None = None) -> No
 
 
 def _identity(version: JsonObject) -> Iterator[Row]:
-    for name in ("version", "state", "tier", "is_servable", "digest", "base_revision"):
+    names = ("version", "state", "tier", "is_servable", "digest", "base_model", "base_revision")
+    for name in names:
         if name in version:
             yield name, version[name]
 

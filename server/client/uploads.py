@@ -94,6 +94,7 @@ class Uploader:
         *,
         alias: str | None = None,
         response_template: str | JsonObject | None = None,
+        base_model: str | None = None,
         direct: bool = False,
         memory: "UploadMemory | None" = None,
         watcher: Watcher | None = None,
@@ -101,6 +102,7 @@ class Uploader:
         """Make a folder the next version of `name`.   direct: send it straight to the object store.
 
         response_template: the format of its tool calls, or a built-in format's name.
+        base_model: the name of its base model; None if its config says it.
 
         Raises ClientError: UploadFailed for an adapter that the server will not serve.
         """
@@ -113,6 +115,8 @@ class Uploader:
         }
         if response_template is not None:
             body["response_template"] = response_template
+        if base_model is not None:
+            body["base_model"] = base_model
         wanted = {"base_url": self._client.base_url, "name": name, **body}
         upload = self._recall(memory, wanted)
         is_known = False
@@ -126,20 +130,33 @@ class Uploader:
             memory.forget()
         return Pushed(upload, is_known)
 
-    def validate(self, folder: Path, watcher: Watcher | None = None) -> JsonObject:
+    def validate(
+        self, folder: Path, watcher: Watcher | None = None, *, base_model: str | None = None
+    ) -> JsonObject:
         """Check a folder. Returns the upload with its passport; the server keeps nothing of it."""
         watcher = watcher or Watcher()
         watcher.enter("reading")
-        body = {"files": describe(folder), "transfer": "gateway"}
+        body: JsonObject = {"files": describe(folder), "transfer": "gateway"}
+        if base_model is not None:
+            body["base_model"] = base_model
         upload = self._create("/v1/adapters:validate", body, watcher)
         return self._finish(upload, folder, watcher)
 
     def prove_again(
-        self, name: str, version: int, alias: str | None, watcher: Watcher | None = None
+        self,
+        name: str,
+        version: int,
+        alias: str | None,
+        watcher: Watcher | None = None,
+        *,
+        base_model: str | None = None,
     ) -> JsonObject:
-        """Prove a version of another base model on the server's. Returns the complete upload."""
+        """Prove a version on another base model than its own. Returns the complete upload."""
         path = adapter_path(name, "versions", str(version), "prove")
-        upload = self._client.request("POST", path, body={"alias": alias})
+        body: JsonObject = {"alias": alias}
+        if base_model is not None:
+            body["base_model"] = base_model
+        upload = self._client.request("POST", path, body=body)
         return self._wait_ended(upload, watcher or Watcher())
 
     def _recall(self, memory: "UploadMemory | None", wanted: JsonObject) -> JsonObject | None:

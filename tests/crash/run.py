@@ -11,6 +11,7 @@ from sqlalchemy.engine import Connection
 
 from engine.endpoint import Endpoint
 from registry.base_model import BaseModel
+from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.tables import metadata
 from server.accounts.admin_key import AdminKey
@@ -126,7 +127,7 @@ def _make_customers(world: World) -> list[str]:
     def make(conn: Connection) -> None:
         for name in _TENANTS:
             tenant_id = create_tenant(conn, name, now_ms=now_ms()).tenant_id
-            publish(Catalog(base), conn, tenant_id, content=name)
+            publish(Catalog(BaseModels(base)), conn, tenant_id, content=name)
             api_keys.append(create_key(conn, tenant_id, "a key", pepper, now_ms=now_ms())[1])
 
     world.database.write_sync(make)

@@ -5,6 +5,7 @@ from sqlalchemy import Engine, create_engine, delete, event
 
 from bench.faulty_s3 import CREDENTIALS
 from registry.base_model import BaseModel
+from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.storage import LocalStorage
 from registry.storage_url import open_storage
@@ -109,7 +110,7 @@ def bucket(signed):
 
 @pytest.fixture
 def catalog(base, clock):
-    return Catalog(base, clock)
+    return Catalog(BaseModels(base), clock)
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def uploads(catalog, storage, clock, tmp_path):
     (tmp_path / "work").mkdir()
     limits = RegistryLimits(part_bytes=1000, max_open_uploads=3)
     uploads = Uploads(catalog, storage, limits, clock, WorkDir(tmp_path / "work"))
-    uploads.validator = InProcessValidator(catalog.base)
+    uploads.validator = InProcessValidator()
     return uploads
 
 

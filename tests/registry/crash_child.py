@@ -25,6 +25,7 @@ from sqlalchemy import Connection, select
 
 from registry import sweep, tables, upload_proof
 from registry.alias_rows import Canary, Target
+from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.errors import AdapterNotFound, NotFound
 from registry.proof import Proof
@@ -93,9 +94,9 @@ class World:
     def __post_init__(self) -> None:
         self.database = Database(data_dir=self.folder)
         storage = PointedStorage(self.folder / "store", self.points)
-        self.catalog = Catalog(_BASES[0], self.clock)
+        self.catalog = Catalog(BaseModels(_BASES[0]), self.clock)
         self.uploads = Uploads(self.catalog, storage, LIMITS, self.clock, WorkDir(self.folder))
-        self.uploads.validator = InProcessValidator(_BASES[0])  # type: ignore[assignment]
+        self.uploads.validator = InProcessValidator()  # type: ignore[assignment]
         self.storage = storage
 
     def clock(self) -> float:

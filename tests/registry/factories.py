@@ -3,7 +3,7 @@
 import hashlib
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from sqlalchemy import Connection, Engine
 
 from registry.adapter_rows import Version
+from registry.base_choice import choose_base
 from registry.base_model import BaseModel
 from registry.errors import ObjectNotFound
 from registry.peft_config import CONFIG_FILE
@@ -88,10 +89,12 @@ def make_tensor(values: np.ndarray, dtype: str = "F32") -> Tensor:
     return dtype, values.shape, values.astype(kind).tobytes()
 
 
-def make_base(folder: Path, *, num_layers: int = 2, seed: int = 0) -> BaseModel:
+def make_base(
+    folder: Path, model_id: str = "tiny-llama", *, num_layers: int = 2, seed: int = 0
+) -> BaseModel:
     """Write a folder with a Llama model of random weights, and load it."""
     write_base(folder, num_layers=num_layers, seed=seed)
-    return BaseModel.load(folder, "tiny-llama", folder.parent / "cache")
+    return BaseModel.load(folder, model_id, folder.parent / "cache")
 
 
 def write_base(folder: Path, *, num_layers: int = 2, seed: int = 0) -> dict[str, Tensor]:
@@ -219,11 +222,14 @@ def upload_adapter(
     tenant_id: str = "tenant-a",
     name: str = "pirate",
     alias: str | None = None,
+    base_model: str | None = None,
 ) -> Version:
     """Create, send and complete an upload. Without `files` it is a small valid adapter."""
-    files = files or make_files(make_config(), encode(make_adapter(uploads.catalog.base)))
+    files = files or make_files(make_config(), encode(make_adapter(uploads.catalog.bases.first)))
     with database.begin() as conn:
-        upload = uploads.create_upload(conn, tenant_id, "key-1", name, declare(files), alias)
+        upload = uploads.create_upload(
+            conn, tenant_id, "key-1", name, declare(files), alias, base_model=base_model
+        )
         send_all(uploads, conn, upload, files, folder)
     return complete_and_prove(uploads, database, upload)
 
@@ -241,17 +247,25 @@ def complete_and_prove(uploads: Uploads, database: Engine, upload: Upload) -> Ve
 class InProcessValidator:
     """Does a validator process's work in this process, which saves the 0.25 s of its start."""
 
-    def __init__(self, base: BaseModel) -> None:
-        self.base = base
-
-    def check(self, tenant_id: str, config: Path, weights: Path, target: Path) -> ValidatedAdapter:
+    def check(
+        self,
+        bases: Sequence[BaseModel],
+        tenant_id: str,
+        config: Path,
+        weights: Path,
+        target: Path,
+    ) -> ValidatedAdapter:
+        limits = AdapterLimits()
         with weights.open("rb") as source, target.open("wb") as out:
-            checked = check_adapter(config.read_bytes(), source, self.base, AdapterLimits())
+            base = choose_base(bases, config.read_bytes(), source, limits)
+            checked = check_adapter(config.read_bytes(), source, base, limits)
             written = write_canonical(
                 out, source, checked.header, checked.modules, checked.invocation_tokens
             )
         passport = checked.passport.to_dict()
-        return ValidatedAdapter(passport, written.digest, written.size_bytes, is_offline=True)
+        return ValidatedAdapter(
+            passport, written.digest, written.size_bytes, base.base_revision, is_offline=True
+        )
 
 
 class PresignedFolder(LocalStorage):

@@ -5,6 +5,7 @@ from sqlalchemy import event, text
 from sqlalchemy.exc import OperationalError
 
 from registry.alias_rows import Target
+from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.errors import AdapterNotFound, AdapterNotServable, InvalidName
 from tests.registry.publishing import publish
@@ -80,7 +81,7 @@ def test_the_same_name_of_two_tenants_is_two_adapters(connection, make_version):
 @pytest.fixture
 def newer(base, clock):
     """The catalog of a gateway that serves another base model."""
-    return Catalog(replace(base, base_revision="f" * 64), clock)
+    return Catalog(BaseModels(replace(base, base_revision="f" * 64)), clock)
 
 
 def test_a_version_for_another_base_model_is_not_served(connection, make_version, newer):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from sqlalchemy import StaticPool, create_engine, select
 
 from registry.alias_rows import Canary, Target, bucket_of
+from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.errors import (
     AdapterNotFound,
@@ -76,7 +77,7 @@ class Both:
         self.engine = create_engine("sqlite://", poolclass=StaticPool)
         metadata.create_all(self.engine)
         self.clock = Clock(1_000_000.0)
-        self.catalog = Catalog(BASE, self.clock, retention_s=RETENTION_H * HOUR_S)
+        self.catalog = Catalog(BaseModels(BASE), self.clock, retention_s=RETENTION_H * HOUR_S)
         self.hour = 0
         self.place = PIRATE
         self.adapters: dict[tuple[str, str], ModelAdapter] = {}

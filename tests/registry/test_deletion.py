@@ -5,6 +5,7 @@ from sqlalchemy import select
 
 from registry.adapter_rows import live_object_keys
 from registry.alias_rows import Canary, Target
+from registry.base_models import BaseModels
 from registry.catalog import RETENTION_S, Catalog
 from registry.errors import AdapterNotFound, NotDeleted, RetentionOver, VersionInUse
 from registry.tables import adapter_events, audit_log
@@ -153,7 +154,7 @@ def test_a_gateway_whose_clock_is_late_restores_nothing_that_is_purged(
     """Requests of a restored adapter without its objects would fail."""
     catalog.delete_version(connection, A, "pirate", 2)
     catalog.delete_adapter(connection, A, "pirate")
-    early = Catalog(base, lambda: clock.now_s + RETENTION_S + 1)
+    early = Catalog(BaseModels(base), lambda: clock.now_s + RETENTION_S + 1)
     assert early.purge_deleted(connection) == 3
     with pytest.raises(RetentionOver):
         catalog.restore_adapter(connection, A, "pirate")

@@ -176,14 +176,15 @@ def test_every_one_of_a_hundred_thousand_mutants_is_served_or_refused_by_name(ba
 
 
 def test_a_process_of_its_own_comes_to_the_same_end(base, tmp_path):
-    validator = Validator(base, LIMITS)
+    validator = Validator(LIMITS)
     for number in range(24):
         for name, data in zip((CONFIG_FILE, WEIGHTS_FILE), mutant(number), strict=True):
             (tmp_path / name).write_bytes(data)
         end, checked = outcome(base, number)
         expected = str(end) if checked is None else hashlib.sha256(end).hexdigest()
         try:
-            found = validator.check("a", tmp_path / CONFIG_FILE, tmp_path / WEIGHTS_FILE).digest
+            files = tmp_path / CONFIG_FILE, tmp_path / WEIGHTS_FILE
+            found = validator.check([base], "a", *files).digest
         except (InvalidAdapter, TooLarge) as error:
             found = str(error)
         assert found == expected, f"mutant({number})"

@@ -48,7 +48,7 @@ def test_a_revoked_grant_is_over_at_once(connection, pirate):
     revoke(connection, pirate, B)
     assert not grants.is_granted(connection, A, "pirate", B)
     assert grants.is_granted(connection, A, "pirate", C)
-    assert grants.list_shared(connection, B, BASE) == []
+    assert grants.list_shared(connection, B, [BASE]) == []
 
 
 def test_granting_and_revoking_again_change_and_tell_nothing(connection, pirate):
@@ -67,9 +67,14 @@ def test_what_is_shared_is_listed_with_its_owner_while_it_can_be_served(connecti
     add_version(connection, C, "beta")
     for owner, name in ((A, "pirate"), (A, "old"), (C, "beta")):
         grant(connection, adapter_rows.find_adapter(connection, owner, name), B)
-    shared = grants.list_shared(connection, B, BASE)
+    shared = grants.list_shared(connection, B, [BASE])
     assert [(s.owner_id, s.name) for s in shared] == [(A, "pirate"), (C, "beta")]
-    assert grants.list_shared(connection, A, BASE) == []
+    assert grants.list_shared(connection, A, [BASE]) == []
+    of_both = grants.list_shared(connection, B, [BASE, "0" * 64])
+    assert [(s.name, s.base_revision) for s in of_both] == [
+        ("old", "0" * 64), ("pirate", BASE), ("beta", BASE),
+    ]  # fmt: skip
+    assert grants.list_shared(connection, B, []) == []
 
 
 def test_the_end_of_a_grant_is_told_of_the_owner_and_of_who_had_it(connection, pirate):

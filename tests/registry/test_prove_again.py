@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.errors import AdapterNotFound, AdapterNotServable, AlreadyProved, QuotaExceeded
 from registry.proof import Proof
@@ -24,8 +25,9 @@ def version(uploads, database, tmp_path):
 @pytest.fixture
 def newer(uploads, version, storage, clock, tmp_path):
     """Uploads on the same store and database, but for another base model."""
-    base = replace(uploads.catalog.base, base_revision="f" * 64)
-    return Uploads(Catalog(base, clock), storage, uploads.limits, clock, WorkDir(tmp_path / "work"))
+    base = replace(uploads.catalog.bases.first, model_id="newer", base_revision="f" * 64)
+    catalog = Catalog(BaseModels(base), clock)
+    return Uploads(catalog, storage, uploads.limits, clock, WorkDir(tmp_path / "work"))
 
 
 def test_the_same_object_is_the_next_version_once_it_is_proved(newer, database, version):

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.errors import (
     InvalidAdapter,
@@ -394,8 +395,8 @@ def test_no_transaction_is_open_while_bytes_move(base, database, storage, clock,
                 open_connections.append(database.pool.checkedout())
             return getattr(storage, name)
 
-    watched = Uploads(Catalog(base, clock), WatchingStorage(), clock=clock)
-    watched.validator = InProcessValidator(base)
+    watched = Uploads(Catalog(BaseModels(base), clock), WatchingStorage(), clock=clock)
+    watched.validator = InProcessValidator()
     files = sound_files(base)
     with database.begin() as conn:
         upload = watched.create_upload(conn, A, "key", "pirate", declare(files))

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import inspect
 
+from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.errors import (
     InvalidName,
@@ -225,7 +226,7 @@ def test_files_of_anything_else_are_asked_for(uploads, database, base, make_vers
     if other == "file":
         files[CONFIG_FILE] += b" "
     if other == "base":
-        uploads.catalog.base = replace(base, base_revision="0" * 64)
+        uploads.catalog.bases.replace(replace(base, base_revision="0" * 64))
     tenant_id, name = B if other == "tenant" else A, "new" if other == "name" else "pirate"
     with database.begin() as conn:
         assert create_known(uploads, conn, files, tenant_id, name).state == "open"
@@ -376,7 +377,7 @@ def test_a_part_that_arrives_as_the_upload_ends_is_taken_back(
             clock.now_s += 24 * 3600
             sweep_uploads(uploads, database.begin)
 
-    uploads = Uploads(Catalog(base, clock), EndingStorage(), clock=clock)
+    uploads = Uploads(Catalog(BaseModels(base), clock), EndingStorage(), clock=clock)
     with database.begin() as conn:
         upload = create(uploads, conn, "pirate", base)
     config = make_config()
@@ -399,12 +400,12 @@ def test_two_senders_of_one_part_are_both_right(base, database, clock, tmp_path,
                     faster, conn, upload, CONFIG_FILE, 0, make_config(), path.parent / "other"
                 )
 
-    faster = Uploads(Catalog(base, clock), storage, clock=clock)
+    faster = Uploads(Catalog(BaseModels(base), clock), storage, clock=clock)
     (tmp_path / "other").mkdir()
     with database.begin() as conn:
         upload = create(faster, conn, "pirate", base)
     with database.connect() as conn:
-        slower = Uploads(Catalog(base, clock), RacingStorage(), clock=clock)
+        slower = Uploads(Catalog(BaseModels(base), clock), RacingStorage(), clock=clock)
         received = send_part(slower, conn, upload, CONFIG_FILE, 0, make_config(), tmp_path)
     assert received == len(make_config())
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import StaticPool, create_engine
 
+from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.errors import (
     AdapterNotFound,
@@ -97,14 +98,14 @@ class MemoryStore:
 class PlainValidator:
     """A validator that takes the weights as the canonical object and refuses the config `bad`."""
 
-    base = BASE
-
-    def check(self, tenant_id, config, weights, target):
+    def check(self, bases, tenant_id, config, weights, target):
         if config.read_bytes() == b"bad":
             raise InvalidAdapter(code="bad", message="It is bad.")
         data = weights.read_bytes()
         target.write_bytes(data)
-        return ValidatedAdapter({"rank": 1}, sha256(data), len(data), is_offline=True)
+        return ValidatedAdapter(
+            {"rank": 1}, sha256(data), len(data), bases[0].base_revision, is_offline=True
+        )
 
 
 @dataclass
@@ -132,7 +133,7 @@ class Both:
         self.store = MemoryStore(self.clock)
         self.folder = folder
         limits = RegistryLimits(part_bytes=PART_BYTES, max_open_uploads=MAX_OPEN)
-        self.catalog = Catalog(BASE, self.clock)
+        self.catalog = Catalog(BaseModels(BASE), self.clock)
         self.uploads = Uploads(self.catalog, self.store, limits, self.clock, WorkDir(folder))
         self.uploads.validator = PlainValidator()
         self.hour = 0

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,14 @@ from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.peft_format import WEIGHTS_FILE, lora_names
 from registry.validate import AdapterLimits, validate_adapter
 from registry.validator import Validator, ValidatorLimits
-from tests.registry.factories import encode, encode_header, make_adapter, make_config, sha256
+from tests.registry.factories import (
+    encode,
+    encode_header,
+    make_adapter,
+    make_base,
+    make_config,
+    sha256,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = AdapterLimits()
@@ -40,7 +48,7 @@ def pretender(tmp_path, script):
 
 
 def test_a_sound_adapter_gets_its_passport_and_its_object(base, files, tmp_path):
-    validated = Validator(base, LIMITS).check("a", *files, tmp_path / "object")
+    validated = Validator(LIMITS).check([base], "a", *files, tmp_path / "object")
     data = (tmp_path / "object").read_bytes()
     assert (validated.digest, validated.size_bytes) == (sha256(data), len(data))
     here = validate_adapter(files[0].read_bytes(), files[1], base, LIMITS).to_dict()
@@ -49,22 +57,42 @@ def test_a_sound_adapter_gets_its_passport_and_its_object(base, files, tmp_path)
 
 
 def test_a_dry_run_names_the_digest_and_writes_nothing(base, files, tmp_path):
-    validator = Validator(base, LIMITS)
-    written = validator.check("a", *files, tmp_path / "object")
-    dry = validator.check("a", *files)
+    validator = Validator(LIMITS)
+    written = validator.check([base], "a", *files, tmp_path / "object")
+    dry = validator.check([base], "a", *files)
     assert (dry.digest, dry.size_bytes) == (written.digest, written.size_bytes)
 
 
 def test_a_refusal_comes_through_with_its_code_and_its_key(base, files):
     files[0].write_bytes(make_config(use_dora=True))
     with pytest.raises(InvalidAdapter, match="use_dora") as caught:
-        Validator(base, LIMITS).check("a", *files)
+        Validator(LIMITS).check([base], "a", *files)
     assert (caught.value.code, caught.value.param) == ("unsupported_feature", "use_dora")
+
+
+def test_the_process_chooses_among_base_models_and_names_its_choice(base, files, tmp_path):
+    small = make_base(tmp_path / "small", "small", num_layers=1)
+    assert Validator(LIMITS).check([small, base], "a", *files).base_revision == base.base_revision
+    twin = replace(base, model_id="twin", base_revision="f" * 64)
+    with pytest.raises(InvalidAdapter, match="tiny-llama, twin") as caught:
+        Validator(LIMITS).check([base, twin], "a", *files)
+    assert (caught.value.code, caught.value.param) == ("base_model_unclear", "base_model")
+
+
+def test_a_process_that_names_a_base_model_that_was_not_asked_about_is_not_believed(
+    base, files, tmp_path
+):
+    answer = {"passport": {}, "digest": "d", "size_bytes": 1, "is_offline": True}
+    answer["base_revision"] = "f" * 64
+    python = pretender(tmp_path, f"{READY}; echo '{json.dumps(answer)}'")
+    with pytest.raises(InvalidAdapter) as caught:
+        Validator(LIMITS, python=python).check([base], "a", *files)
+    assert caught.value.code == "validator_failed"
 
 
 def test_too_large_comes_through_with_its_sizes(base, files):
     with pytest.raises(TooLarge) as caught:
-        Validator(base, AdapterLimits(max_adapter_bytes=100)).check("a", *files)
+        Validator(AdapterLimits(max_adapter_bytes=100)).check([base], "a", *files)
     assert caught.value.size_bytes == files[1].stat().st_size
     assert caught.value.limit_bytes == 100
 
@@ -72,7 +100,7 @@ def test_too_large_comes_through_with_its_sizes(base, files):
 def test_a_config_over_its_limit_starts_no_process(base, files, tmp_path):
     files[0].write_bytes(b" " * (MAX_CONFIG_BYTES + 1))
     with pytest.raises(TooLarge, match=CONFIG_FILE):
-        Validator(base, LIMITS, python="/no/such/python").check("a", *files)
+        Validator(LIMITS, python="/no/such/python").check([base], "a", *files)
 
 
 def test_the_process_is_given_no_secrets(base, files, tmp_path, monkeypatch):
@@ -81,7 +109,7 @@ def test_the_process_is_given_no_secrets(base, files, tmp_path, monkeypatch):
     seen = tmp_path / "seen"
     python = pretender(tmp_path, f"/usr/bin/env > {seen}; pwd >> {seen}")
     with pytest.raises(ValidatorUnavailable):
-        Validator(base, LIMITS, python=python).check("a", *files)
+        Validator(LIMITS, python=python).check([base], "a", *files)
     names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
     shells_own = {"PWD", "_", "SHLVL", "OLDPWD"}
     threads = {"OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"}
@@ -117,8 +145,9 @@ def test_it_reaches_no_network_where_the_system_can_keep_it_away():
 
 def test_a_system_that_cannot_keep_it_off_the_network_is_told_of(base, files, tmp_path, caplog):
     answer = {"passport": {}, "digest": "d", "size_bytes": 1, "is_offline": False}
+    answer["base_revision"] = base.base_revision
     script = f"echo ready; echo '{json.dumps(answer)}'"
-    validated = Validator(base, LIMITS, python=pretender(tmp_path, script)).check("a", *files)
+    validated = Validator(LIMITS, python=pretender(tmp_path, script)).check([base], "a", *files)
     assert not validated.is_offline
     assert "network" in caplog.text
 
@@ -147,9 +176,9 @@ READY = "echo ready"
 )
 def test_a_process_that_breaks_over_the_files_refuses_them(base, files, tmp_path, script, code):
     limits = ValidatorLimits(base_s=0.5, wall_ratio=1, max_answer_bytes=100_000)
-    validator = Validator(base, LIMITS, limits, pretender(tmp_path, script))
+    validator = Validator(LIMITS, limits, pretender(tmp_path, script))
     with pytest.raises(InvalidAdapter, match="again") as caught:
-        validator.check("a", *files)
+        validator.check([base], "a", *files)
     assert caught.value.code == code
 
 
@@ -166,20 +195,20 @@ def test_a_process_that_cannot_do_its_work_is_not_the_files_fault(
 ):
     limits = ValidatorLimits(base_s=0.5, wall_ratio=1)
     with pytest.raises(ValidatorUnavailable) as caught:
-        Validator(base, LIMITS, limits, pretender(tmp_path, script)).check("a", *files)
+        Validator(LIMITS, limits, pretender(tmp_path, script)).check([base], "a", *files)
     assert reason in caught.value.reason
 
 
 def test_an_interpreter_that_is_not_there_is_not_the_files_fault(base, files):
     with pytest.raises(ValidatorUnavailable):
-        Validator(base, LIMITS, python="/no/such/python").check("a", *files)
+        Validator(LIMITS, python="/no/such/python").check([base], "a", *files)
 
 
 def test_a_full_disk_is_not_the_files_fault(base, files):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     with pytest.raises(ValidatorUnavailable, match="later") as caught:
-        Validator(base, LIMITS).check("a", *files, Path("/dev/full"))
+        Validator(LIMITS).check([base], "a", *files, Path("/dev/full"))
     assert "No space left" in caught.value.reason
 
 
@@ -188,7 +217,7 @@ def test_memory_that_runs_out_refuses_the_file(base, files):
     files[1].write_bytes(encode_header(b"{" + b" " * 1_000_000 + b"}"))
     limits = ValidatorLimits(memory_bytes=10 << 20)
     with pytest.raises(InvalidAdapter) as caught:
-        Validator(base, LIMITS, limits).check("a", *files)
+        Validator(LIMITS, limits).check([base], "a", *files)
     assert caught.value.code == "validator_failed"
 
 
@@ -200,13 +229,14 @@ class Held:
         os.mkfifo(self._started)
         os.mkfifo(self._release)
         script = f"echo > {self._started}; read line < {self._release}"
-        self._validator = Validator(base, LIMITS, limits, pretender(folder, script))
+        self._validator = Validator(LIMITS, limits, pretender(folder, script))
         self._files = files
+        self._base = base
         self.reasons = []
 
     def check(self, tenant_id):
         with pytest.raises(ValidatorUnavailable) as caught:
-            self._validator.check(tenant_id, *self._files)
+            self._validator.check([self._base], tenant_id, *self._files)
         self.reasons.append(caught.value.reason)
 
     def begin(self, tenant_id):
@@ -256,7 +286,7 @@ folder = Path(sys.argv[1])
 modules = {name: (8192, 28672) for name in json.loads(sys.argv[2])}
 base = BaseModel("large", folder, {"vocab_size": 7}, modules, "base-1")
 files = [folder / "adapter_config.json", folder / "adapter_model.safetensors"]
-validated = Validator(base, AdapterLimits()).check("a", *files, folder / "object")
+validated = Validator(AdapterLimits()).check([base], "a", *files, folder / "object")
 # What getrusage says of this process may be the peak of the one that started it.
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 ours = int(status["VmHWM"].split()[0]) << 10

@@ -47,6 +47,7 @@ def version_of(number):
         "tier": "device",
         "is_servable": True,
         "digest": "d" * 64,
+        "base_model": "base",
         "base_revision": "b" * 64,
         "rank": 8,
         "size_bytes": 2_540_000,
@@ -82,7 +83,7 @@ class FakeUploads:
             answer = self._fault(self.creations, request)
             return answer or self.create(match[1], json.loads(body))
         if match := re.fullmatch("/v1/adapters/(.+)/versions/.+/prove", path):
-            return self.prove(match[1], json.loads(body)["alias"])
+            return self.prove(match[1], json.loads(body))
         if match := re.fullmatch("/v1/uploads/([^/]+)", path):
             return self.show(match[1])
         if match := re.fullmatch("/v1/uploads/(.+)/files/(.+)", path):
@@ -105,6 +106,7 @@ class FakeUploads:
             "adapter": name,
             "alias": asked.get("alias"),
             "response_template": asked.get("response_template"),
+            "base_model": asked.get("base_model"),
             "transfer": asked["transfer"],
             "state": "complete" if is_known else "open",
             "files": files,
@@ -115,8 +117,8 @@ class FakeUploads:
         }
         return self.show(upload_id)
 
-    def prove(self, name, alias):
-        created = self.create(name, {"files": {}, "transfer": "gateway", "alias": alias})
+    def prove(self, name, asked):
+        created = self.create(name, {"files": {}, "transfer": "gateway", **asked})
         self.uploads[created.json()["id"]]["state"] = "proving"
         return created
 

@@ -70,6 +70,8 @@ _CONTENT_RANGE = re.compile(r"bytes (\d{1,15})-(\d{1,15})/(\d{1,15})")
 # Longer than any valid name; the registry checks names.
 _Name = Annotated[str, Field(max_length=128)]
 
+_BaseName = Annotated[str, Field(max_length=256)]
+
 _Described = Annotated[dict[_Name, JsonValue], Field(max_length=16)]
 
 
@@ -83,6 +85,7 @@ class _NewFiles(BaseModel):
     model_config = ConfigDict(extra="forbid")
     files: dict[_Name, _File] = Field(max_length=16)
     transfer: Transfer = GATEWAY
+    base_model: _BaseName | None = None
 
     def specs(self) -> dict[str, FileSpec]:
         return {name: FileSpec(file.size_bytes, file.sha256) for name, file in self.files.items()}
@@ -91,6 +94,7 @@ class _NewFiles(BaseModel):
 class _Proof(BaseModel):
     model_config = ConfigDict(extra="forbid")
     alias: _Name | None = None
+    base_model: _BaseName | None = None
 
 
 class _NewUpload(_NewFiles):
@@ -121,11 +125,22 @@ async def create_upload(
 
     The upload is complete at once if the same files were uploaded before, for the same format of
     tool calls: `response_template` is a built-in format's name, or a description of its own.
+    `base_model` names the base model of the adapter; without it, the adapter's config and tensors
+    decide.
     """
     template = None
     if (given := body.response_template) is not None:
         template = await asyncio.to_thread(checked_template, given, "response_template")
-    known = await _known(database, bases, uploads, identity.tenant_id, name, body.specs(), template)
+    known = await _known(
+        database,
+        bases,
+        uploads,
+        identity.tenant_id,
+        name,
+        body.specs(),
+        template,
+        body.base_model,
+    )
     upload = await database.write(
         lambda conn: uploads.create_upload(
             conn,
@@ -136,6 +151,7 @@ async def create_upload(
             alias=body.alias,
             transfer=body.transfer,
             response_template=template,
+            base_model=body.base_model,
             known=known,
             limits=limits_of(uploads, identity),
         )
@@ -154,7 +170,12 @@ async def create_dry_run(
     """Begin an upload that is only checked: its completion shows a passport and stores nothing."""
     upload = await database.write(
         lambda conn: uploads.create_dry_run(
-            conn, identity.tenant_id, identity.key_id, body.specs(), transfer=body.transfer
+            conn,
+            identity.tenant_id,
+            identity.key_id,
+            body.specs(),
+            transfer=body.transfer,
+            base_model=body.base_model,
         )
     )
     return await _opened(database, view, uploads, upload)
@@ -171,7 +192,10 @@ async def prove_again(
     identity: AdaptersWriteKey,
     body: Annotated[_Proof, json_body(_Proof)],
 ) -> UploadAnswer:
-    """Prove a version for another base model on the served one; it becomes a new version."""
+    """Prove a version on another base model than its own; it becomes a new version.
+
+    `base_model` names the other base model; it may be left out if only one other is served.
+    """
     upload = await database.write(
         lambda conn: prove_version_again(
             uploads,
@@ -181,6 +205,7 @@ async def prove_again(
             name,
             version,
             body.alias,
+            base_model=body.base_model,
             limits=limits_of(uploads, identity),
         )
     )
@@ -294,10 +319,11 @@ async def _known(
     name: str,
     files: dict[str, FileSpec],
     response_template: str | None,
+    base_model: str | None,
 ) -> Version | None:
     """The version made from these files; None if there is none or its object is gone or damaged."""
     known = await database.read(
-        lambda conn: uploads.find_known(conn, tenant_id, name, files, response_template)
+        lambda conn: uploads.find_known(conn, tenant_id, name, files, response_template, base_model)
     )
     if known is None:
         return None

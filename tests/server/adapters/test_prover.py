@@ -10,6 +10,7 @@ import pytest
 
 from engine.errors import EngineDeadError
 from registry.base_model import BaseModel
+from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.proof import Proof
 from registry.storage import LocalStorage
@@ -75,13 +76,13 @@ def clock():
 def uploads(base, clock, tmp_path):
     (tmp_path / "work").mkdir()
     uploads = Uploads(
-        Catalog(base, clock),
+        Catalog(BaseModels(base), clock),
         LocalStorage(tmp_path / "store"),
         RegistryLimits(),
         clock,
         WorkDir(tmp_path / "work"),
     )
-    uploads.validator = InProcessValidator(base)
+    uploads.validator = InProcessValidator()
     return uploads
 
 
@@ -316,6 +317,6 @@ def test_what_was_checked_against_another_base_model_is_not_proved_against_this_
     make_proving, make_prover, uploads, base
 ):
     upload, engine = make_proving(), FakeEngine()
-    uploads.catalog.base = replace(base, base_revision="0" * 64)
+    uploads.catalog.bases.replace(replace(base, base_revision="0" * 64))
     (proved,) = prove_all(make_prover(engine), upload)
     assert (proved.state, proved.error_code, engine.asked) == ("failed", "not_served", [])

@@ -9,6 +9,7 @@ from sqlalchemy import event
 
 from registry import adapter_rows, grants, pins
 from registry.alias_rows import Canary
+from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.events import KEPT_MS, record_event
 from registry.tables import adapter_events
@@ -41,7 +42,7 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def catalog(base):
-    return Catalog(base)
+    return Catalog(BaseModels(base))
 
 
 @pytest.fixture

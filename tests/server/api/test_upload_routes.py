@@ -424,8 +424,8 @@ def test_a_version_for_another_base_is_proved_again_and_nothing_is_sent(
         upload = (await client.create()).json()
         await client.send(upload)
         assert (await client.complete(upload)).status_code == 200
-        base = product.gateway.catalog.base
-        product.gateway.catalog.base = replace(base, base_revision="f" * 64)
+        bases = product.gateway.catalog.bases
+        bases.replace(replace(bases.first, base_revision="f" * 64))
         engine.proof = Proof(verdict="passed", device_bytes=8192)
         again = await client.http.post("/v1/adapters/one/versions/1/prove", json={"alias": "prod"})
         assert (again.status_code, again.json()["state"]) == (202, "proving")
@@ -436,5 +436,39 @@ def test_a_version_for_another_base_is_proved_again_and_nothing_is_sent(
         assert shown["aliases"] == {"latest": 2, "prod": 2}
         refused = await client.http.post("/v1/adapters/one/versions/2/prove", json={})
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "already_proved")
+
+    with_client(steps)
+
+
+def test_an_upload_names_its_base_model_and_its_version_says_which_it_is_for(
+    with_client, product: InProcess
+) -> None:
+    bases = product.gateway.catalog.bases
+    first = bases.first
+    twin = replace(first, model_id="twin", base_revision="f" * 64)
+    bases.replace(replace(first, model_id="one-of-two", path=Path("elsewhere")), twin)
+
+    async def steps(client: Client) -> None:
+        for path in ("adapters/one/uploads", "adapters:validate"):
+            refused = await client.create(path, base_model="gone")
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "base_model")
+            assert refused.json()["error"]["code"] == "unknown_base_model"
+        unclear = (await client.create(base_model=None)).json()
+        await client.send(unclear)
+        answer = await client.complete(unclear)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "base_model_unclear")
+        upload = (await client.create(base_model="twin")).json()
+        assert upload["base_model"] == "twin"
+        await client.send(upload)
+        version = (await client.complete(upload)).json()["version"]
+        assert (version["base_model"], version["base_revision"]) == ("twin", "f" * 64)
+        named = {"base_model": "one-of-two"}
+        proving = await client.http.post("/v1/adapters/one/versions/1/prove", json=named)
+        assert proving.json()["base_model"] == "one-of-two"
+        version = (await client.complete(proving.json())).json()["version"]
+        assert (version["version"], version["base_model"]) == (2, "one-of-two")
+        bases.replace(twin)
+        shown = (await client.http.get("/v1/adapters/one")).json()["latest"]
+        assert (shown["base_model"], shown["is_servable"]) == (None, False)
 
     with_client(steps)

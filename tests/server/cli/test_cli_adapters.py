@@ -109,6 +109,14 @@ def test_every_listing_is_also_json_and_nothing_else(run, command, data):
     assert json.loads(result.stdout) == data
 
 
+def test_what_is_listed_says_the_base_model(run):
+    assert facts_of(run("show", "json"))["base_model"] == "base"
+    for command in (("list",), ("versions", "json")):
+        heads, *rows = run(*command).stdout.splitlines()
+        place = heads.split().index("base")
+        assert rows[-1].split()[place] == "base"
+
+
 @pytest.mark.parametrize(
     "command",
     [("list",), ("show", "json"), ("versions", "json"), ("moves", "json", "prod"), ("offers",)],

@@ -76,6 +76,20 @@ def test_a_push_may_name_the_format_of_calls_or_describe_it_in_a_file(
     assert is_one_line(result.stderr, "is not JSON.")
 
 
+@pytest.mark.parametrize("command", ["push", "validate", "prove"])
+def test_a_base_model_that_is_named_is_sent(run, folder, server, command):
+    given = {
+        "push": (str(folder / "alpha"), "--name", "mine"),
+        "validate": (str(folder / "alpha"),),
+        "prove": ("mine", "1"),
+    }
+    for named in ((), ("--base-model", "org/base")):
+        result = run(command, *given[command], *named)
+        assert result.exit_code == 0, result.stderr
+        *_, created = server.uploads.values()
+        assert created["base_model"] == (named[1] if named else None)
+
+
 def test_a_push_of_what_is_there_says_so(run, folder, server):
     server.known.add("mine")
     result = run("push", str(folder / "alpha"), "--name", "mine")

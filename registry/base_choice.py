@@ -1,0 +1,93 @@
+"""Chooses the base model that an uploaded adapter is for, by its config and its tensors.
+
+Neither is certain: a config may name a folder on another machine, and the tensors of a fine-tuned
+model have the shapes of the model that it was made from.
+"""
+
+from collections.abc import Sequence
+from typing import BinaryIO, Protocol, TypeVar
+
+from registry.errors import InvalidAdapter, shown
+from registry.peft_config import CONFIG_FILE, PeftConfig
+from registry.peft_format import Header, split_lora_name
+from registry.validate import AdapterLimits, Base, find_copies, read_weights_header
+
+
+class Candidate(Base, Protocol):
+    """A base model that an adapter may be for; registry.base_model documents the properties."""
+
+    @property
+    def base_revision(self) -> str: ...
+    @property
+    def known_as(self) -> frozenset[str]: ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+def choose_base(
+    candidates: Sequence[C], config: bytes, weights: BinaryIO, limits: AdapterLimits
+) -> C:
+    """The base model that the adapter is for. A single candidate is chosen unread.
+
+    config: the content of adapter_config.json.   weights: open, at any place.
+    Raises InvalidAdapter (base_model_unclear if the files fit no candidate or several), TooLarge.
+    """
+    if len(candidates) == 1:
+        return candidates[0]
+    trained_on = PeftConfig.parse(config).base_model_name
+    file_size = weights.seek(0, 2)
+    weights.seek(0)
+    return choose(candidates, trained_on, read_weights_header(weights, file_size, limits))
+
+
+def choose(candidates: Sequence[C], trained_on: str | None, header: Header) -> C:
+    """The candidate whose name the config gives and that the tensors fit.
+
+    If the config names none of the candidates, the tensors decide alone. Candidates of one revision
+    are one base model, and the first of them is chosen. trained_on: base_model_name_or_path.
+    Raises InvalidAdapter (base_model_unclear).
+    """
+    last = (trained_on or "").rstrip("/").rpartition("/")[2].lower()
+    named = [base for base in candidates if last in base.known_as]
+    fitting = [base for base in candidates if fits(base, header)]
+    possible = [base for base in fitting if last in base.known_as] if named else fitting
+    if len({base.base_revision for base in possible}) == 1:
+        return possible[0]
+    if len({base.base_revision for base in named}) == 1 and not fitting:
+        # The checks say why the tensors do not fit the base model that the config names.
+        return named[0]
+    raise _unclear(candidates, possible or fitting, trained_on)
+
+
+def fits(base: Base, header: Header) -> bool:
+    """Whether the base model has a module of the same inputs or outputs for each tensor of a LoRA,
+    and tensors of the same shapes for all copies. The checks judge everything else.
+    """
+    modules = {**base.modules, **base.ends}
+    for name, tensor in header.tensors.items():
+        parts = split_lora_name(name)
+        if parts is None:
+            continue
+        module, side = parts
+        if module not in modules or len(tensor.shape) != 2:
+            return False
+        in_features, out_features = modules[module]
+        if (tensor.shape[1] != in_features) if side == "A" else (tensor.shape[0] != out_features):
+            return False
+    copies = find_copies(header, base).items()
+    return all(header.tensors[name].shape == base.tensors[copied].shape for name, copied in copies)
+
+
+def _unclear(
+    candidates: Sequence[Candidate], fitting: Sequence[Candidate], trained_on: str | None
+) -> InvalidAdapter:
+    said = f"names {shown(trained_on)}" if trained_on else "names none"
+    names = ", ".join(base.model_id for base in fitting or candidates)
+    fit = f"could be for {names}" if fitting else f"fits none of {names}"
+    return InvalidAdapter(
+        code="base_model_unclear",
+        message=f"The base model is unclear: {CONFIG_FILE} {said}, and the adapter {fit}; "
+        "upload it again, and name its base model with base_model.",
+        param="base_model",
+    )
