@@ -215,6 +215,8 @@ def _type_name(annotation: Any) -> str:
         return _type_name(arguments[0])
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_type_name(each) for each in arguments if each is not types.NoneType)
+    if origin is dict:
+        return "table"
     return "path" if annotation is Path else str(annotation.__name__)
 
 
@@ -229,6 +231,8 @@ def _default(field: FieldInfo) -> str:
             return "unset"
         case ():
             return "empty"
+        case "":
+            return "unset"
         case bool():
             return f"`{str(field.default).lower()}`"
         case tuple():

@@ -36,7 +36,12 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _MANIFEST, _DUMP, _SQLITE = "manifest.json", "postgresql.dump", "chorale.db"
-_SMALL = ("admin.key", "secrets/[!.]*", "engine*/identity", "engine*/meter", "engine*/settled")
+# Folders of engines: of the first base model, and of the others.
+_ENGINES = ("engine*", "bases/*/engine*")
+_SMALL = (
+    *("admin.key", "secrets/[!.]*", "models.json", "bases.json"),
+    *(f"{e}/{name}" for e in _ENGINES for name in ("identity", "meter", "settled")),
+)
 _Folder = Annotated[Path, typer.Argument(help="Folder of the backup.")]
 
 
@@ -109,7 +114,8 @@ def back_up(
     with ExitStack() as opened:
 
         def open_segments() -> None:
-            for path in set(data_dir.glob("engine*/journal/*.*")) - segments.keys():
+            found = {path for e in _ENGINES for path in data_dir.glob(f"{e}/journal/*.*")}
+            for path in found - segments.keys():
                 with suppress(FileNotFoundError):
                     segments[path] = opened.enter_context(path.open("rb"))
 
@@ -120,7 +126,7 @@ def back_up(
             _write(file, folder / path.relative_to(data_dir))
     for path in (path for pattern in _SMALL for path in data_dir.glob(pattern)):
         _copy(path, folder / path.relative_to(data_dir))
-    for journal in folder.glob("engine*/journal"):
+    for journal in (path for e in _ENGINES for path in folder.glob(f"{e}/journal")):
         any(record is None for record in read_records(journal))
     manifest: JsonObject = {"format": FORMAT, "release": VERSION, "began_at": began_at}
     manifest["objects"] = _copy_objects(database, data_dir, folder / "objects")

@@ -1,5 +1,6 @@
 """`chorale serve`: runs engine, fetcher and gateway until a signal."""
 
+import functools
 import logging
 import os
 import shutil
@@ -7,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,8 +20,11 @@ from server.cli.terminal import CommandFailed, say
 from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
+    from server.launch.bases import Bases
     from server.launch.settings import Settings
     from server.launch.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
 
 _PROBE_TIMEOUT_S = 1.0
 _PROBE_INTERVAL_S = 0.2
@@ -29,7 +33,11 @@ _USUAL_CONFIG = "chorale.toml"
 
 def serve(
     model: Annotated[
-        str | None, typer.Option(help="A folder of a model (see docs/your-model.md), or a hub id.")
+        list[str] | None,
+        typer.Option(
+            help="A folder of a model (see docs/your-model.md), or a hub id. Give it once for each "
+            "base model."
+        ),
     ] = None,
     model_name: Annotated[
         str | None,
@@ -178,21 +186,25 @@ def serve(
         typer.Option(envvar="CHORALE_CONFIG", help="File with settings, such as chorale.toml."),
     ] = None,
 ) -> None:
-    """Serve a base model and its tenants' adapters until Ctrl-C.
+    """Serve base models and the tenants' adapters for them until Ctrl-C.
 
     Every flag is also a key of chorale.toml (--config) and a variable CHORALE_<FLAG>; these two
     have more settings than there are flags. Flags win over variables, variables over the file.
+    After SIGHUP the file is read again, and base models that came, went or changed are taken on.
     """
     flags = dict(locals())
     del flags["config"]
+    flags |= _models(flags.pop("model"))
     if config is None and Path(_USUAL_CONFIG).is_file():
         say(f"{_USUAL_CONFIG} in this folder is not read: give --config {_USUAL_CONFIG}")
     started_at = time.monotonic()
-    with start_serving(load(flags, config)) as (supervisor, settings):
+    reload = functools.partial(load, flags, config)
+    with start_serving(reload(), reload=reload) as (supervisor, settings):
         supervisor.run(until=Readiness(base_url(settings)))
         if not supervisor.is_stopping:
             where, took_s = base_url(settings), time.monotonic() - started_at
-            say(f"Serving [bold]{settings.model_id}[/bold] at {where}, after {took_s:.1f} s.")
+            names = ", ".join(f"[bold]{one.model_id}[/bold]" for one in settings.of_models())
+            say(f"Serving {names} at {where}, after {took_s:.1f} s.")
         supervisor.run()
 
 
@@ -214,12 +226,16 @@ def load(flags: JsonObject, config: Path | None = None) -> "Settings":
 
 @contextmanager
 def start_serving(
-    settings: "Settings", *, logs: str | None = None
+    settings: "Settings",
+    *,
+    logs: str | None = None,
+    reload: "Callable[[], Settings] | None" = None,
 ) -> "Iterator[tuple[Supervisor, Settings]]":
     """Run the processes until the block ends. The settings come back with what was derived.
 
     logs: name of the folder in the data directory that gets the output of the processes and of
     their supervisor; None: it all goes to this process's own output.
+    reload: loads the settings again after SIGHUP; it may raise CommandFailed.
     """
     from registry.free_space import FreeSpace
     from server.launch.errors import ServeError
@@ -228,12 +244,13 @@ def start_serving(
     from server.launch.secrets import SecretError, load_admin_key
     from server.launch.supervisor import ChildCannotStart, DataDirInUse, Supervisor, lock_data_dir
 
+    given = settings
     try:
         settings = resolve_settings(settings)
         with lock_data_dir(settings.data_dir):
             folder = _empty_folder(settings.data_dir / logs) if logs else None
             _begin_log(folder and folder / "supervisor.log", settings)
-            children = prepare(settings)
+            plan = prepare(settings)
             admin_key = load_admin_key(settings.data_dir)
             if admin_key.path:
                 say(f"The admin key is in {admin_key.path}")
@@ -241,10 +258,32 @@ def start_serving(
                 say(f"It was made just now: [bold]{admin_key.key}[/bold]")
             space = FreeSpace(settings.disk_reserve_bytes)
             files = LogFiles(folder, space) if folder else None
-            with Supervisor(children, logs=files) as supervisor:
+            again = functools.partial(_take_again, plan, given, reload) if reload else None
+            with Supervisor(plan, logs=files, reload=again) as supervisor:
                 yield supervisor, settings
     except (ServeError, ChildCannotStart, DataDirInUse, SecretError) as error:
         raise CommandFailed(str(error)) from error
+
+
+def _take_again(plan: "Bases", given: "Settings", reload: "Callable[[], Settings]") -> None:
+    """Take on the base models of the settings as they are now.   given: those of the start."""
+    from server.launch.settings import fixed_settings
+
+    try:
+        settings = reload()
+    except CommandFailed as error:
+        logger.error("The settings are left as they are: %s", error)
+        return
+    if changed := [n for n in fixed_settings() if getattr(settings, n) != getattr(given, n)]:
+        logger.warning("Restart `chorale serve` to have these changes: %s", ", ".join(changed))
+    plan.set_models(settings)
+
+
+def _models(paths: Sequence[str] | None) -> JsonObject:
+    """The settings for all --model that were given."""
+    if not paths:
+        return {}
+    return {"model": paths[0]} if len(paths) == 1 else {"models": [{"model": p} for p in paths]}
 
 
 def _empty_folder(folder: Path) -> Path:

@@ -114,6 +114,8 @@ class Placer:
         except PoolFileDamaged as error:
             logger.error("%s", error)
             wanted = None
+        if wanted == 0:
+            return 0
         return min(max(wanted or 0, self._config.least), self._config.most)
 
     def _tell(self, addresses: dict[str, str]) -> None:
@@ -121,7 +123,9 @@ class Placer:
         former = {member.name: member.address for member in self._members}
         members = tuple(
             Member(name, known, self._config.server_key)
-            for name, address in sorted(addresses.items())
+            for name, address in sorted(
+                (self._config.prefix + engine, address) for engine, address in addresses.items()
+            )
             if (known := address or former.get(name, ""))
         )
         if members != self._members or not self._has_told:

@@ -21,6 +21,7 @@ GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_
 
 
 def fetcher_child(
+    name: str = "fetcher",
     *,
     socket: Path,
     storage: str,
@@ -40,7 +41,7 @@ def fetcher_child(
     if reserve_bytes is not None:
         command += ("--reserve-bytes", str(reserve_bytes))
     own = environment(without=(*GATEWAY_ONLY, *CLUSTER))
-    return ChildSpec("fetcher", command, own, first_beat_s=_FIRST_BEAT_S)
+    return ChildSpec(name, command, own, first_beat_s=_FIRST_BEAT_S)
 
 
 def engine_child(name: str, module: str, config_path: Path, threads: int) -> ChildSpec:

@@ -3,7 +3,7 @@
 ServeError
 ├── ModelNotFound         the model is neither a folder nor available from the hub
 ├── ModelNotServed        the model exists, but cannot be served with these settings
-├── TooFewGpus            the machine has fewer GPUs than the engines need
+├── TooFewGpus            fewer GPUs are free on the machine than the engines need
 ├── RayMissing            engines are to run on a Ray cluster, and the package ray is not installed
 ├── AddressInUse          another process listens on the address
 └── DataDirTooLong        the path is too long for the Unix sockets in the data directory
@@ -31,7 +31,7 @@ class TooFewGpus(ServeError):
         self.num_needed, self.num_gpus = num_engines * size, num_gpus
         super().__init__(
             f"{num_engines} engines of {size} GPUs need {self.num_needed}, and there are {num_gpus}"
-            " here; choose fewer --engines and --max-engines, or --device cpu."
+            " free here; choose fewer --engines and --max-engines, or --device cpu."
         )
 
 

@@ -1,8 +1,11 @@
 """The GPUs that an engine gets where several engines share those of a machine."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+
+from server.launch.errors import TooFewGpus
+from server.launch.model_settings import ModelSettings
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"nvidia[0-9]+")
@@ -19,3 +22,22 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
 def share_of(number: int, size: int, gpus: Sequence[str]) -> str:
     """The variable's value for engine `number`, counted from 1, which takes `size` GPUs."""
     return ",".join(gpus[(number - 1) * size : number * size])
+
+
+def gpus_for(
+    settings: ModelSettings, visible: Sequence[str], taken: Collection[str]
+) -> tuple[str, ...]:
+    """The GPUs of all engines of a base model; none where it runs on a CPU.
+
+    visible: GPUs of this machine.   taken: those of other models. Raises TooFewGpus.
+    """
+    if settings.device == "cpu":
+        return ()
+    if settings.gpus is not None:
+        return settings.gpus
+    if not visible:
+        return ()
+    free = [gpu for gpu in visible if gpu not in taken]
+    if len(free) < settings.most_processes:
+        raise TooFewGpus(settings.most_engines, settings.tensor_parallel_size, len(free))
+    return tuple(free[: settings.most_processes])

@@ -1,9 +1,9 @@
 """The engines of one machine: as many as are wanted, and stand-ins for those that have left.
 
-Engine number k lives in `DATA_DIR/engine-k`, number 1 in `DATA_DIR/engine`. The engine with the
-highest number leaves first. An engine that left, or was killed while leaving, or ran when more
-engines were configured, leaves a journal: until all of it is settled, a process without a model
-stands in the engine's place (`engine.retired`).
+Engine number k lives in `HOME/engine-k`, number 1 in `HOME/engine`, where HOME is the folder of its
+base model (`server.launch.homes`). The engine with the highest number leaves first. An engine that
+left, or was killed while leaving, or ran when more engines were configured, leaves a journal: until
+all of it is settled, a process without a model stands in the engine's place (`engine.retired`).
 """
 
 import logging
@@ -33,11 +33,18 @@ MakeChild = Callable[[int], ChildSpec]
 
 
 def engine_folders(data_dir: Path) -> list[Path]:
-    """Folders of all engines that ever ran on this machine, sorted by number."""
-    if not data_dir.is_dir():
-        return []
-    found = [(_number(path), path) for path in data_dir.iterdir() if (path / "identity").exists()]
-    return [path for number, path in sorted(found) if number]
+    """Folders of all engines that ever ran on this machine, by base model, sorted by number."""
+    folders = []
+    for home in [data_dir, *sorted(data_dir.glob("bases/*"))]:
+        found = [(_number(path), path) for path in home.glob("engine*")]
+        folders += [path for number, path in sorted(found) if number]
+    return [path for path in folders if (path / "identity").exists()]
+
+
+def unsettled_engines(home: Path) -> list[int]:
+    """Numbers of the engines in a base model's folder whose journals are not settled yet."""
+    numbers = sorted(filter(None, map(_number, home.glob("engine*"))))
+    return [number for number in numbers if not is_settled(home / engine_name(number))]
 
 
 def engine_name(number: int) -> str:
@@ -56,26 +63,30 @@ def _number(folder: Path) -> int:
 class LocalPool:
     """A plan for the supervisor, which calls it at every poll.
 
-    least, most: bounds of the number of engines, whatever number the gateway wants.
+    home: the base model's folder.   prefix: what the names of members begin with.
+    least, most: bounds of the number of engines, whatever number the gateway wants, but for 0: then
+    there is no engine, and stand-ins only until all journals are settled.
     make_engine, make_retired: make the child for a number, with its folder and its configuration;
     each is called once per number.
     """
 
     def __init__(
         self,
-        data_dir: Path,
+        home: Path,
         *,
+        prefix: str = "",
         least: int,
         most: int,
         make_engine: MakeChild,
         make_retired: MakeChild,
     ) -> None:
-        self._data_dir = data_dir
+        self._home = home
+        self._prefix = prefix
         self._least = least
         self._most = most
         self._make_engine = cache(make_engine)
         self._make_retired = cache(make_retired)
-        self._wanted = least
+        self._wanted: int | None = None
         self._wanted_at = 0
         self._members: list[Member] | None = None
 
@@ -87,31 +98,37 @@ class LocalPool:
         self._tell([*engines, *retired])
         return [*map(self._make_engine, engines), *map(self._make_retired, retired)]
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether no engine was planned at the last call, and no journal was left to settle."""
+        return self._members == []
+
     def _num_wanted(self) -> int:
-        path = wanted_path(self._data_dir)
+        path = wanted_path(self._home)
         if (at := changed_at(path)) != self._wanted_at:
             self._wanted_at = at
             try:
-                self._wanted = read_wanted(path) or self._least
+                self._wanted = read_wanted(path)
             except PoolFileDamaged as error:
                 logger.error("%s", error)
-        return min(max(self._wanted, self._least), self._most)
+        if self._wanted == 0:
+            return 0
+        return min(max(self._wanted or 0, self._least), self._most)
 
     def _unsettled(self, above: int) -> list[int]:
         """Numbers of earlier engines above `above` whose journals are not settled yet."""
-        numbers = sorted(map(_number, self._data_dir.iterdir()))
-        return [n for n in numbers if n > above and not is_settled(self._folder(n))]
+        return [number for number in unsettled_engines(self._home) if number > above]
 
     def _tell(self, numbers: list[int]) -> None:
         members = [self._member(number) for number in numbers]
         # Without the file the gateway would see no engine at all.
-        if members != self._members or not changed_at(members_path(self._data_dir)):
-            write_members(members_path(self._data_dir), members)
+        if members != self._members or not changed_at(members_path(self._home)):
+            write_members(members_path(self._home), members)
             self._members = members
 
     def _member(self, number: int) -> Member:
         endpoint = Endpoint.of_socket(self._folder(number) / "engine.sock")
-        return Member(engine_name(number), endpoint.address)
+        return Member(self._prefix + engine_name(number), endpoint.address)
 
     def _folder(self, number: int) -> Path:
-        return self._data_dir / engine_name(number)
+        return self._home / engine_name(number)

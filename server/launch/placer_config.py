@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from server.launch.engine_template import EngineTemplate, Kind
+from server.launch.homes import Home
 from server.launch.settings import Settings
 from server.pool.keys import PoolKeys
 from server.text.json_object import JsonObject
@@ -19,9 +20,10 @@ _KILL_S = 15.0
 class PlacerConfig:
     """The placer's configuration. It holds the engines' keys.
 
-    address: the cluster's, as ray.init takes it.   least, most: bounds of the number of engines,
-    whatever number the gateway wants.   num_cpus: CPUs that an engine takes, or num_gpus GPUs where
-    it runs on GPUs.
+    address: the cluster's, as ray.init takes it.   data_dir: the base model's home.   prefix: what
+    the names of members begin with.   least, most: bounds of the number of engines, whatever number
+    the gateway wants, but for 0.   num_cpus: CPUs that an engine takes, or num_gpus GPUs where it
+    runs on GPUs.
     """
 
     address: str
@@ -35,6 +37,7 @@ class PlacerConfig:
     num_cpus: int
     num_gpus: int
     template: JsonObject = field(repr=False)
+    prefix: str = ""
 
     @classmethod
     def of(
@@ -43,12 +46,14 @@ class PlacerConfig:
         keys: PoolKeys,
         engine_config: JsonObject,
         modules: Mapping[Kind, str],
+        home: Home,
     ) -> "PlacerConfig":
-        """Derive the configuration from the settings.
+        """Derive the configuration from the settings of one base model.
 
         engine_config: fields of engine.config.EngineConfig; each node fills in its folders.
         """
         assert settings.ray is not None
+        pool_dir = settings.pool_dir or settings.data_dir
         folder = Path(settings.model).expanduser()
         curve = {"server_key": keys.engine.secret, "client_key": keys.gateway.public}
         template = EngineTemplate(
@@ -65,9 +70,11 @@ class PlacerConfig:
         )
         return cls(
             address=settings.ray,
-            data_dir=str(settings.data_dir),
-            pool_dir=str(settings.pool_dir or settings.data_dir),
-            pool_id=keys.pool_id,
+            data_dir=str(home.folder),
+            # A pool has the place in pool_dir that its home has in data_dir.
+            pool_dir=str(pool_dir / home.folder.relative_to(settings.data_dir)),
+            pool_id="-".join(filter(None, (keys.pool_id, home.slug))),
+            prefix=home.prefix,
             server_key=keys.engine.public,
             least=settings.engines,
             most=settings.most_engines,

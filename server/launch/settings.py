@@ -3,24 +3,19 @@
 An unknown setting is an error in each of the three.
 """
 
-import json
 import os
+import re
 import tomllib
+from collections import Counter
+from collections.abc import Collection
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from registry.storage_url import parse_storage_url
-from server.pool.files import MAX_ENGINES
+from server.launch.model_settings import ModelSettings, parse_list, threads_for
 from server.text.json_object import JsonObject
 
 ENV_PREFIX = "CHORALE_"
@@ -42,35 +37,22 @@ class InvalidSetting(Exception):
     """A setting with a value that it cannot have; the message says which values it may have."""
 
 
-def _default_threads(values: JsonObject) -> int:
-    """All cores but one, divided among the processes of all engines that may run.
-
-    The one core is left to the gateway and the fetcher.
-    """
-    num_engines: int = values["max_engines"] or values["engines"]
-    ranks: int = values["tensor_parallel_size"]
-    return max(1, ((os.cpu_count() or 2) - 1) // (num_engines * ranks))
-
-
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
 _Origin = Annotated[str, Field(pattern=r"^https?://[a-zA-Z0-9.:\[\]-]+$")]
 
 
-class Settings(BaseModel):
+class Settings(ModelSettings):
     """The settings, in bytes and seconds where they are sizes and times.
 
-    The comment above a field describes it, and the comment behind a field says what None means.
-    Fields without a comment are flags, which server/cli/serve.py describes.
+    Those of `ModelSettings` hold for every base model that has no setting of its own.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str
-    model_name: str | None = None
+    # Base models, where there are several: for each a table of those settings that are its own,
+    # with `model` among them. In chorale.toml each is written as a table [[models]].
+    models: tuple[JsonObject, ...] = ()
     data_dir: Path = Path(".chorale")
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
     database_url: str | None = None
     storage: str | None = None
     redis_url: str | None = None
@@ -78,78 +60,21 @@ class Settings(BaseModel):
     # of the limits.
     redis_deadline_s: float = Field(0.05, gt=0)
 
-    engines: int = Field(1, ge=1, le=MAX_ENGINES)
-    max_engines: int | None = Field(None, ge=1, le=MAX_ENGINES)
-    # Seconds within which 9 of 10 first tokens should come; where they come later, another engine
-    # is started, up to max_engines.
-    slo_first_token_s: float = Field(2.0, gt=0)
     # Seconds that an engine which leaves the pool has to end its requests and to have all of them
     # billed; then it is killed.
     leave_timeout_s: float = Field(150.0, gt=0)
-    tensor_parallel_size: int = Field(1, ge=1, le=8)
     ray: str | None = None
     # Folder, with ray, for the engines' journals and for uploads that are being proved, which all
     # nodes and all gateways reach at this path.
     pool_dir: Path | None = None  # default: data_dir
 
-    max_model_len: int | None = Field(None, ge=16)
-    max_num_seqs: int | None = Field(None, ge=1)
-    # Most tokens that one step of an engine computes, those of prompts and of answers together;
-    # longer prompts are computed in chunks.
-    max_num_batched_tokens: int | None = Field(None, ge=16)  # default: 128 on a CPU, 2048 on a GPU
-    # Most answers that wait in the queue of one engine; a request beyond them is refused with 503.
-    max_waiting: int = Field(1024, ge=1)
-    # Highest sum of the ranks of the distinct adapters in one step of an engine; a single adapter
-    # with a larger rank runs alone. By default as many ranks as take a tenth of the bytes of the
-    # base model's weights, and at least 256.
-    max_sum_ranks_per_step: int | None = Field(None, ge=1)
     # How often later requests may start before a request that waits for free memory in the arena;
     # then none behind it starts before it does.
     max_skips: int = Field(64, ge=0)
     # Choice of the waiting request that starts next: vtc, one of the tenant that was served least
     # so far; fcfs, the one that came first; sjf, the one with the shortest expected answer.
     scheduling_policy: Literal["fcfs", "sjf", "vtc"] = "vtc"
-    # Whether the KV of prompts and answers is kept and used again for prompts of the same tenant
-    # and adapter that begin alike.
-    prefix_caching: bool = True
-    # System messages and prompt prefixes whose KV all tenants share on the base model.
-    public_prompts: tuple[str, ...] = ()
-    # Bytes of host memory that each process of an engine has for the KV of preempted requests.
-    swap_bytes: int | None = Field(None, ge=0)  # default: 256 MiB on a CPU, 4 GiB beside a GPU
-    # Tokens in a block of KV; the engine doubles it until a block has room for the parts that
-    # adapters are stored in.
-    block_size: int = Field(16, ge=16)
-    arena_bytes: int | None = Field(None, ge=1 << 20)
-    memory_utilization: float = Field(0.9, gt=0, lt=1)
-    quantization: Literal["fp8", "int8", "int4"] | None = None
-    # Folder of the model from which a quantised checkpoint was made. With it, an adapter's passport
-    # tells how far the quantised base moves its answers.
-    unquantized_model: Path | None = None
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    batch_invariant: bool = False
-    speculation: Literal["auto", "off"] = "auto"
-    # Bytes of host memory that an engine has for pools of drafts, which are for requests whose
-    # speculation is shared; one tenant has a sixteenth of them at most. 0 keeps no pools.
-    draft_pool_bytes: int = Field(64 << 20, ge=0)
-    # Folder of a smaller model with the same vocabulary, which drafts where texts do not; for one
-    # rank on a CPU.
-    draft_model: Path | None = None
-    # Whether a GPU's kernels are launched one by one, without CUDA graphs: slower, to track down
-    # errors.
-    enforce_eager: bool = False
-    # Time at which a GPU multiplies by an adapter's A matrix: shrink, beside the base model's
-    # product; none, before it, to track down errors.
-    lora_overlap: Literal["shrink", "none"] = "shrink"
-    # Names of GPU kernels, as in kernels/reference.py, that plain torch replaces: slow and without
-    # CUDA graphs, to track down errors.
-    reference_kernels: tuple[str, ...] = ()
-    threads: int = Field(default_factory=_default_threads, ge=1)
 
-    # Most bytes of packed adapters on the local disk, those being written included.
-    disk_cache_bytes: int = Field(10 << 30, ge=1 << 20)
-    # Most bytes of packed adapters in the host memory beside a GPU, pinned at start; an adapter
-    # that is larger is refused. A CPU needs none.
-    host_cache_bytes: int | None = Field(None, ge=1 << 20)  # default: 4 GiB, 256 MiB on a CPU
     # Most adapters of one tenant that are loaded at a time before the engine has their requests.
     prefetch_per_tenant: int = Field(4, ge=1)
     # Seconds that it may take to bring one adapter from the object store to the local disk.
@@ -221,11 +146,10 @@ class Settings(BaseModel):
     # Least level of the gateway's log lines; debug adds those of probes and scrapes.
     log_level: Literal["debug", "info"] = "info"
 
-    @field_validator("public_prompts", "cors_origins", "trusted_proxies", mode="before")
+    @field_validator("models", "cors_origins", "trusted_proxies", mode="before")
     @classmethod
-    def _parse_list(cls, value: Any) -> Any:
-        """Decode the JSON list that an environment variable holds."""
-        return json.loads(value) if isinstance(value, str) else value
+    def _parse_own_list(cls, value: Any) -> Any:
+        return parse_list(value)
 
     @field_validator("storage")
     @classmethod
@@ -241,12 +165,13 @@ class Settings(BaseModel):
             ip_network(network)
         return value
 
-    @field_validator("max_engines")
-    @classmethod
-    def _check_max_engines(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if value is not None and value < info.data.get("engines", 1):
-            raise ValueError("must be at least `engines`")
-        return value
+    @model_validator(mode="after")
+    def _check_models(self) -> "Settings":
+        if bool(self.model) == bool(self.models):
+            raise ValueError("give either `model`, or a table [[models]] for each of several")
+        if self.models and self.model_name is not None:
+            raise ValueError("model_name is one model's: give it in the model's table [[models]]")
+        return self
 
     @property
     def hold_lifetime_s(self) -> float:
@@ -254,34 +179,109 @@ class Settings(BaseModel):
         return self.request_timeout_s + _HOLD_SLACK_S
 
     @property
-    def most_engines(self) -> int:
-        """How many engines may run at once."""
-        return self.max_engines or self.engines
-
-    @property
-    def model_id(self) -> str:
-        return self.model_name or Path(self.model).name
-
-    @property
     def storage_url(self) -> str:
         return self.storage or (self.data_dir.resolve() / "objects").as_uri()
+
+    def of_models(self, where: str = "the settings") -> "tuple[Settings, ...]":
+        """The settings of each base model, with `models` empty.   where: source of `models`.
+
+        Raises UnknownSetting and InvalidSetting, which name the table and the setting.
+        """
+        if not self.models:
+            return (self,)
+        found = [self.of_table(t, f"models.{k}.", where) for k, t in enumerate(self.models)]
+        names = Counter(one.model_id for one in found)
+        for number, one in enumerate(found):
+            if names[one.model_id] > 1:
+                raise InvalidSetting(
+                    f"models.{number}.model_name: {names[one.model_id]} models are called "
+                    f"{one.model_id}; give each a name of its own"
+                )
+        threads = threads_for(sum(one.most_processes for one in found))
+        return tuple(
+            one if "threads" in table else one.model_copy(update={"threads": threads})
+            for one, table in zip(found, self.given_tables(), strict=True)
+        )
+
+    def given_tables(self) -> tuple[JsonObject, ...]:
+        """The table of each base model, over what is given for all."""
+        return tuple(map(self.common_with, self.models or ({"model": self.model},)))
+
+    def common_with(self, table: JsonObject) -> JsonObject:
+        """A model's table over what is given for all models."""
+        return self._given(ModelSettings.model_fields.keys() - {"model"}) | table
+
+    def of_table(self, table: JsonObject, path: str = "", where: str = "the table") -> "Settings":
+        """The settings of a base model with a table of its own, which wins.
+
+        path: the table's place, for messages.   where: the table's source. Raises UnknownSetting,
+        InvalidSetting.
+        """
+        for name in table.keys() - ModelSettings.model_fields.keys():
+            raise UnknownSetting(f"{path}{name} in {where} is no setting of a model")
+        if not table.get("model"):
+            raise InvalidSetting(f"{path}model: give the model's folder or its hub id")
+        common = self._given(type(self).model_fields.keys() - {"model", "models"})
+        found = _validated(common | table, path)
+        if not _MODEL_NAME.fullmatch(found.model_id):
+            raise InvalidSetting(
+                f"{path}model_name: {found.model_id!r} cannot be a model's name; give one of "
+                "letters, digits and . _ : / -, 64 at most"
+            )
+        return found
+
+    def of_base(self, dumped: JsonObject) -> "Settings":
+        """The settings of one base model as `dump_base` wrote them, beside those for all."""
+        return _validated({name: getattr(self, name) for name in fixed_settings()} | dumped)
+
+    def dump_base(self) -> JsonObject:
+        """The settings that each base model may have for itself; no secret is among them."""
+        return self.model_dump(mode="json", include=set(ModelSettings.model_fields))
+
+    def with_models_of(self, other: "Settings") -> "Settings":
+        """Make settings from these with the base models of others."""
+        models = {*ModelSettings.model_fields, "models"}
+        return _validated(self._given(fixed_settings()) | other._given(models))
+
+    def _given(self, names: Collection[str]) -> JsonObject:
+        """The settings among `names` that are not left at their defaults."""
+        return {name: getattr(self, name) for name in names if name in self.model_fields_set}
+
+
+def fixed_settings() -> list[str]:
+    """Names of the settings that hold for all base models, until the end of `chorale serve`."""
+    return sorted(Settings.model_fields.keys() - ModelSettings.model_fields.keys() - {"models"})
 
 
 def load_settings(flags: JsonObject, config: Path | None = None) -> Settings:
     """Merge the three sources: flags win over the environment, the environment over the file.
 
-    flags: None for each that was not given.
+    flags: None for each that was not given. The base models are those of one source.
 
     Raises UnknownSetting and InvalidSetting.
     """
-    values = _from_file(config) | _from_environment()
-    values |= {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value is not None}
+    sources = {str(config): _from_file(config), "the environment": _from_environment()}
+    values: JsonObject = {}
+    named_in = ""
+    for where, source in (sources | {"the flags": given}).items():
+        if source.keys() & {"model", "models"}:
+            values = {name: values[name] for name in values.keys() - {"model", "models"}}
+            named_in = where
+        values |= source
+    settings = _validated(values)
+    settings.of_models(named_in)
+    return settings
+
+
+def _validated(values: JsonObject, path: str = "") -> Settings:
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise InvalidSetting(f"{name}: {first['msg']}") from None
+        message = first["msg"].removeprefix("Value error, ") if not name else first["msg"]
+        raise InvalidSetting(f"{path}{name}: {message}" if name else message) from None
 
 
 def _from_file(path: Path | None) -> JsonObject:

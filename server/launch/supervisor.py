@@ -67,6 +67,7 @@ class ChildSpec:
     leave_timeout_s: the same when this process alone has to go or to be replaced.
     stage: children of one stage are stopped together.
     first_beat_s: seconds until its first beat (lora.beat); None: it is not watched.
+    is_vital: whether all processes end if this one cannot start; else it is tried again and again.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ChildSpec:
     leave_timeout_s: float = 5.0
     stage: int = 0
     first_beat_s: float | None = None
+    is_vital: bool = True
 
 
 Plan = Callable[[], Sequence[ChildSpec]]
@@ -102,6 +104,7 @@ class Supervisor:
     plan: the children that should run, or a function that says which. They start in this order, and
     stop by stages, the highest first. SIGTERM and SIGINT ask for the end; a second one kills.
     logs: files for the children's output, one for each; None: this process's own output.
+    reload: called at the next poll after SIGHUP; None leaves SIGHUP as it is.
     Children have sessions of their own, so that a terminal's Ctrl-C reaches them only through the
     supervisor, and on Linux they die with this process even if it is killed.
     """
@@ -112,7 +115,10 @@ class Supervisor:
         config: SupervisorConfig | None = None,
         *,
         logs: LogFiles | None = None,
+        reload: Callable[[], None] | None = None,
     ) -> None:
+        self._reload = reload
+        self._must_reload = False
         self._config = config or SupervisorConfig()
         self._logs = logs
         self._plan = plan if callable(plan) else lambda: plan
@@ -125,6 +131,9 @@ class Supervisor:
     def __enter__(self) -> "Supervisor":
         for number in _SIGNALS:
             self._previous_handlers[number] = signal.signal(number, self._on_signal)
+        if self._reload:
+            hangup = signal.signal(signal.SIGHUP, self._on_hangup)
+            self._previous_handlers[signal.SIGHUP] = hangup
         self.tend()
         return self
 
@@ -167,6 +176,9 @@ class Supervisor:
 
     def tend(self, *, may_restart: bool = True) -> None:
         """Start the children that should run and are due; ask those to go that should not run."""
+        if self._must_reload and self._reload:
+            self._must_reload = False
+            self._reload()
         planned = {spec.name: spec for spec in self._plan()}
         for spec in planned.values():
             if spec.name not in self._children:
@@ -201,6 +213,9 @@ class Supervisor:
         logger.info("%s: %s", signal.Signals(number).name, again)
         if self._is_interruptible:
             raise Interrupted
+
+    def _on_hangup(self, *_: object) -> None:
+        self._must_reload = True
 
 
 class Backoff:
@@ -281,7 +296,7 @@ class _Child:
             logger.info("%s has left (%s)", self.spec.name, _describe(returncode))
             self._kill_at = None
             return
-        if returncode == os.EX_CONFIG:
+        if returncode == os.EX_CONFIG and self.spec.is_vital:
             raise ChildCannotStart(
                 self.spec.name, "cannot start with these settings", self._log_path
             )

@@ -41,7 +41,7 @@ class BaseEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModelChanges:
-    """What an operator asked for while the gateway ran.
+    """The changes that an operator asked for while the gateway ran.
 
     added: settings of base models, each as a table of `[[models]]`.   drained: names of those that
     take no requests.

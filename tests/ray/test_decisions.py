@@ -19,6 +19,7 @@ from server.cluster.coordinator import LINGER_S, SILENCE_S, Coordinator, Slot
 from server.cluster.placer import Placer, PoolRefused
 from server.cluster.pool import Placed, Pool
 from server.launch.engine_template import EngineTemplate
+from server.launch.homes import Home
 from server.launch.placer_config import PlacerConfig
 from server.launch.settings import Settings
 from server.pool.files import Member, members_path, read_members, wanted_path, write_members
@@ -53,7 +54,8 @@ def make_config(tmp_path, **changes):
     settings = Settings(model="m", data_dir=tmp_path, ray="local", engines=2, max_engines=4)
     engine_config = {"base_revision": "base-1", "vocabulary_path": str(tmp_path / "vocabulary")}
     settings = settings.model_copy(update=changes)
-    return PlacerConfig.of(settings, KEYS, engine_config, {"engine": "engine"})
+    home = Home(tmp_path)
+    return PlacerConfig.of(settings, KEYS, engine_config, {"engine": "engine"}, home)
 
 
 # ---- the placer ----
@@ -125,7 +127,9 @@ def test_a_coordinator_that_was_started_again_is_joined_again(tmp_path, monkeypa
     assert read_members(members_path(tmp_path)) == ()
 
 
-@pytest.mark.parametrize(("written", "wanted"), [(None, 2), (1, 2), (3, 3), (9, 4), ("damaged", 2)])
+@pytest.mark.parametrize(
+    ("written", "wanted"), [(None, 2), (0, 0), (1, 2), (3, 3), (9, 4), ("damaged", 2)]
+)
 def test_what_is_wanted_lies_between_the_bounds(tmp_path, monkeypatch, written, wanted):
     placer, seen = make_placer(tmp_path, monkeypatch, [answer()])
     if written is not None:
@@ -207,6 +211,19 @@ def test_in_the_place_of_who_has_left_somebody_stands_until_all_is_settled(world
     world.ask(1)
     assert world.turn() == {1: "engine", 2: "retired"}
     mark_settled(world.folder / "engine-2")
+    assert world.turn() == {1: "engine"}
+
+
+def test_a_pool_of_which_nothing_is_wanted_is_at_rest_and_comes_back(world):
+    world.ask(2)
+    world.turn()
+    world.ask(0)
+    assert world.turn() == {1: "retired", 2: "retired"}
+    for name in ("engine", "engine-2"):
+        mark_settled(world.folder / name)
+    assert world.turn() == {}
+    assert world.coordinator.poll("p", 0)["addresses"] == {}
+    world.ask(1)
     assert world.turn() == {1: "engine"}
 
 

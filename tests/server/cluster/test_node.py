@@ -17,6 +17,7 @@ from server.cluster.pool import Pool
 from server.launch import plan
 from server.launch.engine_template import EngineTemplate
 from server.launch.errors import ModelNotFound, RayMissing
+from server.launch.homes import Home
 from server.launch.placer_config import PlacerConfig
 from server.launch.plan import resolve_settings
 from server.launch.settings import Settings
@@ -180,7 +181,8 @@ def test_gateways_of_one_pool_keep_their_journals_in_one_place(config):
 
 def test_the_pools_folder_is_the_gateways_own_where_no_other_is_named(settings, tmp_path):
     def pool_dir(settings):
-        return PlacerConfig.of(settings, KEYS, {"base_revision": "b"}, {}).pool_dir
+        home = Home(settings.data_dir)
+        return PlacerConfig.of(settings, KEYS, {"base_revision": "b"}, {}, home).pool_dir
 
     assert pool_dir(settings) == str(settings.data_dir)
     shared = resolve_settings(settings.model_copy(update={"pool_dir": tmp_path / "a" / ".." / "b"}))

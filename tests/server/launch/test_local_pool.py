@@ -13,7 +13,7 @@ from server.launch.supervisor import ChildSpec
 from server.pool.files import changed_at, members_path, read_members, wanted_path, write_wanted
 
 
-def make_pool(data_dir, least=1, most=None):
+def make_pool(data_dir, least=1, most=None, prefix=""):
     data_dir.mkdir(exist_ok=True)
 
     def make(kind):
@@ -21,6 +21,7 @@ def make_pool(data_dir, least=1, most=None):
 
     return LocalPool(
         data_dir,
+        prefix=prefix,
         least=least,
         most=most or least,
         make_engine=make("engine"),
@@ -64,6 +65,29 @@ def test_the_list_of_engines_is_written_again_if_it_is_deleted(tmp_path):
     shutil.rmtree(tmp_path / "pool")
     pool()
     assert members(tmp_path) == ["engine", "engine-2"]
+
+
+def test_of_a_pool_at_rest_nothing_is_left_but_journals_to_settle(tmp_path):
+    pool = make_pool(tmp_path, least=2, most=4)
+    assert len(planned(pool)) == 2
+    assert not pool.is_at_rest
+    leave_journal(tmp_path, 1)
+    write_wanted(wanted_path(tmp_path), 0)
+    assert planned(pool) == ["engine retired"]
+    assert not pool.is_at_rest
+    mark_settled(tmp_path / "engine")
+    assert planned(pool) == members(tmp_path) == []
+    assert pool.is_at_rest
+    write_wanted(wanted_path(tmp_path), 1)
+    assert planned(pool) == ["engine engine", "engine-2 engine"]
+
+
+def test_members_of_another_home_have_its_prefix_and_their_folders_have_not(tmp_path):
+    pool = make_pool(tmp_path, least=2, prefix="slug.")
+    pool()
+    assert members(tmp_path) == ["slug.engine", "slug.engine-2"]
+    found = read_members(members_path(tmp_path))
+    assert found[1].address == f"ipc://{tmp_path}/engine-2/engine.sock"
 
 
 def test_without_room_to_grow_nobody_else_decides(tmp_path):
@@ -133,7 +157,7 @@ def test_the_members_are_written_only_when_they_change(tmp_path):
     most=st.integers(1, 6),
     steps=st.lists(
         st.one_of(
-            st.tuples(st.just("want"), st.integers(1, 8)),
+            st.tuples(st.just("want"), st.integers(0, 8)),
             st.tuples(st.just("run"), st.integers(1, 6)),
             st.tuples(st.just("settle"), st.integers(1, 6)),
         ),
@@ -159,7 +183,8 @@ def test_whoever_has_something_to_settle_is_planned_and_known(tmp_path_factory, 
         assert len(set(names)) == len(names)
         running = [spec.name for spec in specs if spec.command == ("engine",)]
         assert running == [engine_name(k + 1) for k in range(len(running))]
-        assert 1 <= len(running) <= most
+        assert 0 <= len(running) <= most
+        assert pool.is_at_rest == (not specs)
         for k in range(1, 7):
             if not is_settled(data_dir / engine_name(k)):
                 assert engine_name(k) in names
@@ -176,5 +201,10 @@ def test_the_folders_of_all_engines_are_found_by_number(tmp_path):
         (tmp_path / name).mkdir()
         if name != "engine-4":  # no engine has run in engine-4 yet
             (tmp_path / name / "identity").touch()
-    names = [path.name for path in engine_folders(tmp_path)]
-    assert names == ["engine", "engine-2", "engine-10"]
+    for home in ("slug-2", "slug-1"):
+        (tmp_path / "bases" / home / "engine").mkdir(parents=True)
+        (tmp_path / "bases" / home / "engine" / "identity").touch()
+    names = [str(path.relative_to(tmp_path)) for path in engine_folders(tmp_path)]
+    assert names == [
+        "engine", "engine-2", "engine-10", "bases/slug-1/engine", "bases/slug-2/engine",
+    ]  # fmt: skip

@@ -81,6 +81,101 @@ def test_without_a_model_nothing_is_served():
         load_settings({})
 
 
+def write(tmp_path, text):
+    path = tmp_path / "chorale.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_models_own_table_wins_over_what_is_given_for_all(tmp_path):
+    path = write(
+        tmp_path,
+        "max_num_seqs = 4\nmax_skips = 3\n"
+        '[[models]]\nmodel = "a/one"\nmax_num_seqs = 7\ngpus = ["0"]\n'
+        '[[models]]\nmodel = "two"\nmodel_name = "second"\n',
+    )
+    settings = load_settings({"block_size": 32}, path)
+    first, second = settings.of_models()
+    assert (first.model, first.model_id, first.models) == ("a/one", "one", ())
+    assert (second.model, second.model_id) == ("two", "second")
+    assert (first.max_num_seqs, second.max_num_seqs) == (7, 4)
+    assert (first.gpus, second.gpus) == (("0",), None)
+    for one in (first, second):
+        assert (one.max_skips, one.block_size) == (3, 32)
+        assert one.of_models() == (one,)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('model = "m"', "quantization: Input should be"),
+        ('model = "m"\n[[models]]\nmodel = "n"', "give either `model`"),
+        ('model_name = "x"\n[[models]]\nmodel = "n"', "model_name .*in the model's table"),
+        ('[[models]]\nmodel = "m"\n[[models]]\nmodel_name = "n"', r"models\.1\.model: give"),
+        (
+            '[[models]]\nmodel = "m"\n[[models]]\nmodel = "n"\nengines = 0',
+            r"models\.1\.engines: Input should be greater",
+        ),
+        (
+            '[[models]]\nmodel = "m"\n[[models]]\nmodel = "n"\nquantisation = "int8"',
+            r"models\.1\.quantisation in .*chorale\.toml is no setting of a model",
+        ),
+        (
+            '[[models]]\nmodel = "m"\nmax_skips = 3',
+            r"models\.0\.max_skips in .*chorale\.toml is no setting of a model",
+        ),
+        (
+            '[[models]]\nmodel = "m"\n[[models]]\nmodel = "x/m"',
+            r"models\.0\.model_name: 2 models are called m",
+        ),
+        ('[[models]]\nmodel = "m"\nmodel_name = "m@1"', r"models\.0\.model_name: 'm@1' cannot"),
+        ("models = 3", "models: Input should be"),
+        (
+            '[[models]]\nmodel = "m"\nengines = 2\ntensor_parallel_size = 2\ngpus = ["0", "1"]',
+            r"models\.0\.gpus: .*must name 4 GPUs",
+        ),
+    ],
+)
+def test_an_error_in_a_models_table_names_the_table_and_the_setting(tmp_path, text, error):
+    flags = {"quantization": "int3"} if "quantization" in error else {}
+    with pytest.raises((InvalidSetting, UnknownSetting), match=error):
+        load_settings(flags, write(tmp_path, text))
+
+
+def test_the_models_are_those_of_the_source_that_wins(tmp_path, monkeypatch):
+    path = write(tmp_path, '[[models]]\nmodel = "a"\n[[models]]\nmodel = "b"\n')
+
+    def names(flags):
+        return [one.model_id for one in load_settings(flags, path).of_models()]
+
+    assert names({}) == ["a", "b"]
+    monkeypatch.setenv("CHORALE_MODEL", "c")
+    assert names({}) == ["c"]
+    assert names({"models": [{"model": "d"}, {"model": "e"}]}) == ["d", "e"]
+    monkeypatch.delenv("CHORALE_MODEL")
+    monkeypatch.setenv("CHORALE_MODELS", '[{"model": "f", "max_skips": 1}]')
+    with pytest.raises(UnknownSetting, match=r"models\.0\.max_skips in the environment"):
+        names({})
+    assert names({"model": "g"}) == ["g"]
+
+
+def test_the_engines_of_all_models_share_the_cores_but_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 13)
+    path = write(
+        tmp_path,
+        '[[models]]\nmodel = "a"\nengines = 2\n[[models]]\nmodel = "b"\nthreads = 5\n'
+        '[[models]]\nmodel = "c"\ntensor_parallel_size = 3\n',
+    )
+    assert [one.threads for one in load_settings({}, path).of_models()] == [2, 5, 2]
+
+
+def test_the_models_of_other_settings_are_taken_and_nothing_else_of_them(tmp_path):
+    before = load_settings({"model": "a", "port": 1, "max_num_seqs": 2})
+    after = load_settings({"models": [{"model": "b"}], "port": 2, "block_size": 32})
+    (one,) = before.with_models_of(after).of_models()
+    assert (one.model, one.port, one.max_num_seqs, one.block_size) == ("b", 1, None, 32)
+
+
 def test_a_model_is_called_after_its_folder_unless_it_is_named():
     assert load_settings({"model": "/models/smol"}).model_id == "smol"
     assert load_settings({"model": "/models/smol", "model_name": "base"}).model_id == "base"

@@ -93,6 +93,28 @@ def test_a_child_that_says_it_cannot_start_ends_the_run_instead_of_starting_for_
         supervisor.run()
 
 
+def test_a_child_that_is_not_vital_and_cannot_start_is_tried_again(tmp_path):
+    starts = tmp_path / "starts"
+    code = f"import sys; open(sys.argv[1], 'a').write('x'); sys.exit({os.EX_CONFIG})"
+    children = [make_child("other"), make_child("engine", code, starts, is_vital=False)]
+    with Supervisor(children, FAST) as supervisor:
+        run_until(supervisor, lambda: starts.exists() and len(starts.read_text()) >= 2)
+        assert "other" in supervisor.pids
+
+
+def test_a_hangup_has_the_settings_read_again_and_ends_nothing():
+    seen = []
+    with Supervisor([make_child()], FAST, reload=lambda: seen.append("read")) as supervisor:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        run_until(supervisor, lambda: seen)
+        assert not supervisor.is_stopping
+        assert seen == ["read"], "two that come together are one"
+        os.kill(os.getpid(), signal.SIGHUP)
+        run_until(supervisor, lambda: len(seen) == 2)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
 WHY = "import sys; print('the disk is gone', file=sys.stderr); sys.exit(int(sys.argv[1]))"
 
 

@@ -1,0 +1,327 @@
+"""The base models of `chorale serve`: which there are, and the processes of each.
+
+    wanted ──▶ loaded by a thread ──▶ its engines run ──▶ former: removed or replaced ──▶ gone
+                 └▶ problem
+
+The base models that are wanted are those of the settings and those that the gateway added
+(`models.json`). `bases.json` tells the gateway what became of each. A model whose settings change
+is replaced: the new one gets a home of its own, and the old one serves until the new one is loaded,
+and then as a former one until the gateway wants none of its engines and all journals are settled.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from server.launch.children import base_revision_of
+from server.launch.errors import ServeError
+from server.launch.gpus import gpus_for
+from server.launch.homes import Home, all_homes, home_of
+from server.launch.loaded_model import LoadedModel
+from server.launch.local_pool import engine_name
+from server.launch.model_loader import ModelLoader
+from server.launch.settings import Settings
+from server.launch.supervisor import ChildSpec
+from server.launch.wanted_models import WantedModel, wanted_models
+from server.pool.base_files import (
+    BaseEntry,
+    ModelChanges,
+    bases_path,
+    changes_path,
+    read_bases,
+    read_changes,
+    write_bases,
+)
+from server.pool.files import PoolFileDamaged, changed_at, read_wanted, wanted_path
+
+logger = logging.getLogger(__name__)
+
+
+class Engines(Protocol):
+    """The processes of one base model; called at every poll.
+
+    is_at_rest: whether nothing runs, and no journal is left to settle.
+    """
+
+    def __call__(self) -> list[ChildSpec]: ...
+
+    @property
+    def is_at_rest(self) -> bool: ...
+
+
+class Place(Protocol):
+    """Where engines run: ThisMachine or RayCluster."""
+
+    @property
+    def gpus(self) -> Sequence[str]: ...
+
+    def run(self, model: LoadedModel, home: Home, gpus: Sequence[str]) -> Engines: ...
+
+    def settle(self, home: Home) -> Engines | None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Base:
+    """A base model that is wanted, or was.
+
+    home, engines: None until the model is loaded.   gpus: those that its engines take.
+    is_vital: whether nothing is served if its engines cannot start.
+    """
+
+    wanted: WantedModel
+    home: Home | None = None
+    engines: Engines | None = None
+    model_dir: str = ""
+    base_revision: str = ""
+    gpus: Sequence[str] = ()
+    is_vital: bool = False
+    is_former: bool = False
+    problem: str = ""
+
+    @property
+    def entry(self) -> BaseEntry:
+        settings = self.wanted.settings
+        return BaseEntry(
+            name=self.wanted.name,
+            home=str(self.home.folder) if self.home else "",
+            model_dir=self.model_dir,
+            base_revision=self.base_revision,
+            settings=settings.dump_base() if settings else {},
+            origin=self.wanted.origin,
+            is_former=self.is_former,
+            problem=self.problem,
+        )
+
+    def children(self) -> list[ChildSpec]:
+        specs = self.engines() if self.engines else []
+        return specs if self.is_vital else [replace(spec, is_vital=False) for spec in specs]
+
+
+class Bases:
+    """The plan for the supervisor, which calls it at every poll.
+
+    settings: as `resolve_settings` returns them. Their models are loaded at once, which raises
+    ServeError; a later one that cannot be served has a problem.   others: processes that come last.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        place: Place,
+        others: Sequence[ChildSpec] = (),
+        loader: ModelLoader | None = None,
+    ) -> None:
+        self._settings = settings
+        self._data_dir = settings.data_dir
+        self._place = place
+        self._others = list(others)
+        self._loader = loader or ModelLoader()
+        self._loading: _Base | None = None
+        self._changes = ModelChanges()
+        self._changed_at = 0
+        self._told: list[BaseEntry] | None = None
+        self._bases: list[_Base] = []
+        self._known = {entry.home: entry for entry in _known_bases(self._data_dir)}
+        self._begin()
+        self._follow_changes()
+        self._reserve_homes()
+        for home in all_homes(self._data_dir):
+            self._settle(home)
+        self()
+
+    def __call__(self) -> list[ChildSpec]:
+        """The children that should run now. What gateways read is written first."""
+        self._follow_changes()
+        self._take_loaded()
+        children = [child for base in self._bases for child in base.children()]
+        self._let_go()
+        self._load_next()
+        self._tell()
+        return [*children, *self._others]
+
+    def set_models(self, settings: Settings) -> None:
+        """Serve the base models of these settings from now on; nothing else of them is taken."""
+        self._settings = self._settings.with_models_of(settings)
+        self._follow()
+
+    # ---- at the start ----
+
+    def _begin(self) -> None:
+        """Load the models of the settings, the first into the data directory itself."""
+        models = wanted_models(self._settings, ModelChanges())
+        for wanted in models:
+            assert wanted.settings is not None
+            base = _Base(wanted, is_vital=True)
+            if wanted is models[0]:
+                base.home = Home(self._data_dir)
+            self._adopt(base, self._loader.load(wanted.settings), is_alone=len(models) == 1)
+            self._bases.append(base)
+
+    def _reserve_homes(self) -> None:
+        """Give models that were added before this start the homes that they had."""
+        for entry in self._known.values():
+            home = Home(Path(entry.home), Path(entry.home).name)
+            for base in self._bases:
+                is_its = base.wanted.name == entry.name and not entry.is_former
+                if is_its and not base.home and home.folder.parent == self._data_dir / "bases":
+                    base.home = home
+
+    def _settle(self, home: Home) -> None:
+        """Have stand-ins for the engines of a home that no base model has, until it is settled."""
+        if home.folder in self._taken() or (engines := self._place.settle(home)) is None:
+            return
+        if entry := self._known.get(str(home.folder)):
+            name, revision = entry.name, entry.base_revision
+        else:
+            config = home.folder / f"{engine_name(1)}.json"
+            name, revision = home.slug, base_revision_of(config) or ""
+        wanted = WantedModel(name, {})
+        self._bases.append(_Base(wanted, home, engines, base_revision=revision, is_former=True))
+        logger.info("%s: the journals of a former base model are to be settled", home.folder)
+
+    # ---- which base models are wanted ----
+
+    def _follow_changes(self) -> None:
+        path = changes_path(self._data_dir)
+        if (at := changed_at(path)) == self._changed_at:
+            return
+        self._changed_at = at
+        try:
+            self._changes = read_changes(path)
+        except PoolFileDamaged as error:
+            logger.error("%s", error)
+        else:
+            self._follow()
+
+    def _follow(self) -> None:
+        """Compare the base models that there are with those that are wanted."""
+        present = [self._of(wanted) for wanted in wanted_models(self._settings, self._changes)]
+        names = {base.wanted.name for base in present}
+        others = [base for base in self._bases if base.engines and base not in present]
+        for base in others:
+            # One that is replaced serves on until the new one is loaded.
+            if not base.is_former and base.wanted.name not in names:
+                self._make_former(base)
+        self._bases = [*present, *others]
+
+    def _of(self, wanted: WantedModel) -> _Base:
+        """The base model that is there with these settings, or a new one."""
+        for base in self._bases:
+            is_same = (base.wanted.name, base.wanted.table) == (wanted.name, wanted.table)
+            if is_same and not base.is_former:
+                if base.engines:
+                    base.wanted = replace(base.wanted, origin=wanted.origin)
+                elif base is not self._loading:
+                    base.wanted, base.problem = wanted, wanted.problem
+                return base
+        return _Base(wanted, problem=wanted.problem)
+
+    def _make_former(self, base: _Base) -> None:
+        base.is_former = True
+        logger.info("%s goes as soon as its requests have ended", base.wanted.name)
+
+    # ---- how a base model comes and goes ----
+
+    def _load_next(self) -> None:
+        """Begin to load the first model that is not loaded yet and has no problem."""
+        if self._loader.is_busy:
+            return
+        for base in self._bases:
+            if base.engines is None and base.wanted.settings and not base.problem:
+                logger.info("%s is loaded from %s", base.wanted.name, base.wanted.settings.model)
+                self._loading = base
+                self._loader.begin(base.wanted.settings)
+                return
+
+    def _take_loaded(self) -> None:
+        """Run the engines of the model that has just been loaded, or note its problem."""
+        base, result = self._loading, self._loader.take()
+        if base is None or result is None:
+            return
+        self._loading = None
+        if base not in self._bases:  # it is not wanted any more
+            return
+        try:
+            if isinstance(result, Exception):
+                raise result
+            self._adopt(base, result)
+            base.children()
+        except Exception as error:
+            # What is served must go on, whatever an operator has added.
+            base.problem = str(error) if isinstance(error, ServeError | OSError) else repr(error)
+            logger.error("%s is not served: %s", base.wanted.name, base.problem)
+            home, base.home, base.engines = base.home, None, None
+            if home:
+                self._settle(home)
+            return
+        for other in self._bases:
+            if other is not base and other.wanted.name == base.wanted.name and not other.is_former:
+                self._make_former(other)
+
+    def _adopt(self, base: _Base, model: LoadedModel, *, is_alone: bool = False) -> None:
+        """Give a loaded model a home, GPUs and engines. Raises ServeError, OSError.
+
+        is_alone: whether it is the only model, so that a single engine sees every GPU.
+        """
+        one, revision = model.settings, model.base.base_revision
+        home = base.home or home_of(self._data_dir, one.model_id, revision, self._taken())
+        home.check_sockets(one.most_engines)
+        sees_all = is_alone and one.most_engines == 1 and one.gpus is None
+        gpus = self._first_gpus(one) if sees_all else self._gpus(one)
+        home.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if one.sleep_after_s is None and _wanted_in(home) == 0:
+            # The number is of a model that went, and this one has to run.
+            wanted_path(home.folder).unlink()
+        base.engines = self._place.run(model, home, () if sees_all else gpus)
+        base.home, base.gpus, base.base_revision = home, gpus, revision
+        base.model_dir = str(model.base.path)
+
+    def _first_gpus(self, settings: Settings) -> Sequence[str]:
+        """GPUs that a single engine chooses itself: the first ones."""
+        return () if settings.device == "cpu" else self._place.gpus[: settings.most_processes]
+
+    def _gpus(self, settings: Settings) -> Sequence[str]:
+        """GPUs for a model that comes: those that are free, unless it names its own."""
+        taken = {gpu for base in self._bases for gpu in base.gpus}
+        for wanted in wanted_models(self._settings, self._changes):
+            taken |= set((wanted.settings and wanted.settings.gpus) or ())
+        return gpus_for(settings, self._place.gpus, taken)
+
+    def _taken(self) -> set[Path]:
+        return {base.home.folder for base in self._bases if base.home}
+
+    def _let_go(self) -> None:
+        """Forget the former models of which nothing is left."""
+        gone = [b for b in self._bases if b.is_former and b.engines and b.engines.is_at_rest]
+        if not gone:
+            return
+        for base in gone:
+            logger.info("%s is gone", base.wanted.name)
+            self._bases.remove(base)
+        self._follow()  # what was in the way of another model may be gone with it
+
+    def _tell(self) -> None:
+        entries = [base.entry for base in self._bases]
+        path = bases_path(self._data_dir)
+        # Without the file the gateway would see no base model at all.
+        if entries != self._told or not changed_at(path):
+            write_bases(path, entries)
+            self._told = entries
+
+
+def _known_bases(data_dir: Path) -> Sequence[BaseEntry]:
+    """The base models that the last run told of."""
+    try:
+        return read_bases(bases_path(data_dir))
+    except PoolFileDamaged as error:
+        logger.error("%s", error)
+        return ()
+
+
+def _wanted_in(home: Home) -> int | None:
+    try:
+        return read_wanted(wanted_path(home.folder))
+    except PoolFileDamaged:
+        return None
