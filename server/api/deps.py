@@ -35,6 +35,7 @@ from server.inference.bases import Bases
 from server.inference.cancels import Cancels
 from server.inference.drain import Drain
 from server.inference.encoders import Encoders
+from server.launch.settings import Settings
 from server.limits.inflow import Inflow
 from server.limits.rules import Limiter
 from server.webhooks.urls import UrlRules
@@ -81,6 +82,7 @@ PepperDep = Annotated[str, Depends(_Part(lambda gateway: gateway.pepper))]
 PriceTagsDep = Annotated[PriceTags, Depends(_Part(lambda gateway: gateway.price_tags))]
 ProverDep = Annotated[Prover, Depends(_Part(lambda gateway: gateway.prover))]
 ServingDep = Annotated[Serving, Depends(_Part(lambda gateway: gateway.serving))]
+SettingsDep = Annotated[Settings, Depends(_Part(lambda gateway: gateway.settings))]
 SignerDep = Annotated[Signer, Depends(_Part(lambda gateway: gateway.signer))]
 SpoolDep = Annotated[Spool, Depends(_Part(lambda gateway: gateway.spool))]
 StatementsDep = Annotated[Statements, Depends(_Part(lambda gateway: gateway.statements))]

@@ -146,8 +146,9 @@ class BaseFollower:
         entry = self._entry(name)
         if name not in self._changes.drained:
             self._write(replace(self._changes, drained=(*self._changes.drained, name)))
-        if base := self._bases.at(entry.home):
-            base.keeper.close()
+        for base in self._bases.current:
+            if base.model_id == name:
+                base.keeper.close()
         return entry
 
     def resume(self, name: str) -> BaseEntry:
@@ -200,9 +201,10 @@ class BaseFollower:
                 base.keeper.open()
 
     def _entry(self, name: str) -> BaseEntry:
-        for entry in self._bases.entries:
-            if entry.name == name and not entry.is_former:
-                return entry
+        found = [it for it in self._bases.entries if it.name == name and not it.is_former]
+        if found:
+            # One that is there comes before its successor that is being prepared.
+            return max(found, key=lambda entry: self._bases.at(entry.home) is not None)
         raise NotFound(f"There is no base model {name!r}.", code="base_model_not_found")
 
     def _check_added(self, name: str) -> None:

@@ -20,7 +20,6 @@ from server.launch.placed_engines import RayCluster
 from server.launch.secrets import Secrets
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
-from server.pool.base_files import bases_path, read_bases
 from server.pool.keys import PoolKeys
 
 _SETTLE_S = 10.0
@@ -63,11 +62,7 @@ def prepare(
     else:
         place = RayCluster(PoolKeys.of(secrets.pepper), engine_module)
     plan = Bases(settings, place, [_gateway(settings, gateway_module)])
-    gateway_config = {
-        "settings": settings.model_dump(mode="json"),
-        "model_dir": read_bases(bases_path(data_dir))[0].model_dir,
-    }
-    write_private(data_dir / "gateway.json", gateway_config)
+    write_private(data_dir / "gateway.json", {"settings": settings.model_dump(mode="json")})
     return plan
 
 

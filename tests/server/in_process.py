@@ -48,7 +48,7 @@ class InProcess:
         built = assemble(settings, demo_entries(settings), AdminKey(ADMIN_KEY))
         asyncio.run(built.bases.default.engines.close())
         built.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
-        base = built.base.model
+        base = built.bases.default.model
         built.database.write_sync(lambda c: name_base(c, base.base_revision, base.model_id))
         return cls(with_engines(built, engines), engines)
 

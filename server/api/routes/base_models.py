@@ -5,14 +5,16 @@ from typing import Annotated, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import json_body
-from server.api.deps import BasesDep, FollowerDep
+from server.api.deps import BasesDep, FollowerDep, SettingsDep
 from server.api.routes.lists import ListAnswer
 from server.inference.base_follower import BaseFollower, BaseState
 from server.inference.bases import Bases
-from server.launch.model_settings import check_model_table
+from server.launch.settings import InvalidSetting, Settings, UnknownSetting
 from server.pool.base_files import BaseEntry
+from server.text.json_object import JsonObject
 
 router = APIRouter()
 
@@ -82,7 +84,9 @@ async def list_base_models(bases: BasesDep, follower: FollowerDep) -> BaseModelL
 
 @router.post("/models", status_code=202)
 async def add_base_model(
-    follower: FollowerDep, body: Annotated[_NewBaseModel, json_body(_NewBaseModel)]
+    follower: FollowerDep,
+    settings: SettingsDep,
+    body: Annotated[_NewBaseModel, json_body(_NewBaseModel)],
 ) -> BaseModelAdded:
     """Add a base model, or replace one that was added: `GET /admin/v1/models` shows how it comes.
 
@@ -90,7 +94,7 @@ async def add_base_model(
     it has an engine.
     """
     table = {**body.settings, "model": body.model, "model_name": body.name}
-    check_model_table(table, "settings")
+    _check(settings, table)
     is_changed = follower.add(table, body.name)
     return BaseModelAdded(name=body.name, is_changed=is_changed)
 
@@ -112,6 +116,15 @@ async def remove_base_model(name: str, follower: FollowerDep) -> BaseModelRemove
     """Remove a base model that was added; its last requests end, and are billed."""
     follower.remove(name)
     return BaseModelRemoved(name=name)
+
+
+def _check(settings: Settings, table: JsonObject) -> None:
+    """Raise a 400 for a setting that a base model cannot have; its path begins the message."""
+    try:
+        settings.of_table(table, "settings.", "the request")
+    except (InvalidSetting, UnknownSetting) as error:
+        param = str(error).partition(" ")[0].rstrip(":")
+        raise errors.invalid_request(f"{error}.", param=param) from None
 
 
 def _view(bases: Bases, follower: BaseFollower, entry: BaseEntry) -> BaseModelAnswer:

@@ -398,7 +398,7 @@ def test_a_request_is_held_at_the_price_of_its_adapter(product):
 
 def test_a_base_model_and_its_adapters_have_prices_of_their_own(product):
     acme, globex, operator = product.user("acme"), product.user("globex"), product.operator
-    base_revision = product.gateway.base.model.base_revision
+    base_revision = product.gateway.bases.default.model.base_revision
     adapter_id = product.gateway.database.write_sync(
         lambda c: add_version(c, acme.tenant_id, "pirate", base_revision=base_revision)
     )
