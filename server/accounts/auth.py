@@ -19,7 +19,6 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.accounts.lineage import (
-    LIMITS,
     bounded_scopes,
     key_bucket,
     limits_of,
@@ -27,6 +26,7 @@ from server.accounts.lineage import (
     parse_scopes,
 )
 from server.accounts.tables import api_keys, tenants
+from server.limits.amounts import LIMITS
 from server.limits.base_limits import limits_by_base, scope_id
 from server.limits.rules import Limit
 

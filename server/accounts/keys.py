@@ -25,7 +25,6 @@ from registry.audit import record_audit
 from server.accounts import auth
 from server.accounts.auth import ADMIN, SCOPES, AuthError, Identity
 from server.accounts.lineage import (
-    LIMITS,
     MAX_CHAIN,
     bounded_scopes,
     came_of,
@@ -34,6 +33,7 @@ from server.accounts.lineage import (
     parse_scopes,
 )
 from server.accounts.tables import api_keys
+from server.limits.amounts import LIMITS
 
 # The scope `admin` makes its holder the tenant's admin, so a key gets it only when asked for.
 DEFAULT_SCOPES = SCOPES - {ADMIN}

@@ -12,19 +12,13 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.accounts.tables import api_keys
-from server.limits.rules import Limit, Metric, Scope
+from server.limits.amounts import LIMITS
+from server.limits.rules import Limit, Scope
 
 MAX_CHAIN = 8
 """Most keys in a chain in which each key made the next, the first and the last counted. One request
 charges the limits of all of them.
 """
-
-# Limits that tenants and keys may have: name of the column, and the limiter's name of the metric.
-LIMITS: dict[str, Metric] = {
-    "requests_per_minute": "requests",
-    "tokens_per_minute": "tokens",
-    "max_concurrency": "concurrency",
-}
 
 # Gateways of the release before rotate keys without a bucket; such a key has its own.
 key_bucket: sa.ColumnElement[str] = sa.func.coalesce(api_keys.c.bucket_id, api_keys.c.key_id)

@@ -1,4 +1,4 @@
-"""The amounts of the limits of one adapter, or of a tenant on one base model."""
+"""The three limits that tenants, keys, adapters and base models may have, and their amounts."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -9,7 +9,8 @@ from sqlalchemy.engine import Connection, RowMapping
 from server.database.upsert import upsert
 from server.limits.rules import Limit, Metric, Scope
 
-_METRICS: dict[str, Metric] = {
+# Limits by the names of their columns, with the limiter's names of the metrics.
+LIMITS: dict[str, Metric] = {
     "requests_per_minute": "requests",
     "tokens_per_minute": "tokens",
     "max_concurrency": "concurrency",
@@ -33,7 +34,7 @@ class Amounts:
         """The limits that are set, in the limiter's form."""
         return tuple(
             Limit(metric, scope, scope_id, amount)
-            for name, metric in _METRICS.items()
+            for name, metric in LIMITS.items()
             if (amount := getattr(self, name)) is not None
         )
 

@@ -26,8 +26,9 @@ from server.accounts.keys import (
     list_keys,
     revoke_all,
 )
-from server.accounts.lineage import LIMITS, MAX_CHAIN
+from server.accounts.lineage import MAX_CHAIN
 from server.accounts.tables import api_keys
+from server.limits.amounts import LIMITS
 from tests.server.factories import NOW_MS
 from tests.server.key_world import World, id_of
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from server.accounts.auth import SCOPES
 from server.accounts.keys import BeyondRights
-from server.accounts.lineage import LIMITS, MAX_CHAIN
+from server.accounts.lineage import MAX_CHAIN
 from server.billing.holds import open_requests
+from server.limits.amounts import LIMITS
 from server.limits.memory import MemoryLimiter
 from server.limits.rules import Limit, RateLimited
 from tests.server.factories import insert_holds, make_hold, make_price
