@@ -49,7 +49,7 @@ def test_a_gateway_whose_database_lost_its_header_says_what_helps_and_is_not_sta
     (tmp_path / DEFAULT_FILE).write_bytes(b"lost" * 1024)
     settings = Settings(model=str(DEMO), data_dir=tmp_path).model_dump(mode="json")
     config = tmp_path / "gateway.json"
-    config.write_text(json.dumps({"settings": settings, "model_dir": str(DEMO)}))
+    config.write_text(json.dumps({"settings": settings}))
     monkeypatch.setattr(sys, "argv", ["server", str(config)])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -139,7 +139,7 @@ def test_a_gateway_on_a_database_of_a_newer_release_says_so_and_is_not_restarted
         conn.exec_driver_sql("CREATE TABLE alembic_version AS SELECT '9999' AS version_num")
     settings = Settings(model=str(DEMO), data_dir=tmp_path).model_dump(mode="json")
     config = tmp_path / "gateway.json"
-    config.write_text(json.dumps({"settings": settings, "model_dir": str(DEMO)}))
+    config.write_text(json.dumps({"settings": settings}))
     command = [sys.executable, "-m", "server", str(config)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "A newer release has migrated this database" in ended.stderr

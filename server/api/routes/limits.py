@@ -91,7 +91,9 @@ class LimitList(ListAnswer[LimitAnswer]):
 
     limiter_degraded: bool
     queue: QueueShare
-    queues: dict[str, QueueShare]
+    queues: dict[str, QueueShare] = Field(
+        examples=[{"base": {"limit": 64, "used": 2, "remaining": 62, "expected_wait_s": 0.125}}]
+    )
 
 
 class AmountsAnswer(Answer):

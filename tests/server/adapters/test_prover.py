@@ -46,7 +46,7 @@ class FakeEngine:
         self.go = asyncio.Event()
         self.go.set()
 
-    async def prove(self, adapter, path):
+    async def prove(self, base_revision, adapter, path):
         data = path.read_bytes()
         assert (hashlib.sha256(data).hexdigest(), len(data)) == (adapter.digest, adapter.size_bytes)
         self.asked.append((adapter, path))
@@ -180,9 +180,9 @@ def test_an_engine_that_was_not_there_did_not_die_of_the_adapter(
     upload, storage = make_proving(), uploads.storage
 
     class RestartingEngine(FakeEngine):
-        async def prove(self, adapter, path):
+        async def prove(self, base_revision, adapter, path):
             self.is_ready = True
-            return await super().prove(adapter, path)
+            return await super().prove(base_revision, adapter, path)
 
     class EndingStorage:
         def __getattr__(self, name):

@@ -118,7 +118,6 @@ def test_the_gateway_reads_back_its_settings_and_no_one_else_can(tmp_path, monke
     path = settings.data_dir / "gateway.json"
     written = json.loads(path.read_text())
     assert Settings.model_validate(written["settings"]) == settings
-    assert written["model_dir"] == str(MODEL)
     assert mode(path) == 0o600
     assert "secret" not in (settings.data_dir / "engine.json").read_text()
 
