@@ -110,7 +110,7 @@ def test_every_listing_is_also_json_and_nothing_else(run, command, data):
 
 
 def test_what_is_listed_says_the_base_model(run):
-    assert facts_of(run("show", "json"))["base_model"] == "base"
+    assert facts_of(run("show", "json"))["base_model"].strip() == "base"
     for command in (("list",), ("versions", "json")):
         heads, *rows = run(*command).stdout.splitlines()
         place = heads.split().index("base")
