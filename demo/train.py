@@ -10,6 +10,7 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from demo.documents import Document
+from demo.styles import PLAIN, STYLES, Style
 from demo.tokenizer import BEGIN, END, PAD
 
 # Called after each step with its number, the number of steps and the smoothed loss.
@@ -58,7 +59,50 @@ class AdapterRecipe:
         return Schedule(steps=self.steps, learning_rate=5e-3, warmup_steps=20)
 
 
-BASE_SCHEDULE = Schedule(steps=2800, learning_rate=3e-3)
+@dataclass(frozen=True)
+class BaseRecipe:
+    """A base and its adapters.
+
+    folder, adapters_folder: names of the folders that get their files.
+    adapters: names of `ADAPTERS`.   min_exact: the least share of exact answers that is kept.
+    """
+
+    name: str
+    folder: str
+    adapters_folder: str
+    adapters: tuple[str, ...]
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    steps: int
+    min_exact: float
+
+    def config(self, tokenizer: Tokenizer) -> LlamaConfig:
+        return LlamaConfig(
+            hidden_size=self.hidden_size,
+            intermediate_size=3 * self.hidden_size,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_heads // 2,
+            head_dim=32,
+            vocab_size=tokenizer.get_vocab_size(),
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.token_to_id(BEGIN),
+            eos_token_id=tokenizer.token_to_id(END),
+            pad_token_id=tokenizer.token_to_id(PAD),
+        )
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule(steps=self.steps, learning_rate=3e-3)
+
+    @property
+    def styles(self) -> list[Style]:
+        """The base's plain style and those of its adapters; the one with a tool has none."""
+        return [PLAIN, *(STYLES[name] for name in self.adapters if name in STYLES)]
+
+
 ADAPTERS = {
     "json": AdapterRecipe(8, 16, (*_ATTENTION, *_MLP)),
     # Words in capitals are other tokens, so this style changes most. rsLoRA divides by sqrt(16), so
@@ -69,31 +113,25 @@ ADAPTERS = {
     # Its conversations have a tool and two answers, so they are longer.
     "agent": AdapterRecipe(16, 32, (*_ATTENTION, *_MLP), row_len=256, steps=700),
 }
-
-
-def new_base(tokenizer: Tokenizer) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        vocab_size=tokenizer.get_vocab_size(),
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.token_to_id(BEGIN),
-        eos_token_id=tokenizer.token_to_id(END),
-        pad_token_id=tokenizer.token_to_id(PAD),
-    )
-    return LlamaForCausalLM(config)
+LARGE = BaseRecipe(
+    "chorale-demo", "model", "adapters", tuple(ADAPTERS),
+    hidden_size=128, num_layers=5, num_heads=4, steps=2800, min_exact=0.95,
+)  # fmt: skip
+# It knows a part of what the large one knows, so that a cascade of the two has something to do.
+SMALL = BaseRecipe(
+    "chorale-demo-small", "small", "adapters-small", ("json",),
+    hidden_size=64, num_layers=2, num_heads=2, steps=1600, min_exact=0.75,
+)  # fmt: skip
+BASES = (LARGE, SMALL)
 
 
 def train_base(
-    model: LlamaForCausalLM, documents: Iterator[Document], tokenizer: Tokenizer, on_step: OnStep
-) -> None:
-    _train(model, _rows(documents, tokenizer, _ROW_LEN), BASE_SCHEDULE, on_step)
+    recipe: BaseRecipe, documents: Iterator[Document], tokenizer: Tokenizer, on_step: OnStep
+) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(recipe.config(tokenizer))
+    _train(model, _rows(documents, tokenizer, _ROW_LEN), recipe.schedule, on_step)
+    return model
 
 
 def train_adapter(

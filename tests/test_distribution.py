@@ -25,6 +25,12 @@ def test_the_version_is_said_in_one_place() -> None:
     assert getattr(importlib.import_module(module), name) == VERSION
 
 
+def test_every_file_that_the_demo_serves_is_package_data() -> None:
+    demo, patterns = ROOT / "demo", PYPROJECT["tool"]["setuptools"]["package-data"]["demo"]
+    files = {path for path in demo.rglob("*") if path.is_file() and ".py" not in path.suffix}
+    assert files == {path for pattern in patterns for path in demo.glob(pattern)}
+
+
 def test_what_is_to_be_installed_is_ours() -> None:
     """`chorale` on the package index is another project's package; ours is `chorale-llm`."""
     assert PYPROJECT["project"]["name"] == "chorale-llm"

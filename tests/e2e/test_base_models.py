@@ -88,6 +88,13 @@ def tokens_of(answer: httpx.Response) -> list[int]:
     return token_ids
 
 
+def peft_answers(model_dir: Path, adapter_dir: Path | None) -> list[list[int]]:
+    """The greedy answers to the prompts, each up to the model's own end token."""
+    model = merged_model(model_dir, adapter_dir)
+    end = model.generation_config.eos_token_id or 0
+    return [greedy(model, prompt, MAX_TOKENS, eos_token_id=end) for prompt in PROMPTS]
+
+
 def error_of(answer: httpx.Response) -> tuple[int, str, str | None]:
     error = answer.json()["error"]
     return answer.status_code, error["code"], error["param"]
@@ -137,7 +144,7 @@ def check_books(stack: Stack, tenant: Tenant, least: int) -> None:
 
 def test_every_model_answers_as_peft_does_with_its_own_adapters(pair: Pair) -> None:
     wanted = {
-        model: [greedy(merged_model(pair.dirs[base], folder), p, MAX_TOKENS) for p in PROMPTS]
+        model: peft_answers(pair.dirs[base], folder)
         for base, adapters in pair.adapters.items()
         for model, folder in ({base: None} | adapters).items()
     }
