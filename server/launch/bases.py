@@ -20,7 +20,6 @@ from server.launch.errors import ServeError
 from server.launch.gpus import gpus_for
 from server.launch.homes import Home, all_homes, home_of
 from server.launch.loaded_model import LoadedModel
-from server.launch.local_pool import engine_name
 from server.launch.model_loader import ModelLoader
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
@@ -175,8 +174,7 @@ class Bases:
         if entry := self._known.get(str(home.folder)):
             name, revision = entry.name, entry.base_revision
         else:
-            config = home.folder / f"{engine_name(1)}.json"
-            name, revision = home.slug, base_revision_of(config) or ""
+            name, revision = home.slug, base_revision_of(home.engine_config(1)) or ""
         wanted = WantedModel(name, {})
         self._bases.append(_Base(wanted, home, engines, base_revision=revision, is_former=True))
         logger.info("%s: the journals of a former base model are to be settled", home.folder)

@@ -120,7 +120,7 @@ def test_the_first_model_lives_where_a_single_one_does_and_the_others_beside_it(
     members = read_members(members_path(world.home("b-bbbbbbbb")))
     assert [member.name for member in members] == ["b-bbbbbbbb.engine", "b-bbbbbbbb.engine-2"]
     assert members[1].address == f"ipc://{world.home('b-bbbbbbbb')}/engine-2/engine.sock"
-    assert (world.home("b-bbbbbbbb") / "engine-2.json").exists()
+    assert (world.home("b-bbbbbbbb") / "b-bbbbbbbb.engine-2.json").exists()
 
 
 def test_an_entry_has_the_settings_of_its_model_and_no_secret(world):
