@@ -51,7 +51,7 @@ class Engines(Protocol):
 
 
 class Place(Protocol):
-    """Where engines run: ThisMachine or RayCluster."""
+    """A place where engines run: ThisMachine or RayCluster."""
 
     @property
     def gpus(self) -> Sequence[str]: ...

@@ -29,7 +29,7 @@ class Home:
 
     @property
     def prefix(self) -> str:
-        """What the names of processes and engines of this home begin with."""
+        """The beginning of the names of processes and engines of this home."""
         return f"{self.slug}." if self.slug else ""
 
     def engine_config(self, number: int) -> Path:

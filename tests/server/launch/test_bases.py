@@ -100,7 +100,7 @@ def world(tmp_path):
 
 
 def told(world):
-    """What the gateway knows: name, home's last part, and what is out of the ordinary."""
+    """Return what the gateway knows: name, home's last part, what is out of the ordinary."""
     return [
         (e.name, Path(e.home).name, "former" if e.is_former else e.problem) for e in world.entries
     ]
