@@ -179,6 +179,32 @@ def test_models_that_were_added_before_come_back_to_their_homes(world):
     assert "b-bbbbbbbb.engine engine" in world.children
 
 
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_what_a_model_left_is_settled_if_it_does_not_come_back(world, monkeypatch, is_removed):
+    world.start(A)
+    world.add(B)
+    world.run(world.home("b-bbbbbbbb") / "engine")
+    world.start(A)
+    assert world.children[2:] == [], "its home waits for it"
+    if is_removed:
+        world.add()
+    else:
+        monkeypatch.setattr(world.bases._loader, "load", lambda _: load(Settings(model="missing")))
+        world.finish()
+        assert "no such folder" in world.entries[1].problem
+    assert told(world)[-1] == ("b", "b-bbbbbbbb", "former")
+    assert world.children[2:] == ["b-bbbbbbbb.engine engine.retired"]
+
+
+def test_a_home_that_a_model_of_the_settings_has_is_not_kept_for_an_added_one(world):
+    world.start(A)
+    world.add({**B, "model_name": "B"})
+    assert told(world)[1] == ("B", "b-bbbbbbbb", "")
+    world.start(A, B)
+    world.finish()
+    assert told(world)[1:] == [("b", "b-bbbbbbbb", ""), ("B", "b-bbbbbbbb-2", "")]
+
+
 def test_what_an_earlier_model_left_is_settled_under_its_name(world):
     world.start(A, {**B, "model_name": "bee"})
     folder = world.home("bee-bbbbbbbb") / "engine"
