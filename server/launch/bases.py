@@ -20,7 +20,6 @@ from server.launch.errors import ServeError
 from server.launch.gpus import gpus_for
 from server.launch.homes import Home, all_homes, home_of
 from server.launch.loaded_model import LoadedModel
-from server.launch.local_pool import engine_name
 from server.launch.model_loader import ModelLoader
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
@@ -52,7 +51,7 @@ class Engines(Protocol):
 
 
 class Place(Protocol):
-    """Where engines run: ThisMachine or RayCluster."""
+    """A place where engines run: ThisMachine or RayCluster."""
 
     @property
     def gpus(self) -> Sequence[str]: ...
@@ -124,8 +123,9 @@ class Bases:
         self._told: list[BaseEntry] | None = None
         self._bases: list[_Base] = []
         self._known = {entry.home: entry for entry in _known_bases(self._data_dir)}
+        self._read_changes()
         self._begin()
-        self._follow_changes()
+        self._follow()
         self._reserve_homes()
         for home in all_homes(self._data_dir):
             self._settle(home)
@@ -133,7 +133,8 @@ class Bases:
 
     def __call__(self) -> list[ChildSpec]:
         """The children that should run now. What gateways read is written first."""
-        self._follow_changes()
+        if self._read_changes():
+            self._follow()
         self._take_loaded()
         children = [child for base in self._bases for child in base.children()]
         self._let_go()
@@ -150,7 +151,7 @@ class Bases:
 
     def _begin(self) -> None:
         """Load the models of the settings, the first into the data directory itself."""
-        models = wanted_models(self._settings, ModelChanges())
+        models = [w for w in self._wanted() if w.origin == "settings"]
         for wanted in models:
             assert wanted.settings is not None
             base = _Base(wanted, is_vital=True)
@@ -161,12 +162,12 @@ class Bases:
 
     def _reserve_homes(self) -> None:
         """Give models that were added before this start the homes that they had."""
-        for entry in self._known.values():
-            home = Home(Path(entry.home), Path(entry.home).name)
-            for base in self._bases:
-                is_its = base.wanted.name == entry.name and not entry.is_former
-                if is_its and not base.home and home.folder.parent == self._data_dir / "bases":
-                    base.home = home
+        had = {entry.name: entry.home for entry in self._known.values() if not entry.is_former}
+        homes = {str(home.folder): home for home in all_homes(self._data_dir)}
+        for base in self._bases:
+            home = homes.get(had.get(base.wanted.name, ""))
+            if base.engines is None and home and home.folder not in self._taken():
+                base.home = home
 
     def _settle(self, home: Home) -> None:
         """Have stand-ins for the engines of a home that no base model has, until it is settled."""
@@ -175,36 +176,42 @@ class Bases:
         if entry := self._known.get(str(home.folder)):
             name, revision = entry.name, entry.base_revision
         else:
-            config = home.folder / f"{engine_name(1)}.json"
-            name, revision = home.slug, base_revision_of(config) or ""
+            name, revision = home.slug, base_revision_of(home.engine_config(1)) or ""
         wanted = WantedModel(name, {})
         self._bases.append(_Base(wanted, home, engines, base_revision=revision, is_former=True))
         logger.info("%s: the journals of a former base model are to be settled", home.folder)
 
     # ---- which base models are wanted ----
 
-    def _follow_changes(self) -> None:
+    def _read_changes(self) -> bool:
+        """Read the gateway's file if it has changed. Returns whether it was read."""
         path = changes_path(self._data_dir)
         if (at := changed_at(path)) == self._changed_at:
-            return
+            return False
         self._changed_at = at
         try:
             self._changes = read_changes(path)
         except PoolFileDamaged as error:
             logger.error("%s", error)
-        else:
-            self._follow()
+            return False
+        return True
+
+    def _wanted(self) -> list[WantedModel]:
+        return wanted_models(self._settings, self._changes)
 
     def _follow(self) -> None:
         """Compare the base models that there are with those that are wanted."""
-        present = [self._of(wanted) for wanted in wanted_models(self._settings, self._changes)]
+        present = [self._of(wanted) for wanted in self._wanted()]
         names = {base.wanted.name for base in present}
         others = [base for base in self._bases if base.engines and base not in present]
         for base in others:
             # One that is replaced serves on until the new one is loaded.
             if not base.is_former and base.wanted.name not in names:
                 self._make_former(base)
+        dropped = [base for base in self._bases if base.engines is None and base not in present]
         self._bases = [*present, *others]
+        for base in dropped:
+            self._give_up_home(base)
 
     def _of(self, wanted: WantedModel) -> _Base:
         """The base model that is there with these settings, or a new one."""
@@ -252,13 +259,18 @@ class Bases:
             # What is served must go on, whatever an operator has added.
             base.problem = str(error) if isinstance(error, ServeError | OSError) else repr(error)
             logger.error("%s is not served: %s", base.wanted.name, base.problem)
-            home, base.home, base.engines = base.home, None, None
-            if home:
-                self._settle(home)
+            base.engines, base.model_dir, base.gpus = None, "", ()
+            self._give_up_home(base)
             return
         for other in self._bases:
             if other is not base and other.wanted.name == base.wanted.name and not other.is_former:
                 self._make_former(other)
+
+    def _give_up_home(self, base: _Base) -> None:
+        """Settle what is left in the home of a base model that does not run."""
+        home, base.home = base.home, None
+        if home:
+            self._settle(home)
 
     def _adopt(self, base: _Base, model: LoadedModel, *, is_alone: bool = False) -> None:
         """Give a loaded model a home, GPUs and engines. Raises ServeError, OSError.
@@ -285,7 +297,7 @@ class Bases:
     def _gpus(self, settings: Settings) -> Sequence[str]:
         """GPUs for a model that comes: those that are free, unless it names its own."""
         taken = {gpu for base in self._bases for gpu in base.gpus}
-        for wanted in wanted_models(self._settings, self._changes):
+        for wanted in self._wanted():
             taken |= set((wanted.settings and wanted.settings.gpus) or ())
         return gpus_for(settings, self._place.gpus, taken)
 

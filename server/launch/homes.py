@@ -29,8 +29,12 @@ class Home:
 
     @property
     def prefix(self) -> str:
-        """What the names of processes and engines of this home begin with."""
+        """The beginning of the names of processes and engines of this home."""
         return f"{self.slug}." if self.slug else ""
+
+    def engine_config(self, number: int) -> Path:
+        """The configuration of engine number 1, 2 and so on, named as its log lines name it."""
+        return self.folder / f"{self.prefix}{engine_name(number)}.json"
 
     @property
     def fetcher_socket(self) -> Path:

@@ -36,7 +36,7 @@ class LocalEngines:
         def make_engine(number: int) -> ChildSpec:
             folder = home.folder / engine_name(number)
             folder.mkdir(exist_ok=True)
-            path = home.folder / f"{engine_name(number)}.json"
+            path = home.engine_config(number)
             write_private(path, {**config, "data_dir": str(folder)})
             child = engine_child(home.prefix + engine_name(number), module, path, settings.threads)
             share = share_of(number, settings.tensor_parallel_size, gpus)
@@ -105,8 +105,7 @@ class ThisMachine:
 
 def _maker_of_retired(home: Home, config: JsonObject) -> MakeChild:
     def make_retired(number: int) -> ChildSpec:
-        name = engine_name(number)
-        path = home.folder / f"{name}.json"
+        name, path = engine_name(number), home.engine_config(number)
         # The engine's open requests ran on the model that it was started with.
         ran_on = {"base_revision": base_revision_of(path) or config["base_revision"]}
         write_private(path, {**config, "data_dir": str(home.folder / name), **ran_on})

@@ -29,6 +29,7 @@ from server.launch.watchdog import Watchdog
 logger = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_STDIN = 0
 _PR_SET_PDEATHSIG = 1
 _LOGS_S = 1.0
 """Interval between looks at the sizes of the log files."""
@@ -104,7 +105,8 @@ class Supervisor:
     plan: the children that should run, or a function that says which. They start in this order, and
     stop by stages, the highest first. SIGTERM and SIGINT ask for the end; a second one kills.
     logs: files for the children's output, one for each; None: this process's own output.
-    reload: called at the next poll after SIGHUP; None leaves SIGHUP as it is.
+    reload: called at the next poll after SIGHUP, unless a terminal that has closed sent it, which
+    asks for the end; None leaves SIGHUP as it is.
     Children have sessions of their own, so that a terminal's Ctrl-C reaches them only through the
     supervisor, and on Linux they die with this process even if it is killed.
     """
@@ -119,6 +121,7 @@ class Supervisor:
     ) -> None:
         self._reload = reload
         self._must_reload = False
+        self._has_terminal = os.isatty(_STDIN)
         self._config = config or SupervisorConfig()
         self._logs = logs
         self._plan = plan if callable(plan) else lambda: plan
@@ -214,8 +217,11 @@ class Supervisor:
         if self._is_interruptible:
             raise Interrupted
 
-    def _on_hangup(self, *_: object) -> None:
-        self._must_reload = True
+    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
+        if self._has_terminal and not os.isatty(_STDIN):
+            self._on_signal(number, frame)
+        else:
+            self._must_reload = True
 
 
 class Backoff:

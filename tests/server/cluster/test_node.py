@@ -10,6 +10,7 @@ import pytest
 
 import demo
 from engine.config import EngineConfig
+from engine.leaving import mark_settled
 from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
 from server.cluster.node import Node, NodeNotReady, prepare
@@ -18,9 +19,18 @@ from server.launch import plan
 from server.launch.engine_template import EngineTemplate
 from server.launch.errors import ModelNotFound, RayMissing
 from server.launch.homes import Home
+from server.launch.placed_engines import PlacedEngines, RayCluster
 from server.launch.placer_config import PlacerConfig
 from server.launch.plan import resolve_settings
 from server.launch.settings import Settings
+from server.pool.files import (
+    Member,
+    members_path,
+    read_wanted,
+    wanted_path,
+    write_members,
+    write_wanted,
+)
 from server.pool.keys import PoolKeys
 
 MODEL = Path(demo.__file__).parent / "model"
@@ -187,6 +197,49 @@ def test_the_pools_folder_is_the_gateways_own_where_no_other_is_named(settings, 
     assert pool_dir(settings) == str(settings.data_dir)
     shared = resolve_settings(settings.model_copy(update={"pool_dir": tmp_path / "a" / ".." / "b"}))
     assert pool_dir(shared) == str(tmp_path / "b")
+
+
+def test_each_base_model_has_a_placer_and_a_pool_of_its_own(settings, config, tmp_path):
+    model = shutil.copytree(MODEL, tmp_path / "other")
+    tables = ({"model": settings.model}, {"model": str(model), "threads": 7, "max_engines": 9})
+    several = settings.model_copy(update={"model": "", "models": tables, "pool_dir": tmp_path})
+    first, second, _ = plan.prepare(several)()
+    slug = second.name.removesuffix(".placer")
+    assert (first.name, slug.startswith("other-")) == ("placer", True)
+    home = settings.data_dir / "bases" / slug
+    assert second.command[-1] == str(home / "placer.json")
+    first, second = (PlacerConfig.read(Path(s.command[-1])) for s in (first, second))
+    assert (first.pool_id, first.pool_dir, first.prefix) == (KEYS.pool_id, str(tmp_path), "")
+    assert second.pool_id == f"{KEYS.pool_id}-{slug}"
+    assert (second.pool_dir, second.prefix) == (str(tmp_path / "bases" / slug), f"{slug}.")
+    assert second.data_dir == str(home)
+    assert (first.num_cpus, second.num_cpus) == (6, 14)
+    assert (first.most, second.most) == (5, 9)
+
+
+def test_a_pool_is_at_rest_when_nothing_is_wanted_and_every_journal_is_settled(tmp_path):
+    home = Home(tmp_path / "home", "slug")
+    engines = PlacedEngines(home, tmp_path / "pool")
+    home.folder.mkdir()
+    assert not engines.is_at_rest
+    write_wanted(wanted_path(home.folder), 0)
+    assert engines.is_at_rest
+    write_members(members_path(home.folder), [Member("slug.engine", "tcp://a:1")])
+    assert not engines.is_at_rest
+    write_members(members_path(home.folder), [])
+    (tmp_path / "pool" / "engine" / "journal").mkdir(parents=True)
+    assert not engines.is_at_rest
+    mark_settled(tmp_path / "pool" / "engine")
+    assert engines.is_at_rest
+
+
+def test_what_an_earlier_pool_left_is_settled_by_its_own_placer(settings, config):
+    home, place = Home(settings.data_dir), RayCluster(KEYS, "engine")
+    assert place.settle(home) is None, "there is no journal"
+    (Path(config.pool_dir) / "engine" / "journal").mkdir()
+    (placer,) = place.settle(home)()
+    assert placer.command[-1] == str(settings.data_dir / "placer.json")
+    assert read_wanted(wanted_path(settings.data_dir)) == 0
 
 
 def test_without_its_package_a_cluster_is_refused_by_name(settings, monkeypatch):

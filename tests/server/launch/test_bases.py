@@ -100,7 +100,7 @@ def world(tmp_path):
 
 
 def told(world):
-    """What the gateway knows: name, home's last part, and what is out of the ordinary."""
+    """Return what the gateway knows: name, home's last part, what is out of the ordinary."""
     return [
         (e.name, Path(e.home).name, "former" if e.is_former else e.problem) for e in world.entries
     ]
@@ -120,7 +120,7 @@ def test_the_first_model_lives_where_a_single_one_does_and_the_others_beside_it(
     members = read_members(members_path(world.home("b-bbbbbbbb")))
     assert [member.name for member in members] == ["b-bbbbbbbb.engine", "b-bbbbbbbb.engine-2"]
     assert members[1].address == f"ipc://{world.home('b-bbbbbbbb')}/engine-2/engine.sock"
-    assert (world.home("b-bbbbbbbb") / "engine-2.json").exists()
+    assert (world.home("b-bbbbbbbb") / "b-bbbbbbbb.engine-2.json").exists()
 
 
 def test_an_entry_has_the_settings_of_its_model_and_no_secret(world):
@@ -177,6 +177,32 @@ def test_models_that_were_added_before_come_back_to_their_homes(world):
     world.finish()
     assert world.entries[1].model_dir == "/b"
     assert "b-bbbbbbbb.engine engine" in world.children
+
+
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_what_a_model_left_is_settled_if_it_does_not_come_back(world, monkeypatch, is_removed):
+    world.start(A)
+    world.add(B)
+    world.run(world.home("b-bbbbbbbb") / "engine")
+    world.start(A)
+    assert world.children[2:] == [], "its home waits for it"
+    if is_removed:
+        world.add()
+    else:
+        monkeypatch.setattr(world.bases._loader, "load", lambda _: load(Settings(model="missing")))
+        world.finish()
+        assert "no such folder" in world.entries[1].problem
+    assert told(world)[-1] == ("b", "b-bbbbbbbb", "former")
+    assert world.children[2:] == ["b-bbbbbbbb.engine engine.retired"]
+
+
+def test_a_home_that_a_model_of_the_settings_has_is_not_kept_for_an_added_one(world):
+    world.start(A)
+    world.add({**B, "model_name": "B"})
+    assert told(world)[1] == ("B", "b-bbbbbbbb", "")
+    world.start(A, B)
+    world.finish()
+    assert told(world)[1:] == [("b", "b-bbbbbbbb", ""), ("B", "b-bbbbbbbb-2", "")]
 
 
 def test_what_an_earlier_model_left_is_settled_under_its_name(world):

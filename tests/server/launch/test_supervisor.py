@@ -1,8 +1,10 @@
+import fcntl
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -113,6 +115,30 @@ def test_a_hangup_has_the_settings_read_again_and_ends_nothing():
         os.kill(os.getpid(), signal.SIGHUP)
         run_until(supervisor, lambda: len(seen) == 2)
     assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+
+
+IN_A_TERMINAL = """
+import sys
+from tests.server.launch.test_supervisor import FAST, make_child, Supervisor
+with Supervisor([make_child()], FAST, reload=lambda: None) as supervisor:
+    open(sys.argv[1], "w").close()
+    supervisor.run()
+"""
+
+
+def test_a_terminal_that_closes_ends_what_runs_in_it(tmp_path):
+    terminal, inside = os.openpty()
+    ready = tmp_path / "ready"
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_A_TERMINAL, str(ready)],
+        stdin=inside,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(inside)
+    wait_until(ready.exists)
+    os.close(terminal)
+    assert process.wait(timeout=20) == 0
 
 
 WHY = "import sys; print('the disk is gone', file=sys.stderr); sys.exit(int(sys.argv[1]))"
