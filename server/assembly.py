@@ -61,6 +61,7 @@ from server.inference.idempotency import (
 )
 from server.inference.limit_refusals import LimitRefusals
 from server.inference.load_shedding import LoadShedder
+from server.inference.routes import Routes
 from server.inference.served_base import ServedBase
 from server.inference.token_leases import TokenLeases
 from server.launch.secrets import Secrets
@@ -130,6 +131,7 @@ def assemble(settings: Settings, model_dir: Path, admin_key: AdminKey) -> Gatewa
         settings=settings,
         database=database,
         identities=Identities(database, secrets.pepper, has_hard_budget=HAS_HARD_BUDGET),
+        routes=Routes(database),
         price_tags=PriceTags(database),
         base=ServedBase(base, tokenizer, Dialect.of_base(tokenizer), engines),
         catalog=catalog,

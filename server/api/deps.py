@@ -34,6 +34,7 @@ from server.inference.cancels import Cancels
 from server.inference.drain import Drain
 from server.inference.encoders import Encoders
 from server.inference.load_shedding import LoadShedder
+from server.inference.routes import Routes
 from server.inference.served_base import ServedBase
 from server.limits.inflow import Inflow
 from server.limits.rules import Limiter
@@ -82,6 +83,7 @@ MetricsDep = Annotated[Metrics, Depends(_Part(lambda gateway: gateway.metrics))]
 PepperDep = Annotated[str, Depends(_Part(lambda gateway: gateway.pepper))]
 PriceTagsDep = Annotated[PriceTags, Depends(_Part(lambda gateway: gateway.price_tags))]
 ProverDep = Annotated[Prover, Depends(_Part(lambda gateway: gateway.prover))]
+RoutesDep = Annotated[Routes, Depends(_Part(lambda gateway: gateway.routes))]
 ServingDep = Annotated[Serving, Depends(_Part(lambda gateway: gateway.serving))]
 SignerDep = Annotated[Signer, Depends(_Part(lambda gateway: gateway.signer))]
 SpoolDep = Annotated[Spool, Depends(_Part(lambda gateway: gateway.spool))]

@@ -36,6 +36,7 @@ from server.inference.generation import Generation
 from server.inference.idempotency import IdempotencyKeys
 from server.inference.limit_refusals import LimitRefusals
 from server.inference.load_shedding import LoadShedder
+from server.inference.routes import Routes
 from server.inference.served_base import ServedBase
 from server.inference.token_leases import TokenLeases
 from server.launch.settings import Settings
@@ -69,6 +70,7 @@ class Gateway:
     upload_builds: UploadBuilds
     prover: Prover
     spool: Spool
+    routes: Routes
     # Money.
     price_tags: PriceTags
     signer: Signer
@@ -136,6 +138,8 @@ class Gateway:
             self.failures,
             settings.request_timeout_s,
             settings.pad_events_to,
+            self.routes,
+            self.running,
         )
 
     @functools.cached_property

@@ -29,10 +29,25 @@ class RunningRequest:
         return bool(self.begun)
 
 
+@dataclass(slots=True, eq=False)
+class Parent:
+    """A request for a route, while it is not decided which of its attempts is the answer.
+
+    is_cancelled: its tenant asked to end it, so that no other attempt begins.
+    """
+
+    tenant_id: str
+    is_cancelled: bool = False
+
+
 class Running:
-    """The requests under way by id, and counts of their answers."""
+    """The requests under way by id, and counts of their answers.
+
+    parents: the requests for routes by id; their attempts are requests of their own.
+    """
 
     def __init__(self) -> None:
+        self.parents: dict[str, Parent] = {}
         self._requests: dict[str, RunningRequest] = {}
         self._waiting: Counter[str] = Counter()
         self._queued: Counter[str] = Counter()

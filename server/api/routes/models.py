@@ -8,9 +8,12 @@ from sqlalchemy import Connection
 
 from registry import grants
 from server.accounts import tenants
+from server.accounts.auth import Identity
 from server.adapters.names import resolve_model
 from server.api.answer import Answer
 from server.api.deps import BaseDep, CatalogDep, DatabaseDep, InferenceKey
+from server.inference.route import Route
+from server.inference.routes import visible_routes
 from server.inference.served_base import ServedBase
 
 router = APIRouter()
@@ -44,9 +47,15 @@ class ModelList(Answer):
 async def list_models(
     database: DatabaseDep, catalog: CatalogDep, base: BaseDep, identity: InferenceKey
 ) -> ModelList:
-    """List the models that the key may name: the base, the tenant's adapters and shared ones."""
+    """List the models that the key may name: the base, the tenant's adapters and shared ones, and
+    routes.
+    """
 
     def read(conn: Connection) -> list[ModelAnswer]:
+        named = visible_routes(conn, identity.tenant_id)
+        # A base model that was served later than the route was made has the name.
+        named.pop(base.model_id, None)
+        routes = [_route(route, identity) for route in named.values()]
         own = [
             _adapter(base, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name)
             for adapter in catalog.list_adapters(conn, identity.tenant_id)
@@ -54,11 +63,15 @@ async def list_models(
         ]
         shared = grants.list_shared(conn, identity.tenant_id, base.model.base_revision)
         names = tenants.names_of(conn, {adapter.owner_id for adapter in shared})
-        return own + [
-            _adapter(base, model, model, adapter.created_at_ms, names[adapter.owner_id])
-            for adapter in shared
-            for model in (f"{names[adapter.owner_id]}/{adapter.name}",)
-        ]
+        return (
+            own
+            + [
+                _adapter(base, model, model, adapter.created_at_ms, names[adapter.owner_id])
+                for adapter in shared
+                for model in (f"{names[adapter.owner_id]}/{adapter.name}",)
+            ]
+            + routes
+        )
 
     adapters = await database.read(read)
     return ModelList(data=[_base(base), *adapters])
@@ -71,6 +84,9 @@ async def get_model(
     """Get one model by the name that requests use for it."""
 
     def read(conn: Connection) -> ModelAnswer:
+        route = visible_routes(conn, identity.tenant_id).get(model)
+        if route and model != base.model_id:
+            return _route(route, identity)
         named = resolve_model(conn, catalog, identity, model, request_key=model)
         if named is None:
             return _base(base)
@@ -84,6 +100,18 @@ async def get_model(
 def _base(base: ServedBase) -> ModelAnswer:
     created = base.model.created_at_s
     return _model(base, base.model_id, base.model_id, created, "chorale", None)
+
+
+def _route(route: Route, identity: Identity) -> ModelAnswer:
+    """A route's entry. Its models may be of several lengths, so the entry says none."""
+    return ModelAnswer(
+        id=route.name,
+        created=route.created_at_ms // 1000,
+        owned_by=identity.tenant_name if route.owner else "chorale",
+        root=route.name,
+        parent=None,
+        max_model_len=None,
+    )
 
 
 def _adapter(

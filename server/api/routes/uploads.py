@@ -52,6 +52,7 @@ from server.api.upload_view import UploadAnswer, UploadFileAnswer, upload_view
 from server.billing.prices import Price, price_for
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.inference.routes import refuse_name_of_route
 from server.limits.inflow import Arrival
 from server.pool.engines import Engines
 from server.tools.proof import checked_template
@@ -128,8 +129,10 @@ async def create_upload(
     known = await _known(
         database, engines, uploads, identity.tenant_id, name, body.specs(), template
     )
-    upload = await database.write(
-        lambda conn: uploads.create_upload(
+
+    def write(conn: Connection) -> Upload:
+        refuse_name_of_route(conn, identity.tenant_id, name)
+        return uploads.create_upload(
             conn,
             identity.tenant_id,
             identity.key_id,
@@ -141,7 +144,8 @@ async def create_upload(
             known=known,
             limits=limits_of(uploads, identity),
         )
-    )
+
+    upload = await database.write(write)
     return await _opened(database, view, uploads, upload)
 
 

@@ -27,7 +27,7 @@ def test_only_an_open_hold_of_its_own_tenant_can_be_cancelled(database: Database
         ("ten_1", "open", True), ("ten_1", "open", True), ("ten_1", "posted", False),
         ("ten_2", "others", False), ("ten_1", "unknown", False),
     ):  # fmt: skip
-        noted = database.write_sync(lambda conn, t=tenant, r=request: note_cancel(conn, t, r))
+        noted = database.write_sync(lambda conn, t=tenant, r=request: note_cancel(conn, t, [r]))
         assert noted == is_cancelled
     assert database.read_sync(noted_cancels) == ["open"]
     database.write_sync(lambda conn: resolve(conn, ["open"], "posted", NOW_MS))
