@@ -84,7 +84,8 @@ class JournaledEngines(FakeEngines):
     gives: dict[str, Give] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)  # by adapter_id
     held: set[str] = field(default_factory=set)
-    begun: asyncio.Event | None = None
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     ends: list[Any] = field(default_factory=list)
 
     def model_of(self, message: AddRequest) -> str:
@@ -95,10 +96,8 @@ class JournaledEngines(FakeEngines):
         last, is_refused = None, False
         try:
             if self.model_of(request) in self.held:
-                assert self.begun
                 self.begun.set()
-                while request.request_id not in self.aborted:
-                    await asyncio.sleep(0)
+                await self.ended.wait()
                 last = RequestOutput(
                     request_id=request.request_id,
                     seq=0,
@@ -117,6 +116,10 @@ class JournaledEngines(FakeEngines):
         finally:
             if not is_refused:
                 self._journal(request, last)
+
+    async def abort(self, request_id: str) -> None:
+        await super().abort(request_id)
+        self.ended.set()
 
     def _journal(self, request: AddRequest, last: RequestOutput | None) -> None:
         """Write what the engine's journal would say of the request's end."""
@@ -509,17 +512,17 @@ def test_a_request_with_tools_is_admitted_for_each_model(user: User) -> None:
 # ---- clients that leave, cancel and repeat ----
 
 
-def until_held(user: User, act: Callable[[], Any], body: dict[str, Any]) -> httpx.Response | None:
+def until_held(user: User, act: Callable[[], Any], body: dict[str, Any]) -> httpx.Response:
     """Ask for a route whose small model says nothing; once it is asked, do `act`.
 
-    Returns the answer; None if `act` returns "leave", which hangs up.
+    The client hangs up if `act` returns "leave".
     """
     product = user.product
     sent: list[dict[str, Any]] = [{"type": "http.request", "body": json.dumps(body).encode()}]
     got: list[dict[str, Any]] = []
 
     async def run() -> None:
-        product.engines.begun, leaving = asyncio.Event(), asyncio.Event()
+        leaving = asyncio.Event()
 
         async def receive() -> dict[str, Any]:
             if sent:
