@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from engine.messages import RequestOutput
 from registry.errors import RegistryError
+from server import logs
 from server.accounts.auth import Identity
 from server.api.rendering import Asked
 from server.billing.failures import Failures
@@ -94,6 +95,7 @@ class Routed:
         try:
             return await self._begin(wait, parent)
         finally:
+            logs.note(attempts=len(self._tried))
             del self.running.parents[self.request_id]
 
     def end(self) -> None:

@@ -4,17 +4,21 @@ import asyncio
 import itertools
 import json
 import shutil
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import pytest
 import sqlalchemy as sa
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.errors import EngineDeadError, FirstTokenLate, RequestRefused
 from engine.messages import AddRequest, RequestOutput, TokenLogprobs
+from server.api import recordings
 from server.api.serving import Serving
 from server.billing import ledger
 from server.billing.tables import entries, holds
@@ -161,16 +165,22 @@ def shared(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture
 def user(shared: InProcess) -> User:
     """A tenant with the adapters small and large, and the routes fall and up."""
-    shared.use(JournaledEngines(gives={"small": answer(-0.1), "large": answer(-0.1)}))
+    user = make_user(shared, small=answer(-0.1), large=answer(-0.1))
+    set_route(user, "fall", FALLBACK)
+    set_route(user, "up", CASCADE)
+    return user
+
+
+def make_user(shared: InProcess, **gives: Give) -> User:
+    """A tenant with an adapter for each name, and engines that give this for them."""
+    shared.use(JournaledEngines(gives=gives))
     user = shared.user(f"tenant-{next(_numbers)}")
     revision = shared.gateway.base.model.base_revision
-    for name in ("small", "large"):
+    for name in gives:
         adapter_id = shared.gateway.database.write_sync(
             lambda conn, name=name: add_version(conn, user.tenant_id, name, base_revision=revision)
         )
         shared.engines.models[adapter_id] = name
-    set_route(user, "fall", FALLBACK)
-    set_route(user, "up", CASCADE)
     return user
 
 
@@ -463,6 +473,82 @@ def test_an_unlikely_answer_at_the_deadline_is_the_answer(user: User) -> None:
     assert (answered.status_code, answered.headers[HEADER]) == (200, "small;weak")
 
 
+# ---- any sequence ----
+
+WEAK = -0.9
+GIVES: dict[str, Give] = {
+    "good": answer(-0.1),
+    "unlikely": answer(WEAK),
+    "breaks off": answer(-0.1, then=EngineDeadError("it died")),
+    "full": fail(RequestRefused("queue_full")),
+    "dead": fail(EngineDeadError("it died")),
+    "late": end_at_once(finish_reason="length", stop_cause="first_token_timeout"),
+    "damaged": end_at_once(finish_reason="error", stop_cause="adapter_corrupt"),
+    "not invoked": end_at_once(finish_reason="error", stop_cause="adapter_not_invoked"),
+}
+WORDS = {
+    "full": "overloaded", "dead": "unavailable", "late": "late", "damaged": "missing",
+    "not invoked": "refused",
+}  # fmt: skip
+
+
+@dataclass
+class Told:
+    """What the rules say of a request for a route: its attempts, its end, and what is paid."""
+
+    words: list[str] = field(default_factory=list)
+    answering: int | None = None
+    is_broken: bool = False
+    paid: dict[str, bool] = field(default_factory=dict)
+
+
+def told_by_the_rules(strategy: str, models: Sequence[str]) -> Told:
+    told = Told()
+    for number, gives in enumerate(models, start=1):
+        is_judged = strategy == "cascade" and number < len(models)
+        if gives != "full":  # the engine never had that one
+            told.paid[str(number)] = gives in ("good", "unlikely")
+        if is_judged and gives in ("unlikely", "breaks off"):
+            told.words.append("weak" if gives == "unlikely" else "unavailable")
+            told.answering = number if gives == "unlikely" else told.answering
+            continue
+        told.words.append(WORDS.get(gives, "answered"))
+        if gives not in WORDS:
+            told.answering, told.is_broken = number, gives == "breaks off"
+        if gives not in WORDS or gives == "not invoked":
+            break
+    return told
+
+
+@given(
+    strategy=st.sampled_from(["fallback", "cascade"]),
+    models=st.lists(st.sampled_from(sorted(GIVES)), min_size=1, max_size=5),
+    stream=st.booleans(),
+)
+@settings(max_examples=60, deadline=None)
+def test_client_and_bill_get_what_the_rules_say_whatever_each_model_does(
+    shared: InProcess, strategy: str, models: list[str], stream: bool
+) -> None:
+    names = [f"m{number}" for number in range(len(models))]
+    user = make_user(shared, **dict(zip(names, (GIVES[each] for each in models), strict=True)))
+    members: list[dict[str, Any]] = [{"model": name} for name in names]
+    if strategy == "cascade":
+        members = [each | {"min_mean_logprob": -0.5} for each in members[:-1]] + members[-1:]
+    set_route(user, "r", {"strategy": strategy, "models": members})
+    answered, told = ask(user, "r", stream=stream), told_by_the_rules(strategy, models)
+    ends = [f"{name};{word}" for name, word in zip(names, told.words, strict=False)]
+    assert answered.headers[HEADER] == ", ".join(ends)
+    is_answered = told.answering is not None and (stream or not told.is_broken)
+    assert (answered.status_code == 200) == is_answered
+    if is_answered:
+        assert f'"model":"{names[(told.answering or 0) - 1]}"' in answered.text
+        assert ('"error"' in answered.text) == told.is_broken
+    paid = settle(user) if user.product.engines.asked else {}
+    assert {number: amount > 0 for number, amount in paid.items()} == told.paid
+    assert not shared.gateway.running
+    assert not shared.gateway.running.parents
+
+
 # ---- weights ----
 
 
@@ -512,12 +598,18 @@ def test_a_request_with_tools_is_admitted_for_each_model(user: User) -> None:
 # ---- clients that leave, cancel and repeat ----
 
 
-def until_held(user: User, act: Callable[[], Any], body: dict[str, Any]) -> httpx.Response:
-    """Ask for a route whose small model says nothing; once it is asked, do `act`.
+def until_held(
+    user: User,
+    act: Callable[[], Any],
+    body: dict[str, Any],
+    headers: Mapping[str, str] = MappingProxyType({}),
+) -> httpx.Response:
+    """Ask for a route of which a model says nothing; once that one is asked, do `act`.
 
     The client hangs up if `act` returns "leave".
     """
     product = user.product
+    sent_headers = {"authorization": f"Bearer {user.api_key}", **headers}.items()
     sent: list[dict[str, Any]] = [{"type": "http.request", "body": json.dumps(body).encode()}]
     got: list[dict[str, Any]] = []
 
@@ -535,7 +627,7 @@ def until_held(user: User, act: Callable[[], Any], body: dict[str, Any]) -> http
 
         scope = {
             "type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
-            "headers": [(b"authorization", f"Bearer {user.api_key}".encode())],
+            "headers": [(name.lower().encode(), value.encode()) for name, value in sent_headers],
             "asgi": {"spec_version": "2.3"},
         }  # fmt: skip
         calling = asyncio.create_task(product.app(scope, receive, send))
@@ -545,9 +637,9 @@ def until_held(user: User, act: Callable[[], Any], body: dict[str, Any]) -> http
         await asyncio.wait_for(calling, 10)
 
     asyncio.run(run())
-    headers = {k.decode(): v.decode() for k, v in got[0]["headers"]}
-    body_bytes = b"".join(message.get("body", b"") for message in got[1:])
-    return httpx.Response(got[0]["status"], headers=headers, content=body_bytes)
+    told = {k.decode(): v.decode() for k, v in got[0]["headers"]}
+    content = b"".join(message.get("body", b"") for message in got[1:])
+    return httpx.Response(got[0]["status"], headers=told, content=content)
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
@@ -618,6 +710,21 @@ def test_a_repeat_under_an_idempotency_key_gets_the_same_answer_and_no_attempt(
 
     taken = user.product.gateway.database.write_sync(take_over)
     assert taken == [True, True], "a gateway that died now would leave the attempts paid"
+
+
+def test_of_a_gateway_that_stops_nobody_pays_for_attempts_that_led_to_no_answer(
+    user: User, monkeypatch
+) -> None:
+    monkeypatch.setattr(recordings, "_CLOSE_S", 0.0)
+    give(user, small=answer(-9.0))
+    user.product.engines.held = {"large"}
+
+    async def stop() -> None:
+        await user.product.gateway.recorder.close()
+
+    stopped = until_held(user, stop, CHAT | {"model": "up"}, {"Idempotency-Key": "k"})
+    assert stopped.status_code == 503
+    assert settle(user) == {"1": 0, "2": 0}
 
 
 def test_a_key_whose_attempts_all_failed_is_free_again(user: User) -> None:
