@@ -441,7 +441,7 @@ def test_a_small_model_that_fails_on_the_way_is_free_and_followed(user: User) ->
 
 
 def test_the_last_model_streams_at_once(user: User) -> None:
-    """Its failure on the way comes after the status, and the small model's answer stays paid."""
+    """A failure on the way comes after the status, and the small model's answer stays paid."""
     give(user, small=answer(-9.0), large=answer(-0.1, then=EngineDeadError("it died")))
     answered = ask(user, "up", stream=True)
     assert (answered.status_code, answered.headers[HEADER]) == (200, "small;weak, large;answered")
@@ -494,7 +494,7 @@ WORDS = {
 
 @dataclass
 class Told:
-    """What the rules say of a request for a route: its attempts, its end, and what is paid."""
+    """The attempts of a request by the rules, its end, and what is paid."""
 
     words: list[str] = field(default_factory=list)
     answering: int | None = None

@@ -1,4 +1,4 @@
-"""What comes after an attempt, compared with a plain model of the rules; means and ids."""
+"""The rules of attempts, compared with a plain model of the rules; means and ids."""
 
 import math
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ ENDS = {"refused", "timed_out"}
 
 @dataclass
 class Told:
-    """What the model says of a request: which attempts there were, and which one answers."""
+    """The attempts of a request by the model, and the one that answers."""
 
     tried: list[str]
     answer: int | None
