@@ -10,8 +10,8 @@ from sqlalchemy import Connection, Row, insert, select, update
 from registry.tables import adapter_aliases as aliases
 from registry.tables import alias_moves as moves
 
-_BUCKETS = 10_000
-_BUCKETS_PER_PERCENT = _BUCKETS // 100
+BUCKETS = 10_000
+_BUCKETS_PER_PERCENT = BUCKETS // 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def bucket_of(adapter_id: str, alias: str, request_key: str) -> int:
     text = "\0".join((adapter_id, alias, request_key))
     # The key is a caller's text, and half a surrogate pair in it must not fail the request.
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-    return int.from_bytes(digest[:8]) % _BUCKETS
+    return int.from_bytes(digest[:8]) % BUCKETS
 
 
 def list_targets(

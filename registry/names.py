@@ -39,6 +39,12 @@ def is_name(text: str) -> bool:
     return re.fullmatch(_NAME, text) is not None
 
 
+def check_name(name: str, *, param: str) -> None:
+    """Raise InvalidName unless the text follows the rule of names."""
+    if not is_name(name):
+        raise InvalidName(param=param, name=name, rule=f"{_NAME} in full")
+
+
 def could_be_in_name(text: str) -> bool:
     """Whether a name may contain `text`; true for the empty text."""
     return re.fullmatch(_IN_NAME, text) is not None

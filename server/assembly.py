@@ -64,6 +64,7 @@ from server.inference.idempotency import (
     take_over_key,
 )
 from server.inference.limit_refusals import LimitRefusals
+from server.inference.routes import Routes
 from server.inference.served_base import ServedBase
 from server.launch.secrets import Secrets
 from server.launch.settings import Settings
@@ -99,6 +100,7 @@ def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminK
     signer = Signer(bytes.fromhex(secrets.receipt_signing_key))
     leases = Leases(database)
     maker = BaseMaker(
+        settings,
         database,
         PoolKeys.of(secrets.pepper).gateway.secret,
         data_dir / "cache",
@@ -140,6 +142,7 @@ def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminK
         settings=settings,
         database=database,
         identities=Identities(database, secrets.pepper, has_hard_budget=HAS_HARD_BUDGET),
+        routes=Routes(database),
         price_tags=PriceTags(database),
         bases=bases,
         follower=BaseFollower(bases, data_dir, maker.base, maker.leftover, announce),

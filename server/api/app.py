@@ -44,6 +44,7 @@ from server.api.routes import (
     keys,
     limits,
     machines,
+    model_routes,
     models,
     offers,
     organization,
@@ -98,7 +99,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
     for module in (admin, base_limits, base_models, engines, prices, audit):
         app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
-    for module in (keys, audit_log, budgets, webhooks):
+    for module in (keys, audit_log, budgets, webhooks, model_routes):
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
         app.include_router(module.admin_router, prefix="/admin/v1", dependencies=operator)
     app.include_router(statements.admin_router, prefix="/admin/v1", dependencies=operator)

@@ -35,6 +35,7 @@ from server.inference.bases import Bases
 from server.inference.cancels import Cancels
 from server.inference.drain import Drain
 from server.inference.encoders import Encoders
+from server.inference.routes import Routes
 from server.launch.settings import Settings
 from server.limits.inflow import Inflow
 from server.limits.rules import Limiter
@@ -81,6 +82,7 @@ MetricsDep = Annotated[Metrics, Depends(_Part(lambda gateway: gateway.metrics))]
 PepperDep = Annotated[str, Depends(_Part(lambda gateway: gateway.pepper))]
 PriceTagsDep = Annotated[PriceTags, Depends(_Part(lambda gateway: gateway.price_tags))]
 ProverDep = Annotated[Prover, Depends(_Part(lambda gateway: gateway.prover))]
+RoutesDep = Annotated[Routes, Depends(_Part(lambda gateway: gateway.routes))]
 ServingDep = Annotated[Serving, Depends(_Part(lambda gateway: gateway.serving))]
 SettingsDep = Annotated[Settings, Depends(_Part(lambda gateway: gateway.settings))]
 SignerDep = Annotated[Signer, Depends(_Part(lambda gateway: gateway.signer))]

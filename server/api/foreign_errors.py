@@ -166,6 +166,17 @@ def from_registry(error: RegistryError) -> ApiError:
     raise AssertionError(f"unmapped {type(error).__name__}")
 
 
+def with_headers(error: Exception, headers: dict[str, str]) -> ApiError | None:
+    """The error that clients receive, with more headers; None for an unforeseen error."""
+    for family, to_api_error in FAMILIES.items():
+        if isinstance(error, family):
+            error = to_api_error(error)
+    if not isinstance(error, ApiError):
+        return None
+    error.headers = error.headers | headers
+    return error
+
+
 FAMILIES: dict[type[Exception], Callable[[Any], ApiError]] = {
     Fault: from_fault,
     RegistryError: from_registry,

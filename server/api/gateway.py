@@ -37,6 +37,7 @@ from server.inference.encoders import Encoders
 from server.inference.generation import Generation
 from server.inference.idempotency import IdempotencyKeys
 from server.inference.limit_refusals import LimitRefusals
+from server.inference.routes import Routes
 from server.launch.settings import Settings
 from server.limits.inflow import Inflow
 from server.limits.learned import LearnedTokens
@@ -69,6 +70,7 @@ class Gateway:
     upload_builds: UploadBuilds
     prover: Prover
     spool: Spool
+    routes: Routes
     # Money.
     price_tags: PriceTags
     signer: Signer
@@ -128,6 +130,7 @@ class Gateway:
             self.failures,
             settings.request_timeout_s,
             settings.pad_events_to,
+            self.routes,
         )
 
     @functools.cached_property

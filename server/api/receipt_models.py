@@ -102,9 +102,13 @@ class LedgerEntry(SignedReceipt):
 
 
 class ReceiptAnswer(Answer):
-    """A receipt, with those that reverse it.   verified_with: the key that signed it."""
+    """A receipt, with those that reverse it.   verified_with: the key that signed it.
+
+    parent_id: the id of the request for a route that this one is an attempt of, else null.
+    """
 
     object: Literal["receipt"] = "receipt"
+    parent_id: str | None = Field(examples=[None])
     receipt: SignedReceipt
     corrections: list[SignedReceipt]
     verified_with: KeyId

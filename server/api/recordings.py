@@ -33,10 +33,17 @@ _CLOSE_S = 5.0
 
 
 class Recording:
-    """One answer. Its maker calls `begin`, `put`, `finish`; one response may read it meanwhile."""
+    """One answer. Its maker calls `begin`, `put`, `finish`; one response may read it meanwhile.
+
+    request_ids: of the requests that were sent to engines for it.   request_id: of the one that the
+    answer is of.   headers: those of the answer, also if it is an error, beside its own.
+    """
 
     def __init__(self, claim: Claim) -> None:
         self.claim = claim
+        self.request_id = claim.request_id
+        self.request_ids: list[str] = []
+        self.headers: dict[str, str] = {}
         self.is_paid = False
         self.live_headers: dict[str, str] = {}
         self._head: asyncio.Future[tuple[int, dict[str, str]]] = asyncio.Future()
@@ -59,9 +66,10 @@ class Recording:
         """
         self.is_paid = True
         self.live_headers = live_headers
+        self.request_ids = self.request_ids or [self.claim.request_id]
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
-        self._head.set_result((status, headers))
+        self._head.set_result((status, self.headers | headers))
 
     async def answer(self, status: int, headers: dict[str, str], content: bytes) -> None:
         """Record a whole answer at once."""
@@ -110,7 +118,7 @@ class Recording:
         self._keep(self._compressor.flush())
         body = b"".join(self._kept) if self._kept_bytes <= MAX_STORED_BYTES else None
         status, headers = self._head.result()
-        return StoredAnswer(self.claim.request_id, status, headers, body)
+        return StoredAnswer(self.request_id, status, headers, body)
 
     async def _compress(self, data: bytes) -> None:
         if len(data) > _INLINE_BYTES:
@@ -205,8 +213,8 @@ class Recorder:
             async with asyncio.timeout_at(ends_at):
                 await make(recording)
         except asyncio.CancelledError:
-            if recording.is_paid:
-                await self._failures.note(recording.claim.request_id)
+            for request_id in recording.request_ids:
+                await self._failures.note(request_id)
             await self._let_go(recording, draining())
             raise
         # Every error is caught, because a reader waits for the answer.
@@ -214,8 +222,8 @@ class Recorder:
             await self._answer_error(recording, error)
         if answer := recording.stored():
             await self._store(recording, answer, ends_at)
-        if recording.is_paid:
-            self._failures.note_answered(recording.claim.request_id)
+        for request_id in recording.request_ids:
+            self._failures.note_answered(request_id)
         self._under_way.pop(recording.claim.place, None)
         recording.end()
 

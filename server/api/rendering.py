@@ -30,13 +30,15 @@ class Rendering:
     admitted: Admitted
     padding: Padding
 
-    async def whole(self) -> tuple[dict[str, object], str | None]:
+    async def whole(
+        self, outputs: AsyncGenerator[RequestOutput, None]
+    ) -> tuple[dict[str, object], str | None]:
         """The complete answer, and the digest of the adapter that was applied. Raises Fault."""
         answer, choices = self._answer(), self._choices()
         parts = [Part() for _ in choices]
         async with (
             self.generation.unpaid_if_broken(self.admitted),
-            aclosing(self.generation.outputs(self.admitted)) as stream,
+            aclosing(outputs) as stream,
         ):
             async for output in stream:
                 parts[output.index].append(choices[output.index].take(output))

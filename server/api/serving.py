@@ -6,9 +6,10 @@ client, and a repeat gets its answer.
 
 import asyncio
 import functools
+import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,15 +20,19 @@ from fastapi.responses import Response
 from engine.messages import RequestOutput
 from server.accounts.auth import Identity
 from server.api.answers import LastEvent
+from server.api.foreign_errors import with_headers
 from server.api.limit_headers import limit_headers
 from server.api.padding import ASKED_BYTES, Padding
 from server.api.recordings import Recorder, Recording
 from server.api.rendering import Asked, Rendering
+from server.api.routed import Begun, Routed, first_of
 from server.api.timed_stream import READING_S, Ended, TimedStream
 from server.billing.failures import Failures
 from server.inference.admission import Admission, Admitted, count_request
 from server.inference.generation import Generation
 from server.inference.idempotency import Claim, IdempotencyKeys, StoredAnswer
+from server.inference.route import Route
+from server.inference.routes import Routes
 from server.limits.rules import Grant
 
 T = TypeVar("T")
@@ -48,6 +53,7 @@ class Serving:
 
     request_timeout_s: the longest time that one may take.   pad_events_to: every event of a stream
     has a multiple of so many bytes; 0 where only clients that ask for it get padded events.
+    clock: returns the seconds by which requests for routes count their time.
     """
 
     admission: Admission
@@ -57,6 +63,8 @@ class Serving:
     failures: Failures
     request_timeout_s: float
     pad_events_to: int
+    routes: Routes
+    clock: Callable[[], float] = time.monotonic
 
     async def answer(
         self, request: Request, identity: Identity, asked: Asked, claim: Claim | None
@@ -69,6 +77,9 @@ class Serving:
             make = functools.partial(self._record, identity, asked)
             return await self._read(request, self.recorder.start(claim, make))
         request_id = uuid.uuid4().hex
+        if route := await self._route(identity, asked):
+            routed = self._routed(route, identity, asked, request_id)
+            return await self._answer_routed(request, routed)
         admitted = await self.admission.admit(identity, asked.for_model(), request_id)
         self.failures.expect(request_id)
         try:
@@ -80,58 +91,123 @@ class Serving:
 
     async def _respond(self, request: Request, asked: Asked, admitted: Admitted) -> Response:
         rendering, headers = self._rendering(asked, admitted), self._limit_headers(admitted.grant)
-        if asked.stream:
-            return await self._stream(request, rendering, headers)
-        answered = await _unless_gone(request, rendering.whole())
-        if answered is None:
-            return Response(status_code=_CLIENT_CLOSED)
-        body, digest = answered
-        return Response(
-            msgspec.json.encode(body), headers=headers | _JSON_HEADERS | _digest_header(digest)
-        )
-
-    async def _stream(
-        self, request: Request, rendering: Rendering, headers: dict[str, str]
-    ) -> Response:
-        """Stream the answer once it has an output; a fault before that keeps its own status."""
-        outputs = self.generation.outputs(rendering.admitted)
-        first = await _unless_gone(request, _first(outputs))
+        outputs = self.generation.outputs(admitted)
+        if not asked.stream:
+            return await _whole(request, rendering, outputs, headers)
+        # A fault before the first output keeps its own status.
+        first = await _unless_gone(request, first_of(outputs))
         if first is None:
             return Response(status_code=_CLIENT_CLOSED)
+        return self._stream(rendering, first, outputs, headers)
+
+    def _stream(
+        self,
+        rendering: Rendering,
+        first: RequestOutput,
+        rest: AsyncGenerator[RequestOutput, None],
+        headers: dict[str, str],
+    ) -> Response:
         return TimedStream(
-            rendering.events(first, outputs),
+            rendering.events(first, rest),
             headers=headers | _SSE_HEADERS | _digest_header(first.adapter_digest),
             timeout_s=self.request_timeout_s + READING_S,
-            on_end=outputs.aclose,
+            on_end=rest.aclose,
         )
+
+    # ---- for a route ----
+
+    async def _route(self, identity: Identity, asked: Asked) -> Route | None:
+        """The route that the request names; a base model's name is no route's."""
+        if self.admission.bases.named(asked.model):
+            return None
+        return await self.routes.find(identity.tenant_id, asked.model)
+
+    def _routed(self, route: Route, identity: Identity, asked: Asked, request_id: str) -> Routed:
+        return Routed(
+            route=route,
+            identity=identity,
+            asked=asked,
+            request_id=request_id,
+            admission=self.admission,
+            generation=self.generation,
+            failures=self.failures,
+            parents=self.admission.bases.parents,
+            timeout_s=self.request_timeout_s,
+            clock=self.clock,
+        )
+
+    async def _answer_routed(self, request: Request, routed: Routed) -> Response:
+        """Answer with the attempt that is the answer; an error tells of the attempts as well."""
+        try:
+            with _errors_with(lambda: routed.headers):
+                begun = await routed.begin(functools.partial(_unless_gone, request))
+                response = Response(status_code=_CLIENT_CLOSED)
+                if begun is not None:
+                    response = await self._respond_begun(request, begun, routed.headers)
+        except BaseException:
+            routed.end()
+            raise
+        return Ended(response, routed.end)
+
+    async def _respond_begun(
+        self, request: Request, begun: Begun, headers: dict[str, str]
+    ) -> Response:
+        rendering = self._rendering(begun.asked, begun.admitted)
+        headers = headers | self._limit_headers(begun.admitted.grant)
+        if begun.asked.stream:
+            return self._stream(rendering, begun.first, begun.rest, headers)
+        return await _whole(request, rendering, begun.outputs(), headers)
 
     # ---- with an Idempotency-Key ----
 
     async def _record(self, identity: Identity, asked: Asked, recording: Recording) -> None:
         """Run the request from its admission to its end, with or without a client."""
         request_id = recording.claim.request_id
-        admitted = await self.admission.admit(identity, asked.for_model(), request_id)
-        self.failures.expect(request_id)
-        recording.hold(self._limit_headers(admitted.grant))
-        rendering = self._rendering(asked, admitted)
+        if route := await self._route(identity, asked):
+            routed = self._routed(route, identity, asked, request_id)
+            begun = await self._record_attempts(routed, recording)
+        else:
+            admitted = await self.admission.admit(identity, asked.for_model(), request_id)
+            self.failures.expect(request_id)
+            recording.hold(self._limit_headers(admitted.grant))
+            outputs = self.generation.outputs(admitted)
+            begun = Begun(asked, admitted, await first_of(outputs), outputs)
+        rendering = self._rendering(begun.asked, begun.admitted)
         if not asked.stream:
-            body, digest = await rendering.whole()
+            body, digest = await rendering.whole(begun.outputs())
             headers = _JSON_HEADERS | _digest_header(digest)
             await recording.answer(200, headers, msgspec.json.encode(body))
             return
-        outputs = self.generation.outputs(admitted)
-        first = await _first(outputs)
-        recording.begin(200, _SSE_HEADERS | _digest_header(first.adapter_digest))
-        async with aclosing(rendering.events(first, outputs)) as events:
+        recording.begin(200, _SSE_HEADERS | _digest_header(begun.first.adapter_digest))
+        async with aclosing(rendering.events(begun.first, begun.rest)) as events:
             async for event in events:
                 if isinstance(event, LastEvent):
                     await recording.finish(event)
                 else:
                     await recording.put(event)
 
+    async def _record_attempts(self, routed: Routed, recording: Recording) -> Begun:
+        """Begin the answer of a route.
+
+        Only the attempt that ends the request counts as its payment: where that one was refused, a
+        repeat runs again.
+        """
+        recording.request_ids = routed.request_ids
+        try:
+            begun = await routed.begin(_wait)
+        finally:
+            recording.headers = routed.headers
+            if routed.admitted:
+                recording.hold(self._limit_headers(routed.admitted.grant))
+        assert begun
+        recording.request_id = begun.admitted.message.request_id
+        recording.hold(self._limit_headers(begun.admitted.grant))
+        return begun
+
     async def _read(self, request: Request, recording: Recording) -> Response:
         """Send the answer while it is made; a client that hangs up may ask for it again."""
-        head = await _unless_gone(request, recording.head())
+        with _errors_with(lambda: recording.headers):
+            head = await _unless_gone(request, recording.head())
         if head is None:
             await recording.leave()
             return Response(status_code=_CLIENT_CLOSED)
@@ -164,12 +240,35 @@ class Serving:
 # ---- until the client leaves ----
 
 
-async def _first(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+@contextmanager
+def _errors_with(headers: Callable[[], dict[str, str]]) -> Iterator[None]:
+    """Add headers to an error that leaves for the client, if there are any."""
     try:
-        return await anext(outputs)
-    except BaseException:
-        await outputs.aclose()
-        raise
+        yield
+    except Exception as error:
+        told = headers()
+        if not told or (shown := with_headers(error, told)) is None:
+            raise
+        raise shown from error
+
+
+async def _whole(
+    request: Request,
+    rendering: Rendering,
+    outputs: AsyncGenerator[RequestOutput, None],
+    headers: dict[str, str],
+) -> Response:
+    answered = await _unless_gone(request, rendering.whole(outputs))
+    if answered is None:
+        return Response(status_code=_CLIENT_CLOSED)
+    body, digest = answered
+    return Response(
+        msgspec.json.encode(body), headers=headers | _JSON_HEADERS | _digest_header(digest)
+    )
+
+
+async def _wait(work: Coroutine[Any, Any, T]) -> T:
+    return await work
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

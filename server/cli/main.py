@@ -15,6 +15,7 @@ from server.cli import (
     models,
     operator,
     receipts,
+    routes,
     serve,
     simulate,
     statements,
@@ -61,6 +62,7 @@ app.add_typer(operator.credits, name="credits")
 app.add_typer(operator.payments, name="payments")
 app.add_typer(operator.audit_log, name="audit-log")
 app.add_typer(adapters.app, name="adapters")
+app.add_typer(routes.app, name="routes")
 app.add_typer(engines.app, name="engines")
 app.add_typer(models.app, name="models")
 app.add_typer(usage.app, name="usage")

@@ -25,10 +25,12 @@ from server.tools.dialect import Dialect
 class BaseMaker:
     """Makes base models for one gateway.
 
+    settings: those that hold for all base models.
     client_key: secret key of the gateways, for engines on other machines.
     cache_dir: where the hashes of base models are kept.   on_end: called when a request has ended.
     """
 
+    settings: Settings
     database: Database
     client_key: str
     cache_dir: Path
@@ -38,7 +40,7 @@ class BaseMaker:
         """Load the base model and make its parts. Raises UnsupportedBaseModel, and errors of the
         tokenizer. It takes seconds, and minutes where the hashes are not in the cache.
         """
-        settings = Settings.model_validate(entry.settings)
+        settings = self.settings.of_base(entry.settings)
         model = BaseModel.load(entry.model_dir, entry.name, self.cache_dir)
         tokenizer = Tokenizer(Path(entry.model_dir))
         running = Running()

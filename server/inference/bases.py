@@ -14,17 +14,19 @@ from server.inference import errors
 from server.inference.served_base import ServedBase
 from server.pool.base_files import BaseEntry
 from server.pool.engines import EngineFigures, Engines
-from server.pool.running import RunningRequest
+from server.pool.running import Parent, RunningRequest
 
 
 class Bases:
     """The base models, by home and in the order of the supervisor's list.
 
-    models: those that adapters may be for, kept up to date.
+    models: those that adapters may be for, kept up to date.   parents: the requests for routes that
+    are under way, by id; their attempts are requests of their own.
     """
 
     def __init__(self, served: Sequence[ServedBase] = ()) -> None:
         self.models = BaseModels()
+        self.parents: dict[str, Parent] = {}
         self._entries: tuple[BaseEntry, ...] = tuple(base.entry for base in served)
         self._served = {base.entry.home: base for base in served}
         # Engines of base models of which nothing but journals is left, by home.

@@ -6,6 +6,7 @@ and all gateways look for notes once a second. With SQLite there is only one gat
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -14,6 +15,7 @@ from sqlalchemy.engine import Connection
 from server.billing.tables import holds
 from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable
+from server.inference.attempts import attempt_ids, parent_of
 from server.inference.bases import Bases
 
 _POLL_S = 1.0
@@ -29,16 +31,25 @@ class Cancels:
     bases: Bases
 
     async def cancel(self, tenant_id: str, request_id: str) -> bool:
-        """Cancel a tenant's request; False if it is not under way. Raises LedgerUnavailable."""
-        found = self.bases.find_running(request_id)
-        if found is not None and found[1].tenant_id == tenant_id:
-            base, running = found
-            running.is_cancelled = True
-            await base.engines.abort(request_id)
-            return True
-        if self.database.is_sqlite:
-            return False
-        return await self.database.write(lambda conn: note_cancel(conn, tenant_id, request_id))
+        """Cancel a tenant's request; False if it is not under way. Raises LedgerUnavailable.
+
+        A request for a route may be named by its own id or by that of any of its attempts.
+        """
+        parent_id = parent_of(request_id) or request_id
+        request_ids = [parent_id, *attempt_ids(parent_id)]
+        parent = self.bases.parents.get(parent_id)
+        is_here = parent is not None and parent.tenant_id == tenant_id
+        if parent and is_here:
+            parent.is_cancelled = True
+        for each in request_ids:
+            found = self.bases.find_running(each)
+            if found is not None and found[1].tenant_id == tenant_id:
+                base, running = found
+                is_here = running.is_cancelled = True
+                await base.engines.abort(each)
+        if is_here or self.database.is_sqlite:
+            return is_here
+        return await self.database.write(lambda conn: note_cancel(conn, tenant_id, request_ids))
 
     async def watch(self) -> None:
         """Look for cancelled requests every second, until this task is cancelled."""
@@ -56,18 +67,22 @@ class Cancels:
             for request_id in await self.database.read(noted_cancels):
                 if found := self.bases.find_running(request_id):
                     found[1].is_cancelled = True
+                if parent := self.bases.parents.get(parent_of(request_id) or ""):
+                    parent.is_cancelled = True
         for base in list(self.bases):
             for request_id in base.running:
                 if (running := base.running.find(request_id)) and running.is_cancelled:
                     await base.engines.abort(request_id)
 
 
-def note_cancel(conn: Connection, tenant_id: str, request_id: str) -> bool:
+def note_cancel(conn: Connection, tenant_id: str, request_ids: Sequence[str]) -> bool:
     """Note a cancellation; whether the tenant has such a request under way, by its hold."""
     query = sa.update(holds).where(
-        holds.c.request_id == request_id, holds.c.tenant_id == tenant_id, holds.c.state == "open"
+        holds.c.request_id.in_(request_ids),
+        holds.c.tenant_id == tenant_id,
+        holds.c.state == "open",
     )
-    return conn.execute(query.values(cancelled_at_ms=now_ms())).rowcount == 1
+    return conn.execute(query.values(cancelled_at_ms=now_ms())).rowcount > 0
 
 
 def noted_cancels(conn: Connection) -> list[str]:

@@ -24,6 +24,7 @@ from server.database.clock import from_now, now_ms, postgres_now
 from server.database.database import Database
 from server.database.upsert import upsert
 from server.inference import errors
+from server.inference.attempts import attempt_ids, parent_of
 from server.inference.tables import idempotency_keys
 
 MAX_KEY_CHARACTERS = 255
@@ -181,7 +182,10 @@ def release_key(conn: Connection, claim: Claim) -> bool:
 def take_over_key(conn: Connection, request_id: str) -> bool:
     """Return whether a repeat gets the answer that a dead gateway made; if not, free its key."""
     row = idempotency_keys.c
-    is_of_request = row.request_id == request_id
+    # The claim of a request for a route has the request's own id, its answer that of an attempt.
+    parent_id = parent_of(request_id)
+    request_ids = [parent_id, *attempt_ids(parent_id)] if parent_id else [request_id]
+    is_of_request = row.request_id.in_(request_ids)
     # An answer that was too long to be kept has a status, and no body that a repeat could get.
     status = conn.scalar(sa.select(row.status).where(is_of_request, row.body.is_not(None)))
     if status is not None and status < HTTPStatus.INTERNAL_SERVER_ERROR:

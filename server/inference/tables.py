@@ -1,4 +1,4 @@
-"""The table of answers that are kept for requests with an Idempotency-Key.
+"""The tables of routes, and of answers that are kept for requests with an Idempotency-Key.
 
 Times are Unix milliseconds.
 """
@@ -23,4 +23,16 @@ idempotency_keys = Table(
     Column("body", LargeBinary),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("expires_at_ms", BigInteger, nullable=False, index=True),
+)
+
+# owner: a tenant's id, or "" for the operator's.   models: JSON, a list in the order of the route.
+routes = Table(
+    "routes",
+    metadata,
+    Column("owner", String(64), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    Column("strategy", String(16), nullable=False),
+    Column("models", Text, nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("updated_at_ms", BigInteger, nullable=False),
 )

@@ -29,6 +29,17 @@ class RunningRequest:
         return bool(self.begun)
 
 
+@dataclass(slots=True, eq=False)
+class Parent:
+    """A request for a route, while it is not decided which of its attempts is the answer.
+
+    is_cancelled: its tenant asked to end it, so that no other attempt begins.
+    """
+
+    tenant_id: str
+    is_cancelled: bool = False
+
+
 class Running:
     """The requests under way by id, and counts of their answers."""
 

@@ -19,7 +19,7 @@ def demo_entries(settings: Settings) -> list[BaseEntry]:
             name=settings.model_id,
             home=str(settings.data_dir),
             model_dir=settings.model,
-            settings=settings.model_dump(mode="json"),
+            settings=settings.dump_base(),
         )
     ]
 

@@ -35,6 +35,7 @@ from server.api.deps import (
 from server.billing.prices import price_of_adapter
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.inference.routes import refuse_name_of_route
 
 router = APIRouter(prefix="/adapters")
 
@@ -126,6 +127,7 @@ async def restore_adapter(
     """Restore a deleted adapter, without the pin and the grants that it had."""
 
     def restore(conn: Connection) -> Adapter:
+        refuse_name_of_route(conn, identity.tenant_id, name)
         adapter = catalog.restore_adapter(conn, identity.tenant_id, name, actor=identity.actor)
         check_room(conn, identity.tenant_id, name, limits_of(uploads, identity), now_ms())
         return adapter

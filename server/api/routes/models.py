@@ -8,10 +8,13 @@ from sqlalchemy import Connection
 
 from registry import grants
 from server.accounts import tenants
+from server.accounts.auth import Identity
 from server.adapters.names import resolve_adapter
 from server.api.answer import Answer
 from server.api.deps import BasesDep, CatalogDep, DatabaseDep, InferenceKey
 from server.inference.errors import engine_unavailable
+from server.inference.route import Route
+from server.inference.routes import visible_routes
 from server.inference.served_base import ServedBase
 
 router = APIRouter()
@@ -45,10 +48,13 @@ class ModelList(Answer):
 async def list_models(
     database: DatabaseDep, catalog: CatalogDep, bases: BasesDep, identity: InferenceKey
 ) -> ModelList:
-    """List the models that the key may name: base models, the tenant's adapters and shared ones."""
+    """List the models that the key may name: base models, routes, own and shared adapters."""
     by_revision = {base.model.base_revision: base for base in reversed(bases.current)}
 
     def read(conn: Connection) -> list[ModelAnswer]:
+        named = visible_routes(conn, identity.tenant_id)
+        # A base model that was served later than the route was made has the name.
+        routes = [_route(it, identity) for name, it in named.items() if not bases.named(name)]
         own = [
             _model(base, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name)
             for adapter in catalog.list_adapters(conn, identity.tenant_id)
@@ -56,12 +62,16 @@ async def list_models(
         ]
         shared = grants.list_shared(conn, identity.tenant_id, tuple(by_revision))
         names = tenants.names_of(conn, {adapter.owner_id for adapter in shared})
-        return own + [
-            _model(by_revision[it.base_revision], model, model, it.created_at_ms, owner)
-            for it in shared
-            for owner in (names[it.owner_id],)
-            for model in (f"{owner}/{it.name}",)
-        ]
+        return (
+            own
+            + [
+                _model(by_revision[it.base_revision], model, model, it.created_at_ms, owner)
+                for it in shared
+                for owner in (names[it.owner_id],)
+                for model in (f"{owner}/{it.name}",)
+            ]
+            + routes
+        )
 
     adapters = await database.read(read)
     return ModelList(data=[*map(_base, bases.current), *adapters])
@@ -76,6 +86,8 @@ async def get_model(
         return _base(base)
 
     def read(conn: Connection) -> ModelAnswer:
+        if route := visible_routes(conn, identity.tenant_id).get(model):
+            return _route(route, identity)
         named = resolve_adapter(conn, catalog, identity, model, request_key=model)
         adapter = catalog.get_adapter(conn, named.owner_id, named.name)
         if (base := bases.of_revision(named.base_revision)) is None:
@@ -90,6 +102,18 @@ def _base(base: ServedBase) -> ModelAnswer:
     created_at_ms = base.model.created_at_s * 1000
     answer = _model(base, base.model_id, base.model_id, created_at_ms, "chorale")
     return answer.model_copy(update={"parent": None})
+
+
+def _route(route: Route, identity: Identity) -> ModelAnswer:
+    """A route's entry. Its models may be of several lengths, so the entry says none."""
+    return ModelAnswer(
+        id=route.name,
+        created=route.created_at_ms // 1000,
+        owned_by=identity.tenant_name if route.owner else "chorale",
+        root=route.name,
+        parent=None,
+        max_model_len=None,
+    )
 
 
 def _model(base: ServedBase, model: str, root: str, created_at_ms: int, owner: str) -> ModelAnswer:

@@ -1,7 +1,8 @@
 """Receipts of a tenant's charges, and the public keys that verify them."""
 
 import re
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from fastapi import APIRouter
@@ -16,6 +17,7 @@ from server.api.routes.lists import ListAnswer
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing_keys import list_keys
 from server.billing.tables import entries, holds, usage_events
+from server.inference.attempts import attempt_ids, parent_of
 
 router = APIRouter()
 public_router = APIRouter()
@@ -37,6 +39,10 @@ class ReceiptKey(Answer):
 
 class ReceiptKeyList(ListAnswer[ReceiptKey]):
     """The public keys that verify receipts, the newest first."""
+
+
+class ReceiptList(ListAnswer[ReceiptAnswer]):
+    """The receipts of all attempts of a request."""
 
 
 @public_router.get("/receipts/keys")
@@ -70,6 +76,30 @@ async def get_receipt(request_id: str, database: DatabaseDep, identity: UsageKey
     return found
 
 
+@router.get("/receipts/{request_id}/attempts")
+async def get_attempts(request_id: str, database: DatabaseDep, identity: UsageKey) -> ReceiptList:
+    """List the receipts of all attempts of a request for a route, in order; of another request, its
+    own.
+
+    request_id: the id of the request, of one of its attempts, or of its answer.
+    """
+    given = _request_id(request_id)
+    parent_id = parent_of(given) or given
+
+    def read(conn: Connection) -> list[ReceiptAnswer]:
+        request_ids = [parent_id, *attempt_ids(parent_id)]
+        _refuse_pending(conn, identity.tenant_id, request_ids)
+        query = select_receipts().where(entries.c.tenant_id == identity.tenant_id)
+        found = query.where(usage_events.c.request_id.in_(request_ids), entries.c.kind == "usage")
+        rows = conn.execute(found.order_by(usage_events.c.request_id)).mappings().all()
+        return [_answer(conn, query, row) for row in rows]
+
+    data = await database.read(read)
+    if not data:
+        raise errors.not_found("There is no such receipt.", code="receipt_not_found")
+    return ReceiptList(data=data)
+
+
 def _find(conn: Connection, tenant_id: str, given_id: str) -> ReceiptAnswer | None:
     """The tenant's receipt, None if there is none. Raises ApiError while its request is not
     settled.
@@ -78,17 +108,20 @@ def _find(conn: Connection, tenant_id: str, given_id: str) -> ReceiptAnswer | No
     if (match := _ENTRY_ID.fullmatch(given_id)) is not None:
         found = query.where(entries.c.entry_id == int(match[1]))
     else:
-        match = _ANSWER_ID.fullmatch(given_id)
-        request_id = match[1] if match else given_id
+        request_id = _request_id(given_id)
         found = query.where(usage_events.c.request_id == request_id)
-        _refuse_pending(conn, tenant_id, request_id)
+        _refuse_pending(conn, tenant_id, [request_id])
     row = conn.execute(found).mappings().first()
-    if row is None:
-        return None
+    return None if row is None else _answer(conn, query, row)
+
+
+def _answer(conn: Connection, query: sa.Select[Any], row: sa.RowMapping) -> ReceiptAnswer:
+    """A receipt and its corrections.   query: of all receipts of the tenant."""
     reversing = query.where(entries.c.reverses_entry_id == row["entry_id"])
     corrections = conn.execute(reversing).mappings().all()
     receipt = _receipt(row)
     return ReceiptAnswer(
+        parent_id=parent_of(receipt.request_id or ""),
         receipt=receipt,
         corrections=[_receipt(entry) for entry in corrections],
         verified_with=receipt.signing_key,
@@ -99,9 +132,16 @@ def _receipt(row: sa.RowMapping) -> SignedReceipt:
     return SignedReceipt.model_validate(sealed_receipt(dict(row)))
 
 
-def _refuse_pending(conn: Connection, tenant_id: str, request_id: str) -> None:
-    query = sa.select(holds.c.state).where(
-        holds.c.request_id == request_id, holds.c.tenant_id == tenant_id
+def _request_id(given_id: str) -> str:
+    match = _ANSWER_ID.fullmatch(given_id)
+    return match[1] if match else given_id
+
+
+def _refuse_pending(conn: Connection, tenant_id: str, request_ids: Sequence[str]) -> None:
+    query = sa.select(holds.c.request_id).where(
+        holds.c.request_id.in_(request_ids),
+        holds.c.tenant_id == tenant_id,
+        holds.c.state == "open",
     )
-    if conn.scalar(query) == "open":
+    if conn.execute(query).first():
         raise errors.receipt_pending(_RETRY_AFTER_S)

@@ -53,6 +53,7 @@ from server.billing.prices import Price, price_for, price_of_adapter
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.inference.bases import Bases
+from server.inference.routes import refuse_name_of_route
 from server.limits.inflow import Arrival
 from server.tools.proof import checked_template
 
@@ -141,8 +142,10 @@ async def create_upload(
         template,
         body.base_model,
     )
-    upload = await database.write(
-        lambda conn: uploads.create_upload(
+
+    def write(conn: Connection) -> Upload:
+        refuse_name_of_route(conn, identity.tenant_id, name)
+        return uploads.create_upload(
             conn,
             identity.tenant_id,
             identity.key_id,
@@ -155,7 +158,8 @@ async def create_upload(
             known=known,
             limits=limits_of(uploads, identity),
         )
-    )
+
+    upload = await database.write(write)
     return await _opened(database, view, uploads, upload)
 
 

@@ -81,6 +81,7 @@ ABOUT_THE_CALLER = {
     "POST /v1/adapters:validate", "GET /v1/organization/usage/completions",
     "GET /v1/organization/costs", "GET /v1/budgets", "GET /v1/webhook", "PUT /v1/webhook",
     "DELETE /v1/webhook", "POST /v1/webhook/test", "GET /v1/webhook/events",
+    "GET /v1/routes", "PUT /v1/routes/{route}",
 }  # fmt: skip
 # A tenant's key reads its own usage on these routes; the operator's key reads everybody's.
 FOR_BOTH = {route for route in ABOUT_THE_CALLER if "/organization/" in route}
@@ -98,6 +99,7 @@ SCOPE = {
     "budgets": USAGE_READ, "webhook": ADMIN,
     "adapters": ADAPTERS_WRITE, "adapters:validate": ADAPTERS_WRITE, "uploads": ADAPTERS_WRITE,
     "GET adapters": ADAPTERS_READ, "offers": ADAPTERS_WRITE, "GET offers": ADAPTERS_READ,
+    "routes": ADAPTERS_WRITE, "GET routes": ADAPTERS_READ,
     "chat": INFERENCE, "completions": INFERENCE, "models": INFERENCE,
     "tokenize": INFERENCE, "detokenize": INFERENCE, "tokenizer_info": INFERENCE,
 }  # fmt: skip
@@ -112,15 +114,25 @@ SUBJECTS = {
     "request_id": ["used", "chatcmpl-used", "entry_1"],
     "name": ["pirate", "ghost", "shared"],
     "adapter": ["offered", "accepted"],
+    "route": ["cheap"],
     "upload_id": [f"up_{digit * 32}" for digit in "123456"],
     "answer_id": [f"chatcmpl-{ANSWER}"],
     "key_id": ["first", "second"],
-    "model": ["pirate", "acme/pirate", "acme/pirate@1", "acme/pirate@beta", "acme/ghost", "ghost"],
+    "model": [
+        "pirate",
+        "acme/pirate",
+        "acme/pirate@1",
+        "acme/pirate@beta",
+        "acme/ghost",
+        "ghost",
+        "cheap",
+    ],
 }
 ABSENT = {
     "request_id": "unused",
     "name": "parrot",
     "adapter": "parrot",
+    "route": "parrot",
     "upload_id": f"up_{'0' * 32}",
     "answer_id": "chatcmpl-9999",
     "key_id": "third",
@@ -150,6 +162,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "POST /v1/adapters:validate": {"files": DECLARED},
     "PUT /v1/adapters/{name}/aliases/{alias}": {"version": 1},
     "PUT /v1/usage/exports/{format}": {"interval": "day"},
+    "PUT /v1/routes/{route}": {"strategy": "fallback", "models": [{"model": "base"}]},
+    "PUT /admin/v1/routes/{route}": {"strategy": "fallback", "models": [{"model": "base"}]},
     "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
     "POST /v1/completions": {"prompt": "x"},
     "POST /tokenize": {"prompt": "x"},
@@ -246,6 +260,7 @@ def fill(world: World) -> None:
         do("PUT", f"{name}/grants/initech")
     assert world.acme.call("PUT", "/v1/offers/initech/accepted").is_success
     do("PUT", "pirate/pin")
+    assert world.acme.call("PUT", "/v1/routes/cheap", BODIES["PUT /v1/routes/{route}"]).is_success
     do("DELETE", "pirate/versions/4")
     do("DELETE", "ghost")
 

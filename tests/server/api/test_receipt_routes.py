@@ -144,3 +144,20 @@ def test_a_key_that_was_replaced_still_verifies_what_it_signed(acme):
     only_new = ReceiptCheck({signer.key_id: signer.public})
     only_new.add(1, before["receipt"])
     assert [finding.field for finding in only_new.findings] == ["signing_key"]
+
+
+def test_the_receipts_of_all_attempts_are_found_by_the_id_of_any_of_them(acme):
+    use(acme, "p.1")
+    use(acme, "p.2", seq=2)
+    use(acme, "abc", seq=3)
+    listed = get(acme, "p/attempts")["data"]
+    assert [each["receipt"]["request_id"] for each in listed] == ["p.1", "p.2"]
+    assert [each["parent_id"] for each in listed] == ["p", "p"]
+    assert listed[1] == get(acme, "p.2")
+    for other in ("p.1", "chatcmpl-p.2", "cmpl-p"):
+        assert get(acme, f"{other}/attempts")["data"] == listed
+    assert get(acme, "abc/attempts")["data"] == [get(acme, "abc")]
+    assert get(acme, "abc")["parent_id"] is None
+    hold(acme, "p.3")
+    pending = acme.call("GET", "/v1/receipts/p/attempts")
+    assert (pending.status_code, pending.json()["error"]["code"]) == (404, "receipt_pending")

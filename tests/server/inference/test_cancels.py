@@ -6,6 +6,7 @@ from pathlib import Path
 
 from server.billing.holds import resolve
 from server.database.database import DEFAULT_FILE, Database
+from server.inference.attempts import attempt_ids
 from server.inference.cancels import note_cancel, noted_cancels
 from server.pool.running import RunningRequest
 from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
@@ -27,11 +28,21 @@ def test_only_an_open_hold_of_its_own_tenant_can_be_cancelled(database: Database
         ("ten_1", "open", True), ("ten_1", "open", True), ("ten_1", "posted", False),
         ("ten_2", "others", False), ("ten_1", "unknown", False),
     ):  # fmt: skip
-        noted = database.write_sync(lambda conn, t=tenant, r=request: note_cancel(conn, t, r))
+        noted = database.write_sync(lambda conn, t=tenant, r=request: note_cancel(conn, t, [r]))
         assert noted == is_cancelled
     assert database.read_sync(noted_cancels) == ["open"]
     database.write_sync(lambda conn: resolve(conn, ["open"], "posted", NOW_MS))
     assert database.read_sync(noted_cancels) == []
+
+
+def test_a_request_for_a_route_is_noted_with_the_open_holds_of_its_attempts(
+    sqlite_database: Database,
+) -> None:
+    database, price = sqlite_database, make_price(sqlite_database)
+    insert_holds(database, *(make_hold(price, name) for name in ("p.1", "p.2", "q.1")))
+    database.write_sync(lambda conn: resolve(conn, ["p.1"], "posted", NOW_MS))
+    assert database.write_sync(lambda conn: note_cancel(conn, "ten_1", attempt_ids("p")))
+    assert database.read_sync(noted_cancels) == ["p.2"]
 
 
 def test_what_is_cancelled_at_one_gateway_ends_at_the_one_that_runs_it(

@@ -1,0 +1,196 @@
+"""A request for a route: attempts at its models, one after another, until one is the answer.
+
+Each attempt is admitted, held and generated as any request is. `server.inference.attempts` decides
+what comes after it. Nothing leaves for the client before it is decided which attempt answers.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from engine.messages import RequestOutput
+from registry.errors import RegistryError
+from server import logs
+from server.accounts.auth import Identity
+from server.api.rendering import Asked
+from server.billing.failures import Failures
+from server.database.database import DatabaseError
+from server.faults import Fault
+from server.inference.admission import Admission, Admitted, Timeouts
+from server.inference.attempts import (
+    Outcome,
+    answer_of,
+    attempt_id,
+    goes_on,
+    least_mean_logprob,
+    outcome_of,
+)
+from server.inference.generation import Generation
+from server.inference.generation_request import GenerationRequest
+from server.inference.route import Route, RouteModel
+from server.limits.rules import RateLimited
+from server.pool.running import Parent
+
+T = TypeVar("T")
+Wait = Callable[[Coroutine[Any, Any, T]], Awaitable[T | None]]
+"""A way to wait for work until the client leaves; then the result is None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An answer that has begun.   asked: with the name of the model that answers.
+
+    first: its first output.   rest: the outputs that follow.
+    """
+
+    asked: Asked
+    admitted: Admitted
+    first: RequestOutput
+    rest: AsyncGenerator[RequestOutput, None]
+
+    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
+        async with aclosing(self.rest) as rest:
+            yield self.first
+            async for output in rest:
+                yield output
+
+
+@dataclass(slots=True, kw_only=True)
+class Routed:
+    """The attempts of one request.
+
+    request_id: of the parent.   parents: this one is among them meanwhile.
+    timeout_s: time for all attempts together.   clock: returns seconds.   request_ids: of the attempts that were admitted.   admitted: the last attempt; None
+    if it was refused.
+    """
+
+    route: Route
+    identity: Identity
+    asked: Asked
+    request_id: str
+    admission: Admission
+    generation: Generation
+    failures: Failures
+    parents: dict[str, Parent]
+    timeout_s: float
+    clock: Callable[[], float]
+    request_ids: list[str] = field(default_factory=list)
+    admitted: Admitted | None = None
+    _tried: list[tuple[str, Outcome]] = field(default_factory=list)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that name the route, and say how each attempt ended."""
+        attempts = ", ".join(f"{model};{outcome}" for model, outcome in self._tried)
+        return {"x-chorale-route": self.route.name, "x-chorale-attempts": attempts}
+
+    async def begin(self, wait: Wait[Any]) -> Begun | None:
+        """Try models until one answers; None if the client left.
+
+        Raises the error of the last attempt if none gave an answer: Fault, RateLimited,
+        RegistryError, DatabaseError.
+        """
+        parent = self.parents[self.request_id] = Parent(self.identity.tenant_id)
+        try:
+            return await self._begin(wait, parent)
+        finally:
+            logs.note(attempts=len(self._tried))
+            del self.parents[self.request_id]
+
+    def end(self) -> None:
+        """Note that the answer is complete, or that its client left."""
+        for request_id in self.request_ids:
+            self.failures.note_answered(request_id)
+
+    async def _begin(self, wait: Wait[Any], parent: Parent) -> Begun | None:
+        request = self.asked.for_model()
+        models = self.route.models_for(request.request_key or self.request_id)
+        ends_at = self.clock() + self.timeout_s
+        given: Begun | None = None
+        failure: Exception | None = None
+        while goes_on(self._outcomes, len(models), may_begin=self._may_begin(parent, ends_at)):
+            model, left_s = models[len(self._tried)], ends_at - self.clock()
+            self.admitted = None
+            try:
+                begun = await self._attempt(request, model, left_s, wait)
+            except (Fault, RateLimited, RegistryError, DatabaseError) as error:
+                failure, outcome = error, outcome_of(error)
+            else:
+                if begun is None:
+                    return None
+                given, outcome = begun
+            self._tried.append((model.model, outcome))
+        if answer_of(self._outcomes) is None:
+            assert failure
+            raise failure
+        return given
+
+    @property
+    def _outcomes(self) -> list[Outcome]:
+        return [outcome for _, outcome in self._tried]
+
+    def _may_begin(self, parent: Parent, ends_at: float) -> bool:
+        is_cancelled = self.admitted is not None and self.admitted.running.is_cancelled
+        return self.clock() < ends_at and not parent.is_cancelled and not is_cancelled
+
+    async def _attempt(
+        self, request: GenerationRequest, model: RouteModel, left_s: float, wait: Wait[Any]
+    ) -> tuple[Begun, Outcome] | None:
+        """Begin an answer of this model, or make all of it if it has to be judged."""
+        least = model.min_mean_logprob
+        admitted = await self._admit(_asking(request, model), model, left_s)
+        asked = self.asked.model_copy(update={"model": model.model})
+        outputs = self.generation.outputs(admitted)
+        if least is None:
+            first = await wait(first_of(outputs))
+            return first and (Begun(asked, admitted, first, outputs), Outcome.ANSWERED)
+        made = await wait(_all_of(outputs))
+        if made is None:
+            return None
+        is_weak = least_mean_logprob(made) < least
+        if request.sampling.logprobs is None:
+            made = [replace(output, logprobs=None) for output in made]
+        begun = Begun(asked, admitted, made[0], _again(made[1:]))
+        return begun, Outcome.WEAK if is_weak else Outcome.ANSWERED
+
+    async def _admit(
+        self, request: GenerationRequest, model: RouteModel, left_s: float
+    ) -> Admitted:
+        """Admit an attempt, within the time that is left to all of them."""
+        given = self.admission.timeouts
+        first_token_s = min(given.first_token_s, model.first_token_timeout_s or left_s, left_s)
+        timeouts = Timeouts(first_token_s, left_s, given.hold_lifetime_s)
+        request_id = attempt_id(self.request_id, len(self._tried))
+        admission = replace(self.admission, timeouts=timeouts)
+        self.admitted = await admission.admit(self.identity, request, request_id)
+        self.failures.expect(request_id)
+        self.request_ids.append(request_id)
+        return self.admitted
+
+
+async def first_of(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+    """The first output; if it fails, or the caller is cancelled, the request is aborted."""
+    try:
+        return await anext(outputs)
+    except BaseException:
+        await outputs.aclose()
+        raise
+
+
+async def _all_of(outputs: AsyncGenerator[RequestOutput, None]) -> list[RequestOutput]:
+    async with aclosing(outputs) as stream:
+        return [output async for output in stream]
+
+
+async def _again(outputs: Sequence[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
+    for output in outputs:
+        yield output
+
+
+def _asking(request: GenerationRequest, model: RouteModel) -> GenerationRequest:
+    """The request for this model, with logprobs if they have to be judged."""
+    sampling = request.sampling
+    if model.min_mean_logprob is not None and sampling.logprobs is None:
+        sampling = replace(sampling, logprobs=0)
+    return replace(request, model=model.model, sampling=sampling)

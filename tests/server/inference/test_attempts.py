@@ -1,0 +1,135 @@
+"""The rules of attempts, compared with a plain model of the rules; means and ids."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.messages import RequestOutput, TokenLogprobs
+from registry.errors import AdapterNotServable, ModelNotFound
+from server.faults import Failed, QuotaExceeded
+from server.inference import errors
+from server.inference.attempts import (
+    Outcome,
+    answer_of,
+    attempt_ids,
+    goes_on,
+    least_mean_logprob,
+    outcome_of,
+    parent_of,
+)
+from server.limits.rules import Limit, RateLimited
+
+ANSWERS, WEAKLY = {"answered"}, {"weak"}
+NEXT = {"overloaded", "late", "unavailable", "limited", "missing", "failed"}
+ENDS = {"refused", "timed_out"}
+
+
+@dataclass
+class Told:
+    """The attempts of a request by the model, and the one that answers."""
+
+    tried: list[str]
+    answer: int | None
+
+
+def follow_the_rules(gives: list[str], may_begin: list[bool]) -> Told:
+    """A model of the rules: what each model would give, and whether another attempt may begin."""
+    told = Told([], None)
+    for place, given_here in enumerate(gives):
+        if place > 0 and not may_begin[place]:
+            break
+        told.tried.append(given_here)
+        if given_here in ANSWERS | WEAKLY:
+            told.answer = place
+        if given_here in ANSWERS | ENDS:
+            break
+    return told
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(ANSWERS | WEAKLY | NEXT | ENDS)), st.booleans()),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_attempts_follow_each_other_as_the_rules_say(plan: list[tuple[str, bool]]) -> None:
+    gives, may_begin = [given for given, _ in plan], [may for _, may in plan]
+    tried: list[Outcome] = []
+    while goes_on(tried, len(plan), may_begin=may_begin[min(len(tried), len(plan) - 1)]):
+        tried.append(Outcome(gives[len(tried)]))
+    told = follow_the_rules(gives, may_begin)
+    assert (tried, answer_of(tried)) == (told.tried, told.answer)
+
+
+def test_the_model_knows_every_outcome() -> None:
+    assert {*Outcome} == ANSWERS | WEAKLY | NEXT | ENDS
+
+
+def limited(scope: str) -> RateLimited:
+    return RateLimited(Limit("requests", scope, "x", 1), retry_after_ms=1, standings=())
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (errors.overloaded(), "overloaded"),
+        (errors.first_token_timeout(5), "late"),
+        (errors.engine_unavailable(), "unavailable"),
+        (errors.draining(), "unavailable"),
+        (errors.adapter_loading(), "unavailable"),
+        (errors.metering_unavailable(), "unavailable"),
+        (limited("adapter"), "limited"),
+        (ModelNotFound(model="gone"), "missing"),
+        (AdapterNotServable(model="old", version=1), "missing"),
+        (errors.adapter_missing(), "missing"),
+        (errors.adapter_corrupt(), "missing"),
+        (errors.adapter_incompatible(), "missing"),
+        (errors.adapter_too_large(), "missing"),
+        (Failed(), "failed"),
+        (errors.request_timeout(9), "timed_out"),
+        (limited("tenant"), "refused"),
+        (limited("key"), "refused"),
+        (errors.queue_share_exceeded(3, 1, 3, retry_after_s=1), "refused"),
+        (QuotaExceeded("the budget"), "refused"),
+        (errors.context_length_exceeded(limit=1, at_least=2, param="messages"), "refused"),
+        (errors.adapter_not_invoked(param="prompt"), "refused"),
+        (errors.request_quarantined(), "refused"),
+        (errors.constraint_too_slow(param=None), "refused"),
+        (RuntimeError("a bug"), "refused"),
+    ],
+)
+def test_what_is_the_models_fault_is_told_from_what_is_the_callers(error, outcome) -> None:
+    assert outcome_of(error) == outcome
+
+
+def said(index: int, *logprobs: float) -> RequestOutput:
+    named = tuple(TokenLogprobs(logprob=each) for each in logprobs)
+    return RequestOutput(
+        request_id="r", seq=0, index=index, new_token_ids=(1,) * len(named), logprobs=named
+    )
+
+
+_LOGPROB = st.floats(min_value=-50, max_value=0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.lists(_LOGPROB, max_size=4)), max_size=9))
+def test_the_least_mean_over_all_tokens_of_an_answer_counts(steps) -> None:
+    tokens = {index: [t for i, ts in steps if i == index for t in ts] for index, _ in steps}
+    means = [sum(each) / len(each) for each in tokens.values() if each]
+    found = least_mean_logprob([said(index, *logprobs) for index, logprobs in steps])
+    assert math.isclose(found, min(means, default=0.0), abs_tol=1e-9)
+
+
+def test_a_token_that_was_impossible_makes_an_answer_weak() -> None:
+    assert least_mean_logprob([said(0, -0.1, -math.inf)]) < -1e100
+    assert least_mean_logprob([said(0)]) == 0
+
+
+def test_attempts_know_their_parent_and_other_requests_have_none() -> None:
+    assert {parent_of(each) for each in attempt_ids("abc")} == {"abc"}
+    assert len(set(attempt_ids("abc"))) == 8
+    assert [parent_of(each) for each in ("abc", "abc.", "abc.0", "abc.9", "abc.11")] == [None] * 5
