@@ -61,8 +61,9 @@ class Routed:
     """The attempts of one request.
 
     request_id: of the parent.   parents: this one is among them meanwhile.
-    timeout_s: time for all attempts together.   clock: returns seconds.   request_ids: of the attempts that were admitted.   admitted: the last attempt; None
-    if it was refused.
+    timeout_s: time for all attempts together.   clock: returns seconds.
+    request_ids: of the attempts that were admitted.   admitted: the last attempt; None if it was
+    refused.
     """
 
     route: Route

@@ -108,7 +108,7 @@ class BaseFollower:
         if base is None:
             return "failed" if entry.problem or entry in self._unloadable else "preparing"
         if base.keeper.state == "closed":
-            is_over = base.keeper.is_empty and not base.engines.figures()
+            is_over = base.keeper.is_empty and not base.engines.is_ready
             return "drained" if is_over else "draining"
         if base.keeper.state == "asleep":
             return "asleep"

@@ -46,9 +46,9 @@ class Bases:
 
     @property
     def current(self) -> list[ServedBase]:
-        """Those that new requests may name, the default one first."""
-        found = [self._served.get(entry.home) for entry in self._entries if not entry.is_former]
-        return [base for base in found if base is not None]
+        """Those that new requests get, the default one first."""
+        names = dict.fromkeys(entry.name for entry in self._entries if not entry.is_former)
+        return [base for name in names if (base := self.named(name))]
 
     @property
     def default(self) -> ServedBase:
@@ -66,21 +66,19 @@ class Bases:
 
         A successor that has no engine yet is waited for by the one before it.
         """
-        current = next((base for base in self.current if base.model_id == name), None)
-        if current is None or current.engines.is_ready:
-            return current
-        former = (e for e in self._entries if e.is_former and e.name == name)
-        ready = (self._served[e.home] for e in former if self._is_ready(e.home))
-        return next(ready, current)
+        entries = [entry for entry in self._entries if entry.name == name]
+        if all(entry.is_former for entry in entries):
+            return None
+        found = [base for e in entries if (base := self._served.get(e.home))]
+        # Former ones come last in the list.
+        return next((base for base in found if base.engines.is_ready), next(iter(found), None))
 
     def of_revision(self, base_revision: str) -> ServedBase | None:
         """The base model that serves adapters of this revision; None if there is none.
 
         Where two have one revision, the one that is ready is preferred, then the earlier one.
         """
-        current = (b for b in self.current if b.model.base_revision == base_revision)
-        named = [found for base in current if (found := self.named(base.model_id))]
-        fitting = [base for base in named if base.model.base_revision == base_revision]
+        fitting = [base for base in self.current if base.model.base_revision == base_revision]
         return max(fitting, key=lambda base: base.engines.is_ready, default=None)
 
     # ---- how they come and go ----
@@ -115,6 +113,7 @@ class Bases:
             base = self._served.get(entry.home)
             if entry.is_former and base is not None and self.named(entry.name) is not base:
                 base.keeper.close()
+        self._list_models()
 
     # ---- requests under way ----
 
@@ -174,9 +173,6 @@ class Bases:
         return base.engines.residency(object_key) if base else None
 
     # ---- internals ----
-
-    def _is_ready(self, home: str) -> bool:
-        return home in self._served and self._served[home].engines.is_ready
 
     def _list_models(self) -> None:
         self.models.replace(*(base.model for base in self.current))

@@ -210,7 +210,9 @@ def test_an_engine_that_is_killed_ends_its_own_models_streams_and_no_others(pair
 
 def _engine_of(stack: Stack, home: Path) -> int:
     for pid in stack.pids():
-        if f"{home}/engine.json" in Path(f"/proc/{pid}/cmdline").read_bytes().decode():
+        if f"-m engine {home}/" in Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace(
+            "\0", " "
+        ):
             return pid
     raise LookupError(home)
 
@@ -245,8 +247,9 @@ def test_a_model_is_added_replaced_and_removed_under_load_and_no_request_fails(
         stack.operator.post("/admin/v1/models", json=body).raise_for_status()
 
         def is_replaced() -> bool:
-            found = [it for it in models_of(stack) if it["name"] == "extra"]
-            return {it["home"] for it in found}.isdisjoint(before)
+            found = {it["home"]: it for it in models_of(stack) if it["name"] == "extra"}
+            gone = before.isdisjoint(home for home, it in found.items() if it["engines"])
+            return gone and state_of(stack, "extra") == "serving"
 
         stack.wait(is_replaced)
         load.wait_for(8)
@@ -254,7 +257,7 @@ def test_a_model_is_added_replaced_and_removed_under_load_and_no_request_fails(
     check_books(stack, tenant, len(load.answers))
 
     stack.operator.delete("/admin/v1/models/extra").raise_for_status()
-    stack.wait(lambda: all(it["name"] != "extra" for it in models_of(stack)))
+    stack.wait(lambda: state_of(stack, "extra") is None)
     assert error_of(ask(tenant, "extra", PROMPTS[0])) == (404, "model_not_found", "model")
     assert error_of(ask(tenant, "hers", PROMPTS[0])) == (404, "model_not_servable", "model")
     check_books(stack, tenant, len(load.answers))

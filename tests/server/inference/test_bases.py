@@ -113,8 +113,11 @@ def test_a_replaced_model_serves_until_its_successor_has_an_engine(world: World)
     world.tell(old)
     world.engines[old.home].is_ready = True
     former = replace(old, is_former=True)
+    world.bases.follow((new, former))
+    assert world.home_of("a") == old.home, "the new one is being loaded"
     world.tell(new, former)
     assert world.home_of("a") == old.home
+    assert world.bases.of_revision("a 2") is None
     assert read_wanted(wanted_path(Path(old.home))) is None
     world.engines[new.home].is_ready = True
     base = world.bases.at(old.home)
@@ -122,6 +125,7 @@ def test_a_replaced_model_serves_until_its_successor_has_an_engine(world: World)
     base.running.add(request())
     world.look()
     assert world.home_of("a") == new.home
+    assert world.bases.models.revisions == ("a 2",)
     assert read_wanted(wanted_path(Path(old.home))) is None, "a request is under way there"
     assert world.bases.find_running("r") is not None
     base.running.remove(request())
