@@ -13,6 +13,7 @@ from server.cli import (
     engines,
     keys,
     operator,
+    plan,
     receipts,
     serve,
     simulate,
@@ -67,6 +68,7 @@ app.add_typer(statements.app, name="statements")
 app.add_typer(audit.app, name="audit")
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
+app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
 app.command("chat")(chat.chat)
 
