@@ -1,4 +1,4 @@
-"""What the weights leave of a device's memory, in slabs, and how many requests fit in it."""
+"""The memory that weights leave, in slabs, and how many requests fit into it."""
 
 from dataclasses import dataclass
 
@@ -76,7 +76,7 @@ def make_arena(
     limits: Limits,
     rank: int,
 ) -> Arena:
-    """The arena of one of `num_shards` ranks.   rank: of an adapter on all projections; 0 for none."""
+    """Make the arena of one of `num_shards` ranks.   rank: of an adapter on all projections, or 0."""
     itemsize = hardware.itemsize
     shape = sizes.adapted_shape
     vocab_size = sizes.vocab_size if hardware.kind == "cpu" else 0
@@ -104,9 +104,11 @@ def sum_ranks(limits: Limits, arena: Arena) -> int:
 def _step_bytes(sizes: ModelSizes, hardware: Hardware, num_shards: int, limits: Limits) -> int:
     """Activations of the largest step, its logits, and on a GPU what the driver takes."""
     s = sizes.shape
-    widths = 3 * s.hidden_size + (
-        s.head_dim * (2 * s.num_heads + 2 * s.num_kv_heads) + 3 * s.intermediate_size
-    ) // num_shards
+    widths = (
+        3 * s.hidden_size
+        + (s.head_dim * (2 * s.num_heads + 2 * s.num_kv_heads) + 3 * s.intermediate_size)
+        // num_shards
+    )
     activations = limits.max_num_batched_tokens * widths * hardware.itemsize
     logits = _LOGITS_COPIES * 4 * limits.max_num_seqs * sizes.vocab_size
     return activations + logits + (_CONTEXT_BYTES if hardware.kind == "gpu" else 0)

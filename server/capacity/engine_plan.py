@@ -22,13 +22,13 @@ _SHARE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Highest p95 of the time to the first token and of the time of each further one; None for any."""
+    """Highest p95 of the time to the first token, and of that of each further one; None for any."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
 
     def broken_by(self, replayed: Replayed) -> str:
-        """"ttft" or "tpot" if a replay breaks it, the one that is missed by more; "" if it holds."""
+        """Name what a replay misses by most, "ttft" or "tpot"; "" if it keeps the objective."""
         missed = {
             "ttft": replayed.ttft_s(_SHARE) / self.ttft_s if self.ttft_s else 0.0,
             "tpot": replayed.tpot_s(_SHARE) / self.tpot_s if self.tpot_s else 0.0,
@@ -39,7 +39,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of all engines together: requests a second, or users who ask at once.
+    """A load on all engines together: requests a second, or users who ask at once.
 
     A user sends the next request as soon as the last answer has ended.
     """

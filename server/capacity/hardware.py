@@ -1,4 +1,4 @@
-"""What hardware has, and what an hour of it costs."""
+"""The table of hardware: memory, bandwidth, FLOPs, and the price of an hour."""
 
 from dataclasses import dataclass
 

@@ -18,7 +18,7 @@ _COSTED: tuple[Quantization, ...] = ("float", "int8", "int4")
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is planned for.
+    """A question: the model, the hardware, the traffic and the objective.
 
     loads: of all engines together, all of one kind; the last one is planned for.
     tensor_parallel_size: None for the smallest that keeps the objective.   max_devices: of one
@@ -65,13 +65,13 @@ class Fleet:
 
     @property
     def usd_per_hour(self) -> float:
-        """Of one engine."""
+        """Price of one engine."""
         return self.engine.num_shards * self.engine.hardware.usd_per_hour
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one engine of the fleet does under its share of a load; "" for what breaks if nothing."""
+    """One engine under a load.   broken: "ttft", "tpot", or "" if it keeps the objective."""
 
     load: Load
     replayed: Replayed
@@ -80,8 +80,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The answer to a wish.   tried: fleets by number of ranks.   costs: a fleet of each quantization,
-    on as few devices as keep the objective.   answers: of the chosen fleet to each load, one engine alone.
+    """The answer to a wish.   tried: fleets by number of ranks.
+
+    costs: a fleet of each quantization, on as few devices as keep the objective.   answers: one
+    engine of the chosen fleet under each load.
     """
 
     wish: Wish
@@ -100,7 +102,9 @@ def make_plan(wish: Wish) -> Plan:
         fleet if name == wish.quantization else _first_able(wish, name)
         for name in dict.fromkeys((wish.quantization, *_COSTED))
     ]
-    answers = [_answer(wish, fleet.engine, load) for load in wish.loads] if fleet.engine.fits else []
+    answers = (
+        [_answer(wish, fleet.engine, load) for load in wish.loads] if fleet.engine.fits else []
+    )
     verdict = judge(fleet.engine, wish.objective, fleet.capacity, wish.loads[-1])
     return Plan(wish, fleet, tried, costs, answers, verdict)
 
@@ -132,7 +136,7 @@ def _first_able(wish: Wish, quantization: Quantization) -> Fleet:
 
 
 def _best(fleets: Sequence[Fleet]) -> Fleet:
-    """The cheapest fleet that keeps the objective, or else the first that fits, or else the last."""
+    """The cheapest fleet that keeps the objective, else the first that fits, else the last."""
     able = [fleet for fleet in fleets if fleet.num_engines is not None]
     if able:
         return min(able, key=lambda f: ((f.num_engines or 1) * f.usd_per_hour, f.engine.num_shards))

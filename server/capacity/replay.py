@@ -22,8 +22,11 @@ _MOST_STEPS = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Seats:
-    """What the scheduler shares out.   num_slabs, block_size: of the arena.   adapter_slabs: of one
-    adapter.   sum_ranks: highest of a step."""
+    """Seats and room that the scheduler shares out.
+
+    num_slabs, block_size: of the arena.   adapter_slabs: of one adapter.   sum_ranks: highest of a
+    step.
+    """
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -64,7 +67,7 @@ class Running:
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of a replay.
+    """The outcome of a replay.
 
     busy_s: time of all steps.   chunk_s: of those that computed tokens of prompts as well.
     waited: steps in which requests waited, by what they lacked.   parts_s: time of all steps by
@@ -78,20 +81,20 @@ class Replayed:
     num_steps: int = 0
     num_preemptions: int = 0
     waited: Counter[str] = field(default_factory=Counter)
-    parts_s: Counter[str] = field(default_factory=Counter)
+    parts_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     most_running: int = 0
 
     def ttft_s(self, share: float) -> float:
         return percentile([r.ttft_s for r in self.served], share)
 
     def tpot_s(self, share: float) -> float:
-        """Of the requests with more than one output token; 0 if there are none."""
+        """Percentile over requests with more than one output token; 0 if there are none."""
         times = [t for r in self.served if (t := r.tpot_s) is not None]
         return percentile(times, share) if times else 0.0
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Of the whole run."""
+        """Output tokens a second of the whole run."""
         return sum(r.request.num_output for r in self.served) / self.end_s
 
     @property
@@ -343,7 +346,7 @@ class Replay:
             del self._ranks[adapter]
 
     def _grow_decodes(self, num_alike: int) -> None:
-        """Give blocks to the decodes that need one; the newest requests give way if there are none."""
+        """Give blocks to the decodes that need one; the newest requests give way for them."""
         size = self._seats.block_size
         phase = self._decoded % size
         while self._due[phase] > self._free:

@@ -72,7 +72,7 @@ def _hardware(engine: EnginePlan) -> JsonObject:
 
 
 def _memory(engine: EnginePlan, load: Load) -> JsonObject:
-    """Of one rank, and of its share of the requests."""
+    """Memory of one rank, and of its share of the requests."""
     arena, traffic = engine.arena, engine.traffic
     layout = arena.layout
     at_once = load.users or engine.most_requests_of(traffic.longest)

@@ -180,10 +180,11 @@ def parse_sizes(config: Any, name: str) -> ModelSizes:
     hidden = _count(config, "hidden_size")
     has_experts = architecture in EXPERT_ARCHITECTURES
     of_expert = has_experts and "moe_intermediate_size" in config
+    width = "moe_intermediate_size" if of_expert else "intermediate_size"
     shape = ModelShape(
         num_layers=_count(config, "num_hidden_layers"),
         hidden_size=hidden,
-        intermediate_size=_count(config, "moe_intermediate_size" if of_expert else "intermediate_size"),
+        intermediate_size=_count(config, width),
         num_heads=heads,
         num_kv_heads=_count(config, "num_key_value_heads", heads),
         head_dim=_count(config, "head_dim", hidden // heads),

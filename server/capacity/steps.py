@@ -15,7 +15,7 @@ fitted to times of whole steps.
 
 import math
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,9 +85,7 @@ class Speed:
 
 def speed_on_paper(hardware: Hardware) -> Speed:
     """Rates of a device in the table, at the stated shares of its bandwidth and FLOPs."""
-    rate = Rate(
-        BYTES_SHARE * hardware.bytes_per_s, ((1, FLOPS_SHARE * hardware.flops_per_s),)
-    )
+    rate = Rate(BYTES_SHARE * hardware.bytes_per_s, ((1, FLOPS_SHARE * hardware.flops_per_s),))
     return Speed(dict.fromkeys(_PARTS, rate), hardware.step_s, 0.0, hardware.link_bytes_per_s)
 
 
@@ -104,7 +102,7 @@ def measured_speed(rates: Mapping[str, Mapping[str, Any]]) -> Speed:
 
 @dataclass(slots=True)
 class StepLoad:
-    """What a step computes.
+    """The work of a step.
 
     num_rows, num_choosing: its requests, and those that choose a token.   num_keys: positions whose
     KV is read, by all requests.   num_pairs: of a query and a key.   num_adapters, sum_ranks: of
@@ -140,17 +138,20 @@ class StepTimes:
         self._layer_bytes = sizes.product_bytes(quantization, itemsize) / shards
         self._head_bytes = sizes.head_bytes(quantization, itemsize)
         self._layer_weights, self._head_weights = sizes.layer_weights, sizes.head_weights
-        self._behind = 1 - s.hidden_size * s.head_dim * (
-            s.num_heads + 2 * s.num_kv_heads
-        ) / self._layer_weights
+        self._behind = (
+            1
+            - s.hidden_size * s.head_dim * (s.num_heads + 2 * s.num_kv_heads) / self._layer_weights
+        )
         self._kv_bytes = layout.kv_block_elems * layout.kv_itemsize / layout.block_size
         self._pair_flops = 4 * s.num_heads * s.head_dim * s.num_layers / shards
         self._rank_bytes = layout.bytes_per_rank
         features = [layout.features((0, p)) for p in layout.shape.adapted]
         self._rank_flops = 2 * s.num_layers * sum(map(sum, features))
-        widths = 6 * s.hidden_size + (
-            s.head_dim * (3 * s.num_heads + 4 * s.num_kv_heads) + 3 * s.intermediate_size
-        ) / shards
+        widths = (
+            6 * s.hidden_size
+            + (s.head_dim * (3 * s.num_heads + 4 * s.num_kv_heads) + 3 * s.intermediate_size)
+            / shards
+        )
         self._elementwise_bytes = widths * itemsize
 
     def seconds(self, load: StepLoad) -> float:

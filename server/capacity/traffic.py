@@ -39,8 +39,11 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request.   arrival_s: None if it comes when an earlier one has ended.   adapter: its number,
-    None for the base model.   rank: of the adapter, 0 without."""
+    """A request.
+
+    adapter: its number, None for the base model.   rank: of the adapter, 0 without.   arrival_s:
+    None if it comes when an earlier one has ended.
+    """
 
     num_prompt: int
     num_output: int
@@ -51,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What requests are like.   ranks: of the adapters, in turn."""
+    """The kind of requests.   ranks: of the adapters, in turn."""
 
     prompt_tokens: Lengths
     output_tokens: Lengths
@@ -103,7 +106,7 @@ class Traffic:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Value below which a share of the values lies, linear between neighbours.   values: not empty."""
+    """Value below which a share of the values lies, linear between neighbours."""
     ordered = sorted(values)
     at = share * (len(ordered) - 1)
     low = int(at)
@@ -112,7 +115,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def spread(requests: Sequence[Request], users: int, span_s: float) -> Iterator[Request]:
-    """Requests of so many users: the first of each comes in turn within `span_s`, the rest later."""
+    """Yield requests of so many users: the first of each within `span_s`, the others later."""
     for number, r in enumerate(requests):
         arrival = span_s * number / users if number < users else None
         yield Request(r.num_prompt, r.num_output, r.adapter, r.rank, arrival)

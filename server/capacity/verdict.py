@@ -1,4 +1,4 @@
-"""What breaks first when the load grows, and what to change."""
+"""The verdict: the limit that a growing load meets first, and the change that moves it."""
 
 from dataclasses import dataclass
 
@@ -8,21 +8,21 @@ from server.capacity.replay import Replayed
 _ADVICE = {
     "weights": "the weights do not fit: take --quantization int4, more devices with "
     "--tensor-parallel-size, or hardware with more memory",
-    "arena": "the longest request does not fit beside the weights: take --quantization int4, shorter "
-    "requests, or hardware with more memory",
+    "arena": "the longest request does not fit beside the weights: take --quantization int4, "
+    "shorter requests, or hardware with more memory",
     "slabs": "the arena is full, so that requests wait for KV blocks: take --quantization int4, a "
     "larger --tensor-parallel-size, shorter requests, or hardware with more memory",
     "seats": "all seats are taken: raise max_num_seqs, or add an engine",
-    "ranks": "the step's sum of adapter ranks is reached: raise max_sum_ranks_per_step, or use lower "
-    "ranks",
+    "ranks": "the step's sum of adapter ranks is reached: raise max_sum_ranks_per_step, or use "
+    "lower ranks",
     "compute": "prompts wait for each other, as products of prompts take the time: add an engine, "
     "share prompts' prefixes, or take hardware with more FLOPs",
     "chunks": "prompts of other requests are computed in the same steps: lower "
     "max_num_batched_tokens, add an engine, or take hardware with more FLOPs",
     "weight bytes": "every token reads all weights: take --quantization int8 or int4, a larger "
     "--tensor-parallel-size, or hardware with more bandwidth",
-    "kv bytes": "every token reads the KV of its request: take shorter requests, fewer at once in an "
-    "engine, or hardware with more bandwidth",
+    "kv bytes": "every token reads the KV of its request: take shorter requests, fewer at once in "
+    "an engine, or hardware with more bandwidth",
     "adapter bytes": "every step reads the tiles of its adapters: use lower ranks, or lower "
     "max_sum_ranks_per_step",
 }
@@ -30,7 +30,7 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What breaks first.
+    """The limit that breaks first.
 
     what: "memory", "ttft", "tpot" or "throughput".   why: a key of the advice.
     load: the smallest load of one engine that was seen to break; None if none does.
@@ -42,12 +42,12 @@ class Verdict:
 
     @property
     def change(self) -> str:
-        """What happens, and what to change."""
+        """Advice: what happens, and what to change."""
         return _ADVICE[self.why]
 
 
 def judge(plan: EnginePlan, objective: Objective, capacity: Load | None, kind: Load) -> Verdict:
-    """What breaks first in one engine.   capacity: the largest load that keeps the objective."""
+    """Find what breaks first in one engine.   capacity: the largest load that keeps the objective."""
     if not plan.fits:
         arena = plan.arena
         has_room = arena.weight_bytes + arena.step_bytes < arena.memory_bytes and arena.num_slabs
@@ -65,7 +65,7 @@ def judge(plan: EnginePlan, objective: Objective, capacity: Load | None, kind: L
 
 
 def _why_late(plan: EnginePlan, replayed: Replayed) -> str:
-    """What waiting requests lacked most; computing, if they did not wait for room."""
+    """Name what waiting requests lacked most; computing, if they did not wait for room."""
     lacked = {name: replayed.waited[name] for name in ("seats", "slabs", "ranks")}
     most = max(lacked, key=lambda name: lacked[name])
     if lacked[most] > 0.1 * replayed.num_steps:

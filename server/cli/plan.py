@@ -65,8 +65,10 @@ def plan(
     output_tokens: Annotated[str, typer.Option(help="Tokens of an answer.")] = "256",
     users: Annotated[
         str,
-        typer.Option(help="Users who always wait for an answer, 8 by default; the last is planned "
-                     "for, as in 1,10,50."),
+        typer.Option(
+            help="Users who always wait for an answer, 8 by default; the last is planned "
+            "for, as in 1,10,50."
+        ),
     ] = "",
     rate: Annotated[
         str, typer.Option(help="Requests a second (Poisson), as in 2 or 0.5,2; not with --users.")
@@ -255,42 +257,66 @@ def _show(told: JsonObject) -> None:
 
 def _facts(told: JsonObject) -> Iterator[tuple[str, str]]:
     model, memory, hardware = told["model"], told["memory"], told["hardware"]
-    yield "weights", (
-        f"{model['parameters'] / 1e9:.2f} B parameters, {_gb(model['weight_bytes'])} as "
-        f"{model['quantization']}"
+    yield (
+        "weights",
+        (
+            f"{model['parameters'] / 1e9:.2f} B parameters, {_gb(model['weight_bytes'])} as "
+            f"{model['quantization']}"
+        ),
     )
-    yield "KV of a token", (
-        f"{_kib(model['kv_bytes_per_token'])}: {model['layers']} layers x {model['kv_heads']} KV "
-        f"heads x {model['head_dim']} x 2 x {model['kv_itemsize']} bytes"
+    yield (
+        "KV of a token",
+        (
+            f"{_kib(model['kv_bytes_per_token'])}: {model['layers']} layers x {model['kv_heads']} "
+            f"KV heads x {model['head_dim']} x 2 x {model['kv_itemsize']} bytes"
+        ),
     )
     if model["kv_heads"] != model["heads"]:
-        yield "", (
-            f"{_kib(model['kv_bytes_per_token_without_gqa'])} without grouped-query attention "
-            f"({model['heads']} heads)"
+        yield (
+            "",
+            (
+                f"{_kib(model['kv_bytes_per_token_without_gqa'])} without grouped-query attention "
+                f"({model['heads']} heads)"
+            ),
         )
     if memory["adapter_slabs"]:
-        yield "an adapter", (
-            f"{memory['adapter_bytes'] / 1e6:.1f} MB at rank {max(told['traffic']['ranks'])}; the "
-            f"arena holds {memory['adapters_that_fit']:,} if nobody asks"
+        yield (
+            "an adapter",
+            (
+                f"{memory['adapter_bytes'] / 1e6:.1f} MB at rank {max(told['traffic']['ranks'])}; "
+                f"the arena holds {memory['adapters_that_fit']:,} if nobody asks"
+            ),
         )
     of_each = " of each device" if memory["ranks"] > 1 else ""
-    yield "memory", (
-        f"{_gb(memory['device_bytes'])}{of_each}: {_gb(memory['weight_bytes'])} weights, "
-        f"{_gb(memory['step_bytes'])} steps, {_gb(memory['arena_bytes'])} arena "
-        f"({memory['kv_tokens']:,} tokens)"
+    yield (
+        "memory",
+        (
+            f"{_gb(memory['device_bytes'])}{of_each}: {_gb(memory['weight_bytes'])} weights, "
+            f"{_gb(memory['step_bytes'])} steps, {_gb(memory['arena_bytes'])} arena "
+            f"({memory['kv_tokens']:,} tokens)"
+        ),
     )
-    yield f"KV of {memory['requests']} requests", (
-        f"{_gb(memory['requests_kv_bytes'])}{of_each} at {memory['longest_tokens']:,} tokens; "
-        f"{_gb(memory['left_bytes'])} of the memory left beside weights and this"
+    yield (
+        f"KV of {memory['requests']} requests",
+        (
+            f"{_gb(memory['requests_kv_bytes'])}{of_each} at {memory['longest_tokens']:,} tokens; "
+            f"{_gb(memory['left_bytes'])} of the memory left beside weights and this"
+        ),
     )
-    yield "most at once", (
-        f"{memory['most_requests']:,} requests of {memory['longest_tokens']:,} tokens "
-        f"({memory['most_requests_in_arena']:,} by memory alone)"
+    yield (
+        "most at once",
+        (
+            f"{memory['most_requests']:,} requests of {memory['longest_tokens']:,} tokens "
+            f"({memory['most_requests_in_arena']:,} by memory alone)"
+        ),
     )
     yield "engines", _engines(told["engine"])
-    yield "rates", (
-        f"{hardware['bytes_per_s'] / 1e9:,.0f} GB/s, {hardware['flops_per_s'] / 1e12:,.2f} TFLOP/s"
-        + _basis(hardware)
+    yield (
+        "rates",
+        (
+            f"{hardware['bytes_per_s'] / 1e9:,.0f} GB/s, "
+            f"{hardware['flops_per_s'] / 1e12:,.2f} TFLOP/s" + _basis(hardware)
+        ),
     )
 
 
