@@ -3,13 +3,13 @@
 Each row is a run of the engine as in `bench.engine`, or of the whole product as in `bench.serve`,
 with random weights of SmolLM2-135M's shape, on one thread and without drafts. Before and after a
 run `engine.cpu.rates` measures the parts of a step (products by number of rows, attention,
-adapters, norms, sampling), and `server.capacity` predicts the run from these rates and the scheduler's rules
-alone. No coefficient is fitted to a run, to this benchmark or to another one. The time of a step
-without a model is that of `bench.scheduling`.
+adapters, norms, sampling), and `server.capacity` predicts the run from these rates and the
+scheduler's rules alone. No coefficient is fitted to a run, of this benchmark or of another one. The
+time of a step without a model is that of `bench.scheduling`.
 
 Times of rows `plan.engine` are processor seconds of the engine, since this machine has other work;
 those of `plan.serve` are the client's. A figure is the median of `--repeats` rounds, in which all
-rows take turns; `ratio` is predicted / measured.
+rows take turns; `ratio` is predicted / measured. Ctrl-C ends the rounds early.
 """
 
 import argparse
@@ -17,8 +17,9 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -126,23 +127,26 @@ def run(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], dict
                 servers[case.precision, case.adapters] = stack.enter_context(
                     _engine(checkpoint, case, folder)
                 )
-        for number in range(options.repeats):
-            for case in planned:
-                requests = _requests(case, checkpoint, seed=number)
-                server = servers[case.precision, case.adapters]
-                told[case].append(
-                    machine.beside(case, requests, lambda r=requests, s=server: _serve(s, r))  # type: ignore[misc]
-                )
-            for case in served:
-                options_of = _serve_options(options.stack, case, seed=number)
-                requests = _served_requests(options_of, checkpoint)
-                told_served[case].append(
-                    machine.beside(case, requests, lambda o=options_of: _serve_whole(o))  # type: ignore[misc]
-                )
+        with suppress(KeyboardInterrupt):  # what was measured counts
+            for number in range(options.repeats):
+                for case in planned:
+                    requests = _requests(case, checkpoint, seed=number)
+                    server = servers[case.precision, case.adapters]
+                    told[case].append(
+                        machine.beside(case, requests, partial(_serve, server, requests))
+                    )
+                for case in served:
+                    options_of = _serve_options(options.stack, case, seed=number)
+                    requests = _served_requests(options_of, checkpoint)
+                    told_served[case].append(
+                        machine.beside(case, requests, partial(_serve_whole, options_of))
+                    )
     for bench, rows in (("plan.engine", told), ("plan.serve", told_served)):
         for case, figures in rows.items():
+            if not figures:
+                continue
             setup = {**asdict(case), "model": options.stack, "threads": 1}
-            setup |= {"rate": case.rate or "inf", "repeats": options.repeats}
+            setup |= {"rate": case.rate or "inf", "repeats": len(figures)}
             yield bench, setup, _result(figures)
 
 

@@ -3,8 +3,8 @@
 It reads {"config", "quantizations", "threads"} as JSON from its input, with the content of a
 config.json, and prints {"bytes_per_s", "rates": {quantization: {part: {"bytes_per_s",
 "flops_per_s": [[rows, rate], ..], "call_s", "row_s"}}}}. Every part is the product's own kernel at
-the model's own widths, over so many different weights and blocks that no cache holds them. Nothing is
-asked of a whole step, so that plans of whole steps can be compared with what an engine does.
+the model's own widths, over so many different weights and blocks that no cache holds them. No
+whole step is timed, so that plans of whole steps can be compared with what an engine does.
 """
 
 import json

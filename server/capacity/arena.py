@@ -76,7 +76,7 @@ def make_arena(
     limits: Limits,
     rank: int,
 ) -> Arena:
-    """Make the arena of one of `num_shards` ranks.   rank: of an adapter on all projections, or 0."""
+    """Make the arena of one of `num_shards` ranks.   rank: of an adapter, or 0."""
     itemsize = hardware.itemsize
     shape = sizes.adapted_shape
     vocab_size = sizes.vocab_size if hardware.kind == "cpu" else 0

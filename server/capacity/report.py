@@ -142,7 +142,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 def _money(usd: float | None) -> float | None:
-    return None if usd is None else _rounded(usd)
+    return round(usd, 4) if usd else None
 
 
 def _rounded(value: float) -> Any:

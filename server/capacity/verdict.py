@@ -15,7 +15,7 @@ _ADVICE = {
     "seats": "all seats are taken: raise max_num_seqs, or add an engine",
     "ranks": "the step's sum of adapter ranks is reached: raise max_sum_ranks_per_step, or use "
     "lower ranks",
-    "compute": "prompts wait for each other, as products of prompts take the time: add an engine, "
+    "compute": "the products of prompts take most of the time: add an engine, "
     "share prompts' prefixes, or take hardware with more FLOPs",
     "chunks": "prompts of other requests are computed in the same steps: lower "
     "max_num_batched_tokens, add an engine, or take hardware with more FLOPs",
@@ -26,6 +26,9 @@ _ADVICE = {
     "adapter bytes": "every step reads the tiles of its adapters: use lower ranks, or lower "
     "max_sum_ranks_per_step",
 }
+
+_OFTEN = 0.1
+"""Share of steps in which requests wait for room, from which on room is what is short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Verdict:
 
 
 def judge(plan: EnginePlan, objective: Objective, capacity: Load | None, kind: Load) -> Verdict:
-    """Find what breaks first in one engine.   capacity: the largest load that keeps the objective."""
+    """Find what breaks first in one engine.   capacity: the largest load that it keeps."""
     if not plan.fits:
         arena = plan.arena
         has_room = arena.weight_bytes + arena.step_bytes < arena.memory_bytes and arena.num_slabs
@@ -59,26 +62,32 @@ def judge(plan: EnginePlan, objective: Objective, capacity: Load | None, kind: L
     else:
         load = kind.of(1.15 * capacity.size)
     replayed = plan.replay(load)
-    broken = objective.broken_by(replayed)
-    why = _why_late(plan, replayed) if broken != "tpot" else _why_slow(replayed)
+    match broken := objective.broken_by(replayed):
+        case "ttft":
+            why = _lacked(replayed) or "compute"
+        case "tpot":
+            why = "chunks" if _computes_prompts(replayed) else _largest_part(replayed)
+        case _:
+            why = _lacked(replayed) or (
+                "compute" if _computes_prompts(replayed) else _largest_part(replayed)
+            )
     return Verdict(broken or "throughput", why, load)
 
 
-def _why_late(plan: EnginePlan, replayed: Replayed) -> str:
-    """Name what waiting requests lacked most; computing, if they did not wait for room."""
+def _lacked(replayed: Replayed) -> str:
+    """Name what waiting requests lacked most often; "" if room was seldom short."""
     lacked = {name: replayed.waited[name] for name in ("seats", "slabs", "ranks")}
     most = max(lacked, key=lambda name: lacked[name])
-    if lacked[most] > 0.1 * replayed.num_steps:
-        return most
-    return "compute"
+    return most if lacked[most] > _OFTEN * replayed.num_steps else ""
 
 
-def _why_slow(replayed: Replayed) -> str:
-    """The part that takes most of the steps' time; chunks, where prompts take most of them."""
-    parts = replayed.parts_s
-    tokens = replayed.prompt_tokens_per_s
-    if replayed.chunk_s > 0.5 * replayed.busy_s and tokens:
-        return "chunks"
+def _computes_prompts(replayed: Replayed) -> bool:
+    """Whether steps with tokens of prompts take most of the time."""
+    return replayed.chunk_s > 0.5 * replayed.busy_s
+
+
+def _largest_part(replayed: Replayed) -> str:
+    """Name the part that takes most of the steps' time."""
     names = {"attention": "kv bytes", "lora": "adapter bytes"}
-    most = max(parts, key=lambda name: parts[name])
+    most = max(replayed.parts_s, key=lambda name: replayed.parts_s[name])
     return names.get(most, "weight bytes")

@@ -240,7 +240,7 @@ def _show(told: JsonObject) -> None:
     size = told["engine"]["tensor_parallel_size"]
     show_facts(f"{model['name']} on {size} x {hardware['name']}", list(_facts(told)))
     if told["one_engine"]:
-        show("\nOne engine")
+        show("\nOne engine under each load")
         show_table(
             ("load", "ttft p50", "p95", "tpot p50", "p95 ", "tokens/s", "breaks"),
             [_answer_row(answer) for answer in told["one_engine"]],
@@ -273,10 +273,10 @@ def _facts(told: JsonObject) -> Iterator[tuple[str, str]]:
     )
     if model["kv_heads"] != model["heads"]:
         yield (
-            "",
+            "the same without GQA",
             (
-                f"{_kib(model['kv_bytes_per_token_without_gqa'])} without grouped-query attention "
-                f"({model['heads']} heads)"
+                f"{_kib(model['kv_bytes_per_token_without_gqa'])}: all {model['heads']} heads, "
+                "without grouped-query attention"
             ),
         )
     if memory["adapter_slabs"]:
@@ -322,12 +322,10 @@ def _facts(told: JsonObject) -> Iterator[tuple[str, str]]:
 
 def _engines(fleet: JsonObject) -> str:
     if fleet["engines"] is None:
-        return "no number of such engines keeps the objective"
+        return "no number of such engines is enough"
     noun = "engine" if fleet["engines"] == 1 else "engines"
-    return (
-        f"{fleet['engines']} {noun} for ${fleet['usd_per_hour']:,.2f} an hour; one keeps the "
-        f"objective up to {_load(fleet['capacity'])}"
-    )
+    price = f" for ${fleet['usd_per_hour']:,.2f} an hour" if fleet["usd_per_hour"] else ""
+    return f"{fleet['engines']} {noun}{price}; one is enough for {_load(fleet['capacity'])}"
 
 
 def _basis(hardware: JsonObject) -> str:
@@ -352,7 +350,7 @@ def _answer_row(answer: JsonObject) -> dict[str, Any]:
 
 
 def _show_fleets(title: str, name: str, fleets: Sequence[JsonObject]) -> None:
-    columns = (title, "at once", "one engine keeps", "tokens/s", "engines", "$/hour", "$/million")
+    columns = (title, "at once", "one engine takes", "tokens/s", "engines", "$/hour", "$/million")
     rows = []
     for fleet in fleets:
         capacity, at = fleet["capacity"], fleet["at_capacity"]
@@ -362,14 +360,18 @@ def _show_fleets(title: str, name: str, fleets: Sequence[JsonObject]) -> None:
             {
                 title: label,
                 "at once": f"{fleet['most_requests']:,}" if fleet["fits"] else "does not fit",
-                "one engine keeps": _load(capacity) if capacity else None,
+                "one engine takes": _load(capacity) if capacity else None,
                 "tokens/s": f"{at['output_tokens_per_s']:,.0f}" if at else None,
                 "engines": fleet["engines"],
-                "$/hour": f"{fleet['usd_per_hour']:,.2f}" if capacity else None,
-                "$/million": f"{fleet['usd_per_million_output_tokens']:,.2f}" if capacity else None,
+                "$/hour": _dollars(fleet["usd_per_hour"]),
+                "$/million": _dollars(fleet["usd_per_million_output_tokens"]),
             }
         )
     show_table(columns, rows)
+
+
+def _dollars(usd: float | None) -> str | None:
+    return None if usd is None else f"{usd:,.2f}"
 
 
 def _load(load: JsonObject) -> str:
