@@ -47,6 +47,8 @@ class Wish:
         """Numbers of ranks to try, the smallest first."""
         if self.tensor_parallel_size is not None:
             return [self.tensor_parallel_size]
+        if self.hardware.kind == "cpu":
+            return [1]  # ranks share one machine's memory and bandwidth
         return [n for n in self.sizes.shards() if n <= self.max_devices]
 
 

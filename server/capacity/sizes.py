@@ -25,7 +25,7 @@ class ModelSizes:
     """Sizes of a model.
 
     shape: with the width of the MLP, or of one expert.   num_experts: 0 for a dense MLP.
-    max_model_len: the longest sequence that it was made for.
+    max_model_len: the longest sequence that it was made for.   stored: form of the checkpoint.
     """
 
     name: str
@@ -35,6 +35,7 @@ class ModelSizes:
     is_tied: bool = False
     num_experts: int = 0
     experts_per_token: int = 0
+    stored: Quantization = "float"
 
     @property
     def adapted_shape(self) -> ModelShape:
@@ -198,11 +199,12 @@ def parse_sizes(config: Any, name: str) -> ModelSizes:
         bool(config.get("tie_word_embeddings")),
         _count(config, experts, 8) if has_experts else 0,
         _count(config, "num_experts_per_tok", 2) if has_experts else 0,
+        _stored(config),
     )
 
 
-def quantization_of(config: Mapping[str, Any]) -> Quantization:
-    """The form in which a checkpoint has its weights."""
+def _stored(config: Mapping[str, Any]) -> Quantization:
+    """The form in which a checkpoint has its weights; "float" for all but those of 4 bits."""
     method = (config.get("quantization_config") or {}).get("quant_method")
     return "awq" if method in ("awq", "gptq", "gptq_v2") else "float"
 

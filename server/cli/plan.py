@@ -50,8 +50,11 @@ def plan(
     ] = False,
     threads: Annotated[int, typer.Option(min=1, help="With --measure: threads of an engine.")] = 1,
     quantization: Annotated[
-        str, typer.Option(help=f"Form of the weights: {', '.join(_QUANTIZATIONS)}.")
-    ] = "float",
+        str | None,
+        typer.Option(
+            help=f"Form of the weights: {', '.join(_QUANTIZATIONS)}; by default the checkpoint's."
+        ),
+    ] = None,
     tensor_parallel_size: Annotated[
         int | None,
         typer.Option(help="Devices that share a model; by default the cheapest number that works."),
@@ -101,14 +104,16 @@ def plan(
 ) -> None:
     """Plan hardware: memory, latencies, the number of engines, cost, and what breaks first."""
     found = _sizes(model, sizes)
-    form: Quantization = _one_of(quantization, _QUANTIZATIONS, "--quantization")  # type: ignore[assignment]
+    form: Quantization = _one_of(  # type: ignore[assignment]
+        quantization or found.stored, _QUANTIZATIONS, "--quantization"
+    )
     device = _hardware(hardware, usd_per_hour)
     speed = {name: speed_on_paper(device) for name in _QUANTIZATIONS}
     if measure:
         machine = _measured(found, threads, usd_per_hour or 0.0)
         device = machine.hardware
         speed = {name: machine.speed(name) for name in _QUANTIZATIONS}
-        max_devices = 1
+    _check_served(found, device, tensor_parallel_size)
     limits = default_limits(device.kind)
     wish = Wish(
         sizes=found,
@@ -173,6 +178,19 @@ def _measured(sizes: ModelSizes, threads: int, usd_per_hour: float) -> MeasuredM
         return MeasuredMachine(sizes, ("float", "int8", "int4"), threads, usd_per_hour)
     except MeasurementFailed as error:
         raise CommandFailed(f"--measure: {error}") from None
+
+
+def _check_served(sizes: ModelSizes, hardware: Hardware, size: int | None) -> None:
+    """Refuse what the engine does not serve on this device."""
+    if sizes.num_experts and hardware.kind == "gpu":
+        raise CommandFailed(
+            f"--hardware {hardware.name}: mixtures of experts are served on CPUs only; name a CPU.",
+            2,
+        )
+    if hardware.kind == "cpu" and size not in (None, 1):
+        raise CommandFailed(
+            f"--tensor-parallel-size {size}: ranks on a CPU share its bandwidth; leave it out.", 2
+        )
 
 
 def _shards(sizes: ModelSizes, size: int | None) -> int | None:
