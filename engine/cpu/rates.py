@@ -113,7 +113,7 @@ class _Parts:
         share = min(1.0, _MOST_WEIGHTS / size)
         cut = [(width_in, max(64, int(width_out * share))) for width_in, width_out in widths]
         bits = self.rounding.projections.bits if self.rounding.projections else 32
-        num_layers = 1 + 8 * _CACHED_BYTES // (bits * int(size * share))
+        num_layers = min(s.num_layers, 1 + 8 * _CACHED_BYTES // (bits * int(size * share)))
         return self._rate_of_rows(self.rounding.projections, cut, num_layers, _ROWS)
 
     def _head(self) -> Rate:

@@ -13,7 +13,7 @@ from server.capacity.traffic import Request, Traffic, spread
 
 _REQUESTS, _REQUESTS_A_USER = 128, 2
 """Requests of a replay: so many at least, and so many of each user."""
-_BISECTIONS = 8
+_BISECTIONS = 6
 _MOST_USERS = 1024
 _TOLERANCE = 0.02
 _SHARE = 0.95
