@@ -62,9 +62,9 @@ class Arena:
         if not self.fits:
             return 0
         each, own = self.layout.num_blocks(num_tokens), self.adapter_slabs
-        used = min(num_adapters, self.num_slabs // max(1, each + own))
-        if used < num_adapters or not num_adapters:
-            return used if num_adapters else self.num_slabs // each
+        alone = self.num_slabs // (each + own)  # requests that share no adapter
+        if alone <= num_adapters:
+            return alone
         return (self.num_slabs - num_adapters * own) // each
 
 

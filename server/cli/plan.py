@@ -94,12 +94,23 @@ def plan(
         float | None, typer.Option(min=0, help="Dollars for one device and hour.")
     ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="As in chorale serve, like the next ones.")
+        int | None,
+        typer.Option(
+            min=1, help="Most requests in a step; this and the next ones as in chorale serve."
+        ),
     ] = None,
-    max_num_batched_tokens: Annotated[int | None, typer.Option(min=16)] = None,
-    max_sum_ranks_per_step: Annotated[int | None, typer.Option(min=1)] = None,
-    arena_bytes: Annotated[int | None, typer.Option(min=1)] = None,
-    memory_utilization: Annotated[float, typer.Option()] = 0.9,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=16, help="Most tokens of a step.")
+    ] = None,
+    max_sum_ranks_per_step: Annotated[
+        int | None, typer.Option(min=1, help="Highest sum of ranks in a step.")
+    ] = None,
+    arena_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Bytes of KV and adapters on a device.")
+    ] = None,
+    memory_utilization: Annotated[
+        float, typer.Option(help="Share of a GPU's memory that an engine takes.")
+    ] = 0.9,
     json: Json = False,
 ) -> None:
     """Plan hardware: memory, latencies, the number of engines, cost, and what breaks first."""

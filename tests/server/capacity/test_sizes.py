@@ -1,6 +1,7 @@
 """Sizes are those of config.json, and bytes those that the engine's layout has."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,23 @@ def test_kv_of_a_token_is_the_formula_of_the_books(model: ModelSizes, name: str)
     of_token = 2 * s.num_layers * s.num_kv_heads * s.head_dim * hardware.itemsize
     assert layout.kv_block_elems * layout.kv_itemsize == of_token * layout.block_size
     assert layout.kv_bytes_per_token * layout.block_size - of_token * layout.block_size < 256
+
+
+@given(st.integers(1, 40), st.integers(0, 9), st.integers(1, 400))
+def test_the_requests_that_fit_take_no_more_slabs_than_there_are(
+    rank: int, num_adapters: int, num_tokens: int
+) -> None:
+    limits = replace(default_limits("cpu"), arena_bytes=3 << 20)
+    model = parse_sizes(LLAMA, "tiny")
+    rank *= bool(num_adapters)
+    arena = make_arena(model, HARDWARE["epyc-9r14"], "float", 1, limits, rank)
+    blocks = arena.layout.num_blocks(num_tokens)
+    found = arena.most_requests(num_tokens, num_adapters)
+    taken, one_more = (
+        count * blocks + min(count, num_adapters) * arena.adapter_slabs
+        for count in (found, found + 1)
+    )
+    assert taken <= arena.num_slabs < one_more
 
 
 @given(models())
