@@ -63,7 +63,7 @@ class Arena:
             return 0
         each, own = self.layout.num_blocks(num_tokens), self.adapter_slabs
         alone = self.num_slabs // (each + own)  # requests that share no adapter
-        if alone <= num_adapters:
+        if alone < num_adapters:
             return alone
         return (self.num_slabs - num_adapters * own) // each
 
