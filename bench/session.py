@@ -1,5 +1,5 @@
 """Requests to an engine in this process, without gateway and sockets. A token's time is when step()
-returned it.
+returned it, by a clock: that of the wall, or the processor seconds of this process.
 """
 
 import time
@@ -21,6 +21,30 @@ from registry.ref import AdapterRef
 
 _GATEWAY = "bench"
 _FOREVER_S = 1e9
+
+
+class WallClock:
+    """Seconds as they pass for everybody."""
+
+    def now_s(self) -> float:
+        return time.perf_counter()
+
+    def wait(self, seconds: float) -> None:
+        """Pass time in which nothing is to be done."""
+        time.sleep(seconds)
+
+
+class ProcessorClock(WallClock):
+    """Processor seconds of this process, which others on the machine change least."""
+
+    def __init__(self) -> None:
+        self._waited_s = 0.0
+
+    def now_s(self) -> float:
+        return time.process_time() + self._waited_s
+
+    def wait(self, seconds: float) -> None:
+        self._waited_s += seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,21 +80,24 @@ class Session:
     """One run on one engine: requests go in at any time, `step` notes their outputs.
 
     on_scored: is told a request's number and logprobs of its prompt's tokens as they come.
+    clock: that of the wall by default.
     """
 
     def __init__(
         self,
         core: EngineCore,
         on_scored: Callable[[int, Sequence[TokenLogprobs]], None] = lambda index, scored: None,
+        clock: WallClock | None = None,
     ) -> None:
         self.core = core
         self._on_scored = on_scored
         self.num_open = 0
         self._answers: list[_Answer] = []
-        self._start = time.perf_counter()
+        self.clock = clock or WallClock()
+        self._start = self.clock.now_s()
 
     def now_s(self) -> float:
-        return time.perf_counter() - self._start
+        return self.clock.now_s() - self._start
 
     def send(self, ask: Ask) -> int:
         message = AddRequest(
@@ -165,6 +192,7 @@ def run(
     batch_size: int | None = None,
     stop_s: float | None = None,
     after_step: Callable[[EngineCore], None] = lambda core: None,
+    clock: WallClock | None = None,
 ) -> list[Outcome]:
     """Serve `asks` in the order in which they are due; return their outcomes in that order.
 
@@ -172,7 +200,7 @@ def run(
     sent when the last one of a batch has ended; None: requests are sent as they arrive.
     stop_s: time at which open requests are aborted and no more are sent; those have no outcome.
     """
-    session, waiting = Session(core), deque(asks)
+    session, waiting = Session(core, clock=clock), deque(asks)
     while waiting or session.num_open:
         if stop_s is not None and session.now_s() >= stop_s:
             session.stop()
@@ -183,7 +211,7 @@ def run(
             session.step()
             after_step(core)
         elif waiting:
-            time.sleep(max(waiting[0].due_s - session.now_s(), 0.0))
+            session.clock.wait(max(waiting[0].due_s - session.now_s(), 0.0))
     return session.outcomes()
 
 

@@ -15,12 +15,14 @@ from bench.workload import BenchRequest
 class Chorale:
     """Implements bench.peers.peer.Peer.   kernels, is_invariant: as in engine.config.EngineConfig.
 
+    in_processor_time: whether a token's time is in processor seconds of the engine.
     steps: the steps of the last burst, each (tokens, rows that chose a token).
     """
 
     kernels: str
     precisions: tuple[str, ...]
     is_invariant: bool = False
+    in_processor_time: bool = False
     steps: list[tuple[int, int]] = field(default_factory=list)
     co_batched = True
 
@@ -36,6 +38,7 @@ class Chorale:
     def serving(self, setting: Setting) -> Iterator["_Server"]:
         command = [sys.executable, "-m", "bench.engine.worker", "--kernels", self.kernels]
         command += ["--batch-invariant"] if self.is_invariant else []
+        command += ["--processor-time"] if self.in_processor_time else []
         with working(command, setting, setting.checkpoint.model_dir) as worker:
             yield _Server(worker, self)
 

@@ -1,7 +1,8 @@
 """The engine in a process of its own, the other end of `bench.peers.worker`.
 
 The engine is built as `python -m engine` builds it; adapters reach the arena by way of store,
-fetcher and disk. Answers also hold "steps": (tokens, rows that chose a token) of each step.
+fetcher and disk. Answers also hold "steps": (tokens, rows that chose a token) of each step. With
+--processor-time, times are the worker's processor seconds.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 
 from bench.adapters.fetcher import fetcher
-from bench.session import Ask, run
+from bench.session import Ask, ProcessorClock, WallClock, run
 from engine.batch import Batch, StepTokens
 from engine.build import build_core
 from engine.config import EngineConfig
@@ -39,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kernels", required=True)
     parser.add_argument("--batch-invariant", action="store_true")
+    parser.add_argument("--processor-time", action="store_true")
     options = parser.parse_args()
     # Libraries print to stderr from here on: stdout is for the protocol only.
     out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -57,7 +59,9 @@ def main() -> None:
             run(core, [Ask(_WARM_UP, 4, adapter=ref) for ref in refs.values()])
             out.write(json.dumps({"version": f"torch {torch.__version__}"}) + "\n")
             for line in sys.stdin:
-                out.write(json.dumps(_serve(core, json.loads(line)["requests"], refs)) + "\n")
+                clock = ProcessorClock() if options.processor_time else WallClock()
+                answer = _serve(core, json.loads(line)["requests"], refs, clock)
+                out.write(json.dumps(answer) + "\n")
 
 
 def _register(job: Mapping[str, Any], folder: Path, store: Path) -> AdapterRef:
@@ -104,7 +108,10 @@ def _build(
 
 
 def _serve(
-    core: EngineCore, requests: list[dict[str, Any]], refs: Mapping[str, AdapterRef]
+    core: EngineCore,
+    requests: list[dict[str, Any]],
+    refs: Mapping[str, AdapterRef],
+    clock: WallClock,
 ) -> dict[str, Any]:
     asks = [
         Ask(
@@ -116,7 +123,7 @@ def _serve(
         for request in requests
     ]
     log = core.runner = _Steps(core.runner)
-    outcomes = run(core, asks)
+    outcomes = run(core, asks, clock=clock)
     core.runner = log.runner
     answers = [{"token_ids": o.token_ids, "token_s": o.chunk_s} for o in outcomes]
     return {"answers": answers, "steps": log.steps}

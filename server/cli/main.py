@@ -14,6 +14,7 @@ from server.cli import (
     keys,
     models,
     operator,
+    plan,
     receipts,
     routes,
     serve,
@@ -71,6 +72,7 @@ app.add_typer(statements.app, name="statements")
 app.add_typer(audit.app, name="audit")
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
+app.command("plan")(plan.plan)
 app.command("simulate")(simulate.simulate)
 app.command("chat")(chat.chat)
 
