@@ -74,9 +74,9 @@ def make_app() -> FastAPI:
 
 def make_metrics() -> Metrics:
     """The metrics of a gateway that has no engine yet."""
-    engines: Any = SimpleNamespace(figures=lambda: [], num_deaths=0)
+    bases: Any = SimpleNamespace(figures=lambda: [], num_deaths=0, current=[])
     settler: Any = SimpleNamespace(lags={})
-    return Metrics(engines, settler)
+    return Metrics(bases, settler)
 
 
 def pages(

@@ -135,9 +135,10 @@ class BaseFollower:
 
     def remove(self, name: str) -> None:
         """Remove a base model that was added. Raises NotFound, Conflict."""
-        self._entry(name)
         self._check_added(name)
         others = tuple(known for known in self._changes.added if _name_of(known) != name)
+        if len(others) == len(self._changes.added):
+            raise _not_found(name)
         drained = tuple(other for other in self._changes.drained if other != name)
         self._write(ModelChanges(others, drained))
 
@@ -205,7 +206,7 @@ class BaseFollower:
         if found:
             # One that is there comes before its successor that is being prepared.
             return max(found, key=lambda entry: self._bases.at(entry.home) is not None)
-        raise NotFound(f"There is no base model {name!r}.", code="base_model_not_found")
+        raise _not_found(name)
 
     def _check_added(self, name: str) -> None:
         for entry in self._bases.entries:
@@ -227,6 +228,11 @@ class BaseFollower:
     def _write(self, changes: ModelChanges) -> None:
         write_changes(self._changes_path, changes)
         self._changes = changes
+
+
+def _not_found(name: str) -> NotFound:
+    message = f"There is no base model {name!r}; GET /admin/v1/models lists them."
+    return NotFound(message, code="base_model_not_found", param="base_model")
 
 
 def _name_of(table: JsonObject) -> object:

@@ -108,6 +108,7 @@ def test_background_work_that_fails_is_in_the_log_with_its_trace(
 def test_a_gateway_that_does_not_start_lets_go_of_what_it_had(tmp_path: Path) -> None:
     class Unreachable:
         is_closed = False
+        is_ready = False
 
         async def start(self) -> None:
             raise OSError("no such pool")

@@ -1,15 +1,19 @@
 """Routes for operators: base models are listed, added, drained, replaced and removed."""
 
+import json
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from registry.audit import record_audit
 from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import json_body
-from server.api.deps import BasesDep, FollowerDep, SettingsDep
+from server.api.deps import BasesDep, DatabaseDep, FollowerDep, SettingsDep
 from server.api.routes.lists import ListAnswer
+from server.database.clock import now_ms
+from server.database.database import Database
 from server.inference.base_follower import BaseFollower, BaseState
 from server.inference.bases import Bases
 from server.launch.settings import InvalidSetting, Settings, UnknownSetting
@@ -86,6 +90,7 @@ async def list_base_models(bases: BasesDep, follower: FollowerDep) -> BaseModelL
 async def add_base_model(
     follower: FollowerDep,
     settings: SettingsDep,
+    database: DatabaseDep,
     body: Annotated[_NewBaseModel, json_body(_NewBaseModel)],
 ) -> BaseModelAdded:
     """Add a base model, or replace one that was added: `GET /admin/v1/models` shows how it comes.
@@ -96,26 +101,47 @@ async def add_base_model(
     table = {**body.settings, "model": body.model, "model_name": body.name}
     _check(settings, table)
     is_changed = follower.add(table, body.name)
+    await _record(database, "base_model.add", body.name, json.dumps(table))
     return BaseModelAdded(name=body.name, is_changed=is_changed)
 
 
-@router.post("/models/{name:path}/drain")
-async def drain_base_model(name: str, bases: BasesDep, follower: FollowerDep) -> BaseModelAnswer:
+@router.post("/models/{base_model:path}/drain")
+async def drain_base_model(
+    base_model: str, bases: BasesDep, follower: FollowerDep, database: DatabaseDep
+) -> BaseModelAnswer:
     """Have a base model take no new requests; its engines end with the last one under way."""
-    return _view(bases, follower, follower.drain(name))
+    entry = follower.drain(base_model)
+    await _record(database, "base_model.drain", base_model)
+    return _view(bases, follower, entry)
 
 
-@router.post("/models/{name:path}/resume")
-async def resume_base_model(name: str, bases: BasesDep, follower: FollowerDep) -> BaseModelAnswer:
+@router.post("/models/{base_model:path}/resume")
+async def resume_base_model(
+    base_model: str, bases: BasesDep, follower: FollowerDep, database: DatabaseDep
+) -> BaseModelAnswer:
     """Have a drained base model serve again."""
-    return _view(bases, follower, follower.resume(name))
+    entry = follower.resume(base_model)
+    await _record(database, "base_model.resume", base_model)
+    return _view(bases, follower, entry)
 
 
-@router.delete("/models/{name:path}")
-async def remove_base_model(name: str, follower: FollowerDep) -> BaseModelRemoved:
+@router.delete("/models/{base_model:path}")
+async def remove_base_model(
+    base_model: str, follower: FollowerDep, database: DatabaseDep
+) -> BaseModelRemoved:
     """Remove a base model that was added; its last requests end, and are billed."""
-    follower.remove(name)
-    return BaseModelRemoved(name=name)
+    follower.remove(base_model)
+    await _record(database, "base_model.remove", base_model)
+    return BaseModelRemoved(name=base_model)
+
+
+async def _record(database: Database, action: str, name: str, detail: str = "") -> None:
+    """Write a line of the audit log. The change itself is in a file that the supervisor reads."""
+    await database.write(
+        lambda conn: record_audit(
+            conn, at_ms=now_ms(), actor="operator", action=action, target=name, detail=detail
+        )
+    )
 
 
 def _check(settings: Settings, table: JsonObject) -> None:

@@ -49,6 +49,7 @@ FINDING = Finding(
 )
 BODIES = {
     "POST /admin/v1/audit/acknowledgements": {"finding_id": FINDING.finding_id, "reason": "known"},
+    "POST /admin/v1/models": {"name": "extra", "model": "a/model"},
     "POST /admin/v1/prices": {"prompt_nanousd": 1, "cached_nanousd": 1, "completion_nanousd": 1},
     "POST /admin/v1/statements": {"period": "2026-02"},
     "PATCH /admin/v1/tenants/{tenant}/keys/{key_id}": {"name": "new"},

@@ -144,7 +144,7 @@ DETAILS = {
     "version": ["3", "4", "9"],  # without aliases; 4 is deleted, 9 never existed
     "filename": ["adapter_config.json", "other"],
     "tenant": ["initech", "acme", "nobody"],
-    "base_model": ["base"],
+    "base_model": ["base", "extra"],
     "owner": ["initech"],
     "format": ["csv"],
     "period": ["2026-02"],

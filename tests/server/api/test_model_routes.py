@@ -37,7 +37,7 @@ def acme(product: InProcess) -> User:
 
 def publish(user: User, name: str) -> None:
     gateway = user.product.gateway
-    revision = gateway.base.model.base_revision
+    revision = gateway.bases.default.model.base_revision
     gateway.database.write_sync(
         lambda conn: add_version(conn, user.tenant_id, name, base_revision=revision)
     )

@@ -175,7 +175,7 @@ def make_user(shared: InProcess, **gives: Give) -> User:
     """A tenant with an adapter for each name, and engines that give this for them."""
     shared.use(JournaledEngines(gives=gives))
     user = shared.user(f"tenant-{next(_numbers)}")
-    revision = shared.gateway.base.model.base_revision
+    revision = shared.gateway.bases.default.model.base_revision
     for name in gives:
         adapter_id = shared.gateway.database.write_sync(
             lambda conn, name=name: add_version(conn, user.tenant_id, name, base_revision=revision)

@@ -210,8 +210,9 @@ def test_models_of_the_settings_are_changed_in_the_settings(world: World) -> Non
     for change in (lambda: world.follower.remove("a"), lambda: world.follower.add({}, "a")):
         with pytest.raises(Conflict, match="SIGHUP"):
             change()
-    with pytest.raises(NotFound):
-        world.follower.drain("unknown")
+    for refused in (world.follower.drain, world.follower.resume, world.follower.remove):
+        with pytest.raises(NotFound):
+            refused("unknown")
 
 
 def test_no_more_models_are_added_than_may_be(world: World) -> None:

@@ -269,7 +269,7 @@ def test_a_later_model_whose_engine_cannot_start_does_not_end_the_others(world):
         ({"model": "b", "max_skips": 3}, "max_skips in models.json is no setting of a model"),
         ({"model": "b", "engines": 0}, "engines: "),
         ({"model_name": "b"}, "model: give"),
-        ({"model": "b", "engines": 2, "max_engines": 64, "model_name": "x" * 64}, ""),
+        ({"model": "b", "engines": 2, "max_engines": 64, "model_name": "x" * 9}, ""),
     ],
 )
 def test_an_added_model_that_cannot_be_served_has_a_problem_and_is_tried_again(
