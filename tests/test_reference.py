@@ -63,7 +63,7 @@ def test_a_new_metric_is_shown_with_its_labels() -> None:
     metrics.angels = Counter("chorale_angels", "Seen", ["choir"], registry=metrics._registry)
     page = reference.pages(metrics=metrics)["metrics.md"]
     assert "| `chorale_angels_total` | counter | `choir` | Seen |\n" in page
-    assert "| `chorale_running` | gauge | `engine` |" in page
+    assert "| `chorale_running` | gauge | `engine`, `base` |" in page
 
 
 def test_commands_and_dependencies_are_shown() -> None:

@@ -46,7 +46,7 @@ class Bases:
 
     @property
     def current(self) -> list[ServedBase]:
-        """Those that new requests get, the default one first."""
+        """The base models that new requests get, the default one first."""
         names = dict.fromkeys(entry.name for entry in self._entries if not entry.is_former)
         return [base for name in names if (base := self.named(name))]
 

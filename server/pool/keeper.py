@@ -47,7 +47,7 @@ class StillAsleep(Exception):
 
 
 class TooManyWait(Exception):
-    """As many requests of the tenant, or of all, wait for the model to wake as may wait."""
+    """No more requests of the tenant, or of all, may wait for the model to wake."""
 
 
 class PoolClosed(Exception):

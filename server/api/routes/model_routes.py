@@ -96,11 +96,11 @@ async def get_route(route: str, database: DatabaseDep, identity: AdaptersReadKey
 @router.put("/routes/{route}")
 async def set_route(
     route: str,
-    body: Annotated[_RouteBody, json_body(_RouteBody)],
     database: DatabaseDep,
     routes: RoutesDep,
     bases: BasesDep,
     identity: AdaptersWriteKey,
+    body: Annotated[_RouteBody, json_body(_RouteBody)],
 ) -> RouteAnswer:
     """Make a route, or change it; requests name it as `model`.
 

@@ -58,7 +58,7 @@ def test_engines_of_other_machines_are_listed_until_they_are_lost(product: InPro
     database = product.gateway.database
     fields = dict.fromkeys(Welcome.__slots__, 1) | {"engine_id": "ours", "device": "cpu"}
     figures = [EngineFigures("engine", "starting", SimpleNamespace(**fields), None, 0)]
-    product.use(SimpleNamespace(figures=lambda: figures, engine_ids=lambda: ["ours"]))
+    product.use(SimpleNamespace(is_ready=True, figures=lambda: figures, engine_ids=lambda: ["ours"]))
     ages_ms = {"ours": 0, "near": -SILENT_MS, "gone": SILENT_MS + 1}
     rows = [
         {"name": LEASE + name, "holder": f"{name}-host/1", "expires_at_ms": now_ms() + 10_000 - ms}
@@ -83,7 +83,7 @@ def test_the_figures_of_an_engine_are_shown(product: InProcess) -> None:
     grammars = GrammarStats(masks=5, tenants=(("ten_1", 0.5),))
     stats = make_stats(grammars=grammars, drafts=DraftStats(accepted_tokens=7))
     figures = [EngineFigures("engine", "ready", None, stats, 0)]
-    product.use(SimpleNamespace(figures=lambda: figures, engine_ids=list))
+    product.use(SimpleNamespace(is_ready=True, figures=lambda: figures, engine_ids=list))
     (shown,) = product.operator.call("GET", "/admin/v1/engines").json()["data"]
     grammars = shown["figures"]["grammars"]
     assert (grammars["masks"], grammars["tenants"]) == (5, {"ten_1": 0.5})

@@ -329,8 +329,8 @@ def test_where_no_model_answers_the_client_gets_the_last_error(user: User, strea
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.headers[HEADER] == "small;unavailable, large;unavailable"
     assert settle(user) == {"1": 0, "2": 0}
-    assert not user.product.gateway.running
-    assert not user.product.gateway.running.parents
+    assert not user.product.gateway.bases.num_running
+    assert not user.product.gateway.bases.parents
 
 
 def test_an_overloaded_server_is_told_of_every_model(user: User) -> None:
@@ -545,8 +545,8 @@ def test_client_and_bill_get_what_the_rules_say_whatever_each_model_does(
         assert ('"error"' in answered.text) == told.is_broken
     paid = settle(user) if user.product.engines.asked else {}
     assert {number: amount > 0 for number, amount in paid.items()} == told.paid
-    assert not shared.gateway.running
-    assert not shared.gateway.running.parents
+    assert not shared.gateway.bases.num_running
+    assert not shared.gateway.bases.parents
 
 
 # ---- weights ----
@@ -657,8 +657,8 @@ def test_a_client_that_hangs_up_ends_the_attempt_and_no_other_begins(
 
     assert until_held(user, leave, CHAT | {"model": route, "stream": stream}).status_code == 499
     assert attempts(user) == ["small"]
-    assert not user.product.gateway.running
-    assert not user.product.gateway.running.parents
+    assert not user.product.gateway.bases.num_running
+    assert not user.product.gateway.bases.parents
 
 
 @pytest.mark.parametrize("suffix", ["", ".1", ".2"], ids=["parent", "attempt", "a later one"])
@@ -681,7 +681,7 @@ def test_a_cancellation_by_the_parents_or_an_attempts_id_ends_the_request(
 
 def test_a_request_that_is_cancelled_between_two_attempts_begins_no_other(user: User) -> None:
     def cancel(message: AddRequest) -> list[RequestOutput | BaseException]:
-        (parent,) = user.product.gateway.running.parents.values()
+        (parent,) = user.product.gateway.bases.parents.values()
         parent.is_cancelled = True
         return [EngineDeadError("it died")]
 

@@ -1,4 +1,4 @@
-"""Which base model a name means while base models come, go, and are replaced."""
+"""A name's base model, while base models come, go, and are replaced."""
 
 import asyncio
 from dataclasses import replace
@@ -71,7 +71,7 @@ class World:
         return BaseEntry(name=name, home=str(home), **given)
 
     def tell(self, *entries: BaseEntry) -> None:
-        """What the supervisor writes, and what the follower makes of it."""
+        """Write what a supervisor writes, and have the follower act on it."""
         write_bases(bases_path(self.folder), entries)
         self.follower._read_at = 0
         self.look()
