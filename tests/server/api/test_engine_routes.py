@@ -58,7 +58,8 @@ def test_engines_of_other_machines_are_listed_until_they_are_lost(product: InPro
     database = product.gateway.database
     fields = dict.fromkeys(Welcome.__slots__, 1) | {"engine_id": "ours", "device": "cpu"}
     figures = [EngineFigures("engine", "starting", SimpleNamespace(**fields), None, 0)]
-    product.use(SimpleNamespace(is_ready=True, figures=lambda: figures, engine_ids=lambda: ["ours"]))
+    ids = ["ours"]
+    product.use(SimpleNamespace(is_ready=True, figures=lambda: figures, engine_ids=lambda: ids))
     ages_ms = {"ours": 0, "near": -SILENT_MS, "gone": SILENT_MS + 1}
     rows = [
         {"name": LEASE + name, "holder": f"{name}-host/1", "expires_at_ms": now_ms() + 10_000 - ms}
