@@ -195,6 +195,8 @@ class Keeper:
         """Decide how many engines there should be, and tell the placer if it does not know."""
         if not self.is_empty:
             self._asked_at = self._clock()
+        if self._waking_since is not None:
+            self._note_awake()
         if self._is_closed:
             if self.is_empty:
                 self._tell(0)

@@ -115,6 +115,22 @@ def test_a_waiting_request_goes_on_when_an_engine_is_there_and_the_next_is_told_
     assert refused.value.retry_after_s == 4.0
 
 
+def test_how_long_a_start_took_is_known_although_nobody_waited_for_it(world):
+    world.keeper._config = replace(CONFIG, wake_timeout_s=0.0)
+    world.pass_time(60)
+    world.engines.is_ready = False
+    with pytest.raises(StillAsleep):
+        asyncio.run(world.keeper.wake("ten"))
+    world.now_s += 6
+    world.engines.is_ready = True
+    world.pass_time(0)
+    world.pass_time(60)
+    world.engines.is_ready = False
+    with pytest.raises(StillAsleep) as refused:
+        asyncio.run(world.keeper.wake("ten"))
+    assert refused.value.retry_after_s == 6.0
+
+
 def test_a_tenant_has_its_share_of_those_that_wait(world):
     world.pass_time(60)
     world.engines.is_ready = False
