@@ -29,7 +29,7 @@ import httpx
 from safetensors.torch import load_file
 
 from bench.experiment import replace_rows
-from bench.product import ProductFailed, serving
+from bench.product import ProductFailed, Setting, serving
 from bench.report import describe_machine, json_line, ratio, rounded
 from demo.domain import Question, held_out
 from demo.styles import PLAIN
@@ -85,7 +85,9 @@ def main() -> None:
 def running() -> Iterator[httpx.Client]:
     """Serve both base models, by the names of `BASES` and with their prices; yield a tenant."""
     models = [{"model": str(folder), "model_name": name} for name, folder in BASES.items()]
-    settings = {"models": models, "threads": 1, "device": "cpu", "arena_bytes": 64 << 20}
+    settings: dict[str, Setting] = {
+        "models": models, "threads": 1, "device": "cpu", "arena_bytes": 64 << 20,
+    }  # fmt: skip
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         serving(settings, Path(folder)) as product,
