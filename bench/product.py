@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -17,6 +17,9 @@ import httpx
 
 from bench import cpu_time
 from bench.ports import free_port
+
+Setting = str | int | float | Sequence[Mapping[str, str]]
+"""The value of a setting; the last form is a list of tables."""
 
 CHORALE = (sys.executable, "-m", "server.cli.main")
 
@@ -66,6 +69,20 @@ class Product:
                 self._call("PUT", f"{path}/files/{file}", key, content=part, headers=headers)
         self._call("POST", f"{path}/complete", key)
 
+    def add_price(self, **price: str | int) -> None:
+        """Add a version of prices, from now on, with the fields of `POST /admin/v1/prices`."""
+        self._call("POST", "/admin/v1/prices", self._admin_key, json=price)
+
+    def wait_serving(self, names: Iterable[str]) -> None:
+        """Wait until base models of these names take requests. Raises ProductFailed."""
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            models = self._call("GET", "/admin/v1/models", self._admin_key)["data"]
+            if {*names} <= {model["name"] for model in models if model["state"] == "serving"}:
+                return
+            time.sleep(_POLL_S)
+        raise ProductFailed(f"not all base models are served: {models}")
+
     def cpu_seconds(self) -> dict[str, float]:
         return cpu_time.cpu_seconds(self.process.pid)
 
@@ -88,7 +105,7 @@ class Product:
 
 @contextmanager
 def serving(
-    settings: Mapping[str, str | int | float],
+    settings: Mapping[str, Setting],
     folder: Path,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Product]:
@@ -145,6 +162,9 @@ def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, path: str 
     raise ProductFailed(f"{url} is not ready:\n{log.read_text(errors='replace')[-_LOG_TAIL:]}")
 
 
-def _toml(value: str | int | float) -> str:
+def _toml(value: Setting) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        tables = (", ".join(f"{name} = {_toml(of)}" for name, of in it.items()) for it in value)
+        return f"[{', '.join(f'{{{table}}}' for table in tables)}]"
     # A plain string in single quotes is a TOML literal.
     return f"'{value}'" if isinstance(value, str) else str(value)
