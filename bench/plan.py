@@ -43,7 +43,6 @@ from server.capacity.hardware import Hardware
 from server.capacity.replay import Replay, Replayed
 from server.capacity.sizes import ModelSizes, Quantization, parse_sizes
 from server.capacity.steps import measured_speed
-from server.capacity.traffic import Lengths as PlannedLengths
 from server.capacity.traffic import Request, Traffic
 
 _RANKS = (8, 16)  # of bench.checkpoint's adapters, in turn
@@ -201,7 +200,7 @@ class _Machine:
         limits: Limits = default_limits("cpu")
         if case in SERVED:
             limits = replace(limits, arena_bytes=_SERVE_ARENA_BYTES)
-        lengths = PlannedLengths.parse(case.prompt_tokens), PlannedLengths.parse(case.output_tokens)
+        lengths = Lengths.parse(case.prompt_tokens), Lengths.parse(case.output_tokens)
         plan = EnginePlan(
             self._sizes, _MACHINE, case.quantization, 1, limits,
             Traffic(*lengths, case.adapters, _RANKS), lambda _: measured_speed(rates),

@@ -6,30 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+# The lengths that `chorale plan` plans for, by the same name for all benchmarks.
+from server.capacity.traffic import Lengths as Lengths
+
 Popularity = Literal["none", "identical", "uniform", "zipf", "distinct"]
 POPULARITIES: tuple[str, ...] = get_args(Popularity)
 
 _ZIPF_EXPONENT = 1.5
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Uniform lengths from low to high tokens, both included."""
-
-    low: int
-    high: int
-
-    @classmethod
-    def parse(cls, text: str) -> "Lengths":
-        """Parse `64` or `64:256`. Raises ValueError."""
-        low, _, high = text.partition(":")
-        lengths = cls(int(low), int(high or low))
-        if not 1 <= lengths.low <= lengths.high:
-            raise ValueError(f"lengths have the form 64 or 64:256, not {text!r}")
-        return lengths
-
-    def __str__(self) -> str:
-        return str(self.low) if self.low == self.high else f"{self.low}:{self.high}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ class Lengths:
         low, _, high = text.partition(":")
         lengths = cls(int(low), int(high or low))
         if not 1 <= lengths.low <= lengths.high:
-            raise ValueError(f"{text} is no length")
+            raise ValueError(f"lengths have the form 64 or 64:256, not {text!r}")
         return lengths
 
     @property
