@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.errors import EngineDeadError
+from engine.errors import EngineAwayError
 from registry.catalog import Catalog
 from registry.free_space import FreeSpace
 from registry.proof import Proof
@@ -199,13 +199,13 @@ def _prover(
 ) -> Prover:
     async def prove(base_revision: str, adapter: AdapterRef, object_path: Path) -> Proof:
         if (base := bases.of_revision(base_revision)) is None:
-            raise EngineDeadError("no engine has this base model")
+            raise EngineAwayError("no engine has this base model")
         try:
             with base.keeper.visit():
                 await base.keeper.wake(_PROVER)
                 proof = await base.engines.prove(adapter, object_path)
         except (PoolClosed, StillAsleep, TooManyWait) as error:
-            raise EngineDeadError("the base model is at rest") from error
+            raise EngineAwayError("the base model is at rest") from error
         metrics.note_proof(proof)
         return proof
 

@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import hashlib
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection
 
-from engine.errors import EngineDeadError
+from engine.errors import EngineAwayError, EngineDeadError
 from registry import upload_proof
 from registry.errors import NoRoom, StorageError, UploadNotOpen
 from registry.proof import Proof
@@ -35,6 +35,8 @@ _MAX_DEATHS = 2
 """An upload is refused after the engine died this often while it proved the upload."""
 _MAX_REMEMBERED = 1000
 """Uploads whose engine deaths one gateway keeps count of."""
+
+_UNAVAILABLE = Proof(verdict="unavailable", message="The engine is not available.")
 
 Prove = Callable[[str, AdapterRef, Path], Awaitable[Proof]]
 
@@ -61,7 +63,7 @@ class Prover:
     """Proves the uploads that it claims.
 
     prove: has an engine of the base model with this revision prove the canonical object in a local
-    file; raises EngineDeadError.
+    file; raises EngineDeadError, and EngineAwayError if no engine had it.
     work: where objects are fetched to, on the engine's machine.
     """
 
@@ -85,9 +87,9 @@ class Prover:
         # Claimed uploads without a verdict yet, by upload_id.
         self._claimed: dict[str, Upload] = {}
         self._deaths: OrderedDict[str, int] = OrderedDict()
-        # The engine proves one upload at a time, so that its death has only one suspect. The next
-        # object is fetched meanwhile.
-        self._engine = asyncio.Lock()
+        # The engines of a base model prove one upload at a time, so that a death has only one
+        # suspect. The next object is fetched meanwhile.
+        self._engines: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._woken = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -170,7 +172,7 @@ class Prover:
             with self._work.folder(f"{upload.upload_id}-proof-", ref.size_bytes) as folder:
                 path = folder / "canonical.safetensors"
                 await asyncio.to_thread(self._fetch, ref, path)
-                async with self._engine:
+                async with self._engines[upload.built["base_revision"]]:
                     return await self._ask_engine(upload, ref, path)
         except (NoRoom, StorageError, OSError) as error:
             logger.warning("%s cannot be proved now: %s", upload.upload_id, error)
@@ -181,13 +183,15 @@ class Prover:
         was_ready = self._is_ready()
         try:
             return await self._prove(upload.built["base_revision"], ref, path)
+        except EngineAwayError:  # no engine had the adapter
+            return _UNAVAILABLE
         except EngineDeadError:
             deaths = self._deaths.pop(upload.upload_id, 0) + was_ready
             self._deaths[upload.upload_id] = deaths
             if len(self._deaths) > _MAX_REMEMBERED:
                 self._deaths.popitem(last=False)
         if deaths < _MAX_DEATHS:
-            return Proof(verdict="unavailable", message="The engine is not available.")
+            return _UNAVAILABLE
         logger.error("the engine died %d times while it proved %s", deaths, upload.upload_id)
         message = "The engine failed twice while it served the adapter; train it again."
         return Proof(verdict="not_served", message=message)

@@ -267,12 +267,13 @@ class EnginePool:
                 await engine.client.forget_drafts(message)
 
     async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
-        """Have an engine prove an adapter by serving it. Raises EngineDeadError.
+        """Have an engine prove an adapter by serving it. Raises EngineDeadError, and
+        EngineAwayError if no engine had it.
 
         object_path: the adapter's canonical object, in a file that the engine can read.
         """
         if (engine := self._place(adapter)) is None:
-            raise EngineDeadError("no engine is ready")
+            raise EngineAwayError("no engine is ready")
         return await engine.client.prove(adapter, object_path)
 
     # ---- journals ----

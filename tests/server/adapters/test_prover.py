@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import EngineDeadError
+from engine.errors import EngineAwayError, EngineDeadError
 from registry.base_model import BaseModel
 from registry.base_models import BaseModels
 from registry.catalog import Catalog
@@ -227,6 +227,15 @@ def test_two_gateways_prove_each_upload_once(make_proving, make_prover):
     assert {upload.state for upload in asyncio.run(run())} == {"complete"}
     digests = [adapter.digest for adapter, _ in engine.asked]
     assert sorted(digests) == sorted(upload.built["digest"] for upload in found)
+
+
+def test_an_upload_whose_base_model_is_at_rest_waits_while_the_others_serve(
+    make_proving, make_prover
+):
+    """The gateway is ready, since other base models are: nobody died of the adapter."""
+    engine = FakeEngine(*[EngineAwayError("the base model is at rest")] * 4)
+    (proved,) = prove_all(make_prover(engine), make_proving())
+    assert (proved.state, len(engine.asked)) == ("complete", 5)
 
 
 def test_an_engine_is_asked_one_at_a_time_and_no_more_are_taken_than_there_is_room_for(
