@@ -37,7 +37,7 @@ from demo.styles import PLAIN
 _DEMO = Path(__file__).parent.parent / "demo"
 BASES = {"small": _DEMO / "small", "large": _DEMO / "model"}
 LOSSES = {"cheap": 0.01, "equal": 0.0}
-"""By a cascade's name, the share of the questions that it may answer worse than the large model."""
+"""The share of the questions that a cascade may answer worse than the large model, by its name."""
 
 _PARAMETERS_PER_NANOUSD = 1000
 _LEAST_LOGPROB = -100.0
