@@ -108,11 +108,16 @@ class Bases:
         return home in self._served or home in self._leftovers
 
     def call_off_former(self) -> None:
-        """Close those that are going, as soon as requests have a successor to go to."""
+        """Have those end that are going: at once, or when a successor takes their requests."""
         for entry in self._entries:
             base = self._served.get(entry.home)
-            if entry.is_former and base is not None and self.named(entry.name) is not base:
+            if not entry.is_former or base is None:
+                continue
+            successor = self.named(entry.name)
+            if successor is None:
                 base.keeper.close()
+            elif successor is not base:
+                base.keeper.succeed()
         self._list_models()
 
     # ---- requests under way ----

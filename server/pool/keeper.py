@@ -5,7 +5,8 @@
     closed    none, once the requests under way have ended: it is drained, replaced or removed
 
 A base model that is called off does not lose a request: as long as one is under way, from the
-choice of the model to its last output, the engines stay.
+choice of the model to its last output, the engines stay. One that has a successor takes requests
+for some seconds more, since they may have chosen it before the successor was ready.
 """
 
 import asyncio
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 TURN_S = 1.0
 _LOOK_S = 0.05
+_GRACE_S = 5.0
+"""Seconds without a request before a pool with a successor closes."""
 _FIRST_WAKE_S = 30.0
 """Seconds that a start is expected to take before one was seen."""
 
@@ -98,7 +101,7 @@ class Keeper:
             slo_first_token_s=config.slo_first_token_s,
         )
         self._is_asleep = self._told == 0 and config.sleep_after_s is not None
-        self._is_closed = False
+        self._is_closed = self._is_succeeded = False
         self._asked_at = clock()
         self._waking_since: float | None = None
         self._wake_s = _FIRST_WAKE_S
@@ -178,9 +181,15 @@ class Keeper:
         """Take no more requests; the engines go when those under way have ended."""
         self._is_closed = True
 
+    def succeed(self) -> None:
+        """Close as soon as no request comes any more, since they go to a successor."""
+        if not self._is_succeeded:
+            self._is_succeeded = True
+            self._asked_at = self._clock()
+
     def open(self) -> None:
         """Take requests again."""
-        self._is_closed = self._is_asleep = False
+        self._is_closed = self._is_succeeded = self._is_asleep = False
         self._asked_at = self._clock()
 
     # ---- the background task ----
@@ -197,6 +206,8 @@ class Keeper:
             self._asked_at = self._clock()
         if self._waking_since is not None:
             self._note_awake()
+        if self._is_succeeded and self._clock() - self._asked_at >= _GRACE_S:
+            self._is_closed = True
         if self._is_closed:
             if self.is_empty:
                 self._tell(0)

@@ -36,6 +36,7 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.now_s = 0.0
         self.bases = Bases()
         self.engines: dict[str, Any] = {}
         self.announced: list[str] = []
@@ -61,7 +62,7 @@ class World:
         nothing: Any = None
         return ServedBase(
             entry, model, nothing, nothing, engines, running, nothing, nothing,
-            Keeper(engines, running, home, KeeperConfig()),
+            Keeper(engines, running, home, KeeperConfig(), lambda: self.now_s),
         )  # fmt: skip
 
     def entry(self, name: str, number: int = 1, **fields: Any) -> BaseEntry:
@@ -129,6 +130,9 @@ def test_a_replaced_model_serves_until_its_successor_has_an_engine(world: World)
     assert read_wanted(wanted_path(Path(old.home))) is None, "a request is under way there"
     assert world.bases.find_running("r") is not None
     base.running.remove(request())
+    world.look()
+    assert read_wanted(wanted_path(Path(old.home))) is None, "others may have chosen it before"
+    world.now_s += 5
     world.look()
     assert read_wanted(wanted_path(Path(old.home))) == 0
     world.tell(new)

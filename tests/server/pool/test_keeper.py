@@ -166,6 +166,22 @@ def test_a_closed_pool_keeps_its_engines_until_its_last_request_has_ended(world)
     assert world.wanted == 1
 
 
+def test_a_pool_with_a_successor_takes_requests_that_chose_it_before_and_then_goes(world):
+    world.pass_time(20)
+    world.keeper.succeed()
+    world.pass_time(4)
+    world.keeper.succeed()
+    with world.keeper.visit():
+        world.running.add(request())
+    world.pass_time(30)
+    assert (world.wanted, world.keeper.state) == (None, "awake")
+    world.running.remove(world.running.find("r"))
+    world.pass_time(4)
+    assert world.keeper.state == "awake"
+    world.pass_time(1)
+    assert (world.wanted, world.keeper.state) == (0, "closed")
+
+
 def test_a_gateway_that_starts_again_finds_the_pool_asleep(tmp_path):
     (tmp_path / "home").mkdir()
     write_wanted(wanted_path(tmp_path / "home"), 0)
@@ -224,6 +240,10 @@ class AnySequence(RuleBasedStateMachine):
     @rule()
     def the_operator_closes(self):
         self.world.keeper.close()
+
+    @rule()
+    def a_successor_comes(self):
+        self.world.keeper.succeed()
 
     @rule()
     def the_operator_opens(self):
