@@ -19,6 +19,7 @@ from server.billing.audit.run import audit
 from server.billing.tables import holds, usage_events
 from server.database.database import Database
 from server.pool.files import wanted_path, write_wanted
+from tests.e2e.base_models import tables
 from tests.e2e.conftest import TinyWorld
 from tests.e2e.stack import Stack
 from tests.e2e.test_engine_pool import (
@@ -198,19 +199,23 @@ def test_real_engines_on_the_cluster_give_each_adapter_what_peft_does(
         stack.stop()
 
 
-def test_a_gateway_brings_a_cluster_of_its_own_and_takes_it_along(
+def test_a_gateway_brings_one_cluster_for_all_its_models_and_takes_it_along(
     model: Path, short_folder: Path, tmp_path: Path
 ) -> None:
+    models = tables({"base": model, "other": model})
     stack = Stack(
-        tmp_path / "stack", model, fake_engine=True, ray="local", engines=2, max_model_len=512
+        tmp_path / "stack", model, fake_engine=True, ray="local", models=models, max_model_len=512
     )
     there = {"RAY_TMPDIR": str(short_folder), "TMPDIR": str(short_folder)}
     try:
         start(stack, there | {"RAY_USAGE_STATS_ENABLED": "0"})
-        body = {"model": "base", "prompt": [5, 6, 7], "max_tokens": 9, "ignore_eos": True}
-        answer = stack.tenant("acme").http.post("/v1/completions", json=body)
-        assert answer.json()["usage"]["completion_tokens"] == 9
-        assert processes_in(short_folder)
+        tenant = stack.tenant("acme")
+        for name in ("base", "other"):
+            body = {"model": name, "prompt": [5, 6, 7], "max_tokens": 9, "ignore_eos": True}
+            answer = tenant.http.post("/v1/completions", json=body)
+            assert answer.json()["usage"]["completion_tokens"] == 9
+        servers = [it for it in processes_in(short_folder) if b"/gcs_server\0" in it]
+        assert len(servers) == 1
     finally:
         stack.stop()
     stack.wait(lambda: not processes_in(short_folder))
