@@ -79,7 +79,7 @@ test: $(VENV)/dev.stamp chromium debian-parts ## run all tests but the slow ones
 test-fast: $(VENV)/dev.stamp ## run the tests without servers, browsers and compilers, in 2 minutes [ARGS=...]
 	$(PYTEST) -m "not soak" -n 2 --fast --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
-test-ray: $(VENV)/ray.stamp ## test engines on a Ray cluster of this machine, in 2 minutes [ARGS=...]
+test-ray: $(VENV)/ray.stamp ## test engines on a Ray cluster of this machine, in 4 minutes [ARGS=...]
 	$(PYTEST) tests/ray $(ARGS)
 
 test-clients: $(VENV)/dev.stamp node ## test OpenAI's clients, LangChain, lm-eval and others, unchanged, in 3 minutes [ARGS=...]

@@ -31,16 +31,11 @@ from server.pool.files import (
     wanted_path,
     write_members,
 )
-from server.text.json_object import JsonObject
 
 logger = logging.getLogger(__name__)
 
 TURN_S = 0.5
 _ANSWER_S = 10.0
-_OBJECT_STORE_BYTES = 80 << 20
-"""Size of Ray's object store, about the least that Ray takes, since no object here is large. Ray's
-own choice, a third of the memory, is refused where /dev/shm is a container's small one.
-"""
 
 
 class PoolRefused(Exception):
@@ -143,20 +138,17 @@ class Placer:
 def main() -> None:
     log_lines.begin("placer")
     config = PlacerConfig.read(Path(sys.argv[1]))
-    options: JsonObject = {}
-    if config.address == "local":
-        options = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES}
+    address = _address(config)
     ray.init(
-        config.address,
+        address,
         namespace=f"chorale-{config.pool_id}",
         log_to_driver=False,  # the nodes' logs stay with Ray; `poll` reports the problems
         logging_level=logging.ERROR,
-        **options,
     )
     signals: list[int] = []
     # This handler is set after ray.init, which sets one of its own.
     signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
-    logger.info("on the cluster %s", config.address)
+    logger.info("on the cluster %s", address)
     placer = Placer(config)
     try:
         while not signals:
@@ -169,6 +161,16 @@ def main() -> None:
         sys.exit(os.EX_CONFIG)
     finally:
         ray.shutdown()
+
+
+def _address(config: PlacerConfig) -> str:
+    """The cluster's address, as soon as there is one."""
+    if not config.address_file:
+        return config.address
+    path = Path(config.address_file)
+    while not path.exists():  # SIGTERM ends this, since its handler is not set yet
+        time.sleep(TURN_S)
+    return path.read_text()
 
 
 def _turn(placer: Placer) -> None:

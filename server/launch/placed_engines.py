@@ -1,8 +1,9 @@
-"""The process that keeps the engines of one base model on a Ray cluster: its placer."""
+"""The processes that keep engines on a Ray cluster: a placer for each base model, maybe a head."""
 
 import importlib.util
+import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from server.launch.children import GATEWAY_ONLY, environment, write_private
@@ -12,7 +13,15 @@ from server.launch.homes import Home
 from server.launch.loaded_model import LoadedModel
 from server.launch.local_engines import RETIRED
 from server.launch.local_pool import unsettled_engines
-from server.launch.placer_config import PlacerConfig, placer_command, placer_environment
+from server.launch.placer_config import (
+    PlacerConfig,
+    address_file,
+    cluster_of,
+    head_command,
+    placer_command,
+    ray_environment,
+)
+from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
 from server.pool.files import (
     PoolFileDamaged,
@@ -26,20 +35,23 @@ from server.pool.keys import PoolKeys
 
 _PLACER_STOP_S = 15.0
 """Seconds that the placer gets to deregister from the cluster."""
+_HEAD_STOP_S = 15.0
+"""Seconds that the head gets to end all processes of its cluster."""
 
 
 class PlacedEngines:
     """The placer of a base model, whose configuration lies in the model's home.
 
-    pool_dir: folder of the engines' journals, at this path on every node.
+    pool_dir: folder of the engines' journals, at this path on every node.   environment: the
+    placer's.
     """
 
-    def __init__(self, home: Home, pool_dir: Path) -> None:
+    def __init__(self, home: Home, pool_dir: Path, environment: Mapping[str, str]) -> None:
         self._home = home
         self._pool_dir = pool_dir
         command = placer_command(config_path(home))
-        own = placer_environment(environment(without=GATEWAY_ONLY))
-        self._placer = ChildSpec(f"{home.prefix}placer", command, own, _PLACER_STOP_S, stage=1)
+        name = f"{home.prefix}placer"
+        self._placer = ChildSpec(name, command, environment, _PLACER_STOP_S, stage=1)
 
     def __call__(self) -> list[ChildSpec]:
         return [self._placer]
@@ -58,16 +70,28 @@ class PlacedEngines:
 class RayCluster:
     """The place of engines that run on a Ray cluster, which assigns their GPUs itself.
 
-    module: Python module of the engine. Raises RayMissing.
+    settings: of the server.   module: Python module of the engine. Raises RayMissing, OSError.
     """
 
     gpus: Sequence[str] = ()
 
-    def __init__(self, keys: PoolKeys, module: str) -> None:
+    def __init__(self, settings: Settings, keys: PoolKeys, module: str) -> None:
         if importlib.util.find_spec("ray") is None:
             raise RayMissing
+        self._cluster = cluster_of(settings.ray or "auto", settings.data_dir)
+        token = secrets.token_hex(32) if self._cluster["address_file"] else ""
+        self._environment = ray_environment(environment(without=GATEWAY_ONLY), token)
+        # A placer that found the address of an earlier cluster would fail.
+        address_file(settings.data_dir).unlink(missing_ok=True)
         self._keys = keys
         self._modules: Mapping[Kind, str] = {"engine": module, "retired": RETIRED}
+
+    @property
+    def heads(self) -> list[ChildSpec]:
+        """The process of the cluster that all base models share, if it is of this server alone."""
+        if not (path := self._cluster["address_file"]):
+            return []
+        return [ChildSpec("head", head_command(path), self._environment, _HEAD_STOP_S)]
 
     def run(self, model: LoadedModel, home: Home, gpus: Sequence[str]) -> PlacedEngines:
         """Write the configuration of a base model's placer. Raises OSError."""
@@ -78,21 +102,24 @@ class RayCluster:
         engine_config = model.write_engine_config(home)
         config = PlacerConfig.of(settings, self._keys, engine_config, self._modules, home)
         write_private(config_path(home), asdict(config))
-        return PlacedEngines(home, Path(config.pool_dir))
+        return PlacedEngines(home, Path(config.pool_dir), self._environment)
 
     def settle(self, home: Home) -> PlacedEngines | None:
         """The placer of a home without a model, as it ran before; None if there is nothing to do.
 
-        It wants no engines, so that only journals are settled.
+        It wants no engines, so that only journals are settled, on the cluster that there is now.
+        Raises OSError.
         """
         try:
-            pool_dir = Path(PlacerConfig.read(config_path(home)).pool_dir)
+            config = PlacerConfig.read(config_path(home))
         except (OSError, ValueError, TypeError):
             return None
+        pool_dir = Path(config.pool_dir)
         if not unsettled_engines(pool_dir):
             return None
         write_wanted(wanted_path(home.folder), 0)
-        return PlacedEngines(home, pool_dir)
+        write_private(config_path(home), asdict(replace(config, **self._cluster)))
+        return PlacedEngines(home, pool_dir, self._environment)
 
 
 def config_path(home: Home) -> Path:

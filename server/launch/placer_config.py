@@ -20,9 +20,10 @@ _KILL_S = 15.0
 class PlacerConfig:
     """The placer's configuration. It holds the engines' keys.
 
-    address: the cluster's, as ray.init takes it.   data_dir: the base model's home.   prefix: what
-    the names of members begin with.   least, most: bounds of the number of engines, whatever number
-    the gateway wants, but for 0.   num_cpus: CPUs that an engine takes, or num_gpus GPUs where it
+    address: the cluster's, as ray.init takes it.   address_file: where `server.cluster.head` writes
+    the address; "" if `address` holds.   data_dir: the base model's home.   prefix: what the names
+    of members begin with.   least, most: bounds of the number of engines, whatever number the
+    gateway wants, but for 0.   num_cpus: CPUs that an engine takes, or num_gpus GPUs where it
     runs on GPUs.
     """
 
@@ -38,6 +39,7 @@ class PlacerConfig:
     num_gpus: int
     template: JsonObject = field(repr=False)
     prefix: str = ""
+    address_file: str = ""
 
     @classmethod
     def of(
@@ -69,7 +71,7 @@ class PlacerConfig:
             modules=dict(modules),
         )
         return cls(
-            address=settings.ray,
+            **cluster_of(settings.ray, settings.data_dir),
             data_dir=str(home.folder),
             # A pool has the place in pool_dir that its home has in data_dir.
             pool_dir=str(pool_dir / home.folder.relative_to(settings.data_dir)),
@@ -93,11 +95,30 @@ class PlacerConfig:
         return EngineTemplate(**self.template)
 
 
+def address_file(data_dir: Path) -> Path:
+    """The file with the address of the cluster that `--ray local` brings along."""
+    return data_dir / "ray.address"
+
+
+def cluster_of(ray: str, data_dir: Path) -> JsonObject:
+    """The fields of PlacerConfig that say where the cluster is.   ray, data_dir: of Settings."""
+    file = str(address_file(data_dir)) if ray == "local" else ""
+    return {"address": ray, "address_file": file}
+
+
 def placer_command(config_path: Path) -> tuple[str, ...]:
     return (sys.executable, "-m", "server.cluster.placer", str(config_path))
 
 
-def placer_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The placer's environment: a cluster that it starts itself must report usage to nobody."""
+def head_command(address_file: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "server.cluster.head", address_file)
+
+
+def ray_environment(environment: Mapping[str, str], token: str = "") -> dict[str, str]:
+    """The environment of placers and head: a cluster of their own reports usage to nobody.
+
+    token: what the cluster asks those who join it for; "" if the environment has it.
+    """
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-    return quiet | dict(environment)
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token} if token else {}
+    return quiet | own | dict(environment)

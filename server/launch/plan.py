@@ -4,8 +4,10 @@ fetcher   python -m lora.fetch    object store to disk; has the store's credenti
 engine    python -m engine        has a model; no credentials, no database; one or several
 gateway   python -m server        HTTP; has the database, the store and the admin key
 placer    python -m server.cluster.placer   instead of the first two, on a Ray cluster
+head      python -m server.cluster.head     the cluster itself, if it is of this machine alone
 
-There is one gateway; each base model has the others for itself (`server.launch.bases`).
+There is one gateway, and one head at most; each base model has the others for itself
+(`server.launch.bases`).
 """
 
 import socket
@@ -57,11 +59,13 @@ def prepare(
     data_dir = settings.data_dir
     secrets = Secrets.load(data_dir, may_make=not _shares(settings))
     place: Place
+    others = [_gateway(settings, gateway_module)]
     if settings.ray is None:
         place = ThisMachine(engine_module)
     else:
-        place = RayCluster(PoolKeys.of(secrets.pepper), engine_module)
-    plan = Bases(settings, place, [_gateway(settings, gateway_module)])
+        place = cluster = RayCluster(settings, PoolKeys.of(secrets.pepper), engine_module)
+        others = [*cluster.heads, *others]
+    plan = Bases(settings, place, others)
     write_private(data_dir / "gateway.json", {"settings": settings.model_dump(mode="json")})
     return plan
 

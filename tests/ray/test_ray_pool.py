@@ -6,13 +6,6 @@ The cluster is one node of its own; `make test-ray` runs this, `make test` does 
 import asyncio
 import contextlib
 import importlib.util
-import os
-import secrets
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -25,9 +18,8 @@ from engine.meter import TokenMeter
 from server.billing.audit.run import audit
 from server.billing.tables import holds, usage_events
 from server.database.database import Database
-from server.launch.secrets import Secrets
 from server.pool.files import wanted_path, write_wanted
-from server.pool.keys import PoolKeys
+from tests.e2e.base_models import tables
 from tests.e2e.conftest import TinyWorld
 from tests.e2e.stack import Stack
 from tests.e2e.test_engine_pool import (
@@ -38,125 +30,21 @@ from tests.e2e.test_engine_pool import (
     wait_until_ready,
 )
 from tests.e2e.test_oracle import check_oracle
+from tests.ray.stack import HEAL_S, Cluster, ClusterStack, short, start
 from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="the extra `ray` is not installed"
 )
 
-REPOSITORY = Path(__file__).parents[2]
 NUM_STREAMS = 40
 NUM_TOKENS = 100
-HEAL_S = 60.0
-
-
-class Cluster:
-    """A Ray cluster. environment: variables that a process needs to use it."""
-
-    def __init__(self, folder: Path) -> None:
-        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-        self.environment = token | {"RAY_USAGE_STATS_ENABLED": "0"}
-        own = {
-            "RAY_TMPDIR": str(folder), "TMPDIR": str(folder), "FAKE_STEP_S": "0.05",
-            "OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        }  # fmt: skip
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ray.cluster", "8"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=REPOSITORY,
-            env=os.environ | self.environment | own | {"PYTHONPATH": str(REPOSITORY)},
-        )
-        self.address = self._read()
-
-    def actors(self, stack: Stack) -> list[str]:
-        return self._ask(f"actors {namespace(stack)}").split()
-
-    def kill(self, stack: Stack, name: str) -> None:
-        """Kill the actor whose name begins with `name`; Ray starts it again."""
-        self._ask(f"kill {namespace(stack)} {name}")
-
-    def close(self) -> None:
-        assert self._process.stdin
-        assert self._process.stdout
-        self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        finally:
-            self._process.kill()
-            self._process.wait()
-            self._process.stdout.close()
-
-    def _ask(self, line: str) -> str:
-        assert self._process.stdin
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> str:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        assert line, "the cluster has ended"
-        return line.strip()
-
-
-class ClusterStack(Stack):
-    """A stack with its engines on a cluster. `kill` also reaches processes that are not the
-    supervisor's children: "engine-2" by its process, "actor 2" and "coordinator" by Ray.
-    """
-
-    def __init__(self, cluster: Cluster, data_dir: Path, model: Path, **settings: object) -> None:
-        super().__init__(
-            data_dir, model, ray=cluster.address, engines=2, slo_first_token_s=60.0,
-            max_model_len=512, **settings,
-        )  # fmt: skip
-        self.cluster = cluster
-
-    def kill(self, name: str) -> None:
-        if name == "placer":
-            super().kill(name)
-        elif name == "coordinator":
-            self.cluster.kill(self, name)
-        elif name.startswith("actor "):
-            self.cluster.kill(self, f"engine/{name.removeprefix('actor ')}/")
-        else:
-            os.kill(process_of(self.data_dir / f"{name}.json"), signal.SIGKILL)
-
-
-def namespace(stack: Stack) -> str:
-    return f"chorale-{PoolKeys.of(Secrets.load(stack.data_dir).pepper).pool_id}"
-
-
-def process_of(argument: Path) -> int:
-    """Return the id of the process that was started with an argument. Raises LookupError."""
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if str(argument) in (entry / "cmdline").read_bytes().decode().split("\0"):
-                return int(entry.name)
-    raise LookupError(argument)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with short() as folder:
-        cluster = Cluster(folder)
-        yield cluster
-        cluster.close()
 
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
     with short() as folder:
         yield folder
-
-
-@contextlib.contextmanager
-def short() -> Iterator[Path]:
-    """Make a folder outside of pytest's: it holds Unix sockets, whose paths must be short."""
-    folder = Path(tempfile.mkdtemp(prefix="ray"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -176,12 +64,6 @@ def pool(
         yield stack
     finally:
         stack.stop()
-
-
-def start(stack: Stack, environment: dict[str, str]) -> None:
-    stack.start(wait=False, **environment)
-    stack.wait(lambda: stack.operator.get("/ready").status_code == 200, HEAL_S)
-    wait_until_ready(stack, 2)
 
 
 def test_what_dies_on_the_cluster_ends_its_own_streams_and_the_bill_is_exact(
@@ -317,19 +199,23 @@ def test_real_engines_on_the_cluster_give_each_adapter_what_peft_does(
         stack.stop()
 
 
-def test_a_gateway_brings_a_cluster_of_its_own_and_takes_it_along(
+def test_a_gateway_brings_one_cluster_for_all_its_models_and_takes_it_along(
     model: Path, short_folder: Path, tmp_path: Path
 ) -> None:
+    models = tables({"base": model, "other": model})
     stack = Stack(
-        tmp_path / "stack", model, fake_engine=True, ray="local", engines=2, max_model_len=512
+        tmp_path / "stack", model, fake_engine=True, ray="local", models=models, max_model_len=512
     )
     there = {"RAY_TMPDIR": str(short_folder), "TMPDIR": str(short_folder)}
     try:
         start(stack, there | {"RAY_USAGE_STATS_ENABLED": "0"})
-        body = {"model": "base", "prompt": [5, 6, 7], "max_tokens": 9, "ignore_eos": True}
-        answer = stack.tenant("acme").http.post("/v1/completions", json=body)
-        assert answer.json()["usage"]["completion_tokens"] == 9
-        assert processes_in(short_folder)
+        tenant = stack.tenant("acme")
+        for name in ("base", "other"):
+            body = {"model": name, "prompt": [5, 6, 7], "max_tokens": 9, "ignore_eos": True}
+            answer = tenant.http.post("/v1/completions", json=body)
+            assert answer.json()["usage"]["completion_tokens"] == 9
+        servers = [it for it in processes_in(short_folder) if b"/gcs_server\0" in it]
+        assert len(servers) == 1
     finally:
         stack.stop()
     stack.wait(lambda: not processes_in(short_folder))

@@ -60,9 +60,10 @@ def config(settings, monkeypatch):
     monkeypatch.setenv("CHORALE_RECEIPT_SIGNING_KEY", "2" * 64)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a-token")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a-secret")
-    placer, gateway = plan.prepare(settings)()
-    assert (placer.name, gateway.name) == ("placer", "gateway")
+    placer, head, gateway = plan.prepare(settings)()
+    assert (placer.name, head.name, gateway.name) == ("placer", "head", "gateway")
     assert placer.environment["RAY_AUTH_TOKEN"] == "a-token"
+    assert head.environment == placer.environment
     assert "CHORALE_PEPPER" not in placer.environment
     assert "RAY_AUTH_TOKEN" not in gateway.environment
     return PlacerConfig.read(settings.data_dir / "placer.json")
@@ -203,7 +204,8 @@ def test_each_base_model_has_a_placer_and_a_pool_of_its_own(settings, config, tm
     model = shutil.copytree(MODEL, tmp_path / "other")
     tables = ({"model": settings.model}, {"model": str(model), "threads": 7, "max_engines": 9})
     several = settings.model_copy(update={"model": "", "models": tables, "pool_dir": tmp_path})
-    first, second, _ = plan.prepare(several)()
+    first, second, head, _ = plan.prepare(several)()
+    assert head.name == "head"
     slug = second.name.removesuffix(".placer")
     assert (first.name, slug.startswith("other-")) == ("placer", True)
     home = settings.data_dir / "bases" / slug
@@ -219,7 +221,7 @@ def test_each_base_model_has_a_placer_and_a_pool_of_its_own(settings, config, tm
 
 def test_a_pool_is_at_rest_when_nothing_is_wanted_and_every_journal_is_settled(tmp_path):
     home = Home(tmp_path / "home", "slug")
-    engines = PlacedEngines(home, tmp_path / "pool")
+    engines = PlacedEngines(home, tmp_path / "pool", {})
     home.folder.mkdir()
     assert not engines.is_at_rest
     write_wanted(wanted_path(home.folder), 0)
@@ -233,13 +235,19 @@ def test_a_pool_is_at_rest_when_nothing_is_wanted_and_every_journal_is_settled(t
     assert engines.is_at_rest
 
 
-def test_what_an_earlier_pool_left_is_settled_by_its_own_placer(settings, config):
-    home, place = Home(settings.data_dir), RayCluster(KEYS, "engine")
+def test_what_an_earlier_pool_left_is_settled_by_its_own_placer_on_the_cluster_of_now(
+    settings, config
+):
+    moved = settings.model_copy(update={"ray": "10.0.0.1:6379"})
+    home, place = Home(settings.data_dir), RayCluster(moved, KEYS, "engine")
     assert place.settle(home) is None, "there is no journal"
     (Path(config.pool_dir) / "engine" / "journal").mkdir()
     (placer,) = place.settle(home)()
     assert placer.command[-1] == str(settings.data_dir / "placer.json")
     assert read_wanted(wanted_path(settings.data_dir)) == 0
+    assert config.address_file
+    now = PlacerConfig.read(settings.data_dir / "placer.json")
+    assert now == dataclasses.replace(config, address="10.0.0.1:6379", address_file="")
 
 
 def test_without_its_package_a_cluster_is_refused_by_name(settings, monkeypatch):
