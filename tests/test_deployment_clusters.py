@@ -289,10 +289,11 @@ def test_alerts_ask_for_series_and_labels_that_there_are() -> None:
 def test_every_alert_fires_when_it_should_and_is_silent_when_it_should_be(tmp_path: Path) -> None:
     cases = yaml.safe_load((ROOT / "tests" / "alerts.yaml").read_text())
     alerts = [rule["alert"] for rule in rules()]
-    assert cases.keys() == {f"{alert} {state}" for alert in alerts for state in ("fires", "silent")}
+    tested = {" ".join(case.split()[:2]) for case in cases}
+    assert tested == {f"{alert} {state}" for alert in alerts for state in ("fires", "silent")}
     tests = []
     for case, series in cases.items():
-        alert, state = case.split()
+        alert, state = case.split()[:2]
         is_firing = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) > bool 0'
         samples = [{"labels": "{}", "value": int(state == "fires")}]
         asked = {"expr": f"{is_firing} or vector(0)", "eval_time": "4h", "exp_samples": samples}

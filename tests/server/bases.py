@@ -34,6 +34,7 @@ def change_base(gateway: Gateway, **changes: Any) -> None:
 
 
 def figures_only(*figures: EngineFigures) -> Any:
-    """Bases for the metrics: engines of one base model with these figures."""
+    """Bases for the metrics: one base model, whose engines have these figures."""
     found = [("base", each) for each in figures]
-    return SimpleNamespace(figures=lambda: found, num_deaths=0, current=[])
+    base = SimpleNamespace(model_id="base", running=[], keeper=SimpleNamespace(state="awake"))
+    return SimpleNamespace(figures=lambda: found, num_deaths=0, current=[base])
