@@ -142,7 +142,8 @@ def quiet(stack: Stack) -> list[dict]:
         lines = stack.operator.get("/metrics").text.splitlines()
         found = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         names = ("steps_total", "running", "waiting", "unsettled_records")
-        return tuple(float(found[f'chorale_{name}{{engine="engine"}}']) for name in names)
+        labels = '{base="base",engine="engine"}'
+        return tuple(float(found[f"chorale_{name}{labels}"]) for name in names)
 
     def ask_once() -> None:
         body = {"model": "base", "prompt": [5], "max_tokens": 1}
