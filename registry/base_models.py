@@ -16,11 +16,6 @@ class BaseModels:
         return iter(self._models)
 
     @property
-    def first(self) -> BaseModel:
-        """The base model that is meant where none is named."""
-        return self._models[0]
-
-    @property
     def names(self) -> tuple[str, ...]:
         return tuple(model.model_id for model in self._models)
 

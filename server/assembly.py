@@ -106,7 +106,7 @@ def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminK
         data_dir / "cache",
         on_end=lambda: settler.wake(),
     )
-    bases = Bases([maker.base(entry) for entry in entries if entry.model_dir])
+    bases = Bases(entries, [maker.base(entry) for entry in entries if entry.model_dir])
     settler = Settler(database, signer, leases, bases.read_journal, engine_ids=bases.engine_ids)
 
     async def announce(base: ServedBase) -> None:

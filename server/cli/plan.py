@@ -174,7 +174,7 @@ def _sizes(model: str | None, changes: str) -> ModelSizes:
     except UnknownModel as error:
         raise CommandFailed(f"--model: {error}", 2) from None
     try:
-        return change_sizes(found, changes) if changes else change_sizes(found, "")
+        return change_sizes(found, changes)
     except UnknownModel as error:
         raise CommandFailed(f"--sizes: {error}", 2) from None
 

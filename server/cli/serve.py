@@ -20,7 +20,7 @@ from server.cli.terminal import CommandFailed, say
 from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
-    from server.launch.bases import Bases
+    from server.launch.bases import BasePlan
     from server.launch.settings import Settings
     from server.launch.supervisor import Supervisor
 
@@ -265,7 +265,7 @@ def start_serving(
         raise CommandFailed(str(error)) from error
 
 
-def _take_again(plan: "Bases", given: "Settings", reload: "Callable[[], Settings]") -> None:
+def _take_again(plan: "BasePlan", given: "Settings", reload: "Callable[[], Settings]") -> None:
     """Take on the base models of the settings as they are now.   given: those of the start."""
     from server.launch.settings import fixed_settings
 

@@ -4,13 +4,13 @@ The operator's changes go the other way: they are written to a file that the sup
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from server.database.database import DatabaseError
 from server.faults import Conflict, NotFound
 from server.inference.bases import Bases
 from server.inference.served_base import ServedBase
@@ -89,13 +89,14 @@ class BaseFollower:
     async def look(self) -> None:
         """Take over what has changed since the last call."""
         if (at := changed_at(self._bases_path)) != self._read_at:
-            self._read_at = at
             try:
-                entries = read_bases(self._bases_path)
+                await self._take_over(read_bases(self._bases_path))
             except (PoolFileDamaged, OSError) as error:
                 logger.error("%s", error)
-            else:
-                await self._take_over(entries)
+            except DatabaseError as error:  # the next turn tries again
+                logger.warning("a base model cannot be taken in now: %s", error)
+                return
+            self._read_at = at
         self._bases.call_off_former()
 
     # ---- the operator's changes ----
@@ -190,11 +191,11 @@ class BaseFollower:
             await engines.start()
 
     async def _begin(self, base: ServedBase) -> None:
-        if base.model_id in self._changes.drained and not base.entry.is_former:
+        if base.model_id in self._changes.drained:
             base.keeper.close()
         await self._announce(base)
         await base.engines.start()
-        self._keeping[base.entry.home] = asyncio.create_task(base.keeper.run())
+        self._keeping[base.home] = asyncio.create_task(base.keeper.run())
 
     def _open(self, name: str) -> None:
         for base in self._bases.current:
@@ -218,12 +219,11 @@ class BaseFollower:
                 )
 
     def _read_changes(self) -> ModelChanges:
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                return read_changes(self._changes_path)
-            except PoolFileDamaged as error:
-                logger.error("%s", error)
-        return ModelChanges()
+        try:
+            return read_changes(self._changes_path)
+        except PoolFileDamaged as error:
+            logger.error("%s", error)
+            return ModelChanges()
 
     def _write(self, changes: ModelChanges) -> None:
         write_changes(self._changes_path, changes)

@@ -51,7 +51,7 @@ class BaseMaker:
 
         engines = self._pool(entry, model.base_revision, running, extend_lease)
         return ServedBase(
-            entry=entry,
+            home=entry.home,
             model=model,
             tokenizer=tokenizer,
             dialect=Dialect.of_base(tokenizer),

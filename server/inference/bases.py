@@ -20,15 +20,18 @@ from server.pool.running import Parent, RunningRequest
 class Bases:
     """The base models, by home and in the order of the supervisor's list.
 
+    entries: the list.   served: those of them that are served.
     models: those that adapters may be for, kept up to date.   parents: the requests for routes that
     are under way, by id; their attempts are requests of their own.
     """
 
-    def __init__(self, served: Sequence[ServedBase] = ()) -> None:
+    def __init__(
+        self, entries: Sequence[BaseEntry] = (), served: Sequence[ServedBase] = ()
+    ) -> None:
         self.models = BaseModels()
         self.parents: dict[str, Parent] = {}
-        self._entries: tuple[BaseEntry, ...] = tuple(base.entry for base in served)
-        self._served = {base.entry.home: base for base in served}
+        self._entries = tuple(entries)
+        self._served = {base.home: base for base in served}
         # Engines of base models of which nothing but journals is left, by home.
         self._leftovers: dict[str, Engines] = {}
         self._list_models()
@@ -97,7 +100,7 @@ class Bases:
 
     def add(self, base: ServedBase) -> None:
         """Serve a base model whose entry is in the list."""
-        self._served[base.entry.home] = base
+        self._served[base.home] = base
         self._list_models()
 
     def add_leftover(self, home: str, engines: Engines) -> None:

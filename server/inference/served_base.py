@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from registry.base_model import BaseModel
 from server.inference.load_shedding import LoadShedder
 from server.inference.token_leases import TokenLeases
-from server.pool.base_files import BaseEntry
 from server.pool.engines import Engines
 from server.pool.keeper import Keeper
 from server.pool.running import Running
@@ -19,12 +18,13 @@ from server.tools.proof import stored_template
 class ServedBase:
     """Everything of a gateway that belongs to one base model.
 
-    entry: as the supervisor wrote it when the base model came.   dialect: its way with tools.
+    home: the folder of its engines, by which the supervisor's list names it.
+    dialect: its way with tools.
     running: this gateway's requests for it and its adapters.   load: whether there is room for
     more.   keeper: how many engines it has.
     """
 
-    entry: BaseEntry
+    home: str
     model: BaseModel
     tokenizer: Tokenizer
     dialect: Dialect

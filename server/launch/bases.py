@@ -98,7 +98,7 @@ class _Base:
         return specs if self.is_vital else [replace(spec, is_vital=False) for spec in specs]
 
 
-class Bases:
+class BasePlan:
     """The plan for the supervisor, which calls it at every poll.
 
     settings: as `resolve_settings` returns them. Their models are loaded at once, which raises

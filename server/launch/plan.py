@@ -13,7 +13,7 @@ There is one gateway, and one head at most; each base model has the others for i
 import socket
 import sys
 
-from server.launch.bases import Bases, Place
+from server.launch.bases import BasePlan, Place
 from server.launch.children import CLUSTER, environment, write_private
 from server.launch.errors import AddressInUse
 from server.launch.homes import Home
@@ -50,7 +50,7 @@ def prepare(
     *,
     engine_module: str = "engine",
     gateway_module: str = "server",
-) -> Bases:
+) -> BasePlan:
     """Write the files that the processes read at start. Returns the plan: who runs, in order.
 
     settings: as `resolve_settings` returns them.   engine_module, gateway_module: tests replace
@@ -65,7 +65,7 @@ def prepare(
     else:
         place = cluster = RayCluster(settings, PoolKeys.of(secrets.pepper), engine_module)
         others = [*cluster.heads, *others]
-    plan = Bases(settings, place, others)
+    plan = BasePlan(settings, place, others)
     write_private(data_dir / "gateway.json", {"settings": settings.model_dump(mode="json")})
     return plan
 

@@ -10,7 +10,6 @@ for some seconds more, since they may have chosen it before the successor was re
 """
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -100,8 +99,9 @@ class Keeper:
             wanted=self._told or config.least,
             slo_first_token_s=config.slo_first_token_s,
         )
-        self._is_asleep = self._told == 0 and config.sleep_after_s is not None
-        self._is_closed = self._is_succeeded = False
+        sleeps = self._told == 0 and config.sleep_after_s is not None
+        self._state: KeeperState = "asleep" if sleeps else "awake"
+        self._has_successor = False
         self._asked_at = clock()
         self._waking_since: float | None = None
         self._wake_s = _FIRST_WAKE_S
@@ -110,9 +110,7 @@ class Keeper:
 
     @property
     def state(self) -> KeeperState:
-        if self._is_closed:
-            return "closed"
-        return "asleep" if self._is_asleep else "awake"
+        return self._state
 
     @property
     def is_empty(self) -> bool:
@@ -124,7 +122,7 @@ class Keeper:
     @contextmanager
     def visit(self) -> Iterator[None]:
         """Keep the engines while the block decides on a request. Raises PoolClosed."""
-        if self._is_closed:
+        if self._state == "closed":
             raise PoolClosed
         self._asked_at = self._clock()
         self._num_visits += 1
@@ -138,8 +136,8 @@ class Keeper:
 
         Raises StillAsleep, TooManyWait.
         """
-        if self._is_asleep:
-            self._is_asleep = False
+        if self._state == "asleep":
+            self._state = "awake"
             self._waking_since = self._clock()
             self._tell(self._autoscaler.wanted)
         if self._waking_since is None or self._note_awake():
@@ -179,17 +177,17 @@ class Keeper:
 
     def close(self) -> None:
         """Take no more requests; the engines go when those under way have ended."""
-        self._is_closed = True
+        self._state = "closed"
 
     def succeed(self) -> None:
         """Close as soon as no request comes any more, since they go to a successor."""
-        if not self._is_succeeded:
-            self._is_succeeded = True
+        if not self._has_successor:
+            self._has_successor = True
             self._asked_at = self._clock()
 
     def open(self) -> None:
         """Take requests again."""
-        self._is_closed = self._is_succeeded = self._is_asleep = False
+        self._state, self._has_successor = "awake", False
         self._asked_at = self._clock()
 
     # ---- the background task ----
@@ -206,19 +204,18 @@ class Keeper:
             self._asked_at = self._clock()
         if self._waking_since is not None:
             self._note_awake()
-        if self._is_succeeded and self._clock() - self._asked_at >= _GRACE_S:
-            self._is_closed = True
-        if self._is_closed:
-            if self.is_empty:
-                self._tell(0)
-            return
-        if not self._is_asleep and self._is_idle():
-            self._is_asleep = True
+        if self._has_successor and self._is_idle(_GRACE_S):
+            self._state = "closed"
+        elif self._state == "awake" and self._is_idle(self._config.sleep_after_s):
+            self._state = "asleep"
             self._waking_since = None
-        self._tell(0 if self._is_asleep else self._awake_number())
+        if self._state == "awake":
+            self._tell(self._awake_number())
+        elif self.is_empty:
+            self._tell(0)
 
-    def _is_idle(self) -> bool:
-        after_s = self._config.sleep_after_s
+    def _is_idle(self, after_s: float | None) -> bool:
+        """Whether nobody has asked for so many seconds; None: it never counts as idle."""
         return after_s is not None and self._clock() - self._asked_at >= after_s
 
     def _awake_number(self) -> int:
@@ -241,9 +238,8 @@ class Keeper:
             self._told = wanted
 
     def _read(self) -> int | None:
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                return read_wanted(self._path)
-            except PoolFileDamaged as error:
-                logger.error("%s", error)
-        return None
+        try:
+            return read_wanted(self._path)
+        except PoolFileDamaged as error:
+            logger.error("%s", error)
+            return None

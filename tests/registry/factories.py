@@ -225,7 +225,9 @@ def upload_adapter(
     base_model: str | None = None,
 ) -> Version:
     """Create, send and complete an upload. Without `files` it is a small valid adapter."""
-    files = files or make_files(make_config(), encode(make_adapter(uploads.catalog.bases.first)))
+    files = files or make_files(
+        make_config(), encode(make_adapter(next(iter(uploads.catalog.bases))))
+    )
     with database.begin() as conn:
         upload = uploads.create_upload(
             conn, tenant_id, "key-1", name, declare(files), alias, base_model=base_model

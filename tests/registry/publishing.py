@@ -42,7 +42,7 @@ def publish(
         object_key=object_key(tenant_id, digest),
         rank=4,
         size_bytes=1000,
-        base_revision=catalog.bases.first.base_revision,
+        base_revision=next(iter(catalog.bases)).base_revision,
         passport={"rank": 4},
     )
     return catalog.publish(conn, name, built, alias)

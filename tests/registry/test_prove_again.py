@@ -25,7 +25,7 @@ def version(uploads, database, tmp_path):
 @pytest.fixture
 def newer(uploads, version, storage, clock, tmp_path):
     """Uploads on the same store and database, but for another base model."""
-    base = replace(uploads.catalog.bases.first, model_id="newer", base_revision="f" * 64)
+    base = replace(next(iter(uploads.catalog.bases)), model_id="newer", base_revision="f" * 64)
     catalog = Catalog(BaseModels(base), clock)
     return Uploads(catalog, storage, uploads.limits, clock, WorkDir(tmp_path / "work"))
 

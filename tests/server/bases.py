@@ -28,7 +28,7 @@ def change_base(gateway: Gateway, **changes: Any) -> None:
     """Change parts of the gateway's first base model, and what is made of them."""
     base = gateway.bases.default
     if "engines" in changes:
-        home = Path(base.entry.home)
+        home = Path(base.home)
         changes["keeper"] = Keeper(changes["engines"], base.running, home, KeeperConfig())
     gateway.bases.add(replace(base, **changes))
 

@@ -407,10 +407,12 @@ async def _rendered(
 
     def read(conn: Connection) -> tuple[Version | None, Price]:
         version = uploads.get_version(conn, upload)
-        tenant_id, at_ms, base = upload.tenant_id, now_ms(), uploads.catalog.bases.first
+        tenant_id, at_ms = upload.tenant_id, now_ms()
         if version:
             return version, price_of_adapter(conn, at_ms, tenant_id, version.adapter_id)
-        return None, price_for(conn, at_ms, tenant_id=tenant_id, base_model=base.model_id)
+        # While no version tells the base model, its price is that of the one that is named.
+        named = upload.base_model or next(iter(uploads.catalog.bases.names), "")
+        return None, price_for(conn, at_ms, tenant_id=tenant_id, base_model=named)
 
     version, price = await database.read(read)
     return upload_view(upload, offered, version, price, view)

@@ -425,7 +425,7 @@ def test_a_version_for_another_base_is_proved_again_and_nothing_is_sent(
         await client.send(upload)
         assert (await client.complete(upload)).status_code == 200
         bases = product.gateway.catalog.bases
-        bases.replace(replace(bases.first, base_revision="f" * 64))
+        bases.replace(replace(next(iter(bases)), base_revision="f" * 64))
         engine.proof = Proof(verdict="passed", device_bytes=8192)
         again = await client.http.post("/v1/adapters/one/versions/1/prove", json={"alias": "prod"})
         assert (again.status_code, again.json()["state"]) == (202, "proving")
@@ -444,7 +444,7 @@ def test_an_upload_names_its_base_model_and_its_version_says_which_it_is_for(
     with_client, product: InProcess
 ) -> None:
     bases = product.gateway.catalog.bases
-    first = bases.first
+    first = next(iter(bases))
     twin = replace(first, model_id="twin", base_revision="f" * 64)
     bases.replace(replace(first, model_id="one-of-two", path=Path("elsewhere")), twin)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from server.database.database import LedgerUnavailable
 from server.faults import Conflict, NotFound
 from server.inference.base_follower import MAX_MODELS, BaseFollower
 from server.inference.bases import Bases
@@ -37,6 +38,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.now_s = 0.0
+        self.is_ledger_away = False
         self.bases = Bases()
         self.engines: dict[str, Any] = {}
         self.announced: list[str] = []
@@ -48,6 +50,8 @@ class World:
             return self.engines[entry.home]
 
         async def announce(base: ServedBase) -> None:
+            if self.is_ledger_away:
+                raise LedgerUnavailable("away")
             self.announced.append(base.model_id)
 
         return BaseFollower(self.bases, self.folder, self.serve, connect, announce)
@@ -61,7 +65,7 @@ class World:
         model: Any = SimpleNamespace(model_id=entry.name, base_revision=entry.base_revision)
         nothing: Any = None
         return ServedBase(
-            entry, model, nothing, nothing, engines, running, nothing, nothing,
+            entry.home, model, nothing, nothing, engines, running, nothing, nothing,
             Keeper(engines, running, home, KeeperConfig(), lambda: self.now_s),
         )  # fmt: skip
 
@@ -87,7 +91,7 @@ class World:
 
     def home_of(self, name: str) -> str | None:
         base = self.bases.named(name)
-        return base.entry.home if base else None
+        return base.home if base else None
 
 
 @pytest.fixture
@@ -226,6 +230,20 @@ def test_no_more_models_are_added_than_may_be(world: World) -> None:
     with pytest.raises(Conflict, match="remove one first"):
         world.follower.add({"model": "m"}, "one-more")
     assert world.follower.add({"model": "another"}, "m0"), "a replacement is no model more"
+
+
+def test_a_model_that_comes_while_the_ledger_is_away_is_served_when_it_is_back(
+    world: World,
+) -> None:
+    a, b = world.entry("a"), world.entry("b")
+    world.tell(a)
+    world.is_ledger_away = True
+    world.tell(a, b)
+    assert world.home_of("b") is None
+    world.is_ledger_away = False
+    world.look()
+    assert world.home_of("b") == b.home
+    assert world.announced == ["a", "b"]
 
 
 def test_a_damaged_list_changes_nothing(world: World) -> None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.leaving import forget_settled, mark_settled
-from server.launch.bases import Bases
+from server.launch.bases import BasePlan
 from server.launch.errors import DataDirTooLong, ModelNotFound, ModelNotServed
 from server.launch.homes import Home, home_of
 from server.launch.loaded_model import LoadedModel
@@ -55,7 +55,7 @@ class World:
 
     def start(self, *tables, **given):
         self._work.clear()
-        self.bases = Bases(
+        self.bases = BasePlan(
             self.settings(*tables, **given),
             ThisMachine("engine"),
             [GATEWAY],
@@ -426,7 +426,7 @@ def test_a_model_that_was_refused_by_its_settings_is_named_at_the_start(world):
         raise ModelNotServed(f"{settings.model_id} is not served")
 
     with pytest.raises(ModelNotServed, match="b is not served"):
-        Bases(
+        BasePlan(
             world.settings(B),
             ThisMachine("engine"),
             loader=ModelLoader(refuse),
