@@ -47,9 +47,9 @@ def _gpu(
 # Memory, bandwidth and dense FLOPs (no sparsity) are those of the makers' data sheets; links are
 # NVLink's or Infinity Fabric's in one direction, or PCIe's.
 # Dollars: A100 80GB, H100, H200, B200, L4, L40S and RTX 4090 are active workers by the second,
-# docs.runpod.io/serverless/pricing, read in 2026; A10G is g5.xlarge of AWS in us-east-1, 2026. Not
-# checked are A100 40GB and MI300X (what Lambda and RunPod asked in 2025), and the CPUs (c7a.48xlarge
-# and c7i.48xlarge of AWS). Prices move: --usd-per-hour replaces them.
+# docs.runpod.io/serverless/pricing, read in 2026; A10G is g5.xlarge of AWS in us-east-1, 2026.
+# Not checked are A100 40GB and MI300X (what Lambda and RunPod asked in 2025), and the CPUs
+# (c7a.48xlarge and c7i.48xlarge of AWS). Prices move: --usd-per-hour replaces them.
 _TABLE = (
     _gpu("a100-40gb", 40, 1555, 312, 300, 1.29),
     _gpu("a100-80gb", 80, 2039, 312, 300, 2.16),
