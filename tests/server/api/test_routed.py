@@ -1,238 +1,38 @@
 """Routes under faults over HTTP: what the client gets, which attempts there were, and the bill."""
 
-import asyncio
-import itertools
 import json
-import shutil
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-import httpx
 import pytest
 import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import EngineDeadError, FirstTokenLate, RequestRefused
-from engine.messages import AddRequest, RequestOutput, TokenLogprobs
-from server.api import recordings
+from engine.messages import AddRequest, RequestOutput
 from server.api.serving import Serving
-from server.billing import ledger
-from server.billing.tables import entries, holds
-from server.database.clock import now_ms
-from server.database.database import DEFAULT_FILE
-from server.inference.idempotency import take_over_key
-from server.inference.routes import Routes
-from server.limits.memory import MemoryLimiter
-from tests.registry.rows import add_version
-from tests.server.factories import ENGINE, NOW_MS, make_end
-from tests.server.fake_engines import FakeEngines
 from tests.server.in_process import InProcess, User
+from tests.server.routed_world import (
+    HEADER,
+    ROUTE,
+    Give,
+    answer,
+    ask,
+    attempts,
+    cost,
+    fail,
+    give,
+    make_user,
+    set_route,
+    settle,
+    shared,
+    user,
+)
 from tests.server.scripted_product import end_at_once, events
 
-Give = Callable[[AddRequest], list[RequestOutput | BaseException]]
-FALLBACK = {"strategy": "fallback", "models": [{"model": "small"}, {"model": "large"}]}
-CASCADE = {
-    "strategy": "cascade",
-    "models": [{"model": "small", "min_mean_logprob": -0.5}, {"model": "large"}],
-}
-HEADER, ROUTE = "x-chorale-attempts", "x-chorale-route"
-_numbers, _seqs = itertools.count(), itertools.count(1)
-
-
-def answer(*logprobs: float, then: BaseException | None = None) -> Give:
-    """Every answer in two tokens, answer i with the mean logprob `logprobs[i]`, then perhaps an
-    error instead of the last token.
-    """
-
-    def give(message: AddRequest) -> list[RequestOutput | BaseException]:
-        params = message.sampling_params
-        said: list[RequestOutput | BaseException] = []
-        for seq, (place, index) in enumerate(itertools.product((0, 1), range(message.num_answers))):
-            mean = logprobs[index % len(logprobs)]
-            named = (TokenLogprobs(logprob=mean * (0.5 if place else 1.5)),)
-            said.append(
-                RequestOutput(
-                    request_id=message.request_id,
-                    seq=seq,
-                    index=index,
-                    new_token_ids=(40 + seq,),
-                    logprobs=None if params.logprobs is None else named,
-                    finish_reason="length" if place else None,
-                    stop_cause="max_tokens" if place else None,
-                    num_prompt_tokens=message.num_prompt_tokens,
-                    num_completion_tokens=seq + 1,
-                    adapter_digest=message.adapter.digest if message.adapter else None,
-                    is_last=seq + 1 == 2 * message.num_answers,
-                )
-            )
-        return said if then is None else [*said[:-1], then]
-
-    return give
-
-
-def fail(error: BaseException) -> Give:
-    return lambda _: [error]
-
-
-@dataclass
-class JournaledEngines(FakeEngines):
-    """Engines that give what the test says of each model, and journal what they gave.
-
-    held: models whose requests wait before their first output, until they are aborted.
-    """
-
-    gives: dict[str, Give] = field(default_factory=dict)
-    models: dict[str, str] = field(default_factory=dict)  # by adapter_id
-    held: set[str] = field(default_factory=set)
-    begun: asyncio.Event = field(default_factory=asyncio.Event)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    ends: list[Any] = field(default_factory=list)
-
-    def model_of(self, message: AddRequest) -> str:
-        return self.models[message.adapter.adapter_id] if message.adapter else "base"
-
-    async def generate(self, request: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
-        self.asked.append(request)
-        last, is_refused = None, False
-        try:
-            if self.model_of(request) in self.held:
-                self.begun.set()
-                await self.ended.wait()
-                last = RequestOutput(
-                    request_id=request.request_id,
-                    seq=0,
-                    finish_reason="abort",
-                    stop_cause="aborted",
-                    is_last=True,
-                )
-                yield last
-                return
-            for said in self.gives[self.model_of(request)](request):
-                if isinstance(said, BaseException):
-                    is_refused = isinstance(said, RequestRefused)
-                    raise said
-                last = said
-                yield said
-        finally:
-            if not is_refused:
-                self._journal(request, last)
-
-    async def abort(self, request_id: str) -> None:
-        await super().abort(request_id)
-        self.ended.set()
-
-    def _journal(self, request: AddRequest, last: RequestOutput | None) -> None:
-        """Write what the engine's journal would say of the request's end."""
-        fields: dict[str, Any] = {"num_prompt_tokens": 0, "num_completion_tokens": 0}
-        if last is not None:
-            fields = {
-                "num_prompt_tokens": last.num_prompt_tokens,
-                "num_completion_tokens": last.num_completion_tokens,
-            }
-        is_ended = last is not None and last.is_last
-        reason, cause = ("error", "engine_failure")
-        if is_ended:
-            reason, cause = last.finish_reason, last.stop_cause
-        self.ends.append(
-            make_end(
-                next(_seqs),
-                request.request_id,
-                tenant_id=request.tenant_id,
-                adapter_digest=request.adapter.digest if request.adapter else None,
-                finish_reason=reason,
-                stop_cause=cause,
-                **fields,
-            )
-        )
-
-
-@pytest.fixture(scope="module")
-def shared(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
-    folder = tmp_path_factory.mktemp("routed")
-    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
-    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    # The clocks of limits and routes stand still.
-    routes = Routes(product.gateway.database, monotonic=lambda: 0.0)
-    product.gateway = replace(product.gateway, limiter=MemoryLimiter(lambda: NOW_MS), routes=routes)
-    yield product
-    product.close()
-
-
-@pytest.fixture
-def user(shared: InProcess) -> User:
-    """A tenant with the adapters small and large, and the routes fall and up."""
-    user = make_user(shared, small=answer(-0.1), large=answer(-0.1))
-    set_route(user, "fall", FALLBACK)
-    set_route(user, "up", CASCADE)
-    return user
-
-
-def make_user(shared: InProcess, **gives: Give) -> User:
-    """A tenant with an adapter for each name, and engines that give this for them."""
-    shared.use(JournaledEngines(gives=gives))
-    user = shared.user(f"tenant-{next(_numbers)}")
-    revision = shared.gateway.bases.default.model.base_revision
-    for name in gives:
-        adapter_id = shared.gateway.database.write_sync(
-            lambda conn, name=name: add_version(conn, user.tenant_id, name, base_revision=revision)
-        )
-        shared.engines.models[adapter_id] = name
-    return user
-
-
-def set_route(user: User, name: str, body: dict[str, Any]) -> None:
-    answer = user.call("PUT", f"/v1/routes/{name}", body)
-    assert answer.status_code == 200, answer.text
-
-
-def give(user: User, **gives: Give) -> None:
-    user.product.engines.gives |= gives
-
-
-def ask(user: User, model: str, **changes: Any) -> httpx.Response:
-    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
-    headers = changes.pop("headers", None)
-    return user.call("POST", "/v1/chat/completions", body | changes, headers)
-
-
-def attempts(user: User) -> list[str]:
-    """The models that engines were asked for, in order."""
-    return [user.product.engines.model_of(message) for message in user.product.engines.asked]
-
-
-def settle(user: User) -> dict[str, int]:
-    """Post what the engines journaled. Returns nano-dollars by attempt number, for what is open."""
-    gateway, ends = user.product.gateway, user.product.engines.ends
-    signer = gateway.signer
-    gateway.database.write_sync(lambda conn: ledger.post(conn, signer, ENGINE, ends, now_ms()))
-    ends.clear()
-
-    def read(conn: sa.Connection) -> tuple[set[str], int]:
-        mine = holds.c.tenant_id == user.tenant_id
-        states = set(conn.scalars(sa.select(holds.c.state).where(mine)))
-        total = sa.select(sa.func.coalesce(sa.func.sum(entries.c.amount_nanousd), 0))
-        return states, conn.scalar(total.where(entries.c.tenant_id == user.tenant_id)) or 0
-
-    states, total = gateway.database.read_sync(read)
-    assert "open" not in states
-    parent = user.product.engines.asked[0].request_id.partition(".")[0]
-    listed = user.call("GET", f"/v1/receipts/{parent}/attempts")
-    if listed.status_code == 404:
-        assert total == 0
-        return {}
-    found = listed.json()["data"]
-    assert {each["parent_id"] for each in found} == {parent}
-    paid = {e["receipt"]["request_id"][-1]: e["receipt"]["amount_nanousd"] for e in found}
-    assert sum(paid.values()) == total, "the receipts are all that the ledger has"
-    return paid
-
-
-def cost(usage: dict[str, Any]) -> int:
-    return usage["x_chorale"]["cost_nanousd"]
+__all__ = ["shared", "user"]  # fixtures that tests use by name
 
 
 # ---- fallback ----
@@ -593,170 +393,6 @@ def test_a_request_with_tools_is_admitted_for_each_model(user: User) -> None:
     answered = ask(user, "up", tools=[{"type": "function", "function": tool}])
     assert answered.headers[HEADER] == "small;weak, large;answered"
     assert all(message.grammar for message in user.product.engines.asked)
-
-
-# ---- clients that leave, cancel and repeat ----
-
-
-def until_held(
-    user: User,
-    act: Callable[[], Any],
-    body: dict[str, Any],
-    headers: Mapping[str, str] = MappingProxyType({}),
-) -> httpx.Response:
-    """Ask for a route of which a model says nothing; once that one is asked, do `act`.
-
-    The client hangs up if `act` returns "leave".
-    """
-    product = user.product
-    sent_headers = {"authorization": f"Bearer {user.api_key}", **headers}.items()
-    sent: list[dict[str, Any]] = [{"type": "http.request", "body": json.dumps(body).encode()}]
-    got: list[dict[str, Any]] = []
-
-    async def run() -> None:
-        leaving = asyncio.Event()
-
-        async def receive() -> dict[str, Any]:
-            if sent:
-                return sent.pop()
-            await leaving.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: dict[str, Any]) -> None:
-            got.append(message)
-
-        scope = {
-            "type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
-            "headers": [(name.lower().encode(), value.encode()) for name, value in sent_headers],
-            "asgi": {"spec_version": "2.3"},
-        }  # fmt: skip
-        calling = asyncio.create_task(product.app(scope, receive, send))
-        await asyncio.wait_for(product.engines.begun.wait(), 10)
-        if await act() == "leave":
-            leaving.set()
-        await asyncio.wait_for(calling, 10)
-
-    asyncio.run(run())
-    told = {k.decode(): v.decode() for k, v in got[0]["headers"]}
-    content = b"".join(message.get("body", b"") for message in got[1:])
-    return httpx.Response(got[0]["status"], headers=told, content=content)
-
-
-CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
-
-
-@pytest.mark.parametrize("route", ["fall", "up"])
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_client_that_hangs_up_ends_the_attempt_and_no_other_begins(
-    user: User, route: str, stream: bool
-) -> None:
-    user.product.engines.held = {"small"}
-
-    async def leave() -> str:
-        return "leave"
-
-    assert until_held(user, leave, CHAT | {"model": route, "stream": stream}).status_code == 499
-    assert attempts(user) == ["small"]
-    assert not user.product.gateway.bases.num_running
-    assert not user.product.gateway.bases.parents
-
-
-@pytest.mark.parametrize("suffix", ["", ".1", ".2"], ids=["parent", "attempt", "a later one"])
-@pytest.mark.parametrize("route", ["fall", "up"])
-def test_a_cancellation_by_the_parents_or_an_attempts_id_ends_the_request(
-    user: User, route: str, suffix: str
-) -> None:
-    user.product.engines.held = {"small"}
-
-    async def cancel() -> None:
-        parent = user.product.engines.asked[0].request_id.removesuffix(".1")
-        cancels = user.product.gateway.cancels
-        assert not await cancels.cancel("ten_other", f"{parent}{suffix}")
-        assert await cancels.cancel(user.tenant_id, f"{parent}{suffix}")
-
-    answered = until_held(user, cancel, CHAT | {"model": route})
-    assert (answered.status_code, attempts(user)) == (200, ["small"])
-    assert answered.headers[HEADER] == "small;answered"
-
-
-def test_a_request_that_is_cancelled_between_two_attempts_begins_no_other(user: User) -> None:
-    def cancel(message: AddRequest) -> list[RequestOutput | BaseException]:
-        (parent,) = user.product.gateway.bases.parents.values()
-        parent.is_cancelled = True
-        return [EngineDeadError("it died")]
-
-    give(user, small=cancel)
-    refused = ask(user, "fall")
-    assert (refused.status_code, refused.headers[HEADER]) == (503, "small;unavailable")
-    assert attempts(user) == ["small"]
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_a_repeat_under_an_idempotency_key_gets_the_same_answer_and_no_attempt(
-    user: User, stream: bool
-) -> None:
-    give(user, small=answer(-9.0))
-    key = {"Idempotency-Key": "k"}
-    first, again = (ask(user, "up", headers=key, stream=stream) for _ in range(2))
-    assert first.content == again.content
-    assert again.headers["idempotent-replayed"] == "true"
-    assert first.headers[HEADER] == again.headers[HEADER] == "small;weak, large;answered"
-    assert attempts(user) == ["small", "large"]
-    parent = user.product.engines.asked[0].request_id.removesuffix(".1")
-    settle(user)
-
-    def take_over(conn: sa.Connection) -> list[bool]:
-        return [take_over_key(conn, f"{parent}{each}") for each in (".1", ".2")]
-
-    taken = user.product.gateway.database.write_sync(take_over)
-    assert taken == [True, True], "a gateway that died now would leave the attempts paid"
-
-
-def test_of_a_gateway_that_stops_nobody_pays_for_attempts_that_led_to_no_answer(
-    user: User, monkeypatch
-) -> None:
-    monkeypatch.setattr(recordings, "_CLOSE_S", 0.0)
-    give(user, small=answer(-9.0))
-    user.product.engines.held = {"large"}
-
-    async def stop() -> None:
-        await user.product.gateway.recorder.close()
-
-    stopped = until_held(user, stop, CHAT | {"model": "up"}, {"Idempotency-Key": "k"})
-    assert stopped.status_code == 503
-    assert settle(user) == {"1": 0, "2": 0}
-
-
-def test_a_key_whose_attempts_all_failed_is_free_again(user: User) -> None:
-    give(user, small=fail(EngineDeadError()), large=fail(RequestRefused("queue_full")))
-    key = {"Idempotency-Key": "k"}
-    refused = ask(user, "fall", headers=key)
-    assert (refused.status_code, refused.headers[HEADER]) == (
-        503,
-        "small;unavailable, large;overloaded",
-    )
-    give(user, large=answer(-0.1))
-    assert ask(user, "fall", headers=key).status_code == 200
-
-
-def test_an_error_that_would_come_again_is_the_answer_of_the_key(user: User) -> None:
-    give(user, small=fail(EngineDeadError()))
-    give(user, large=end_at_once(finish_reason="error", stop_cause="adapter_not_invoked"))
-    key = {"Idempotency-Key": "k"}
-    first, again = (ask(user, "fall", headers=key) for _ in range(2))
-    assert (first.status_code, first.content) == (400, again.content)
-    assert first.headers[HEADER] == again.headers[HEADER] == "small;unavailable, large;refused"
-    assert attempts(user) == ["small", "large"]
-
-
-def test_a_refusal_of_a_later_attempt_is_a_429_also_under_a_key(user: User) -> None:
-    path = f"/admin/v1/tenants/{user.name}"
-    limits = {"requests_per_minute": 1}
-    assert user.product.operator.call("PATCH", path, limits).status_code == 200
-    user.product.gateway.identities.forget(user.tenant_id)
-    give(user, small=end_at_once(finish_reason="error", stop_cause="engine_failure"))
-    refused = ask(user, "fall", headers={"Idempotency-Key": "k"})
-    assert (refused.status_code, refused.headers[HEADER]) == (429, "small;failed, large;refused")
 
 
 # ---- requests without a route ----
