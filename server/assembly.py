@@ -108,12 +108,6 @@ def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminK
     )
     bases = Bases(entries, [maker.base(entry) for entry in entries if entry.model_dir])
     settler = Settler(database, signer, leases, bases.read_journal, engine_ids=bases.engine_ids)
-
-    async def announce(base: ServedBase) -> None:
-        """Let the ledger know the name of the base model that a revision is of."""
-        model = base.model
-        await database.write(lambda conn: name_base(conn, model.base_revision, model.model_id))
-
     catalog = Catalog(bases.models)
     uploads = Uploads(catalog, storage, _registry_limits(settings), work=work)
     limit_refusals = LimitRefusals(database)
@@ -145,7 +139,7 @@ def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminK
         routes=Routes(database),
         price_tags=PriceTags(database),
         bases=bases,
-        follower=BaseFollower(bases, data_dir, maker.base, maker.leftover, announce),
+        follower=_follower(data_dir, database, bases, maker),
         catalog=catalog,
         uploads=uploads,
         upload_builds=UploadBuilds(functools.partial(build_upload, uploads, database.begin)),
@@ -176,6 +170,15 @@ def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminK
         key_uses=KeyUses(database),
         bodies=_bodies(settings),
     )
+
+
+def _follower(data_dir: Path, database: Database, bases: Bases, maker: BaseMaker) -> BaseFollower:
+    async def announce(base: ServedBase) -> None:
+        """Let the ledger know the name of the base model that a revision is of."""
+        model = base.model
+        await database.write(lambda conn: name_base(conn, model.base_revision, model.model_id))
+
+    return BaseFollower(bases, data_dir, maker.base, maker.leftover, announce)
 
 
 def _bodies(settings: Settings) -> Inflow:
