@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -90,6 +91,7 @@ class Stack:
         self.model = "base"
         self.tenants: list[Tenant] = []
         self._clients: dict[str, httpx.Client] = {}
+        self._lock = threading.Lock()
         self._settings = {
             "model": str(model),
             "model_name": self.model,
@@ -192,10 +194,12 @@ class Stack:
         return self.client(ADMIN_KEY)
 
     def client(self, key: str) -> httpx.Client:
-        if key not in self._clients:
-            headers = {"authorization": f"Bearer {key}"}
-            self._clients[key] = httpx.Client(base_url=self.base_url, headers=headers, timeout=60)
-        return self._clients[key]
+        with self._lock:  # a test may have threads, and each client made is closed at the end
+            if key not in self._clients:
+                headers = {"authorization": f"Bearer {key}"}
+                url = self.base_url
+                self._clients[key] = httpx.Client(base_url=url, headers=headers, timeout=60)
+            return self._clients[key]
 
     def tenant(self, name: str, **limits: Any) -> Tenant:
         created = self.operator.post("/admin/v1/tenants", json={"name": name, **limits})

@@ -15,6 +15,7 @@ from server.api.gateway import Gateway
 from server.assembly import assemble
 from server.billing.base_revisions import name_base
 from server.billing.prices import ensure_price
+from server.inference.bases import Bases
 from server.launch.settings import Settings
 from tests.server.bases import change_base, demo_entries
 from tests.server.factories import NOW_MS, make_tenant
@@ -25,9 +26,11 @@ ADMIN_KEY = "the-operator"
 
 
 def with_engines(gateway: Gateway, engines: Any, **changes: Any) -> Gateway:
-    """The gateway, whose base model gets other engines. changes: other fields of the gateway."""
-    change_base(gateway, engines=engines)
-    return replace(gateway, **changes)
+    """A copy of the gateway whose base model has other engines.   changes: other fields of it."""
+    bases = Bases(gateway.bases.entries, tuple(gateway.bases))
+    copied = replace(gateway, bases=bases, **changes)
+    change_base(copied, engines=engines)
+    return copied
 
 
 @dataclass
@@ -50,7 +53,8 @@ class InProcess:
         built.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
         base = built.bases.default.model
         built.database.write_sync(lambda c: name_base(c, base.base_revision, base.model_id))
-        return cls(with_engines(built, engines), engines)
+        change_base(built, engines=engines)
+        return cls(built, engines)
 
     @property
     def app(self) -> FastAPI:

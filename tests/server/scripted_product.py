@@ -5,7 +5,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,9 @@ from server.billing.tables import holds
 from server.database.database import DEFAULT_FILE
 from server.launch.settings import Settings
 from server.limits.memory import MemoryLimiter
-from tests.server.bases import demo_entries
+from tests.server.bases import change_base, demo_entries
 from tests.server.factories import NOW_MS, make_tenant
 from tests.server.fake_engines import FakeEngines, Script
-from tests.server.in_process import with_engines
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
@@ -133,7 +132,8 @@ def scripted_product(migrated: Path, data_dir: Path) -> Iterator[Product]:
     engines = FakeEngines(answer_all)
     built = assemble(settings, demo_entries(settings), AdminKey("admin"))
     # The limiter's clock stands still, so that no limit refills while a test runs.
-    gateway = with_engines(built, engines, limiter=MemoryLimiter(lambda: NOW_MS))
+    gateway = replace(built, limiter=MemoryLimiter(lambda: NOW_MS))
+    change_base(gateway, engines=engines)
     gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
     tenant = make_tenant(gateway.database, tokens_per_minute=1000)
     api_key = gateway.database.write_sync(

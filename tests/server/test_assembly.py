@@ -20,8 +20,8 @@ from server.assembly import assemble
 from server.database.database import DEFAULT_FILE, Database
 from server.launch.settings import Settings
 from server.limits.memory import MemoryLimiter
-from tests.server.bases import demo_entries
-from tests.server.in_process import DEMO, InProcess, with_engines
+from tests.server.bases import change_base, demo_entries
+from tests.server.in_process import DEMO, InProcess
 
 
 @pytest.mark.parametrize("has_pool_dir", [False, True])
@@ -118,7 +118,8 @@ def test_a_gateway_that_does_not_start_lets_go_of_what_it_had(tmp_path: Path) ->
 
     engines = Unreachable()
     settings = Settings(model=str(DEMO), data_dir=tmp_path)
-    gateway = with_engines(assemble(settings, demo_entries(settings), AdminKey("admin")), engines)
+    gateway = assemble(settings, demo_entries(settings), AdminKey("admin"))
+    change_base(gateway, engines=engines)
     gateway.database.migrate()
     app = create_app(gateway)
 

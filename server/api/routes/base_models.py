@@ -33,7 +33,7 @@ class _NewBaseModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str = Field(min_length=1, max_length=256)
     model: str = Field(min_length=1, max_length=4096)
-    settings: dict[str, JsonValue] = Field(default_factory=dict)
+    settings: dict[str, JsonValue] = Field(default_factory=dict, max_length=256)
 
 
 class BaseModelAnswer(Answer):
