@@ -34,6 +34,10 @@ SILENCE_S = 1.5
 processes on two cores, a gateway that lives was silent for 0.6 s.
 """
 LEASE_S = 0.5
+_MAX_WAITING = 2
+"""Requests that may wait in the engine. The gateway supposes more, as where others' requests wait
+there too, so the engine refuses some.
+"""
 _SEGMENT_BYTES = 3000
 """Size of a journal segment, some ten steps: every run begins and deletes segments."""
 
@@ -80,7 +84,6 @@ def settings_for(folder: Path, database_url: str) -> Settings:
         database_url=database_url,
         max_model_len=1024,
         max_num_seqs=4,
-        max_waiting=2,
         threads=1,
     )
 
@@ -94,7 +97,7 @@ def _run_engine(folder: Path, life: Life, pointed: Points) -> None:
     points.point_engine_socket(pointed)
     os.environ["FAKE_STEP_S"] = str(STEP_S)
     fake_engine.serve(
-        replace(config, gateway_timeout_s=SILENCE_S),
+        replace(config, gateway_timeout_s=SILENCE_S, max_waiting=_MAX_WAITING),
         segment_bytes=_SEGMENT_BYTES,
         drafter=FakeDrafter(share_wrong=0.1) if life.has_drafts else None,
         disk=PointedDisk(pointed),
