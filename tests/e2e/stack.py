@@ -83,6 +83,8 @@ class Tenant:
 class Stack:
     """`chorale serve` and its operator. fake_engine: run without a model; all else is real."""
 
+    _making_client = threading.Lock()
+
     def __init__(self, data_dir: Path, model: Path, *, fake_engine: bool = False, **settings: Any):
         self.data_dir = data_dir
         self.port = free_port()
@@ -91,7 +93,6 @@ class Stack:
         self.model = "base"
         self.tenants: list[Tenant] = []
         self._clients: dict[str, httpx.Client] = {}
-        self._lock = threading.Lock()
         self._settings = {
             "model": str(model),
             "model_name": self.model,
@@ -194,7 +195,7 @@ class Stack:
         return self.client(ADMIN_KEY)
 
     def client(self, key: str) -> httpx.Client:
-        with self._lock:  # a test may have threads, and each client made is closed at the end
+        with self._making_client:  # threads that ask at once get one client, which is closed
             if key not in self._clients:
                 headers = {"authorization": f"Bearer {key}"}
                 url = self.base_url
