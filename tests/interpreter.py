@@ -44,8 +44,9 @@ def use() -> None:
     def product(builder: Any, a: Any, b: Any, added: Any, *precision: Any) -> Any:
         if a.data.dtype != np.float32 or b.data.dtype != np.float32:
             return product_of_any(builder, a, b, added, *precision)
-        found = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
-        found = found.astype(added.data.dtype) + added.data
+        with np.errstate(all="ignore"):  # NaN and infinity are numbers here, as on a GPU
+            found = np.matmul(a.data.astype(np.float64), b.data.astype(np.float64))
+            found = found.astype(added.data.dtype) + added.data
         return interpreter.TensorHandle(found, added.dtype.scalar)
 
     interpreter.InterpreterBuilder.create_dot = product
