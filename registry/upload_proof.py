@@ -74,7 +74,8 @@ def start_proof(uploads: Uploads, conn: Connection, built: BuiltAdapter) -> Uplo
         return ended(upload)
     if upload.is_dry_run:
         passport = {**built.passport, "canary": None}
-        upload_rows.move_upload(conn, upload, COMPLETE, built={"passport": passport})
+        report = {"passport": passport, "base_revision": built.base_revision}
+        upload_rows.move_upload(conn, upload, COMPLETE, built=report)
         return uploads.get_upload(conn, tenant_id, upload.upload_id)
     _check_object(uploads, built)
     known = _same_version(conn, upload, built)

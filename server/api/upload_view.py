@@ -58,7 +58,8 @@ class UploadFault(Answer):
 class UploadAnswer(Answer):
     """An upload. passport, version: null until there are any.
 
-    adapter: null for a dry run.   base_model: the one that the upload names; null if it names none.
+    adapter: null for a dry run.   base_model: the one that the upload names, or that its files are
+    for; null until they are read.
     created_at, expires_at: in Unix seconds.
     """
 
@@ -83,6 +84,7 @@ class UploadAnswer(Answer):
 def upload_view(
     upload: Upload,
     offered: Mapping[str, OfferedFile],
+    base_model: str | None,
     version: Version | None,
     price: Price,
     view: AdapterView,
@@ -96,7 +98,7 @@ def upload_view(
         id=upload.upload_id,
         adapter=None if upload.is_dry_run else upload.adapter_name,
         alias=upload.alias,
-        base_model=upload.base_model,
+        base_model=base_model,
         dry_run=upload.is_dry_run,
         transfer=upload.transfer,
         state=upload.state,

@@ -410,9 +410,15 @@ async def _rendered(
         tenant_id, at_ms = upload.tenant_id, now_ms()
         if version:
             return version, price_of_adapter(conn, at_ms, tenant_id, version.adapter_id)
-        # While no version tells the base model, its price is that of the one that is named.
-        named = upload.base_model or next(iter(uploads.catalog.bases.names), "")
-        return None, price_for(conn, at_ms, tenant_id=tenant_id, base_model=named)
+        return None, price_for(conn, at_ms, tenant_id=tenant_id, base_model=base_model or "")
 
+    base_model = upload.base_model or _found_base(uploads, upload)
     version, price = await database.read(read)
-    return upload_view(upload, offered, version, price, view)
+    return upload_view(upload, offered, base_model, version, price, view)
+
+
+def _found_base(uploads: Uploads, upload: Upload) -> str | None:
+    """The name of the base model that an upload's files are for; None until they are read."""
+    revision = (upload.built or {}).get("base_revision", "")
+    base = uploads.catalog.bases.of_revision(revision)
+    return base.model_id if base else None

@@ -456,10 +456,7 @@ def test_a_cached_prompt_token_counts_as_much_as_the_settings_say(
 def test_without_max_tokens_what_is_reserved_is_what_its_requests_come_to(
     product: InProcess,
 ) -> None:
-    # The limiter's clock stands still, so that nothing refills while the test runs.
-    limiter = MemoryLimiter(lambda: NOW_MS)
-    here = replace(product, gateway=replace(product.gateway, limiter=limiter), _app=None)
-    user = replace(user_of(product, tokens_per_minute=1000), product=here)
+    user = user_of(product, tokens_per_minute=1000)
     chat = {"model": "base", "messages": [{"role": "user", "content": "Hi"}]}
     reserved = []
     for _ in range(30):

@@ -19,8 +19,9 @@ from server.adapters.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
 from server.api.app import create_app
 from server.api.gateway import Gateway
 from server.api.routes import uploads as routes
-from server.billing.prices import DEFAULT_PRICES
+from server.billing.prices import DEFAULT_PRICES, add_price
 from server.billing.rating import monthly_storage_nanousd
+from server.database.clock import now_ms
 from tests.registry.factories import PresignedFolder
 from tests.registry.fake_disk import FakeDisk
 from tests.server.in_process import InProcess, User
@@ -436,6 +437,35 @@ def test_a_version_for_another_base_is_proved_again_and_nothing_is_sent(
         assert shown["aliases"] == {"latest": 2, "prod": 2}
         refused = await client.http.post("/v1/adapters/one/versions/2/prove", json={})
         assert (refused.status_code, refused.json()["error"]["code"]) == (409, "already_proved")
+
+    with_client(steps)
+
+
+def test_a_dry_run_costs_what_the_base_model_costs_that_its_tensors_fit(
+    with_client, product: InProcess
+) -> None:
+    bases = product.gateway.catalog.bases
+    fitting = next(iter(bases))
+    other = replace(fitting, model_id="other", path=Path("elsewhere"), modules={})
+    bases.replace(replace(other, base_revision="f" * 64), fitting)
+    prices = {"base": replace(DEFAULT_PRICES, storage_nanousd=7 * DEFAULT_PRICES.storage_nanousd)}
+    prices["other"] = replace(DEFAULT_PRICES, storage_nanousd=0)
+    for name, price in prices.items():
+        now = now_ms()
+        product.gateway.database.write_sync(
+            lambda conn, name=name, price=price, now=now: add_price(
+                conn, price, effective_at_ms=now, now_ms=now, base_model=name
+            )
+        )
+
+    async def steps(client: Client) -> None:
+        upload = (await client.create("adapters:validate")).json()
+        await client.send(upload)
+        body = (await client.complete(upload)).json()
+        assert (upload["base_model"], body["base_model"]) == (None, "base")
+        assert (body["state"], body["version"]) == ("complete", None)
+        monthly = monthly_storage_nanousd(body["passport"]["size_bytes"], prices["base"])
+        assert body["passport"]["storage_nanousd_per_month"] == monthly > 0
 
     with_client(steps)
 
