@@ -94,7 +94,8 @@ def validate(
     if json:
         show_json(upload)
         return
-    say("The files are an adapter of a base model that is served. Nothing was kept.")
+    base = upload["base_model"]
+    say(f"The files are an adapter of the base model [bold]{base}[/bold]. Nothing was kept.")
     show_passport(upload["passport"])
 
 

@@ -171,6 +171,7 @@ class FakeUploads:
                 content = b"".join(parts[start] for start in sorted(parts))
                 assert hashlib.sha256(content).hexdigest() == upload["files"][name]["sha256"]
         upload |= {"state": "complete", "version": version_of(1)}
+        upload["base_model"] = upload["base_model"] or "base"
         return self.show(upload_id)
 
     def num_calls(self, method, pattern):

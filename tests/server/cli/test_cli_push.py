@@ -87,7 +87,7 @@ def test_a_base_model_that_is_named_is_sent(run, folder, server, command):
         result = run(command, *given[command], *named)
         assert result.exit_code == 0, result.stderr
         *_, created = server.uploads.values()
-        assert created["base_model"] == (named[1] if named else None)
+        assert created["base_model"] == (named[1] if named else "base")
 
 
 def test_a_push_of_what_is_there_says_so(run, folder, server):
@@ -121,7 +121,7 @@ def test_a_refused_adapter_is_one_line_and_its_report_is_json(run, folder, serve
 def test_a_dry_run_shows_the_passport_and_makes_nothing(run, folder, server):
     result = run("validate", str(folder / "alpha"))
     assert result.exit_code == 0
-    assert is_one_line(result.stderr, "Nothing was kept.")
+    assert is_one_line(result.stderr, "an adapter of the base model base. Nothing was kept.")
     assert "passport" in result.stdout
     assert [upload["adapter"] for upload in server.uploads.values()] == [None]
 
