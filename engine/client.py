@@ -1,19 +1,19 @@
-"""The gateway's side of the wire: requests as streams of outputs, and the state of one engine."""
+"""The gateway's side of the wire: the outputs of requests, and the state of one engine."""
 
 import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
+from engine.delivery import Delivery, Take
 from engine.endpoint import Endpoint
-from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate, RequestRefused
-from engine.leaving import LEAVING
+from engine.errors import EngineAwayError, EngineDeadError
 from engine.messages import (
     SILENCE_S,
     AbortRequests,
@@ -53,6 +53,8 @@ _FIRST_TOKEN_LATE_S = 5.0
 """Time that an engine has beyond the limit for a first token to end the request by itself."""
 _MOST_MISSED_BEATS = 2
 """Heartbeats between two looks at an engine's silence; in a longer gap this process stood still."""
+_SLICE = 64
+"""Outputs that are handed over in one turn of the event loop: 1 to 2 ms of work."""
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _REFUSED_S = 5.0
 
@@ -91,7 +93,7 @@ class EngineClient:
         self._on_end = on_end
         self._on_lease_low = on_lease_low
         self._on_service = on_service
-        self._streams: dict[str, asyncio.Queue[RequestOutput | None]] = {}
+        self._deliveries: dict[str, Delivery] = {}
         self._journal_waiters: list[asyncio.Future[JournalRecords]] = []
         self._proof_waiters: dict[str, asyncio.Future[Proof]] = {}
         self._ready = asyncio.Event()
@@ -119,43 +121,31 @@ class EngineClient:
         assert self.welcome is not None
         return self.welcome
 
-    async def generate(self, request: AddRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Yield the outputs of one request, the last with `is_last`; closing it early aborts.
+    async def generate(self, request: AddRequest, take: Take) -> None:
+        """Have a request answered: `take` gets each output when it arrives. Cancelling this aborts.
 
-        Raises RequestRefused or EngineDeadError; the latter is an EngineAwayError as long as the
-        request may be sent to another engine, and FirstTokenLate if that is all that is known.
+        Raises RequestRefused, what `take` raises, or EngineDeadError; the latter is an
+        EngineAwayError as long as the request may be sent to another engine, and FirstTokenLate if
+        that is all that is known.
         """
         if not self.is_ready:
             raise EngineAwayError("the engine is starting")
-        # The queue is bounded by the request's own tokens: each output has at least one token, or
-        # one logprob of the prompt, or is the last.
-        stream: asyncio.Queue[RequestOutput | None] = asyncio.Queue()
-        self._streams[request.request_id] = stream
-        # The engine ends a request at its deadline; an engine that does not is treated as dead.
-        too_late_s = request.deadline_s + _LATE_S
+        delivery = self._deliveries[request.request_id] = Delivery(take)
         loop = asyncio.get_running_loop()
-        late = loop.call_later(too_late_s, stream.put_nowait, None)
-        first_due_at = loop.time() + request.first_token_timeout_s + _FIRST_TOKEN_LATE_S
-        finished = has_begun = False
+        # The engine ends a request at its deadline; an engine that does not is treated as dead.
+        died = EngineDeadError("the engine died")
+        late = loop.call_later(request.deadline_s + _LATE_S, delivery.fail, died)
+        first_late = loop.call_later(
+            request.first_token_timeout_s + _FIRST_TOKEN_LATE_S, delivery.fail_unless_begun
+        )
         try:
             await self._send(request)
-            expected = 0
-            while not finished:
-                output = await (stream.get() if has_begun else _first(stream, first_due_at))
-                if output is None or output.seq != expected:
-                    raise EngineDeadError("the engine died")
-                expected += 1
-                finished = output.is_last
-                has_begun = has_begun or not output.is_of_prompt
-                if output.finish_reason == "error" and output.stop_cause is None:
-                    if output.error == LEAVING:
-                        raise EngineAwayError("the engine leaves")
-                    raise RequestRefused(output.error or "refused")
-                yield output
+            await delivery.ended
         finally:
             late.cancel()
-            self._streams.pop(request.request_id, None)
-            if not finished:
+            first_late.cancel()
+            del self._deliveries[request.request_id]
+            if not delivery.has_last:
                 await self.abort(request.request_id)
 
     async def abort(self, request_id: str) -> None:
@@ -241,8 +231,8 @@ class EngineClient:
         self._ready.clear()
         self.stats = None
         self.residency.clear()
-        for stream in self._streams.values():
-            stream.put_nowait(None)
+        for delivery in self._deliveries.values():
+            delivery.fail(EngineDeadError("the engine died"))
         waiters, self._journal_waiters = self._journal_waiters, []
         futures: list[asyncio.Future[JournalRecords] | asyncio.Future[Proof]]
         futures = [*waiters, *self._proof_waiters.values()]
@@ -250,18 +240,14 @@ class EngineClient:
             if not future.done():
                 future.set_exception(EngineDeadError("the engine died"))
 
-    def _take(self, message: object) -> None:
+    async def _take(self, message: object) -> None:
         match message:
+            case StepOutputs():
+                await self._deliver(message.outputs)
             case Welcome():
                 self.welcome = message
                 self._ready.set()
                 self._on_end()
-            case StepOutputs():
-                for output in message.outputs:
-                    if stream := self._streams.get(output.request_id):
-                        stream.put_nowait(output)
-                    if output.is_last:
-                        self._on_end()
             case LeaseLow():
                 self._on_lease_low(message)
             case JournalRecords():
@@ -281,16 +267,15 @@ class EngineClient:
                 if message.unsettled_records:
                     self._on_end()
 
-
-async def _first(
-    stream: asyncio.Queue[RequestOutput | None], due_at: float
-) -> RequestOutput | None:
-    """The next output. Raises FirstTokenLate at `due_at`, by the loop's clock."""
-    try:
-        async with asyncio.timeout_at(due_at):
-            return await stream.get()
-    except TimeoutError:
-        raise FirstTokenLate("no token came in time") from None
+    async def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        """Hand a step's outputs over; between slices of them, other tasks have their turn."""
+        for number, output in enumerate(outputs, start=1):
+            if delivery := self._deliveries.get(output.request_id):
+                delivery.hand(output)
+            if output.is_last:
+                self._on_end()
+            if not number % _SLICE:
+                await asyncio.sleep(0)
 
 
 class _Connection:
@@ -313,7 +298,7 @@ class _Connection:
         self._endpoint = endpoint
         self._socket.connect(endpoint.address)
 
-    async def run(self, take: Callable[[object], None]) -> None:
+    async def run(self, take: Callable[[object], Awaitable[None]]) -> None:
         """Run until the engine hangs up, stops sending, or sends a frame that cannot be decoded."""
         # Hello is sent before anything else; the socket keeps it for an engine that still starts.
         await self.send(Hello(gateway_id=self._gateway_id))
@@ -337,14 +322,14 @@ class _Connection:
     async def send(self, message: object) -> None:
         await self._socket.send(self._numbering.encode(message))
 
-    async def _receive(self, take: Callable[[object], None]) -> None:
+    async def _receive(self, take: Callable[[object], Awaitable[None]]) -> None:
         with contextlib.suppress(WireError):
             while True:
                 message = self._numbering.decode(await self._socket.recv())
                 self._silence.end()
                 if isinstance(message, EngineStats):
                     self._silence.limit_s = message.silence_s
-                take(message)
+                await take(message)
 
     async def _hang_up(self) -> None:
         """Return when the engine's end of the socket closes; a killed process closes it at once."""

@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 
 from bench.gateway.plain_client import PlainClient
+from engine.pulled import pulled
 
 _Send = Callable[[dict[str, Any]], Awaitable[None]]
 _Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -35,7 +36,8 @@ class BareApp:
             await _whole(send, b"{}")
             return
         asked = json.loads(body)
-        tokens = self._client.generate(asked["prompt_tokens"], asked["max_tokens"])
+        sizes = (asked["prompt_tokens"], asked["max_tokens"])
+        tokens = pulled(lambda take: self._client.generate(*sizes, take))
         if asked["stream"]:
             await send(_head(200, b"text/event-stream"))
             async for output in tokens:

@@ -41,8 +41,7 @@ class EngineTarget:
         self._sizes = (prompt_tokens, max_tokens)
 
     async def ask(self, on_event: Callable[[int], None] = lambda _: None) -> str | None:
-        async for _ in self._client.generate(*self._sizes):
-            on_event(1)
+        await self._client.generate(*self._sizes, lambda _: on_event(1))
         return None
 
     async def close(self) -> None:

@@ -3,14 +3,13 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from bench.gateway.asked import add_request
 from engine.client import EngineClient
+from engine.delivery import Take
 from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError
-from engine.messages import RequestOutput
 
 _READY_S = 60.0
 _DRAIN_S = 0.25
@@ -36,8 +35,9 @@ class PlainClient:
         await self._draining
         await self._client.close()
 
-    def generate(self, prompt_tokens: int, max_tokens: int) -> AsyncGenerator[RequestOutput, None]:
-        return self._client.generate(add_request(uuid.uuid4().hex, prompt_tokens, max_tokens))
+    async def generate(self, prompt_tokens: int, max_tokens: int, take: Take) -> None:
+        request = add_request(uuid.uuid4().hex, prompt_tokens, max_tokens)
+        await self._client.generate(request, take)
 
     async def _drain(self, engine_id: str) -> None:
         settled_seq = 0

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.messages import AddRequest, EngineStats
+from engine.messages import AddRequest, EngineStats, RequestOutput
 from server.pool.engine_pool import EnginePool
 from server.pool.files import Member
 from server.pool.running import Running, RunningRequest
@@ -104,14 +104,18 @@ class PoolClient:
         )
         self._running.add(request)
         first_s: float | None = None
+
+        def note(output: RequestOutput) -> None:
+            nonlocal first_s
+            if output.new_token_ids and first_s is None:
+                first_s = time.perf_counter() - start_s
+            if output.is_last and output.finish_reason != "length":
+                raise RuntimeError(f"a request failed: {output.stop_cause} {output.error}")
+
         try:
             assert message.adapter
             await self._engines.prefetch(message.tenant_id, message.adapter, name)
-            async for output in self._engines.generate(message, name):
-                if output.new_token_ids and first_s is None:
-                    first_s = time.perf_counter() - start_s
-                if output.is_last and output.finish_reason != "length":
-                    raise SystemExit(f"a request failed: {output.stop_cause} {output.error}")
+            await self._engines.generate(message, name, note)
         finally:
             self._running.remove(request)
         assert first_s is not None

@@ -108,6 +108,17 @@ class Choice:
         reason = finish_reason(output) if is_final else None
         return Part(said, list(output.new_token_ids), logprobs, reason, output.stop_cause)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its chunks but the first and the last differ in their text alone, as long as no
+        logprobs come with them.
+        """
+        return self._parser is None and self.prompt.token_ids is None
+
+    def text_of(self, token_ids: Sequence[int]) -> str:
+        """The text that tokens add to a plain answer that goes on."""
+        return self._detokenizer.push(token_ids)
+
     def _said(self, token_ids: Sequence[int], cut_bytes: int, *, final: bool) -> Parsed:
         """The text of tokens, taken apart; tokens of a reasoning part are counted."""
         parser = self._parser
@@ -296,13 +307,10 @@ def counts(output: RequestOutput, num_reasoning_tokens: int | None = None) -> Js
 
 
 def usage(
-    final: RequestOutput,
-    cost_nanousd: int,
-    price_version: int,
-    num_reasoning_tokens: int | None = None,
+    final: RequestOutput, counts: JsonObject, cost_nanousd: int, price_version: int
 ) -> JsonObject:
     """The counts of the whole request; Chorale's own fields are under `x_chorale`."""
-    return counts(final, num_reasoning_tokens) | {
+    return counts | {
         "x_chorale": {
             "cost_nanousd": cost_nanousd,
             "price_version": price_version,
@@ -319,7 +327,13 @@ def finish_reason(output: RequestOutput) -> str:
 
 def event(data: object) -> bytes:
     """One server-sent event."""
-    encoded = msgspec.json.encode(data)
-    if not encoded.isascii():
-        encoded = one_line(encoded.decode()).encode()
-    return b"data: " + encoded + b"\n\n"
+    return b"data: " + _on_one_line(msgspec.json.encode(data)) + b"\n\n"
+
+
+def json_text(text: str) -> bytes:
+    """A string as events have it."""
+    return _on_one_line(msgspec.json.encode(text))
+
+
+def _on_one_line(encoded: bytes) -> bytes:
+    return encoded if encoded.isascii() else one_line(encoded.decode()).encode()

@@ -68,6 +68,18 @@ class LimitedProtocol(HttpToolsProtocol):
         self._all_connections.close(self)
         super().connection_lost(exc)
 
+    def write_piece(self, piece: bytes) -> bool:
+        """Write a piece of the present answer's body, without a switch of tasks.
+
+        The answer's head was sent without a length. Returns False if the client is behind: then the
+        piece has to wait, and go through ASGI's `send`.
+        """
+        if self.flow.write_paused:
+            return False
+        if not self.transport.is_closing():
+            self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
+
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return

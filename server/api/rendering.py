@@ -1,11 +1,13 @@
 """A request's outputs in OpenAI's shapes: one whole answer, or server-sent events."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from engine.delivery import Take
 from engine.messages import RequestOutput
 from server.api import answers, errors
+from server.api.answer_events import AnswerEvents
 from server.api.answers import Answer, Choice, Part, ShownPrompt
 from server.api.foreign_errors import from_fault
 from server.api.logprobs import PromptLogprobs
@@ -14,6 +16,8 @@ from server.api.padding import Padding
 from server.faults import Fault
 from server.inference.admission import Admitted
 from server.inference.generation import Generation, cost_nanousd
+from server.inference.output_stream import OutputStream
+from server.text.json_object import JsonObject
 from server.text.tokenizer import Detokenizer
 from server.tools.grammar import AnswerForm
 from server.tools.parser import AnswerParser
@@ -30,18 +34,18 @@ class Rendering:
     admitted: Admitted
     padding: Padding
 
-    async def whole(
-        self, outputs: AsyncGenerator[RequestOutput, None]
-    ) -> tuple[dict[str, object], str | None]:
+    async def whole(self, outputs: OutputStream) -> tuple[dict[str, object], str | None]:
         """The complete answer, and the digest of the adapter that was applied. Raises Fault."""
         answer, choices = self._answer(), self._choices()
         parts = [Part() for _ in choices]
-        async with (
-            self.generation.unpaid_if_broken(self.admitted),
-            aclosing(outputs) as stream,
-        ):
-            async for output in stream:
-                parts[output.index].append(choices[output.index].take(output))
+        last: list[RequestOutput] = []
+
+        def take(output: RequestOutput) -> None:
+            parts[output.index].append(choices[output.index].take(output))
+            last[:] = [output]
+
+        await self._follow(outputs, take)
+        (output,) = last
         body = answer.whole(
             [choice.whole(part) for choice, part in zip(choices, parts, strict=True)],
             self._usage(output, choices),
@@ -50,40 +54,32 @@ class Rendering:
             body["prompt_logprobs"] = choices[0].listed_prompt
         return body, output.adapter_digest
 
-    async def events(
-        self, first: RequestOutput, rest: AsyncGenerator[RequestOutput, None]
-    ) -> AsyncGenerator[bytes, None]:
-        """The answer as server-sent events; a fault on the way is sent as an event and ends it."""
-        answer, choices = self._answer(), self._choices()
-        # With include_usage every chunk carries the key: null until the last one.
-        usage: dict[str, object] = {"usage": None} if self.asked.includes_usage else {}
-        output = first
-        async with self.generation.unpaid_if_broken(self.admitted), aclosing(rest):
-            try:
-                while True:
-                    choice = choices[output.index]
-                    part = choice.take(output)
-                    counts_usage = self.asked.counts_usage
-                    # Padded, a step without an event would tell what it was silent about.
-                    is_shown = counts_usage or self.padding or not choice.is_silent(part)
-                    if is_shown and not output.is_of_prompt:
-                        if counts_usage:
-                            num_reasoning_tokens = self._num_reasoning_tokens(choices)
-                            usage = {"usage": answers.counts(output, num_reasoning_tokens)}
-                        yield self._event(answer.chunk(choice.chunk(part)) | usage)
-                    if output.is_last:
-                        break
-                    output = await anext(rest)
-            except Fault as fault:
-                error = answers.event(errors.error_body(from_fault(fault)))
-                yield self.padding.last(error)
-                return
-        if self.asked.includes_usage:
-            yield self._event(answer.usage_chunk(self._usage(output, choices)))
-        yield self.padding.last(answers.DONE)
+    async def stream(self, outputs: OutputStream, write: Callable[[bytes], None]) -> None:
+        """Write the answer as server-sent events, each in the moment of its output; a fault on the
+        way is written as an event and ends it.
+        """
+        try:
+            await self._follow(outputs, self._events(write).take)
+        except Fault as fault:
+            write(self.padding.last(answers.event(errors.error_body(from_fault(fault)))))
 
-    def _event(self, chunk: dict[str, object]) -> bytes:
-        return self.padding.part(answers.event(chunk))
+    async def _follow(self, outputs: OutputStream, take: Take) -> None:
+        async with self.generation.unpaid_if_broken(self.admitted), aclosing(outputs):
+            outputs.follow(take)
+            await outputs.end()
+
+    def _events(self, write: Callable[[bytes], None]) -> AnswerEvents:
+        choices, asked = self._choices(), self.asked
+        return AnswerEvents(
+            self._answer(),
+            choices,
+            self.padding,
+            write,
+            usage_so_far=(lambda output: self._counts(output, choices))
+            if asked.counts_usage
+            else None,
+            usage=(lambda output: self._usage(output, choices)) if asked.includes_usage else None,
+        )
 
     def _answer(self) -> Answer:
         return Answer.of(
@@ -110,15 +106,16 @@ class Rendering:
             for i, prompt in enumerate(of_answers)
         ]
 
-    def _num_reasoning_tokens(self, choices: Sequence[Choice]) -> int | None:
-        if self.admitted.form.template.reasoning is None:
-            return None
-        return sum(choice.num_reasoning_tokens for choice in choices)
+    def _counts(self, output: RequestOutput, choices: Sequence[Choice]) -> JsonObject:
+        """The engine's counts up to this output."""
+        has_reasoning = self.admitted.form.template.reasoning is not None
+        num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in choices)
+        return answers.counts(output, num_reasoning_tokens if has_reasoning else None)
 
-    def _usage(self, final: RequestOutput, choices: Sequence[Choice]) -> dict[str, object]:
+    def _usage(self, final: RequestOutput, choices: Sequence[Choice]) -> JsonObject:
         """The engine's counts and what they cost under the price that was held."""
         cost, price = cost_nanousd(self.admitted, final), self.admitted.price
-        return answers.usage(final, cost, price.price_version, self._num_reasoning_tokens(choices))
+        return answers.usage(final, self._counts(final, choices), cost, price.price_version)
 
 
 def _parser(form: AnswerForm) -> AnswerParser | None:

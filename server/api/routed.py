@@ -4,11 +4,12 @@ Each attempt is admitted, held and generated as any request is. `server.inferenc
 what comes after it. Nothing leaves for the client before it is decided which attempt answers.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from engine.delivery import Take
 from engine.messages import RequestOutput
 from registry.errors import RegistryError
 from server import logs
@@ -28,6 +29,7 @@ from server.inference.attempts import (
 )
 from server.inference.generation import Generation
 from server.inference.generation_request import GenerationRequest
+from server.inference.output_stream import OutputStream
 from server.inference.route import Route, RouteModel
 from server.limits.rules import RateLimited
 from server.pool.running import Parent
@@ -41,19 +43,13 @@ Wait = Callable[[Coroutine[Any, Any, T]], Awaitable[T | None]]
 class Begun:
     """An answer that has begun.   asked: with the name of the model that answers.
 
-    first: its first output.   rest: the outputs that follow.
+    first: its first output, which is among `outputs`, too.
     """
 
     asked: Asked
     admitted: Admitted
     first: RequestOutput
-    rest: AsyncGenerator[RequestOutput, None]
-
-    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
-        async with aclosing(self.rest) as rest:
-            yield self.first
-            async for output in rest:
-                yield output
+    outputs: OutputStream
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,9 +138,9 @@ class Routed:
         least = model.min_mean_logprob
         admitted = await self._admit(_asking(request, model), model, left_s)
         asked = self.asked.model_copy(update={"model": model.model})
-        outputs = self.generation.outputs(admitted)
+        outputs = self.generation.begin(admitted)
         if least is None:
-            first = await wait(first_of(outputs))
+            first = await wait(outputs.first())
             return first and (Begun(asked, admitted, first, outputs), Outcome.ANSWERED)
         made = await wait(_all_of(outputs))
         if made is None:
@@ -152,7 +148,7 @@ class Routed:
         is_weak = least_mean_logprob(made) < least
         if request.sampling.logprobs is None:
             made = [replace(output, logprobs=None) for output in made]
-        begun = Begun(asked, admitted, made[0], _again(made[1:]))
+        begun = Begun(asked, admitted, made[0], OutputStream(lambda take: _again(made, take)))
         return begun, Outcome.WEAK if is_weak else Outcome.ANSWERED
 
     async def _admit(
@@ -170,23 +166,17 @@ class Routed:
         return self.admitted
 
 
-async def first_of(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    """The first output; if it fails, or the caller is cancelled, the request is aborted."""
-    try:
-        return await anext(outputs)
-    except BaseException:
-        await outputs.aclose()
-        raise
+async def _all_of(outputs: OutputStream) -> list[RequestOutput]:
+    made: list[RequestOutput] = []
+    async with aclosing(outputs):
+        outputs.follow(made.append)
+        await outputs.end()
+    return made
 
 
-async def _all_of(outputs: AsyncGenerator[RequestOutput, None]) -> list[RequestOutput]:
-    async with aclosing(outputs) as stream:
-        return [output async for output in stream]
-
-
-async def _again(outputs: Sequence[RequestOutput]) -> AsyncGenerator[RequestOutput, None]:
-    for output in outputs:
-        yield output
+async def _again(made: Sequence[RequestOutput], take: Take) -> None:
+    for output in made:
+        take(output)
 
 
 def _asking(request: GenerationRequest, model: RouteModel) -> GenerationRequest:

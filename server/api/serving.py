@@ -4,11 +4,10 @@ A client that hangs up aborts its request. With an Idempotency-Key the request r
 client, and a repeat gets its answer.
 """
 
-import asyncio
 import functools
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,19 +17,22 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from engine.messages import RequestOutput
+from engine.pulled import pulled
 from server.accounts.auth import Identity
 from server.api.answers import LastEvent
 from server.api.foreign_errors import with_headers
+from server.api.leaving_clients import unless_gone
 from server.api.limit_headers import limit_headers
 from server.api.padding import ASKED_BYTES, Padding
 from server.api.recordings import Recorder, Recording
 from server.api.rendering import Asked, Rendering
-from server.api.routed import Begun, Routed, first_of
-from server.api.timed_stream import READING_S, Ended, TimedStream
+from server.api.routed import Begun, Routed
+from server.api.timed_stream import READING_S, Ended, LiveStream, TimedStream
 from server.billing.failures import Failures
 from server.inference.admission import Admission, Admitted, count_request
 from server.inference.generation import Generation
 from server.inference.idempotency import Claim, IdempotencyKeys, StoredAnswer
+from server.inference.output_stream import OutputStream
 from server.inference.route import Route
 from server.inference.routes import Routes
 from server.limits.rules import Grant
@@ -91,11 +93,11 @@ class Serving:
 
     async def _respond(self, request: Request, asked: Asked, admitted: Admitted) -> Response:
         rendering, headers = self._rendering(asked, admitted), self._limit_headers(admitted.grant)
-        outputs = self.generation.outputs(admitted)
+        outputs = self.generation.begin(admitted)
         if not asked.stream:
             return await _whole(request, rendering, outputs, headers)
         # A fault before the first output keeps its own status.
-        first = await _unless_gone(request, first_of(outputs))
+        first = await unless_gone(request.receive, outputs.first())
         if first is None:
             return Response(status_code=_CLIENT_CLOSED)
         return self._stream(rendering, first, outputs, headers)
@@ -104,14 +106,14 @@ class Serving:
         self,
         rendering: Rendering,
         first: RequestOutput,
-        rest: AsyncGenerator[RequestOutput, None],
+        outputs: OutputStream,
         headers: dict[str, str],
     ) -> Response:
-        return TimedStream(
-            rendering.events(first, rest),
+        return LiveStream(
+            functools.partial(rendering.stream, outputs),
             headers=headers | _SSE_HEADERS | _digest_header(first.adapter_digest),
             timeout_s=self.request_timeout_s + READING_S,
-            on_end=rest.aclose,
+            on_end=outputs.aclose,
         )
 
     # ---- for a route ----
@@ -140,7 +142,7 @@ class Serving:
         """Answer with the attempt that is the answer; an error tells of the attempts as well."""
         try:
             with _errors_with(lambda: routed.headers):
-                begun = await routed.begin(functools.partial(_unless_gone, request))
+                begun = await routed.begin(functools.partial(unless_gone, request.receive))
                 response = Response(status_code=_CLIENT_CLOSED)
                 if begun is not None:
                     response = await self._respond_begun(request, begun, routed.headers)
@@ -155,8 +157,8 @@ class Serving:
         rendering = self._rendering(begun.asked, begun.admitted)
         headers = headers | self._limit_headers(begun.admitted.grant)
         if begun.asked.stream:
-            return self._stream(rendering, begun.first, begun.rest, headers)
-        return await _whole(request, rendering, begun.outputs(), headers)
+            return self._stream(rendering, begun.first, begun.outputs, headers)
+        return await _whole(request, rendering, begun.outputs, headers)
 
     # ---- with an Idempotency-Key ----
 
@@ -170,16 +172,16 @@ class Serving:
             admitted = await self.admission.admit(identity, asked.for_model(), request_id)
             self.failures.expect(request_id)
             recording.hold(self._limit_headers(admitted.grant))
-            outputs = self.generation.outputs(admitted)
-            begun = Begun(asked, admitted, await first_of(outputs), outputs)
+            outputs = self.generation.begin(admitted)
+            begun = Begun(asked, admitted, await outputs.first(), outputs)
         rendering = self._rendering(begun.asked, begun.admitted)
         if not asked.stream:
-            body, digest = await rendering.whole(begun.outputs())
+            body, digest = await rendering.whole(begun.outputs)
             headers = _JSON_HEADERS | _digest_header(digest)
             await recording.answer(200, headers, msgspec.json.encode(body))
             return
         recording.begin(200, _SSE_HEADERS | _digest_header(begun.first.adapter_digest))
-        async with aclosing(rendering.events(begun.first, begun.rest)) as events:
+        async with aclosing(pulled(functools.partial(rendering.stream, begun.outputs))) as events:
             async for event in events:
                 if isinstance(event, LastEvent):
                     await recording.finish(event)
@@ -207,7 +209,7 @@ class Serving:
     async def _read(self, request: Request, recording: Recording) -> Response:
         """Send the answer while it is made; a client that hangs up may ask for it again."""
         with _errors_with(lambda: recording.headers):
-            head = await _unless_gone(request, recording.head())
+            head = await unless_gone(request.receive, recording.head())
         if head is None:
             await recording.leave()
             return Response(status_code=_CLIENT_CLOSED)
@@ -255,10 +257,10 @@ def _errors_with(headers: Callable[[], dict[str, str]]) -> Iterator[None]:
 async def _whole(
     request: Request,
     rendering: Rendering,
-    outputs: AsyncGenerator[RequestOutput, None],
+    outputs: OutputStream,
     headers: dict[str, str],
 ) -> Response:
-    answered = await _unless_gone(request, rendering.whole(outputs))
+    answered = await unless_gone(request.receive, rendering.whole(outputs))
     if answered is None:
         return Response(status_code=_CLIENT_CLOSED)
     body, digest = answered
@@ -269,24 +271,6 @@ async def _whole(
 
 async def _wait(work: Coroutine[Any, Any, T]) -> T:
     return await work
-
-
-async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The work's result; if the client hangs up, the work is cancelled and this is None."""
-    working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_disconnected(request))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _digest_header(digest: str | None) -> dict[str, str]:

@@ -5,13 +5,13 @@ paid; nothing here counts a token for the bill.
 """
 
 import math
-import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from sqlalchemy.engine import Connection
 
+from engine.delivery import Take
 from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate, RequestRefused
 from engine.messages import RequestOutput
 from server import logs
@@ -23,7 +23,8 @@ from server.database.database import Database
 from server.faults import Fault
 from server.inference import errors, outcomes
 from server.inference.admission import Admitted
-from server.inference.token_gaps import TokenGaps
+from server.inference.output_stream import OutputStream
+from server.inference.progress import Progress
 from server.limits.learned import LearnedTokens
 from server.limits.rules import Limiter
 from server.pool.quarantine import Quarantined
@@ -50,50 +51,31 @@ class Generation:
     observe_first_token: Callable[[float], None]
     count_move: Callable[[], None]
 
-    async def outputs(self, admitted: Admitted) -> AsyncGenerator[RequestOutput, None]:
-        """The engine's outputs; leaving the generator early aborts the request. Raises Fault."""
+    def begin(self, admitted: Admitted) -> OutputStream:
+        """Begin to run an admitted request; its outputs end with a Fault if it fails."""
+        return OutputStream(lambda take: self._run(admitted, take))
+
+    async def _run(self, admitted: Admitted, take: Take) -> None:
+        """Run a request to its end. Cancelling this aborts it. Raises Fault, what `take` raises."""
         message = admitted.message
-        used_tokens: int | None = 0
-        gaps = TokenGaps()
+        progress = Progress(admitted, take, self._note_first_token)
+        is_accepted = True
         try:
-            async with (
-                self.unpaid_if_broken(admitted),
-                aclosing(self._at_engines(admitted)) as stream,
-            ):
-                async for output in stream:
-                    used_tokens = self._used_tokens(output)
-                    gaps.note(output, time.monotonic())
-                    if output.is_last:
-                        logs.note(load_ms=_ms(output.load_s), queue_ms=_ms(output.queue_s))
-                    if failure := outcomes.failure_of(
-                        message,
-                        output,
-                        prompt_param=admitted.request.prompt_param,
-                        shape_param=admitted.request.shape_param,
-                    ):
-                        logs.note(stop_cause=output.stop_cause)
-                        raise failure
-                    self._take_note(admitted, output)
-                    yield output
-        except RequestRefused as refused:
-            used_tokens = None
+            async with self.unpaid_if_broken(admitted):
+                await self._at_engines(admitted, progress.note)
+            self._learn(admitted, progress.last)
+        except (RequestRefused, Quarantined, EngineAwayError) as refused:
+            is_accepted = False
             await self._void(message.request_id)
             raise outcomes.refusal_of(refused) from None
-        except Quarantined:
-            used_tokens = None
-            await self._void(message.request_id)
-            raise errors.request_quarantined() from None
-        except EngineAwayError:
-            used_tokens = None
-            await self._void(message.request_id)
-            raise errors.engine_unavailable() from None
         except FirstTokenLate:
             raise errors.first_token_timeout(message.first_token_timeout_s) from None
         except EngineDeadError:
             raise errors.engine_unavailable() from None
         finally:
-            logs.note(itl_ms_p50=_ms(gaps.p50_s))
+            progress.tell()
             admitted.base.load.remove(admitted.running)
+            used_tokens = self._used_tokens(progress.last) if is_accepted else None
             self.limiter.release(admitted.grant, used_tokens)
 
     @asynccontextmanager
@@ -111,16 +93,13 @@ class Generation:
             await self.failures.note(admitted.message.request_id)
             raise
 
-    async def _at_engines(self, admitted: Admitted) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of the request's engine, or of another if the first is gone and never had it."""
+    async def _at_engines(self, admitted: Admitted, take: Take) -> None:
+        """Run at the request's engine, or at another if the first is gone and never had it."""
         engines = admitted.base.engines
         for moves_left in reversed(range(_MAX_MOVES + 1)):
             logs.note(engine=admitted.running.engine)
             try:
-                stream = engines.generate(admitted.message, admitted.running.engine)
-                async with aclosing(stream):
-                    async for output in stream:
-                        yield output
+                await engines.generate(admitted.message, admitted.running.engine, take)
                 return
             except EngineAwayError:
                 if not moves_left:
@@ -145,42 +124,29 @@ class Generation:
         admitted.base.load.move(running, name)
         self.count_move()
 
-    def _take_note(self, admitted: Admitted, output: RequestOutput) -> None:
-        """Note an answer's first token, and the request's end."""
-        running = admitted.running
-        if output.index not in running.begun and not output.is_of_prompt:
-            if not running.has_begun:
-                waited_s = time.monotonic() - admitted.arrived_at
-                self.observe_first_token(waited_s)
-                admitted.base.keeper.first_tokens.note(waited_s)
-                logs.note(ttft_ms=_ms(waited_s))
-            admitted.base.load.begin(running, output.index)
-        if output.is_last:
-            self._learn(admitted, output)
-            logs.note(
-                prompt_tokens=output.num_prompt_tokens,
-                completion_tokens=output.num_completion_tokens,
-            )
+    def _note_first_token(self, admitted: Admitted, waited_s: float) -> None:
+        self.observe_first_token(waited_s)
+        admitted.base.keeper.first_tokens.note(waited_s)
 
-    def _learn(self, admitted: Admitted, final: RequestOutput) -> None:
+    def _learn(self, admitted: Admitted, last: RequestOutput | None) -> None:
         """Learn the length of answers that ended by themselves."""
-        if admitted.request.max_tokens is None and final.finish_reason in ("stop", "length"):
-            tokens = final.num_completion_tokens // admitted.message.num_answers
+        if last is None or admitted.request.max_tokens is not None:
+            return
+        if last.finish_reason in ("stop", "length"):
+            tokens = last.num_completion_tokens // admitted.message.num_answers
             self.learned_tokens.learn(admitted.message.tenant_id, tokens)
 
-    def _used_tokens(self, output: RequestOutput) -> int:
+    def _used_tokens(self, last: RequestOutput | None) -> int:
         """Tokens that count against the limits; cached ones count by their weight."""
-        cached = output.num_cached_tokens
+        if last is None:
+            return 0
+        cached = last.num_cached_tokens
         counted = math.ceil(cached * self.cached_token_weight)
-        return output.num_prompt_tokens - cached + counted + output.num_completion_tokens
+        return last.num_prompt_tokens - cached + counted + last.num_completion_tokens
 
     async def _void(self, request_id: str) -> None:
         """Void the hold at once, because the engine never accepted the request."""
         await self.database.write(lambda conn: void_refused(conn, request_id, now_ms()))
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 1)
 
 
 def cost_nanousd(admitted: Admitted, final: RequestOutput) -> int:

@@ -1,9 +1,10 @@
 """Faults of requests that an engine refuses, or fails on the way."""
 
-from engine.errors import RequestRefused
+from engine.errors import EngineAwayError, RequestRefused
 from engine.messages import NOT_METERED, AddRequest, RequestOutput
 from server.faults import Failed, Fault
 from server.inference import errors
+from server.pool.quarantine import Quarantined
 
 
 def failure_of(
@@ -42,8 +43,12 @@ def failure_of(
     return Failed()
 
 
-def refusal_of(refused: RequestRefused) -> Fault:
-    """The fault of a request that the engine did not accept."""
+def refusal_of(refused: RequestRefused | EngineAwayError | Quarantined) -> Fault:
+    """The fault of a request that no engine accepted."""
+    if isinstance(refused, EngineAwayError):
+        return errors.engine_unavailable()
+    if isinstance(refused, Quarantined):
+        return errors.request_quarantined()
     if refused.reason == "queue_full":
         return errors.overloaded()
     if refused.reason == NOT_METERED:

@@ -5,11 +5,11 @@ and the messages between gateway and engines.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from engine.client import EngineClient
+from engine.delivery import Take
 from engine.endpoint import Endpoint
 from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate
 from engine.messages import (
@@ -206,11 +206,11 @@ class EnginePool:
             raise EngineAwayError("the engine is gone")
         return engine.engine_id
 
-    async def generate(self, request: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of a request from the engine that `route` named.
+    async def generate(self, request: AddRequest, name: str, take: Take) -> None:
+        """Have the engine that `route` named answer a request; `take` gets each output.
 
         Raises EngineAwayError (then `route` may name another), EngineDeadError (FirstTokenLate if
-        only that is known), RequestRefused, Quarantined.
+        only that is known), RequestRefused, Quarantined, what `take` raises.
         """
         mark = fingerprint(request)
         self._quarantine.check(mark)
@@ -218,12 +218,14 @@ class EnginePool:
         if engine is None:
             raise EngineAwayError("the engine is gone")
         started = time.monotonic()
+
+        def note_and_take(output: RequestOutput) -> None:
+            if output.is_last:
+                engine.note_request(time.monotonic() - started)
+            take(output)
+
         try:
-            async with aclosing(engine.client.generate(request)) as stream:
-                async for output in stream:
-                    if output.is_last:
-                        engine.note_request(time.monotonic() - started)
-                    yield output
+            await engine.client.generate(request, note_and_take)
         except (EngineAwayError, FirstTokenLate):
             raise  # the engine never had the request, or has not died
         except EngineDeadError:

@@ -1,11 +1,12 @@
 """The interface by which other rooms use the engines behind a gateway."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from engine.messages import AddRequest, EngineStats, RequestOutput, Residency, Welcome
+from engine.delivery import Take
+from engine.messages import AddRequest, EngineStats, Residency, Welcome
 from engine.records import JournalRecords
 from registry.proof import Proof
 from registry.ref import AdapterRef
@@ -73,11 +74,11 @@ class Engines(Protocol):
     def engine_id(self, name: str) -> str:
         """The id of the engine that has this name now. Raises EngineAwayError if there is none."""
 
-    def generate(self, request: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of a request from the engine that `route` named.
+    async def generate(self, request: AddRequest, name: str, take: Take) -> None:
+        """Have the engine that `route` named answer a request; `take` gets each output.
 
-        Raises EngineAwayError (then `route` may name another), EngineDeadError, RequestRefused,
-        Quarantined.
+        Cancelling this aborts the request. Raises EngineAwayError (then `route` may name another),
+        EngineDeadError, RequestRefused, Quarantined, what `take` raises.
         """
 
     async def abort(self, request_id: str) -> None:

@@ -22,6 +22,7 @@ from engine.messages import (
 from engine.retired import _NO_FIGURES
 from engine.wire import Numbering
 from tests.engine.fakes import make_message
+from tests.engine.pulled_outputs import outputs_of
 
 WELCOME = Welcome(
     engine_id="eng-1", epoch=1, base_revision="base-1", max_model_len=512, max_num_seqs=4,
@@ -80,7 +81,7 @@ def first_output(request_id, **fields):
 
 
 async def read(client, message):
-    return [output async for output in client.generate(message)]
+    return [output async for output in outputs_of(client, message)]
 
 
 def run(test):

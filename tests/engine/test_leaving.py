@@ -20,6 +20,7 @@ from engine.messages import (
 from engine.records import EndRecord, ResidencyRecord
 from engine.retired import VOIDING_S, RetiredCore, Retirement
 from tests.engine.fakes import FakeClock, expected_tokens, make_adapter, make_message
+from tests.engine.pulled_outputs import outputs_of
 from tests.engine.test_process import (
     START_S,
     collect,
@@ -136,12 +137,12 @@ def test_who_leaves_says_so_ends_its_requests_and_goes_when_they_are_settled(eng
     async def run():
         async with connected(tmp_path) as client:
             message = make_message("long", max_tokens=150, adapter=make_adapter())
-            async with aclosing(client.generate(message)) as stream:
+            async with aclosing(outputs_of(client, message)) as stream:
                 tokens = list((await anext(stream)).new_token_ids)
                 process.terminate()
                 await wait_until(lambda: client.stats and client.stats.is_leaving)
                 on_its_way = make_message("on its way", max_tokens=3)
-                late = [t async for o in client.generate(on_its_way) for t in o.new_token_ids]
+                late = [t async for o in outputs_of(client, on_its_way) for t in o.new_token_ids]
                 assert late == expected_tokens(on_its_way)
                 with pytest.raises(EngineAwayError, match="leaves"):
                     await ask_for_ever(client)
@@ -262,7 +263,7 @@ def test_what_a_killed_engine_had_open_is_ended_and_settled_without_it(engine, t
 
     async def run():
         async with connected(tmp_path) as client:
-            stream = client.generate(make_message("cut", max_tokens=400))
+            stream = outputs_of(client, make_message("cut", max_tokens=400))
             num_received = len((await anext(stream)).new_token_ids)
             process.kill()
             process.wait()

@@ -32,6 +32,7 @@ from engine.records import ResidencyRecord
 from engine.step_times import MOST_S
 from engine.wire import decode, encode, write_vocabulary
 from tests.engine.fakes import VOCABULARY, expected_tokens, make_adapter, make_message
+from tests.engine.pulled_outputs import outputs_of
 
 START_S = 60.0
 
@@ -98,7 +99,7 @@ def engine(tmp_path):
 
 
 async def collect(client, message):
-    return [t async for output in client.generate(message) for t in output.new_token_ids]
+    return [t async for output in outputs_of(client, message) for t in output.new_token_ids]
 
 
 async def drain(stream):
@@ -201,7 +202,7 @@ def test_leaving_a_stream_early_aborts_the_request(engine, tmp_path):
 
     async def run():
         async with connected(tmp_path) as client:
-            stream = client.generate(make_message(max_tokens=400))
+            stream = outputs_of(client, make_message(max_tokens=400))
             await anext(stream)
             await stream.aclose()
             for _ in range(100):
@@ -225,7 +226,7 @@ def test_a_killed_engine_ends_its_streams_and_its_successor_counts_what_it_sent(
 
             async def read(message):
                 received[message.request_id] = []
-                async for output in client.generate(message):
+                async for output in outputs_of(client, message):
                     received[message.request_id] += output.new_token_ids
                     if len(received[message.request_id]) == 5:
                         process.send_signal(signal.SIGKILL)
@@ -372,7 +373,7 @@ def test_an_engine_ends_the_requests_of_a_silent_gateway_and_then_itself(engine,
     async def run():
         hanging = connected(tmp_path, heartbeat_s=3600)
         async with connected(tmp_path) as other, hanging as silent:
-            stream = silent.generate(make_message(max_tokens=500))
+            stream = outputs_of(silent, make_message(max_tokens=500))
             await anext(stream)
             while not (journal := await other.read_journal(other.welcome.engine_id, 0, 10)).records:
                 await asyncio.sleep(0.05)

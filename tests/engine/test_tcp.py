@@ -20,6 +20,7 @@ from engine.messages import Hello
 from engine.tcp import CurveMissing, KeysMissing, TcpListener, check
 from engine.wire import encode, write_vocabulary
 from tests.engine.fakes import VOCABULARY, expected_tokens, make_message
+from tests.engine.pulled_outputs import outputs_of
 
 START_S = 60.0
 SERVER, CLIENT, OTHER = ([key.decode() for key in zmq.curve_keypair()] for _ in range(3))
@@ -73,7 +74,7 @@ async def connected(address):
 
 
 async def collect(client, message):
-    return [t async for output in client.generate(message) for t in output.new_token_ids]
+    return [t async for output in outputs_of(client, message) for t in output.new_token_ids]
 
 
 def ask(address, keys=None, timeout_ms=700):

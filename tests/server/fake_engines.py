@@ -1,9 +1,11 @@
 """A fake of `EnginePool` for the gateway's tests."""
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.delivery import Take
 from engine.errors import EngineAwayError, EngineDeadError
 from engine.messages import AddRequest, RequestOutput, Residency, Welcome
 from engine.records import JournalRecords
@@ -94,14 +96,15 @@ class FakeEngines:
     def engine_id(self, name: str) -> str:
         return f"id of {name}" if len(self.names) > 1 else "engine-1"
 
-    async def generate(self, request: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, request: AddRequest, name: str, take: Take) -> None:
         self.asked.append(request)
         if name in self.away:
             raise EngineAwayError("the engine leaves")
         for said in self.script(request):
             if isinstance(said, BaseException):
                 raise said
-            yield said
+            take(said)
+            await asyncio.sleep(0)  # other tasks have their turn between outputs
 
     async def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)

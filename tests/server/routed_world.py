@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import shutil
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from engine.delivery import Take
 from engine.errors import RequestRefused
 from engine.messages import AddRequest, RequestOutput, TokenLogprobs
 from server.billing import ledger
@@ -87,7 +88,7 @@ class JournaledEngines(FakeEngines):
     def model_of(self, message: AddRequest) -> str:
         return self.models[message.adapter.adapter_id] if message.adapter else "base"
 
-    async def generate(self, request: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, request: AddRequest, name: str, take: Take) -> None:
         self.asked.append(request)
         last, is_refused = None, False
         try:
@@ -101,14 +102,15 @@ class JournaledEngines(FakeEngines):
                     stop_cause="aborted",
                     is_last=True,
                 )
-                yield last
+                take(last)
                 return
             for said in self.gives[self.model_of(request)](request):
                 if isinstance(said, BaseException):
                     is_refused = isinstance(said, RequestRefused)
                     raise said
                 last = said
-                yield said
+                take(said)
+                await asyncio.sleep(0)
         finally:
             if not is_refused:
                 self._journal(request, last)

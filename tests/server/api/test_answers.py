@@ -9,7 +9,7 @@ from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from engine.messages import RequestOutput, TokenLogprobs
-from server.api.answers import Answer, Choice, Part, ShownPrompt, event, usage
+from server.api.answers import Answer, Choice, Part, ShownPrompt, counts, event, usage
 from server.api.logprobs import LogprobsText, PromptLogprobs, extend
 from server.tools.built_in import BUILT_IN
 from server.tools.parser import AnswerParser, Parsed
@@ -42,7 +42,7 @@ def test_usage_components_add_up_and_what_is_ours_is_under_one_key():
         request_id="r", seq=0, finish_reason="stop", stop_cause="eos",
         num_prompt_tokens=7, num_completion_tokens=5, num_accepted_tokens=3, num_rejected_tokens=9,
     )  # fmt: skip
-    body = usage(final, 123, 1)
+    body = usage(final, counts(final), 123, 1)
     assert body["completion_tokens_details"] == {
         "accepted_prediction_tokens": 3,
         "rejected_prediction_tokens": 9,
@@ -183,10 +183,10 @@ def test_a_stream_in_pieces_is_the_whole_answer(is_chat, pieces):
 
 def test_the_official_client_reads_every_shape():
     final = make_output(1, 5, logprobs=True, finish_reason="stop", stop_cause="eos")
-    counts = usage(final, 0, 1)
+    shown = usage(final, counts(final), 0, 1)
     for is_chat, kind in ((True, ChatCompletion), (False, Completion)):
         answer, choice = Answer.of("r", "m", is_chat, "abc", "flex"), make_choice(is_chat, index=3)
-        body = answer.whole([choice.whole(choice.take(final))], counts)
+        body = answer.whole([choice.whole(choice.take(final))], shown)
         read = kind.model_validate(body, strict=True)
         assert read.choices[0].index == 3
     assert read.choices[0].logprobs.tokens == ["a", " cd"]
@@ -277,15 +277,17 @@ def test_a_client_may_do_without_the_reasoning_and_still_pays_for_it():
     assert body["message"] == {"role": "assistant", "content": "Let me see.", "refusal": None}
     assert choice.num_reasoning_tokens == 6
     final = outputs_of([6])[0]
-    assert usage(final, 0, 1, 6)["completion_tokens_details"]["reasoning_tokens"] == 6
-    assert "reasoning_tokens" not in usage(final, 0, 1)["completion_tokens_details"]
+    assert counts(final, 6)["completion_tokens_details"]["reasoning_tokens"] == 6
+    assert "reasoning_tokens" not in counts(final)["completion_tokens_details"]
 
 
 def test_the_official_client_reads_calls_and_reasoning():
     answer = Answer.of("r", "m", True, "abc", "default")
     _, body = whole_of(outputs_of(THOUGHT + CALL))
     final = make_output(1, finish_reason="stop", stop_cause="eos")
-    read = ChatCompletion.model_validate(answer.whole([body], usage(final, 0, 1, 6)), strict=True)
+    read = ChatCompletion.model_validate(
+        answer.whole([body], usage(final, counts(final, 6), 0, 1)), strict=True
+    )
     assert read.choices[0].message.tool_calls[0].function.name == "now"
     assert read.usage.completion_tokens_details.reasoning_tokens == 6
     choice = make_talker()

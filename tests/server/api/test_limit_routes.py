@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import shutil
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from sqlalchemy.dialects import sqlite
 
-from engine.messages import AddRequest, LeaseLow, RequestOutput
+from engine.delivery import Take
+from engine.messages import AddRequest, LeaseLow
 from server.accounts.auth import SCOPES
 from server.accounts.keys import create_key
 from server.billing.budgets import Budget, set_budget
@@ -439,11 +440,12 @@ def test_a_cached_prompt_token_counts_as_much_as_the_settings_say(
     class CachingEngines(FakeEngines):
         """Engines whose answers have 20 prompt tokens, 16 of them cached, and 3 more tokens."""
 
-        async def generate(
-            self, message: AddRequest, name: str
-        ) -> AsyncGenerator[RequestOutput, None]:
-            async for output in super().generate(message, name):
-                yield replace(output, num_prompt_tokens=20, num_cached_tokens=16)
+        async def generate(self, message: AddRequest, name: str, take: Take) -> None:
+            await super().generate(
+                message,
+                name,
+                lambda output: take(replace(output, num_prompt_tokens=20, num_cached_tokens=16)),
+            )
 
     user = user_of(product, tokens_per_minute=1000)
     settings = product.gateway.settings.model_copy(update={"cached_token_weight": weight})

@@ -112,7 +112,7 @@ def test_a_route_is_named_as_it_is_declared_and_an_unknown_one_not_at_all(logged
 
 def test_an_error_of_ours_says_where_and_not_what(logged: Logged) -> None:
     class Broken(FakeEngines):
-        def generate(self, message: object, name: str) -> None:
+        async def generate(self, message: object, name: str, take: object) -> None:
             raise KeyError(PROMPT)
 
     user = logged.product.user("acme")
@@ -198,7 +198,7 @@ def test_every_500_says_where_and_a_request_that_the_engine_ended_says_why(
     line = logged.last()
     assert (line["level"], line["stop_cause"]) == ("error", "engine_failure")
     assert line["trace"][0] == "Failed"
-    assert any(place.endswith("outputs") for place in line["trace"])
+    assert any(place.endswith("_check") for place in line["trace"])
 
 
 def test_no_line_metric_or_error_holds_what_was_sent(

@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import zlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.delivery import Take
 from engine.errors import EngineDeadError
 from engine.messages import AddRequest, RequestOutput
 from server.accounts.keys import create_key
@@ -240,7 +241,7 @@ class SteppedEngines(FakeEngines):
     gate: asyncio.Event | None = None
     num_left: int = 0
 
-    async def generate(self, message: AddRequest, name: str) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, message: AddRequest, name: str, take: Take) -> None:
         self.asked.append(message)
         num_said = 0
         try:
@@ -252,7 +253,7 @@ class SteppedEngines(FakeEngines):
                     raise self.ending
                 fields = {"num_completion_tokens": seq + 1} | (self.ending if is_last else {})
                 num_said += 1
-                yield RequestOutput(
+                output = RequestOutput(
                     request_id=message.request_id,
                     seq=seq,
                     new_token_ids=(40 + seq % 50,),
@@ -260,6 +261,8 @@ class SteppedEngines(FakeEngines):
                     is_last=is_last,
                     **fields,
                 )
+                take(output)
+                await asyncio.sleep(0)
         finally:
             self.num_left += num_said < self.num_tokens
 

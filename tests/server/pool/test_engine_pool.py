@@ -20,6 +20,7 @@ from server.pool.prefix_table import CHUNK_TOKENS, marks_of
 from server.pool.quarantine import Quarantined
 from server.pool.running import Running, RunningRequest
 from tests.engine.fakes import expected_tokens, make_adapter, make_message
+from tests.engine.pulled_outputs import outputs_of
 from tests.engine.test_process import start_engine, write_config
 
 READY_S = 60.0
@@ -56,7 +57,7 @@ class Pool:
         asked = RunningRequest(message.request_id, message.tenant_id, 1, 1, False, name)
         self.running.add(asked)
         try:
-            outputs = [output async for output in self.engines.generate(message, name)]
+            outputs = [output async for output in outputs_of(self.engines, message, name)]
         finally:
             self.running.remove(asked)
         return name, [token for output in outputs for token in output.new_token_ids]
@@ -222,9 +223,9 @@ def test_who_was_not_there_did_not_die_of_a_request_and_another_is_named_for_it(
             await pool.wait(lambda: pool.states()["a"] != "ready")
             for _ in range(3):  # two deaths would quarantine the request
                 with pytest.raises(EngineAwayError):
-                    await anext(engines.generate(message, "a"))
+                    await anext(outputs_of(engines, message, "a"))
             with pytest.raises(EngineAwayError):
-                await anext(engines.generate(message, "never met"))
+                await anext(outputs_of(engines, message, "never met"))
             assert await pool.ask(message) == ("b", expected_tokens(message))
             with pytest.raises(EngineAwayError):
                 engines.route(message, "b")

@@ -8,6 +8,7 @@ import pytest
 
 from server.pool.service_exchange import ServiceExchange
 from tests.engine.fakes import make_message
+from tests.engine.pulled_outputs import outputs_of
 from tests.server.pool.test_engine_pool import Pool, gateway
 
 DEMANDS = (("spread", "a"), ("spread", "b"), ("near", "a"), ("far", "b"))
@@ -32,7 +33,7 @@ async def generate_all_the_time(engines):
             message = make_message(
                 f"r{next(numbers)}", prompt=[7] * 5, max_tokens=10, tenant_id=tenant
             )
-            async for output in engines.generate(message, name):
+            async for output in outputs_of(engines, message, name):
                 given[tenant] += len(output.new_token_ids)
 
     async with asyncio.TaskGroup() as group:

@@ -1,0 +1,97 @@
+"""One answer as server-sent events, each written in the moment of its output."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+from engine.messages import RequestOutput
+from server.api import answers
+from server.api.answers import Answer, Choice, Part
+from server.api.padding import Padding
+from server.text.json_object import JsonObject
+from server.tools.parser import Parsed
+
+Usage = Callable[[RequestOutput], JsonObject]
+
+
+class AnswerEvents:
+    """Turns the outputs of a request into events, and gives each to `write`.
+
+    usage_so_far: gives the usage of every event; None where events have none.
+    usage: gives that of an event of its own at the end; None where there is no such event.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        choices: Sequence[Choice],
+        padding: Padding,
+        write: Callable[[bytes], None],
+        *,
+        usage_so_far: Usage | None,
+        usage: Usage | None,
+    ) -> None:
+        self._answer = answer
+        self._choices = choices
+        self._padding = padding
+        self._write = write
+        self._usage_so_far = usage_so_far
+        self._usage = usage
+        self._may_frame = not padding and usage_so_far is None
+        self._frames: list[_Frame | None] = [None] * len(choices)
+
+    def take(self, output: RequestOutput) -> None:
+        choice, frame = self._choices[output.index], self._frames[output.index]
+        if frame is not None and _adds_only_text(output):
+            self._write(frame.around(choice.text_of(output.new_token_ids)))
+            return
+        part = choice.take(output)
+        # Padded, a step without an event would tell what it was silent about.
+        is_shown = self._usage_so_far or self._padding or not choice.is_silent(part)
+        if is_shown and not output.is_of_prompt:
+            self._write(self._event(choice, part, output))
+            if frame is None and self._may_frame and choice.is_plain:
+                event = self._event(choice, Part(Parsed(_MARK)), output)
+                self._frames[output.index] = _Frame.of(event)
+        if output.is_last:
+            self._end(output)
+
+    def _end(self, output: RequestOutput) -> None:
+        if self._usage is not None:
+            event = answers.event(self._answer.usage_chunk(self._usage(output)))
+            self._write(self._padding.part(event))
+        self._write(self._padding.last(answers.DONE))
+
+    def _event(self, choice: Choice, part: Part, output: RequestOutput) -> bytes:
+        chunk = self._answer.chunk(choice.chunk(part))
+        # Where usage comes at the end, every event has the key, and null.
+        if self._usage_so_far is not None:
+            chunk["usage"] = self._usage_so_far(output)
+        elif self._usage is not None:
+            chunk["usage"] = None
+        return self._padding.part(answers.event(chunk))
+
+
+def _adds_only_text(output: RequestOutput) -> bool:
+    is_under_way = bool(output.new_token_ids) and output.finish_reason is None
+    return is_under_way and not output.logprobs and not output.prompt_logprobs
+
+
+_MARK = uuid4().hex
+"""A text that no event has by chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What is before and after the text in the events of an answer that differ in nothing else."""
+
+    before: bytes
+    after: bytes
+
+    @classmethod
+    def of(cls, event: bytes) -> "_Frame":
+        """The frame of the event whose text is `_MARK`."""
+        return cls(*event.split(answers.json_text(_MARK)))
+
+    def around(self, text: str) -> bytes:
+        return b"%b%b%b" % (self.before, answers.json_text(text), self.after)

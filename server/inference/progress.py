@@ -1,0 +1,88 @@
+"""What a gateway notes of one request while its outputs pass."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+
+from engine.delivery import Take
+from engine.messages import RequestOutput
+from server import logs
+from server.inference import outcomes
+from server.inference.admission import Admitted
+
+_MAX_GAPS = 512
+
+
+class Progress:
+    """Passes outputs on to `take`, and keeps the last of them.
+
+    on_first_token: called with the request and the seconds that it waited for a token.
+    """
+
+    def __init__(
+        self, admitted: Admitted, take: Take, on_first_token: Callable[[Admitted, float], None]
+    ) -> None:
+        self.last: RequestOutput | None = None
+        self._admitted = admitted
+        self._begun = admitted.running.begun
+        self._take = take
+        self._on_first_token = on_first_token
+        self._has_failed = False
+        self._waited_s: float | None = None
+        # The times between the tokens of an answer: the latest of all answers together.
+        self._gaps_s: deque[float] = deque(maxlen=_MAX_GAPS)
+        self._last_at: dict[int, float] = {}
+
+    def note(self, output: RequestOutput) -> None:
+        """Note an output and pass it on. Raises Fault if it says that the request has failed."""
+        self.last = output
+        index = output.index
+        if output.new_token_ids:
+            now = time.monotonic()
+            if (last_at := self._last_at.get(index)) is not None:
+                self._gaps_s.append(now - last_at)
+            self._last_at[index] = now
+        if output.finish_reason is not None:
+            self._check(output)
+        if index not in self._begun and not output.is_of_prompt:
+            self._begin(index)
+        self._take(output)
+
+    def tell(self) -> None:
+        """Add the figures to the request's line in the log."""
+        gap_s = median(self._gaps_s) if self._gaps_s else None
+        logs.note(ttft_ms=_ms(self._waited_s), itl_ms_p50=_ms(gap_s))
+        last = self.last
+        if last is None or not last.is_last:
+            return
+        logs.note(load_ms=_ms(last.load_s), queue_ms=_ms(last.queue_s))
+        if self._has_failed:
+            logs.note(stop_cause=last.stop_cause)
+        else:
+            logs.note(
+                prompt_tokens=last.num_prompt_tokens, completion_tokens=last.num_completion_tokens
+            )
+
+    def _check(self, output: RequestOutput) -> None:
+        request = self._admitted.request
+        if failure := outcomes.failure_of(
+            self._admitted.message,
+            output,
+            prompt_param=request.prompt_param,
+            shape_param=request.shape_param,
+        ):
+            self._has_failed = True
+            raise failure
+
+    def _begin(self, index: int) -> None:
+        """Note the first token of an answer."""
+        running = self._admitted.running
+        if not running.has_begun:
+            self._waited_s = time.monotonic() - self._admitted.arrived_at
+            self._on_first_token(self._admitted, self._waited_s)
+        self._admitted.base.load.begin(running, index)
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
