@@ -443,7 +443,7 @@ def test_a_cached_prompt_token_counts_as_much_as_the_settings_say(
             self, message: AddRequest, name: str
         ) -> AsyncGenerator[RequestOutput, None]:
             async for output in super().generate(message, name):
-                yield replace(output, num_prompt_tokens=20, num_cached_tokens=16)
+                yield output._replace(num_prompt_tokens=20, num_cached_tokens=16)
 
     user = user_of(product, tokens_per_minute=1000)
     settings = product.gateway.settings.model_copy(update={"cached_token_weight": weight})
