@@ -147,7 +147,7 @@ class Routed:
             return None
         is_weak = least_mean_logprob(made) < least
         if request.sampling.logprobs is None:
-            made = [replace(output, logprobs=None) for output in made]
+            made = [output._replace(logprobs=None) for output in made]
         begun = Begun(asked, admitted, made[0], OutputStream(lambda take: _again(made, take)))
         return begun, Outcome.WEAK if is_weak else Outcome.ANSWERED
 

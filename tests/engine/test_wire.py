@@ -1,19 +1,47 @@
 """The wire format: every message decodes to itself, and a lost message is noticed."""
 
+from typing import get_args
+
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis.strategies import (
+    booleans,
+    builds,
+    fixed_dictionaries,
+    floats,
+    integers,
+    lists,
+    none,
+    sampled_from,
+    text,
+    tuples,
+)
 
 from engine.messages import (
     AbortRequests,
+    FinishReason,
     ForgetDrafts,
     Heartbeat,
     Hello,
     RequestOutput,
     StepOutputs,
+    StopCause,
     TenantService,
+    TokenLogprobs,
 )
 from engine.records import EndRecord, JournalRecords, ResidencyItem, ResidencyRecord
-from engine.wire import MessageLost, Numbering, read_vocabulary, write_vocabulary
+from engine.wire import (
+    MessageLost,
+    Numbering,
+    decode,
+    encode,
+    read_vocabulary,
+    write_vocabulary,
+)
 from tests.engine.fakes import make_adapter, make_message
+
+HEADER_BYTES = 9
 
 
 def make_end(seq):
@@ -78,6 +106,59 @@ MESSAGES = [
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_a_message_is_the_same_after_the_wire(message):
     assert Numbering().decode(Numbering().encode(message)) == message
+
+
+COUNTS = integers(0, 2**32)
+SECONDS = none() | floats(allow_nan=False)
+LOGPROBS = none() | lists(
+    builds(
+        TokenLogprobs,
+        logprob=floats(allow_nan=False),
+        top=lists(tuples(COUNTS, floats(allow_nan=False)), max_size=2).map(tuple),
+    ),
+    max_size=3,
+).map(tuple)
+NEEDED = {"request_id": text(), "seq": COUNTS}
+OPTIONAL = {
+    "index": COUNTS,
+    "new_token_ids": lists(COUNTS, max_size=3).map(tuple),
+    "logprobs": LOGPROBS,
+    "prompt_logprobs": LOGPROBS,
+    "finish_reason": none() | sampled_from(get_args(FinishReason)),
+    "stop_cause": none() | sampled_from(get_args(StopCause)),
+    "error": none() | text(),
+    "num_prompt_tokens": COUNTS,
+    "num_cached_tokens": COUNTS,
+    "num_completion_tokens": COUNTS,
+    "num_accepted_tokens": COUNTS,
+    "num_rejected_tokens": COUNTS,
+    "num_stop_bytes": COUNTS,
+    "adapter_digest": none() | text(),
+    "retry_after_s": SECONDS,
+    "load_s": SECONDS,
+    "queue_s": SECONDS,
+    "is_last": booleans(),
+}
+
+
+def test_the_strategy_of_outputs_knows_every_field():
+    assert {*NEEDED, *OPTIONAL} == set(RequestOutput._fields)
+
+
+@given(lists(fixed_dictionaries(NEEDED, optional=OPTIONAL), max_size=4))
+def test_outputs_are_the_same_after_the_wire_with_any_fields_at_their_defaults(fields):
+    message = StepOutputs(outputs=tuple(RequestOutput(**given) for given in fields))
+    assert Numbering().decode(Numbering().encode(message)) == message
+
+
+def test_an_output_of_an_engine_that_lacks_the_newest_fields_has_them_at_their_defaults():
+    output = RequestOutput(request_id="r", seq=3, new_token_ids=(1, 2))
+    for length in range(len(NEEDED), len(output) + 1):
+        body = msgspec.msgpack.encode({"outputs": [output[:length]]})
+        header = encode(0, StepOutputs(outputs=()))[:HEADER_BYTES]
+        _, message = decode(header + body)
+        known = RequestOutput(*output[:length])
+        assert message == StepOutputs(outputs=(known,))
 
 
 def test_a_gap_in_the_numbers_is_noticed():

@@ -444,7 +444,7 @@ def test_a_cached_prompt_token_counts_as_much_as_the_settings_say(
             await super().generate(
                 message,
                 name,
-                lambda output: take(replace(output, num_prompt_tokens=20, num_cached_tokens=16)),
+                lambda said: take(said._replace(num_prompt_tokens=20, num_cached_tokens=16)),
             )
 
     user = user_of(product, tokens_per_minute=1000)

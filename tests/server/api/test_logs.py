@@ -8,7 +8,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +131,7 @@ def ask_broken(logged: Logged, error: BaseException, **case: bool) -> httpx.Resp
 
     def script(message: AddRequest) -> list[RequestOutput | BaseException]:
         (output,) = answer_at_once(message)
-        first = replace(output, finish_reason=None, stop_cause=None, is_last=False)
+        first = output._replace(finish_reason=None, stop_cause=None, is_last=False)
         return [first, error] if case["has_begun"] else [error]
 
     logged.product.use(FakeEngines(script))

@@ -1,7 +1,6 @@
 """Predictions over HTTP: tokens for the engine, bounded, and counted against nothing."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ def predicted(content: Any) -> dict[str, Any]:
 def drafting(message: AddRequest) -> list[RequestOutput]:
     """Outputs of which each says how many drafts there have been so far."""
     return [
-        replace(output, num_accepted_tokens=2 * output.seq, num_rejected_tokens=5 * output.seq)
+        output._replace(num_accepted_tokens=2 * output.seq, num_rejected_tokens=5 * output.seq)
         for output in answer_all(message)
     ]
 

@@ -1,7 +1,6 @@
 """Shapes over HTTP: compiled once and charged before, refused by path, paid for if too slow."""
 
 import shutil
-from dataclasses import replace
 
 import pytest
 
@@ -72,7 +71,7 @@ def test_a_shape_that_is_compiled_and_then_refused_has_used_a_request(product):
 def test_a_grammar_that_is_too_slow_in_the_engine_is_a_400_that_names_the_field(product):
     def slow(message):
         cause = {"finish_reason": "error", "stop_cause": "constraint_too_slow"}
-        return [replace(output, **cause) for output in answer_at_once(message)]
+        return [output._replace(**cause) for output in answer_at_once(message)]
 
     product.use(FakeEngines(slow))
     error = chat(product.user("a"), structured_outputs={"regex": "a+"}).json()["error"]
