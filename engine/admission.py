@@ -49,7 +49,12 @@ class Admission:
         self._short_of_room, self._hopeless, self._started = [], [], []
         self._ranks = None
         # Making room for an adapter may preempt requests, which then wait behind this pass.
-        ready = [request for request in list(self.queues.waiting) if self._is_ready(request)]
+        ready = [
+            request
+            for request in list(self.queues.waiting)
+            if (request.needs_only_room and not request.num_in_flight_tokens)
+            or self._is_ready(request)
+        ]
         order = self.queues.policy.order(ready)
         is_full = self._start_until_full(order)
         if is_full and any(request.block_ids for request in ready):
@@ -95,7 +100,10 @@ class Admission:
         if not request.is_first and self._waits_for_first_answer(request.prompt):
             return False
         if self._has_adapter(request):
-            return self._is_invoked(request)
+            is_invoked = self._is_invoked(request)
+            is_plain = request.adapter_key is None and request.group.compilation is None
+            request.needs_only_room = is_invoked and is_plain and request.is_first
+            return is_invoked
         if request.group.started_at is None:
             request.group.loading_until = self._clock()
         return self._advance_adapter(request)

@@ -171,8 +171,10 @@ class VirtualTokenCounters:
         self._forgive()
         by_class: dict[Priority, dict[str, deque[Request]]] = defaultdict(dict)
         for request in ready:
-            tenants = by_class[request.priority]
-            tenants.setdefault(request.tenant_id, deque()).append(request)
+            tenants, tenant_id = by_class[request.priority], request.tenant_id
+            if tenant_id not in tenants:
+                tenants[tenant_id] = deque()
+            tenants[tenant_id].append(request)
         return self._interleave([tenants for _, tenants in sorted(by_class.items())])
 
     def charge(self, request: Request, service: float) -> None:

@@ -41,9 +41,9 @@ class KVCache:
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
         """Number of blocks to allocate before the next `num_tokens` can be computed."""
-        wanted = self.layout.num_blocks(request.num_scheduled_tokens + num_tokens)
+        end = request.num_computed_tokens + request.num_in_flight_tokens + num_tokens
         have = len(request.block_ids) or request.num_dead_blocks
-        return max(0, wanted - have)
+        return max(0, self.layout.num_blocks(end) - have)
 
     def row_blocks(self, request: Request) -> tuple[int, ...]:
         """The request's blocks by position; dead ones, which nobody reads, appear as a live one."""
@@ -135,6 +135,8 @@ class KVCache:
 
     def _publish(self, request: Request) -> None:
         num_full = request.num_computed_tokens // self.layout.block_size
+        if num_full == request.num_published_blocks:
+            return
         hashes = self._hashes(request, num_full)
         first = max(request.num_published_blocks, request.num_dead_blocks)
         for i in range(first, num_full):

@@ -67,7 +67,8 @@ class Outputs:
         """
         if request.group.first_token_at is None:
             request.group.first_token_at = self._clock()
-        request.held_logprobs.extend(logprobs)
+        if logprobs:
+            request.held_logprobs.extend(logprobs)
         released: list[int] = []
         for token_id in token_ids:
             ending = self._add_token(request, token_id, released)
@@ -81,8 +82,8 @@ class Outputs:
     def _add_token(self, request: Request, token_id: int, released: list[int]) -> Ending | None:
         """Add a token, and to `released` what may leave now. Returns the answer's end, if any."""
         request.output_token_ids.append(token_id)
-        num_stop_bytes = None
-        if len(request.output_token_ids) > request.params.min_tokens:
+        num_stop_bytes, params = None, request.params
+        if params.stop and len(request.output_token_ids) > params.min_tokens:
             sure, num_stop_bytes = request.stops.push(token_id, self._vocabulary[token_id])
             released += sure
         else:
@@ -137,7 +138,7 @@ class Outputs:
 
     def _ending(self, request: Request, token_id: int, num_stop_bytes: int | None) -> Ending | None:
         params, count = request.params, len(request.output_token_ids)
-        if self._ends(request, token_id):
+        if token_id in self._eos_token_ids and self._ends(request, token_id):
             return Ending("stop", "eos", num_stop_bytes=num_stop_bytes or 0)
         if token_id in params.stop_token_ids:
             return Ending("stop", "stop_token", num_stop_bytes=num_stop_bytes or 0)
@@ -147,7 +148,7 @@ class Outputs:
             return Ending("length", "max_tokens")
         if count >= request.token_lease:
             return Ending("length", "budget")
-        if request.num_tokens >= self.max_model_len:
+        if request.num_prompt_tokens + count >= self.max_model_len:
             return Ending("length", "max_model_len")
         return None
 
@@ -167,31 +168,41 @@ class Outputs:
         if ending:
             released = released + request.stops.flush()
             request.finish_reason, request.stop_cause = ending.reason, ending.cause
-        is_last = group.is_over
+        # By place, which takes half the time that it takes by name.
         output = RequestOutput(
-            request_id=group.request_id,
-            seq=group.num_outputs_sent,
-            index=request.index,
-            new_token_ids=tuple(released),
-            logprobs=self._logprobs(request, len(released)),
-            prompt_logprobs=prompt_logprobs,
-            finish_reason=request.finish_reason,
-            stop_cause=request.stop_cause,
-            error=ending.error if ending else None,
-            num_prompt_tokens=group.num_prompt_tokens_done,
-            num_cached_tokens=group.num_cached_tokens,
-            num_completion_tokens=group.num_completion_tokens,
-            num_stop_bytes=ending.num_stop_bytes if ending else 0,
-            num_accepted_tokens=group.num_accepted_tokens,
-            num_rejected_tokens=group.num_rejected_tokens,
-            adapter_digest=group.applied_digest,
-            retry_after_s=ending.retry_after_s if ending else None,
+            request.request_id,
+            group.num_outputs_sent,
+            request.index,
+            tuple(released),
+            self._logprobs(request, len(released)),
+            prompt_logprobs,
+            request.finish_reason,
+            request.stop_cause,
+            None,
+            group.num_prompt_tokens_done,
+            group.num_cached_tokens,
+            group.num_completion_tokens,
+            group.num_accepted_tokens,
+            group.num_rejected_tokens,
+            0,
+            group.applied_digest,
+        )
+        if ending:
+            output = self._ended(group, output, ending)
+        group.num_outputs_sent += 1
+        self._outputs.append((group.gateway_id, output))
+
+    def _ended(self, group: RequestGroup, output: RequestOutput, ending: Ending) -> RequestOutput:
+        """The last output of an answer, and of the request if no other answer goes on."""
+        is_last = group.is_over
+        return output._replace(
+            error=ending.error,
+            num_stop_bytes=ending.num_stop_bytes,
+            retry_after_s=ending.retry_after_s,
             load_s=group.load_s if is_last else None,
             queue_s=group.queue_s(self._clock()) if is_last else None,
             is_last=is_last,
         )
-        group.num_outputs_sent += 1
-        self._outputs.append((group.gateway_id, output))
 
     @staticmethod
     def _logprobs(request: Request, count: int) -> tuple[TokenLogprobs, ...] | None:

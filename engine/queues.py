@@ -150,10 +150,12 @@ class Queues:
         num_pending = request.num_pending_tokens
         if request.constraint is not None and request.constraint.must_wait(num_pending):
             return 0
+        if not num_pending:
+            return request.num_tokens_to_do
         count = len(request.output_token_ids) + num_pending
         longest = self.config.max_model_len
         is_last = count >= request.max_tokens or request.num_tokens + num_pending >= longest
-        return 0 if num_pending and is_last else request.num_tokens_to_do
+        return 0 if is_last else request.num_tokens_to_do
 
     def _schedule(self, request: Request, num_tokens: int) -> None:
         self._charge(request, num_tokens)
@@ -165,13 +167,15 @@ class Queues:
 
     def _charge(self, request: Request, num_tokens: int) -> None:
         """Charge for the next tokens and a load; tokens cached or computed again are free."""
-        start = max(request.num_scheduled_tokens, request.num_charged_tokens)
-        end = min(request.num_scheduled_tokens + num_tokens, request.num_prompt_tokens)
-        service = max(end - start, 0) * PREFILL_COST
+        service, num_charged = 0.0, request.num_charged_tokens
+        if num_charged < request.num_prompt_tokens:
+            start = max(request.num_scheduled_tokens, num_charged)
+            end = min(request.num_scheduled_tokens + num_tokens, request.num_prompt_tokens)
+            service = max(end - start, 0) * PREFILL_COST
+            request.num_charged_tokens = max(end, num_charged)
         if request.samples_after(num_tokens):
             service += DECODE_COST
-        self._charges[request] = service, request.num_charged_tokens
-        request.num_charged_tokens = max(end, request.num_charged_tokens)
+        self._charges[request] = service, num_charged
         self.policy.charge(request, service + request.load_service)
         request.load_service = 0.0
 
@@ -222,6 +226,8 @@ class Queues:
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Allocate blocks for a running request; may preempt others, and at last the request."""
         missing = self.kv.num_missing(request, num_tokens)
+        if not missing:
+            return True
         while not self.arena.make_room(missing):
             if self.arena.num_free + self.arena.num_coming >= missing:
                 return False  # blocks given up are free once the running step has finished

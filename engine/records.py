@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from engine.messages import FinishReason, ResidentTier, StopCause
 
@@ -37,8 +38,7 @@ class StartRecord:
     token_lease: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestProgress:
+class RequestProgress(NamedTuple):
     """Progress of a request in a step: its prompt tokens so far, and new tokens of one answer.
 
     num_prompt_tokens: done in total.   num_cached_tokens: how many of them were found in the prefix
@@ -48,7 +48,7 @@ class RequestProgress:
     request_id: str
     num_prompt_tokens: int
     new_token_ids: tuple[int, ...]
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # tuple's method of that name is not used
     num_cached_tokens: int = 0
 
 

@@ -7,7 +7,7 @@ ends. No other module writes to a request.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from engine.grammar.compilation import Compilation
@@ -105,10 +105,14 @@ class RequestGroup:
 
     @property
     def num_prompt_tokens_done(self) -> int:
+        if len(self.prompts) == 1:
+            return self.prompts[0].num_tokens_done
         return sum(prompt.num_tokens_done for prompt in self.prompts)
 
     @property
     def num_cached_tokens(self) -> int:
+        if len(self.prompts) == 1:
+            return self.prompts[0].num_cached_tokens
         return sum(prompt.num_cached_tokens for prompt in self.prompts)
 
     @property
@@ -118,6 +122,8 @@ class RequestGroup:
 
     @property
     def num_completion_tokens(self) -> int:
+        if len(self.requests) == 1:
+            return len(self.requests[0].output_token_ids)
         return sum(len(request.output_token_ids) for request in self.requests)
 
     @property
@@ -134,6 +140,11 @@ class RequestGroup:
     def is_over(self) -> bool:
         """Whether every answer has ended."""
         return all(request.finish_reason is not None for request in self.requests)
+
+    def extend_lease(self, token_lease: int) -> None:
+        self.message = replace(self.message, token_lease=token_lease)
+        for request in self.requests:
+            request.take_lease()
 
 
 @dataclass(eq=False)
@@ -153,8 +164,14 @@ class Request:
     num_dead_blocks: its first blocks, which are behind the sliding window and given back for good.
     num_found_tokens: tokens found in the prefix cache when it was last admitted.
     num_scored_tokens: prompt tokens whose logprobs have been sent.
+    needs_only_room: whether nothing keeps it waiting, now or later, but for room and its last step:
+    a first answer of the base model, without a grammar.
     num_skips: how often another request was admitted past it while it lacked room.
     constraint: what it may say next, once its grammar is compiled.
+    token_lease: completion tokens that it may use: an equal part of what the hold covers.
+    max_tokens: completion tokens after which it ends in any case.
+
+    What its message says of it is kept here, since a step asks for it for every row.
     """
 
     group: RequestGroup
@@ -182,38 +199,46 @@ class Request:
     constraint: Constraint | None = None
     finish_reason: FinishReason | None = None
     stop_cause: StopCause | None = None
+    needs_only_room: bool = False
     num_restarts: int = 0
     num_skips: int = 0
     # Prompt tokens charged to its tenant; tokens that are computed again are not charged again.
     num_charged_tokens: int = 0
     # Service of the adapter load that it started; the tenant is charged when the answer runs.
     load_service: float = 0.0
+    # Key of its adapter in the adapter manager: the tenant's own object in the store.
+    adapter_key: str | None = field(init=False)
+    request_id: str = field(init=False)
+    tenant_id: str = field(init=False)
+    priority: Priority = field(init=False)
+    params: SamplingParams = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    token_lease: int = field(init=False)
+    max_tokens: int = field(init=False)
+    has_penalties: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        message = self.group.message
+        self.adapter_key = message.adapter.object_key if message.adapter else None
+        self.request_id, self.tenant_id = message.request_id, message.tenant_id
+        self.priority, self.params = message.priority, message.sampling_params
+        self.has_penalties = self.params.has_penalties
+        self.num_prompt_tokens = len(self.prompt.token_ids)
+        self.take_lease()
+
+    def take_lease(self) -> None:
+        """Take its part of the message's lease."""
+        message = self.group.message
+        self.token_lease = message.token_lease // message.num_answers
+        self.max_tokens = min(self.params.max_tokens, self.token_lease)
 
     @property
     def message(self) -> AddRequest:
         return self.group.message
 
     @property
-    def request_id(self) -> str:
-        return self.group.message.request_id
-
-    @property
-    def tenant_id(self) -> str:
-        return self.group.message.tenant_id
-
-    @property
-    def priority(self) -> Priority:
-        return self.group.message.priority
-
-    @property
     def adapter(self) -> AdapterRef | None:
         return self.group.message.adapter
-
-    @property
-    def adapter_key(self) -> str | None:
-        """Key of its adapter in the adapter manager: the tenant's own object in the store."""
-        adapter = self.group.message.adapter
-        return adapter.object_key if adapter else None
 
     @property
     def adapter_start(self) -> int:
@@ -222,17 +247,9 @@ class Request:
         return self.prompt.adapter_start
 
     @property
-    def params(self) -> SamplingParams:
-        return self.group.message.sampling_params
-
-    @property
     def is_first(self) -> bool:
         """Whether this is the first answer to its prompt."""
         return self.prompt.answers[0] is self
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prompt.token_ids)
 
     @property
     def num_tokens(self) -> int:
@@ -245,7 +262,9 @@ class Request:
 
     @property
     def num_tokens_to_do(self) -> int:
-        return self.num_tokens + self.num_pending_tokens - self.num_scheduled_tokens
+        num_known = self.num_prompt_tokens + len(self.output_token_ids)
+        num_scheduled = self.num_computed_tokens + self.num_in_flight_tokens
+        return num_known + self.num_pending_tokens - num_scheduled
 
     @property
     def num_tokens_to_score(self) -> int:
@@ -271,19 +290,11 @@ class Request:
     def is_decoding(self) -> bool:
         return self.num_tokens_to_do <= 1
 
-    @property
-    def token_lease(self) -> int:
-        """Completion tokens that this answer may use: an equal part of what the hold covers."""
-        return self.message.token_lease // self.message.num_answers
-
-    @property
-    def max_tokens(self) -> int:
-        """Completion tokens after which the answer ends in any case."""
-        return min(self.params.max_tokens, self.token_lease)
-
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
         """Token ids at positions [start, end) of prompt and output; unknown ones are pending."""
         split = self.num_prompt_tokens
+        if split <= start and end <= split + len(self.output_token_ids):
+            return tuple(self.output_token_ids[start - split : end - split])
         prompt = self.prompt.token_ids[start : min(end, split)]
         output = self.output_token_ids[max(start - split, 0) : max(end - split, 0)]
         return (*prompt, *output, *[PENDING_TOKEN] * (end - max(start, self.num_tokens)))

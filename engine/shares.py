@@ -119,13 +119,17 @@ def _holdings(
 ) -> tuple[_Holding, list[_Holding]]:
     """The holding of the request's tenant, and those of others that may have to give way to it."""
     own, others = _Holding(request.message.weight), dict[str, _Holding]()
+    own_served = served(request)
     for other in sorted(running, key=lambda r: r.arrival):
         if other.priority != request.priority:
             continue
         if other.tenant_id == request.tenant_id:
             own.add(other)
-        elif served(other) > served(request):
-            others.setdefault(other.tenant_id, _Holding(other.message.weight)).add(other)
+        elif other.tenant_id in others:
+            others[other.tenant_id].add(other)
+        elif served(other) > own_served:
+            others[other.tenant_id] = holding = _Holding(other.message.weight)
+            holding.add(other)
     return own, list(others.values())
 
 

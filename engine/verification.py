@@ -10,7 +10,7 @@ has the model's distribution without that draft.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.batch import BAD_LOGITS, ScheduledRow
 from engine.grammar.matcher import Mask
@@ -122,8 +122,7 @@ def _behind(row: ScheduledRow, num_accepted: int) -> ScheduledRow:
     """The row that chooses the token after so many of this row's drafts."""
     drafts = row.draft_token_ids[:num_accepted]
     has_penalties = row.sampling is not None and row.sampling.has_penalties
-    return replace(
-        row,
+    return row._replace(
         token_ids=(),
         num_drafts=0,
         num_output_tokens=row.num_output_tokens + num_accepted,

@@ -174,7 +174,7 @@ def _later(rows: tuple[ScheduledRow, ...], steps: int) -> tuple[ScheduledRow, ..
     if steps == 0:
         return rows
     return tuple(
-        replace(row, token_ids=(PENDING_TOKEN,), start=row.start + steps, num_output_tokens=steps)
+        row._replace(token_ids=(PENDING_TOKEN,), start=row.start + steps, num_output_tokens=steps)
         for row in rows
     )
 

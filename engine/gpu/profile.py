@@ -117,7 +117,7 @@ def _decodes(limits: StepLimits, num_blocks: Callable[[int], int]) -> list[Sched
     """The most rows that a step may have, of one token each, with the most drafts."""
     drafts, more = divmod(limits.most_choices - limits.max_num_seqs, limits.max_num_seqs)
     rows = [_row(i, 1 + drafts + (i < more), num_blocks) for i in range(limits.max_num_seqs)]
-    return [replace(row, num_drafts=len(row.token_ids) - 1, scoring=None) for row in rows]
+    return [row._replace(num_drafts=len(row.token_ids) - 1, scoring=None) for row in rows]
 
 
 def _row(number: int, length: int, num_blocks: Callable[[int], int]) -> ScheduledRow:

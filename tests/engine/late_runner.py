@@ -50,4 +50,4 @@ class LateRunner:
             name: tuple(chosen if token == PENDING_TOKEN else token for token in getattr(row, name))
             for name in ("token_ids", "output_token_ids")
         }
-        return replace(row, **known)
+        return row._replace(**known)

@@ -1,17 +1,19 @@
 """A journal read without its engine gives all whole records in order and stays unchanged."""
 
+import json
 import os
 import zlib
 
 import pytest
 from hypothesis import given, settings
-from hypothesis.strategies import integers
+from hypothesis.strategies import builds, floats, integers, lists, text
 
 from engine.journal_records import JournalCorrupt, encode, read_records
 from engine.records import (
     CheckpointRecord,
     EndRecord,
     ProgressRecord,
+    RequestProgress,
     ResidencyItem,
     ResidencyRecord,
     StartRecord,
@@ -142,3 +144,21 @@ def test_reading_beside_an_engine_that_deletes_begins_at_what_is_left(tmp_path):
     assert len(segments(tmp_path)) == 1
     rest = list(reader)
     assert (first.seq, rest[-1].seq) == (0, core.journal.last_seq), "all segments were open"
+
+
+PROGRESS = builds(
+    RequestProgress,
+    request_id=text(),
+    num_prompt_tokens=integers(0),
+    new_token_ids=lists(integers(0)).map(tuple),
+    index=integers(0),
+    num_cached_tokens=integers(0),
+)
+
+
+@given(floats(allow_nan=False, allow_infinity=False), lists(PROGRESS, max_size=3).map(tuple))
+def test_a_steps_progress_is_the_json_of_its_fields(at, requests):
+    record = ProgressRecord(seq=3, at=at, step=9, requests=requests)
+    fields = {"seq": 3, "at": at, "step": 9, "requests": [part._asdict() for part in requests]}
+    body = json.dumps(["progress", fields], separators=(",", ":")).encode()
+    assert encode(record) == b"%08x %s\n" % (zlib.crc32(body), body)

@@ -166,7 +166,7 @@ def check_answers(message, outputs, window):
     each = [replace(message, prompt_token_ids=p, more_prompts=()) for p in message.prompts]
     is_invoked = all(expected_answer(alone, window) is not None for alone in each)
     for number, alone in enumerate(each):
-        own = [replace(o, index=o.index % n) for o in outputs if o.index // n == number]
+        own = [o._replace(index=o.index % n) for o in outputs if o.index // n == number]
         check_prompt_logprobs(alone, own, window)
         for index in range(n):
             answer = [o for o in own if o.index == index]

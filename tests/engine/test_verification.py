@@ -3,7 +3,6 @@
 import math
 import random
 from collections import Counter
-from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
@@ -30,15 +29,14 @@ PARAMS = st.fixed_dictionaries(
 
 
 def with_drafts(row, drafts):
-    return replace(row, token_ids=(*row.token_ids, *drafts), num_drafts=len(drafts))
+    return row._replace(token_ids=(*row.token_ids, *drafts), num_drafts=len(drafts))
 
 
 def one_by_one(logits, row, most, masks):
     """(tokens, logprobs) of a row that chooses without drafts, from the logits of each place."""
     said, told = [], []
     for place in range(most):
-        alone = replace(
-            row,
+        alone = row._replace(
             num_output_tokens=row.num_output_tokens + place,
             output_token_ids=(*row.output_token_ids, *said) if row.sampling.has_penalties else (),
         )
@@ -71,9 +69,9 @@ def test_rows_with_drafts_get_what_they_get_one_by_one(kinds, seed):
             prompt=(1, 2) if params.get("repetition_penalty") else (),
             output=(3, 3, 5), seed=chance.getrandbits(60), **params,
         )  # fmt: skip
-        row = replace(row, is_constrained=is_constrained)
+        row = row._replace(is_constrained=is_constrained)
         if not row.sampling.has_penalties:
-            row = replace(row, output_token_ids=())
+            row = row._replace(output_token_ids=())
         own = logits[8 * number : 8 * number + 1 + num_drafts]
         if is_constrained:
             masks[number] = [
@@ -91,7 +89,7 @@ def test_rows_with_drafts_get_what_they_get_one_by_one(kinds, seed):
 
 def test_a_row_with_fewer_masks_verifies_fewer_drafts():
     logits = make_logits(4)
-    row = replace(make_row(temperature=0.0), is_constrained=True)
+    row = make_row(temperature=0.0)._replace(is_constrained=True)
     said, _ = one_by_one(logits, row, 4, [make_mask(range(VOCAB))] * 4)
     masks = {0: [make_mask(range(VOCAB))] * 2}
     assert verified(logits, [with_drafts(row, said[:3])], masks)[0][0] == said[:2]

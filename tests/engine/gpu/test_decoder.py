@@ -387,7 +387,7 @@ def test_an_activated_lora_applies_from_its_start(tmp_path, adapter_start, appli
 
 def test_another_adapter_in_the_arena_is_refused(tmp_path):
     world = World(tmp_path)
-    row = replace(world.row("a", [1], 0, [0], "a0"), adapter_digest="other")
+    row = world.row("a", [1], 0, [0], "a0")._replace(adapter_digest="other")
     with pytest.raises(AssertionError, match="another adapter lies in the arena"):
         world.step(Batch(1, (row,)))
 

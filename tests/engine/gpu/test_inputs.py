@@ -1,7 +1,5 @@
 """The ints of a step, which describe it to the kernels, read back from memory."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -48,7 +46,7 @@ def make_row(start, count, adapter=None, name="r", drafts=0):
     blocks = tuple(range(LAYOUT.num_blocks(start + count + drafts)))
     sampling, tokens = SamplingParams(max_tokens=1), (7,) * (count + drafts)
     row = ScheduledRow(name, tokens, start, blocks, adapter, adapter, 0, sampling, 0, 0)
-    return replace(row, num_drafts=drafts)
+    return row._replace(num_drafts=drafts)
 
 
 @pytest.mark.parametrize("window", [None, 1, 100, 255, 256, 257, 512, 1000])

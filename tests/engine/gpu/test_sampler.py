@@ -1,6 +1,5 @@
 """The device's sampler gives the tokens and logprobs of `engine.sampler` for the same rows."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -100,7 +99,7 @@ def test_a_pending_token_counts_as_if_it_were_known(known):
     options = {"prompt": (5, 7), "presence_penalty": 1.0, "logit_bias": ((5, 2.0),)}
     for penalties in ({"repetition_penalty": 1.8}, {"frequency_penalty": 2.0}):
         row = make_row(output=(3, 5, known), seed=4, top_p=0.95, **options, **penalties)
-        pending = dataclasses.replace(row, output_token_ids=(3, 5, PENDING_TOKEN))
+        pending = row._replace(output_token_ids=(3, 5, PENDING_TOKEN))
         rows, unknown = [make_row(), row, row], [make_row(), pending, pending]
         wanted, ours = make_logits(3), make_logits(3)
         tokens, _ = sampler.choose(wanted, rows)
@@ -153,7 +152,7 @@ def test_of_equal_logprobs_the_lower_token_is_named_first():
 def test_a_row_with_bad_logits_fails_alone_and_has_no_logprobs():
     row = make_row(logprobs=1, top_p=0.5, presence_penalty=1.0, output=(7,), seed=3)
     limits = SamplingParams(max_tokens=9, logprobs=1, allowed_token_ids=(1, 2))
-    rows = [row, dataclasses.replace(row, sampling=limits, banned_token_ids=(7,)), row]
+    rows = [row, row._replace(sampling=limits, banned_token_ids=(7,)), row]
     for bad in (math.nan, math.inf, -math.inf):
         logits = make_logits(3)
         wanted = chosen(logits.clone(), rows)
