@@ -76,7 +76,7 @@ def make_metrics() -> Metrics:
     """The metrics of a gateway that has no engine yet."""
     bases: Any = SimpleNamespace(figures=lambda: [], num_deaths=0, current=[])
     settler: Any = SimpleNamespace(lags={})
-    return Metrics(bases, settler)
+    return Metrics(bases, settler, num_gateways=2)
 
 
 def pages(
@@ -115,7 +115,8 @@ _ABOUT_SETTINGS = (
 )
 _ABOUT_COMMANDS = "`chorale COMMAND --help` says more."
 _ABOUT_METRICS = (
-    "`GET /metrics` has these in Prometheus's format. "
+    "`GET /metrics` has these in Prometheus's format. With several gateways on a machine, those "
+    "that each gateway has of its own have a label `gateway` too. "
     "[Watch and repair](../operator/monitoring.md) says which ones to look at."
 )
 
@@ -308,7 +309,8 @@ def metric_rows(metrics: Metrics) -> Iterator[Row]:
         if isinstance(metric, MetricWrapperBase)
         for family in metric.describe()
     }
-    for family in sorted(metrics._registry.collect(), key=lambda family: family.name):
+    families = (*metrics._engines.collect(), *metrics._registry.collect())
+    for family in sorted(families, key=lambda family: family.name):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         shown = labels.get(family.name, getattr(family, "_labelnames", ()))
         names = ", ".join(f"`{label}`" for label in shown)

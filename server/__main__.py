@@ -1,5 +1,6 @@
 """`python -m server GATEWAY.json`: serves HTTP with the configuration that the supervisor wrote."""
 
+import asyncio
 import atexit
 import contextlib
 import json
@@ -26,12 +27,15 @@ from server.launch.secrets import load_admin_key
 from server.launch.settings import Settings
 from server.logs import LogHandler, LogWriter
 from server.pool.base_files import bases_path, read_bases
+from server.pool.files import numbered
 
 logger = logging.getLogger(__name__)
 
 # Files that are open besides connections: the database, engines, parts of uploads, logs.
 _OTHER_FILES = 512
 _TICK_S = 1.0
+_LAST_REQUESTS_S = 1.0
+"""Time for requests on connections that a gateway has taken, after it has stopped to take any."""
 _UNREAD_MS = 60_000
 """A connection whose other end takes nothing for so long is dropped, with its unsent bytes."""
 
@@ -40,14 +44,16 @@ def main() -> None:
     written = json.loads(Path(sys.argv[1]).read_text())
     settings = Settings.model_validate(written["settings"])
     log_format = choose_format(sys.stderr, settings.log_format)
-    writer = LogWriter(sys.stderr, log_format, settings.log_level)
+    number = written.get("number", 1)
+    name = numbered("gateway", number)
+    writer = LogWriter(sys.stderr, log_format, settings.log_level, process=name)
     atexit.register(writer.close)
     take_all(LogHandler(writer))
     logging.getLogger("alembic").setLevel(logging.WARNING)
     admin_key = load_admin_key(settings.data_dir)
     try:
         entries = read_bases(bases_path(settings.data_dir))
-        gateway = _migrated(assemble(settings, entries, admin_key))
+        gateway = _migrated(assemble(settings, entries, admin_key, number))
     except (DatabaseDamaged, NewerSchema) as error:
         logger.error("%s", error)
         writer.close()
@@ -68,28 +74,40 @@ def main() -> None:
         timeout_graceful_shutdown=int(settings.drain_timeout_s),
     )
     gateway.metrics.lines_dropped.set_function(lambda: writer.num_dropped)
-    server = _Server(config, gateway.drain)
+    listener = written.get("listener")
+    server = _Server(config, gateway.drain, has_neighbours=listener is not None)
     with contextlib.suppress(KeyboardInterrupt):
-        server.run([_listen(config)])
+        server.run([_listen(config, listener)])
     if not server.started:  # its log says why
         sys.exit(1)
 
 
 class _Server(uvicorn.Server):
-    """A uvicorn server that lets the gateway drain before the sockets are closed."""
+    """A uvicorn server that lets the gateway drain before the sockets are closed.
 
-    def __init__(self, config: uvicorn.Config, drain: Drain) -> None:
+    has_neighbours: whether others take connections from the same socket. Then this one stops to
+    take any, and serves requests on those that it has for a moment more, before it drains.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain: Drain, *, has_neighbours: bool) -> None:
         super().__init__(config)
         self._drain = drain
+        self._has_neighbours = has_neighbours
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._drain.begin()
+        if not self._has_neighbours:
+            self._drain.begin()
         super().handle_exit(sig, frame)
 
     async def main_loop(self) -> None:
         """Tick once a second, instead of ten times, and as soon as the end has been asked for."""
         while not await self.on_tick(0):
             await self._drain.wait_begun(_TICK_S)
+        if self._has_neighbours:
+            for server in self.servers:
+                server.close()
+            await asyncio.sleep(_LAST_REQUESTS_S)
+            self._drain.begin()
 
 
 def _migrated(gateway: Gateway) -> Gateway:
@@ -118,13 +136,14 @@ def _connections(settings: Settings) -> Connections:
     )
 
 
-def _listen(config: uvicorn.Config) -> socket.socket:
+def _listen(config: uvicorn.Config, inherited: int | None) -> socket.socket:
     """The server's listening socket, whose options the accepted connections inherit.
 
+    inherited: descriptor of the one that this gateway shares with its neighbours.
     TCP_USER_TIMEOUT has the kernel end a connection whose peer vanished or reads nothing (a zero
     window). The process does not watch connections that it has closed before all was sent.
     """
-    listener = config.bind_socket()
+    listener = config.bind_socket() if inherited is None else socket.socket(fileno=inherited)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MS)
     return listener

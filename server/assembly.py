@@ -30,6 +30,7 @@ from server.api import errors
 from server.api.bodies import MAX_JSON_BYTES
 from server.api.gateway import Gateway
 from server.api.metrics import Metrics
+from server.api.neighbours import Neighbours
 from server.api.recordings import Recorder
 from server.billing.audit.auditor import INTERVAL_S as AUDIT_INTERVAL_S
 from server.billing.audit.auditor import Auditor
@@ -75,6 +76,7 @@ from server.limits.redis_states import RedisStates
 from server.limits.rules import SEAT_SLACK_S, Limiter
 from server.limits.shared import SharedLimiter
 from server.pool.base_files import BaseEntry
+from server.pool.files import numbered
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
 from server.pool.keys import PoolKeys
 from server.webhooks.delivery import INTERVAL_S as WEBHOOKS_INTERVAL_S
@@ -86,14 +88,17 @@ _PROVER = "prover"
 """Stands for a tenant's id where proofs wait for a base model to wake."""
 
 
-def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminKey) -> Gateway:
+def assemble(
+    settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminKey, number: int = 1
+) -> Gateway:
     """Build a gateway; `server.api.app` starts its parts.
 
-    entries: the base models that there are, as the supervisor lists them.
+    entries: the base models that there are, as the supervisor lists them.   number: of this gateway
+    among those of the machine, each of which has files of its own.
     """
     data_dir = settings.data_dir
     space = FreeSpace(settings.disk_reserve_bytes)
-    work = WorkDir(_work_dir(settings), space)
+    work = WorkDir(_work_dir(settings, number), space)
     secrets = Secrets.load(data_dir)
     database = Database(settings.database_url, data_dir=data_dir)
     storage = open_storage(settings.storage_url)
@@ -105,6 +110,7 @@ def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminK
         PoolKeys.of(secrets.pepper).gateway.secret,
         data_dir / "cache",
         on_end=lambda: settler.wake(),
+        number=number,
     )
     bases = Bases(entries, [maker.base(entry) for entry in entries if entry.model_dir])
     settler = Settler(database, signer, leases, bases.read_journal, engine_ids=bases.engine_ids)
@@ -112,10 +118,11 @@ def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminK
     uploads = Uploads(catalog, storage, _registry_limits(settings), work=work)
     limit_refusals = LimitRefusals(database)
     limiter = _limiter(settings, database, secrets.pepper, limit_refusals)
-    metrics = Metrics(bases, settler)
+    metrics = Metrics(bases, settler, settings.gateways)
     metrics.limiter_degraded.set_function(lambda: limiter.is_degraded)
     auditor = Auditor(database, settler, metrics.note_audit)
-    failures = Failures(database, signer, Unanswered(data_dir / "unanswered"), take_over_key)
+    unanswered = Unanswered(data_dir / numbered("unanswered", number))
+    failures = Failures(database, signer, unanswered, take_over_key)
     statements = Statements(database, signer, note_waits=metrics.note_waits)
     idempotency = IdempotencyKeys(
         database, claim_ms=int(settings.request_timeout_s * 1000) + CLAIM_SLACK_MS
@@ -143,7 +150,7 @@ def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminK
         catalog=catalog,
         uploads=uploads,
         upload_builds=UploadBuilds(functools.partial(build_upload, uploads, database.begin)),
-        prover=_prover(database, uploads, bases, metrics, _proving(settings, work)),
+        prover=_prover(database, uploads, bases, metrics, _proving(settings, work, number)),
         spool=Spool(
             work,
             folder_of(storage),
@@ -169,6 +176,11 @@ def assemble(settings: Settings, entries: Sequence[BaseEntry], admin_key: AdminK
         admin_key=admin_key,
         key_uses=KeyUses(database),
         bodies=_bodies(settings),
+        neighbours=(
+            Neighbours(data_dir, number, settings.gateways, metrics)
+            if settings.gateways > 1
+            else None
+        ),
     )
 
 
@@ -215,23 +227,23 @@ def _prover(
     return Prover(database, uploads, prove, is_ready=lambda: bases.is_ready, work=work)
 
 
-def _work_dir(settings: Settings) -> Path:
+def _work_dir(settings: Settings, number: int) -> Path:
     """The folder where files are on their way."""
     if settings.spool_dir is None:
-        return _emptied(settings.data_dir / "work")
-    return _own_folder(settings, settings.spool_dir)
+        return _emptied(settings.data_dir / numbered("work", number))
+    return _own_folder(settings, settings.spool_dir, number)
 
 
-def _proving(settings: Settings, work: WorkDir) -> WorkDir:
+def _proving(settings: Settings, work: WorkDir, number: int) -> WorkDir:
     """The folder where engines read adapters to prove, on a cluster one in the pool's folder."""
     if settings.pool_dir is None:
         return work
-    return WorkDir(_own_folder(settings, settings.pool_dir / "proofs"), work.space)
+    return WorkDir(_own_folder(settings, settings.pool_dir / "proofs", number), work.space)
 
 
-def _own_folder(settings: Settings, shared: Path) -> Path:
+def _own_folder(settings: Settings, shared: Path, number: int) -> Path:
     """The folder of this gateway alone in a shared one; it empties the folder at its start."""
-    place = f"{socket.gethostname()}:{settings.data_dir}"
+    place = numbered(f"{socket.gethostname()}:{settings.data_dir}", number)
     return _emptied(shared / hashlib.sha256(place.encode()).hexdigest()[:16])
 
 

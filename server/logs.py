@@ -39,6 +39,7 @@ class LogWriter:
     """Writes lines on a thread of its own, so that no request waits for their reader.
 
     num_dropped: lines that found the queue full.   level: the least level of lines.
+    process: the gateway's name in each line.
     """
 
     def __init__(
@@ -47,12 +48,13 @@ class LogWriter:
         format: LogFormat,
         level: LogLevel = "info",
         *,
+        process: str = "gateway",
         max_lines: int = MAX_LINES,
     ) -> None:
         self.num_dropped = 0
         self._stream = stream
         self._level = level
-        self._render = LineFormatter(format, process="gateway").render
+        self._render = LineFormatter(format, process=process).render
         self._lines: queue.Queue[Mapping[str, Any] | None] = queue.Queue(max_lines)
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         self._thread.start()

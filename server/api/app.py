@@ -64,10 +64,14 @@ from server.billing.receipts.signing import Signer
 from server.billing.receipts.signing_keys import record_key
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
+from server.inference.bases import Bases
 from server.version import VERSION
 
 logger = logging.getLogger(__name__)
 
+_READY_S = 5.0
+"""Longest time for which a gateway with neighbours waits for an engine before it listens."""
+_LOOK_S = 0.05
 _SWEEP_S = 60.0
 _SWEEPS_PER_PURGE = 60
 _MAX_SHOWN_CHARACTERS = 64
@@ -138,7 +142,18 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         ends.push_async_callback(follower.close)
         await follower.start()
         await ends.enter_async_context(_working(gateway))
+        if gateway.neighbours:
+            # Meanwhile the neighbours take the connections, and serve them.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(_ready(gateway.bases), _READY_S)
+            ends.push_async_callback(gateway.neighbours.close)
+            await gateway.neighbours.start()
         yield
+
+
+async def _ready(bases: Bases) -> None:
+    while not bases.is_ready:
+        await asyncio.sleep(_LOOK_S)
 
 
 @asynccontextmanager

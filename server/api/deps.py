@@ -23,6 +23,7 @@ from server.api.adapter_view import AdapterView
 from server.api.gateway import Gateway
 from server.api.http_protocol import LimitedProtocol
 from server.api.metrics import Metrics
+from server.api.neighbours import Neighbours
 from server.api.serving import Serving
 from server.billing.audit.auditor import Auditor
 from server.billing.ledger_probe import LedgerProbe
@@ -79,6 +80,7 @@ LedgerProbeDep = Annotated[LedgerProbe, Depends(_Part(lambda gateway: gateway.le
 LimiterDep = Annotated[Limiter, Depends(_Part(lambda gateway: gateway.limiter))]
 MaxBodyBytesDep = Annotated[int, Depends(_Part(lambda gateway: gateway.settings.max_body_bytes))]
 MetricsDep = Annotated[Metrics, Depends(_Part(lambda gateway: gateway.metrics))]
+NeighboursDep = Annotated[Neighbours | None, Depends(_Part(lambda gateway: gateway.neighbours))]
 PepperDep = Annotated[str, Depends(_Part(lambda gateway: gateway.pepper))]
 PriceTagsDep = Annotated[PriceTags, Depends(_Part(lambda gateway: gateway.price_tags))]
 ProverDep = Annotated[Prover, Depends(_Part(lambda gateway: gateway.prover))]

@@ -16,6 +16,7 @@ from server.adapters.prover import Prover
 from server.adapters.spool import Spool
 from server.adapters.upload_builds import UploadBuilds
 from server.api.metrics import Metrics
+from server.api.neighbours import Neighbours
 from server.api.recordings import Recorder
 from server.api.serving import Serving
 from server.billing.audit.auditor import Auditor
@@ -89,6 +90,8 @@ class Gateway:
     chores: Chores
     # Bodies on their way in.
     bodies: Inflow
+    # The other gateways of this machine, if there are any.
+    neighbours: Neighbours | None = None
     encoders: Encoders = field(default_factory=Encoders)
     learned_tokens: LearnedTokens = field(default_factory=LearnedTokens)
 

@@ -88,9 +88,8 @@ _LABELS = ("engine", "base")
 class _EngineCollector(Collector):
     """The engines' figures, at most a quarter of a second old; none of an engine that is away."""
 
-    def __init__(self, bases: Bases, settler: Settler) -> None:
+    def __init__(self, bases: Bases) -> None:
         self._bases = bases
-        self._settler = settler
 
     def collect(self) -> Iterator[Metric]:
         figures = self._bases.figures()
@@ -100,20 +99,6 @@ class _EngineCollector(Collector):
         for base, engine in figures:
             ready.add_metric([engine.name, base], float(engine.state == "ready"))
         yield ready
-        yield from _base_families(self._bases)
-        yield CounterMetricFamily(
-            "chorale_engine_deaths",
-            "Number of engine deaths since the gateway started",
-            self._bases.num_deaths,
-        )
-        lags = GaugeMetricFamily(
-            "chorale_settler_lag_records",
-            "Number of journal records that the settler has not posted to the ledger",
-            labels=["engine_id"],
-        )
-        for engine_id, lag in self._settler.lags.items():
-            lags.add_metric([engine_id], lag.last_seq - lag.settled_seq)
-        yield lags
         stats = {(it.name, base): it.stats for base, it in figures if it.stats}
         for name, help_text in _GAUGES.items():
             # Prometheus writes units out; our own names do not.
@@ -128,12 +113,45 @@ class _EngineCollector(Collector):
         yield from _speculation_families(stats)
 
 
-class Metrics:
-    """The metrics of one gateway, in a registry of their own, so that tests may make several."""
+class _GatewayCollector(Collector):
+    """Figures of base models and engines as this gateway alone sees them."""
 
     def __init__(self, bases: Bases, settler: Settler) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_EngineCollector(bases, settler))
+        self._bases = bases
+        self._settler = settler
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _base_families(self._bases)
+        yield CounterMetricFamily(
+            "chorale_engine_deaths",
+            "Number of engine deaths since the gateway started",
+            self._bases.num_deaths,
+        )
+        lags = GaugeMetricFamily(
+            "chorale_settler_lag_records",
+            "Number of journal records that the settler has not posted to the ledger",
+            labels=["engine_id"],
+        )
+        for engine_id, lag in self._settler.lags.items():
+            lags.add_metric([engine_id], lag.last_seq - lag.settled_seq)
+        yield lags
+
+
+class Metrics:
+    """The metrics of one gateway, in registries of their own, so that tests may make several.
+
+    num_gateways: those of this machine; several have the same figures of engines.
+    """
+
+    def __init__(self, bases: Bases, settler: Settler, num_gateways: int = 1) -> None:
+        self._engines, self._registry = CollectorRegistry(), CollectorRegistry()
+        self._engines.register(_EngineCollector(bases))
+        self._registry.register(_GatewayCollector(bases, settler))
+        self.gateways_missing = Gauge(
+            "chorale_gateways_missing",
+            "Number of gateways of this machine whose figures this scrape lacks",
+            registry=self._engines if num_gateways > 1 else None,
+        )
         self.requests = Counter(
             "chorale_http_requests",
             "Number of HTTP requests answered, by method and status",
@@ -206,6 +224,14 @@ class Metrics:
             self.waits[name].set(figure)
 
     def render(self) -> bytes:
+        return self.render_engines() + self.render_own()
+
+    def render_engines(self) -> bytes:
+        """The figures of engines, which all gateways of a machine have alike."""
+        return generate_latest(self._engines)
+
+    def render_own(self) -> bytes:
+        """The figures of this gateway alone."""
         return generate_latest(self._registry)
 
 

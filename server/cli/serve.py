@@ -89,6 +89,12 @@ def serve(
             "Without it a gateway counts alone."
         ),
     ] = None,
+    gateways: Annotated[
+        int | None,
+        typer.Option(
+            help="Gateway processes on the port, 1 by default; several need PostgreSQL and Redis."
+        ),
+    ] = None,
     engines: Annotated[
         int | None, typer.Option(help="How many engines run at least, 1 by default.")
     ] = None,
@@ -191,6 +197,7 @@ def serve(
     Every flag is also a key of chorale.toml (--config) and a variable CHORALE_<FLAG>; these two
     have more settings than there are flags. Flags win over variables, variables over the file.
     After SIGHUP the file is read again, and base models that came, went or changed are taken on.
+    After SIGUSR2 several gateways are replaced one after another, and no answer is cut off.
     """
     flags = dict(locals())
     del flags["config"]
@@ -259,7 +266,8 @@ def start_serving(
             space = FreeSpace(settings.disk_reserve_bytes)
             files = LogFiles(folder, space) if folder else None
             again = functools.partial(_take_again, plan, given, reload) if reload else None
-            with Supervisor(plan, logs=files, reload=again) as supervisor:
+            replace = plan.replace_gateways
+            with Supervisor(plan, logs=files, reload=again, replace=replace) as supervisor:
                 yield supervisor, settings
     except (ServeError, ChildCannotStart, DataDirInUse, SecretError) as error:
         raise CommandFailed(str(error)) from error

@@ -27,8 +27,7 @@ from server.pool.files import (
     PoolFileDamaged,
     members_path,
     read_members,
-    read_wanted,
-    wanted_path,
+    read_wanted_by_all,
     write_members,
 )
 
@@ -51,7 +50,7 @@ class Placer:
     def __init__(self, config: PlacerConfig) -> None:
         self._config = config
         data_dir = Path(config.data_dir)
-        self._members_path, self._wanted_path = members_path(data_dir), wanted_path(data_dir)
+        self._members_path, self._home = members_path(data_dir), data_dir
         # The id is the same after a restart, so that a number wanted before does not count as well.
         self._placer_id = f"{socket.gethostname()}:{data_dir}"
         self._pool = Pool.of_config(config, has_gpus=ray.cluster_resources().get("GPU", 0) > 0)
@@ -105,7 +104,7 @@ class Placer:
 
     def _wanted(self) -> int:
         try:
-            wanted = read_wanted(self._wanted_path)
+            wanted = read_wanted_by_all(self._home)
         except PoolFileDamaged as error:
             logger.error("%s", error)
             wanted = None

@@ -1,11 +1,14 @@
 """Follows the supervisor's list of base models: serves new ones, and lets go of former ones.
 
-The operator's changes go the other way: they are written to a file that the supervisor reads.
+The operator's changes go the other way: they are written to a file that the supervisor reads, and
+so do other gateways of the machine.
 """
 
 import asyncio
+import fcntl
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -59,7 +62,7 @@ class BaseFollower:
         self._serve = serve
         self._connect = connect
         self._announce = announce
-        self._read_at = 0
+        self._read_at = self._changes_at = 0
         self._changes = ModelChanges()
         self._keeping: dict[str, asyncio.Task[None]] = {}
         self._unloadable: list[BaseEntry] = []
@@ -68,7 +71,7 @@ class BaseFollower:
 
     async def start(self) -> None:
         """Connect to the engines of the base models that there are."""
-        self._changes = self._read_changes()
+        self._follow_changes()
         # The first that has a revision is the one that is named for it.
         for base in reversed(list(self._bases)):
             await self._begin(base)
@@ -77,6 +80,8 @@ class BaseFollower:
         for task in self._keeping.values():
             task.cancel()
         await asyncio.gather(*self._keeping.values(), return_exceptions=True)
+        for base in self._bases:
+            base.keeper.leave()
         for engines in self._bases.pools:
             await engines.close()
 
@@ -88,6 +93,7 @@ class BaseFollower:
 
     async def look(self) -> None:
         """Take over what has changed since the last call."""
+        self._follow_changes()
         if (at := changed_at(self._bases_path)) != self._read_at:
             try:
                 await self._take_over(read_bases(self._bases_path))
@@ -123,31 +129,35 @@ class BaseFollower:
         """
         self._check_added(name)
         table = {**table, "model_name": name}
-        is_changed = table not in self._changes.added
-        others = [known for known in self._changes.added if _name_of(known) != name]
-        if len(others) >= MAX_MODELS:
-            raise Conflict(
-                f"{MAX_MODELS} base models have been added; remove one first.", code="max_models"
-            )
-        drained = tuple(other for other in self._changes.drained if other != name)
-        self._write(ModelChanges((*others, table), drained))
+        with self._changing():
+            is_changed = table not in self._changes.added
+            others = [known for known in self._changes.added if _name_of(known) != name]
+            if len(others) >= MAX_MODELS:
+                raise Conflict(
+                    f"{MAX_MODELS} base models have been added; remove one first.",
+                    code="max_models",
+                )
+            drained = tuple(other for other in self._changes.drained if other != name)
+            self._write(ModelChanges((*others, table), drained))
         self._open(name)
         return is_changed
 
     def remove(self, name: str) -> None:
         """Remove a base model that was added. Raises NotFound, Conflict."""
         self._check_added(name)
-        others = tuple(known for known in self._changes.added if _name_of(known) != name)
-        if len(others) == len(self._changes.added):
-            raise _not_found(name)
-        drained = tuple(other for other in self._changes.drained if other != name)
-        self._write(ModelChanges(others, drained))
+        with self._changing():
+            others = tuple(known for known in self._changes.added if _name_of(known) != name)
+            if len(others) == len(self._changes.added):
+                raise _not_found(name)
+            drained = tuple(other for other in self._changes.drained if other != name)
+            self._write(ModelChanges(others, drained))
 
     def drain(self, name: str) -> BaseEntry:
         """Have a base model take no requests, and its engines end. Raises NotFound."""
         entry = self._entry(name)
-        if name not in self._changes.drained:
-            self._write(replace(self._changes, drained=(*self._changes.drained, name)))
+        with self._changing():
+            if name not in self._changes.drained:
+                self._write(replace(self._changes, drained=(*self._changes.drained, name)))
         for base in self._bases.current:
             if base.model_id == name:
                 base.keeper.close()
@@ -156,8 +166,9 @@ class BaseFollower:
     def resume(self, name: str) -> BaseEntry:
         """Have a drained base model serve again. Raises NotFound."""
         entry = self._entry(name)
-        drained = tuple(other for other in self._changes.drained if other != name)
-        self._write(replace(self._changes, drained=drained))
+        with self._changing():
+            drained = tuple(other for other in self._changes.drained if other != name)
+            self._write(replace(self._changes, drained=drained))
         self._open(name)
         return entry
 
@@ -218,16 +229,33 @@ class BaseFollower:
                     code="model_of_the_settings",
                 )
 
-    def _read_changes(self) -> ModelChanges:
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Keep other gateways of the machine from the file, and know what they have changed."""
+        with self._changes_path.with_suffix(".lock").open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._follow_changes()
+            yield
+
+    def _follow_changes(self) -> None:
+        """Take over what another gateway has written, or one that ran before."""
+        if (at := changed_at(self._changes_path)) == self._changes_at:
+            return
+        self._changes_at, before = at, self._changes.drained
         try:
-            return read_changes(self._changes_path)
+            self._changes = read_changes(self._changes_path)
         except PoolFileDamaged as error:
             logger.error("%s", error)
-            return ModelChanges()
+            return
+        for base in self._bases.current:
+            if base.model_id in self._changes.drained:
+                base.keeper.close()
+            elif base.model_id in before:
+                base.keeper.open()
 
     def _write(self, changes: ModelChanges) -> None:
         write_changes(self._changes_path, changes)
-        self._changes = changes
+        self._changes, self._changes_at = changes, changed_at(self._changes_path)
 
 
 def _not_found(name: str) -> NotFound:

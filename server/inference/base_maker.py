@@ -28,6 +28,7 @@ class BaseMaker:
     settings: those that hold for all base models.
     client_key: secret key of the gateways, for engines on other machines.
     cache_dir: where the hashes of base models are kept.   on_end: called when a request has ended.
+    number: of this gateway among those of the machine.
     """
 
     settings: Settings
@@ -35,6 +36,7 @@ class BaseMaker:
     client_key: str
     cache_dir: Path
     on_end: Callable[[], None]
+    number: int = 1
 
     def base(self, entry: BaseEntry) -> ServedBase:
         """Load the base model and make its parts. Raises UnsupportedBaseModel, and errors of the
@@ -59,7 +61,9 @@ class BaseMaker:
             running=running,
             load=_load(settings, running, engines),
             token_leases=token_leases,
-            keeper=Keeper(engines, running, Path(entry.home), _bounds(settings)),
+            keeper=Keeper(
+                engines, running, Path(entry.home), _bounds(settings), number=self.number
+            ),
         )
 
     def leftover(self, entry: BaseEntry) -> Engines:
@@ -80,9 +84,11 @@ class BaseMaker:
 
 
 def _load(settings: Settings, running: Running, engines: Engines) -> LoadShedder:
+    # Each gateway has an equal part of the queues, since it knows only its own requests.
+    max_waiting = max(1, settings.max_waiting // settings.gateways)
     return LoadShedder(
         running,
-        max_queued=lambda: settings.max_waiting * max(1, len(engines.welcomes)),
+        max_queued=lambda: max_waiting * max(1, len(engines.welcomes)),
         max_wait_s=settings.first_token_timeout_s,
         default_share=settings.max_queue_share,
         takes_turns=settings.scheduling_policy == "vtc",
@@ -98,4 +104,5 @@ def _bounds(settings: Settings) -> KeeperConfig:
         wake_timeout_s=settings.wake_timeout_s,
         max_waiting=settings.max_waiting,
         max_share=settings.max_queue_share,
+        is_alone=settings.gateways == 1,
     )

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from server.launch.children import base_revision_of
 from server.launch.errors import ServeError
+from server.launch.gateways import Gateways
 from server.launch.gpus import gpus_for
 from server.launch.homes import Home, all_homes, home_of
 from server.launch.loaded_model import LoadedModel
@@ -33,7 +34,7 @@ from server.pool.base_files import (
     read_changes,
     write_bases,
 )
-from server.pool.files import PoolFileDamaged, changed_at, read_wanted, wanted_path
+from server.pool.files import PoolFileDamaged, changed_at, read_wanted_by_all, wanted_paths
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +103,8 @@ class BasePlan:
     """The plan for the supervisor, which calls it at every poll.
 
     settings: as `resolve_settings` returns them. Their models are loaded at once, which raises
-    ServeError; a later one that cannot be served has a problem.   others: processes that come last.
+    ServeError; a later one that cannot be served has a problem.   others, gateways: processes that
+    come behind those of base models.
     """
 
     def __init__(
@@ -111,11 +113,14 @@ class BasePlan:
         place: Place,
         others: Sequence[ChildSpec] = (),
         loader: ModelLoader | None = None,
+        *,
+        gateways: Gateways | None = None,
     ) -> None:
         self._settings = settings
         self._data_dir = settings.data_dir
         self._place = place
         self._others = list(others)
+        self._gateways = gateways
         self._loader = loader or ModelLoader()
         self._loading: _Base | None = None
         self._changes = ModelChanges()
@@ -140,12 +145,18 @@ class BasePlan:
         self._let_go()
         self._load_next()
         self._tell()
-        return [*children, *self._others]
+        gateways = self._gateways() if self._gateways else ()
+        return [*children, *self._others, *gateways]
 
     def set_models(self, settings: Settings) -> None:
         """Serve the base models of these settings from now on; nothing else of them is taken."""
         self._settings = self._settings.with_models_of(settings)
         self._follow()
+
+    def replace_gateways(self) -> None:
+        """Have new gateways take the places of those that there are, one after another."""
+        if self._gateways:
+            self._gateways.replace()
 
     # ---- at the start ----
 
@@ -285,7 +296,8 @@ class BasePlan:
         home.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if one.sleep_after_s is None and _wanted_in(home) == 0:
             # The number is of a model that went, and this one has to run.
-            wanted_path(home.folder).unlink()
+            for path in wanted_paths(home.folder):
+                path.unlink()
         base.engines = self._place.run(model, home, () if sees_all else gpus)
         base.home, base.gpus, base.base_revision = home, gpus, revision
         base.model_dir = str(model.base.path)
@@ -334,6 +346,6 @@ def _known_bases(data_dir: Path) -> Sequence[BaseEntry]:
 
 def _wanted_in(home: Home) -> int | None:
     try:
-        return read_wanted(wanted_path(home.folder))
+        return read_wanted_by_all(home.folder)
     except PoolFileDamaged:
         return None

@@ -20,8 +20,8 @@ from server.pool.files import (
     PoolFileDamaged,
     changed_at,
     members_path,
-    read_wanted,
-    wanted_path,
+    read_wanted_by_all,
+    wanted_paths,
     write_members,
 )
 
@@ -87,7 +87,7 @@ class LocalPool:
         self._make_engine = cache(make_engine)
         self._make_retired = cache(make_retired)
         self._wanted: int | None = None
-        self._wanted_at = 0
+        self._wanted_at: list[int] = []
         self._members: list[Member] | None = None
 
     def __call__(self) -> list[ChildSpec]:
@@ -104,11 +104,10 @@ class LocalPool:
         return self._members == []
 
     def _num_wanted(self) -> int:
-        path = wanted_path(self._home)
-        if (at := changed_at(path)) != self._wanted_at:
+        if (at := list(map(changed_at, wanted_paths(self._home)))) != self._wanted_at:
             self._wanted_at = at
             try:
-                self._wanted = read_wanted(path)
+                self._wanted = read_wanted_by_all(self._home)
             except PoolFileDamaged as error:
                 logger.error("%s", error)
         if self._wanted == 0:

@@ -27,7 +27,7 @@ from server.pool.files import (
     PoolFileDamaged,
     members_path,
     read_members,
-    read_wanted,
+    read_wanted_by_all,
     wanted_path,
     write_wanted,
 )
@@ -60,7 +60,7 @@ class PlacedEngines:
     def is_at_rest(self) -> bool:
         """Whether no engine is wanted, none is left, and every journal is settled."""
         try:
-            wanted = read_wanted(wanted_path(self._home.folder))
+            wanted = read_wanted_by_all(self._home.folder)
             members = read_members(members_path(self._home.folder))
         except PoolFileDamaged:
             return False

@@ -2,20 +2,19 @@
 
 fetcher   python -m lora.fetch    object store to disk; has the store's credentials
 engine    python -m engine        has a model; no credentials, no database; one or several
-gateway   python -m server        HTTP; has the database, the store and the admin key
+gateway   python -m server        HTTP; has database, store and admin key; one or several
 placer    python -m server.cluster.placer   instead of the first two, on a Ray cluster
 head      python -m server.cluster.head     the cluster itself, if it is of this machine alone
 
-There is one gateway, and one head at most; each base model has the others for itself
-(`server.launch.bases`).
+There is one head at most; each base model has its own fetcher and engines
+(`server.launch.bases`), and all have the same gateways (`server.launch.gateways`).
 """
 
 import socket
-import sys
 
 from server.launch.bases import BasePlan, Place
-from server.launch.children import CLUSTER, environment, write_private
 from server.launch.errors import AddressInUse
+from server.launch.gateways import Gateways
 from server.launch.homes import Home
 from server.launch.local_engines import ThisMachine
 from server.launch.placed_engines import RayCluster
@@ -23,9 +22,6 @@ from server.launch.secrets import Secrets
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
 from server.pool.keys import PoolKeys
-
-_SETTLE_S = 10.0
-"""Seconds a gateway gets after the drain to read and post the last journal records."""
 
 
 def resolve_settings(settings: Settings) -> Settings:
@@ -59,27 +55,19 @@ def prepare(
     data_dir = settings.data_dir
     secrets = Secrets.load(data_dir, may_make=not _shares(settings))
     place: Place
-    others = [_gateway(settings, gateway_module)]
+    heads: list[ChildSpec] = []
     if settings.ray is None:
         place = ThisMachine(engine_module)
     else:
         place = cluster = RayCluster(settings, PoolKeys.of(secrets.pepper), engine_module)
-        others = [*cluster.heads, *others]
-    plan = BasePlan(settings, place, others)
-    write_private(data_dir / "gateway.json", {"settings": settings.model_dump(mode="json")})
-    return plan
+        heads = cluster.heads
+    return BasePlan(settings, place, heads, gateways=Gateways(settings, gateway_module))
 
 
 def _shares(settings: Settings) -> bool:
     """Whether other gateways may share the database or Redis; they need the same secrets."""
     url = settings.database_url or "sqlite"
     return settings.redis_url is not None or not url.startswith("sqlite")
-
-
-def _gateway(settings: Settings, module: str) -> ChildSpec:
-    command = (sys.executable, "-m", module, str(settings.data_dir / "gateway.json"))
-    stop_timeout_s = 2 * settings.drain_timeout_s + _SETTLE_S
-    return ChildSpec("gateway", command, environment(without=CLUSTER), stop_timeout_s, stage=2)
 
 
 def _free_port(host: str, port: int) -> int:

@@ -55,6 +55,9 @@ class Settings(ModelSettings):
     port: int = Field(8000, ge=0, le=65535)
     database_url: str | None = None
     storage: str | None = None
+    # Gateway processes, which take connections from the same port; several need PostgreSQL and
+    # Redis.
+    gateways: int = Field(1, ge=1, le=64)
     redis_url: str | None = None
     # Seconds that one call to Redis may take; after a slower one, each gateway counts its own share
     # of the limits.
@@ -111,7 +114,8 @@ class Settings(ModelSettings):
     # as any other; 0, nothing.
     cached_token_weight: float = Field(1.0, ge=0, le=1)
     # Share of the engines' queues (max_waiting each), of the room that other tenants leave in them,
-    # that a tenant without a share of its own may hold.
+    # that a tenant without a share of its own may hold. Each of several gateways has an equal part
+    # of the queues for its requests.
     max_queue_share: float = Field(0.5, gt=0, le=1)
 
     # Seconds that the engine has for a request; then the request ends with the tokens it has.
@@ -132,10 +136,11 @@ class Settings(ModelSettings):
     webhook_allow_http: bool = False
     # Whether webhooks may go to addresses that are not public as well; for closed networks.
     webhook_allow_private: bool = False
-    # Most open connections of one gateway process. A new one over the limit takes the place of the
+    # Most open connections of each gateway process. A new one over the limit takes the place of the
     # one that has waited longest for a request, of those on which no key was shown, or gets a 503.
     max_connections: int = Field(4096, ge=1)
-    # Most open connections from one address, or from one /64 network of IPv6; more get a 503.
+    # Most open connections of each gateway process from one address, or from one /64 network of
+    # IPv6; more get a 503.
     max_connections_per_address: int = Field(256, ge=1)
     # Addresses and networks of proxies, from which as many connections may come as there are.
     trusted_proxies: tuple[str, ...] = ("127.0.0.0/8", "::1")
@@ -171,6 +176,19 @@ class Settings(ModelSettings):
             raise ValueError("give either `model`, or a table [[models]] for each of several")
         if self.models and self.model_name is not None:
             raise ValueError("model_name is one model's: give it in the model's table [[models]]")
+        return self
+
+    @model_validator(mode="after")
+    def _check_gateways(self) -> "Settings":
+        if self.gateways > 1 and (self.database_url or "sqlite").startswith("sqlite"):
+            raise ValueError(
+                "database_url: SQLite serves one gateway; for several, set it to postgresql://..."
+            )
+        if self.gateways > 1 and self.redis_url is None:
+            raise ValueError(
+                "redis_url: several gateways count their limits together in Redis; set it to "
+                "redis://..."
+            )
         return self
 
     @property

@@ -69,6 +69,7 @@ class ChildSpec:
     stage: children of one stage are stopped together.
     first_beat_s: seconds until its first beat (lora.beat); None: it is not watched.
     is_vital: whether all processes end if this one cannot start; else it is tried again and again.
+    descriptors: open files that the process inherits; the supervisor closes its own when it stops.
     """
 
     name: str
@@ -79,6 +80,7 @@ class ChildSpec:
     stage: int = 0
     first_beat_s: float | None = None
     is_vital: bool = True
+    descriptors: tuple[int, ...] = ()
 
 
 Plan = Callable[[], Sequence[ChildSpec]]
@@ -106,7 +108,7 @@ class Supervisor:
     stop by stages, the highest first. SIGTERM and SIGINT ask for the end; a second one kills.
     logs: files for the children's output, one for each; None: this process's own output.
     reload: called at the next poll after SIGHUP, unless a terminal that has closed sent it, which
-    asks for the end; None leaves SIGHUP as it is.
+    asks for the end; None leaves SIGHUP as it is.   replace: the same after SIGUSR2.
     Children have sessions of their own, so that a terminal's Ctrl-C reaches them only through the
     supervisor, and on Linux they die with this process even if it is killed.
     """
@@ -118,9 +120,11 @@ class Supervisor:
         *,
         logs: LogFiles | None = None,
         reload: Callable[[], None] | None = None,
+        replace: Callable[[], None] | None = None,
     ) -> None:
         self._reload = reload
-        self._must_reload = False
+        self._replace = replace
+        self._must_reload = self._must_replace = False
         self._has_terminal = os.isatty(_STDIN)
         self._config = config or SupervisorConfig()
         self._logs = logs
@@ -137,6 +141,9 @@ class Supervisor:
         if self._reload:
             hangup = signal.signal(signal.SIGHUP, self._on_hangup)
             self._previous_handlers[signal.SIGHUP] = hangup
+        if self._replace:
+            former = signal.signal(signal.SIGUSR2, self._on_replace)
+            self._previous_handlers[signal.SIGUSR2] = former
         self.tend()
         return self
 
@@ -182,6 +189,9 @@ class Supervisor:
         if self._must_reload and self._reload:
             self._must_reload = False
             self._reload()
+        if self._must_replace and self._replace:
+            self._must_replace = False
+            self._replace()
         planned = {spec.name: spec for spec in self._plan()}
         for spec in planned.values():
             if spec.name not in self._children:
@@ -196,6 +206,9 @@ class Supervisor:
             self._logs.tend()
 
     def _stop(self) -> None:
+        # What children listen on is closed with the last of them, and refuses connections then.
+        for descriptor in {d for child in self._children.values() for d in child.spec.descriptors}:
+            os.close(descriptor)
         stages = {child.spec.stage for child in self._children.values()}
         for stage in sorted(stages, reverse=True):
             self._stop_stage([c for c in self._children.values() if c.spec.stage == stage])
@@ -222,6 +235,9 @@ class Supervisor:
             self._on_signal(number, frame)
         else:
             self._must_reload = True
+
+    def _on_replace(self, _number: int, _: FrameType | None) -> None:
+        self._must_replace = True
 
 
 class Backoff:
@@ -346,7 +362,7 @@ class _Child:
             self.process = subprocess.Popen(
                 self.spec.command,
                 env={**self.spec.environment, **(watchdog.environment if watchdog else {})},
-                pass_fds=(watchdog.descriptor,) if watchdog else (),
+                pass_fds=(*self.spec.descriptors, *((watchdog.descriptor,) if watchdog else ())),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -1,7 +1,8 @@
-"""The two files in `HOME/pool/` through which the placer of a pool and the gateway communicate.
+"""The files in `HOME/pool/` through which the placer of a pool and the gateways communicate.
 
 members.json   by the placer: every engine that a gateway connects to, also those that are leaving
-wanted.json    by the gateway: how many engines should run, 0 for none; else the settings do
+wanted.json    by the gateway: how many engines should run, 0 for none; else the settings do. Of
+               several gateways, number 2 writes wanted-2.json, and the highest number counts
 
 Each file is written whole, so that a reader finds the old or the new one. A reader follows the time
 of the last change (`changed_at`), and keeps the former content when a file is damaged.
@@ -45,8 +46,24 @@ def members_path(data_dir: Path) -> Path:
     return data_dir / "pool" / "members.json"
 
 
-def wanted_path(data_dir: Path) -> Path:
-    return data_dir / "pool" / "wanted.json"
+def wanted_path(data_dir: Path, number: int = 1) -> Path:
+    """The file of gateway number 1, 2 and so on."""
+    return data_dir / "pool" / f"{numbered('wanted', number)}.json"
+
+
+def wanted_paths(data_dir: Path) -> list[Path]:
+    """The files of all gateways that have written one."""
+    return sorted(data_dir.glob("pool/wanted*.json"))
+
+
+def gateway_socket(data_dir: Path, number: int) -> Path:
+    """The Unix socket at which a gateway tells its neighbours on this machine its figures."""
+    return data_dir / f"{numbered('gateway', number)}.sock"
+
+
+def numbered(name: str, number: int) -> str:
+    """The name of number 1, 2 and so on: "gateway", "gateway-2"."""
+    return name if number == 1 else f"{name}-{number}"
 
 
 def changed_at(path: Path) -> int:
@@ -84,6 +101,12 @@ def read_wanted(path: Path) -> int | None:
     if wanted is not None and (type(wanted) is not int or not 0 <= wanted <= MAX_ENGINES):
         raise PoolFileDamaged(path, f"engines is {wanted!r}")
     return wanted
+
+
+def read_wanted_by_all(data_dir: Path) -> int | None:
+    """The most engines that a gateway wants; None if there is no file. Raises PoolFileDamaged."""
+    found = map(read_wanted, wanted_paths(data_dir))
+    return max((number for number in found if number is not None), default=None)
 
 
 def write_wanted(path: Path, engines: int) -> None:

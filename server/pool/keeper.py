@@ -21,7 +21,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from server.pool.autoscaler import SLO_SHARE, Autoscaler, pool_figures
-from server.pool.files import PoolFileDamaged, read_wanted, wanted_path, write_wanted
+from server.pool.files import (
+    PoolFileDamaged,
+    read_wanted,
+    read_wanted_by_all,
+    wanted_path,
+    write_wanted,
+)
 from server.pool.first_tokens import FirstTokens
 from server.pool.running import Running
 
@@ -64,6 +70,7 @@ class KeeperConfig:
     sleep_after_s: seconds without a request after which the engines end; None: never.
     wake_timeout_s: the longest wait of a request for engines to come.
     max_waiting: most requests that wait for that; a tenant has `max_share` of them.
+    is_alone: whether this machine has no other gateway.
     """
 
     least: int = 1
@@ -73,10 +80,14 @@ class KeeperConfig:
     wake_timeout_s: float = 30.0
     max_waiting: int = 1024
     max_share: float = 0.5
+    is_alone: bool = True
 
 
 class Keeper:
-    """The keeper of one pool; `run` is its background task.   home: folder of the pool's files."""
+    """The keeper of one pool; `run` is its background task.
+
+    home: folder of the pool's files.   number: of this gateway among those of the machine.
+    """
 
     def __init__(
         self,
@@ -85,21 +96,24 @@ class Keeper:
         home: Path,
         config: KeeperConfig,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        number: int = 1,
     ) -> None:
         self.first_tokens = FirstTokens(clock)
         self._engines = engines
         self._running = running
-        self._path = wanted_path(home)
+        self._path = wanted_path(home, number)
         self._config = config
         self._clock = clock
-        self._told = self._read()
+        self._told = _read(lambda: read_wanted(self._path))
+        in_force = _read(lambda: read_wanted_by_all(home))
         self._autoscaler = Autoscaler(
             least=config.least,
             most=config.most,
-            wanted=self._told or config.least,
+            wanted=in_force or config.least,
             slo_first_token_s=config.slo_first_token_s,
         )
-        sleeps = self._told == 0 and config.sleep_after_s is not None
+        sleeps = in_force == 0 and config.sleep_after_s is not None
         self._state: KeeperState = "asleep" if sleeps else "awake"
         self._has_successor = False
         self._asked_at = clock()
@@ -190,6 +204,11 @@ class Keeper:
         self._state, self._has_successor = "awake", False
         self._asked_at = self._clock()
 
+    def leave(self) -> None:
+        """Want nothing any more, as the gateway ends and others decide."""
+        if not self._config.is_alone:
+            self._path.unlink(missing_ok=True)
+
     # ---- the background task ----
 
     async def run(self) -> None:
@@ -226,8 +245,9 @@ class Keeper:
         return self._autoscaler.decide(self._clock(), figures)
 
     def _tell(self, wanted: int) -> None:
-        # Without a file the placer starts the least number by itself.
-        if wanted == self._told or (self._told is None and wanted == self._config.least):
+        # Without a file of any gateway the placer starts the least number by itself.
+        is_least = self._told is None and wanted == self._config.least
+        if wanted == self._told or (is_least and self._config.is_alone):
             return
         logger.info("%s: %d engines are wanted", self._path.parents[1].name, wanted)
         try:
@@ -237,9 +257,10 @@ class Keeper:
         else:
             self._told = wanted
 
-    def _read(self) -> int | None:
-        try:
-            return read_wanted(self._path)
-        except PoolFileDamaged as error:
-            logger.error("%s", error)
-            return None
+
+def _read(read: Callable[[], int | None]) -> int | None:
+    try:
+        return read()
+    except PoolFileDamaged as error:
+        logger.error("%s", error)
+        return None

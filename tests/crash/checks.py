@@ -243,13 +243,14 @@ def _client(world: World, books: Books, seen: Seen) -> Iterator[str]:
         yield f"more than the {counted} tokens that were counted: {seen}"
     if seen.fate in ("error", "reset") and paid:
         yield f"no whole answer, but it costs {paid}: {seen}"
-    is_due = paid or "gateway" in world.deaths
+    has_gateway_died = any(process != "engine" for process in world.deaths)
+    is_due = paid or has_gateway_died
     if seen.fate == "done" and (seen.num_tokens != counted or not is_due):
         yield f"{counted} tokens were counted, for {paid}: {seen}"
     # If the gateway lived, all that the engine had sent came through. (When the engine is killed at
     # a random moment, ZMQ's thread may be behind: on a busy machine 13 steps were journaled, handed
     # to it, and not sent.)
-    is_named = len(world.killed_at()) == len(world.deaths) and "gateway" not in world.deaths
+    is_named = len(world.killed_at()) == len(world.deaths) and not has_gateway_died
     is_cut = seen.fate == "error" and seen.num_tokens > 0
     if is_named and is_cut and counted - seen.num_tokens > 1 + MOST_DRAFTS:
         yield f"more than a step less than the {counted} tokens that were counted: {seen}"

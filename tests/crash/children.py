@@ -21,6 +21,8 @@ from server.database.database import Database
 from server.database.leases import Leases
 from server.inference.idempotency import take_over_key
 from server.launch.settings import Settings
+from server.limits.memory import MemoryLimiter
+from server.pool.files import numbered
 from tests.crash import points
 from tests.crash.points import Kill, PointedApp, PointedDisk, Points
 from tests.engine import fake_engine
@@ -46,6 +48,7 @@ _SEGMENT_BYTES = 3000
 class Life:
     """One process from its start to its end.
 
+    process: "engine", "gateway", or "gateway-2" beside it.
     waits_for_post: the gateway notes a failure only when the request is in the ledger already.
     has_drafts: the engine's steps may give an answer several tokens.
     """
@@ -72,8 +75,9 @@ class Life:
             _run_gateway(folder, self, points)
 
 
-def socket_of(folder: Path) -> Path:
-    return folder / "http.sock"
+def socket_of(folder: Path, number: int = 1) -> Path:
+    """The Unix socket of gateway number 1, 2 and so on."""
+    return folder / f"{numbered('http', number)}.sock"
 
 
 def settings_for(folder: Path, database_url: str) -> Settings:
@@ -106,7 +110,8 @@ def _run_engine(folder: Path, life: Life, pointed: Points) -> None:
 
 def _run_gateway(folder: Path, life: Life, pointed: Points) -> None:
     settings = settings_for(folder, life.database_url)
-    gateway = assemble(settings, demo_entries(settings), AdminKey("the-operator"))
+    number = int(life.process.partition("-")[2] or 1)
+    gateway = assemble(settings, demo_entries(settings), AdminKey("the-operator"), number)
     # A dead gateway's leases end soon; outside of these tests they take 10 s.
     leases = Leases(gateway.database, LEASE_S)
     settler = Settler(
@@ -118,15 +123,20 @@ def _run_gateway(folder: Path, life: Life, pointed: Points) -> None:
         config=SettlerConfig(poll_s=0.03, void_interval_s=0.05),
     )
     gateway = replace(gateway, leases=leases, settler=settler)
+    if number > 1:
+        # Outside of these tests several gateways count their limits in Redis.
+        path = folder / numbered("limits", number)
+        limiter = MemoryLimiter(path=path, note_refusal=gateway.limit_refusals.note)
+        gateway = replace(gateway, limiter=limiter)
     if life.waits_for_post:
-        unanswered = Unanswered(folder / "unanswered")
+        unanswered = Unanswered(folder / numbered("unanswered", number))
         late = LateFailures(gateway.database, gateway.signer, unanswered, take_over_key)
         gateway = replace(gateway, failures=late)
     points.point_gateway_socket(pointed)
     points.point_commits(pointed, gateway.database.engine)
     config = uvicorn.Config(
         PointedApp(create_app(gateway), gateway, pointed),
-        uds=str(socket_of(folder)),
+        uds=str(socket_of(folder, number)),
         log_level="warning",
         access_log=False,
         ws="none",

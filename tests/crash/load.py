@@ -1,8 +1,10 @@
 """The clients of one run: the request of each, and the answer that it saw."""
 
 import asyncio
+import itertools
 import json
 import random
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -69,14 +71,19 @@ def make_asks(chance: random.Random, lengths: list[int], spread_s: float) -> lis
     return asks
 
 
-async def send_all(socket: Path, api_keys: list[str], asks: list[Ask]) -> list[Seen]:
+async def send_all(sockets: list[Path], api_keys: list[str], asks: list[Ask]) -> list[Seen]:
+    """Send the requests to the gateways at these sockets, in turn."""
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(_client(socket)) for socket in sockets]
+        pairs = zip(itertools.cycle(clients), asks, strict=False)
+        return list(await asyncio.gather(*(_send(http, api_keys, ask) for http, ask in pairs)))
+
+
+def _client(socket: Path) -> httpx.AsyncClient:
     transport = httpx.AsyncHTTPTransport(
         uds=str(socket), verify=False, limits=httpx.Limits(max_keepalive_connections=0)
     )
-    async with httpx.AsyncClient(
-        transport=transport, base_url="http://chorale", timeout=30
-    ) as http:
-        return list(await asyncio.gather(*(_send(http, api_keys, ask) for ask in asks)))
+    return httpx.AsyncClient(transport=transport, base_url="http://chorale", timeout=30)
 
 
 async def _send(http: httpx.AsyncClient, api_keys: list[str], ask: Ask) -> Seen:

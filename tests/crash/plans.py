@@ -1,7 +1,7 @@
 """The plan of a seed: its load, and which processes are killed at which points."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.crash.load import Ask, make_asks
 from tests.crash.points import ENGINE_POINTS, POINTS, Kill
@@ -38,12 +38,19 @@ _NTH = {
 }
 
 
+# Points at work that one gateway does for all, by their beginning.
+_FOR_BOTH = (
+    "gateway.commit.settle", "gateway.commit.refused", "gateway.commit.expired",
+    "gateway.send.read",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One run. kills: the kills of each process, in its first life, its second, and so on.
 
     timed: kills as (process, seconds from the start of the load).   then: requests after all kills.
-    waits_for_post, has_drafts: see Life.
+    waits_for_post, has_drafts: see Life.   num_gateways: see World.
     """
 
     seed: int
@@ -53,6 +60,7 @@ class Plan:
     timed: list[tuple[str, float]]
     waits_for_post: bool = False
     has_drafts: bool = True
+    num_gateways: int = 1
 
 
 def make_plan(seed: int) -> Plan:
@@ -78,6 +86,17 @@ def make_plan(seed: int) -> Plan:
     if chance.random() < 0.3:
         _add(kills, chance, chance.choice(POINTS), early)
     return Plan(seed, kills, asks, then, timed)
+
+
+def make_plan_of_two(seed: int) -> Plan:
+    """The plan of a seed for two gateways.
+
+    Where it kills a gateway at work that one does for both, whichever does it dies. Elsewhere the
+    first dies, alone or with the engine, and its neighbour serves on.
+    """
+    plan = make_plan(seed)
+    second = [kill for kill in plan.kills["gateway"] if kill.point.startswith(_FOR_BOTH)]
+    return replace(plan, kills=plan.kills | {"gateway-2": second}, num_gateways=2)
 
 
 def _add(kills: dict[str, list[Kill]], chance: random.Random, point: str, early: int) -> None:

@@ -84,7 +84,10 @@ def run(plan: Plan, furnished: Path, folder: Path, database_url: str | None) -> 
     result = Result(plan.seed)
     try:
         database = Database(database_url, data_dir=folder, exclusive=False)
-        world = World(folder, database, nursery, plan.kills, plan.waits_for_post, plan.has_drafts)
+        world = World(
+            folder, database, nursery, plan.kills, plan.waits_for_post, plan.has_drafts,
+            plan.num_gateways,
+        )  # fmt: skip
         try:
             if database_url:
                 database.write_sync(_empty)
@@ -105,10 +108,9 @@ async def _carry_out(plan: Plan, world: World, result: Result) -> None:
     api_keys = _make_customers(world)
     async with world.alive():
         timed = [asyncio.create_task(_kill_at(world, *each)) for each in plan.timed]
-        socket = world.folder / "http.sock"
-        result.seen += await send_all(socket, api_keys, plan.asks)
+        result.seen += await send_all(world.sockets, api_keys, plan.asks)
         await asyncio.gather(*timed)
-        result.seen += await send_all(socket, api_keys, plan.then)
+        result.seen += await send_all(world.sockets, api_keys, plan.then)
         result.num_expired = await world.rest()
     books = Books.of(world)
     result.wrong += all_wrong(world, books, result.seen)

@@ -5,12 +5,13 @@ CRASH_SEED=n replays one run.
 
 import os
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from tests.crash.conftest import CarryOut
-from tests.crash.plans import CYCLE, make_plan
-from tests.crash.points import POINTS
+from tests.crash.plans import CYCLE, Plan, make_plan, make_plan_of_two
+from tests.crash.points import GATEWAY_POINTS, POINTS
 from tests.crash.run import Result
 
 NUM_SOAKED = 2000
@@ -30,8 +31,13 @@ def sweep(carry_out: CarryOut, database: str, first: int, count: int) -> list[Re
     return checked(carry_out, seeds(database, first, count), database)
 
 
-def checked(carry_out: CarryOut, wanted: list[int], database: str) -> list[Result]:
-    results = carry_out([make_plan(seed) for seed in wanted], database)
+def checked(
+    carry_out: CarryOut,
+    wanted: list[int],
+    database: str,
+    make: Callable[[int], Plan] = make_plan,
+) -> list[Result]:
+    results = carry_out([make(seed) for seed in wanted], database)
     wrong = [f"CRASH_SEED={result.seed}: {each}" for result in results for each in result.wrong]
     assert not wrong, "\n".join(wrong)
     return results
@@ -75,6 +81,23 @@ def test_the_sweeps_on_sqlite_and_postgresql_die_at_every_failpoint(
         # A busy machine settles late, so a run may end before it reaches the point: run it again.
         results += checked(carry_out, [POINTS.index(point) for point in missed], "sqlite")
     raise AssertionError(f"nobody died at {missed}")
+
+
+def test_after_a_crash_of_one_of_two_gateways_on_postgresql_they_agree(
+    carry_out: CarryOut,
+) -> None:
+    """Both serve at once. Killed are one behind each commit, send and answer of a gateway, and at
+    random moments the engine, one gateway, or both.
+    """
+    points = [point for point in GATEWAY_POINTS if point.endswith(".after")]
+    timed = range(len(POINTS), len(POINTS) + 3)
+    wanted = [*map(POINTS.index, points), *timed]
+    results = checked(carry_out, [int(SEED)] if SEED else wanted, "postgresql", make_plan_of_two)
+    missed = set() if SEED else set(points) - set(killed_at(results))
+    for _ in range(MOST_TRIES):
+        again = [POINTS.index(point) for point in missed]
+        missed -= set(killed_at(checked(carry_out, again, "postgresql", make_plan_of_two)))
+    assert not missed, "nobody died there"
 
 
 @pytest.mark.soak

@@ -1,4 +1,4 @@
-"""One gateway and one engine on one database: start, kill, start again, bring to rest."""
+"""Gateways and one engine on one database: start, kill, start again, bring to rest."""
 
 import asyncio
 import contextlib
@@ -21,13 +21,13 @@ from engine.records import EndRecord, StartRecord
 from server.billing.tables import holds, usage_events
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.pool.files import numbered
 from tests.crash.children import Life, socket_of
 from tests.crash.nursery import Nursery
 from tests.crash.points import READY_PATH, Kill
 
 T = TypeVar("T")
 
-PROCESSES = ("engine", "gateway")
 _LOOK_S = 0.02
 _LIMIT_S = 40.0
 """Limit of every wait, far above the time it takes, so that it ends only waits that hang."""
@@ -36,9 +36,10 @@ _MAX_LIVES = 20
 
 @dataclass
 class World:
-    """A gateway and an engine on one database, and the kills that are planned for them.
+    """Gateways and an engine on one database, and the kills that are planned for them.
 
     folder: made by `furnish`.   kills: for each process, the kill in each of its first lives.
+    num_gateways: gateways that serve at once, on sockets of their own.
 
     deaths: processes that died, in order.   cut_steps: (prompt tokens, sampled tokens) of the last
     step of each engine that died.
@@ -50,25 +51,28 @@ class World:
     kills: dict[str, list[Kill]]
     waits_for_post: bool = False
     has_drafts: bool = True
+    num_gateways: int = 1
     deaths: list[str] = field(default_factory=list)
     cut_steps: list[tuple[int, int]] = field(default_factory=list)
     _pids: dict[str, int] = field(default_factory=dict)
     _keepers: list[asyncio.Task[None]] = field(default_factory=list)
-    _lives: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PROCESSES, 0))
+    _lives: Counter[str] = field(default_factory=Counter)
 
     # ---- processes ----
 
     @contextlib.asynccontextmanager
     async def alive(self) -> AsyncIterator[None]:
-        """Run both processes, each started again whenever it dies; kill them at the end."""
-        self._keepers = keepers = [asyncio.create_task(self._keep(each)) for each in PROCESSES]
+        """Run all processes, each started again whenever it dies; kill them at the end."""
+        gateways = [numbered("gateway", number) for number in self.numbers]
+        processes = ["engine", *gateways]
+        self._keepers = keepers = [asyncio.create_task(self._keep(each)) for each in processes]
         try:
             await self.until(self._is_ready)
             yield
         finally:
             for keeper in keepers:
                 keeper.cancel()
-            for process in PROCESSES:
+            for process in processes:
                 self.kill(process)
             await asyncio.gather(*keepers, return_exceptions=True)
 
@@ -117,14 +121,24 @@ class World:
 
     def _is_ready(self) -> bool:
         try:
-            return self._http.get(READY_PATH).status_code == 200
+            return all(http.get(READY_PATH).status_code == 200 for http in self._https)
         except httpx.TransportError:
             return False
 
     @functools.cached_property
-    def _http(self) -> httpx.Client:
-        transport = httpx.HTTPTransport(uds=str(socket_of(self.folder)), verify=False)
-        return httpx.Client(transport=transport, base_url="http://chorale")
+    def _https(self) -> list[httpx.Client]:
+        transports = [httpx.HTTPTransport(uds=str(it), verify=False) for it in self.sockets]
+        return [httpx.Client(transport=it, base_url="http://chorale") for it in transports]
+
+    @property
+    def numbers(self) -> range:
+        """Numbers of the gateways."""
+        return range(1, self.num_gateways + 1)
+
+    @property
+    def sockets(self) -> list[Path]:
+        """Unix sockets at which the gateways serve HTTP."""
+        return [socket_of(self.folder, number) for number in self.numbers]
 
     # ---- files and database ----
 
@@ -157,8 +171,9 @@ class World:
         return started <= ended <= posted and self._is_all_answered()
 
     def _is_all_answered(self) -> bool:
-        """Whether the gateway has noted as failed all requests that one before it left."""
-        marks = Counter(line[0] for line in (self.folder / "unanswered").read_text().splitlines())
+        """Whether gateways have noted as failed all requests that ones before them left."""
+        texts = [path.read_text() for path in self.folder.glob("unanswered*")]
+        marks = Counter(line[0] for text in texts for line in text.splitlines())
         return marks["+"] == marks["-"]
 
     def _has_no_open_hold(self) -> bool:

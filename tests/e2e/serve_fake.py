@@ -10,7 +10,8 @@ from server.launch.supervisor import Supervisor
 
 def main() -> None:
     settings = resolve_settings(Settings.model_validate_json(Path(sys.argv[1]).read_text()))
-    with Supervisor(prepare(settings, engine_module="tests.engine.fake_engine")) as supervisor:
+    plan = prepare(settings, engine_module="tests.engine.fake_engine")
+    with Supervisor(plan, replace=plan.replace_gateways) as supervisor:
         supervisor.run()
 
 

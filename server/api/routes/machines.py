@@ -3,6 +3,7 @@
 These endpoints take no key, and say nothing about any tenant.
 """
 
+import asyncio
 from importlib.resources import files
 from typing import Literal
 
@@ -11,7 +12,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import Field
 
 from server.api.answer import Answer
-from server.api.deps import BasesDep, DrainDep, LedgerProbeDep, MetricsDep
+from server.api.deps import BasesDep, DrainDep, LedgerProbeDep, MetricsDep, NeighboursDep
 from server.logs import note
 from server.version import VERSION
 
@@ -97,6 +98,10 @@ async def ready(
 
 
 @router.get("/metrics")
-def metrics(metrics: MetricsDep) -> Response:
-    """Get the metrics for Prometheus."""
-    return Response(metrics.render(), media_type="text/plain; version=0.0.4")
+async def metrics(metrics: MetricsDep, neighbours: NeighboursDep) -> Response:
+    """Get the metrics for Prometheus, those of all gateways of this machine."""
+    if neighbours is None:
+        text = await asyncio.to_thread(metrics.render)
+    else:
+        text = await neighbours.render()
+    return Response(text, media_type="text/plain; version=0.0.4")

@@ -194,6 +194,8 @@ def test_a_drained_model_takes_nothing_keeps_its_place_and_stays_drained(world: 
     again.tell(entry)
     assert again.follower.state_of(entry) == "drained"
     again.follower.resume("a")
+    world.look()
+    assert world.follower.state_of(entry) == "starting", "another gateway takes it over"
     again.look()
     assert read_wanted(wanted_path(Path(entry.home))) == 1
     assert read_changes(changes_path(world.folder)).drained == ()

@@ -233,3 +233,17 @@ def test_numbers_in_the_environment_are_numbers(monkeypatch):
         monkeypatch.setenv(f"CHORALE_{name}", value)
     settings = load_settings({"model": "m"})
     assert (settings.engines, settings.max_engines, settings.tensor_parallel_size) == (2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({"redis_url": "redis://localhost"}, "database_url: SQLite serves one gateway"),
+        ({"database_url": "sqlite:///x", "redis_url": "redis://localhost"}, "database_url: SQLite"),
+        ({"database_url": "postgresql://localhost/x"}, "redis_url: several gateways"),
+    ],
+)
+def test_several_gateways_are_refused_without_what_they_share(given, wrong):
+    with pytest.raises(InvalidSetting, match=f"^{wrong}"):
+        load_settings({"model": "m", "gateways": 2, **given})
+    assert load_settings({"model": "m", "gateways": 1, **given}).gateways == 1

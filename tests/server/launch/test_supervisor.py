@@ -504,3 +504,21 @@ def test_a_data_directory_has_one_supervisor(tmp_path):
         pass
     with lock_data_dir(tmp_path):
         pass
+
+
+def test_a_signal_has_children_replaced_and_ends_nothing():
+    seen = []
+    with Supervisor([make_child()], FAST, replace=lambda: seen.append("asked")) as supervisor:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        run_until(supervisor, lambda: seen)
+        assert supervisor.pids
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_DFL
+
+
+def test_a_child_inherits_its_descriptors_and_the_supervisor_closes_them_at_its_end(tmp_path):
+    ours, theirs = os.pipe()
+    code = "import os, sys; os.write(int(sys.argv[1]), b'x'); " + SLEEP
+    with Supervisor([make_child("writer", code, theirs, descriptors=(theirs,))], FAST):
+        assert os.read(ours, 1) == b"x"
+    assert os.read(ours, 1) == b"", "nobody has the other end any more"
+    os.close(ours)

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.pool.files import read_wanted, wanted_path, write_wanted
+from server.pool.files import read_wanted, read_wanted_by_all, wanted_path, write_wanted
 from server.pool.keeper import Keeper, KeeperConfig, PoolClosed, StillAsleep, TooManyWait
 from server.pool.running import Running, RunningRequest
 
@@ -258,3 +258,23 @@ class AnySequence(RuleBasedStateMachine):
 
 AnySequence.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestAnySequence = AnySequence.TestCase
+
+
+def test_of_several_gateways_the_one_that_wants_most_decides_and_one_that_leaves_wants_nothing(
+    tmp_path,
+):
+    home = tmp_path / "home"
+    several = replace(CONFIG, is_alone=False)
+    idle = World(home, several)
+    engines = SimpleNamespace(is_ready=True, figures=lambda: [])
+    running = Running()
+    busy = Keeper(engines, running, home, several, lambda: idle.now_s, number=2)
+    running.add(request())
+    for seconds in (1, 60):
+        idle.pass_time(seconds)
+        busy.turn()
+    assert idle.keeper.state == "asleep"
+    assert read_wanted_by_all(home) == 1, "the other one has a request under way"
+    busy.leave()
+    assert read_wanted_by_all(home) == 0
+    assert Keeper(engines, running, home, several, number=3).state == "asleep"

@@ -1,0 +1,249 @@
+"""Two gateway processes of one machine on one port, with PostgreSQL and Redis."""
+
+import concurrent.futures
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests import needs
+from tests.e2e.stack import Stack, Tenant
+from tests.e2e.test_gateways import Fleet, check
+from tests.redis_server import RedisServer
+
+GATEWAYS = ("gateway", "gateway-2")
+BODY: dict[str, Any] = {
+    "model": "base", "prompt": [5, 6, 7], "ignore_eos": True, "stream": True,
+    "stream_options": {"include_usage": True},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stack(
+    make_postgres: Callable[[str], str], tiny_model: Path, tmp_path_factory: Any
+) -> Iterator[Stack]:
+    needs.redis()
+    with tempfile.TemporaryDirectory() as short:
+        redis = RedisServer(Path(short)).start()
+        shared = {
+            "database_url": make_postgres("template1"), "redis_url": redis.url,
+            "fake_engine": True, "gateways": 2, "max_num_seqs": 64, "max_model_len": 512,
+            "redis_deadline_s": 2.0, "drain_timeout_s": 20.0,
+        }  # fmt: skip
+        stack = Stack(tmp_path_factory.mktemp("machine"), tiny_model, **shared)
+        try:
+            stack.start(FAKE_STEP_S="0.02")
+            stack.wait(lambda: serving(stack) == set(GATEWAYS))
+            yield stack
+        finally:
+            stack.stop()
+            redis.stop()
+
+
+def serving(stack: Stack) -> set[str]:
+    """Names of the gateways that a scrape tells of."""
+    return set(figures(stack, "chorale_request_moves_total"))
+
+
+def figures(stack: Stack, name: str) -> dict[str, float]:
+    """Figures of a metric by gateway, over all other labels, as one scrape shows them."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(httpx.get(f"{stack.base_url}/metrics").text):
+        for sample in family.samples:
+            if sample.name == name:
+                gateway = sample.labels.get("gateway", "")
+                found[gateway] = found.get(gateway, 0.0) + sample.value
+    return found
+
+
+class Stream(threading.Thread):
+    """A stream under way on a connection of its own, and what came of it.
+
+    gateway: the process that has its connection.   is_whole: whether the answer came to its end.
+    """
+
+    def __init__(self, tenant: Tenant, max_tokens: int) -> None:
+        super().__init__()
+        self.is_whole, self.status, self.usage = False, 0, {}
+        self.gateway, self.request_id = "", ""
+        self._tenant, self._max_tokens = tenant, max_tokens
+        self._has_begun = threading.Event()
+        self.start()
+        assert self._has_begun.wait(30)
+
+    def run(self) -> None:
+        stack, headers = self._tenant.stack, {"authorization": f"Bearer {self._tenant.api_key}"}
+        body = BODY | {"max_tokens": self._max_tokens}
+        url = f"{stack.base_url}/v1/completions"
+        try:
+            with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as answer:
+                self.status = answer.status_code
+                self.gateway = holder(stack, answer)
+                lines = filter(None, answer.iter_lines())
+                self._read(itertools.chain([next(lines)], lines))
+        except httpx.TransportError:
+            pass
+        finally:
+            self._has_begun.set()
+
+    def _read(self, lines: Iterator[str]) -> None:
+        for line in lines:
+            if line == "data: [DONE]":
+                self.is_whole = True
+            elif line.startswith("data: "):
+                event = json.loads(line[6:])
+                self.request_id = event.get("id", self.request_id)
+                self.usage = event.get("usage") or self.usage
+                self._has_begun.set()
+
+
+def holder(stack: Stack, answer: httpx.Response) -> str:
+    """Name of the gateway that has an answer's connection."""
+    stream = answer.extensions["network_stream"]
+    port = stream.get_extra_info("client_addr")[1]
+    for name in (*GATEWAYS, "gateway-3"):
+        try:
+            if has_connection(stack.pid(name), port):
+                return name
+        except LookupError:
+            continue
+    return ""
+
+
+def has_connection(pid: int, port: int) -> bool:
+    """Whether a process has the server's end of a connection from this port of 127.0.0.1."""
+    rows = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    inodes = {row.split()[9] for row in rows if row.split()[2].endswith(f":{port:04X}")}
+    links = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            links.append(os.readlink(path))
+        except FileNotFoundError:
+            continue
+    return any(f"socket:[{inode}]" in links for inode in inodes)
+
+
+def streams_on(tenant: Tenant, names: tuple[str, ...], max_tokens: int) -> dict[str, Stream]:
+    """A stream at each of these gateways, which have it by chance."""
+    found: dict[str, Stream] = {}
+    while set(found) < set(names):
+        stream = Stream(tenant, max_tokens)
+        found.setdefault(stream.gateway, stream)
+    return found
+
+
+def client_at(stack: Stack, key: str, name: str) -> httpx.Client:
+    """A client whose connection a certain gateway has."""
+    while True:
+        client = httpx.Client(
+            base_url=stack.base_url, headers={"authorization": f"Bearer {key}"}, timeout=30
+        )
+        with client.stream("GET", "/health") as answer:
+            found = holder(stack, answer)
+            answer.read()
+        if found == name:
+            return client
+        client.close()
+
+
+def test_both_take_part_in_one_limit_and_one_scrape_tells_of_both(stack: Stack) -> None:
+    tenant = stack.tenant("limited", requests_per_minute=20)
+    fleet = Fleet([stack], RedisServer(Path("/")), database=None)  # type: ignore[arg-type]
+    before = figures(stack, "chorale_http_requests_total")
+    answers = fleet.run(tenant, 120)
+    check(answers, 20)
+    assert sum(got.status == 200 for got in answers) >= 20, "and no fewer"
+    after = figures(stack, "chorale_http_requests_total")
+    share = {name: after[name] - before.get(name, 0.0) for name in GATEWAYS}
+    assert min(share.values()) > 0
+    assert sum(share.values()) >= 120
+    assert figures(stack, "chorale_gateways_missing") == {"": 0.0}
+    assert figures(stack, "chorale_engine_ready") == {"": 1.0}, "the engine is there once"
+
+
+def test_an_answer_is_cancelled_at_the_gateway_that_does_not_have_it(stack: Stack) -> None:
+    tenant = stack.tenant("cancels")
+    stream = Stream(tenant, 480)
+    (other,) = set(GATEWAYS) - {stream.gateway}
+    with contextlib.closing(client_at(stack, tenant.api_key, other)) as client:
+        answer = client.post(f"/v1/chat/completions/{stream.request_id}/cancel")
+    assert answer.json()["cancelled"] is True
+    stream.join(30)
+    assert stream.is_whole
+    assert stream.usage["x_chorale"]["stop_cause"] == "aborted"
+    assert stream.usage["completion_tokens"] < 480
+
+
+def test_a_killed_gateway_takes_nothing_from_its_neighbour_and_bills_nothing_of_its_own(
+    stack: Stack,
+) -> None:
+    tenant = stack.tenant("survives")
+    streams = streams_on(tenant, GATEWAYS, 150)
+    stack.kill("gateway")
+    assert httpx.get(f"{stack.base_url}/health").status_code == 200
+    streams["gateway-2"].join(30)
+    streams["gateway"].join(30)
+    assert streams["gateway-2"].is_whole
+    assert not streams["gateway"].is_whole
+    stack.wait(lambda: serving(stack) == set(GATEWAYS))
+    kept = streams["gateway-2"].usage["x_chorale"]["cost_nanousd"]
+    assert kept > 0
+    stack.wait(lambda: charged(stack, streams["gateway"].request_id) == 0)
+    stack.wait(lambda: charged(stack, streams["gateway-2"].request_id) == kept)
+
+
+def charged(stack: Stack, request_id: str) -> int | None:
+    """What a request costs in all by the export, corrections included; None if it is not there."""
+    lines = stack.operator.get("/admin/v1/usage/export?format=jsonl").text.splitlines()
+    own = [e for e in map(json.loads, lines) if e["request_id"] == request_id.removeprefix("cmpl-")]
+    return sum(int(e["amount_nanousd"]) for e in own) if own else None
+
+
+def test_gateways_are_replaced_one_after_another_and_no_answer_is_cut_off(stack: Stack) -> None:
+    tenant = stack.tenant("rolls")
+    before = {stack.pid(name) for name in GATEWAYS}
+    streams = streams_on(tenant, GATEWAYS, 300)
+    os.kill(stack.pids()[0], signal.SIGUSR2)
+    statuses: list[int] = []
+    while not is_replaced(stack, before):
+        # Each is on a connection of its own, as of a client that has just come.
+        headers = {"authorization": f"Bearer {tenant.api_key}"}
+        body = {"model": "base", "prompt": [5], "max_tokens": 3}
+        url = f"{stack.base_url}/v1/completions"
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(httpx.post, url, json=body, headers=headers) for _ in range(4)]
+            statuses += [each.result().status_code for each in asked]
+    for stream in streams.values():
+        stream.join(60)
+    assert all(stream.is_whole for stream in streams.values())
+    assert {stream.usage["completion_tokens"] for stream in streams.values()} == {300}
+    assert set(statuses) == {200}
+    stack.wait(lambda: len(serving(stack)) == 2)
+
+
+def is_replaced(stack: Stack, before: set[int]) -> bool:
+    return not before & set(stack.pids()) and len(serving(stack)) == 2
+
+
+def test_the_port_refuses_connections_once_the_machine_stops(stack: Stack) -> None:
+    stream = Stream(stack.tenant("lasts"), 200)
+    os.kill(stack.pids()[0], signal.SIGTERM)
+
+    def is_refused() -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", stack.port)) != 0
+
+    stack.wait(is_refused)
+    stream.join(60)
+    assert stream.is_whole
