@@ -1,7 +1,8 @@
 """`python -m bench.engine`: our engine on the burst of bench.multi_lora, a JSON line per setup.
 
 Setups differ in kernels (C, numba, torch), precision, number of distinct adapters, and
-`batch_invariant`. `bound`: only the matrix products of the same steps, by the fastest library.
+`batch_invariant`. `bound`: only the matrix products of the same steps, by the fastest library, on
+one thread. With `--threads 1 2`, one engine of two threads also takes turns with two of one thread.
 Exit status 1: a row is not valid (`bench.peers` says when).
 """
 
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from bench.bound import Products
 from bench.engine.chorale import Chorale
+from bench.engine.side_by_side import compare
 from bench.peers.measure import Plan, Row, measure
 from bench.peers.options import add_burst_options, make_plan
 from bench.peers.rows import write_rows
@@ -52,9 +54,11 @@ def run(options: argparse.Namespace) -> Iterator[Row]:
     """Yields each row as soon as it is measured."""
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         plan = make_plan(options, Path(temporary))
-        products = Products(plan.checkpoint.model_dir, plan.threads)
+        products = Products(plan.checkpoint.model_dir, threads=1)
         for name in options.only or _SYSTEMS:
             yield from _measure(_SYSTEMS[name], plan, products)
+        if not options.only or "C" in options.only:
+            yield from _compare(_SYSTEMS["C"], plan)
 
 
 def _measure(system: Chorale, plan: Plan, products: Products) -> Iterator[Row]:
@@ -68,6 +72,13 @@ def _measure(system: Chorale, plan: Plan, products: Products) -> Iterator[Row]:
                 "share": rate(products_s, result["cpu_s"]),
             }
         yield bench.replace("peers", "engine"), setup, result
+
+
+def _compare(system: Chorale, plan: Plan) -> Iterator[Row]:
+    for precision in system.precisions:
+        for threads in plan.threads:
+            if threads > 1 and (not plan.precisions or precision in plan.precisions):
+                yield compare(system, plan, precision, threads)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ class Plan:
     checkpoint: Checkpoint
     first_tokens: FirstTokens
     num_adapters: Sequence[int]
-    threads: int
+    threads: Sequence[int]
     repeats: int
     folder: Path
     precisions: Sequence[str] | None = None
@@ -51,12 +51,12 @@ def measure(peer: Peer, plan: Plan) -> Iterator[Row]:
     for precision in peer.precisions:
         if plan.precisions and precision not in plan.precisions:
             continue
-        for count in plan.num_adapters:
+        for threads, count in product(plan.threads, plan.num_adapters):
             adapters = dict(islice(plan.checkpoint.adapters.items(), count))
             setting = Setting(
                 checkpoint=replace(plan.checkpoint, adapters=adapters),
                 precision=precision,
-                threads=plan.threads,
+                threads=threads,
                 folder=plan.folder,
             )
             try:

@@ -16,7 +16,9 @@ def add_burst_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision", action="append", help="only weights in this form; may be repeated"
     )
-    parser.add_argument("--threads", type=int, default=1, help="threads of every system")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[1], help="threads of every system, in turn"
+    )
     parser.add_argument("--repeats", type=int, default=1, help="bursts; the median one is the row")
     parser.add_argument(
         "--out", type=Path, help="file in which rows of the same setup are replaced"
@@ -44,7 +46,7 @@ def make_plan(options: argparse.Namespace, temporary: Path) -> Plan:
     return Plan(
         burst=burst,
         checkpoint=checkpoint,
-        first_tokens=FirstTokens(checkpoint, options.threads),
+        first_tokens=FirstTokens(checkpoint, max(options.threads)),
         num_adapters=options.adapters,
         precisions=options.precision,
         threads=options.threads,

@@ -11,15 +11,11 @@ from pathlib import Path
 from kernels.cpu.errors import Unavailable
 
 _SOURCES = Path(__file__).parent / "csrc"
-_FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fPIC", "-shared")
+FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+"""Flags of every compiler, on every processor."""
 _TIMEOUT_S = 120.0
-# The first variant that compiles is used. Without OpenMP the kernels have one thread.
-_VARIANTS = (
-    ("-march=native", "-fopenmp"),
-    ("-mcpu=native", "-fopenmp"),
-    ("-march=native",),
-    ("-mcpu=native",),
-)
+_VARIANTS = ("-march=native", "-mcpu=native")
+"""How compilers name this processor; the first one that compiles is used."""
 
 
 def build_library() -> Path:
@@ -44,7 +40,7 @@ def _build(compiler: str, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         target = Path(folder) / library.name
         for variant in _VARIANTS:
-            command = [compiler, *_FLAGS, *variant, *sources, "-o", str(target), "-lm"]
+            command = [compiler, *FLAGS, variant, *sources, "-o", str(target), "-lm"]
             try:
                 done = subprocess.run(
                     command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
@@ -65,7 +61,7 @@ def _fingerprint(compiler: str) -> str:
     for path in sorted(_SOURCES.iterdir()):
         hasher.update(path.read_bytes())
     version = subprocess.run((compiler, "--version"), capture_output=True, check=False).stdout
-    hasher.update(repr((compiler, version, _FLAGS, _VARIANTS, _processor())).encode())
+    hasher.update(repr((compiler, version, FLAGS, _VARIANTS, _processor())).encode())
     return hasher.hexdigest()[:16]
 
 

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from bench.bound import Products
 from bench.engine.__main__ import parse_options, run
 from bench.peers.rows import write_rows
@@ -33,3 +35,15 @@ def test_a_row_has_the_right_first_tokens_and_the_bound_of_its_own_steps(tmp_pat
     assert sum(rows for _, rows in steps) == 15
     num_prompt = sum(tokens for tokens, _ in steps) - 15 + 5  # first tokens come of prompts' steps
     assert 5 * 64 <= num_prompt <= 5 * 256
+
+
+@pytest.mark.soak
+def test_an_engine_of_two_threads_takes_turns_with_two_engines(capsys):
+    few = ["--only", "C", "--precision", "int8", "--adapters", "1", "--threads", "2"]
+    assert write_rows(run(parse_options([*SMALL, *few])), None)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["bench"], row["setup"]["threads"]) for row in rows] == [
+        ("engine", 2),
+        ("engine.threads", 2),
+    ]
+    assert rows[-1]["result"]["ratio"] > 0

@@ -82,7 +82,7 @@ def rows_of(
         checkpoint=checkpoint,
         first_tokens=FirstTokens(checkpoint, threads=1),
         num_adapters=counts,
-        threads=1,
+        threads=[1],
         repeats=3,
         folder=folder,
         precisions=precisions,

@@ -128,6 +128,8 @@ def world_of_experts(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def one_thread():
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(1)
 
 
 def run(core, messages, chance):
@@ -236,6 +238,19 @@ def assert_one_each(patterns, happened, num_runs):
     assert len({next(iter(found)) for found in patterns.values()}) >= 4
     assert len(happened) == 7
     assert min(happened.values()) >= 5, happened
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_any_number_of_threads_has_the_same_bits(world, quantization):
+    patterns = defaultdict(Counter)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        make_kernels = kernels_of("native", batch_invariant=True, threads=threads)
+        found, _ = find_patterns(world, make_kernels, 1, quantization=quantization)
+        for key, times in found.items():
+            patterns[key] += times
+    assert {key: len(found) for key, found in patterns.items()} == dict.fromkeys(patterns, 1)
+    assert sum(patterns["greedy", 0].values()) == 3 * NUM_TIMES / 2
 
 
 def test_so_it_has_where_ranks_share_the_model(world):

@@ -45,9 +45,10 @@ def make(in_features, out_features, rounding, threads=1):
 def with_vnni(tmp_path_factory):
     """The C kernels as for a processor with VNNI, whose instruction is plain C here."""
     target = tmp_path_factory.mktemp("vnni") / "kernels.so"
-    sources = sorted((Path(kernels.cpu.__file__).parent / "csrc").glob("int*.c"))
+    csrc = Path(kernels.cpu.__file__).parent / "csrc"
+    sources = [*csrc.glob("int*.c"), csrc / "pool.c"]
     command = ["cc", "-std=gnu11", "-O2", "-march=native", "-DGENERIC_DOT", "-fPIC", "-shared"]
-    subprocess.run([*command, *sources, "-lm", "-o", target], check=True)
+    subprocess.run([*command, *sources, "-pthread", "-lm", "-o", target], check=True)
     library = ctypes.CDLL(str(target))
     library.int8_columns.restype = ctypes.c_int64
     pointer, size = ctypes.c_void_p, ctypes.c_int64
@@ -130,7 +131,7 @@ def test_other_groups_have_no_kernel(with_vnni, group_size):
 
 
 @KINDS
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [1, 2, 3])
 def test_a_rows_bits_are_its_own(rounding, threads):
     layer, *_ = make(192, 150, rounding, threads)
     x = torch.randn(MOST_ROWS, 192)

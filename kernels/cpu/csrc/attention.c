@@ -8,6 +8,7 @@
  */
 #include <stdlib.h>
 
+#include "pool.h"
 #include "vectors.h"
 
 #define HALF 16  /* keys that always lie within one block */
@@ -79,6 +80,30 @@ static void write_kv(const Shape *s, float *kv, const float *k, const float *v, 
     }
 }
 
+typedef struct {
+    const Shape *shape;
+    float *qkv;
+    const float *q_norm, *k_norm;
+    float eps;
+    const int64_t *positions, *slots;
+    float *kv;
+    uint8_t *finite;
+} Rope;
+
+static void rope_token(const void *work, int64_t t) {
+    const Rope *w = work;
+    const Shape *s = w->shape;
+    int64_t heads = s->num_heads, dim = s->head_dim, with_keys = heads + s->num_kv_heads;
+    float *row = w->qkv + t * (with_keys + s->num_kv_heads) * dim, *k = row + heads * dim;
+    int64_t angles = w->positions[t] * s->half;
+    for (int64_t h = 0; h < with_keys; h++) {
+        if (w->q_norm) norm_head(row + h * dim, h < heads ? w->q_norm : w->k_norm, w->eps, dim);
+        rotate(row + h * dim, s->cos + angles, s->sin + angles, s->half);
+    }
+    w->finite[t] = all_finite(k, 2 * s->num_kv_heads * dim);
+    write_kv(s, w->kv, k, row + with_keys * dim, w->slots[t], w->finite[t]);
+}
+
 /* qkv: [tokens, (heads + 2 kv heads) * head_dim], rotated in place.   q_norm, k_norm: NULL, or
  * [head_dim].   kv: the layer's part of the first block.   finite: [tokens], written: whether a
  * token's keys and values are finite; if not, they are stored as zeros.
@@ -86,19 +111,8 @@ static void write_kv(const Shape *s, float *kv, const float *k, const float *v, 
 void rope_store(const Shape *s, float *qkv, const float *q_norm, const float *k_norm, float eps,
                 const int64_t *positions, const int64_t *slots, float *kv, uint8_t *finite,
                 int64_t tokens, int threads) {
-    int64_t heads = s->num_heads, dim = s->head_dim, with_keys = heads + s->num_kv_heads;
-    int64_t width = (with_keys + s->num_kv_heads) * dim;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t t = 0; t < tokens; t++) {
-        float *row = qkv + t * width, *k = row + heads * dim, *v = row + with_keys * dim;
-        int64_t angles = positions[t] * s->half;
-        for (int64_t h = 0; h < with_keys; h++) {
-            if (q_norm) norm_head(row + h * dim, h < heads ? q_norm : k_norm, eps, dim);
-            rotate(row + h * dim, s->cos + angles, s->sin + angles, s->half);
-        }
-        finite[t] = all_finite(k, 2 * s->num_kv_heads * dim);
-        write_kv(s, kv, k, v, slots[t], finite[t]);
-    }
+    Rope work = {s, qkv, q_norm, k_norm, eps, positions, slots, kv, finite};
+    share(rope_token, &work, tokens, threads);
 }
 
 /* ---- attention ---- */
@@ -320,26 +334,47 @@ static void attend_rows(const Sequence *q, int64_t first, int64_t rows) {
     }
 }
 
+typedef struct {
+    Shape shape;
+    const float *qkv;
+    float *out;
+    const uint8_t *finite;
+    float *kv;
+    const int32_t *query_starts, *seq_lens, *block_starts, *blocks;
+    int64_t window, most_passes; /* of any sequence and kv head */
+} Attention;
+
+INLINE int64_t passes_of(const Shape *s, int64_t tokens) {
+    return (tokens * (s->num_heads / s->num_kv_heads) + PASS_ROWS - 1) / PASS_ROWS;
+}
+
+/* One pass of a sequence and kv head; sequences with fewer passes have items without work. */
+static void attend_pass(const void *work, int64_t item) {
+    const Attention *w = work;
+    const Shape *s = &w->shape;
+    int64_t i = item % w->most_passes, head = item / w->most_passes % s->num_kv_heads;
+    int64_t b = item / w->most_passes / s->num_kv_heads;
+    int64_t tokens = w->query_starts[b + 1] - w->query_starts[b], passes = passes_of(s, tokens);
+    if (i >= passes) return;
+    int64_t rows = tokens * (s->num_heads / s->num_kv_heads), first = rows * i / passes;
+    Sequence sequence = {s, w->qkv, w->out, w->finite, w->kv, w->blocks + w->block_starts[b],
+                         (s->num_heads + 2 * s->num_kv_heads) * s->head_dim,
+                         w->query_starts[b], w->seq_lens[b] - tokens, head, w->window};
+    attend_rows(&sequence, first, rows * (i + 1) / passes - first);
+}
+
 /* qkv, kv, finite: as rope_store left them.   out: [tokens, heads, head_dim].
  * The other arrays are as in StepWork.   window: how many positions a token sees.
  */
 void attend(const Shape *s, const float *qkv, float *out, const uint8_t *finite, float *kv,
             const int32_t *query_starts, const int32_t *seq_lens, const int32_t *block_starts,
             const int32_t *blocks, int64_t num_seqs, int64_t window, int threads) {
-    int64_t width = (s->num_heads + 2 * s->num_kv_heads) * s->head_dim;
-    Shape shape = *s;
-    if (!shape.scale) shape.scale = 1.0f / sqrtf((float)s->head_dim);
-#pragma omp parallel for num_threads(threads) schedule(dynamic) collapse(2) if (threads > 1)
-    for (int64_t b = 0; b < num_seqs; b++)
-        for (int64_t head = 0; head < s->num_kv_heads; head++) {
-            int64_t tokens = query_starts[b + 1] - query_starts[b];
-            int64_t rows = tokens * (s->num_heads / s->num_kv_heads);
-            int64_t passes = (rows + PASS_ROWS - 1) / PASS_ROWS;
-            Sequence sequence = {&shape, qkv, out, finite, kv, blocks + block_starts[b], width,
-                                 query_starts[b], seq_lens[b] - tokens, head, window};
-            for (int64_t i = 0; i < passes; i++) {
-                int64_t first = rows * i / passes;
-                attend_rows(&sequence, first, rows * (i + 1) / passes - first);
-            }
-        }
+    Attention work = {*s, qkv, out, finite, kv, query_starts, seq_lens, block_starts, blocks,
+                      window, 0};
+    if (!work.shape.scale) work.shape.scale = 1.0f / sqrtf((float)s->head_dim);
+    for (int64_t b = 0; b < num_seqs; b++) {
+        int64_t passes = passes_of(s, query_starts[b + 1] - query_starts[b]);
+        if (passes > work.most_passes) work.most_passes = passes;
+    }
+    share(attend_pass, &work, num_seqs * s->num_kv_heads * work.most_passes, threads);
 }

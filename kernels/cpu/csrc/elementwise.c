@@ -1,27 +1,41 @@
 /* RMSNorm, with or without the addition of a residual, and the gated activations. */
+#include <stddef.h>
+
+#include "pool.h"
 #include "vectors.h"
+
+typedef struct {
+    float *x;
+    const float *delta, *weight;
+    float *y;
+    float eps;
+    int64_t dim;
+} Norm;
+
+static void norm_row(const void *work, int64_t r) {
+    const Norm *w = work;
+    int64_t dim = w->dim, i = 0;
+    float *x = w->x + r * dim, *y = w->y + r * dim, rest = 0.0f;
+    const float *delta = w->delta ? w->delta + r * dim : NULL;
+    vec squares = {0};
+    for (; i + LANES <= dim; i += LANES) {
+        vec value = load(x + i);
+        if (delta) store(x + i, value += load(delta + i));
+        squares += value * value;
+    }
+    for (; i < dim; i++) {
+        if (delta) x[i] += delta[i];
+        rest += x[i] * x[i];
+    }
+    float factor = 1.0f / sqrtf((sum_lanes(squares) + rest) / dim + w->eps);
+    for (i = 0; i < dim; i++) y[i] = w->weight[i] * (x[i] * factor);
+}
 
 /* x: [rows, dim]; with `delta`, x += delta first.   y: [rows, dim]. */
 void rms_norm(float *x, const float *delta, const float *weight, float *y, float eps, int64_t rows,
               int64_t dim, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t r = 0; r < rows; r++) {
-        float *from = x + r * dim, *to = y + r * dim;
-        vec squares = {0};
-        float rest = 0.0f;
-        int64_t i = 0;
-        for (; i + LANES <= dim; i += LANES) {
-            vec value = load(from + i);
-            if (delta) store(from + i, value += load(delta + r * dim + i));
-            squares += value * value;
-        }
-        for (; i < dim; i++) {
-            if (delta) from[i] += delta[r * dim + i];
-            rest += from[i] * from[i];
-        }
-        float factor = 1.0f / sqrtf((sum_lanes(squares) + rest) / dim + eps);
-        for (i = 0; i < dim; i++) to[i] = weight[i] * (from[i] * factor);
-    }
+    Norm work = {x, delta, weight, y, eps, dim};
+    share(norm_row, &work, rows, threads);
 }
 
 INLINE vec silu(vec x) { return x / (1.0f + exp_lanes(-x)); }
@@ -44,13 +58,27 @@ INLINE void gate_row(const float *gate, float *y, int64_t dim, const int is_gelu
     }
 }
 
+typedef struct {
+    const float *gate_up;
+    float *y;
+    int64_t dim;
+} Gate;
+
+static void silu_row(const void *work, int64_t r) {
+    const Gate *w = work;
+    gate_row(w->gate_up + 2 * r * w->dim, w->y + r * w->dim, w->dim, 0);
+}
+
+static void gelu_row(const void *work, int64_t r) {
+    const Gate *w = work;
+    gate_row(w->gate_up + 2 * r * w->dim, w->y + r * w->dim, w->dim, 1);
+}
+
 /* gate_up: [rows, 2 * dim], gate and up side by side.   y: [rows, dim]. */
 void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t dim, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t r = 0; r < rows; r++) gate_row(gate_up + 2 * r * dim, y + r * dim, dim, 0);
+    share(silu_row, &(Gate){gate_up, y, dim}, rows, threads);
 }
 
 void gelu_mul(const float *gate_up, float *y, int64_t rows, int64_t dim, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t r = 0; r < rows; r++) gate_row(gate_up + 2 * r * dim, y + r * dim, dim, 1);
+    share(gelu_row, &(Gate){gate_up, y, dim}, rows, threads);
 }

@@ -10,6 +10,7 @@
  * 6 x 16, and go over their panel in two or three stripes. The products reach 102 to 107 GFLOP/s
  * from 16 rows on, and 98 to 101 from 24 rows on with AVX2 (135M shape, one thread of a Zen 4).
  */
+#include "pool.h"
 #include "vectors.h"
 
 #define COLUMNS 48
@@ -71,32 +72,40 @@ static void rows_of(int rows, const float *x, const float *panel, const float *b
     }
 }
 
+typedef struct {
+    const float *x, *panels, *bias;
+    float *y;
+    int64_t rows, in, out;
+} Product;
+
+/* All rows with panel `n`. */
+static void use_panel(const void *work, int64_t n) {
+    const Product *w = work;
+    int64_t in = w->in, out = w->out, width = out - n * COLUMNS;
+    int64_t num_tiles = (w->rows + MOST_ROWS - 1) / MOST_ROWS;
+    const float *panel = w->panels + n * in * COLUMNS;
+    const float *next = width > COLUMNS ? panel + in * COLUMNS : panel;
+    float last[MOST_ROWS * COLUMNS];
+    for (int64_t t = 0; t < num_tiles; t++) {
+        /* Tiles are equally large: 12 rows are 6 and 6, not 8 and 4. */
+        int64_t first = w->rows * t / num_tiles, count = w->rows * (t + 1) / num_tiles - first;
+        float *to = w->y + first * out + n * COLUMNS;
+        int is_last = width < COLUMNS;
+        rows_of(count, w->x + first * in, panel, w->bias + n * COLUMNS, next, t, num_tiles, in,
+                is_last ? last : to, is_last ? COLUMNS : out);
+        if (is_last)
+            for (int64_t r = 0; r < count; r++)
+                memcpy(to + r * out, last + r * COLUMNS, width * sizeof(float));
+    }
+}
+
 /* x: [rows, in].   panels: [ceil(out / 48), in, 48].   bias: [ceil(out / 48), 48].
  * y: [rows, out].
  */
 void gemm(const float *x, const float *panels, const float *bias, float *y, int64_t rows,
           int64_t in, int64_t out, int threads) {
-    if (!rows) return;
-    int64_t num_tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    int64_t num_panels = (out + COLUMNS - 1) / COLUMNS;
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-    for (int64_t n = 0; n < num_panels; n++) {
-        const float *panel = panels + n * in * COLUMNS;
-        const float *next = n + 1 < num_panels ? panel + in * COLUMNS : panel;
-        int64_t width = out - n * COLUMNS;
-        float last[MOST_ROWS * COLUMNS];
-        for (int64_t t = 0; t < num_tiles; t++) {
-            /* Tiles are equally large: 12 rows are 6 and 6, not 8 and 4. */
-            int64_t first = rows * t / num_tiles, count = rows * (t + 1) / num_tiles - first;
-            float *to = y + first * out + n * COLUMNS;
-            int is_last = width < COLUMNS;
-            rows_of(count, x + first * in, panel, bias + n * COLUMNS, next, t, num_tiles, in,
-                    is_last ? last : to, is_last ? COLUMNS : out);
-            if (is_last)
-                for (int64_t r = 0; r < count; r++)
-                    memcpy(to + r * out, last + r * COLUMNS, width * sizeof(float));
-        }
-    }
+    Product work = {x, panels, bias, y, rows, in, out};
+    share(use_panel, &work, (out + COLUMNS - 1) / COLUMNS, threads);
 }
 
 /* Pack weight, [out, in], into panels; the last one is padded with zeros. */

@@ -9,6 +9,7 @@
  */
 #include <stddef.h>
 
+#include "pool.h"
 #include "rounding.h"
 
 #define STEP 8 /* inputs whose codes lie in the same bytes */
@@ -117,38 +118,50 @@ static void rows_of(int rows, const int8_t *q, const float *row_scales, const in
     }
 }
 
+typedef struct {
+    const Int4Weights *weights;
+    const float *x;
+    int8_t *q;
+    float *row_scales;
+    int32_t *unit_sums;
+    float *y;
+    int64_t rows;
+} Product;
+
+static void quantize_row(const void *work, int64_t r) {
+    const Product *w = work;
+    int64_t in = w->weights->in, unit = unit_of(w->weights);
+    quantize(w->x + r * in, w->q + r * in, w->row_scales + r, w->unit_sums + r * (in / unit), in,
+             unit);
+}
+
+/* All rows with panel `n`. */
+static void use_panel(const void *work, int64_t n) {
+    const Product *w = work;
+    int64_t in = w->weights->in, out = w->weights->out, width = out - n * COLUMNS;
+    int64_t num_tiles = (w->rows + MOST_ROWS - 1) / MOST_ROWS, units = in / unit_of(w->weights);
+    const uint8_t *next = w->weights->panels + (n + 1) * COLUMNS * (in / 2);
+    float last[MOST_ROWS * COLUMNS];
+    for (int64_t t = 0; t < num_tiles; t++) {
+        int64_t first = w->rows * t / num_tiles, count = w->rows * (t + 1) / num_tiles - first;
+        float *to = w->y + first * out + n * COLUMNS;
+        int is_last = width < COLUMNS;
+        rows_of(count, w->q + first * in, w->row_scales + first, w->unit_sums + first * units,
+                w->weights, n, t ? NULL : next, is_last ? last : to, is_last ? COLUMNS : out);
+        if (is_last)
+            for (int64_t r = 0; r < count; r++)
+                memcpy(to + r * out, last + r * COLUMNS, width * sizeof(float));
+    }
+}
+
 /* x: [rows, in].   q: [rows, in], row_scales: [rows] and unit_sums: [rows, in / 8] are scratch
  * memory.   y: [rows, out].
  */
 void gemm_int4(const Int4Weights *w, const float *x, int8_t *q, float *row_scales,
                int32_t *unit_sums, float *y, int64_t rows, int threads) {
-    if (!rows) return;
-    int64_t in = w->in, unit = unit_of(w), units = in / unit;
-    int64_t num_tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    int64_t num_panels = (w->out + COLUMNS - 1) / COLUMNS;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#pragma omp for
-        for (int64_t r = 0; r < rows; r++)
-            quantize(x + r * in, q + r * in, row_scales + r, unit_sums + r * units, in,
-                     unit);
-#pragma omp for
-        for (int64_t n = 0; n < num_panels; n++) {
-            int64_t width = w->out - n * COLUMNS;
-            float last[MOST_ROWS * COLUMNS];
-            const uint8_t *next = w->panels + (n + 1) * COLUMNS * (in / 2);
-            for (int64_t t = 0; t < num_tiles; t++) {
-                int64_t first = rows * t / num_tiles, count = rows * (t + 1) / num_tiles - first;
-                float *to = y + first * w->out + n * COLUMNS;
-                int is_last = width < COLUMNS;
-                rows_of(count, q + first * in, row_scales + first, unit_sums + first * units, w,
-                        n, t ? NULL : next, is_last ? last : to, is_last ? COLUMNS : w->out);
-                if (is_last)
-                    for (int64_t r = 0; r < count; r++)
-                        memcpy(to + r * w->out, last + r * COLUMNS, width * sizeof(float));
-            }
-        }
-    }
+    Product work = {w, x, q, row_scales, unit_sums, y, rows};
+    share(quantize_row, &work, rows, threads);
+    share(use_panel, &work, (w->out + COLUMNS - 1) / COLUMNS, threads);
 }
 
 /* Pack codes, [out, in], from -8 to 7, into panels, which are zero. */

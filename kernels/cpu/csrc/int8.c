@@ -6,6 +6,7 @@
  */
 #include <stddef.h>
 
+#include "pool.h"
 #include "rounding.h"
 
 #if LANES == 16
@@ -71,34 +72,45 @@ static void rows_of(int rows, const uint8_t *q, const float *scales, const Weigh
     }
 }
 
+typedef struct {
+    const Weights *weights;
+    const float *x;
+    uint8_t *q;
+    float *scales, *y;
+    int64_t rows, dim;
+} Product;
+
+static void quantize_row(const void *work, int64_t r) {
+    const Product *w = work;
+    int64_t in = w->weights->in;
+    quantize(w->x + r * w->dim, w->q + r * in, w->scales + r, w->dim, in);
+}
+
+/* All rows with panel `n`. */
+static void use_panel(const void *work, int64_t n) {
+    const Product *w = work;
+    int64_t in = w->weights->in, out = w->weights->out, width = out - n * COLUMNS;
+    int64_t num_tiles = (w->rows + MOST_ROWS - 1) / MOST_ROWS;
+    const int8_t *next = w->weights->panels + (n + 1) * COLUMNS * in;
+    float last[MOST_ROWS * COLUMNS];
+    for (int64_t t = 0; t < num_tiles; t++) {
+        int64_t first = w->rows * t / num_tiles, count = w->rows * (t + 1) / num_tiles - first;
+        float *to = w->y + first * out + n * COLUMNS;
+        int is_last = width < COLUMNS;
+        rows_of(count, w->q + first * in, w->scales + first, w->weights, n, t ? NULL : next,
+                is_last ? last : to, is_last ? COLUMNS : out);
+        if (is_last)
+            for (int64_t r = 0; r < count; r++)
+                memcpy(to + r * out, last + r * COLUMNS, width * sizeof(float));
+    }
+}
+
 /* x: [rows, dim].   q: [rows, in] and scales: [rows], scratch memory.   y: [rows, out]. */
 void gemm_int8(const Weights *w, const float *x, uint8_t *q, float *scales, float *y, int64_t rows,
                int64_t dim, int threads) {
-    if (!rows) return;
-    int64_t num_tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    int64_t num_panels = (w->out + COLUMNS - 1) / COLUMNS;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-#pragma omp for
-        for (int64_t r = 0; r < rows; r++)
-            quantize(x + r * dim, q + r * w->in, scales + r, dim, w->in);
-#pragma omp for
-        for (int64_t n = 0; n < num_panels; n++) {
-            int64_t width = w->out - n * COLUMNS;
-            float last[MOST_ROWS * COLUMNS];
-            for (int64_t t = 0; t < num_tiles; t++) {
-                int64_t first = rows * t / num_tiles, count = rows * (t + 1) / num_tiles - first;
-                float *to = y + first * w->out + n * COLUMNS;
-                int is_last = width < COLUMNS;
-                const int8_t *next = w->panels + (n + 1) * COLUMNS * w->in;
-                rows_of(count, q + first * w->in, scales + first, w, n, t ? NULL : next,
-                        is_last ? last : to, is_last ? COLUMNS : w->out);
-                if (is_last)
-                    for (int64_t r = 0; r < count; r++)
-                        memcpy(to + r * w->out, last + r * COLUMNS, width * sizeof(float));
-            }
-        }
-    }
+    Product work = {w, x, q, scales, y, rows, dim};
+    share(quantize_row, &work, rows, threads);
+    share(use_panel, &work, (w->out + COLUMNS - 1) / COLUMNS, threads);
 }
 
 /* Outputs of a panel. */

@@ -5,6 +5,7 @@
  */
 #include <stddef.h>
 
+#include "pool.h"
 #include "vectors.h"
 
 #define RANK_ROWS 8
@@ -16,7 +17,8 @@
 #define MOST_ROWS 6
 #define MOST_SUMS 12 /* of 16 registers */
 #endif
-#define ITEM_ROWS 48 /* tokens of a run that a thread takes at a time */
+#define ITEM_ROWS 48   /* tokens of a run that a thread takes at a time */
+#define SHARED_ROWS 12 /* the same if there are several threads: one run is enough for all */
 #define PARTS 4      /* most vectors of outputs at a time: their sums do not wait for each other */
 
 /* The next tile; each step of the current tile prefetches as much of it as the step itself uses. */
@@ -150,24 +152,38 @@ INLINE Ahead ahead_of(const Work *w, int64_t run, int64_t p, int64_t index) {
     return (Ahead){from, next ? from + RANK_ROWS * (w->in + w->outs[p]) * sizeof(float) : NULL};
 }
 
+/* The work with how a run is cut into items.   most: rows of an item.   most_items: of a run. */
+typedef struct {
+    Work all;
+    int64_t most, most_items;
+} Items;
+
+INLINE int64_t rows_of(const Work *w, int64_t run) {
+    return w->bounds[2 * run + 1] - w->bounds[2 * run];
+}
+
+/* Some rows of a run with one projection; runs of fewer rows have items without work. */
+static void add_item(const void *work, int64_t item) {
+    const Items *items = work;
+    const Work *w = &items->all;
+    int64_t i = item % items->most_items, p = item / items->most_items % w->num_projections;
+    int64_t run = item / items->most_items / w->num_projections, column = 0;
+    int64_t rows = rows_of(w, run), count = (rows + items->most - 1) / items->most;
+    if (i >= count) return;
+    int64_t first = rows * i / count, end = rows * (i + 1) / count;
+    int64_t row = w->bounds[2 * run] + first;
+    for (int64_t before = 0; before < p; before++) column += w->outs[before];
+    const float *tile;
+    for (int64_t t = 0; (tile = tile_of(w, run, p, t)); t++)
+        apply_rows(w->y + row * w->stride + column, w->stride, w->x + row * w->in, tile, w->in,
+                   w->outs[p], w->scales[run][w->place + p], ahead_of(w, run, p, t), end - first);
+}
+
 void add_lora(const Work *w, int threads) {
-    int64_t longest = 0;
+    Items items = {*w, threads > 1 ? SHARED_ROWS : ITEM_ROWS, 0};
     for (int64_t run = 0; run < w->num_runs; run++) {
-        int64_t rows = w->bounds[2 * run + 1] - w->bounds[2 * run];
-        longest = rows > longest ? rows : longest;
+        int64_t count = (rows_of(w, run) + items.most - 1) / items.most;
+        if (count > items.most_items) items.most_items = count;
     }
-    int64_t num_items = (longest + ITEM_ROWS - 1) / ITEM_ROWS;
-#pragma omp parallel for num_threads(threads) schedule(dynamic) collapse(3) if (threads > 1)
-    for (int64_t run = 0; run < w->num_runs; run++)
-        for (int64_t p = 0; p < w->num_projections; p++)
-            for (int64_t item = 0; item < num_items; item++) {
-                int64_t first = w->bounds[2 * run] + item * ITEM_ROWS, column = 0;
-                int64_t rows = w->bounds[2 * run + 1] - first;
-                for (int64_t before = 0; before < p; before++) column += w->outs[before];
-                const float *tile;
-                for (int64_t i = 0; rows > 0 && (tile = tile_of(w, run, p, i)); i++)
-                    apply_rows(w->y + first * w->stride + column, w->stride, w->x + first * w->in,
-                               tile, w->in, w->outs[p], w->scales[run][w->place + p],
-                               ahead_of(w, run, p, i), rows < ITEM_ROWS ? rows : ITEM_ROWS);
-            }
+    share(add_item, &items, w->num_runs * w->num_projections * items.most_items, threads);
 }

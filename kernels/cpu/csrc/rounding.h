@@ -1,6 +1,9 @@
 /* How a row of values is rounded to int8, and the products of bytes that this processor has. */
 #pragma once
 
+#if defined(__AVX512F__) && !defined(__AVX512VNNI__) && !defined(GENERIC_DOT)
+#define LANES 8 /* products of bytes are AVX2's */
+#endif
 #include "vectors.h"
 
 #define COLUMNS (2 * LANES) /* outputs of a panel */

@@ -9,7 +9,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
+#if defined(LANES)
+/* The file has its own width. */
+#elif defined(__AVX512F__)
 #define LANES 16
 #elif defined(__AVX__)
 #define LANES 8
