@@ -1,6 +1,7 @@
 """The body of an answer under way, whose pieces go to the connection as soon as they exist."""
 
 import asyncio
+from collections import deque
 from typing import Protocol
 
 from starlette.types import Scope, Send
@@ -21,7 +22,7 @@ class LiveBody:
     def __init__(self, scope: Scope, send: Send) -> None:
         self._connection: Connection | None = scope.get("state", {}).get("connection")
         self._send = send
-        self._kept: list[bytes] = []
+        self._kept: deque[bytes] = deque()
         self._sending: asyncio.Task[None] | None = None
 
     def write(self, piece: bytes) -> None:
@@ -44,6 +45,6 @@ class LiveBody:
 
     async def _send_kept(self) -> None:
         while self._kept:
-            piece, self._kept = b"".join(self._kept), []
+            piece = self._kept.popleft()
             await self._send({"type": "http.response.body", "body": piece, "more_body": True})
         self._sending = None

@@ -139,7 +139,7 @@ class Detokenizer:
         cut_bytes: bytes to leave out at the end, which belong to a stop string or follow it.
         """
         known, shown = self._vocabulary, self._shown
-        data = b"".join(shown.get(i) or known[i] for i in token_ids if i < len(known))
+        data = b"".join([shown.get(i) or known[i] for i in token_ids if i < len(known)])
         return self._decoder.decode(data[: len(data) - cut_bytes], final)
 
 
