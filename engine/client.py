@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -35,6 +36,7 @@ from engine.messages import (
     TenantService,
     Welcome,
 )
+from engine.ready_socket import ReadySocket
 from engine.records import JournalRecords
 from engine.silence import Silence
 from engine.tcp import check, guard
@@ -55,6 +57,8 @@ _MOST_MISSED_BEATS = 2
 """Heartbeats between two looks at an engine's silence; in a longer gap this process stood still."""
 _SLICE = 64
 """Outputs that are handed over in one turn of the event loop: 1 to 2 ms of work."""
+_BURST = 8
+"""Messages that are taken in one turn of the event loop, if so many have arrived."""
 _GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _REFUSED_S = 5.0
 
@@ -207,7 +211,7 @@ class EngineClient:
         The ZMQ context belongs to this task, which closes it however the task ends, since `close`
         may be cancelled while it waits.
         """
-        with zmq.asyncio.Context() as context:
+        with zmq.Context() as context:
             while True:
                 self._connection = _Connection(
                     context, self.endpoint, self.gateway_id, self.heartbeat_s
@@ -278,25 +282,37 @@ class EngineClient:
                 await asyncio.sleep(0)
 
 
+def _monitor_of(socket: "zmq.Socket[bytes]", context: "zmq.Context[Any]") -> zmq.asyncio.Socket:
+    """A socket that says when the other end of `socket` is gone, or refuses its key."""
+    address = f"inproc://monitor-of-{uuid.uuid4()}"
+    socket.monitor(address, _GONE)
+    monitor = zmq.asyncio.Context(shadow=context).socket(zmq.PAIR)
+    monitor.connect(address)
+    return monitor
+
+
 class _Connection:
     """One socket to the engine, from Hello until it is closed. Its messages are numbered from 0."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, endpoint: Endpoint, gateway_id: str, heartbeat_s: float
+        self, context: "zmq.Context[Any]", endpoint: Endpoint, gateway_id: str, heartbeat_s: float
     ) -> None:
         self._gateway_id = gateway_id
         self._heartbeat_s = heartbeat_s
         self._numbering = Numbering()
         self._silence = Silence(SILENCE_S, _MOST_MISSED_BEATS * heartbeat_s)
-        self._socket = context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.IDENTITY, gateway_id.encode())
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms, while no engine listens yet
-        self._monitor = self._socket.get_monitor_socket(_GONE)
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.IDENTITY, gateway_id.encode())
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, 50)  # ms, while no engine listens yet
+        self._monitor = _monitor_of(socket, context)
         if endpoint.is_remote:
-            guard(self._socket, endpoint)
+            guard(socket, endpoint)
         self._endpoint = endpoint
-        self._socket.connect(endpoint.address)
+        self._raw = socket
+        self._socket = ReadySocket(socket)
+        self._sending = asyncio.Lock()
+        socket.connect(endpoint.address)
 
     async def run(self, take: Callable[[object], Awaitable[None]]) -> None:
         """Run until the engine hangs up, stops sending, or sends a frame that cannot be decoded."""
@@ -315,21 +331,24 @@ class _Connection:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        self._socket.disable_monitor()
+        self._raw.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close(linger=0)
+        self._socket.close()
 
     async def send(self, message: object) -> None:
-        await self._socket.send(self._numbering.encode(message))
+        async with self._sending:  # messages leave in the order of their numbers
+            await self._socket.write(self._numbering.encode(message))
 
     async def _receive(self, take: Callable[[object], Awaitable[None]]) -> None:
         with contextlib.suppress(WireError):
             while True:
-                message = self._numbering.decode(await self._socket.recv())
+                message = self._numbering.decode(await self._socket.read())
                 self._silence.end()
                 if isinstance(message, EngineStats):
                     self._silence.limit_s = message.silence_s
                 await take(message)
+                if not self._numbering.num_received % _BURST:
+                    await asyncio.sleep(0)
 
     async def _hang_up(self) -> None:
         """Return when the engine's end of the socket closes; a killed process closes it at once."""

@@ -10,7 +10,7 @@ T = TypeVar("T")
 async def pulled(
     work: Callable[[Callable[[T], None]], Coroutine[Any, Any, None]],
 ) -> AsyncGenerator[T, None]:
-    """What `work` hands to its argument, in order. Closing the generator cancels the work.
+    """Yield what `work` hands to its argument, in order. Closing the generator cancels the work.
 
     Items wait for their reader without a limit, so the work has to have one. Raises what the work
     raises, behind its items.

@@ -83,7 +83,7 @@ _MARK = uuid4().hex
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What is before and after the text in the events of an answer that differ in nothing else."""
+    """The bytes before and after the text, in events of an answer that differ in nothing else."""
 
     before: bytes
     after: bytes

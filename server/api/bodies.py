@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
 from server.api import errors
-from server.api.deps import BodiesDep, MaxBodyBytesDep
+from server.api.deps import BodiesDep, gateway_of
 from server.api.json_text import check_json
 from server.limits.inflow import Inflow
 
@@ -43,10 +43,9 @@ async def read_body(request: Request, bodies: Inflow, limit_bytes: int) -> bytes
     return bytes(received)
 
 
-async def _inference_body(
-    request: Request, bodies: BodiesDep, max_body_bytes: MaxBodyBytesDep
-) -> bytes:
-    return await read_body(request, bodies, max_body_bytes)
+async def _inference_body(request: Request) -> bytes:
+    gateway = gateway_of(request)
+    return await read_body(request, gateway.bodies, gateway.settings.max_body_bytes)
 
 
 BodyDep = Annotated[bytes, Depends(_inference_body)]

@@ -46,7 +46,7 @@ _bearer = HTTPBearer(auto_error=False)
 Bearer = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
-def _gateway_of(request: Request) -> Gateway:
+def gateway_of(request: Request) -> Gateway:
     gateway: Gateway = request.app.state.gateway
     return gateway
 
@@ -59,7 +59,7 @@ class _Part:
 
     # Async: FastAPI would call a plain function on a thread.
     async def __call__(self, request: Request) -> object:
-        return self._pick(_gateway_of(request))
+        return self._pick(gateway_of(request))
 
 
 AdapterViewDep = Annotated[
@@ -78,7 +78,6 @@ FollowerDep = Annotated[BaseFollower, Depends(_Part(lambda gateway: gateway.foll
 IdentitiesDep = Annotated[Identities, Depends(_Part(lambda gateway: gateway.identities))]
 LedgerProbeDep = Annotated[LedgerProbe, Depends(_Part(lambda gateway: gateway.ledger_probe))]
 LimiterDep = Annotated[Limiter, Depends(_Part(lambda gateway: gateway.limiter))]
-MaxBodyBytesDep = Annotated[int, Depends(_Part(lambda gateway: gateway.settings.max_body_bytes))]
 MetricsDep = Annotated[Metrics, Depends(_Part(lambda gateway: gateway.metrics))]
 NeighboursDep = Annotated[Neighbours | None, Depends(_Part(lambda gateway: gateway.neighbours))]
 PepperDep = Annotated[str, Depends(_Part(lambda gateway: gateway.pepper))]
@@ -115,7 +114,7 @@ async def authenticate(request: Request, bearer: Bearer) -> Identity:
     """The tenant and key of a request. Raises 401, and 403 for a suspended tenant."""
     if bearer is None:
         raise errors.missing_api_key()
-    gateway = _gateway_of(request)
+    gateway = gateway_of(request)
     identity = await gateway.identities.of(bearer.credentials)
     _count_as(request, identity.tenant_id)
     gateway.key_uses.note(identity.key_id)
@@ -132,7 +131,8 @@ class _Scoped:
     def __init__(self, scope: str) -> None:
         self.scope = scope
 
-    async def __call__(self, identity: IdentityDep) -> Identity:
+    async def __call__(self, request: Request, bearer: Bearer) -> Identity:
+        identity = await authenticate(request, bearer)
         if not identity.allows(self.scope):
             raise errors.insufficient_permissions(self.scope)
         return identity
@@ -149,18 +149,17 @@ async def require_admin(request: Request, bearer: Bearer) -> None:
     """Refuse every key but the operator's admin key. Raises 401."""
     if bearer is None:
         raise errors.missing_api_key()
-    if not _gateway_of(request).admin_key.is_it(bearer.credentials):
+    if not gateway_of(request).admin_key.is_it(bearer.credentials):
         raise errors.invalid_api_key()
     _count_as(request, _OPERATOR)
 
 
 async def usage_reader(request: Request, bearer: Bearer) -> str | None:
     """The tenant whose usage a key reads; None, which means every tenant, for the admin key."""
-    if bearer is not None and _gateway_of(request).admin_key.is_it(bearer.credentials):
+    if bearer is not None and gateway_of(request).admin_key.is_it(bearer.credentials):
         _count_as(request, _OPERATOR)
         return None
-    identity = await authenticate(request, bearer)
-    return (await _Scoped(auth.USAGE_READ)(identity)).tenant_id
+    return (await _Scoped(auth.USAGE_READ)(request, bearer)).tenant_id
 
 
 UsageReader = Annotated[str | None, Depends(usage_reader)]

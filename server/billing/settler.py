@@ -45,7 +45,7 @@ class SettlerConfig:
     retry_s: interval between passes while a journal is not settled to its end.
     gather_s: delay after `wake`, so that ends are settled together. One end costs 5 ms of processor
     time when it is settled alone, and 0.3 ms among others.
-    interval_s: least time from one pass to the next; it only delays ends that come one after another.
+    interval_s: least time from one pass to the next; it only delays ends that come after others.
     void_interval_s: interval between searches for expired holds of an engine.
     max_skipped: most passes in a row that leave an engine out after failures.
     """
@@ -118,7 +118,7 @@ class Settler:
         self._woken = asyncio.Event()
         self._settled_once = asyncio.Event()
         self._passing = asyncio.Lock()
-        self._stopped = False
+        self._stopping = asyncio.Event()
 
     @property
     def lags(self) -> dict[str, EngineLag]:
@@ -131,26 +131,25 @@ class Settler:
 
     async def run(self) -> None:
         """Settle until `stop` or `drain`; cancelling it is safe at any point."""
-        while not self._stopped:
+        while not self._stopping.is_set():
             # Cleared before the pass, so that a request that ends during it causes another pass.
             self._woken.clear()
-            due_s = self._loop_time() + self._config.interval_s
+            clock = asyncio.get_running_loop().time
+            next_at = clock() + self._config.interval_s
             is_settled = await self.settle()
-            if not self._stopped:
-                wait_s = self._config.poll_s if is_settled else self._config.retry_s
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._woken.wait(), wait_s)
-                    await self._gather(due_s)
+            if self._stopping.is_set():
+                return
+            wait_s = self._config.poll_s if is_settled else self._config.retry_s
+            if await _happens(self._woken, wait_s):
+                await _happens(self._stopping, max(self._config.gather_s, next_at - clock()))
 
     async def wait_settled(self, timeout_s: float) -> bool:
         """Wait for the first pass that settles every journal. False if there was none in time."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._settled_once.wait(), timeout_s)
-        return self._settled_once.is_set()
+        return await _happens(self._settled_once, timeout_s)
 
     def stop(self) -> None:
         """Make `run` return after its current pass."""
-        self._stopped = True
+        self._stopping.set()
         self._woken.set()
 
     async def drain(self, timeout_s: float) -> bool:
@@ -276,3 +275,10 @@ class Settler:
 
         await self._database.write(note)
         engine.is_lost = True
+
+
+async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
+    """Wait for an event, and return whether it came in time."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(event.wait(), timeout_s)
+    return event.is_set()

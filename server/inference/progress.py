@@ -1,4 +1,4 @@
-"""What a gateway notes of one request while its outputs pass."""
+"""Figures of one request, noted while its outputs pass."""
 
 import time
 from collections import deque

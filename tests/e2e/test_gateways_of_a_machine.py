@@ -204,7 +204,7 @@ def test_a_killed_gateway_takes_nothing_from_its_neighbour_and_bills_nothing_of_
 
 
 def charged(stack: Stack, request_id: str) -> int | None:
-    """What a request costs in all by the export, corrections included; None if it is not there."""
+    """The cost of a request in all by the export, corrections included; None if it is not there."""
     lines = stack.operator.get("/admin/v1/usage/export?format=jsonl").text.splitlines()
     own = [e for e in map(json.loads, lines) if e["request_id"] == request_id.removeprefix("cmpl-")]
     return sum(int(e["amount_nanousd"]) for e in own) if own else None

@@ -148,7 +148,7 @@ def test_a_gateway_hears_that_a_request_of_another_can_be_settled(engine, tmp_pa
 
 def open_contexts():
     # type(), since isinstance would make some objects of the process warn.
-    return {id(c) for c in gc.get_objects() if type(c) is zmq.asyncio.Context and not c.closed}
+    return {id(c) for c in gc.get_objects() if type(c) is zmq.Context and not c.closed}
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])

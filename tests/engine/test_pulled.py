@@ -1,4 +1,4 @@
-"""What work hands over is read in order; who stops reading ends the work."""
+"""Items of work are read in order; who stops reading ends the work."""
 
 import asyncio
 

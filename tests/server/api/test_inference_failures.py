@@ -3,7 +3,6 @@
 import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,7 +118,7 @@ def test_a_loading_adapters_503_says_what_the_engine_says(product: Product) -> N
 def test_an_adapter_that_is_lost_on_the_way_is_an_error_event(product: Product) -> None:
     def script(message: AddRequest) -> list[RequestOutput]:
         said = answer_all(message)[:2]
-        lost = replace(said[1], seq=2, finish_reason="error", stop_cause="adapter_loading")
+        lost = said[1]._replace(seq=2, finish_reason="error", stop_cause="adapter_loading")
         return [*said, lost]
 
     product.engines.script = script
@@ -160,7 +159,7 @@ def test_an_answer_waits_until_its_own_first_token_and_logprobs_of_the_prompt_ar
 def test_one_answer_that_fails_fails_the_request(product: Product) -> None:
     def script(message: AddRequest) -> list[RequestOutput]:
         said = answer_all(message)[:3]
-        return [*said, replace(said[0], seq=3, finish_reason="error", stop_cause="engine_failure")]
+        return [*said, said[0]._replace(seq=3, finish_reason="error", stop_cause="engine_failure")]
 
     product.engines.script = script
     assert product.chat(n=2).status_code == 500
