@@ -15,6 +15,7 @@ from bench.billing.measurement import Measurement
 from bench.experiment import replace_rows
 from bench.gateway.commits import Commits
 from bench.gateway.overhead import Overhead
+from bench.gateway.processes import Processes
 from bench.gateway.streams import Streams
 from bench.report import describe_machine, json_line
 
@@ -24,6 +25,7 @@ def measurements(litellm_env: str | None) -> Mapping[str, Measurement]:
         "commits": Commits(),
         "overhead": Overhead(litellm_env=litellm_env),
         "streams": Streams(litellm_env=litellm_env),
+        "processes": Processes(),
     }
 
 

@@ -47,13 +47,18 @@ def prompt_tokens() -> int:
 
 @contextmanager
 def serving(
-    folder: Path, database_url: str, *, step_s: float = 0.0, module: str = "bench.gateway.serve"
+    folder: Path,
+    database_url: str,
+    *,
+    step_s: float = 0.0,
+    module: str = "bench.gateway.serve",
+    **changes: Any,
 ) -> Iterator[Ours]:
     """Run the gateway.   folder: exists and is empty.   step_s: time from one engine step to the
-    next; 0: as short as possible.
+    next; 0: as short as possible.   changes: settings of `chorale serve`.
     """
     admin_key = f"bench-{secrets.token_hex(16)}"
-    settings = _settings(folder) | {"database_url": database_url}
+    settings = _settings(folder) | {"database_url": database_url} | changes
     path, log = folder / "settings.json", folder / "chorale.log"
     path.write_text(json.dumps(settings))
     environment = {
@@ -65,7 +70,7 @@ def serving(
         product = Product(f"http://127.0.0.1:{settings['port']}", admin_key, process)
         wait_ready(product.url, process, log)
         key = product.create_tenant("bench", **dict.fromkeys(_LIMITS, _MUCH))
-        (pid,) = find_children(process.pid, "gateway.json")
+        pid = find_children(process.pid, "gateway.json")[0]
         yield Ours(settings["port"], key, pid)
 
 
@@ -107,6 +112,6 @@ def _settings(folder: Path) -> dict[str, Any]:
     return {
         "model": str(_MODEL_DIR), "model_name": _MODEL, "data_dir": str(folder / "data"),
         "port": free_port(), "threads": 1, "max_model_len": 1024,
-        "max_num_seqs": 512, "max_num_batched_tokens": 4096, "drain_timeout_s": 5.0,
+        "max_num_seqs": 1024, "max_num_batched_tokens": 4096, "drain_timeout_s": 5.0,
         "request_timeout_s": 600.0, "first_token_timeout_s": 600.0,
     }  # fmt: skip

@@ -15,8 +15,8 @@ from engine.config import EngineConfig
 from tests.engine.fake_engine import serve
 from tests.engine.fakes import FakeRunner
 
-_NUM_SLABS = 1 << 15
-"""Slabs of 16 tokens each: room for 500 streams of 1000 tokens."""
+_NUM_SLABS = 1 << 16
+"""Slabs of 16 tokens each: room for 1000 streams of 1000 tokens."""
 
 
 class PacedRunner(FakeRunner):

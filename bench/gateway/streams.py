@@ -23,7 +23,7 @@ class Streams(Measurement):
     each stream; no stream ends in the window.
     """
 
-    streams: int = 500
+    streams: int = 1000
     tokens_per_s: float = 20.0
     window_s: float = 12.0
     max_tokens: int = 900

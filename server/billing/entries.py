@@ -4,6 +4,7 @@ An entry moves an amount from one account to another, so all entries together su
 locks the ledger's head: one poster works at a time, and entries are numbered in commit order.
 """
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,53 @@ _ROLLUP_SUMS = (
     "kept_mb_s",
     "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
 )  # fmt: skip
+
+
+# Built once, since building a statement takes as long as running it.
+_LOCKED_HEAD = (
+    sa.select(ledger_head.c.last_entry_id).where(ledger_head.c.name == "ledger").with_for_update()
+)
+_MOVE_HEAD = (
+    sa.update(ledger_head)
+    .where(ledger_head.c.name == "ledger")
+    .values(last_entry_id=sa.bindparam("last_id"))
+)
+_IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
+_CHAINS = sa.select(tenant_accounts).where(tenant_accounts.c.tenant_id.in_(_IDS))
+_NAMES = sa.select(tenants.c.tenant_id, tenants.c.name).where(tenants.c.tenant_id.in_(_IDS))
+_ISSUED = (
+    sa.select(statements.c.tenant_id, sa.func.max(statements.c.period).label("period"))
+    .where(statements.c.tenant_id.in_(_IDS))
+    .group_by(statements.c.tenant_id)
+)
+_INSERT_ENTRY = sa.insert(entries)
+
+
+@functools.cache
+def _write_accounts(dialect: str) -> sa.Executable:
+    insert = upsert(dialect, tenant_accounts)
+    names = ("balance_nanousd", "receipt_seq", "receipt_sha256")
+    return insert.on_conflict_do_update(
+        index_elements=["tenant_id"], set_={name: insert.excluded[name] for name in names}
+    )
+
+
+@functools.cache
+def _add_spend(dialect: str) -> sa.Executable:
+    insert = upsert(dialect, monthly_spend)
+    total = monthly_spend.c.amount_nanousd + insert.excluded.amount_nanousd
+    return insert.on_conflict_do_update(
+        index_elements=["tenant_id", "month"], set_={"amount_nanousd": total}
+    )
+
+
+@functools.cache
+def _add_rollups(dialect: str) -> sa.Executable:
+    insert = upsert(dialect, usage_rollups)
+    return insert.on_conflict_do_update(
+        index_elements=list(_ROLLUP_KEY),
+        set_={name: usage_rollups.c[name] + insert.excluded[name] for name in _ROLLUP_SUMS},
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +171,7 @@ def post_entries(
         row |= {"sha256": chain.sha256, "signature": signer.sign(chain.sha256)}
         receipts.append(receipt | {"sha256": row["sha256"], "signature": row["signature"]})
         rows.append(row)
-    conn.execute(sa.insert(entries), rows)
+    conn.execute(_INSERT_ENTRY, rows)
     _write_chains(conn, chains)
     _add_to_spend(conn, drafts)
     add_to_rollups(conn, list(zip(receipts, drafts, strict=True)))
@@ -148,13 +196,11 @@ class _Chain:
 
 def lock_ledger(conn: Connection) -> int:
     """Lock out all other posters until the transaction ends, and return the last entry id."""
-    head = ledger_head.c
-    query = sa.select(head.last_entry_id).where(head.name == "ledger").with_for_update()
-    last_id: int | None = conn.scalar(query)
+    last_id: int | None = conn.scalar(_LOCKED_HEAD)
     if last_id is None:
         insert = upsert(conn.dialect.name, ledger_head).values(name="ledger", last_entry_id=0)
         conn.execute(insert.on_conflict_do_nothing())
-        last_id = conn.scalar(query)
+        last_id = conn.scalar(_LOCKED_HEAD)
         assert last_id is not None
     return last_id
 
@@ -162,28 +208,18 @@ def lock_ledger(conn: Connection) -> int:
 def _lock_head(conn: Connection, count: int) -> int:
     """Reserve `count` entry numbers, and return the number before the first of them."""
     last_id = lock_ledger(conn)
-    update = sa.update(ledger_head).where(ledger_head.c.name == "ledger")
-    conn.execute(update.values(last_entry_id=last_id + count))
+    conn.execute(_MOVE_HEAD, {"last_id": last_id + count})
     return last_id
 
 
 def _chains(conn: Connection, tenant_ids: list[str]) -> dict[str, _Chain]:
-    query = sa.select(tenant_accounts).where(tenant_accounts.c.tenant_id.in_(tenant_ids))
     chains = {tenant_id: _Chain() for tenant_id in tenant_ids}
-    for row in conn.execute(query):
+    for row in conn.execute(_CHAINS, {"ids": tenant_ids}):
         chains[row.tenant_id] = _Chain(row.balance_nanousd, row.receipt_seq, row.receipt_sha256)
     return chains
 
 
 def _write_chains(conn: Connection, chains: dict[str, _Chain]) -> None:
-    insert = upsert(conn.dialect.name, tenant_accounts)
-    statement = insert.on_conflict_do_update(
-        index_elements=["tenant_id"],
-        set_={
-            name: insert.excluded[name]
-            for name in ("balance_nanousd", "receipt_seq", "receipt_sha256")
-        },
-    )
     rows = [
         {
             "tenant_id": tenant_id,
@@ -193,7 +229,7 @@ def _write_chains(conn: Connection, chains: dict[str, _Chain]) -> None:
         }
         for tenant_id, chain in chains.items()
     ]
-    conn.execute(statement, rows)
+    conn.execute(_write_accounts(conn.dialect.name), rows)
 
 
 def _add_to_spend(conn: Connection, drafts: Sequence[Draft]) -> None:
@@ -208,20 +244,11 @@ def _add_to_spend(conn: Connection, drafts: Sequence[Draft]) -> None:
         if amount
     ]
     if rows:
-        insert = upsert(conn.dialect.name, monthly_spend)
-        total = monthly_spend.c.amount_nanousd + insert.excluded.amount_nanousd
-        statement = insert.on_conflict_do_update(
-            index_elements=["tenant_id", "month"], set_={"amount_nanousd": total}
-        )
-        conn.execute(statement, rows)
+        conn.execute(_add_spend(conn.dialect.name), rows)
 
 
 def _tenant_names(conn: Connection, tenant_ids: list[str]) -> dict[str, str]:
-    query = sa.select(tenants.c.tenant_id, tenants.c.name)
-    return {
-        row.tenant_id: row.name
-        for row in conn.execute(query.where(tenants.c.tenant_id.in_(tenant_ids)))
-    }
+    return {row.tenant_id: row.name for row in conn.execute(_NAMES, {"ids": tenant_ids})}
 
 
 def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
@@ -230,10 +257,8 @@ def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
     An entry is on its own month's statement, but if that one or a later one is issued already, on
     the first statement after all issued ones.
     """
-    of = statements.c
-    query = sa.select(of.tenant_id, sa.func.max(of.period).label("period"))
-    query = query.where(of.tenant_id.in_(tenant_ids)).group_by(of.tenant_id)
-    first_open = {row.tenant_id: next_month(row.period) for row in conn.execute(query)}
+    issued = conn.execute(_ISSUED, {"ids": tenant_ids})
+    first_open = {row.tenant_id: next_month(row.period) for row in issued}
 
     def period_of(draft: Draft) -> str:
         return max(month_of(draft.at_ms), first_open.get(draft.tenant_id, ""))
@@ -257,14 +282,9 @@ def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) ->
         )
         for name, value in rollup_values(receipt, draft.parts).items():
             sums[key][name] += value
-    insert = upsert(conn.dialect.name, usage_rollups)
-    statement = insert.on_conflict_do_update(
-        index_elements=list(_ROLLUP_KEY),
-        set_={name: usage_rollups.c[name] + insert.excluded[name] for name in _ROLLUP_SUMS},
-    )
     # The rows are sorted, so that posters lock them in the same order and cannot deadlock.
     rows = [dict(zip(_ROLLUP_KEY, key, strict=True)) | sums[key] for key in sorted(sums)]
-    conn.execute(statement, rows)
+    conn.execute(_add_rollups(conn.dialect.name), rows)
 
 
 def rollup_values(receipt: Receipt, parts: TokenAmounts) -> dict[str, int]:

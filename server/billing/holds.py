@@ -27,6 +27,19 @@ _MAX_OPEN = 10_000
 """Open holds of one limit that `open_requests` returns; a limit with more is full anyway."""
 
 # Built once: a hold takes 140 us of processor time, and took 390 us when each built its own.
+_IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
+# The holds are locked in one order, so that two settlers cannot deadlock.
+_LOCKED = (
+    sa.select(holds)
+    .where(holds.c.request_id.in_(_IDS))
+    .order_by(holds.c.request_id)
+    .with_for_update()
+)
+_RESOLVE = (
+    sa.update(holds)
+    .where(holds.c.request_id.in_(_IDS), holds.c.state == "open")
+    .values(state=sa.bindparam("to_state"), resolved_at_ms=sa.bindparam("at_ms"))
+)
 _INSERT = sa.insert(holds)
 _INSERT_FROM_NOW = _INSERT.values(
     expires_at_ms=postgres_now() + sa.bindparam("lifetime_ms", type_=sa.BigInteger)
@@ -187,9 +200,7 @@ def void_lost(conn: Connection, engine_id: str, *, actor: str, now_ms: int) -> t
 
 def lock_holds(conn: Connection, request_ids: list[str]) -> dict[str, Hold]:
     """Lock holds until the transaction ends, and return those that exist by request id."""
-    # The holds are locked in one order, so that two settlers cannot deadlock.
-    query = sa.select(holds).where(holds.c.request_id.in_(request_ids))
-    rows = conn.execute(query.order_by(holds.c.request_id).with_for_update())
+    rows = conn.execute(_LOCKED, {"ids": request_ids})
     return {row.request_id: Hold(**row._mapping) for row in rows}
 
 
@@ -197,8 +208,8 @@ def resolve(conn: Connection, request_ids: list[str], state: HoldState, now_ms: 
     """Give open holds their final state, and return how many were open."""
     if not request_ids:
         return 0
-    query = sa.update(holds).where(holds.c.request_id.in_(request_ids), holds.c.state == "open")
-    return conn.execute(query.values(state=state, resolved_at_ms=now_ms)).rowcount
+    values = {"ids": request_ids, "to_state": state, "at_ms": now_ms}
+    return conn.execute(_RESOLVE, values).rowcount
 
 
 def _fields(hold: Hold) -> dict[str, Any]:

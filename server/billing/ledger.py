@@ -28,6 +28,22 @@ from server.billing.tables import (
 )
 from server.database.upsert import upsert
 
+# Built once, since building a statement takes as long as running it.
+_POSITION = sa.select(journal_positions.c.settled_seq).where(
+    journal_positions.c.engine_id == sa.bindparam("engine")
+)
+_LOCKED_POSITION = _POSITION.with_for_update()
+_POSTED = sa.select(usage_events.c.engine_id, usage_events.c.journal_seq, usage_events.c.request_id)
+_POSTED_BY_SEQ = _POSTED.where(
+    usage_events.c.engine_id == sa.bindparam("engine"),
+    usage_events.c.journal_seq.in_(sa.bindparam("seqs", expanding=True)),
+)
+_POSTED_BY_ID = _POSTED.where(usage_events.c.request_id.in_(sa.bindparam("ids", expanding=True)))
+_PRICES = sa.select(price_versions).where(
+    price_versions.c.price_version.in_(sa.bindparam("versions", expanding=True))
+)
+_INSERT_EVENT = sa.insert(usage_events)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostResult:
@@ -45,8 +61,7 @@ class PostResult:
 
 def settled_seq(conn: Connection, engine_id: str) -> int:
     """Return how far this engine's journal is posted; 0 before its first record."""
-    query = sa.select(journal_positions.c.settled_seq)
-    return conn.scalar(query.where(journal_positions.c.engine_id == engine_id)) or 0
+    return conn.scalar(_POSITION, {"engine": engine_id}) or 0
 
 
 def post(
@@ -177,16 +192,13 @@ def record_incident(
 
 def _lock_position(conn: Connection, engine_id: str, now_ms: int) -> int:
     """Lock and return this engine's position: a second settler waits here, then sees our events."""
-    query = sa.select(journal_positions.c.settled_seq).where(
-        journal_positions.c.engine_id == engine_id
-    )
-    position: int | None = conn.scalar(query.with_for_update())
+    position: int | None = conn.scalar(_LOCKED_POSITION, {"engine": engine_id})
     if position is not None:
         return position
     values = {"engine_id": engine_id, "settled_seq": 0, "updated_at_ms": now_ms}
     insert = upsert(conn.dialect.name, journal_positions)
     conn.execute(insert.values(**values).on_conflict_do_nothing())
-    made: int | None = conn.scalar(query.with_for_update())
+    made: int | None = conn.scalar(_LOCKED_POSITION, {"engine": engine_id})
     assert made is not None
     return made
 
@@ -210,12 +222,10 @@ def _split_replays(
     conn: Connection, engine_id: str, records: Sequence[EndRecord]
 ) -> tuple[list[EndRecord], list[dict[str, Any]]]:
     """Return the records not posted yet, and an incident for each that contradicts a posted one."""
-    posted = usage_events.c
-    query = sa.select(posted.engine_id, posted.journal_seq, posted.request_id)
     seqs, ids = [r.seq for r in records], [r.request_id for r in records]
-    rows = conn.execute(query.where(posted.engine_id == engine_id, posted.journal_seq.in_(seqs)))
+    rows = conn.execute(_POSTED_BY_SEQ, {"engine": engine_id, "seqs": seqs})
     by_seq = {row.journal_seq: row.request_id for row in rows}
-    rows = conn.execute(query.where(posted.request_id.in_(ids)))
+    rows = conn.execute(_POSTED_BY_ID, {"ids": ids})
     by_request = {row.request_id: (row.engine_id, row.journal_seq) for row in rows}
     fresh: list[EndRecord] = []
     found: list[dict[str, Any]] = []
@@ -233,14 +243,14 @@ def _split_replays(
 
 
 def _prices(conn: Connection, versions: set[int]) -> dict[int, TokenPrices]:
-    query = sa.select(price_versions).where(price_versions.c.price_version.in_(versions))
+    rows = conn.execute(_PRICES, {"versions": list(versions)})
     return {
         row.price_version: TokenPrices(
             prompt_nanousd=row.prompt_nanousd,
             cached_nanousd=row.cached_nanousd,
             completion_nanousd=row.completion_nanousd,
         )
-        for row in conn.execute(query)
+        for row in rows
     }
 
 
@@ -325,7 +335,7 @@ def _insert_events(
             "posted_at_ms": now_ms,
         }
         rows.append({name: known[name] for name in names})
-    conn.execute(sa.insert(usage_events), rows)
+    conn.execute(_INSERT_EVENT, rows)
 
 
 def _doubts(

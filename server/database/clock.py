@@ -15,7 +15,7 @@ def database_now_ms(conn: Connection) -> int:
     """The database's time in Unix milliseconds; for SQLite it is this machine's."""
     if conn.dialect.name == "sqlite":
         return now_ms()
-    value: int | None = conn.scalar(sa.select(postgres_now()))
+    value: int | None = conn.scalar(_NOW)
     assert value is not None
     return value
 
@@ -32,3 +32,6 @@ def postgres_now() -> "sa.ColumnElement[int]":
     # clock_timestamp() is used because now() is the time when the transaction began.
     seconds = sa.func.extract("epoch", sa.func.clock_timestamp())
     return sa.cast(seconds * 1000, sa.BigInteger)
+
+
+_NOW = sa.select(postgres_now())
