@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train model check reference docs words house requirements sbom image test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node debian-parts
+.PHONY: help demo demo-train model check reference docs words house requirements sbom image test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node debian-parts emulator
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -72,7 +72,7 @@ image: ## build deploy/Dockerfile's steps on a Debian root, without Docker or a 
 	@command -v buildah >/dev/null && command -v mmdebstrap >/dev/null || apt-get install -y -q --no-install-recommends buildah mmdebstrap
 	@bash .ci/image.sh
 
-test: $(VENV)/dev.stamp chromium debian-parts ## run all tests but the slow ones [ARGS=...]
+test: $(VENV)/dev.stamp chromium debian-parts emulator ## run all tests but the slow ones [ARGS=...]
 	@$(MAKE) --no-print-directory model || echo "Warning: SmolLM2 could not be made; without it the tests that need it are skipped." >&2
 	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
@@ -156,3 +156,4 @@ endef
 chromium: ; $(call debian,chromium,chromium)
 node: ; $(call debian,npm,nodejs npm)
 debian-parts: ; $(call debian,promtool haproxy,prometheus haproxy --no-install-recommends)
+emulator: ; $(call debian,qemu-aarch64 aarch64-linux-gnu-gcc,qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross --no-install-recommends)
