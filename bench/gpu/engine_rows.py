@@ -172,8 +172,8 @@ class _Bench:
             digests = self._use(ranks)
             (whole,) = make_rows([(0, count)], [sum(self.engine.blocks, [])], digests)
             pieces = (
-                replace(whole, token_ids=whole.token_ids[:-1]),
-                replace(whole, token_ids=whole.token_ids[-1:], start=count - 1),
+                whole._replace(token_ids=whole.token_ids[:-1]),
+                whole._replace(token_ids=whole.token_ids[-1:], start=count - 1),
             )
             self._steps_well((whole,))
             at_once = self.engine.logits(1)

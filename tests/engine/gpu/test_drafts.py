@@ -1,7 +1,7 @@
 """Answers of the device's runner with drafts, against those without."""
 
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -181,7 +181,7 @@ def test_answers_with_drafts_are_those_without(model_dir, tmp_path):
 
 def make_row(layout, drafts=(), name="r", **values):
     answer = Answer(0, SamplingParams(max_tokens=9, temperature=0.0), "", (3,), [5, 7])
-    return replace(answer.row(layout, drafts), request_id=name, **values)
+    return answer.row(layout, drafts)._replace(request_id=name, **values)
 
 
 def test_a_constrained_row_without_a_mask_chooses_nothing_though_it_has_drafts(model_dir, tmp_path):
