@@ -261,7 +261,7 @@ def series() -> dict[str, set[str]]:
     stats = make_stats(grammars=GrammarStats(tenants=(("ten_1", 1.0),)))
     bases = figures_only(EngineFigures("engine", "ready", None, stats, 0))
     lag = SimpleNamespace(last_seq=1, settled_seq=0)
-    metrics = Metrics(bases, SimpleNamespace(lags={"engine": lag}))
+    metrics = Metrics(bases, SimpleNamespace(lags={"engine": lag}), num_gateways=2)
     metrics.requests.labels("GET", "200").inc()
     metrics.note_audit(_a_report())
     found: dict[str, set[str]] = {}

@@ -131,8 +131,7 @@ class _Scoped:
     def __init__(self, scope: str) -> None:
         self.scope = scope
 
-    async def __call__(self, request: Request, bearer: Bearer) -> Identity:
-        identity = await authenticate(request, bearer)
+    async def __call__(self, identity: IdentityDep) -> Identity:
         if not identity.allows(self.scope):
             raise errors.insufficient_permissions(self.scope)
         return identity
@@ -159,7 +158,8 @@ async def usage_reader(request: Request, bearer: Bearer) -> str | None:
     if bearer is not None and gateway_of(request).admin_key.is_it(bearer.credentials):
         _count_as(request, _OPERATOR)
         return None
-    return (await _Scoped(auth.USAGE_READ)(request, bearer)).tenant_id
+    identity = await authenticate(request, bearer)
+    return (await _Scoped(auth.USAGE_READ)(identity)).tenant_id
 
 
 UsageReader = Annotated[str | None, Depends(usage_reader)]
