@@ -15,13 +15,13 @@ from typing import Any
 
 import sqlalchemy as sa
 import zmq
-import zmq.asyncio
 from sqlalchemy.engine import Engine
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.journal_files import Disk
 from engine.messages import AbortRequests, AddRequest, ReadJournal, StepOutputs
+from engine.ready_socket import ReadySocket
 from engine.records import JournalRecords
 from engine.wire import decode
 from server.api.gateway import Gateway
@@ -176,13 +176,13 @@ _SENT_BY_GATEWAY = {
 
 
 def point_gateway_socket(points: Points) -> None:
-    send = zmq.asyncio.Socket.send
+    write = ReadySocket.write
 
-    async def pointed(socket: Any, frame: bytes, *options: Any, **more: Any) -> Any:
+    async def pointed(socket: ReadySocket, frame: bytes) -> None:
         with points.around(_SENT_BY_GATEWAY.get(type(decode(frame)[1]))):
-            return await send(socket, frame, *options, **more)
+            await write(socket, frame)
 
-    zmq.asyncio.Socket.send = pointed  # type: ignore[method-assign, assignment]
+    ReadySocket.write = pointed  # type: ignore[method-assign]
 
 
 class _Statements(threading.local):
