@@ -293,6 +293,29 @@ def test_running_settles_on_wake_and_stops_when_told(database):
     assert posted(database) == ["stray"]
 
 
+def test_ends_that_come_after_others_wait_for_their_pass_and_a_stop_does_not(sqlite_database):
+    """The pass after the first one would begin in a minute."""
+    engine, passes = FakeEngine(), []
+
+    async def run():
+        settler = make_settler(sqlite_database, engine, poll_s=60, gather_s=0, interval_s=60)
+        settler._engine_ids = lambda: passes.append(None) or [ENGINE]
+        running = asyncio.create_task(settler.run())
+        while not settler.lags.get(ENGINE) or settler.lags[ENGINE].complete_at_ms is None:
+            await asyncio.sleep(0.001)
+        for name in ("one", "another"):
+            engine.end(name)
+            settler.wake()
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+        assert len(passes) == 1
+        assert await settler.drain(5)
+        await running
+
+    asyncio.run(asyncio.wait_for(run(), 10))
+    assert posted(sqlite_database) == ["one", "another"]
+
+
 def test_a_journal_that_could_not_be_read_is_not_left_until_the_next_poll(database):
     engine = FakeEngine()
     engine.end("stray")
