@@ -1,0 +1,88 @@
+"""Signing in, which is pasting a key once, and signing out."""
+
+from typing import Annotated
+from urllib.parse import parse_qs, urlsplit
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from server.accounts.auth import AuthError
+from server.accounts.sessions import LIFETIME_S
+from server.api import errors
+from server.api.bodies import read_body
+from server.api.deps import SESSION_COOKIE, BodiesDep, SessionsDep
+from server.api.foreign_errors import from_auth
+from server.console.page_route import SIGN_IN, PageRoute
+from server.console.rendering import render
+
+router = APIRouter(route_class=PageRoute)
+
+_MAX_FORM_BYTES = 4096
+_STRANGER = "nobody yet"
+"""Stands for a tenant's id where bodies of forms are counted before anybody is signed in."""
+
+Next = Annotated[str, Query(max_length=2048)]
+
+
+@router.get("/sign-in")
+async def show(next: Next = "") -> Response:
+    """Show the page for signing in.   next: the path to go to afterwards."""
+    return render("sign_in.html", None, next=next, message=None)
+
+
+@router.post("/sign-in")
+async def sign_in(
+    request: Request, sessions: SessionsDep, bodies: BodiesDep, next: Next = ""
+) -> Response:
+    """Begin a session of the key in the form, in a cookie, and go on."""
+    origin = _origin_of_ours(request)
+    request.state.tenant_id = _STRANGER
+    form = parse_qs((await read_body(request, bodies, _MAX_FORM_BYTES)).decode("utf-8", "replace"))
+    key = form.get("key", [""])[0].strip()
+    try:
+        token = await sessions.begin(key)
+        is_operators = await sessions.is_operators(token)
+    except AuthError as error:
+        message = from_auth(error).message
+        return render("sign_in.html", None, 401, next=next, message=message)
+    home = "/console/operator" if is_operators else "/console"
+    answer = RedirectResponse(_local(next) or home, 303)
+    answer.set_cookie(
+        SESSION_COOKIE,
+        token,
+        max_age=LIFETIME_S,
+        httponly=True,
+        samesite="strict",
+        secure=origin.startswith("https:"),
+    )
+    return answer
+
+
+@router.post("/sign-out")
+async def sign_out(request: Request, sessions: SessionsDep) -> Response:
+    """End the session, and forget its cookie."""
+    _origin_of_ours(request)
+    if token := request.cookies.get(SESSION_COOKIE):
+        await sessions.end(token)
+    answer = RedirectResponse(SIGN_IN, 303)
+    answer.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict")
+    return answer
+
+
+def _origin_of_ours(request: Request) -> str:
+    """The origin of the page that sent a form. Raises ApiError if that is not this server's.
+
+    The browser says it, and a page of another site cannot change it; it also tells whether the
+    browser came by https, which a proxy may end.
+    """
+    origin = request.headers.get("origin", "")
+    if urlsplit(origin).netloc != request.headers.get("host"):
+        raise errors.permission_error("Send this form from the console's own page.")
+    return origin
+
+
+def _local(path: str) -> str:
+    """The path if it is one of the console, else ""."""
+    parts = urlsplit(path)
+    is_local = not parts.scheme and not parts.netloc and parts.path.startswith("/console")
+    return path if is_local and "\\" not in path else ""
