@@ -63,7 +63,7 @@ def world(database: Database) -> World:
 
 
 def test_a_session_has_the_identity_of_its_key(world: World) -> None:
-    found = world.identity(world.begin(world.make_key(scopes=["usage:read"])))
+    found = world.identity(world.begin(world.make_key(scopes=frozenset({"usage:read"}))))
     assert found.tenant_id == world.tenant.tenant_id
     assert found.scopes == {"usage:read"}
     assert not world.is_operators(world.begin())
