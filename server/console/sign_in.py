@@ -6,8 +6,9 @@ from urllib.parse import parse_qs, urlsplit
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
+from server.accounts import auth
 from server.accounts.auth import AuthError
-from server.accounts.sessions import LIFETIME_S
+from server.accounts.sessions import LIFETIME_S, Sessions
 from server.api import errors
 from server.api.bodies import read_body
 from server.api.deps import SESSION_COOKIE, BodiesDep, SessionsDep
@@ -17,22 +18,27 @@ from server.console.rendering import render
 
 router = APIRouter(route_class=PageRoute)
 
+_HOMES = (
+    (auth.USAGE_READ, "/console"),
+    (auth.ADAPTERS_READ, "/console/adapters"),
+    (auth.INFERENCE, "/console/playground"),
+)
 _MAX_FORM_BYTES = 4096
 _STRANGER = "nobody yet"
 """Stands for a tenant's id where bodies of forms are counted before anybody is signed in."""
 
-Next = Annotated[str, Query(max_length=2048)]
+Onward = Annotated[str, Query(alias="next", max_length=2048)]
 
 
 @router.get("/sign-in")
-async def show(next: Next = "") -> Response:
-    """Show the page for signing in.   next: the path to go to afterwards."""
-    return render("sign_in.html", None, next=next, message=None)
+async def show(onward: Onward = "") -> Response:
+    """Show the page for signing in.   onward: the path to go to afterwards."""
+    return render("sign_in.html", None, next=onward, message=None)
 
 
 @router.post("/sign-in")
 async def sign_in(
-    request: Request, sessions: SessionsDep, bodies: BodiesDep, next: Next = ""
+    request: Request, sessions: SessionsDep, bodies: BodiesDep, onward: Onward = ""
 ) -> Response:
     """Begin a session of the key in the form, in a cookie, and go on."""
     origin = _origin_of_ours(request)
@@ -41,12 +47,11 @@ async def sign_in(
     key = form.get("key", [""])[0].strip()
     try:
         token = await sessions.begin(key)
-        is_operators = await sessions.is_operators(token)
+        home = await _home(sessions, token)
     except AuthError as error:
         message = from_auth(error).message
-        return render("sign_in.html", None, 401, next=next, message=message)
-    home = "/console/operator" if is_operators else "/console"
-    answer = RedirectResponse(_local(next) or home, 303)
+        return render("sign_in.html", None, 401, next=onward, message=message)
+    answer = RedirectResponse(_local(onward) or home, 303)
     answer.set_cookie(
         SESSION_COOKIE,
         token,
@@ -79,6 +84,14 @@ def _origin_of_ours(request: Request) -> str:
     if urlsplit(origin).netloc != request.headers.get("host"):
         raise errors.permission_error("Send this form from the console's own page.")
     return origin
+
+
+async def _home(sessions: Sessions, token: str) -> str:
+    """The first page that the session's key may see."""
+    if await sessions.is_operators(token):
+        return "/console/operator"
+    identity = await sessions.identity_of(token)
+    return next((path for scope, path in _HOMES if identity.allows(scope)), "/console/keys")
 
 
 def _local(path: str) -> str:
