@@ -23,6 +23,7 @@ _HOMES = (
     (auth.ADAPTERS_READ, "/console/adapters"),
     (auth.INFERENCE, "/console/playground"),
 )
+_OPERATORS = "/console/operator"
 _MAX_FORM_BYTES = 4096
 _STRANGER = "nobody yet"
 """Stands for a tenant's id where bodies of forms are counted before anybody is signed in."""
@@ -47,11 +48,11 @@ async def sign_in(
     key = form.get("key", [""])[0].strip()
     try:
         token = await sessions.begin(key)
-        home = await _home(sessions, token)
+        destination = await _destination(sessions, token, onward)
     except AuthError as error:
         message = from_auth(error).message
         return render("sign_in.html", None, 401, next=onward, message=message)
-    answer = RedirectResponse(_local(onward) or home, 303)
+    answer = RedirectResponse(destination, 303)
     answer.set_cookie(
         SESSION_COOKIE,
         token,
@@ -86,16 +87,18 @@ def _origin_of_ours(request: Request) -> str:
     return origin
 
 
-async def _home(sessions: Sessions, token: str) -> str:
-    """The first page that the session's key may see."""
+async def _destination(sessions: Sessions, token: str, onward: str) -> str:
+    """Where to go after signing in: onward, if the key may see it, else its first page."""
     if await sessions.is_operators(token):
-        return "/console/operator"
+        return onward if onward.startswith(_OPERATORS) else _OPERATORS
+    if _is_local(onward) and not onward.startswith(_OPERATORS):
+        return onward
     identity = await sessions.identity_of(token)
     return next((path for scope, path in _HOMES if identity.allows(scope)), "/console/keys")
 
 
-def _local(path: str) -> str:
-    """The path if it is one of the console, else ""."""
+def _is_local(path: str) -> bool:
+    """Whether a path is one of the console."""
     parts = urlsplit(path)
-    is_local = not parts.scheme and not parts.netloc and parts.path.startswith("/console")
-    return path if is_local and "\\" not in path else ""
+    is_here = not parts.scheme and not parts.netloc and parts.path.startswith("/console")
+    return is_here and "\\" not in path
