@@ -20,6 +20,7 @@ from server.api.connections import Connections
 from server.api.gateway import Gateway
 from server.api.http_protocol import HttpLimits, protocol
 from server.assembly import assemble
+from server.console.mounting import mount
 from server.database.database import DatabaseDamaged, NewerSchema
 from server.inference.drain import Drain
 from server.launch.open_files import allow_open_files
@@ -59,7 +60,7 @@ def main() -> None:
         writer.close()
         sys.exit(os.EX_CONFIG)  # starting again would end the same way
     config = uvicorn.Config(
-        create_app(gateway, writer.write),
+        mount(create_app(gateway, writer.write)),
         host=settings.host,
         port=settings.port,
         http=protocol(HttpLimits(), _connections(settings)),

@@ -23,6 +23,7 @@ from registry.work_dir import WorkDir
 from server.accounts.admin_key import AdminKey
 from server.accounts.identities import Identities
 from server.accounts.key_uses import KeyUses
+from server.accounts.sessions import Sessions
 from server.adapters.prover import Prover
 from server.adapters.spool import Spool
 from server.adapters.upload_builds import UploadBuilds
@@ -129,6 +130,7 @@ def assemble(
     )
     rules = UrlRules(settings.webhook_allow_http, settings.webhook_allow_private)
     sender = HttpSender(secrets.pepper, rules)
+    identities = Identities(database, secrets.pepper, has_hard_budget=HAS_HARD_BUDGET)
     chores = [
         ("kept", Kept(database, signer).turn, KEPT_INTERVAL_S),
         ("statements", statements.turn, 600.0),
@@ -142,7 +144,8 @@ def assemble(
     return Gateway(
         settings=settings,
         database=database,
-        identities=Identities(database, secrets.pepper, has_hard_budget=HAS_HARD_BUDGET),
+        identities=identities,
+        sessions=Sessions(database, secrets.pepper, admin_key, identities),
         routes=Routes(database),
         price_tags=PriceTags(database),
         bases=bases,

@@ -108,7 +108,17 @@ def authenticate(
 
     has_hard_budget: SQL for whether a row of tenants has a hard budget; read in the same query.
     """
-    key_id = parse_key(plaintext)
+    return identify(conn, parse_key(plaintext), digest(pepper, plaintext), now_ms, has_hard_budget)
+
+
+def identify(
+    conn: Connection,
+    key_id: str,
+    key_hmac: str,
+    now_ms: int,
+    has_hard_budget: sa.ColumnElement[bool],
+) -> Identity:
+    """The identity that the key of an id and an HMAC gives. Raises as `authenticate` does."""
     query = (
         sa.select(tenants, api_keys.c.key_id, api_keys.c.hmac, api_keys.c.scopes)
         .add_columns(api_keys.c.created_by, api_keys.c.expires_at_ms, api_keys.c.revoked_at_ms)
@@ -119,7 +129,7 @@ def authenticate(
     )
     row = conn.execute(query).first()
     # The HMAC is compared for an unknown id too, since the time must not tell whether an id exists.
-    is_ours = hmac.compare_digest(digest(pepper, plaintext), row.hmac if row else "0" * 64)
+    is_ours = hmac.compare_digest(key_hmac, row.hmac if row else "0" * 64)
     if row is None or not is_ours or row.revoked_at_ms is not None:
         raise InvalidApiKey
     if row.expires_at_ms is not None and row.expires_at_ms <= now_ms:

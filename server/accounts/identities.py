@@ -42,9 +42,11 @@ class Identities:
 
     async def of(self, plaintext: str) -> Identity:
         """The identity of a key. Raises InvalidApiKey, TenantSuspended, LedgerUnavailable."""
-        auth.parse_key(plaintext)
-        digest = auth.digest(self._pepper, plaintext)
-        identity = await self._identities.get(digest, lambda: self._read(plaintext))
+        return await self.of_hmac(auth.parse_key(plaintext), auth.digest(self._pepper, plaintext))
+
+    async def of_hmac(self, key_id: str, key_hmac: str) -> Identity:
+        """The identity of the key of an id and an HMAC. Raises as `of` does."""
+        identity = await self._identities.get(key_hmac, lambda: self._read(key_id, key_hmac))
         if identity.expires_at_ms is not None and identity.expires_at_ms <= self._now_ms():
             raise InvalidApiKey
         return identity
@@ -53,9 +55,9 @@ class Identities:
         """Forget a tenant's identities after a change of it or its keys, to read them again."""
         self._identities.forget(lambda identity: identity.tenant_id == tenant_id)
 
-    async def _read(self, plaintext: str) -> Identity:
+    async def _read(self, key_id: str, key_hmac: str) -> Identity:
         return await self._database.read(
-            lambda conn: auth.authenticate(
-                conn, plaintext, self._pepper, self._now_ms(), self._has_hard_budget
+            lambda conn: auth.identify(
+                conn, key_id, key_hmac, self._now_ms(), self._has_hard_budget
             )
         )

@@ -59,3 +59,15 @@ api_keys = Table(
     Column("revoked_at_ms", BigInteger),
     Column("last_used_at_ms", BigInteger),
 )
+
+# Sessions of the console. token_sha256: hash of what the cookie holds.   key_id: the key that was
+# shown, or `operator`.   key_hmac: its HMAC, as of a key that the session ends with.
+console_sessions = Table(
+    "console_sessions",
+    metadata,
+    Column("token_sha256", String(64), primary_key=True),
+    Column("key_id", String(32), nullable=False, index=True),
+    Column("key_hmac", String(64), nullable=False),
+    Column("created_at_ms", BigInteger, nullable=False),
+    Column("expires_at_ms", BigInteger, nullable=False, index=True),
+)

@@ -3,6 +3,7 @@
 Authentication is a dependency of every router; nothing here looks at a path.
 """
 
+import hmac
 from collections.abc import Callable
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from server import logs
 from server.accounts import auth
 from server.accounts.auth import Identity
 from server.accounts.identities import Identities
+from server.accounts.sessions import Sessions, csrf_token
 from server.adapters.prover import Prover
 from server.adapters.spool import Spool
 from server.adapters.upload_builds import UploadBuilds
@@ -85,6 +87,7 @@ PriceTagsDep = Annotated[PriceTags, Depends(_Part(lambda gateway: gateway.price_
 ProverDep = Annotated[Prover, Depends(_Part(lambda gateway: gateway.prover))]
 RoutesDep = Annotated[Routes, Depends(_Part(lambda gateway: gateway.routes))]
 ServingDep = Annotated[Serving, Depends(_Part(lambda gateway: gateway.serving))]
+SessionsDep = Annotated[Sessions, Depends(_Part(lambda gateway: gateway.sessions))]
 SettingsDep = Annotated[Settings, Depends(_Part(lambda gateway: gateway.settings))]
 SignerDep = Annotated[Signer, Depends(_Part(lambda gateway: gateway.signer))]
 SpoolDep = Annotated[Spool, Depends(_Part(lambda gateway: gateway.spool))]
@@ -110,14 +113,40 @@ def _count_as(request: Request, tenant_id: str) -> None:
         connection.show_key(tenant_id)
 
 
-async def authenticate(request: Request, bearer: Bearer) -> Identity:
-    """The tenant and key of a request. Raises 401, and 403 for a suspended tenant."""
-    if bearer is None:
+SESSION_COOKIE = "chorale_session"
+CSRF_HEADER = "x-chorale-csrf"
+
+
+def _session_of(request: Request) -> str:
+    """The token of the console's session that a request without a key is made in.
+
+    Raises 401 without one, and without its CSRF token, which a page of another site cannot send.
+    """
+    token, csrf = request.cookies.get(SESSION_COOKIE), request.headers.get(CSRF_HEADER)
+    if not token or csrf is None:
         raise errors.missing_api_key()
+    if not hmac.compare_digest(csrf.encode(), csrf_token(token).encode()):
+        raise errors.invalid_api_key(f"The header {CSRF_HEADER} is not that of the session.")
+    return token
+
+
+async def authenticate(request: Request, bearer: Bearer) -> Identity:
+    """The tenant and key of a request, or of the session that it is made in.
+
+    Raises 401, and 403 for a suspended tenant.
+    """
     gateway = gateway_of(request)
-    identity = await gateway.identities.of(bearer.credentials)
+    if bearer is None:
+        identity = await gateway.sessions.identity_of(_session_of(request))
+    else:
+        identity = await gateway.identities.of(bearer.credentials)
+    return show_identity(request, identity)
+
+
+def show_identity(request: Request, identity: Identity) -> Identity:
+    """Let the parts that count by tenant, key uses and the log know whose request it is."""
     _count_as(request, identity.tenant_id)
-    gateway.key_uses.note(identity.key_id)
+    gateway_of(request).key_uses.note(identity.key_id)
     logs.note(tenant_id=identity.tenant_id, key_id=identity.key_id)
     return identity
 
@@ -144,19 +173,30 @@ UsageKey = Annotated[Identity, Depends(_Scoped(auth.USAGE_READ))]
 TenantAdminKey = Annotated[Identity, Depends(_Scoped(auth.ADMIN))]
 
 
-async def require_admin(request: Request, bearer: Bearer) -> None:
-    """Refuse every key but the operator's admin key. Raises 401."""
-    if bearer is None:
-        raise errors.missing_api_key()
-    if not gateway_of(request).admin_key.is_it(bearer.credentials):
-        raise errors.invalid_api_key()
+def show_operator(request: Request) -> None:
+    """Let the parts that count by tenant know that a request is the operator's."""
     _count_as(request, _OPERATOR)
+
+
+async def require_admin(request: Request, bearer: Bearer) -> None:
+    """Refuse every key and session but the operator's. Raises 401."""
+    if not await _is_operators(request, bearer):
+        raise errors.invalid_api_key()
+    show_operator(request)
+
+
+async def _is_operators(request: Request, bearer: Bearer) -> bool:
+    """Whether a request is the operator's. Raises 401 without a key and a session."""
+    gateway = gateway_of(request)
+    if bearer is None:
+        return await gateway.sessions.is_operators(_session_of(request))
+    return gateway.admin_key.is_it(bearer.credentials)
 
 
 async def usage_reader(request: Request, bearer: Bearer) -> str | None:
     """The tenant whose usage a key reads; None, which means every tenant, for the admin key."""
-    if bearer is not None and gateway_of(request).admin_key.is_it(bearer.credentials):
-        _count_as(request, _OPERATOR)
+    if await _is_operators(request, bearer):
+        show_operator(request)
         return None
     identity = await authenticate(request, bearer)
     return (await _Scoped(auth.USAGE_READ)(identity)).tenant_id

@@ -12,6 +12,7 @@ from registry.uploads import Uploads
 from server.accounts.admin_key import AdminKey
 from server.accounts.identities import Identities
 from server.accounts.key_uses import KeyUses
+from server.accounts.sessions import Sessions
 from server.adapters.prover import Prover
 from server.adapters.spool import Spool
 from server.adapters.upload_builds import UploadBuilds
@@ -62,6 +63,7 @@ class Gateway:
     # Callers and their limits.
     admin_key: AdminKey
     identities: Identities
+    sessions: Sessions
     key_uses: KeyUses
     limiter: Limiter
     limit_refusals: LimitRefusals

@@ -216,6 +216,14 @@ def _fields(hold: Hold) -> dict[str, Any]:
     return {name: getattr(hold, name) for name in _NAMES}
 
 
+def count_open(conn: Connection, tenant_id: str) -> int:
+    """How many of a tenant's requests are under way, or have ended and are not settled."""
+    # A literal, as in the condition of the partial index: planners do not match a parameter.
+    is_open = holds.c.state == sa.literal_column("'open'")
+    query = sa.select(sa.func.count()).where(holds.c.tenant_id == tenant_id, is_open)
+    return conn.scalar(query) or 0
+
+
 def open_requests(conn: Connection, limit: Limit, now_ms: int) -> list[tuple[str, int]]:
     """Return (request_id, left_ms) of unexpired open holds that count under a concurrency limit."""
     query = (

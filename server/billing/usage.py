@@ -86,11 +86,13 @@ def sum_entries(
     end_ms: int,
     group_by: Iterable[Dimension] = (),
     which: Which = EVERYTHING,
+    largest: int | None = None,
 ) -> list[UsageSum]:
     """Return one row per group, ordered by its dimensions; without dimensions, one row in all.
 
-    group_by: may contain at most one of day, hour and minute. Raises Invalid when there are more
-    than MAX_GROUPS groups, since a list that is cut off would not add up.
+    group_by: may contain at most one of day, hour and minute.   largest: how many groups to return,
+    those of the largest amounts, the largest first. Without it, Invalid is raised when there are
+    more than MAX_GROUPS groups, since a list that is cut off would not add up.
     """
     group_by = tuple(dict.fromkeys(group_by))
     # The caller's numbers may be too large for any column.
@@ -103,8 +105,11 @@ def sum_entries(
     ).subquery()
     sums = [sa.func.coalesce(sa.func.sum(rows.c[name]), 0).label(name) for name in _SUMS]
     dimensions = [rows.c[name] for name in group_by]
-    query = sa.select(*dimensions, *sums).group_by(*dimensions).limit(MAX_GROUPS + 1)
-    found = conn.execute(query).mappings().all()
+    query = sa.select(*dimensions, *sums).group_by(*dimensions)
+    if largest is not None:
+        query = query.order_by(sums[-1].desc(), *dimensions).limit(largest)
+        return [_usage_sum(row, group_by) for row in conn.execute(query).mappings()]
+    found = conn.execute(query.limit(MAX_GROUPS + 1)).mappings().all()
     if len(found) > MAX_GROUPS:
         raise Invalid(
             f"There are more than {MAX_GROUPS} groups; ask for a shorter time or fewer dimensions.",

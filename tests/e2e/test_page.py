@@ -6,30 +6,17 @@ from decimal import Decimal
 from itertools import combinations
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
-from tests import needs
+from tests.e2e.browser import browser  # noqa: F401
 from tests.e2e.stack import Stack
 
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update",
-]  # fmt: skip
 QUESTION = "Tell me about Japan."
 ANSWER_MS = 20_000
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    path = needs.browser()
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
+def page(browser: Browser) -> Iterator[Page]:  # noqa: F811
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(ANSWER_MS)
     yield page

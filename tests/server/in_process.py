@@ -15,6 +15,7 @@ from server.api.gateway import Gateway
 from server.assembly import assemble
 from server.billing.base_revisions import name_base
 from server.billing.prices import ensure_price
+from server.console.mounting import mount
 from server.inference.bases import Bases
 from server.launch.settings import Settings
 from tests.server.bases import change_base, demo_entries
@@ -60,7 +61,7 @@ class InProcess:
     def app(self) -> FastAPI:
         """The application, kept per gateway: its first request takes 0.2 s, later ones 0.03 s."""
         if self._app is None or self._app.state.gateway is not self.gateway:
-            self._app = create_app(self.gateway)
+            self._app = mount(create_app(self.gateway))
         return self._app
 
     def use(self, engines: Any) -> None:

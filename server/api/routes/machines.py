@@ -57,6 +57,13 @@ def page() -> HTMLResponse:
     return HTMLResponse(html, headers=_PAGE_HEADERS)
 
 
+@router.get("/look.css")
+def look() -> Response:
+    """Get the style that the page and the console have in common."""
+    css = files("server.api").joinpath("static/look.css").read_bytes()
+    return Response(css, media_type="text/css", headers={"cache-control": "no-cache"})
+
+
 # The document takes 0.4 s to make, on a thread: streams go on meanwhile.
 @router.get("/openapi.json")
 def openapi(request: Request) -> JSONResponse:

@@ -1,0 +1,172 @@
+"""Sessions of the console: a key is shown once, and for twelve hours a cookie stands for it.
+
+A session has the rights that its key has at the moment, and ends with it. The cookie's token is in
+the database as its hash; a request must also have the token's CSRF token in a header, which only a
+page of this server can know.
+"""
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from registry.audit import record_audit
+from server.accounts import auth
+from server.accounts.admin_key import AdminKey
+from server.accounts.auth import Identity, InvalidApiKey
+from server.accounts.identities import Identities
+from server.accounts.tables import console_sessions
+from server.database import clock
+from server.database.database import Database
+from server.database.expiring_cache import ExpiringCache
+
+LIFETIME_S = 12 * 3600
+MAX_SESSIONS = 20
+"""Most sessions of a key at a time; one more ends the oldest."""
+
+_OPERATOR = "operator"
+"""Stands for a key's id in the operator's sessions."""
+_MAX_TOKEN_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Session:
+    key_id: str
+    key_hmac: str
+    expires_at_ms: int
+
+
+class Sessions:
+    """Begins, finds and ends sessions."""
+
+    def __init__(
+        self,
+        database: Database,
+        pepper: str,
+        admin_key: AdminKey,
+        identities: Identities,
+        *,
+        now_ms: Callable[[], int] = clock.now_ms,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._pepper = pepper
+        self._admin_key = admin_key
+        self._identities = identities
+        self._now_ms = now_ms
+        self._found: ExpiringCache[_Session | None] = ExpiringCache(monotonic=monotonic)
+
+    async def begin(self, key: str) -> str:
+        """Begin a session of a tenant's key or of the operator's. Returns its token.
+
+        Raises InvalidApiKey, TenantSuspended, DatabaseError.
+        """
+        tenant_id, key_id = None, _OPERATOR
+        if not self._admin_key.is_it(key):
+            identity = await self._identities.of(key)
+            tenant_id, key_id = identity.tenant_id, identity.key_id
+        token, now_ms = secrets.token_urlsafe(32), self._now_ms()
+        key_hmac = auth.digest(self._pepper, key)
+
+        def write(conn: Connection) -> None:
+            _make_room(conn, key_id, now_ms)
+            _insert(conn, token, key_id, key_hmac, now_ms)
+            _audit(conn, "session.begin", key_id, tenant_id, now_ms)
+
+        await self._database.write(write)
+        return token
+
+    async def identity_of(self, token: str) -> Identity:
+        """The identity of the key that a session is of. Raises InvalidApiKey if the session or its
+        key has ended, or it is the operator's; TenantSuspended, DatabaseError.
+        """
+        session = await self._find(token)
+        return await self._identities.of_hmac(session.key_id, session.key_hmac)
+
+    async def is_operators(self, token: str) -> bool:
+        """Whether a session is the operator's. Raises InvalidApiKey if it has ended."""
+        session = await self._find(token)
+        if session.key_id != _OPERATOR:
+            return False
+        if not hmac.compare_digest(session.key_hmac, self._operators_hmac()):
+            raise InvalidApiKey
+        return True
+
+    async def end(self, token: str) -> None:
+        """End a session; nothing happens if there is none."""
+
+        def write(conn: Connection) -> None:
+            place = console_sessions.c.token_sha256 == _sha256(token)
+            query = sa.delete(console_sessions).where(place)
+            key_id = conn.scalar(query.returning(console_sessions.c.key_id))
+            if key_id is not None:
+                _audit(conn, "session.end", key_id, None, self._now_ms())
+
+        await self._database.write(write)
+        self._found.forget()
+
+    async def _find(self, token: str) -> _Session:
+        if len(token) > _MAX_TOKEN_CHARACTERS:
+            raise InvalidApiKey
+        digest = _sha256(token)
+        session = await self._found.get(
+            digest, lambda: self._database.read(lambda conn: _read(conn, digest))
+        )
+        if session is None or session.expires_at_ms <= self._now_ms():
+            raise InvalidApiKey
+        return session
+
+    def _operators_hmac(self) -> str:
+        return auth.digest(self._pepper, self._admin_key.current())
+
+
+def csrf_token(token: str) -> str:
+    """What a request of a session has in a header, so that no page of another site can make one."""
+    return hmac.new(token.encode(), b"csrf", "sha256").hexdigest()
+
+
+def _sha256(token: str) -> str:
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _read(conn: Connection, digest: str) -> _Session | None:
+    columns = console_sessions.c
+    query = sa.select(columns.key_id, columns.key_hmac, columns.expires_at_ms)
+    row = conn.execute(query.where(columns.token_sha256 == digest)).first()
+    return None if row is None else _Session(*row)
+
+
+def _insert(conn: Connection, token: str, key_id: str, key_hmac: str, now_ms: int) -> None:
+    conn.execute(
+        sa.insert(console_sessions).values(
+            token_sha256=_sha256(token),
+            key_id=key_id,
+            key_hmac=key_hmac,
+            created_at_ms=now_ms,
+            expires_at_ms=now_ms + LIFETIME_S * 1000,
+        )
+    )
+
+
+def _make_room(conn: Connection, key_id: str, now_ms: int) -> None:
+    """Delete sessions that have expired, and the key's oldest if it has as many as it may."""
+    columns = console_sessions.c
+    conn.execute(sa.delete(console_sessions).where(columns.expires_at_ms <= now_ms))
+    newest = (
+        sa.select(columns.token_sha256)
+        .where(columns.key_id == key_id)
+        .order_by(columns.created_at_ms.desc(), columns.token_sha256)
+        .limit(MAX_SESSIONS - 1)
+    )
+    is_older = columns.token_sha256.not_in(newest)
+    conn.execute(sa.delete(console_sessions).where(columns.key_id == key_id, is_older))
+
+
+def _audit(conn: Connection, action: str, key_id: str, tenant_id: str | None, now_ms: int) -> None:
+    actor = key_id if key_id == _OPERATOR else f"key:{key_id}"
+    record_audit(conn, at_ms=now_ms, actor=actor, action=action, target=key_id, tenant_id=tenant_id)

@@ -1,0 +1,60 @@
+"""The class of the console's routes: a fault becomes a page that says what to do."""
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import RedirectResponse
+from fastapi.routing import APIRoute
+
+from server.api import foreign_errors
+from server.api.errors import ApiError
+from server.console.rendering import render
+
+SIGN_IN = "/console/sign-in"
+
+
+class PageRoute(APIRoute):
+    """Shows a fault as a page, and leads a viewer without a session to the page for signing in."""
+
+    def get_route_handler(self) -> Callable[[Request], Any]:
+        handle = super().get_route_handler()
+
+        async def handle_faults(request: Request) -> Response:
+            try:
+                answer: Response = await handle(request)
+            except ApiError as error:
+                answer = _fault(request, error)
+            except RequestValidationError as error:
+                first = error.errors()[0]
+                name = ".".join(str(part)[:64] for part in first["loc"][1:])
+                answer = _fault(request, ApiError(400, f"{name}: {first['msg']}"))
+            except tuple(foreign_errors.FAMILIES) as error:
+                answer = _fault(request, _api_error(error))
+            return answer
+
+        return handle_faults
+
+
+def _api_error(error: Exception) -> ApiError:
+    for family, to_api_error in foreign_errors.FAMILIES.items():
+        if isinstance(error, family):
+            return to_api_error(error)
+    raise error
+
+
+def _fault(request: Request, error: ApiError) -> Response:
+    if error.status != 401:
+        return render("fault.html", None, error.status, error=error)
+    target = f"{SIGN_IN}?next={quote(_path(request))}"
+    if "hx-request" in request.headers:
+        # A part of a page must not be replaced by the page for signing in.
+        return Response(status_code=401, headers={"hx-redirect": target})
+    return RedirectResponse(target, 303)
+
+
+def _path(request: Request) -> str:
+    query = request.url.query
+    return request.url.path + (f"?{query}" if query else "")

@@ -1,0 +1,86 @@
+"""The pages of requests: their log, and one request with its waterfall and its receipt."""
+
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Response
+from pydantic import Field
+from sqlalchemy import Connection
+
+from server.api import errors
+from server.api.deps import DatabaseDep
+from server.billing import request_log
+from server.billing.holds import count_open
+from server.billing.request_log import Asked, LoggedRequest
+from server.console.page_route import PageRoute
+from server.console.rendering import render
+from server.console.spend import Days, Name, day_of, named_keys
+from server.console.viewers import UsageViewer
+
+router = APIRouter(prefix="/requests", route_class=PageRoute)
+
+_PAGE_SIZE = 50
+
+
+class LogQuery(Days):
+    """What is asked for.   model, key, outcome: "" for all.   before: end of the page before."""
+
+    model: Name = ""
+    key: Name = ""
+    outcome: Literal["", "served", "failed", "aborted"] = ""
+    before: Annotated[str, Field(pattern=r"^(\d{1,16}-\d{1,16})?$")] = ""
+
+
+@router.get("")
+async def log(
+    viewer: UsageViewer, database: DatabaseDep, query: Annotated[LogQuery, Query()]
+) -> Response:
+    """Show the newest requests."""
+    start_ms, end_ms = query.range_ms()
+    asked = Asked(
+        model=query.model or None,
+        key_id=query.key or None,
+        outcome=query.outcome or None,
+        start_ms=start_ms,
+        end_ms=end_ms,
+    )
+    at_ms, _, seq = query.before.partition("-")
+    place = (int(at_ms), int(seq)) if query.before else None
+    tenant_id = viewer.identity.tenant_id
+
+    def read(conn: Connection) -> dict[str, Any]:
+        return {
+            "log": request_log.read_page(conn, tenant_id, asked, _PAGE_SIZE, place),
+            "keys": named_keys(conn, viewer),
+            "num_open": count_open(conn, tenant_id),
+        }
+
+    found = await database.read(read)
+    shown = query.model_dump() | {"start": day_of(start_ms), "end": day_of(end_ms - 1)}
+    older_url = None
+    if older := found["log"].older:
+        older_url = f"/console/requests?{urlencode(shown | {'before': f'{older[0]}-{older[1]}'})}"
+    return render("requests.html", viewer, asked=shown, older_url=older_url, **found)
+
+
+@router.get("/{request_id}")
+async def request(request_id: str, viewer: UsageViewer, database: DatabaseDep) -> Response:
+    """Show one request."""
+    tenant_id = viewer.identity.tenant_id
+    found = await database.read(lambda conn: request_log.find_request(conn, tenant_id, request_id))
+    if found is None:
+        raise errors.not_found(
+            "There is no such request in the bill. One that has just ended is there in a second.",
+            code="receipt_not_found",
+        )
+    return render("request.html", viewer, it=found, phases=_bars(found))
+
+
+def _bars(found: LoggedRequest) -> list[tuple[str, int, float, float]]:
+    """(phase, milliseconds, beginning and width of its bar in hundredths) of each phase."""
+    bars, begun_ms, whole_ms = [], 0, max(found.duration_ms, 1)
+    for name, ms in found.phases():
+        width = max(100 * ms / whole_ms, 0.3)
+        bars.append((name, ms, round(100 * begun_ms / whole_ms, 2), round(width, 2)))
+        begun_ms += ms
+    return bars

@@ -1,0 +1,104 @@
+"""Signing in, which is pasting a key once, and signing out."""
+
+from typing import Annotated
+from urllib.parse import parse_qs, urlsplit
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+
+from server.accounts import auth
+from server.accounts.auth import AuthError
+from server.accounts.sessions import LIFETIME_S, Sessions
+from server.api import errors
+from server.api.bodies import read_body
+from server.api.deps import SESSION_COOKIE, BodiesDep, SessionsDep
+from server.api.foreign_errors import from_auth
+from server.console.page_route import SIGN_IN, PageRoute
+from server.console.rendering import render
+
+router = APIRouter(route_class=PageRoute)
+
+_HOMES = (
+    (auth.USAGE_READ, "/console"),
+    (auth.ADAPTERS_READ, "/console/adapters"),
+    (auth.INFERENCE, "/console/playground"),
+)
+_OPERATORS = "/console/operator"
+_MAX_FORM_BYTES = 4096
+_STRANGER = "nobody yet"
+"""Stands for a tenant's id where bodies of forms are counted before anybody is signed in."""
+
+Onward = Annotated[str, Query(alias="next", max_length=2048)]
+
+
+@router.get("/sign-in")
+async def show(onward: Onward = "") -> Response:
+    """Show the page for signing in.   onward: the path to go to afterwards."""
+    return render("sign_in.html", None, next=onward, message=None)
+
+
+@router.post("/sign-in")
+async def sign_in(
+    request: Request, sessions: SessionsDep, bodies: BodiesDep, onward: Onward = ""
+) -> Response:
+    """Begin a session of the key in the form, in a cookie, and go on."""
+    origin = _origin_of_ours(request)
+    request.state.tenant_id = _STRANGER
+    form = parse_qs((await read_body(request, bodies, _MAX_FORM_BYTES)).decode("utf-8", "replace"))
+    key = form.get("key", [""])[0].strip()
+    try:
+        token = await sessions.begin(key)
+        destination = await _destination(sessions, token, onward)
+    except AuthError as error:
+        message = from_auth(error).message
+        return render("sign_in.html", None, 401, next=onward, message=message)
+    answer = RedirectResponse(destination, 303)
+    answer.set_cookie(
+        SESSION_COOKIE,
+        token,
+        max_age=LIFETIME_S,
+        httponly=True,
+        samesite="strict",
+        secure=origin.startswith("https:"),
+    )
+    return answer
+
+
+@router.post("/sign-out")
+async def sign_out(request: Request, sessions: SessionsDep) -> Response:
+    """End the session, and forget its cookie."""
+    _origin_of_ours(request)
+    if token := request.cookies.get(SESSION_COOKIE):
+        await sessions.end(token)
+    answer = RedirectResponse(SIGN_IN, 303)
+    answer.delete_cookie(SESSION_COOKIE, httponly=True, samesite="strict")
+    return answer
+
+
+def _origin_of_ours(request: Request) -> str:
+    """The origin of the page that sent a form. Raises ApiError if that is not this server's.
+
+    The browser says it, and a page of another site cannot change it; it also tells whether the
+    browser came by https, which a proxy may end.
+    """
+    origin = request.headers.get("origin", "")
+    if urlsplit(origin).netloc != request.headers.get("host"):
+        raise errors.permission_error("Send this form from the console's own page.")
+    return origin
+
+
+async def _destination(sessions: Sessions, token: str, onward: str) -> str:
+    """Where to go after signing in: onward, if the key may see it, else its first page."""
+    if await sessions.is_operators(token):
+        return onward if onward.startswith(_OPERATORS) else _OPERATORS
+    if _is_local(onward) and not onward.startswith(_OPERATORS):
+        return onward
+    identity = await sessions.identity_of(token)
+    return next((path for scope, path in _HOMES if identity.allows(scope)), "/console/keys")
+
+
+def _is_local(path: str) -> bool:
+    """Whether a path is one of the console."""
+    parts = urlsplit(path)
+    is_here = not parts.scheme and not parts.netloc and parts.path.startswith("/console")
+    return is_here and "\\" not in path

@@ -1,0 +1,96 @@
+// Forms that change something: each is one call of the API, in the session of the page.
+//
+// <form data-method="PUT" data-path="/v1/adapters/x/aliases/{alias}" data-confirm="..." data-then="/console/adapters">
+// A field whose name is in the path goes there, all others into the JSON body, where `a.b` nests.
+// data-type: number, json or lines.   An empty field is left out, or null with data-empty="null".
+// data-show: the answer's field that is shown once, as a new key is.   data-then: where to go afterwards;
+// without it the page's main part is loaded again.
+const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
+
+/** Call the API in the session of the page. Returns its answer; throws an Error with what it said. */
+export async function api(method, path, { body, headers, signal } = {}) {
+  const isJson = body !== undefined && !(body instanceof Blob);
+  const response = await fetch(path, {
+    method, signal, cache: "no-store",
+    headers: { "x-chorale-csrf": csrf, ...(isJson && { "content-type": "application/json" }), ...headers },
+    body: isJson ? JSON.stringify(body) : body,
+  });
+  if (response.ok) return response;
+  if (response.status === 401) location.reload(); // the session is over: the page leads to signing in
+  const answer = await response.json().catch(() => null);
+  throw Object.assign(new Error(answer?.error?.message ?? `The server answered with status ${response.status}.`), {
+    status: response.status, param: answer?.error?.param, code: answer?.error?.code, headers: response.headers,
+  });
+}
+
+/** Load the page's main part again. */
+export function reload() {
+  return htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerHTML" });
+}
+
+function valueOf(field) {
+  if (field.type === "checkbox") return field.checked;
+  if (field.value === "") return field.dataset.empty === "null" ? null : undefined;
+  switch (field.dataset.type) {
+    case "number": return Number(field.value);
+    case "json": return JSON.parse(field.value);
+    case "lines": return field.value.split("\n").map((line) => line.trim()).filter(Boolean);
+    default: return field.value;
+  }
+}
+
+/** The path and the body that a form stands for. */
+function call(form) {
+  let path = form.dataset.path, body;
+  for (const field of form.elements) {
+    if (!field.name || field.disabled || (field.type === "radio" && !field.checked)) continue;
+    const value = field.multiple ? [...field.selectedOptions].map((it) => it.value) : valueOf(field);
+    if (path.includes(`{${field.name}}`)) {
+      path = path.replace(`{${field.name}}`, encodeURIComponent(value ?? ""));
+    } else if (value !== undefined) {
+      body ??= {};
+      const names = field.name.split("."), last = names.pop();
+      names.reduce((inner, name) => (inner[name] ??= {}), body)[last] = value;
+    }
+  }
+  return [path, body];
+}
+
+async function send(form) {
+  const output = form.querySelector("output") ?? form.appendChild(Object.assign(document.createElement("output"), { role: "alert" }));
+  output.textContent = "";
+  if (form.dataset.confirm && !confirm(form.dataset.confirm)) return;
+  const button = form.querySelector("button:not([type=button])");
+  button.disabled = true;
+  try {
+    const [path, body] = call(form);
+    const response = await api(form.dataset.method, path, { body });
+    const answer = response.status === 204 ? null : await response.json();
+    if (form.dataset.show) return show(form, answer);
+    if (form.dataset.then) return location.assign(form.dataset.then);
+    await reload();
+  } catch (error) {
+    output.textContent = error.message;
+    const field = error.param && form.elements[error.param];
+    if (field?.focus) field.focus();
+  } finally {
+    button.disabled = false;
+  }
+}
+
+/** Show a part of the answer that can be read only now, in place of the form. */
+function show(form, answer) {
+  const box = Object.assign(document.createElement("div"), { className: "secret", role: "alert" });
+  const secret = Object.assign(document.createElement("code"), { className: "mono", textContent: answer[form.dataset.show] });
+  const done = Object.assign(document.createElement("button"), { textContent: "I have kept it" });
+  done.addEventListener("click", reload);
+  box.append("It is shown this once: ", secret, " ", done);
+  form.replaceWith(box);
+}
+
+document.addEventListener("submit", (event) => {
+  if (!event.target.dataset.path) return;
+  event.preventDefault();
+  send(event.target);
+});
+document.addEventListener("htmx:configRequest", (event) => { event.detail.headers["x-chorale-csrf"] = csrf; });

@@ -1,0 +1,42 @@
+"""A gateway with the console, in this process, and visitors."""
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from server.accounts.auth import SCOPES
+from server.database.database import DEFAULT_FILE
+from tests.server.console.browsing import Visitor
+from tests.server.in_process import InProcess, User
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory, migrated_sqlite: Path) -> Iterator[InProcess]:
+    folder = tmp_path_factory.mktemp("console")
+    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
+    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
+    yield product
+    product.close()
+
+
+@pytest.fixture
+def acme(product: InProcess) -> User:
+    """A new tenant for each test, with a key of all scopes."""
+    return product.user(f"acme{next(_numbers)}", scopes=SCOPES)
+
+
+@pytest.fixture
+def signed_in(product: InProcess) -> Callable[[User], Visitor]:
+    """A function that gives a visitor who has signed in with a user's key."""
+
+    def sign_in(user: User) -> Visitor:
+        visitor = Visitor(product)
+        assert visitor.sign_in(user.api_key).status_code == 303
+        return visitor
+
+    return sign_in

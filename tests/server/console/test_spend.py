@@ -1,0 +1,158 @@
+"""The page of spend: what it sums, what its filters select, and what it says of budgets."""
+
+import csv
+import io
+from collections.abc import Callable
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from server.billing.budgets import Budget, set_budget
+from server.console.spend import DAY_MS, _forecast, day_of
+from server.database.clock import now_ms
+from tests.server.console.browsing import Visitor
+from tests.server.export_ledger import use
+from tests.server.in_process import InProcess, User
+
+SignIn = Callable[[User], Visitor]
+TODAY_MS = now_ms() // DAY_MS * DAY_MS
+
+
+def spend(product: InProcess, user: User, model: str, count: int = 1, days_ago: int = 0, **fields):
+    at_ms = now_ms() - days_ago * DAY_MS - 1000
+    use(product.gateway.database, user.tenant_id, count, model=model, at_ms=at_ms, **fields)
+
+
+def rows_of(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_the_page_says_what_the_usage_api_says(
+    product: InProcess, acme: User, signed_in: SignIn
+) -> None:
+    spend(product, acme, "support@2", 3)
+    spend(product, acme, "base", 2, days_ago=40)
+    page = signed_in(acme).get("/console").text
+    answer = acme.call("GET", "/v1/usage").json()["data"]
+    amount = sum(line["amount_nanousd"] for line in answer)
+    assert f'title="{amount} nano-dollars"' in page
+    assert "support@2" in page
+    assert ">base<" not in page  # it is from before the thirty days
+
+
+def test_another_tenants_spend_is_not_shown(
+    product: InProcess, acme: User, signed_in: SignIn
+) -> None:
+    other = product.user("other")
+    spend(product, other, "secret-model")
+    assert "secret-model" not in signed_in(acme).get("/console").text
+
+
+@pytest.mark.parametrize("by", ["model", "key", "kind"])
+def test_the_csv_has_what_is_shown_and_adds_up_to_the_total(
+    product: InProcess, acme: User, signed_in: SignIn, by: str
+) -> None:
+    spend(product, acme, "one", 2, key_id="keyA")
+    spend(product, acme, "two", 1, key_id="keyB", days_ago=1)
+    answer = signed_in(acme).get(f"/console/spend.csv?by={by}")
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert "attachment" in answer.headers["content-disposition"]
+    rows = rows_of(answer.text)
+    assert sum(int(row["num_requests"]) for row in rows) == 3
+    assert {row[by] for row in rows} == {
+        "model": {"one", "two"}, "key": {"keyA", "keyB"}, "kind": {"usage"},
+    }[by]  # fmt: skip
+
+
+def test_filters_select_a_model_with_its_versions_and_a_key(
+    product: InProcess, acme: User, signed_in: SignIn
+) -> None:
+    spend(product, acme, "one@2", 2, key_id="keyA")
+    spend(product, acme, "one", 1, key_id="keyB")
+    spend(product, acme, "onemore", 4, key_id="keyB")
+    visitor = signed_in(acme)
+    counts = {}
+    for query in ("model=one", "key=keyB", "model=one&key=keyB", f"start={_day(1)}&end={_day(1)}"):
+        rows = rows_of(visitor.get(f"/console/spend.csv?{query}").text)
+        counts[query] = sum(int(row["num_requests"]) for row in rows)
+    assert list(counts.values()) == [3, 5, 1, 0]
+
+
+def _day(days_ago: int) -> str:
+    return day_of(TODAY_MS - days_ago * DAY_MS)
+
+
+def test_a_name_that_a_spreadsheet_would_run_is_text_in_the_csv(
+    product: InProcess, acme: User, signed_in: SignIn
+) -> None:
+    spend(product, acme, '=HYPERLINK("x")')
+    rows = rows_of(signed_in(acme).get("/console/spend.csv").text)
+    assert rows[0]["model"] == '\'=HYPERLINK("x")'
+
+
+def test_a_name_is_text_on_the_page(product: InProcess, acme: User, signed_in: SignIn) -> None:
+    spend(product, acme, '"><script>alert(1)</script>')
+    page = signed_in(acme).get("/console").text
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("start=yesterday", "start"), ("start=2026-13-01", "start"), ("by=tenant", "by"),
+        ("start=2026-02-02&end=2026-02-01", "start"), ("start=2020-01-01&end=2026-01-01", "start"),
+        ("nothing=1", "nothing"), (f"model={'x' * 300}", "model"),
+    ],
+)  # fmt: skip
+def test_a_bad_filter_is_named(acme: User, signed_in: SignIn, query: str, name: str) -> None:
+    answer = signed_in(acme).get(f"/console?{query}")
+    assert answer.status_code == 400
+    assert name in answer.text
+
+
+def test_a_link_in_the_table_narrows_the_page_to_one_model(
+    product: InProcess, acme: User, signed_in: SignIn
+) -> None:
+    spend(product, acme, "acme/a&b")
+    page = signed_in(acme).get("/console").text
+    link = next(part for part in page.split('href="') if part.startswith("/console?start"))
+    query = parse_qs(urlsplit(link.split('"')[0].replace("&amp;", "&")).query)
+    assert query["model"] == ["acme/a&b"]
+    assert query["by"] == ["key"]
+
+
+def test_a_budget_is_shown_with_what_is_left_and_when_it_ends(
+    product: InProcess, acme: User, signed_in: SignIn
+) -> None:
+    budget = Budget(
+        tenant_id=acme.tenant_id, kind="monthly", enforcement="hard", amount_nanousd=10**10
+    )
+    product.gateway.database.write_sync(lambda c: set_budget(c, budget, now_ms=now_ms()))
+    page = signed_in(acme).get("/console").text
+    assert "$10.00</strong> left of $10.00" in page
+    assert "Nothing was spent in the last 7 days." in page
+
+
+NOON_MS = 1_767_960_000_000
+"""2026-01-09, noon."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "remaining", "daily", "said"),
+    [
+        ("prepaid", 0, 5, "It is used up."),
+        ("prepaid", -5, 0, "It is used up."),
+        ("prepaid", 10, 0, "Nothing was spent in the last 7 days."),
+        ("prepaid", 10, 2, "it will be used up on 2026-01-14"),
+        ("prepaid", 10**9, 1, "more than ten years"),
+        ("monthly", 10, 2, "it will be used up on 2026-01-14"),
+        ("monthly", 100, 2, "it lasts until the month ends"),
+    ],
+)
+def test_a_forecast_is_the_rest_at_the_pace_of_the_last_week(
+    kind, remaining: int, daily: float, said: str
+) -> None:
+    sentences = " ".join(_forecast(kind, remaining, daily, NOON_MS))
+    assert said in sentences
+    assert ("begins on 2026-02-01" in sentences) == (kind == "monthly")
