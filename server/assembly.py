@@ -79,6 +79,7 @@ from server.pool.base_files import BaseEntry
 from server.pool.files import numbered
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
 from server.pool.keys import PoolKeys
+from server.traces.spans import Tracer
 from server.webhooks.delivery import INTERVAL_S as WEBHOOKS_INTERVAL_S
 from server.webhooks.delivery import WebhookDelivery
 from server.webhooks.sender import HttpSender
@@ -181,6 +182,7 @@ def assemble(
             if settings.gateways > 1
             else None
         ),
+        tracer=_tracer(settings, number),
     )
 
 
@@ -262,6 +264,16 @@ def _limiter(
         max_lifetime_ms=int((settings.request_timeout_s + SEAT_SLACK_S) * 1000),
         note_refusal=refusals.note,
     )
+
+
+def _tracer(settings: Settings, number: int) -> Tracer | None:
+    if settings.otlp_endpoint is None:
+        return None
+    # An extra, whose import takes memory and 0.3 s.
+    from server.traces.otlp import OtlpTracer
+
+    instance = f"{socket.gethostname()}/{numbered('gateway', number)}"
+    return OtlpTracer(settings.otlp_endpoint, settings.trace_sample_ratio, instance)
 
 
 def _emptied(folder: Path) -> Path:
