@@ -105,8 +105,16 @@ class Admission:
             request.needs_only_room = is_invoked and is_plain and request.is_first
             return is_invoked
         if request.group.started_at is None:
-            request.group.loading_until = self._clock()
+            self._note_load(request)
         return self._advance_adapter(request)
+
+    def _note_load(self, request: Request) -> None:
+        """Note that a request which has not started yet still waits for its adapter."""
+        group = request.group
+        assert group.adapter is not None
+        group.loading_until = self._clock()
+        if group.load_tier == "store" and self.adapters.was_on_disk(group.adapter.object_key):
+            group.load_tier = "disk"
 
     def _waits_for_first_answer(self, prompt: Prompt) -> bool:
         """Whether the first answer still computes the prompt, which others will find cached, or

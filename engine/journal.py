@@ -33,7 +33,7 @@ from engine.journal_records import (
     readable_records,
     segment_paths,
 )
-from engine.messages import PROOF_TENANT, FinishReason, StopCause
+from engine.messages import PROOF_TENANT, FinishReason, StopCause, Timings
 from engine.records import (
     CheckpointRecord,
     EndRecord,
@@ -91,7 +91,7 @@ class _Open:
             self.first_token_at = at
 
 
-_Ending = tuple[_Open, FinishReason, StopCause]
+_Ending = tuple[_Open, FinishReason, StopCause, Timings | None]
 
 
 def output_sha256(token_ids: list[int]) -> str:
@@ -227,12 +227,12 @@ class Journal:
         assert request.stop_cause is not None
         opened = self._open[request.request_id]
         assert opened.output_token_ids == request.output_token_ids, "journal and engine disagree"
-        return opened, request.finish_reason, request.stop_cause
+        return opened, request.finish_reason, request.stop_cause, request.timings
 
     def _ends(self, endings: Iterable[_Ending]) -> list[EndRecord]:
         """End records of these requests, numbered as the next records."""
         ends, position = [], self._now
-        for opened, reason, cause in endings:
+        for opened, reason, cause, timings in endings:
             start, ids = opened.start, opened.output_token_ids
             position = position.ended(opened.num_prompt_tokens, opened.num_cached_tokens, len(ids))
             end = EndRecord(
@@ -254,13 +254,18 @@ class Journal:
                 output_sha256=output_sha256(ids),
                 started_at=start.at,
                 first_token_at=opened.first_token_at,
+                load_s=_rounded(timings.load_s) if timings else None,
+                load_tier=timings.load_tier if timings else None,
+                queue_s=_rounded(timings.queue_s) if timings else None,
             )
             ends.append(end)
         return ends
 
     def _fail_open(self) -> list[EndRecord]:
         """End every open request as `engine_failure`, in the reserve's space. Raises DiskFull."""
-        ends = self._ends((opened, "error", "engine_failure") for opened in self._open.values())
+        ends = self._ends(
+            (opened, "error", "engine_failure", None) for opened in self._open.values()
+        )
         self._begin_segment(ends, in_reserve=True)
         return ends
 
@@ -410,3 +415,8 @@ class Journal:
 
     def close(self) -> None:
         self.files.close()
+
+
+def _rounded(seconds: float | None) -> float | None:
+    """The time in whole microseconds, so that the record stays short."""
+    return None if seconds is None else round(seconds, 6)

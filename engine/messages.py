@@ -26,6 +26,7 @@ StopCause = Literal[
 ]  # fmt: skip
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 ResidentTier = Literal["device", "host", "disk"]
+LoadTier = Literal["host", "disk", "store"]
 
 NOT_METERED = "metering_unavailable"
 """Error of requests that are refused, or ended, because the journal takes no more records."""
@@ -258,6 +259,22 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Timings(NamedTuple):
+    """Seconds that a request spent in the engine, by what they were spent on.
+
+    load_s: wait for its adapter, which was in `load_tier` when the request arrived; both are None
+    if it did not wait for one.   queue_s: wait for its turn after that.
+    prefill_s: from the start of its computing to its first token; None if it got no token.
+    decode_s: from there to its end; None if it got no token.
+    """
+
+    load_s: float | None = None
+    load_tier: LoadTier | None = None
+    queue_s: float = 0.0
+    prefill_s: float | None = None
+    decode_s: float | None = None
+
+
 class RequestOutput(NamedTuple):
     """Output of one step for one of a request's answers; an answer's last has a `finish_reason`.
 
@@ -279,8 +296,8 @@ class RequestOutput(NamedTuple):
     num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
     adapter_digest: digest of the adapter that steps applied; None until a step has.
     retry_after_s: with "adapter_loading", seconds after which a retry may succeed.
-    load_s, queue_s: on the last output, seconds that the request waited for its adapter, and then
-    for its turn; None if it waited for no adapter, or the engine is of an older release.
+    timings: on the last output, those of the request; None if it was refused, or failed because
+    its end could not be journaled.
     """
 
     request_id: str
@@ -300,8 +317,7 @@ class RequestOutput(NamedTuple):
     num_stop_bytes: int = 0
     adapter_digest: str | None = None
     retry_after_s: float | None = None
-    load_s: float | None = None
-    queue_s: float | None = None
+    timings: Timings | None = None
     is_last: bool = False
 
     @property

@@ -195,12 +195,13 @@ class Outputs:
     def _ended(self, group: RequestGroup, output: RequestOutput, ending: Ending) -> RequestOutput:
         """The last output of an answer, and of the request if no other answer goes on."""
         is_last = group.is_over
+        if is_last:
+            group.end(self._clock())
         return output._replace(
             error=ending.error,
             num_stop_bytes=ending.num_stop_bytes,
             retry_after_s=ending.retry_after_s,
-            load_s=group.load_s if is_last else None,
-            queue_s=group.queue_s(self._clock()) if is_last else None,
+            timings=group.timings,
             is_last=is_last,
         )
 

@@ -6,7 +6,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.messages import FinishReason, ResidentTier, StopCause
+from engine.messages import FinishReason, LoadTier, ResidentTier, StopCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,8 @@ class EndRecord:
     ends up to and including this one, so that a ledger which lost a row, or changed a count, does
     not add up.   started_at, first_token_at, at: Unix seconds.
     output_sha256: hash of the output ids as uint32 LE, one answer after the other.
+    load_s, load_tier, queue_s: see engine.messages.Timings; None if a crash ended the request, or
+    an older release wrote the record.
     """
 
     seq: int
@@ -91,6 +93,9 @@ class EndRecord:
     output_sha256: str
     started_at: float
     first_token_at: float | None
+    load_s: float | None = None
+    load_tier: LoadTier | None = None
+    queue_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,9 +15,11 @@ from engine.grammar.constraint import Constraint
 from engine.messages import (
     AddRequest,
     FinishReason,
+    LoadTier,
     Priority,
     SamplingParams,
     StopCause,
+    Timings,
     TokenLogprobs,
 )
 from engine.stops import StopMatcher
@@ -53,7 +55,9 @@ class RequestGroup:
 
     applied_digest: digest of the adapter that the steps report as applied; None before that.
     num_accepted_tokens, num_rejected_tokens: drafts of its answers.
+    load_tier: tier that its adapter was in when it arrived; None for the arena, or no adapter.
     loading_until: when its adapter was last seen missing before it started.
+    timings: known once it has ended.
     compilation: its grammar; None if answers are free.
     """
 
@@ -62,10 +66,12 @@ class RequestGroup:
     arrived_at: float
     prompts: list[Prompt] = field(default_factory=list)
     requests: list["Request"] = field(default_factory=list)
+    load_tier: LoadTier | None = None
     loading_until: float | None = None
     compilation: Compilation | None = None
     started_at: float | None = None
     first_token_at: float | None = None
+    timings: Timings | None = None
     applied_digest: str | None = None
     num_outputs_sent: int = 0
     num_accepted_tokens: int = 0
@@ -126,15 +132,18 @@ class RequestGroup:
             return len(self.requests[0].output_token_ids)
         return sum(len(request.output_token_ids) for request in self.requests)
 
-    @property
-    def load_s(self) -> float | None:
-        """Seconds for which it waited for its adapter; None if that was in the arena."""
-        return None if self.loading_until is None else self.loading_until - self.arrived_at
-
-    def queue_s(self, now: float) -> float:
-        """Seconds for which it waited for its turn, once it had its adapter."""
-        began_at = self.arrived_at if self.loading_until is None else self.loading_until
-        return (now if self.started_at is None else self.started_at) - began_at
+    def end(self, now: float) -> None:
+        """Note its timings, as its last answer ends."""
+        loading_until, first_at = self.loading_until, self.first_token_at
+        queued_at = self.arrived_at if loading_until is None else loading_until
+        started_at = now if self.started_at is None else self.started_at
+        self.timings = Timings(
+            load_s=None if loading_until is None else loading_until - self.arrived_at,
+            load_tier=None if loading_until is None else self.load_tier,
+            queue_s=started_at - queued_at,
+            prefill_s=None if first_at is None else first_at - started_at,
+            decode_s=None if first_at is None else now - first_at,
+        )
 
     @property
     def is_over(self) -> bool:

@@ -138,7 +138,7 @@ class Scheduler:
                 message.priority,
                 message.weight,
             )
-            self.adapters.join(group.adapter, waiter)
+            group.load_tier = self.adapters.join(group.adapter, waiter)
         return None
 
     def _add_prompt(self, group: RequestGroup, prompt: Prompt, seed: int) -> None:

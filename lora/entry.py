@@ -28,6 +28,7 @@ class Packed(Protocol):
     def invocation_tokens(self) -> tuple[int, ...] | None: ...
 
 
+LoadTier = Literal["host", "disk", "store"]
 Urgency = tuple[int, int]
 """(priority, arrival) of a request; the smaller value is more urgent."""
 
@@ -63,6 +64,7 @@ class Entry:
     num_hits: requests that found it in the arena since it was placed.
     num_failures: failures in a row.   num_lost: how often its packed file was missing or damaged
     since the last placement or failure.   retry_at: no new attempt before this time.
+    was_on_disk: whether its last fetch found it on disk.
     host_bytes: known once it was fetched, 0 before.
     packed_bytes, num_slabs: known once it was read, 0 before.
     """
@@ -77,6 +79,7 @@ class Entry:
     generation: int = 0
     num_hits: int = 0
     packed: Packed | None = None
+    was_on_disk: bool = False
     host_bytes: int = 0
     packed_bytes: int = 0
     num_slabs: int = 0
@@ -90,6 +93,15 @@ class Entry:
     @property
     def key(self) -> str:
         return self.ref.object_key
+
+    @property
+    def load_tier(self) -> LoadTier | None:
+        """Tier that a load would begin at; None if the adapter is in the arena."""
+        if self.tier == "device":
+            return None
+        if self.packed is not None:
+            return "host"
+        return "disk" if self.tier == "disk" else "store"
 
     @property
     def is_wanted(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from lora.arena import Arena
-from lora.entry import Waiter
+from lora.entry import LoadTier, Waiter
 from lora.errors import Failure
 from lora.eviction import Claim
 from lora.loads import Loader, TablesT_co
@@ -81,15 +81,21 @@ class AdapterManager(Generic[TablesT_co]):
         """Bring `ref` to the tier before the arena, without taking slabs or evicting others'."""
         self.transitions.prefetch(ref, tenant_id)
 
-    def join(self, ref: AdapterRef, waiter: Waiter) -> None:
-        """Register a request that needs `ref` until it leaves; starts or joins the load."""
+    def join(self, ref: AdapterRef, waiter: Waiter) -> LoadTier | None:
+        """Register a request that needs `ref` until it leaves; starts or joins the load.
+
+        Returns where the adapter has to come from, as far as is known yet; None if it is in the
+        arena. A fetch from the store may find it on disk: then `was_on_disk`.
+        """
         entry = self.transitions.touch(ref, waiter.tenant_id)
         entry.claim = Claim(waiter.tenant_id, waiter.weight)
         self.counts.asked(entry)
         if entry.tier == "device":
             entry.num_hits += 1
         entry.waiters[waiter.request_id] = waiter
+        load_tier = entry.load_tier
         self.transitions.hasten(entry, waiter)
+        return load_tier
 
     def leave(self, key: str, request_id: str) -> None:
         """Remove a request that has ended; a load that no request waits for is dropped."""
@@ -113,6 +119,11 @@ class AdapterManager(Generic[TablesT_co]):
 
     def is_ready(self, key: str) -> bool:
         return self.entries[key].tier == "device"
+
+    def was_on_disk(self, key: str) -> bool:
+        """Whether the fetch that has ended found the adapter on disk."""
+        entry = self.entries[key]
+        return entry.was_on_disk and entry.tier in ("disk", "host", "loading")
 
     def acquire(self, key: str) -> None:
         """Count one more request that holds the adapter in the arena until it is released."""

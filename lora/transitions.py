@@ -124,7 +124,7 @@ class Transitions(Generic[TablesT_co]):
         self._counts.disk.used_bytes = done.used_bytes or self._counts.disk.used_bytes
         if done.failure is None:
             self._counts.fetched(entry, done.seconds, done.size_bytes, was_there=done.was_there)
-            entry.host_bytes = done.host_bytes
+            entry.was_on_disk, entry.host_bytes = done.was_there, done.host_bytes
             if not self.arena_is_host and done.host_bytes > self.host.limit_bytes:
                 self._fail(entry, _too_large(done.host_bytes, self.host.limit_bytes))
                 return

@@ -283,6 +283,9 @@ def _draft(
         "started_at_ms": _ms(record.started_at),
         "first_token_at_ms": None if record.first_token_at is None else _ms(record.first_token_at),
         "ended_at_ms": _ms(record.at),
+        "load_ms": None if record.load_s is None else _ms(record.load_s),
+        "load_tier": record.load_tier,
+        "queue_ms": None if record.queue_s is None else _ms(record.queue_s),
     }
     return _charge(event, price)
 

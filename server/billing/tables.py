@@ -147,6 +147,9 @@ usage_events = Table(
     Column("first_token_at_ms", BigInteger),
     Column("ended_at_ms", BigInteger, nullable=False),
     Column("posted_at_ms", BigInteger, nullable=False),
+    Column("load_ms", BigInteger),
+    Column("load_tier", String(8)),
+    Column("queue_ms", BigInteger),
     UniqueConstraint("engine_id", "journal_seq"),
 )
 

@@ -56,7 +56,8 @@ class Progress:
         last = self.last
         if last is None or not last.is_last:
             return
-        logs.note(load_ms=_ms(last.load_s), queue_ms=_ms(last.queue_s))
+        if timings := last.timings:
+            logs.note(load_ms=_ms(timings.load_s), queue_ms=_ms(timings.queue_s))
         if self._has_failed:
             logs.note(stop_cause=last.stop_cause)
         else:

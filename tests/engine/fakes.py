@@ -361,6 +361,7 @@ class FakeLoader:
     slabs: number of slabs of an adapter, by object key.
     failures: by (object key, tier that the adapter fails to reach).
     invocation_tokens: of activated LoRAs, by object key.
+    is_on_disk: whether fetches find their adapters on disk.
     region: host memory in which adapters that were read take slabs.
     """
 
@@ -374,6 +375,7 @@ class FakeLoader:
         self.under_way: list[Loaded[object]] = []
         self.done: list[Loaded[object]] = []
         self.fetched: list[str] = []  # object keys
+        self.is_on_disk = False
         self.on_place: Callable[[Sequence[int]], None] = lambda slabs: None
 
     @property
@@ -382,7 +384,7 @@ class FakeLoader:
 
     def fetch(self, ref: AdapterRef) -> None:
         self.fetched.append(ref.object_key)
-        self._begin(Fetched(ref.object_key, host_bytes=ref.size_bytes))
+        self._begin(Fetched(ref.object_key, host_bytes=ref.size_bytes, was_there=self.is_on_disk))
 
     def drop(self, key: str) -> None:
         """End the adapter's fetch that is under way with a failure."""

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import pytest
+
+from engine.messages import Timings
 from lora.errors import Failure
 from tests.engine.fakes import (
     FakeClock,
@@ -77,8 +80,33 @@ def test_the_last_output_says_how_long_the_adapter_and_the_turn_took(tmp_path):
     clock.now += 2.0
     core.scheduler.abort(["warm"])
     outputs = run_until_idle(core)
-    times = {name: (said[-1].load_s, said[-1].queue_s) for name, said in outputs.items()}
-    assert times == {"warm": (None, 0.0), "cold": (3.0, 2.0)}
+    warm, cold = (outputs[name][-1].timings for name in ("warm", "cold"))
+    assert warm == Timings(None, None, queue_s=0.0, prefill_s=0.0, decode_s=5.0)
+    assert cold == Timings(3.0, "store", queue_s=2.0, prefill_s=0.0, decode_s=0.0)
+
+
+def test_a_request_that_never_ran_says_what_it_waited_for(tmp_path):
+    clock = FakeClock()
+    core = make_core(tmp_path, make_scheduler(clock=clock, max_num_seqs=1))
+    for name in ("runs", "waits"):
+        core.handle("gw", make_message(name, max_tokens=100))
+    core.step()
+    clock.now += 2.0
+    core.scheduler.abort(["waits"])
+    ((_, message),) = core.step()
+    final = next(o for o in message.outputs if o.request_id == "waits")
+    assert final.timings == Timings(queue_s=2.0)
+    assert all(o.timings is None for o in message.outputs if o.request_id == "runs"), "not ended"
+
+
+@pytest.mark.parametrize("was_there", [True, False])
+def test_a_fetch_says_whether_the_adapter_was_on_disk(tmp_path, was_there):
+    loader = FakeLoader()
+    loader.is_on_disk = was_there
+    core = make_core(tmp_path, make_scheduler(loader=loader))
+    core.handle("gw", make_message(adapter=make_adapter()))
+    final = run_until_idle(core)["r1"][-1]
+    assert final.timings.load_tier == ("disk" if was_there else "store")
 
 
 def test_without_a_first_token_in_time_a_request_ends_as_an_error(tmp_path):

@@ -14,7 +14,16 @@ from engine.journal_files import JournalGone
 from engine.journal_records import JournalCorrupt, SegmentDamaged, read_records
 from engine.messages import ReadJournal
 from engine.meter import TokenMeter
-from tests.engine.fakes import make_core, make_message, run_until_idle, tokens_of
+from tests.engine.fakes import (
+    FakeClock,
+    FakeLoader,
+    make_adapter,
+    make_core,
+    make_message,
+    make_scheduler,
+    run_until_idle,
+    tokens_of,
+)
 
 
 def reopen(directory, **options):
@@ -35,6 +44,22 @@ def test_an_end_record_says_all_that_a_bill_needs(tmp_path):
     assert (record.finish_reason, record.stop_cause) == ("length", "max_tokens")
     assert record.output_sha256 == output_sha256(tokens_of(outputs))
     assert record.started_at <= record.first_token_at <= record.at
+
+
+def test_an_end_record_says_what_its_request_waited_for(tmp_path):
+    clock, loader = FakeClock(), FakeLoader(at_once=False)
+    core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock))
+    core.handle("gw", make_message(adapter=make_adapter()))
+    core.handle("gw", make_message("base"))
+    core.step()
+    clock.now += 1 / 3
+    while loader.under_way:
+        loader.finish()
+        core.step()
+    run_until_idle(core)
+    ends = {record.request_id: record for record in core.journal.read(0, 10).records}
+    waits = {name: (end.load_s, end.load_tier, end.queue_s) for name, end in ends.items()}
+    assert waits == {"r1": (0.333333, "store", 0.0), "base": (None, None, 0.0)}
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])

@@ -24,10 +24,12 @@ from engine.messages import (
     ForgetDrafts,
     Heartbeat,
     Hello,
+    LoadTier,
     RequestOutput,
     StepOutputs,
     StopCause,
     TenantService,
+    Timings,
     TokenLogprobs,
 )
 from engine.records import EndRecord, JournalRecords, ResidencyItem, ResidencyRecord
@@ -118,6 +120,14 @@ LOGPROBS = none() | lists(
     ),
     max_size=3,
 ).map(tuple)
+TIMINGS = builds(
+    Timings,
+    load_s=SECONDS,
+    load_tier=none() | sampled_from(get_args(LoadTier)),
+    queue_s=floats(allow_nan=False),
+    prefill_s=SECONDS,
+    decode_s=SECONDS,
+)
 NEEDED = {"request_id": text(), "seq": COUNTS}
 OPTIONAL = {
     "index": COUNTS,
@@ -135,8 +145,7 @@ OPTIONAL = {
     "num_stop_bytes": COUNTS,
     "adapter_digest": none() | text(),
     "retry_after_s": SECONDS,
-    "load_s": SECONDS,
-    "queue_s": SECONDS,
+    "timings": none() | TIMINGS,
     "is_last": booleans(),
 }
 

@@ -24,6 +24,21 @@ def test_an_adapter_passes_every_tier_on_its_way():
     assert tiers == ["fetching", "disk", "host", "loading", "device"]
 
 
+def test_a_request_learns_where_its_adapter_has_to_come_from():
+    manager, loader = make_manager(at_once=False)
+    ref = make_adapter()
+    found = [manager.join(ref, make_waiter("r1"))]
+    manager.poll()
+    for number in range(2, 5):
+        found.append(manager.join(ref, make_waiter(f"r{number}")))
+        finish(manager, loader)
+    manager.place(ref.object_key)
+    found.append(manager.join(ref, make_waiter("r5")))
+    finish(manager, loader)
+    found.append(manager.join(ref, make_waiter("r6")))
+    assert found == ["store", "store", "disk", "host", "host", None]
+
+
 @pytest.mark.parametrize(("arena_is_host", "last_tier"), [(True, "disk"), (False, "host")])
 def test_a_prefetch_takes_no_slabs_and_a_tenant_has_only_so_many_under_way(
     arena_is_host, last_tier

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from engine.errors import RequestRefused
-from engine.messages import AddRequest, RequestOutput
+from engine.messages import AddRequest, RequestOutput, Timings
 from lora.log_lines import trace_of
 from server.api.app import create_app
 from server.database.database import DEFAULT_FILE
@@ -81,10 +81,10 @@ def test_a_stream_is_one_line_with_what_it_used_at_its_end(logged: Logged) -> No
 
 
 def test_a_line_says_what_a_request_waited_for_even_if_it_failed(logged: Logged) -> None:
-    times: dict[str, Any] = {"load_s": 0.25, "queue_s": 0.5}
+    timings = Timings(load_s=0.25, load_tier="store", queue_s=0.5)
     user = logged.product.user("acme")
     for ending in ("length", "error"):
-        script = end_at_once(finish_reason=ending, stop_cause="adapter_missing", **times)
+        script = end_at_once(finish_reason=ending, stop_cause="adapter_missing", timings=timings)
         logged.product.use(FakeEngines(script))
         user.complete("base")
         assert (logged.last()["load_ms"], logged.last()["queue_ms"]) == (250.0, 500.0)

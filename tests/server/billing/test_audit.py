@@ -68,6 +68,9 @@ NO_MONEY = {
     "holds.created_at_ms": "when it was made; nothing is priced by it",
     "holds.expires_at_ms": "of a hold that has ended, it decides nothing any more",
     "journal_positions.updated_at_ms": "when it was written",
+    "usage_events.load_ms": "what the request waited for; nothing is priced by it",
+    "usage_events.load_tier": "likewise",
+    "usage_events.queue_ms": "likewise",
     "signing_keys.key_id": "the key itself says it",
     "signing_keys.created_at_ms": "the order of a list",
     "price_versions.scope": "which version a request is priced by is decided when it is held, and "

@@ -22,6 +22,7 @@ from server.billing import holds as holding
 from server.billing import ledger
 from server.billing.ledger import PostResult
 from server.billing.rating import amount_nanousd
+from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import holds, incidents, journal_positions, usage_events
 from server.database.clock import database_now_ms
 from server.database.database import DEFAULT_FILE, Database
@@ -90,6 +91,17 @@ def test_an_end_record_becomes_a_usage_event_and_posts_its_hold(database):
     posted = dataclasses.replace(hold, state="posted", resolved_at_ms=NOW_MS + 1000)
     assert hold_of(database) == posted
     assert database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 4
+
+
+def test_an_event_says_what_its_request_waited_for_and_its_receipt_does_not(database):
+    price = make_price(database)
+    insert_holds(database, make_hold(price), make_hold(price, "r2"))
+    waited = make_end(4, load_s=0.2504, load_tier="disk", queue_s=0.0)
+    post(database, waited, make_end(5, "r2"))
+    waits = [(e.load_ms, e.load_tier, e.queue_ms) for e in events_of(database)]
+    assert waits == [(250, "disk", 0), (None, None, None)], "the second is of an older release"
+    receipts = database.read_sync(lambda c: list(iterate_receipts(c, select_receipts())))
+    assert not {"load_ms", "load_tier", "queue_ms"} & set(receipts[0])
 
 
 def test_the_same_records_again_change_nothing(database):
