@@ -72,9 +72,7 @@ from server.launch.settings import Settings
 from server.limits.epochs import Epochs
 from server.limits.inflow import Inflow
 from server.limits.memory import MemoryLimiter
-from server.limits.redis_states import RedisStates
 from server.limits.rules import SEAT_SLACK_S, Limiter
-from server.limits.shared import SharedLimiter
 from server.pool.base_files import BaseEntry
 from server.pool.files import numbered
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
@@ -255,6 +253,10 @@ def _limiter(
     """The limiter of one gateway, or the one that all gateways with the same Redis share."""
     if settings.redis_url is None:
         return MemoryLimiter(path=settings.data_dir / "limits.json", note_refusal=refusals.note)
+    # Its library takes memory and 0.3 s, and imports OpenTelemetry where that is installed.
+    from server.limits.redis_states import RedisStates
+    from server.limits.shared import SharedLimiter
+
     # The name is the same for all gateways of an installation, and differs between installations.
     name = hashlib.sha256(pepper.encode()).hexdigest()[:16]
     return SharedLimiter(

@@ -93,6 +93,8 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
         redoc_url=None,
         # A redirect would lead wherever the Host header says.
         redirect_slashes=False,
+        # FastAPI's own spans and logs, which hold messages of exceptions, and so what clients sent.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.gateway = gateway
     tenant, operator = [Depends(authenticate)], [Depends(require_admin)]

@@ -1,5 +1,5 @@
 """Where a request's time went: its spans, and their export to OpenTelemetry.
 
 Spans hold ids and figures, and never text of a prompt or an answer. Only `otlp` imports
-OpenTelemetry's library, and only `server.assembly` imports `otlp`, where traces are asked for.
+OpenTelemetry's SDK, and only `server.assembly` imports `otlp`, where traces are asked for.
 """

@@ -35,8 +35,8 @@ _NAMES = {
 }
 """Attributes by the names of notes; what the conventions have no word for is `chorale.NOTE`."""
 
-_MAX_SPANS = 8192
-"""Ended spans that may wait for the collector, 10 MB of them; more are dropped."""
+MAX_SPANS = 8192
+"""Spans that may wait for the collector, NN MB of them."""
 _BATCH_SPANS = 512
 _CLOSE_S = 5.0
 """Time for the last spans when the gateway stops."""
@@ -47,10 +47,17 @@ class OtlpTracer:
 
     endpoint: base URL of a collector.   sample_ratio: share of the requests without a caller's
     decision that are traced.   instance: name of this gateway among all that report there.
+    max_spans: ended spans that may wait; more are dropped.   delay_s: longest time that they wait.
     """
 
     def __init__(
-        self, endpoint: str, sample_ratio: float, instance: str, *, delay_s: float = 5.0
+        self,
+        endpoint: str,
+        sample_ratio: float,
+        instance: str,
+        *,
+        max_spans: int = MAX_SPANS,
+        delay_s: float = 5.0,
     ) -> None:
         self._exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces")
         about = {
@@ -65,9 +72,9 @@ class OtlpTracer:
         self._provider.add_span_processor(
             BatchSpanProcessor(
                 self._exporter,
-                max_queue_size=_MAX_SPANS,
+                max_queue_size=max_spans,
                 schedule_delay_millis=delay_s * 1000,
-                max_export_batch_size=_BATCH_SPANS,
+                max_export_batch_size=min(_BATCH_SPANS, max_spans),
             )
         )
         self._tracer = self._provider.get_tracer("chorale", VERSION)

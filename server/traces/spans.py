@@ -102,6 +102,23 @@ async def _run(span: Span, work: Coroutine[Any, Any, T]) -> T:
         _within.reset(token)
 
 
+def add_parts(*parts: tuple[str, float | None, dict[str, object]]) -> None:
+    """Add spans to the one that this is called in; they follow one another, and the last ends now.
+
+    parts: name, seconds, and notes of each; None for one that was not.
+    """
+    within = _within.get()
+    if within is None:
+        return
+    ended_at = time.monotonic()
+    for name, seconds, notes in reversed(parts):
+        if seconds is not None:
+            # The engine has clocks of its own: what it says must fit in what was seen of it.
+            began_at = max(within.began_at, ended_at - seconds)
+            within.parts.append(Span(name, within, began_at, ended_at, notes=notes))
+            ended_at = began_at
+
+
 def note(**notes: object) -> None:
     """Note ids and figures of the request, or of the attempt at it, that this task serves."""
     span = _within.get()
