@@ -35,10 +35,10 @@ _NAMES = {
 }
 """Attributes by the names of notes; what the conventions have no word for is `chorale.NOTE`."""
 
-MAX_SPANS = 8192
-"""Spans that may wait for the collector, NN MB of them."""
+MAX_SPANS = 4096
+"""Spans that may wait for the collector: 11 MB, the spans of 340 requests."""
 _BATCH_SPANS = 512
-_CLOSE_S = 5.0
+_CLOSE_S = 3.0
 """Time for the last spans when the gateway stops."""
 
 

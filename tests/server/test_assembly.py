@@ -144,7 +144,8 @@ def refused_start(tmp_path_factory: pytest.TempPathFactory) -> subprocess.Comple
     config = data_dir / "gateway.json"
     config.write_text(json.dumps({"settings": settings}))
     command = [sys.executable, "-X", "importtime", "-m", "server", str(config)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    env = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}  # is no setting
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
 
 
 def test_a_gateway_on_a_database_of_a_newer_release_says_so_and_is_not_restarted(

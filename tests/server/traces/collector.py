@@ -45,7 +45,7 @@ class Exported:
 
 @dataclass
 class Collector:
-    """What was posted to it.   may_answer: while it is not set, senders wait."""
+    """Requests that were posted to a collector.   may_answer: while it is not set, senders wait."""
 
     url: str = ""
     bodies: list[bytes] = field(default_factory=list)
