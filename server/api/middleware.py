@@ -58,7 +58,7 @@ class Edge:
         routed: FastAPI,
         metrics: Metrics,
         write_line: WriteLine,
-        tracer: Tracer | None = None,
+        tracer: Tracer | None,
     ):
         self._app = app
         self._routed = routed
