@@ -181,7 +181,8 @@ def test_an_engine_that_says_more_than_was_seen_of_it_still_nests(traced: Traced
 def test_a_routes_attempts_are_spans_within_its_requests(traced: Traced) -> None:
     set_route(traced.user, "fall", FALLBACK)
     give(traced.user, small=fail(EngineDeadError("it died")))
-    assert ask(traced.user, "fall", stream=True).status_code == 200
+    # With so many answers the attempt has begun to answer long before its last token.
+    assert ask(traced.user, "fall", stream=True, n=8).status_code == 200
     root = traced.root()
     assert (root.name, root.is_error, root.names) == ("chat fall", False, ["attempt", "attempt"])
     assert root.attributes["chorale.attempts"] == 2
@@ -195,7 +196,7 @@ def test_a_routes_attempts_are_spans_within_its_requests(traced: Traced) -> None
         assert attempt.ended_ns >= attempt.part("engine").ended_ns
     assert (first.is_error, first.attributes["error.type"]) == (True, "engine_unavailable")
     assert first.part("engine").names == []
-    assert (second.is_error, second.attributes["gen_ai.usage.output_tokens"]) == (False, 2)
+    assert (second.is_error, second.attributes["gen_ai.usage.output_tokens"]) == (False, 16)
     assert second.part("engine").names == ["load", "queue", "prefill", "decode"]
 
 
