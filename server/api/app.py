@@ -259,7 +259,7 @@ def _render_as(to_api_error: Callable[[Any], ApiError]) -> Callable[..., JSONRes
 
 
 def _render(error: ApiError) -> JSONResponse:
-    spans.note_error(errors.name_of(error))
+    spans.note_error(error.code)
     return JSONResponse(errors.error_body(error), error.status, headers=error.headers)
 
 

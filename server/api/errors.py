@@ -49,11 +49,6 @@ def error_body(error: ApiError) -> JsonObject:
     }
 
 
-def name_of(error: ApiError) -> str:
-    """The error's code, or its status if it has none."""
-    return error.code or str(error.status)
-
-
 # ---- the caller's fault ----
 
 

@@ -37,8 +37,11 @@ _HEADERS = {
 _PROBES = ("/health", "/metrics", "/ready")
 """Routes that machines ask all the time; lines about them are for debugging, but for changes."""
 
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion"}
-"""Paths of the requests that are traced, and what OpenTelemetry calls them."""
+_OPERATIONS = {
+    ("POST", "/v1/chat/completions"): "chat",
+    ("POST", "/v1/completions"): "text_completion",
+}
+"""Requests that are traced, and what OpenTelemetry calls them."""
 _NOTED = ("request_id", "tenant_id", "key_id", "method", "route", "status", "attempts")
 """Fields of a request's log line that its trace has as well."""
 
@@ -73,7 +76,8 @@ class Edge:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, send, self._metrics)
-        span = self._begin_span(scope) if self._tracer else None
+        operation = self._tracer and _OPERATIONS.get((scope["method"], scope["path"]))
+        span = spans.begin(operation) if operation else None
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # answered as a GET; the server drops the body
         try:
@@ -96,14 +100,6 @@ class Edge:
             if self._tracer and span:
                 _end_span(span, line)
                 self._tracer.export(span, _headers(scope))
-
-    def _begin_span(self, scope: Scope) -> Span | None:
-        operation = _OPERATIONS.get(scope["path"])
-        if operation is None or scope["method"] != "POST":
-            return None
-        span = spans.begin(operation)
-        span.notes["operation"] = operation
-        return span
 
     def _level_of_probe(self, route: str, is_well: bool) -> str:
         """The level of a probe's line, which is debug unless it says that readiness has changed."""
@@ -227,6 +223,6 @@ def _client_request_id(scope: Scope) -> bytes | None:
 
 
 async def _answer(error: errors.ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    spans.note_error(errors.name_of(error))
+    spans.note_error(error.code)
     response = JSONResponse(errors.error_body(error), error.status, headers=error.headers)
     await response(scope, receive, send)

@@ -63,7 +63,7 @@ class Rendering:
             await self._follow(outputs, self._events(write).take)
         except Fault as fault:
             error = from_fault(fault)
-            spans.note_error(errors.name_of(error))
+            spans.note_error(error.code or error.type)
             write(self.padding.last(answers.event(errors.error_body(error))))
 
     async def _follow(self, outputs: OutputStream, take: Take) -> None:

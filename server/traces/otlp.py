@@ -21,7 +21,6 @@ _CONVENTIONS = "0.1.0"
 names is stable yet.
 """
 _NAMES = {
-    "operation": "gen_ai.operation.name",
     "request_model": "gen_ai.request.model",
     "response_model": "gen_ai.response.model",
     "response_id": "gen_ai.response.id",
@@ -116,7 +115,7 @@ def _attributes(span: Span) -> dict[str, object]:
     known = {name: value for name, value in span.notes.items() if value is not None}
     attributes = {_NAMES.get(name, f"chorale.{name}"): known[name] for name in known}
     if span.parent is None:
-        attributes["gen_ai.provider.name"] = "chorale"
+        attributes |= {"gen_ai.operation.name": span.name, "gen_ai.provider.name": "chorale"}
     if span.error is not None:
         attributes["error.type"] = span.error
     return attributes

@@ -128,8 +128,8 @@ def note(**notes: object) -> None:
         span.notes.update(notes)
 
 
-def note_error(code: str) -> None:
-    """Note the error that the client gets, by its code."""
+def note_error(code: str | None) -> None:
+    """Note the error that the client gets, by its code if it has one."""
     span = _within.get()
     if span is not None:
         span.error = code
