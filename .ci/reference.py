@@ -68,7 +68,8 @@ def main(arguments: Sequence[str], folder: Path = FOLDER) -> int:
 
 def make_app() -> FastAPI:
     """The application with all its routes, around a gateway that cannot answer any request."""
-    gateway: Any = SimpleNamespace(settings=SimpleNamespace(cors_origins=()), metrics=None)
+    settings = SimpleNamespace(cors_origins=())
+    gateway: Any = SimpleNamespace(settings=settings, metrics=None, tracer=None)
     return create_app(gateway)
 
 

@@ -73,13 +73,12 @@ from server.launch.settings import Settings
 from server.limits.epochs import Epochs
 from server.limits.inflow import Inflow
 from server.limits.memory import MemoryLimiter
-from server.limits.redis_states import RedisStates
 from server.limits.rules import SEAT_SLACK_S, Limiter
-from server.limits.shared import SharedLimiter
 from server.pool.base_files import BaseEntry
 from server.pool.files import numbered
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
 from server.pool.keys import PoolKeys
+from server.traces.spans import Tracer
 from server.webhooks.delivery import INTERVAL_S as WEBHOOKS_INTERVAL_S
 from server.webhooks.delivery import WebhookDelivery
 from server.webhooks.sender import HttpSender
@@ -184,6 +183,7 @@ def assemble(
             if settings.gateways > 1
             else None
         ),
+        tracer=_tracer(settings, number),
     )
 
 
@@ -256,6 +256,10 @@ def _limiter(
     """The limiter of one gateway, or the one that all gateways with the same Redis share."""
     if settings.redis_url is None:
         return MemoryLimiter(path=settings.data_dir / "limits.json", note_refusal=refusals.note)
+    # Its library takes memory and 0.3 s, and imports OpenTelemetry where that is installed.
+    from server.limits.redis_states import RedisStates
+    from server.limits.shared import SharedLimiter
+
     # The name is the same for all gateways of an installation, and differs between installations.
     name = hashlib.sha256(pepper.encode()).hexdigest()[:16]
     return SharedLimiter(
@@ -265,6 +269,16 @@ def _limiter(
         max_lifetime_ms=int((settings.request_timeout_s + SEAT_SLACK_S) * 1000),
         note_refusal=refusals.note,
     )
+
+
+def _tracer(settings: Settings, number: int) -> Tracer | None:
+    if settings.otlp_endpoint is None:
+        return None
+    # An extra, whose import takes memory and 0.3 s.
+    from server.traces.otlp import OtlpTracer
+
+    instance = f"{socket.gethostname()}/{numbered('gateway', number)}"
+    return OtlpTracer(settings.otlp_endpoint, settings.trace_sample_ratio, instance)
 
 
 def _emptied(folder: Path) -> Path:

@@ -126,7 +126,7 @@ class Sessions:
 
 
 def csrf_token(token: str) -> str:
-    """What a request of a session has in a header, so that no page of another site can make one."""
+    """The header of a session's requests, which no page of another site can know."""
     return hmac.new(token.encode(), b"csrf", "sha256").hexdigest()
 
 

@@ -65,6 +65,7 @@ from server.billing.receipts.signing_keys import record_key
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
 from server.inference.bases import Bases
+from server.traces import spans
 from server.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,8 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
         redoc_url=None,
         # A redirect would lead wherever the Host header says.
         redirect_slashes=False,
+        # FastAPI's own spans and logs, which hold messages of exceptions, and so what clients sent.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.gateway = gateway
     tenant, operator = [Depends(authenticate)], [Depends(require_admin)]
@@ -123,7 +126,9 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
             CORSMiddleware, allow_origins=origins, allow_methods=_METHODS, allow_headers=["*"],
             expose_headers=["*"],
         )  # fmt: skip
-    app.add_middleware(Edge, routed=app, metrics=gateway.metrics, write_line=write_line)
+    app.add_middleware(
+        Edge, routed=app, metrics=gateway.metrics, write_line=write_line, tracer=gateway.tracer
+    )
     return app
 
 
@@ -134,6 +139,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     database, follower = gateway.database, gateway.follower
     async with AsyncExitStack() as ends:
         ends.callback(database.close)
+        if gateway.tracer:
+            ends.push_async_callback(asyncio.to_thread, gateway.tracer.close)
         await database.write(lambda conn: ensure_price(conn, now_ms()))
         await database.write(lambda conn: record_key(conn, gateway.signer.public, now_ms()))
         await _adopt_events(database, gateway.signer)
@@ -252,6 +259,7 @@ def _render_as(to_api_error: Callable[[Any], ApiError]) -> Callable[..., JSONRes
 
 
 def _render(error: ApiError) -> JSONResponse:
+    spans.note_error(error.code)
     return JSONResponse(errors.error_body(error), error.status, headers=error.headers)
 
 

@@ -45,6 +45,7 @@ from server.limits.inflow import Inflow
 from server.limits.learned import LearnedTokens
 from server.limits.rules import Limiter
 from server.shapes.compiled import CompiledGrammars
+from server.traces.spans import Tracer
 from server.webhooks.urls import UrlRules
 
 
@@ -94,6 +95,8 @@ class Gateway:
     bodies: Inflow
     # The other gateways of this machine, if there are any.
     neighbours: Neighbours | None = None
+    # The export of traces, if an endpoint is set.
+    tracer: Tracer | None = None
     encoders: Encoders = field(default_factory=Encoders)
     learned_tokens: LearnedTokens = field(default_factory=LearnedTokens)
 

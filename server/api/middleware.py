@@ -20,6 +20,8 @@ from server.api import errors
 from server.api.metrics import Metrics
 from server.logs import begin_notes, note
 from server.text.json_object import JsonObject
+from server.traces import spans
+from server.traces.spans import Span, Tracer
 
 MAX_CLIENT_REQUEST_ID_BYTES = 512
 
@@ -35,6 +37,14 @@ _HEADERS = {
 _PROBES = ("/health", "/metrics", "/ready")
 """Routes that machines ask all the time; lines about them are for debugging, but for changes."""
 
+_OPERATIONS = {
+    ("POST", "/v1/chat/completions"): "chat",
+    ("POST", "/v1/completions"): "text_completion",
+}
+"""Requests that are traced, and what OpenTelemetry calls them."""
+_NOTED = ("request_id", "tenant_id", "key_id", "method", "route", "status", "attempts")
+"""Fields of a request's log line that its trace has as well."""
+
 WriteLine = Callable[[Mapping[str, Any]], None]
 
 
@@ -42,13 +52,22 @@ class Edge:
     """The outermost middleware of the gateway's own.
 
     write_line: takes the log line of a request when its answer has ended (see server.logs).
+    tracer: exports the spans of inference requests; None where there are no traces.
     """
 
-    def __init__(self, app: ASGIApp, routed: FastAPI, metrics: Metrics, write_line: WriteLine):
+    def __init__(
+        self,
+        app: ASGIApp,
+        routed: FastAPI,
+        metrics: Metrics,
+        write_line: WriteLine,
+        tracer: Tracer | None,
+    ):
         self._app = app
         self._routed = routed
         self._metrics = metrics
         self._write_line = write_line
+        self._tracer = tracer
         self._templates: dict[Any, str] = {}
         self._was_ready: bool | None = None
 
@@ -57,6 +76,8 @@ class Edge:
             await self._app(scope, receive, send)
             return
         exchange = _Exchange(scope, send, self._metrics)
+        operation = self._tracer and _OPERATIONS.get((scope["method"], scope["path"]))
+        span = spans.begin(operation) if operation else None
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}  # answered as a GET; the server drops the body
         try:
@@ -67,6 +88,7 @@ class Edge:
         except (Exception, asyncio.CancelledError) as error:
             # A fault of the server: the client is not told its cause, the log gets its trace.
             note(trace=trace_of(error))
+            spans.note_error(type(error).__name__)
             if exchange.status is not None or _is_cancelled():
                 raise  # the answer has begun, or nobody waits for it: the connection is closed
             await _answer(errors.internal_error(), scope, receive, exchange.send)
@@ -75,6 +97,9 @@ class Edge:
             if line["route"] in _PROBES and line["status"] in (200, 503):
                 line["level"] = self._level_of_probe(line["route"], line["status"] == 200)
             self._write_line(line)
+            if self._tracer and span:
+                _end_span(span, line)
+                self._tracer.export(span, _headers(scope))
 
     def _level_of_probe(self, route: str, is_well: bool) -> str:
         """The level of a probe's line, which is debug unless it says that readiness has changed."""
@@ -157,6 +182,19 @@ def _level(status: int | None) -> str:
     return "info" if is_well else "warning"
 
 
+def _end_span(span: Span, line: JsonObject) -> None:
+    """End the span of a request, with what its log line says."""
+    span.notes.update({name: line.get(name) for name in _NOTED})
+    status = line["status"]
+    if span.error is None and status is not None and status >= 400:
+        span.error = str(status)
+    span.end()
+
+
+def _headers(scope: Scope) -> dict[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
 def _refusal(scope: Scope) -> errors.ApiError | None:
     """The error for a request that no endpoint gets."""
     if "\0" in scope["path"] or b"%00" in scope["query_string"]:
@@ -185,5 +223,6 @@ def _client_request_id(scope: Scope) -> bytes | None:
 
 
 async def _answer(error: errors.ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    spans.note_error(error.code)
     response = JSONResponse(errors.error_body(error), error.status, headers=error.headers)
     await response(scope, receive, send)

@@ -21,6 +21,7 @@ from server.text.json_object import JsonObject
 from server.text.tokenizer import Detokenizer
 from server.tools.grammar import AnswerForm
 from server.tools.parser import AnswerParser
+from server.traces import spans
 
 Asked = ChatRequest | CompletionRequest
 
@@ -61,7 +62,9 @@ class Rendering:
         try:
             await self._follow(outputs, self._events(write).take)
         except Fault as fault:
-            write(self.padding.last(answers.event(errors.error_body(from_fault(fault)))))
+            error = from_fault(fault)
+            spans.note_error(error.code or error.type)
+            write(self.padding.last(answers.event(errors.error_body(error))))
 
     async def _follow(self, outputs: OutputStream, take: Take) -> None:
         async with self.generation.unpaid_if_broken(self.admitted), aclosing(outputs):
@@ -82,13 +85,15 @@ class Rendering:
         )
 
     def _answer(self) -> Answer:
-        return Answer.of(
+        answer = Answer.of(
             self.admitted.message.request_id,
             self.asked.model,
             isinstance(self.asked, ChatRequest),
             self.admitted.base.model.base_revision,
             self.asked.served_tier,
         )
+        spans.note(response_id=answer.id, response_model=answer.model)
+        return answer
 
     def _choices(self) -> list[Choice]:
         """A Choice for each answer: n for the first prompt, then n for the next."""

@@ -33,6 +33,7 @@ from server.inference.output_stream import OutputStream
 from server.inference.route import Route, RouteModel
 from server.limits.rules import RateLimited
 from server.pool.running import Parent
+from server.traces import spans
 
 T = TypeVar("T")
 Wait = Callable[[Coroutine[Any, Any, T]], Awaitable[T | None]]
@@ -88,6 +89,7 @@ class Routed:
         Raises the error of the last attempt if none gave an answer: Fault, RateLimited,
         RegistryError, DatabaseError.
         """
+        spans.note(request_model=self.route.name)
         parent = self.parents[self.request_id] = Parent(self.identity.tenant_id)
         try:
             return await self._begin(wait, parent)
@@ -131,6 +133,7 @@ class Routed:
         is_cancelled = self.admitted is not None and self.admitted.running.is_cancelled
         return self.clock() < ends_at and not parent.is_cancelled and not is_cancelled
 
+    @spans.traced("attempt", takes_notes=True)
     async def _attempt(
         self, request: GenerationRequest, model: RouteModel, left_s: float, wait: Wait[Any]
     ) -> tuple[Begun, Outcome] | None:

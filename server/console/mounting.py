@@ -1,14 +1,24 @@
 """Puts the console's pages into the application."""
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
+from server.api import errors
 from server.console import rendering, request_log, sign_in, spend
+from server.console.page_route import PageRoute
 
-_PAGES = (rendering, sign_in, request_log, spend)
+_nowhere = APIRouter(route_class=PageRoute)
+
+_PAGES = (rendering.router, sign_in.router, request_log.router, spend.router, _nowhere)
 
 
 def mount(app: FastAPI) -> FastAPI:
     """Add the pages at `/console` to the gateway's application, and return it."""
-    for module in _PAGES:
-        app.include_router(module.router, prefix="/console", include_in_schema=False)
+    for router in _PAGES:
+        app.include_router(router, prefix="/console", include_in_schema=False)
     return app
+
+
+@_nowhere.get("/{path:path}")
+def nowhere(path: str) -> None:
+    """Say that there is no such page."""
+    raise errors.not_found(f"The console has no page {path[:64]!r}.", code="unknown_url")

@@ -88,7 +88,7 @@ def _origin_of_ours(request: Request) -> str:
 
 
 async def _destination(sessions: Sessions, token: str, onward: str) -> str:
-    """Where to go after signing in: onward, if the key may see it, else its first page."""
+    """The path to go to after signing in: onward, if the key may see it, else its first page."""
     if await sessions.is_operators(token):
         return onward if onward.startswith(_OPERATORS) else _OPERATORS
     if _is_local(onward) and not onward.startswith(_OPERATORS):

@@ -61,7 +61,7 @@ class Days(BaseModel):
 
 
 class SpendQuery(Days):
-    """What is asked for.   model, key: "" for all."""
+    """A selection of usage.   model, key: "" for all."""
 
     model: Name = ""
     key: Name = ""
@@ -179,7 +179,7 @@ def _total(sums: list[UsageSum]) -> UsageSum:
 
 
 def _plot(days: list[UsageSum], start_ms: int, end_ms: int) -> dict[str, Any]:
-    """What `plot.js` draws: dollars by day, 0 on days without usage."""
+    """The plot that `plot.js` draws: dollars by day, 0 on days without usage."""
     by_day = {it.at_ms: it.amount_nanousd / 1e9 for it in days}
     starts = range(start_ms, min(end_ms, now_ms() + 1), DAY_MS)
     values = [by_day.get(start, 0) for start in starts]

@@ -1,4 +1,4 @@
-"""Who looks at a page: the dependencies of pages, which read the session's cookie."""
+"""The viewers of pages: dependencies that read the session's cookie."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -14,7 +14,7 @@ from server.api.deps import SESSION_COOKIE, SessionsDep, show_identity, show_ope
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who looks at a page.
+    """The person who looks at a page.
 
     csrf: what requests of the page send in a header.   identity: None for the operator.
     """

@@ -49,6 +49,7 @@ from server.shapes.compiled import CompiledGrammars
 from server.tools.dialect import Dialect
 from server.tools.grammar import AnswerForm
 from server.tools.response_template import PLAIN
+from server.traces import spans
 
 _GRAMMAR_COST = 10
 """Bytes of prompts that are tokenized in the time of one byte of a schema, if it compiles slowly:
@@ -112,6 +113,7 @@ class Admission:
     learned_tokens: LearnedTokens
     timeouts: Timeouts
 
+    @spans.traced("admission")
     async def admit(
         self, identity: Identity, request: GenerationRequest, request_id: str
     ) -> Admitted:
@@ -120,8 +122,7 @@ class Admission:
         self.drain.check()
         resolved = await self._resolve(identity, request, request_id)
         base = resolved.base
-        adapter_id = resolved.adapter.adapter_id if resolved.adapter else None
-        logs.note(model=base.model_id, adapter=adapter_id)
+        _tell(request, request_id, resolved)
         with _visit(base):
             await _wake(base, identity.tenant_id)
             base.load.check(identity, request.priority, request.num_answers)
@@ -142,6 +143,7 @@ class Admission:
 
     # ---- the steps, in order ----
 
+    @spans.traced("names")
     async def _resolve(
         self, identity: Identity, request: GenerationRequest, request_id: str
     ) -> _Resolved:
@@ -168,6 +170,7 @@ class Admission:
 
         return await self.database.read(read)
 
+    @spans.traced("tokenize")
     async def _prepare(
         self,
         identity: Identity,
@@ -298,6 +301,7 @@ class Admission:
                 return message, grant
         raise errors.overloaded()
 
+    @spans.traced("limits")
     async def _charge(
         self, request_id: str, limits: Sequence[Limit], tokens: int, begun: Grant | None
     ) -> Grant:
@@ -358,6 +362,7 @@ class Admission:
             adapter_digest=adapter.digest if adapter else None,
         )
 
+    @spans.traced("hold")
     async def _write_hold(
         self, identity: Identity, hold: Hold, price: Price, message: AddRequest, grant: Grant
     ) -> int:
@@ -391,6 +396,19 @@ class Admission:
         return lease
 
 
+def _tell(request: GenerationRequest, request_id: str, resolved: _Resolved) -> None:
+    """Tell the log and the trace which model it is, now that its name is known to be one."""
+    base, adapter = resolved.base.model_id, resolved.adapter
+    logs.note(model=base, adapter=adapter.adapter_id if adapter else None)
+    spans.note(request_model=request.model, base_model=base, receipt_id=request_id)
+    if adapter:
+        spans.note(
+            adapter_id=adapter.adapter_id,
+            adapter_version=adapter.version,
+            adapter_digest=adapter.digest,
+        )
+
+
 @contextmanager
 def _visit(base: ServedBase) -> Iterator[None]:
     """Keep the base model's engines while a request is decided on. Raises Unavailable."""
@@ -401,6 +419,7 @@ def _visit(base: ServedBase) -> Iterator[None]:
         raise errors.model_drained(base.model_id) from None
 
 
+@spans.traced("wake")
 async def _wake(base: ServedBase, tenant_id: str) -> None:
     """Wait for a base model that sleeps. Raises Unavailable and Overloaded, with a Retry-After."""
     try:

@@ -28,6 +28,7 @@ from server.inference.progress import Progress
 from server.limits.learned import LearnedTokens
 from server.limits.rules import Limiter
 from server.pool.quarantine import Quarantined
+from server.traces import spans
 
 _MAX_MOVES = 2
 """How often a request may move to another engine because its own was found dead."""
@@ -55,6 +56,7 @@ class Generation:
         """Begin to run an admitted request; its outputs end with a Fault if it fails."""
         return OutputStream(lambda take: self._run(admitted, take))
 
+    @spans.traced("engine")
     async def _run(self, admitted: Admitted, take: Take) -> None:
         """Run a request to its end. Cancelling this aborts it. Raises Fault, what `take` raises."""
         message = admitted.message

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from statistics import median
 
 from engine.delivery import Take
-from engine.messages import RequestOutput
+from engine.messages import RequestOutput, Timings
 from server import logs
 from server.inference import outcomes
 from server.inference.admission import Admitted
+from server.traces import spans
 
 _MAX_GAPS = 512
 
@@ -29,6 +30,7 @@ class Progress:
         self._take = take
         self._on_first_token = on_first_token
         self._has_failed = False
+        self._finish_reasons: dict[int, str] = {}
         self._waited_s: float | None = None
         # The times between the tokens of an answer: the latest of all answers together.
         self._gaps_s: deque[float] = deque(maxlen=_MAX_GAPS)
@@ -45,24 +47,34 @@ class Progress:
             self._last_at[index] = now
         if output.finish_reason is not None:
             self._check(output)
+            self._finish_reasons[index] = output.finish_reason
         if index not in self._begun and not output.is_of_prompt:
             self._begin(index)
         self._take(output)
 
     def tell(self) -> None:
-        """Add the figures to the request's line in the log."""
+        """Add the figures to the request's line in the log, and to its spans."""
         gap_s = median(self._gaps_s) if self._gaps_s else None
         logs.note(ttft_ms=_ms(self._waited_s), itl_ms_p50=_ms(gap_s))
+        spans.note(engine=self._admitted.running.engine)
         last = self.last
         if last is None or not last.is_last:
             return
         if timings := last.timings:
             logs.note(load_ms=_ms(timings.load_s), queue_ms=_ms(timings.queue_s))
+            _add_spans(timings)
+        spans.note(stop_cause=last.stop_cause)
         if self._has_failed:
             logs.note(stop_cause=last.stop_cause)
         else:
             logs.note(
                 prompt_tokens=last.num_prompt_tokens, completion_tokens=last.num_completion_tokens
+            )
+            spans.note(
+                input_tokens=last.num_prompt_tokens,
+                cached_tokens=last.num_cached_tokens,
+                output_tokens=last.num_completion_tokens,
+                finish_reasons=[reason for _, reason in sorted(self._finish_reasons.items())],
             )
 
     def _check(self, output: RequestOutput) -> None:
@@ -83,6 +95,16 @@ class Progress:
             self._waited_s = time.monotonic() - self._admitted.arrived_at
             self._on_first_token(self._admitted, self._waited_s)
         self._admitted.base.load.begin(running, index)
+
+
+def _add_spans(timings: Timings) -> None:
+    """Add a span for each stretch of the engine's work, up to the last output, which came now."""
+    spans.add_parts(
+        ("load", timings.load_s, {"load_tier": timings.load_tier}),
+        ("queue", timings.queue_s, {}),
+        ("prefill", timings.prefill_s, {}),
+        ("decode", timings.decode_s, {}),
+    )
 
 
 def _ms(seconds: float | None) -> float | None:

@@ -17,7 +17,7 @@ STORE_CREDENTIALS = ("AWS_",)
 CLUSTER = ("RAY_",)
 _FIRST_BEAT_S = 300.0
 """Longest time from a start to the first beat: imports come first, from a disk that may be slow."""
-GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_")
+GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_", "OTEL_")
 
 
 def fetcher_child(

@@ -5,6 +5,7 @@ ServeError
 ├── ModelNotServed        the model exists, but cannot be served with these settings
 ├── TooFewGpus            fewer GPUs are free on the machine than the engines need
 ├── RayMissing            engines are to run on a Ray cluster, and the package ray is not installed
+├── OtelMissing           requests are to be traced, and OpenTelemetry's packages are not installed
 ├── AddressInUse          another process listens on the address
 └── DataDirTooLong        the path is too long for the Unix sockets in the data directory
 """
@@ -38,6 +39,13 @@ class TooFewGpus(ServeError):
 class RayMissing(ServeError):
     def __init__(self) -> None:
         super().__init__("--ray needs the package of that name: pip install 'chorale-llm[ray]'.")
+
+
+class OtelMissing(ServeError):
+    def __init__(self) -> None:
+        super().__init__(
+            "otlp_endpoint needs OpenTelemetry's packages: pip install 'chorale-llm[otel]'."
+        )
 
 
 class AddressInUse(ServeError):

@@ -10,10 +10,11 @@ There is one head at most; each base model has its own fetcher and engines
 (`server.launch.bases`), and all have the same gateways (`server.launch.gateways`).
 """
 
+import importlib
 import socket
 
 from server.launch.bases import BasePlan, Place
-from server.launch.errors import AddressInUse
+from server.launch.errors import AddressInUse, OtelMissing
 from server.launch.gateways import Gateways
 from server.launch.homes import Home
 from server.launch.local_engines import ThisMachine
@@ -52,6 +53,8 @@ def prepare(
     settings: as `resolve_settings` returns them.   engine_module, gateway_module: tests replace
     them. Raises ServeError, SecretError.
     """
+    if settings.otlp_endpoint is not None:
+        _check_otel()
     data_dir = settings.data_dir
     secrets = Secrets.load(data_dir, may_make=not _shares(settings))
     place: Place
@@ -62,6 +65,14 @@ def prepare(
         place = cluster = RayCluster(settings, PoolKeys.of(secrets.pepper), engine_module)
         heads = cluster.heads
     return BasePlan(settings, place, heads, gateways=Gateways(settings, gateway_module))
+
+
+def _check_otel() -> None:
+    """Raise OtelMissing here, where the operator looks, and not in a gateway that dies of it."""
+    try:
+        importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    except ImportError:
+        raise OtelMissing from None
 
 
 def _shares(settings: Settings) -> bool:

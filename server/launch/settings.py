@@ -150,6 +150,12 @@ class Settings(ModelSettings):
     log_format: Literal["json", "text"] | None = None  # default: text on a terminal, else json
     # Least level of the gateway's log lines; debug adds those of probes and scrapes.
     log_level: Literal["debug", "info"] = "info"
+    # Base URL of a collector of OpenTelemetry, such as http://localhost:4318, which gets a trace of
+    # each inference request as OTLP over HTTP. It needs the extra otel. Unset, there are no traces.
+    otlp_endpoint: str | None = Field(None, pattern=r"^https?://[^\s/]")
+    # Share of the inference requests that are traced; a request whose caller sends a traceparent is
+    # traced if the caller's span is.
+    trace_sample_ratio: float = Field(1.0, ge=0, le=1)
 
     @field_validator("models", "cors_origins", "trusted_proxies", mode="before")
     @classmethod

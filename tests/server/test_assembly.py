@@ -134,16 +134,34 @@ def test_a_gateway_that_does_not_start_lets_go_of_what_it_had(tmp_path: Path) ->
     Database(settings.database_url, data_dir=tmp_path).close()
 
 
-def test_a_gateway_on_a_database_of_a_newer_release_says_so_and_is_not_restarted(
-    tmp_path: Path,
-) -> None:
-    with closing(Database(data_dir=tmp_path)) as database, database.begin() as conn:
+@pytest.fixture(scope="module")
+def refused_start(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """A gateway's process that was assembled, and ended at a database of a newer release."""
+    data_dir = tmp_path_factory.mktemp("newer")
+    with closing(Database(data_dir=data_dir)) as database, database.begin() as conn:
         conn.exec_driver_sql("CREATE TABLE alembic_version AS SELECT '9999' AS version_num")
-    settings = Settings(model=str(DEMO), data_dir=tmp_path).model_dump(mode="json")
-    config = tmp_path / "gateway.json"
+    settings = Settings(model=str(DEMO), data_dir=data_dir).model_dump(mode="json")
+    config = data_dir / "gateway.json"
     config.write_text(json.dumps({"settings": settings}))
-    command = [sys.executable, "-m", "server", str(config)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert "A newer release has migrated this database" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert ended.returncode == os.EX_CONFIG, "with which `chorale serve` ends, too"
+    command = [sys.executable, "-X", "importtime", "-m", "server", str(config)]
+    env = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}  # is no setting
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+
+
+def test_a_gateway_on_a_database_of_a_newer_release_says_so_and_is_not_restarted(
+    refused_start: subprocess.CompletedProcess[str],
+) -> None:
+    assert "A newer release has migrated this database" in refused_start.stderr
+    assert "Traceback" not in refused_start.stderr
+    assert refused_start.returncode == os.EX_CONFIG, "with which `chorale serve` ends, too"
+
+
+def test_a_gateway_without_redis_and_traces_imports_the_library_of_neither(
+    refused_start: subprocess.CompletedProcess[str],
+) -> None:
+    lines = refused_start.stderr.splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if "|" in line}
+    assert {"server.assembly", "server.traces.spans"} <= imported
+    # FastAPI imports the package opentelemetry.trace, which does nothing by itself.
+    for name in ("redis", "opentelemetry.sdk", "opentelemetry.exporter", "server.traces.otlp"):
+        assert name not in imported

@@ -55,11 +55,12 @@ from tests.server.in_process import ADMIN_KEY, InProcess, User
 METHODS = ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS")
 
 # The application lists its routes without a gateway.
+NO_GATEWAY: Any = SimpleNamespace(
+    metrics=None, tracer=None, settings=SimpleNamespace(cors_origins=())
+)
 ROUTES = sorted(
     f"{method} {route.path}"
-    for route in iter_route_contexts(
-        create_app(SimpleNamespace(metrics=None, settings=SimpleNamespace(cors_origins=()))).routes
-    )  # type: ignore[arg-type]
+    for route in iter_route_contexts(create_app(NO_GATEWAY).routes)
     for method in route.methods or ()
 )
 

@@ -123,7 +123,8 @@ def test_the_gateway_reads_back_its_settings_and_no_one_else_can(tmp_path, monke
 
 
 def test_each_process_gets_only_the_credentials_that_it_needs(tmp_path, monkeypatch):
-    names = ("AWS_SECRET_ACCESS_KEY", "CHORALE_ADMIN_KEY", "CHORALE_DATABASE_URL", "HF_TOKEN")
+    names = ("AWS_SECRET_ACCESS_KEY", "CHORALE_ADMIN_KEY", "CHORALE_DATABASE_URL", "HF_TOKEN",
+             "OTEL_EXPORTER_OTLP_HEADERS")  # fmt: skip
     for name in names:
         monkeypatch.setenv(name, "secret")
     names += give_secrets(monkeypatch)
