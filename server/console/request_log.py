@@ -23,7 +23,7 @@ _PAGE_SIZE = 50
 
 
 class LogQuery(Days):
-    """A selection of requests.   model, key, outcome: "" for all.   before: end of the page before."""
+    """A selection of requests.   model, key, outcome: "" for all.   before: the last page's end."""
 
     model: Name = ""
     key: Name = ""
