@@ -1,12 +1,9 @@
-"""`chorale top`: what the engines, base models and tenants do now, drawn again every few seconds.
+"""`chorale top`: what engines, base models and tenants do now, drawn again every few seconds."""
 
-`poll` asks the gateway, `view` computes the figures of two answers, and `draw` lays them out.
-"""
-
+import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +22,7 @@ from server.cli.connection import (
     Url,
     as_operator,
 )
-from server.cli.figures import Figures, read_figures
+from server.cli.figures import read_figures
 from server.cli.terminal import CommandFailed, show_json
 from server.cli.units import megabytes, moment
 from server.text.json_object import JsonObject
@@ -39,22 +36,19 @@ _RECENT_S = 300
 _MOST_TENANTS = 5
 _BAR = 20
 _ARENA = {"kv": "█", "prefix": "▓", "adapters": "▒", "free": "░"}
-# Columns of the engines' table, each with the least width of a terminal that has it.
-_COLUMNS = {
-    "engine": 0, "base": 100, "state": 0, "run": 0, "wait": 0, "batch": 90, "tok/s": 0,
-    "hits": 60, "arena": 75,
+_TIERS = ("device", "host", "disk")
+# Columns, each with the least width of a terminal that has it.
+_ENGINE = {
+    "name": 0, "base_model": 100, "state": 0, "running": 0, "waiting": 0, "batch_tokens": 120,
+    "tokens/s": 0, "prefix_hits": 66, "arena": 78,
 }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a gateway said at one moment.   at_s: by a clock that never jumps.   tenants: usage."""
-
-    at_s: float
-    engines: list[JsonObject]
-    models: list[JsonObject]
-    tenants: list[JsonObject]
-    figures: Figures
+_MODEL = dict.fromkeys(("name", "state", "engines", "requests_here"), 0)
+_TENANT = {
+    "tenant": 0, "num_requests": 0, "num_failed_requests": 80, "prompt_tokens": 60,
+    "completion_tokens": 0,
+}  # fmt: skip
+_ADAPTERS = dict.fromkeys(("adapters", *_TIERS), 0)
+_GATEWAY = ("settler lag", "audited at", "audit findings", "limits degraded", "engine deaths")
 
 
 def top(
@@ -66,38 +60,36 @@ def top(
 ) -> None:
     """Show what engines, base models and tenants do now, until Ctrl-C; --json shows it once.
 
-    arena: memory of running requests (█), of prompts kept for later ones (▓), of adapters (▒), and
-    free (░). hits: share of prompt tokens that the prefix cache had. Tenants: by tokens of requests
-    that ended in the last 5 minutes.
+    arena: KV of running requests (█), of prompts kept for later ones (▓), adapters (▒), free (░).
+    prefix_hits: share of prompt tokens that the prefix cache had. Tenants are those with the most
+    tokens in requests that ended in the last 5 minutes.
     """
     if not json and not sys.stdout.isatty():
         raise CommandFailed("There is no terminal to draw on; give --json.", exit_code=2)
     with as_operator(url, admin_key, data_dir, read_timeout_s=_READ_TIMEOUT_S) as client:
-
-        @cache
-        def name_of(tenant_id: str) -> str:
-            return str(client.request("GET", f"/admin/v1/tenants/{tenant_id}")["name"])
-
-        def ask() -> Snapshot:
-            return poll(client, name_of)
-
+        name_of = cache(lambda one: client.request("GET", f"/admin/v1/tenants/{one}")["name"])
         if json:
-            show_json(view(ask()))
+            show_json(poll(client, name_of))
             return
         console = Console()
         with Live(console=console, screen=True, auto_refresh=False) as live:
-            watch(ask, lambda it: live.update(draw(it, console.width), refresh=True), interval)
+            watch(
+                lambda: poll(client, name_of),
+                lambda *looks: live.update(draw(*looks, width=console.width), refresh=True),
+                lambda problem: live.update(Text(problem, style="red"), refresh=True),
+                lambda: time.sleep(interval),
+            )
 
 
 def watch(
-    ask: Callable[[], Snapshot],
-    show: Callable[[JsonObject | str], None],
-    interval_s: float,
-    wait: Callable[[float], None] = time.sleep,
+    ask: Callable[[], JsonObject],
+    show: Callable[[JsonObject, JsonObject | None], None],
+    say: Callable[[str], None],
+    wait: Callable[[], None],
 ) -> None:
-    """Show the figures again and again until Ctrl-C, or a sentence while nobody answers.
+    """Show each look beside the one before it until Ctrl-C, or say that nobody answers.
 
-    Raises ApiRefused if the key is refused.
+    Raises ClientError if asking again is in vain, as with a wrong key.
     """
     from server.client.http import ClientError
 
@@ -106,144 +98,114 @@ def watch(
         while True:
             try:
                 now = ask()
-                show(view(now, before))
+                show(now, before)
                 before = now
             except ClientError as error:
                 if not error.is_passing:
                     raise
-                show(f"{error} It is asked again every {interval_s:g} s.")
-            wait(interval_s)
+                say(f"{error} It will be asked again.")
+            wait()
     except KeyboardInterrupt:
         return
 
 
-def poll(client: "Client", name_of: Callable[[str], str]) -> Snapshot:
-    """Ask the gateway.   name_of: the name of a tenant by its id. Raises ClientError."""
-    recent = {"start": str(int(time.time()) - _RECENT_S), "group_by": "tenant"}
-    usage = client.request("GET", "/admin/v1/usage", params=recent)["data"]
-    most = sorted(usage, key=_num_tokens, reverse=True)[:_MOST_TENANTS]
-    return Snapshot(
-        at_s=time.monotonic(),
-        engines=client.request("GET", "/admin/v1/engines")["data"],
-        models=client.request("GET", "/admin/v1/models")["data"],
-        tenants=[{**it, "tenant": name_of(it["tenant"])} for it in most],
-        figures=read_figures(b"".join(client.download("/metrics", {})).decode()),
-    )
+def poll(client: "Client", name_of: Callable[[str], str]) -> JsonObject:
+    """One look at the gateway.   name_of: name of a tenant by its id. Raises ClientError."""
 
-
-def view(now: Snapshot, before: Snapshot | None = None) -> JsonObject:
-    """The figures of a snapshot; rates are None without one before it."""
-    earlier = {(it["engine_id"], it["starts"]): it for it in (before.engines if before else ())}
-    past_s = now.at_s - before.at_s if before else 0.0
-    tenant = ("tenant", "num_requests", "num_failed_requests", "prompt_tokens", "completion_tokens")
-    gateway = {
-        "settler_lag_records": now.figures.get("settler lag"),
-        "unsettled_records": now.figures.get("unsettled"),
-        "last_audit_at": now.figures.get("audited at"),
-        "audit_findings": now.figures.get("audit findings", sum),
-        "limits_degraded": now.figures.get("limits degraded"),
-        "engine_deaths": now.figures.get("engine deaths", sum),
-    }
-    return {
-        "engines": [
-            _engine(it, earlier.get((it["engine_id"], it["starts"])), past_s) for it in now.engines
-        ],
-        "models": [
-            {name: it[name] for name in ("name", "state", "engines", "requests_here")}
-            for it in now.models
-        ],
-        "tenants": [{name: it[name] for name in tenant} for it in now.tenants],
-        "gateway": gateway,
-    }
-
-
-def draw(it: JsonObject | str, width: int) -> RenderableType:
-    """Lay the figures of `view` out, or a sentence.   width: of the terminal, in characters."""
-    if isinstance(it, str):
-        return Text(it, style="red")
-    columns = [name for name, least in _COLUMNS.items() if width >= least]
-    tiers = ("device", "host", "disk")
-    in_tiers = [
-        {"adapters": one["name"], **{name: megabytes(one["tiers"].get(name, 0)) for name in tiers}}
-        for one in it["engines"]
-    ]
-    tenants = [
-        {"tenant": one["tenant"], "ended": one["num_requests"], "failed": one["num_failed_requests"],
-         "tokens": _num_tokens(one)}
-        for one in it["tenants"]
-    ]  # fmt: skip
-    models = [
-        {**one, "model": one["name"], "running": one["requests_here"]} for one in it["models"]
-    ]
-    return Group(
-        _table(columns, map(_row, it["engines"])),
-        _table(("model", "state", "engines", "running"), models),
-        _table(("adapters", *tiers), in_tiers),
-        _table(("tenant", "ended", "failed", "tokens"), tenants),
-        Text(_sentence(it["gateway"])),
-    )
-
-
-def _engine(engine: JsonObject, before: JsonObject | None, past_s: float) -> JsonObject:
-    names = ("name", "base_model", "machine", "state")
-    found: JsonObject = {name: engine[name] for name in names}
-    found["name"] = found["name"] or engine["engine_id"]
-    figures, earlier = engine["figures"], before and before["figures"]
-    for name in ("running", "waiting", "batch_tokens"):
-        found[name] = figures and figures[name]
-    found |= {"tokens_per_s": None, "prefix_hit_rate": None, "arena": {}, "tiers": {}}
-    if not figures:
+    def get(what: str, **params: Any) -> list[JsonObject]:
+        found: list[JsonObject] = client.request("GET", f"/admin/v1/{what}", params=params)["data"]
         return found
-    if earlier and past_s > 0:
-        made = figures["completion_tokens"] - earlier["completion_tokens"]
-        found["tokens_per_s"] = round(made / past_s, 1)
-    if figures["prompt_tokens"]:
-        found["prefix_hit_rate"] = round(figures["cached_tokens"] / figures["prompt_tokens"], 3)
-    found["arena"] = _arena(figures)
-    found["tiers"] = {it["tier"]: it["used_bytes"] for it in figures["tiers"]}
-    return found
+
+    at = time.time()
+    usage = sorted(get("usage", start=int(at) - _RECENT_S, group_by="tenant"), key=_num_tokens)
+    figures = read_figures(b"".join(client.download("/metrics", {})).decode())
+    return {
+        "at": at,
+        "engines": [_engine(it) for it in get("engines")],
+        "models": [{name: it[name] for name in _MODEL} for it in get("models")],
+        "tenants": [
+            {name: it[name] for name in _TENANT} | {"tenant": name_of(it["tenant"])}
+            for it in usage[: -_MOST_TENANTS - 1 : -1]
+        ],
+        "gateway": {word.replace(" ", "_"): figures.get(word) for word in _GATEWAY},
+    }
+
+
+def draw(now: JsonObject, before: JsonObject | None = None, *, width: int) -> RenderableType:
+    """Lay a look out; tokens per second are since the look before it.   width: in characters."""
+    past_s = now["at"] - before["at"] if before else 0.0
+    made = {_start(it): it["completion_tokens"] for it in (before or {}).get("engines", ())}
+    engines = [
+        {**it, "tokens/s": _rate(it["completion_tokens"], made.get(_start(it)), past_s)}
+        for it in now["engines"]
+    ]
+    gateway = dict(now["gateway"])
+    at = gateway.pop("audited_at")
+    facts = [f"last good audit: {moment(int(at)) if at else 'none yet'}"]
+    facts += [f"{name.replace('_', ' ')}: {_cell(name, it)}" for name, it in gateway.items()]
+    tiers = [{"adapters": it["name"], **it["tiers"]} for it in engines]
+    return Group(
+        _table(_ENGINE, engines, width),
+        _table(_ADAPTERS, tiers, width),
+        _table(_MODEL, now["models"], width),
+        _table(_TENANT, now["tenants"], width),
+        Text("; ".join(facts)),
+    )
+
+
+def _engine(engine: JsonObject) -> JsonObject:
+    """An engine's figures; those of an engine that is away are None."""
+    figures = engine["figures"] or {}
+    found = {name: engine[name] for name in ("name", "base_model", "machine", "state", "starts")}
+    found["name"] = engine["name"] or engine["engine_id"]
+    for name in ("running", "waiting", "batch_tokens", "completion_tokens"):
+        found[name] = figures.get(name)
+    prompt_tokens = figures.get("prompt_tokens")
+    found["prefix_hits"] = figures["cached_tokens"] / prompt_tokens if prompt_tokens else None
+    found["tiers"] = {it["tier"]: it["used_bytes"] for it in figures.get("tiers", ())}
+    return found | {"arena": _arena(figures) if figures else None}
 
 
 def _arena(figures: JsonObject) -> dict[str, float]:
     """Shares of an engine's slabs, which add up to 1."""
-    slabs = {name: figures[f"{name}_slabs"] for name in ("prefix", "adapter", "free")}
-    total = max(1, figures["total_slabs"])
-    kv = max(0, total - sum(slabs.values()))
-    shares = {"kv": kv, "prefix": slabs["prefix"], "adapters": slabs["adapter"]}
-    return {name: round(num / total, 3) for name, num in {**shares, "free": slabs["free"]}.items()}
+    found = {"prefix": "prefix_slabs", "adapters": "adapter_slabs", "free": "free_slabs"}
+    shares = {name: figures[slabs] / figures["total_slabs"] for name, slabs in found.items()}
+    return {"kv": max(0.0, 1.0 - sum(shares.values())), **shares}
 
 
-def _row(engine: JsonObject) -> JsonObject:
-    rate, hits = engine["tokens_per_s"], engine["prefix_hit_rate"]
-    bar = "".join(_ARENA[name] * round(_BAR * part) for name, part in engine["arena"].items())
-    return {
-        "engine": engine["name"], "base": engine["base_model"], "state": engine["state"],
-        "run": engine["running"], "wait": engine["waiting"], "batch": engine["batch_tokens"],
-        "tok/s": None if rate is None else f"{rate:,.0f}",
-        "hits": None if hits is None else f"{hits:.0%}", "arena": bar,
-    }  # fmt: skip
+def _start(engine: JsonObject) -> tuple[str, int]:
+    """The start of an engine, from which its counters count."""
+    return engine["name"], engine["starts"]
 
 
-def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in columns:
-        table.add_column(name, no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        cells = (row.get(name) for name in columns)
-        table.add_row(*(Text("-" if it in (None, "") else str(it)) for it in cells))
-    return table
-
-
-def _sentence(gateway: JsonObject) -> str:
-    at_s, lag = gateway["last_audit_at"], gateway["settler_lag_records"]
-    said = [f"settler behind by {lag or 0:,.0f} records"]
-    said.append(f"last good audit {moment(int(at_s))}" if at_s else "no good audit yet")
-    if gateway["audit_findings"]:
-        said.append(f"{gateway['audit_findings']:,.0f} findings: run chorale audit")
-    if gateway["limits_degraded"]:
-        said.append("limits are counted without Redis")
-    return "; ".join(said)
+def _rate(now: int | None, before: int | None, past_s: float) -> float | None:
+    return None if now is None or before is None or past_s <= 0 else (now - before) / past_s
 
 
 def _num_tokens(usage: JsonObject) -> int:
     return int(usage["prompt_tokens"] + usage["completion_tokens"])
+
+
+def _table(columns: Mapping[str, int], rows: Iterable[JsonObject], width: int) -> Table:
+    names = [name for name, least_width in columns.items() if width >= least_width]
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in names:
+        table.add_column(name, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(_cell(name, row.get(name))) for name in names))
+    table.add_row()
+    return table
+
+
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name == "arena":
+        # A part is seen however small it is.
+        parts = (_ARENA[part] * math.ceil(_BAR * share) for part, share in value.items())
+        return "".join(parts)[:_BAR]
+    if name == "prefix_hits":
+        return f"{value:.0%}"
+    if name in _TIERS:
+        return megabytes(value)
+    return f"{value:,.0f}" if isinstance(value, int | float) else str(value)

@@ -33,7 +33,7 @@ class Check:
     todo: str
 
     def run(self, timeout_s: float = TIMEOUT_S) -> Finding:
-        """What the check finds; on one line, and without the passwords of URLs."""
+        """The finding, on one line and without the passwords of URLs."""
         found = [Finding("wrong", f"There was no answer for {timeout_s:g} s.", self.todo)]
         # A thread can be left behind in a call that does not return, as on a hung network volume.
         thread = threading.Thread(target=lambda: found.append(self._look()), daemon=True)

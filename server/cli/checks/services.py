@@ -31,7 +31,7 @@ _STORE_TODO = {
     "RequestTimeTooSkewed": "Set this machine's clock.",
     "EndpointConnectionError": "Mend endpoint_url in `storage`, or start the store.",
 }
-"""What to do about an error of a bucket, by its name."""
+"""Remedies for the errors of a bucket, by name."""
 
 
 class _Undone(Exception):
