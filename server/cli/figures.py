@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-_NAMES = {
+NAMES = {
     "settler lag": "chorale_settler_lag_records",
     "unsettled": "chorale_unsettled_records",
     "oldest hold": "chorale_oldest_expired_hold_seconds",
@@ -23,7 +23,7 @@ class Figures:
 
     def get(self, word: str) -> float | None:
         """The largest sample of a metric; None if this gateway has no such metric."""
-        return max(self.samples.get(_NAMES[word], ()), default=None)
+        return max(self.samples.get(NAMES[word], ()), default=None)
 
 
 def read_figures(text: str) -> Figures:

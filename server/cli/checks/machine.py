@@ -3,6 +3,7 @@
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +18,9 @@ _LEAST_SHARE = 0.02
 _CGROUP = Path("/sys/fs/cgroup")
 
 
-def check_disk(folder: Path, reserve_bytes: int | None) -> Finding:
+def check_disk(
+    folder: Path, reserve_bytes: int | None, clock: Callable[[], float] = time.monotonic
+) -> Finding:
     """Whether a folder, or the one that will hold it, has room, and syncs what is written to it.
 
     reserve_bytes: as of the settings. Raises OSError.
@@ -39,7 +42,7 @@ def check_disk(folder: Path, reserve_bytes: int | None) -> Finding:
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} cannot be written to.")
         return Finding("ok", f"{room}; the folder will be made.")
-    sync_s = _sync_time_s(folder)
+    sync_s = _sync_time_s(folder, clock)
     if sync_s > _SLOW_SYNC_S:
         todo = "Each request's end waits for this: move the folder to a faster disk."
         return Finding("warning", f"An fsync takes {milliseconds(sync_s)}.", todo)
@@ -76,10 +79,10 @@ def check_open_files(settings: Settings) -> Finding:
     return Finding("ok", f"A process may open {wanted:,} files.")
 
 
-def _sync_time_s(folder: Path) -> float:
+def _sync_time_s(folder: Path, clock: Callable[[], float]) -> float:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".doctor.") as file:
         file.write(bytes(4096))
         file.flush()
-        began_s = time.monotonic()
+        began_s = clock()
         os.fsync(file.fileno())
-        return time.monotonic() - began_s
+        return clock() - began_s

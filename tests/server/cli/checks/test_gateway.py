@@ -1,0 +1,110 @@
+"""What is wrong with a gateway that answers, by what it says."""
+
+import pytest
+
+from server.cli.checks.gateway import (
+    check_audit,
+    check_engines,
+    check_holds,
+    check_journals,
+    check_limits,
+    check_ready,
+    check_release,
+    check_settlement,
+    find_release,
+    get_figures,
+    no_gateway,
+)
+from server.cli.figures import Figures
+from tests.server.fake_api import Api, fixed
+
+
+@pytest.fixture
+def serve():
+    """A function of fixed answers to GET by path, which returns the URL."""
+    apis = []
+
+    def start(answers):
+        apis.append(Api(fixed({("GET", path): answer for path, answer in answers.items()})))
+        return apis[-1].url
+
+    yield start
+    for api in apis:
+        api.close()
+
+
+def figures(**samples):
+    return lambda: Figures({f"chorale_{name}": [0.0, value] for name, value in samples.items()})
+
+
+def test_only_a_gateway_has_a_release(serve):
+    assert find_release(serve({"/version": (200, {"version": "0.0.1"})})) == "0.0.1"
+    assert find_release(serve({"/version": (200, b"<html>")})) is None
+    assert find_release("http://127.0.0.1:1") is None
+    assert check_release("0.0.1").verdict == "warning"
+
+
+def test_nobody_at_the_url_is_a_warning_once_the_server_has_been_started():
+    assert no_gateway("http://here", is_expected=False).verdict == "skipped"
+    assert no_gateway("http://here", is_expected=True).verdict == "warning"
+
+
+def test_a_gateway_that_is_not_ready_is_wrong_by_each_part_that_is_missing(serve):
+    parts = {"engine": False, "ledger": False, "serving": True}
+    finding = check_ready(serve({"/ready": (503, parts)}))
+    assert (finding.verdict, "engine, ledger" in finding.found) == ("wrong", True)
+    assert check_ready(serve({"/ready": (200, dict.fromkeys(parts, True))})).verdict == "ok"
+
+
+@pytest.mark.parametrize(
+    ("state", "verdict"), [("ready", "ok"), ("starting", "warning"), ("silent", "wrong")]
+)
+def test_an_engine_that_is_away_is_named_with_its_state(serve, tmp_path, state, verdict):
+    engine = {"name": "engine-2", "engine_id": "eng-2", "state": state}
+    url = serve({"/admin/v1/engines": (200, {"data": [engine]})})
+    finding = check_engines(url, "key", tmp_path)
+    assert finding.verdict == verdict
+    assert state == "ready" or "engine-2" in finding.found
+
+
+def test_a_segment_that_was_set_aside_is_named(tmp_path):
+    journal = tmp_path / "engine" / "journal"
+    journal.mkdir(parents=True)
+    (tmp_path / "engine" / "identity").touch()
+    assert check_journals(tmp_path).verdict == "ok"
+    (journal / "0001.journal.damaged").touch()
+    finding = check_journals(tmp_path)
+    assert (finding.verdict, "0001.journal.damaged" in finding.found) == ("warning", True)
+    assert "chorale audit" in finding.todo
+
+
+def test_the_ledger_falls_behind_first_as_a_warning():
+    assert check_settlement(figures(unsettled_records=20_000)).verdict == "ok"
+    assert check_settlement(figures(settler_lag_records=1001)).verdict == "warning"
+    assert check_settlement(figures(unsettled_records=20_001)).verdict == "wrong"
+
+
+def test_holds_that_wait_and_limits_without_redis_are_warnings():
+    assert check_holds(figures(oldest_expired_hold_seconds=900)).verdict == "ok"
+    assert check_holds(figures(oldest_expired_hold_seconds=901)).verdict == "warning"
+    assert check_limits(figures(limiter_degraded=0)).verdict == "ok"
+    assert check_limits(figures(limiter_degraded=1)).verdict == "warning"
+
+
+def test_an_audit_is_well_for_three_hours_unless_it_found_something():
+    at = "audit_last_success_timestamp_seconds"
+    assert check_audit(figures()).found == "This gateway has not audited yet."
+    assert check_audit(figures(**{at: 1000}), lambda: 11_800).verdict == "ok"
+    assert check_audit(figures(**{at: 1000}), lambda: 11_801).verdict == "warning"
+    assert check_audit(figures(audit_findings=2, **{at: 1000}), lambda: 1000).verdict == "wrong"
+
+
+def test_a_figure_is_the_largest_of_all_engines_and_none_without_the_metric(serve):
+    text = (
+        "# TYPE chorale_unsettled_records gauge\n"
+        'chorale_unsettled_records{engine="engine"} 3\n'
+        'chorale_unsettled_records{engine="engine-2"} 7\n'
+    )
+    found = get_figures(serve({"/metrics": (200, text.encode())}))
+    assert found.get("unsettled") == 7
+    assert found.get("settler lag") is None
