@@ -90,7 +90,7 @@ def _find_settings(
     try:
         last = gateway_settings(data_dir)
         of_last = Settings.model_validate(last) if last else None
-    except ValueError:  # another release wrote the file, or something damaged it
+    except (OSError, ValueError):  # another user's file, or another release's, or damaged
         return None, Finding("wrong", problem, _MEND)
     models = {name: last[name] for name in ("model", "models") if last.get(name)}
     try:
@@ -121,7 +121,8 @@ def _checks(
     for one in models:
         todo = "Put the whole folder of the model there again, or mend `model`."
         yield Check(f"model {one.model_id}", partial(configuration.check_model, one), todo)
-    port = of(configuration.check_port, release=release)
+    has_gateway = partial(gateway.find_release, base_url(settings))
+    port = of(configuration.check_port, has_gateway=lambda: has_gateway() is not None)
     yield Check("port", port, "See who listens there (ss -ltnp): end it, or set another port.")
     folders = {"data_dir": data_dir, "spool_dir": settings.spool_dir, "pool_dir": settings.pool_dir}
     for name, folder in folders.items():
@@ -141,7 +142,7 @@ def _checks(
     journals = partial(gateway.check_journals, data_dir)
     yield Check("journals", journals, f"Let the server's user read {data_dir}.")
     if release is None:
-        away = partial(gateway.no_gateway, where, is_expected=bool(url) or _was_started(data_dir))
+        away = partial(gateway.no_gateway, where, data_dir, is_named=url is not None)
         yield Check("gateway", away, "")
         return
     figures = cache(partial(gateway.get_figures, where))
@@ -156,10 +157,6 @@ def _checks(
     yield Check("limits", partial(gateway.check_limits, figures), _LOG)
     request = partial(gateway.check_request, where, api_key, models[0].model_id)
     yield Check("request", request, "Do what the message says; the gateway's log has its line.")
-
-
-def _was_started(data_dir: Path) -> bool:
-    return (data_dir / "gateway.json").exists()
 
 
 def _row(name: str, finding: "Finding") -> JsonObject:

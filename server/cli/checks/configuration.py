@@ -1,6 +1,7 @@
 """Checks of what the server reads at its start: secrets, files with keys, models, its address."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from server.cli.checks.check import Finding
@@ -60,15 +61,16 @@ def check_model(one: Settings) -> Finding:
     return Finding("ok", f"{folder} has config, tokenizer and {len(headers)} files of weights.")
 
 
-def check_port(settings: Settings, release: str | None) -> Finding:
-    """Whether the port is free, or a gateway's. Raises ServeError.
-
-    release: of the gateway that answers there; None if none does.
-    """
+def check_port(settings: Settings, has_gateway: Callable[[], bool]) -> Finding:
+    """Whether the port is free, or a gateway's. Raises AddressInUse."""
+    from server.launch.errors import AddressInUse
     from server.launch.plan import free_port
 
     where = f"{settings.host}:{settings.port}"
-    if release is not None:
-        return Finding("ok", f"A gateway listens on {where}.")
-    free_port(settings.host, settings.port)
+    try:
+        free_port(settings.host, settings.port)
+    except AddressInUse:
+        if has_gateway():
+            return Finding("ok", f"A gateway listens on {where}.")
+        raise
     return Finding("ok", f"{where} is free.")

@@ -38,13 +38,13 @@ def find_release(url: str) -> str | None:
         return None
 
 
-def no_gateway(url: str, *, is_expected: bool) -> Finding:
-    """The finding if nobody answers.   is_expected: whether the server should be running."""
+def no_gateway(url: str, data_dir: Path, *, is_named: bool) -> Finding:
+    """The finding if nobody answers.   is_named: whether the operator gave the URL."""
     found = f"No gateway answers at {url}."
-    if not is_expected:
+    if not is_named and not (data_dir / "gateway.json").exists():
         return Finding("skipped", found, "Start `chorale serve`, and run this again.")
     todo = "Start `chorale serve`; if it should be running, its log says why it is not."
-    return Finding("warning", found, todo)
+    return Finding("wrong" if is_named else "warning", found, todo)
 
 
 def get_figures(url: str) -> Figures:

@@ -1,4 +1,4 @@
-"""What is wrong with a gateway that answers, by what it says."""
+"""Faults of a gateway that answers, by what it says."""
 
 import pytest
 
@@ -44,9 +44,11 @@ def test_only_a_gateway_has_a_release(serve):
     assert check_release("0.0.1").verdict == "warning"
 
 
-def test_nobody_at_the_url_is_a_warning_once_the_server_has_been_started():
-    assert no_gateway("http://here", is_expected=False).verdict == "skipped"
-    assert no_gateway("http://here", is_expected=True).verdict == "warning"
+def test_nobody_at_the_url_is_a_warning_once_the_server_was_started_and_wrong_if_named(tmp_path):
+    assert no_gateway("http://here", tmp_path, is_named=False).verdict == "skipped"
+    (tmp_path / "gateway.json").touch()
+    assert no_gateway("http://here", tmp_path, is_named=False).verdict == "warning"
+    assert no_gateway("http://here", tmp_path, is_named=True).verdict == "wrong"
 
 
 def test_a_gateway_that_is_not_ready_is_wrong_by_each_part_that_is_missing(serve):

@@ -1,4 +1,4 @@
-"""What is wrong with a machine's disks and memory."""
+"""Faults of a machine's disks and memory."""
 
 import itertools
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is wrong with database, store, Redis and clocks; real ones, but for a bucket's refusals."""
+"""Faults of database, store, Redis and clocks; real ones, but for a bucket's refusals."""
 
 import time
 
