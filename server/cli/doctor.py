@@ -101,7 +101,8 @@ def _find_settings(
             return load({**last, **given}, config), Finding("ok", found)
     except CommandFailed:
         pass
-    return of_last, Finding("wrong", problem, f"{_MEND} Below are checks of the last start's.")
+    todo = f"{_MEND} The other checks are of the last start's settings." if of_last else _MEND
+    return of_last, Finding("wrong", problem, todo)
 
 
 def _checks(
@@ -147,14 +148,13 @@ def _checks(
         return
     figures = cache(partial(gateway.get_figures, where))
     engines = partial(gateway.check_engines, where, admin_key, data_dir)
-    todo = "Give the admin key: --admin-key, or the data directory that has it."
+    todo = "Give the server's admin key: --admin-key, or the data directory that has it."
     yield Check("release", partial(gateway.check_release, release), "")
     yield Check("gateway", partial(gateway.check_ready, where), _LOG)
     yield Check("engines", engines, todo)
-    yield Check("settlement", partial(gateway.check_settlement, figures), _LOG)
-    yield Check("holds", partial(gateway.check_holds, figures), _LOG)
     yield Check("audit", partial(gateway.check_audit, figures), _LOG)
-    yield Check("limits", partial(gateway.check_limits, figures), _LOG)
+    for bound in gateway.BOUNDS:
+        yield Check(bound.name, partial(gateway.check_bound, figures, bound), _LOG)
     request = partial(gateway.check_request, where, api_key, models[0].model_id)
     yield Check("request", request, "Do what the message says; the gateway's log has its line.")
 

@@ -41,7 +41,7 @@ def check_private_files(data_dir: Path) -> Finding:
     if data_dir.exists() and data_dir.stat().st_uid != os.geteuid():
         todo = f"Run it again as the owner of {data_dir}: other checks say what this user may do."
         return Finding("warning", "The server's files belong to another user.", todo)
-    return Finding("ok", f"{len(files)} files are readable by their owner alone.")
+    return Finding("ok", f"Nobody else can read files with keys (found: {len(files)}).")
 
 
 def check_model(one: Settings) -> Finding:
@@ -58,7 +58,7 @@ def check_model(one: Settings) -> Finding:
         return Finding("warning", f"{one.model} is no folder here.", todo)
     _, headers, _ = read_headers(folder)
     Tokenizer(folder)
-    return Finding("ok", f"{folder} has config, tokenizer and {len(headers)} files of weights.")
+    return Finding("ok", f"{folder} has config, tokenizer and weights (files: {len(headers)}).")
 
 
 def check_port(settings: Settings, has_gateway: Callable[[], bool]) -> Finding:

@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import httpx
 
@@ -23,11 +25,45 @@ _READY_TODO = {
 """Remedies for each part that /ready misses."""
 _WELL = ("ready", "leaving", "elsewhere")
 """States of engines that need nobody."""
-# As in the alert rules (deploy/prometheus-rules.yaml), where they must hold for some time.
-_MAX_LAG = 1000
-_MAX_UNSETTLED = 20_000
-_MAX_HOLD_S = 900
 _MAX_AUDIT_AGE_S = 3 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most that a figure may be.   word: as of `Figures`.   found: a format of the figure."""
+
+    name: str
+    word: str
+    most: float
+    verdict: Literal["warning", "wrong"]
+    found: str
+    todo: str
+
+
+# As in the alert rules (deploy/prometheus-rules.yaml), where some must hold for a while.
+BOUNDS = (
+    Bound(
+        "settlement", "unsettled", 20_000, "wrong",
+        "{:,.0f} ended requests of an engine are not in the ledger.",
+        "Look at the database, which is slow or away; at 100,000 an engine refuses requests.",
+    ),
+    Bound(
+        "settler", "settler lag", 1000, "warning", "It is {:,.0f} records behind a journal.",
+        "If that grows, look at the database: long answers alone may have as many.",
+    ),
+    Bound(
+        "holds", "oldest hold", 900, "warning", "The oldest open hold expired {:,.0f} s ago.",
+        "Run `chorale audit`, which names the engines of holds; bring their machines back.",
+    ),
+    Bound(
+        "findings", "audit findings", 0, "wrong", "The last audit found {:,.0f} differences.",
+        "Run `chorale audit`, which names the rows. Change nothing in the ledger by hand.",
+    ),
+    Bound(
+        "limits", "limits degraded", 0, "warning", "chorale_limiter_degraded is {:.0f}.",
+        "Look at Redis, as this gateway's host reaches it: gateways return by themselves.",
+    ),
+)  # fmt: skip
 
 
 def find_release(url: str) -> str | None:
@@ -71,6 +107,8 @@ def check_ready(url: str) -> Finding:
 
 def check_engines(url: str, admin_key: str | None, data_dir: Path) -> Finding:
     """Whether all engines take requests. Raises CommandFailed."""
+    if not admin_key and not (data_dir / "admin.key").exists():
+        return Finding("skipped", "The admin key is not here.", "Set CHORALE_ADMIN_KEY.")
     with as_operator(url, admin_key, data_dir, read_timeout_s=_TIMEOUT_S) as client:
         engines = client.request("GET", "/admin/v1/engines")["data"]
     if silent := [_name(it) for it in engines if it["state"] == "silent"]:
@@ -81,7 +119,7 @@ def check_engines(url: str, admin_key: str | None, data_dir: Path) -> Finding:
     if away := [f"{_name(it)} is {it['state']}" for it in engines if it["state"] not in _WELL]:
         todo = "Look at the supervisor's log if that lasts: engines say there why they end."
         return Finding("warning", "; ".join(away) + ".", todo)
-    return Finding("ok", f"{len(engines)} engines, none of which is missing.")
+    return Finding("ok", f"Engines: {len(engines)}; none is missing.")
 
 
 def check_journals(data_dir: Path) -> Finding:
@@ -92,53 +130,30 @@ def check_journals(data_dir: Path) -> Finding:
     folders = engine_folders(data_dir)
     damaged = [path for folder in folders for path in folder.glob(f"journal/*{SET_ASIDE}")]
     if not damaged:
-        return Finding("ok", f"{len(folders)} engines have journals here, and none is damaged.")
+        return Finding("ok", f"Engines with journals here: {len(folders)}; none is damaged.")
     todo = "Run `chorale audit`, which names the requests that are lost, and keep the file."
     return Finding("warning", f"{', '.join(map(str, damaged))} was set aside as damaged.", todo)
 
 
-def check_settlement(figures: Callable[[], Figures]) -> Finding:
-    """Whether the ledger keeps up with the journals. Raises TransportError, as the next two do."""
-    lag, unsettled = (figures().get(word) or 0 for word in ("settler lag", "unsettled"))
-    found = f"{unsettled:,.0f} ended requests of an engine are not in the ledger."
-    if unsettled > _MAX_UNSETTLED:
-        todo = "Look at the database, which is slow or away; at 100,000 an engine refuses requests."
-        return Finding("wrong", found, todo)
-    if lag > _MAX_LAG:
-        todo = "If it grows, look at the database: long answers alone may have as many."
-        return Finding("warning", f"The settler is {lag:,.0f} records behind a journal.", todo)
+def check_bound(figures: Callable[[], Figures], bound: Bound) -> Finding:
+    """Whether a figure keeps within its bound. Raises TransportError."""
+    value = figures().get(bound.word)
+    if value is None:
+        return Finding("skipped", "The gateway has no such metric.")
+    found = bound.found.format(value)
+    if value > bound.most:
+        return Finding(bound.verdict, found, bound.todo)
     return Finding("ok", found)
 
 
-def check_holds(figures: Callable[[], Figures]) -> Finding:
-    """Whether holds wait for an engine that is gone."""
-    age_s = figures().get("oldest hold") or 0
-    if age_s > _MAX_HOLD_S:
-        todo = "Run `chorale audit`, which names their engines; bring those machines back."
-        return Finding("warning", f"A hold is open {age_s:,.0f} s after its expiry.", todo)
-    return Finding("ok", "No hold is open long after its expiry.")
-
-
 def check_audit(figures: Callable[[], Figures], now_s: Callable[[], float] = time.time) -> Finding:
-    """Whether ledger and journals agreed lately."""
-    at_s, findings = (figures().get(word) or 0 for word in ("audited at", "audit findings"))
-    if findings:
-        todo = "Run `chorale audit`, which names the rows. Change nothing in the ledger by hand."
-        return Finding("wrong", "The last audit found differences.", todo)
-    if not at_s:
-        return Finding("ok", "This gateway has not audited yet.")
+    """Whether ledger and journals agreed lately. Raises TransportError."""
+    if not (at_s := figures().get("audited at")):
+        return Finding("skipped", "This gateway has had no audit without a difference.")
     found = f"The last audit without a difference was at {moment(int(at_s))}."
     if now_s() - at_s > _MAX_AUDIT_AGE_S:
         return Finding("warning", found, "Look for lines about the audit in the gateways' logs.")
     return Finding("ok", found)
-
-
-def check_limits(figures: Callable[[], Figures]) -> Finding:
-    """Whether gateways count limits together."""
-    if figures().get("limits degraded"):
-        todo = "Look at Redis, as this gateway's host reaches it: gateways return by themselves."
-        return Finding("warning", "Each gateway counts limits by itself.", todo)
-    return Finding("ok", "Limits are counted as they should be.")
 
 
 def check_request(url: str, api_key: str | None, model: str) -> Finding:

@@ -3,19 +3,18 @@
 import pytest
 
 from server.cli.checks.gateway import (
+    BOUNDS,
     check_audit,
+    check_bound,
     check_engines,
-    check_holds,
     check_journals,
-    check_limits,
     check_ready,
     check_release,
-    check_settlement,
     find_release,
     get_figures,
     no_gateway,
 )
-from server.cli.figures import Figures
+from server.cli.figures import NAMES, Figures
 from tests.server.fake_api import Api, fixed
 
 
@@ -31,10 +30,6 @@ def serve():
     yield start
     for api in apis:
         api.close()
-
-
-def figures(**samples):
-    return lambda: Figures({f"chorale_{name}": [0.0, value] for name, value in samples.items()})
 
 
 def test_only_a_gateway_has_a_release(serve):
@@ -69,6 +64,10 @@ def test_an_engine_that_is_away_is_named_with_its_state(serve, tmp_path, state, 
     assert state == "ready" or "engine-2" in finding.found
 
 
+def test_without_the_admin_key_engines_are_not_called_missing(tmp_path):
+    assert check_engines("http://127.0.0.1:1", None, tmp_path).verdict == "skipped"
+
+
 def test_a_segment_that_was_set_aside_is_named(tmp_path):
     journal = tmp_path / "engine" / "journal"
     journal.mkdir(parents=True)
@@ -80,25 +79,28 @@ def test_a_segment_that_was_set_aside_is_named(tmp_path):
     assert "chorale audit" in finding.todo
 
 
-def test_the_ledger_falls_behind_first_as_a_warning():
-    assert check_settlement(figures(unsettled_records=20_000)).verdict == "ok"
-    assert check_settlement(figures(settler_lag_records=1001)).verdict == "warning"
-    assert check_settlement(figures(unsettled_records=20_001)).verdict == "wrong"
+@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.name)
+def test_a_figure_past_its_bound_is_told_with_what_to_do(bound):
+    def figures(value):
+        return lambda: Figures({NAMES[bound.word]: [0.0, value]})
+
+    assert check_bound(figures(bound.most), bound).verdict == "ok"
+    finding = check_bound(figures(bound.most + 1), bound)
+    assert (finding.verdict, finding.todo) == (bound.verdict, bound.todo)
+    assert f"{bound.most + 1:,.0f}" in finding.found
 
 
-def test_holds_that_wait_and_limits_without_redis_are_warnings():
-    assert check_holds(figures(oldest_expired_hold_seconds=900)).verdict == "ok"
-    assert check_holds(figures(oldest_expired_hold_seconds=901)).verdict == "warning"
-    assert check_limits(figures(limiter_degraded=0)).verdict == "ok"
-    assert check_limits(figures(limiter_degraded=1)).verdict == "warning"
+def test_a_figure_that_the_gateway_does_not_have_is_not_called_well():
+    assert {check_bound(Figures, bound).verdict for bound in BOUNDS} == {"skipped"}
+    assert check_audit(Figures).verdict == "skipped"
 
 
-def test_an_audit_is_well_for_three_hours_unless_it_found_something():
-    at = "audit_last_success_timestamp_seconds"
-    assert check_audit(figures()).found == "This gateway has not audited yet."
-    assert check_audit(figures(**{at: 1000}), lambda: 11_800).verdict == "ok"
-    assert check_audit(figures(**{at: 1000}), lambda: 11_801).verdict == "warning"
-    assert check_audit(figures(audit_findings=2, **{at: 1000}), lambda: 1000).verdict == "wrong"
+def test_an_audit_is_well_for_three_hours():
+    def figures():
+        return Figures({NAMES["audited at"]: [0.0, 1000.0]})
+
+    assert check_audit(figures, lambda: 11_800).verdict == "ok"
+    assert check_audit(figures, lambda: 11_801).verdict == "warning"
 
 
 def test_a_figure_is_the_largest_of_all_engines_and_none_without_the_metric(serve):
