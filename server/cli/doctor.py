@@ -116,7 +116,9 @@ def _checks(
     where, models = url or base_url(settings), settings.of_models()
     release = gateway.find_release(where)
     of = partial(partial, settings=settings)
-    yield Check("secrets", of(configuration.check_secrets), "Give it as the message says.")
+    yield Check(
+        "secrets", of(configuration.check_secrets), "Set it, or put its file back from a backup."
+    )
     private = partial(configuration.check_private_files, data_dir)
     yield Check("private files", private, f"Make {data_dir} readable for its owner.")
     for one in models:
@@ -124,7 +126,7 @@ def _checks(
         yield Check(f"model {one.model_id}", partial(configuration.check_model, one), todo)
     has_gateway = partial(gateway.find_release, base_url(settings))
     port = of(configuration.check_port, has_gateway=lambda: has_gateway() is not None)
-    yield Check("port", port, "See who listens there (ss -ltnp): end it, or set another port.")
+    yield Check("port", port, "Set host to an address of this machine.")
     folders = {"data_dir": data_dir, "spool_dir": settings.spool_dir, "pool_dir": settings.pool_dir}
     for name, folder in folders.items():
         if folder:

@@ -62,15 +62,19 @@ def check_model(one: Settings) -> Finding:
 
 
 def check_port(settings: Settings, has_gateway: Callable[[], bool]) -> Finding:
-    """Whether the port is free, or a gateway's. Raises AddressInUse."""
+    """Whether the port is free, or a gateway's that answers."""
     from server.launch.errors import AddressInUse
     from server.launch.plan import free_port
 
     where = f"{settings.host}:{settings.port}"
     try:
         free_port(settings.host, settings.port)
-    except AddressInUse:
+    except AddressInUse as error:
         if has_gateway():
             return Finding("ok", f"A gateway listens on {where}.")
-        raise
+        todo = (
+            "See who listens there (ss -ltnp). A gateway that hangs: kill it, and `chorale serve` "
+            "starts another. Anybody else: end it, or set another port."
+        )
+        return Finding("wrong", f"{error} Who listens there answers as no gateway.", todo)
     return Finding("ok", f"{where} is free.")
