@@ -108,57 +108,69 @@ def _find_settings(
 def _checks(
     settings: "Settings", url: str | None, admin_key: str | None, api_key: str | None
 ) -> "Iterator[Check]":
-    from server.cli.checks import configuration, gateway, machine, services
+    from server.cli.checks import gateway
     from server.cli.checks.check import Check
 
     data_dir = settings.data_dir.expanduser().resolve()
     settings = settings.model_copy(update={"data_dir": data_dir})
-    where, models = url or base_url(settings), settings.of_models()
-    release = gateway.find_release(where)
-    of = partial(partial, settings=settings)
-    yield Check(
-        "secrets", of(configuration.check_secrets), "Set it, or put its file back from a backup."
-    )
+    yield from _checks_of_files(settings)
+    yield from _checks_of_services(settings)
+    where = url or base_url(settings)
+    if (release := gateway.find_release(where)) is None:
+        away = partial(gateway.no_gateway, where, data_dir, is_named=url is not None)
+        yield Check("gateway", away, "")
+        return
+    yield Check("release", partial(gateway.check_release, release), "")
+    yield Check("gateway", partial(gateway.check_ready, where), _LOG)
+    engines = partial(gateway.check_engines, where, admin_key, data_dir)
+    todo = "Give the server's admin key: --admin-key, or the data directory that has it."
+    yield Check("engines", engines, todo)
+    figures = cache(partial(gateway.get_figures, where))
+    yield Check("audit", partial(gateway.check_audit, figures), _LOG)
+    for bound in gateway.BOUNDS:
+        yield Check(bound.name, partial(gateway.check_bound, figures, bound), _LOG)
+    request = partial(gateway.check_request, where, api_key, settings.of_models()[0].model_id)
+    yield Check("request", request, "Do what the message says; the gateway's log has its line.")
+
+
+def _checks_of_files(settings: "Settings") -> "Iterator[Check]":
+    from server.cli.checks import configuration, gateway, machine
+    from server.cli.checks.check import Check
+
+    data_dir = settings.data_dir
+    secrets = partial(configuration.check_secrets, settings)
+    yield Check("secrets", secrets, "Set it, or put its file back from a backup.")
     private = partial(configuration.check_private_files, data_dir)
     yield Check("private files", private, f"Make {data_dir} readable for its owner.")
-    for one in models:
+    for one in settings.of_models():
         todo = "Put the whole folder of the model there again, or mend `model`."
         yield Check(f"model {one.model_id}", partial(configuration.check_model, one), todo)
-    has_gateway = partial(gateway.find_release, base_url(settings))
-    port = of(configuration.check_port, has_gateway=lambda: has_gateway() is not None)
-    yield Check("port", port, "Set host to an address of this machine.")
+    journals = partial(gateway.check_journals, data_dir)
+    yield Check("journals", journals, f"Let the server's user read {data_dir}.")
     folders = {"data_dir": data_dir, "spool_dir": settings.spool_dir, "pool_dir": settings.pool_dir}
     for name, folder in folders.items():
         if folder:
             disk = partial(machine.check_disk, folder, settings.disk_reserve_bytes)
             yield Check(f"disk of {name}", disk, f"Let the server's user write to {folder}.")
     yield Check("memory", machine.check_memory, "")
-    yield Check("open files", of(machine.check_open_files), "")
+    yield Check("open files", partial(machine.check_open_files, settings), "")
+
+
+def _checks_of_services(settings: "Settings") -> "Iterator[Check]":
+    from server.cli.checks import configuration, gateway, services
+    from server.cli.checks.check import Check
+
     todo = "Start the database, or mend database_url. Until it answers, requests get a 503."
-    yield Check("database", of(services.check_database), todo)
-    yield Check("schema", of(services.check_schema), "See the database's check.")
+    yield Check("database", partial(services.check_database, settings), todo)
+    yield Check("schema", partial(services.check_schema, settings), "See the database's check.")
     todo = "Start the store, or mend `storage` and its credentials. What is cached is served."
-    yield Check("store", of(services.check_store), todo)
+    yield Check("store", partial(services.check_store, settings), todo)
     todo = "Start Redis, or mend redis_url. Until it answers, each gateway counts limits alone."
-    yield Check("Redis", of(services.check_redis), todo)
-    yield Check("clocks", of(services.check_clocks), "See the checks of database, store and Redis.")
-    journals = partial(gateway.check_journals, data_dir)
-    yield Check("journals", journals, f"Let the server's user read {data_dir}.")
-    if release is None:
-        away = partial(gateway.no_gateway, where, data_dir, is_named=url is not None)
-        yield Check("gateway", away, "")
-        return
-    figures = cache(partial(gateway.get_figures, where))
-    engines = partial(gateway.check_engines, where, admin_key, data_dir)
-    todo = "Give the server's admin key: --admin-key, or the data directory that has it."
-    yield Check("release", partial(gateway.check_release, release), "")
-    yield Check("gateway", partial(gateway.check_ready, where), _LOG)
-    yield Check("engines", engines, todo)
-    yield Check("audit", partial(gateway.check_audit, figures), _LOG)
-    for bound in gateway.BOUNDS:
-        yield Check(bound.name, partial(gateway.check_bound, figures, bound), _LOG)
-    request = partial(gateway.check_request, where, api_key, models[0].model_id)
-    yield Check("request", request, "Do what the message says; the gateway's log has its line.")
+    yield Check("Redis", partial(services.check_redis, settings), todo)
+    yield Check("clocks", partial(services.check_clocks, settings), "See the services' checks.")
+    url = base_url(settings)
+    port = partial(configuration.check_port, settings, lambda: gateway.find_release(url) is not None)
+    yield Check("port", port, "Set host to an address of this machine.")
 
 
 def _row(name: str, finding: "Finding") -> JsonObject:
