@@ -168,8 +168,8 @@ def _checks_of_services(settings: "Settings") -> "Iterator[Check]":
     todo = "Start Redis, or mend redis_url. Until it answers, each gateway counts limits alone."
     yield Check("Redis", partial(services.check_redis, settings), todo)
     yield Check("clocks", partial(services.check_clocks, settings), "See the services' checks.")
-    url = base_url(settings)
-    port = partial(configuration.check_port, settings, lambda: gateway.find_release(url) is not None)
+    find_release = partial(gateway.find_release, base_url(settings))
+    port = partial(configuration.check_port, settings, find_release)
     yield Check("port", port, "Set host to an address of this machine.")
 
 

@@ -61,7 +61,7 @@ def check_model(one: Settings) -> Finding:
     return Finding("ok", f"{folder} has config, tokenizer and weights (files: {len(headers)}).")
 
 
-def check_port(settings: Settings, has_gateway: Callable[[], bool]) -> Finding:
+def check_port(settings: Settings, find_release: Callable[[], str | None]) -> Finding:
     """Whether the port is free, or a gateway's that answers."""
     from server.launch.errors import AddressInUse
     from server.launch.plan import free_port
@@ -70,7 +70,7 @@ def check_port(settings: Settings, has_gateway: Callable[[], bool]) -> Finding:
     try:
         free_port(settings.host, settings.port)
     except AddressInUse as error:
-        if has_gateway():
+        if find_release() is not None:
             return Finding("ok", f"A gateway listens on {where}.")
         todo = (
             "See who listens there (ss -ltnp). A gateway that hangs: kill it, and `chorale serve` "
