@@ -87,19 +87,28 @@ class BaseModel:
         the names, sizes and times of the files.
         """
         path = Path(path).resolve()
-        try:
-            config = _read_config(path)
-            files = _weight_files(path)
-            headers = {name: _read_weights_header(path / name) for name in files}
-        except InvalidAdapter as error:
-            raise UnsupportedBaseModel(path=path, reason=str(error).rstrip(".")) from error
-        modules = _served_modules(path, config, headers)
+        config, headers, modules = read_headers(path)
         hashes = _cached_hashes(path, config, headers, Path(cache_dir))
         if config.get("tie_word_embeddings") and _EMBEDDING in hashes.tensors:
             # The head is the embedding, whatever else the files have.
             hashes.tensors[_HEAD] = hashes.tensors[_EMBEDDING]
         created_at_s = int((path / _CONFIG).stat().st_mtime)
         return cls(model_id, path, config, modules, hashes.revision, created_at_s, hashes.tensors)
+
+
+def read_headers(
+    path: Path,
+) -> tuple[dict[str, Any], dict[str, Header], dict[str, tuple[int, int]]]:
+    """Config, headers of the weight files and served modules of the folder, without the weights.
+
+    Raises UnsupportedBaseModel.
+    """
+    try:
+        config = _read_config(path)
+        headers = {name: _read_weights_header(path / name) for name in _weight_files(path)}
+    except InvalidAdapter as error:
+        raise UnsupportedBaseModel(path=path, reason=str(error).rstrip(".")) from error
+    return config, headers, _served_modules(path, config, headers)
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from server.assembly import assemble
 from server.console.mounting import mount
 from server.database.database import DatabaseDamaged, NewerSchema
 from server.inference.drain import Drain
-from server.launch.open_files import allow_open_files
+from server.launch.open_files import OTHER_FILES, allow_open_files
 from server.launch.secrets import load_admin_key
 from server.launch.settings import Settings
 from server.logs import LogHandler, LogWriter
@@ -32,8 +32,6 @@ from server.pool.files import numbered
 
 logger = logging.getLogger(__name__)
 
-# Files that are open besides connections: the database, engines, parts of uploads, logs.
-_OTHER_FILES = 512
 _TICK_S = 1.0
 _LAST_REQUESTS_S = 1.0
 """Time for requests on connections that a gateway has taken, after it has stopped to take any."""
@@ -123,7 +121,7 @@ def _migrated(gateway: Gateway) -> Gateway:
 
 def _connections(settings: Settings) -> Connections:
     """The limits of connections; the log says so if the system allows fewer."""
-    wanted = settings.max_connections + _OTHER_FILES
+    wanted = settings.max_connections + OTHER_FILES
     if (allowed := allow_open_files(wanted)) < wanted:
         logger.warning(
             "this process may open %d files, and max_connections is %d: raise the limit of open "

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,27 +36,30 @@ DEFAULT_DATA_DIR = Path(".chorale")
 
 
 @contextmanager
-def as_tenant(url: str, api_key: str | None) -> "Iterator[Client]":
+def as_tenant(url: str, api_key: str | None, **options: Any) -> "Iterator[Client]":
     """The API with a tenant's key. Raises CommandFailed, also in place of the client's errors."""
     if not api_key:
         raise CommandFailed("No API key: set CHORALE_API_KEY, or give --api-key.")
-    with connect(url, api_key) as client:
+    with connect(url, api_key, **options) as client:
         yield client
 
 
 @contextmanager
-def as_operator(url: str, admin_key: str | None, data_dir: Path) -> "Iterator[Client]":
+def as_operator(
+    url: str, admin_key: str | None, data_dir: Path, **options: Any
+) -> "Iterator[Client]":
     """The API with the admin key. Raises CommandFailed, also in place of the client's errors."""
-    with connect(url, admin_key or _read_admin_key(data_dir)) as client:
+    with connect(url, admin_key or _read_admin_key(data_dir), **options) as client:
         yield client
 
 
 @contextmanager
-def connect(url: str, key: str) -> "Iterator[Client]":
+def connect(url: str, key: str, **options: Any) -> "Iterator[Client]":
+    """The API with a key.   options: of the client, such as read_timeout_s."""
     from server.client.http import Client, ClientError
 
     try:
-        with Client(url, key) as client:
+        with Client(url, key, **options) as client:
             yield client
     except ClientError as error:
         raise CommandFailed(str(error)) from error

@@ -10,6 +10,7 @@ from server.cli import (
     backup,
     chat,
     demo,
+    doctor,
     engines,
     keys,
     models,
@@ -21,6 +22,7 @@ from server.cli import (
     simulate,
     statements,
     tenants,
+    top,
     usage,
 )
 from server.cli.terminal import OneLineErrors, show
@@ -55,6 +57,7 @@ def _chorale(
 
 app.command("demo")(demo.demo)
 app.command("serve")(serve.serve)
+app.command("doctor")(doctor.doctor)
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(keys.app, name="keys")
 app.add_typer(operator.prices, name="prices")
@@ -66,6 +69,7 @@ app.add_typer(adapters.app, name="adapters")
 app.add_typer(routes.app, name="routes")
 app.add_typer(engines.app, name="engines")
 app.add_typer(models.app, name="models")
+app.command("top")(top.top)
 app.add_typer(usage.app, name="usage")
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(statements.app, name="statements")

@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -199,9 +199,7 @@ def serve(
     After SIGHUP the file is read again, and base models that came, went or changed are taken on.
     After SIGUSR2 several gateways are replaced one after another, and no answer is cut off.
     """
-    flags = dict(locals())
-    del flags["config"]
-    flags |= _models(flags.pop("model"))
+    flags = flags_of(dict(locals()))
     if config is None and Path(_USUAL_CONFIG).is_file():
         say(f"{_USUAL_CONFIG} in this folder is not read: give --config {_USUAL_CONFIG}")
     started_at = time.monotonic()
@@ -213,6 +211,18 @@ def serve(
             names = ", ".join(f"[bold]{one.model_id}[/bold]" for one in settings.of_models())
             say(f"Serving {names} at {where}, after {took_s:.1f} s.")
         supervisor.run()
+
+
+def flags_of(options: JsonObject) -> JsonObject:
+    """The settings that options of the command give.   options: of `serve`, by name."""
+    flags = {name: value for name, value in options.items() if name not in ("config", "model")}
+    match options["model"] or ():
+        case ():
+            return flags
+        case (path,):
+            return flags | {"model": path}
+        case paths:
+            return flags | {"models": [{"model": path} for path in paths]}
 
 
 def load(flags: JsonObject, config: Path | None = None) -> "Settings":
@@ -285,13 +295,6 @@ def _take_again(plan: "BasePlan", given: "Settings", reload: "Callable[[], Setti
     if changed := [n for n in fixed_settings() if getattr(settings, n) != getattr(given, n)]:
         logger.warning("Restart `chorale serve` to have these changes: %s", ", ".join(changed))
     plan.set_models(settings)
-
-
-def _models(paths: Sequence[str] | None) -> JsonObject:
-    """The settings for all --model that were given."""
-    if not paths:
-        return {}
-    return {"model": paths[0]} if len(paths) == 1 else {"models": [{"model": p} for p in paths]}
 
 
 def _empty_folder(folder: Path) -> Path:

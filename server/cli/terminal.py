@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -61,14 +61,18 @@ def show_json(value: Any) -> None:
     show(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def show_table(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print one line for each row; a missing value is a dash."""
+def show_table(
+    columns: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    style: Callable[[Mapping[str, Any]], str] = lambda _: "",
+) -> None:
+    """Print one line for each row; a missing value is a dash.   style: of a row, on a terminal."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
         is_number = any(isinstance(row.get(column), int | float) for row in rows)
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
+        table.add_row(*(_cell(row.get(column)) for column in columns), style=style(row))
     # In a pipe or a file every row must stay one line.
     Console(width=None if sys.stdout.isatty() else _UNLIMITED_WIDTH).print(table)
 

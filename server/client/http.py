@@ -25,8 +25,8 @@ import httpx
 from server.text.json_object import JsonObject
 
 _PAGE_SIZE = 1000
-# Reads may take long, since completing an upload reads and checks all of it.
-_TIMEOUT = httpx.Timeout(30.0, connect=5.0, read=600.0)
+_READ_TIMEOUT_S = 600.0
+"""Longest silence within an answer: completing an upload reads and checks all of it."""
 
 
 class ClientError(Exception):
@@ -73,16 +73,24 @@ class Answer:
 
 
 class Client:
-    """A client of one server with one key, used as a context manager.   transport: for tests."""
+    """A client of one server with one key, used as a context manager.
+
+    read_timeout_s: longest silence within an answer.   transport: for tests.
+    """
 
     def __init__(
-        self, base_url: str, key: str, *, transport: httpx.BaseTransport | None = None
+        self,
+        base_url: str,
+        key: str,
+        *,
+        read_timeout_s: float = _READ_TIMEOUT_S,
+        transport: httpx.BaseTransport | None = None,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self._http = httpx.Client(
             base_url=self.base_url,
             headers={"authorization": f"Bearer {key}"},
-            timeout=_TIMEOUT,
+            timeout=httpx.Timeout(30.0, connect=5.0, read=read_timeout_s),
             transport=transport,
             # The proxy that the environment names must not be asked for this machine's own address.
             trust_env=not is_loopback(self.base_url),

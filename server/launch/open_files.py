@@ -2,6 +2,9 @@
 
 import resource
 
+OTHER_FILES = 512
+"""Files of a gateway besides connections: database, engines, parts of uploads, logs."""
+
 
 def allow_open_files(wanted: int) -> int:
     """Raise this process's limit to `wanted`, or as far as the system lets it.

@@ -33,7 +33,7 @@ def resolve_settings(settings: Settings) -> Settings:
     data_dir = settings.data_dir.expanduser().resolve()
     Home(data_dir).check_sockets(settings.of_models()[0].most_engines)
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    port = _free_port(settings.host, settings.port)
+    port = free_port(settings.host, settings.port)
     others = {
         name: folder.expanduser().resolve()
         for name in ("pool_dir", "spool_dir")
@@ -56,7 +56,7 @@ def prepare(
     if settings.otlp_endpoint is not None:
         _check_otel()
     data_dir = settings.data_dir
-    secrets = Secrets.load(data_dir, may_make=not _shares(settings))
+    secrets = Secrets.load(data_dir, may_make=not shares_parts(settings))
     place: Place
     heads: list[ChildSpec] = []
     if settings.ray is None:
@@ -75,14 +75,17 @@ def _check_otel() -> None:
         raise OtelMissing from None
 
 
-def _shares(settings: Settings) -> bool:
+def shares_parts(settings: Settings) -> bool:
     """Whether other gateways may share the database or Redis; they need the same secrets."""
     url = settings.database_url or "sqlite"
     return settings.redis_url is not None or not url.startswith("sqlite")
 
 
-def _free_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0. The gateway binds it later; this only complains early."""
+def free_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0. The gateway binds it later; this only complains early.
+
+    Raises AddressInUse.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,0 +1,41 @@
+"""Faults of a machine's disks and memory."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from server.cli.checks.machine import check_disk, check_memory
+
+
+def test_a_disk_with_room_is_well_and_the_probe_is_gone(tmp_path):
+    finding = check_disk(tmp_path, 0)
+    assert (finding.verdict, "an fsync takes" in finding.found) == ("ok", True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_still_to_be_made_is_not_made(tmp_path):
+    finding = check_disk(tmp_path / "a" / "b", 0)
+    assert (finding.verdict, "will be made" in finding.found) == ("ok", True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reserve_that_is_used_up_is_wrong_and_says_what_is_refused(tmp_path):
+    finding = check_disk(tmp_path, 1 << 60)
+    assert finding.verdict == "wrong"
+    assert "507" in finding.todo
+
+
+def test_a_folder_that_takes_no_file_is_wrong():
+    with pytest.raises(OSError, match="proc"):
+        check_disk(Path("/proc"), 0)
+
+
+def test_a_disk_that_syncs_slowly_is_a_warning(tmp_path):
+    clock = itertools.count(0.0, 0.3)
+    finding = check_disk(tmp_path, 0, lambda: next(clock))
+    assert (finding.verdict, finding.found) == ("warning", "An fsync takes 300 ms.")
+
+
+def test_memory_is_counted():
+    assert "are free" in check_memory().found
