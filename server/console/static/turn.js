@@ -12,6 +12,8 @@ export function fromTemplate(id) {
 export class Turn {
   #shown = fromTemplate("turn");
   #startedAt = performance.now();
+  #firstAt;
+  #lastAt;
   #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
   #tokens = []; // that have come, and whose text has not
   #calls = [];
@@ -29,11 +31,11 @@ export class Turn {
   /** Show what a chunk of the stream has. */
   take({ choices: [choice], usage }) {
     const { first, tokens, speed, cost, end } = this.#shown;
-    if (usage) [tokens.textContent, speed.textContent, cost.textContent] = figures(usage, this.lastAt - this.firstAt);
+    if (usage) [tokens.textContent, speed.textContent, cost.textContent] = figures(usage, this.#lastAt - this.#firstAt);
     if (!choice) return;
-    this.lastAt = performance.now();
-    this.firstAt ??= this.lastAt;
-    first.textContent = milliseconds(this.firstAt - this.#startedAt);
+    this.#lastAt = performance.now();
+    this.#firstAt ??= this.#lastAt;
+    first.textContent = milliseconds(this.#firstAt - this.#startedAt);
     for (const token of choice.logprobs?.content ?? []) {
       const text = this.#decoder.decode(Uint8Array.from(token.bytes ?? []), { stream: true });
       this.#tokens.push({ ...token, text });
