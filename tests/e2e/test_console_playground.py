@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 
 import jsonschema_rs
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from demo.agent import TOOL
@@ -403,7 +404,7 @@ def test_nothing_is_asked_of_another_host_and_the_policy_is_kept(
 
 
 @pytest.mark.parametrize("width", [400, 800, 1920])
-def test_no_width_needs_sideways_scrolling(
+def test_answers_are_for_everybody_at_any_width(
     page: Page, demo_stack: Stack, tenant: Tenant, width: int
 ) -> None:
     page.set_viewport_size({"width": width, "height": 900})
@@ -414,5 +415,8 @@ def test_no_width_needs_sideways_scrolling(
     turn, _ = turns(page)
     turn.locator(".token").last.hover()
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    found = Axe().run(page).response
+    assert found["passes"]
+    assert [(it["id"], it["nodes"][0]["html"]) for it in found["violations"]] == []
     box = page.locator("#likely").bounding_box()
     assert 0 <= box["x"] <= box["x"] + box["width"] <= width
