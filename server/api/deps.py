@@ -135,11 +135,11 @@ async def authenticate(request: Request, bearer: Bearer) -> Identity:
 
     Raises 401, and 403 for a suspended tenant.
     """
-    gateway = gateway_of(request)
     if bearer is None:
-        identity = await gateway.sessions.identity_of(_session_of(request))
+        token = _session_of(request)
+        identity = await gateway_of(request).sessions.identity_of(token)
     else:
-        identity = await gateway.identities.of(bearer.credentials)
+        identity = await gateway_of(request).identities.of(bearer.credentials)
     return show_identity(request, identity)
 
 
@@ -187,10 +187,10 @@ async def require_admin(request: Request, bearer: Bearer) -> None:
 
 async def _is_operators(request: Request, bearer: Bearer) -> bool:
     """Whether a request is the operator's. Raises 401 without a key and a session."""
-    gateway = gateway_of(request)
     if bearer is None:
-        return await gateway.sessions.is_operators(_session_of(request))
-    return gateway.admin_key.is_it(bearer.credentials)
+        token = _session_of(request)
+        return await gateway_of(request).sessions.is_operators(token)
+    return gateway_of(request).admin_key.is_it(bearer.credentials)
 
 
 async def usage_reader(request: Request, bearer: Bearer) -> str | None:

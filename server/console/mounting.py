@@ -3,18 +3,31 @@
 from fastapi import APIRouter, FastAPI
 
 from server.api import errors
-from server.console import rendering, request_log, sign_in, spend
+from server.console import (
+    playground,
+    rendering,
+    request_log,
+    sign_in,
+    spend,
+)
 from server.console.page_route import PageRoute
 
 _nowhere = APIRouter(route_class=PageRoute)
 
-_PAGES = (rendering.router, sign_in.router, request_log.router, spend.router, _nowhere)
+_PAGES = (
+    rendering,
+    sign_in,
+    request_log,
+    spend,
+    playground,
+)
 
 
 def mount(app: FastAPI) -> FastAPI:
     """Add the pages at `/console` to the gateway's application, and return it."""
-    for router in _PAGES:
-        app.include_router(router, prefix="/console", include_in_schema=False)
+    for module in _PAGES:
+        app.include_router(module.router, prefix="/console", include_in_schema=False)
+    app.include_router(_nowhere, prefix="/console", include_in_schema=False)
     return app
 
 

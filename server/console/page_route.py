@@ -56,5 +56,5 @@ def _fault(request: Request, error: ApiError) -> Response:
 
 
 def _path(request: Request) -> str:
-    query = request.url.query
-    return request.url.path + (f"?{query}" if query else "")
+    query = request.scope["query_string"].decode("latin-1")
+    return request.scope["path"] + (f"?{query}" if query else "")

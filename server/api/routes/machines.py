@@ -60,8 +60,18 @@ def page() -> HTMLResponse:
 @router.get("/look.css")
 def look() -> Response:
     """Get the style that the page and the console have in common."""
-    css = files("server.api").joinpath("static/look.css").read_bytes()
-    return Response(css, media_type="text/css", headers={"cache-control": "no-cache"})
+    return _shared("look.css", "text/css")
+
+
+@router.get("/stream.js")
+def stream() -> Response:
+    """Get the script that the page and the console have in common."""
+    return _shared("stream.js", "text/javascript")
+
+
+def _shared(name: str, media_type: str) -> Response:
+    content = files("server.api").joinpath("static", name).read_bytes()
+    return Response(content, media_type=media_type, headers={"cache-control": "no-cache"})
 
 
 # The document takes 0.4 s to make, on a thread: streams go on meanwhile.

@@ -28,7 +28,8 @@ export function reload() {
   return htmx.ajax("GET", location.href, { target: "#main", select: "#main", swap: "outerHTML" });
 }
 
-function valueOf(field) {
+/** What a field stands for in the body of a call; undefined if it is left out. */
+export function valueOf(field) {
   if (field.type === "checkbox") return field.checked;
   if (field.value === "") return field.dataset.empty === "null" ? null : undefined;
   switch (field.dataset.type) {

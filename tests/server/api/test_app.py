@@ -11,7 +11,9 @@ from server.api.gateway import Gateway
 from server.api.routes import machines
 from server.launch.settings import Settings
 
-OPEN = {"/", "/health", "/ready", "/metrics", "/version", "/openapi.json"}
+OPEN = {
+    "/", "/health", "/ready", "/metrics", "/version", "/openapi.json", "/look.css", "/stream.js",
+}  # fmt: skip
 
 
 class _NoMetrics:
