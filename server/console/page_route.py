@@ -57,4 +57,5 @@ def _fault(request: Request, error: ApiError) -> Response:
 
 def _path(request: Request) -> str:
     query = request.scope["query_string"].decode("latin-1")
-    return request.scope["path"] + (f"?{query}" if query else "")
+    path: str = request.scope["path"]
+    return f"{path}?{query}" if query else path
