@@ -2,9 +2,9 @@
 
 from fastapi import FastAPI
 
-from server.console import rendering, request_log, sign_in, spend
+from server.console import bill, keys, rendering, request_log, sign_in, spend, webhooks
 
-_PAGES = (rendering, sign_in, request_log, spend)
+_PAGES = (rendering, sign_in, request_log, spend, keys, bill, webhooks)
 
 
 def mount(app: FastAPI) -> FastAPI:

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import re
 from importlib.resources import files
 from typing import Any
 
@@ -27,6 +28,7 @@ _HEADERS = {
 }
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".md": "text/markdown"}
 _FILES = files("server.console")
+_IMPORT = re.compile(rb'(from "\./)([a-z_]+\.js)(?=")')
 
 
 def render(template: str, viewer: Viewer | None, status: int = 200, **values: Any) -> HTMLResponse:
@@ -53,19 +55,35 @@ def _templates() -> jinja2.Environment:
 @router.get("/static/{name}")
 def static(name: str) -> Response:
     """Serve a style sheet or a script; its URL changes with its content."""
-    if name not in _static_files():
+    if name not in _static_names():
         raise errors.not_found("There is no such file.", code="unknown_url")
     headers = {"cache-control": "public, max-age=31536000, immutable"}
     media_type = _TYPES[name[name.rindex(".") :]]
-    return Response(_static_files()[name], media_type=media_type, headers=headers)
+    return Response(_static_file(name), media_type=media_type, headers=headers)
 
 
 @functools.cache
-def _static_files() -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in (_FILES / "static").iterdir()}
+def _static_names() -> frozenset[str]:
+    return frozenset(path.name for path in (_FILES / "static").iterdir())
 
 
 @functools.cache
+def _static_file(name: str) -> bytes:
+    """A file as it is served.
+
+    Scripts import one another by the URLs that pages have for them: by another URL a browser would
+    run the script a second time, and keep an old one after an upgrade.
+    """
+    content = (_FILES / "static" / name).read_bytes()
+    if not name.endswith(".js"):
+        return content
+    return _IMPORT.sub(lambda found: found[1] + _versioned(found[2].decode()).encode(), content)
+
+
+@functools.cache
+def _versioned(name: str) -> str:
+    return f"{name}?{hashlib.sha256(_static_file(name)).hexdigest()[:12]}"
+
+
 def _static_url(name: str) -> str:
-    digest = hashlib.sha256(_static_files()[name]).hexdigest()
-    return f"/console/static/{name}?{digest[:12]}"
+    return f"/console/static/{_versioned(name)}"

@@ -133,7 +133,7 @@ def test_the_api_takes_a_session_in_place_of_a_key_with_its_csrf_token_alone(
     for csrf in (None, "", csrf_token("another"), b"\xe4"):
         assert visitor.call("POST", "/v1/keys", csrf, body).status_code == 401
     made = visitor.call("POST", "/v1/keys", csrf_token(visitor.token), body)
-    assert made.status_code == 200, made.text
+    assert made.status_code == 201, made.text
 
 
 def test_a_tenants_session_opens_nothing_of_the_operators(acme: User, signed_in: SignIn) -> None:
