@@ -32,7 +32,7 @@ Before = Annotated[str, Query(pattern=r"^(20[0-9]{2}-(0[1-9]|1[0-2]))?$")]
 
 
 class ExportQuery(Days):
-    """Which receipts to export: of what ended on the days from `start` to `end`."""
+    """The receipts to export are of what ended on the days from `start` to `end`."""
 
     format: ExportFormat = "csv"
 

@@ -38,7 +38,7 @@ async def show(viewer: AdminViewer, database: DatabaseDep, before: Before = "") 
 
 
 def _values(webhook: Webhook | None, found: list[Event], before: str) -> dict[str, Any]:
-    """What the page shows.   found: up to one event more than a page has."""
+    """Return what the page shows.   found: up to one event more than a page has."""
     shown = found[:_PAGE_SIZE]
     older_url, own_url = None, f"/console/webhooks?before={before}"
     if len(found) > _PAGE_SIZE:

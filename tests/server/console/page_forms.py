@@ -25,7 +25,7 @@ class Field:
 
     @property
     def kind(self) -> str:
-        """What JSON has for the field: string, integer, boolean, array or any."""
+        """The type that JSON has for the field: string, integer, boolean, array or any."""
         if self.attributes.get("type") == "checkbox":
             return "array" if "value" in self.attributes else "boolean"
         if "multiple" in self.attributes:

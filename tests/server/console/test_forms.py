@@ -28,7 +28,7 @@ Schema = dict[str, Any]
 
 
 class World(NamedTuple):
-    """What pages are about, besides the tenant."""
+    """The things that pages are about, besides the tenant."""
 
     user: User
     key_id: str
