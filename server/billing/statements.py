@@ -152,7 +152,7 @@ class Statements:
         while page := _page(conn, tenant_id, period, figures):
             for receipt in page:
                 figures.add(receipt)
-        opening = _opening_balance(conn, tenant_id)
+        opening = opening_balance(conn, tenant_id)
         values = {
             "schema": SCHEMA,
             "tenant_id": tenant_id,
@@ -197,9 +197,13 @@ def get_statement(conn: Connection, tenant_id: str, period: str) -> Statement | 
     return Statement(**row._mapping) if row else None
 
 
-def list_statements(conn: Connection, tenant_id: str, limit: int) -> list[Statement]:
-    """List a tenant's statements, newest month first."""
+def list_statements(
+    conn: Connection, tenant_id: str, limit: int, before: str | None = None
+) -> list[Statement]:
+    """List a tenant's statements, newest month first.   before: a month, to list those of older."""
     query = sa.select(statements).where(statements.c.tenant_id == tenant_id)
+    if before is not None:
+        query = query.where(statements.c.period < before)
     rows = conn.execute(query.order_by(statements.c.period.desc()).limit(limit))
     return [Statement(**row._mapping) for row in rows]
 
@@ -225,7 +229,13 @@ def open_period(conn: Connection, tenant_id: str, period: str) -> OpenPeriod:
     query = query.where(of.tenant_id == tenant_id, of.period == period)
     # PostgreSQL sums integers as decimals.
     totals = {kind: (count, int(total)) for kind, count, total in conn.execute(query)}
-    return OpenPeriod(tenant_id, period, totals, _opening_balance(conn, tenant_id))
+    return OpenPeriod(tenant_id, period, totals, opening_balance(conn, tenant_id))
+
+
+def opening_balance(conn: Connection, tenant_id: str) -> int:
+    """Return the amount owed after all issued statements: the last one's closing balance."""
+    total = sa.func.coalesce(sa.func.sum(statements.c.total_nanousd), 0)
+    return int(conn.scalar(sa.select(total).where(statements.c.tenant_id == tenant_id)) or 0)
 
 
 def tenants_with(conn: Connection, period: str, tenant_id: str | None, limit: int) -> list[str]:
@@ -286,12 +296,6 @@ def _is_settled(conn: Connection, tenant_id: str, end_ms: int, now_ms: int) -> b
         return True
     kept_ms = posted_until_ms(conn)
     return (kept_ms is None or kept_ms >= end_ms) and conn.scalar(query.limit(1)) is None
-
-
-def _opening_balance(conn: Connection, tenant_id: str) -> int:
-    """Return the amount owed after all issued statements: the last one's closing balance."""
-    total = sa.func.coalesce(sa.func.sum(statements.c.total_nanousd), 0)
-    return int(conn.scalar(sa.select(total).where(statements.c.tenant_id == tenant_id)) or 0)
 
 
 def _page(

@@ -4,11 +4,14 @@ from fastapi import APIRouter, FastAPI
 
 from server.api import errors
 from server.console import (
+    bill,
+    keys,
     playground,
     rendering,
     request_log,
     sign_in,
     spend,
+    webhooks,
 )
 from server.console.page_route import PageRoute
 
@@ -20,6 +23,9 @@ _PAGES = (
     request_log,
     spend,
     playground,
+    keys,
+    bill,
+    webhooks,
 )
 
 

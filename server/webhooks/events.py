@@ -109,10 +109,16 @@ def insert_event(conn: Connection, event: Event) -> bool:
     return is_new
 
 
-def list_events(conn: Connection, tenant_id: str, limit: int) -> list[Event]:
-    """Return a tenant's events, newest first."""
+def list_events(
+    conn: Connection, tenant_id: str, limit: int, before: tuple[int, str] | None = None
+) -> list[Event]:
+    """Return a tenant's events, newest first.   before: (created_at_ms, event_id) to go on from."""
     columns = webhook_events.c
     query = sa.select(webhook_events).where(columns.tenant_id == tenant_id)
+    if before is not None:
+        at_ms, event_id = before
+        is_as_old = (columns.created_at_ms == at_ms) & (columns.event_id > event_id)
+        query = query.where((columns.created_at_ms < at_ms) | is_as_old)
     query = query.order_by(columns.created_at_ms.desc(), columns.event_id).limit(limit)
     return [Event(**row._mapping) for row in conn.execute(query)]
 

@@ -2,7 +2,8 @@
 //
 // <form data-method="PUT" data-path="/v1/adapters/x/aliases/{alias}" data-confirm="..." data-then="/console/adapters">
 // A field whose name is in the path goes there, all others into the JSON body, where `a.b` nests.
-// data-type: number, json or lines.   An empty field is left out, or null with data-empty="null".
+// data-type: number, json, lines, or time (UTC, sent as Unix seconds).   An empty field is left out, or null with
+// data-empty="null".   Boxes that have a value and share a name are a list.   A PATCH has what was changed alone.
 // data-show: the answer's field that is shown once, as a new key is.   data-then: where to go afterwards;
 // without it the page's main part is loaded again.
 const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
@@ -35,23 +36,38 @@ export function valueOf(field) {
   switch (field.dataset.type) {
     case "number": return Number(field.value);
     case "json": return JSON.parse(field.value);
+    case "time": return Math.floor(Date.parse(`${field.value}Z`) / 1000);
     case "lines": return field.value.split("\n").map((line) => line.trim()).filter(Boolean);
     default: return field.value;
   }
 }
 
+const isOfList = (field) => field.type === "checkbox" && field.hasAttribute("value");
+
+/** Whether a field, or a box of its list, is not as the page came with it. */
+function isChanged(field) {
+  if (field.type === "hidden") return true;
+  if (field.options) return [...field.options].some((it) => it.selected !== it.defaultSelected);
+  if (field.type !== "checkbox" && field.type !== "radio") return field.value !== field.defaultValue;
+  return [...field.form.elements].some((it) => it.name === field.name && it.checked !== it.defaultChecked);
+}
+
 /** The path and the body that a form stands for. */
 function call(form) {
-  let path = form.dataset.path, body;
+  const isPatch = form.dataset.method === "PATCH";
+  let path = form.dataset.path, body = isPatch ? {} : undefined;
   for (const field of form.elements) {
     if (!field.name || field.disabled || (field.type === "radio" && !field.checked)) continue;
+    if (isPatch && !path.includes(`{${field.name}}`) && !isChanged(field)) continue;
     const value = field.multiple ? [...field.selectedOptions].map((it) => it.value) : valueOf(field);
     if (path.includes(`{${field.name}}`)) {
       path = path.replace(`{${field.name}}`, encodeURIComponent(value ?? ""));
     } else if (value !== undefined) {
       body ??= {};
       const names = field.name.split("."), last = names.pop();
-      names.reduce((inner, name) => (inner[name] ??= {}), body)[last] = value;
+      const inner = names.reduce((inner, name) => (inner[name] ??= {}), body);
+      if (!isOfList(field)) inner[last] = value;
+      else inner[last] = [...(inner[last] ?? []), ...(field.checked ? [field.value] : [])];
     }
   }
   return [path, body];

@@ -1,0 +1,123 @@
+"""The pages of keys and limits."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from server.accounts.auth import ADMIN, INFERENCE
+from server.accounts.keys import create_key
+from tests.server.console.browsing import Visitor
+from tests.server.factories import NOW_MS
+from tests.server.in_process import InProcess, User
+
+METER = re.compile(r'<meter min="0" max="(\d+)".*? value="(\d+)"')
+SignIn = Callable[[User], Visitor]
+
+
+def with_new_key(user: User, **terms: object) -> User:
+    made = user.call("POST", "/v1/keys", {"name": "few", "scopes": [INFERENCE], **terms}).json()
+    return User(user.product, user.tenant_id, user.name, made["api_key"])
+
+
+def id_of(user: User) -> str:
+    return user.api_key.split("-")[2]
+
+
+def test_a_key_without_the_scope_admin_sees_itself_alone_with_its_limits(
+    acme: User, signed_in: SignIn
+) -> None:
+    other = with_new_key(acme, name="another")
+    few = with_new_key(acme, tokens_per_minute=4321)
+    page = signed_in(few).get("/console/keys").text
+    assert id_of(few) in page
+    assert "4,321 tokens per minute" in page
+    assert id_of(other) not in page
+    assert "data-path" not in page
+
+
+def test_a_key_with_the_scope_admin_sees_all_keys_and_their_states(
+    acme: User, signed_in: SignIn
+) -> None:
+    gone = with_new_key(acme)
+    acme.call("DELETE", f"/v1/keys/{id_of(gone)}")
+    ended = acme.call("POST", "/v1/keys", {"scopes": [INFERENCE], "expires_at": 1}).json()
+    page = signed_in(acme).get("/console/keys").text
+    for key_id in (id_of(acme), id_of(gone), ended["key_id"]):
+        assert f'href="/console/keys/{key_id}"' in page
+    assert [page.count(f">{state}</span>") for state in ("valid", "revoked", "expired")] == [1] * 3
+
+
+def test_a_page_of_keys_leads_to_the_next_one(acme: User, signed_in: SignIn) -> None:
+    gateway = acme.product.gateway
+
+    def write(conn: object) -> list[str]:
+        make = {"pepper": gateway.pepper, "now_ms": NOW_MS + 1}
+        return [create_key(conn, acme.tenant_id, "", **make)[0].key_id for _ in range(50)]
+
+    made = gateway.database.write_sync(write)
+    visitor = signed_in(acme)
+    first = visitor.get("/console/keys").text
+    last_of_first = sorted(made)[48]
+    assert f"/console/keys?after={last_of_first}" in first
+    second = visitor.get(f"/console/keys?after={last_of_first}").text
+    assert f'href="/console/keys/{sorted(made)[49]}"' in second
+    assert "?after=" not in second
+
+
+def test_what_is_used_of_a_limit_is_shown(acme: User, signed_in: SignIn) -> None:
+    few = with_new_key(acme, requests_per_minute=7, max_concurrency=3)
+    visitor = signed_in(few)
+    assert METER.findall(visitor.get("/console/keys").text)[:2] == [("7", "0"), ("3", "0")]
+    assert few.complete("base").status_code == 200
+    page = visitor.get("/console/keys").text
+    assert METER.findall(page)[0] == ("7", "1")
+    assert 'hx-trigger="every 2s"' in page
+
+
+def test_the_queue_is_shown_by_base_model(acme: User, signed_in: SignIn) -> None:
+    page = signed_in(acme).get("/console/keys").text
+    assert "<td>base</td>" in page
+    assert "0 of " in page
+
+
+def test_what_a_key_is_called_is_text_on_a_page(acme: User, signed_in: SignIn) -> None:
+    named = with_new_key(acme, name="<b>bold</b>")
+    visitor = signed_in(acme)
+    for path in ("/console/keys", f"/console/keys/{id_of(named)}"):
+        page = visitor.get(path).text
+        assert "&lt;b&gt;bold&lt;/b&gt;" in page
+        assert "<b>" not in page
+
+
+def test_the_page_of_a_key_says_its_terms(acme: User, signed_in: SignIn) -> None:
+    key = with_new_key(acme, name="batch", requests_per_minute=60, expires_at=1_830_297_600)
+    page = signed_in(acme).get(f"/console/keys/{id_of(key)}").text
+    assert 'value="2028-01-01T00:00:00"' in page
+    assert f'<a class="mono" href="/console/keys/{id_of(acme)}">' in page
+    assert page.count(" checked") == 1
+
+
+def test_a_key_that_has_ended_cannot_be_changed(acme: User, signed_in: SignIn) -> None:
+    gone = with_new_key(acme)
+    acme.call("DELETE", f"/v1/keys/{id_of(gone)}")
+    page = signed_in(acme).get(f"/console/keys/{id_of(gone)}").text
+    assert "revoked" in page
+    assert "data-path" not in page
+
+
+@pytest.mark.parametrize("path", ["/console/keys/{}", "/console/keys?after={}"])
+def test_another_tenants_key_is_not_found(
+    product: InProcess, acme: User, signed_in: SignIn, path: str
+) -> None:
+    other = product.user(f"not-{acme.name}", scopes=frozenset({ADMIN}))
+    answer = signed_in(acme).get(path.format(id_of(other)))
+    assert answer.status_code == 404
+    assert "There is no API key" in answer.text
+
+
+def test_the_page_of_a_key_needs_the_scope_admin(acme: User, signed_in: SignIn) -> None:
+    few = with_new_key(acme)
+    answer = signed_in(few).get(f"/console/keys/{id_of(few)}")
+    assert answer.status_code == 403
+    assert "admin" in answer.text
