@@ -2,9 +2,9 @@
 
 from fastapi import FastAPI
 
-from server.console import rendering, request_log, sign_in, spend
+from server.console import adapters, rendering, request_log, sign_in, spend
 
-_PAGES = (rendering, sign_in, request_log, spend)
+_PAGES = (rendering, sign_in, request_log, spend, adapters)
 
 
 def mount(app: FastAPI) -> FastAPI:

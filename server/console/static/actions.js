@@ -5,7 +5,7 @@
 // data-type: number, json or lines.   An empty field is left out, or null with data-empty="null".
 // data-show: the answer's field that is shown once, as a new key is.   data-then: where to go afterwards;
 // without it the page's main part is loaded again.
-const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
+export const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
 
 /** Call the API in the session of the page. Returns its answer; throws an Error with what it said. */
 export async function api(method, path, { body, headers, signal } = {}) {
@@ -15,6 +15,11 @@ export async function api(method, path, { body, headers, signal } = {}) {
     headers: { "x-chorale-csrf": csrf, ...(isJson && { "content-type": "application/json" }), ...headers },
     body: isJson ? JSON.stringify(body) : body,
   });
+  return checked(response);
+}
+
+/** The response, if it is a success. Throws an Error with what it said. */
+export async function checked(response) {
   if (response.ok) return response;
   if (response.status === 401) location.reload(); // the session is over: the page leads to signing in
   const answer = await response.json().catch(() => null);
