@@ -16,7 +16,7 @@ from registry.names import is_name
 from server.accounts import auth
 from server.accounts.auth import Identity
 from server.api.adapter_view import VersionAnswer
-from server.api.deps import AdapterViewDep, BasesDep, CatalogDep, DatabaseDep
+from server.api.deps import AdapterViewDep, BasesDep, CatalogDep, DatabaseDep, UploadsDep
 from server.api.routes import adapters, offers, sharing
 from server.api.routes.lists import ListAnswer
 from server.console.page_route import PageRoute
@@ -70,6 +70,7 @@ async def list_adapters(
     catalog: CatalogDep,
     bases: BasesDep,
     view: AdapterViewDep,
+    uploads: UploadsDep,
     query: Annotated[ListQuery, Query()],
 ) -> Response:
     """Show the adapters by name, and the form for uploads."""
@@ -95,6 +96,7 @@ async def list_adapters(
         places=_places(bases, identity, latest),
         may_write=viewer.may(auth.ADAPTERS_WRITE),
         base_names=bases.models.names,
+        part_bytes=uploads.limits.part_bytes,
         **await database.read(read),
     )
 
@@ -107,6 +109,7 @@ async def adapter(
     catalog: CatalogDep,
     bases: BasesDep,
     view: AdapterViewDep,
+    uploads: UploadsDep,
     query: Annotated[AdapterQuery, Query()],
 ) -> Response:
     """Show one adapter, or how to restore it if it is deleted."""
@@ -147,6 +150,7 @@ async def adapter(
         places=_places(bases, identity, listed.data),
         may_write=may_write,
         base_names=bases.models.names,
+        part_bytes=uploads.limits.part_bytes,
     )
 
 

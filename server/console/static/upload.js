@@ -5,7 +5,7 @@ import { api, checked, csrf } from "./actions.js";
 import { Sha256 } from "./sha256.js";
 
 const FILES = ["adapter_config.json", "adapter_model.safetensors"];
-const PART_BYTES = 16 << 20, PIECE_BYTES = 1 << 20;
+const PIECE_BYTES = 1 << 20;
 const MAX_FAILURES = 5, MAX_PAUSE_MS = 10_000, POLL_MS = 500;
 const STAGES = {
   reading: "This page makes the files' sha256.", sending: "The files are on their way.",
@@ -100,7 +100,7 @@ function put(path, part, range, onSent) {
   });
 }
 
-async function send(upload, file, show) {
+async function send(upload, file, partBytes, show) {
   const path = `/v1/uploads/${upload.id}`;
   let at = upload.files[file.name].received_bytes, failures = 0;
   for (;;) {
@@ -108,7 +108,7 @@ async function send(upload, file, show) {
       at ??= (await (await api("GET", path)).json()).files[file.name].received_bytes;
       show(file.name, at);
       if (at === file.size) return;
-      const start = at, end = Math.min(at + PART_BYTES, file.size);
+      const start = at, end = Math.min(at + partBytes, file.size);
       const range = `bytes ${start}-${end - 1}/${file.size}`;
       const answer = await put(`${path}/files/${file.name}`, file.slice(start, end), range, (sent) => show(file.name, start + sent));
       at = answer.received_bytes;
@@ -151,7 +151,7 @@ async function run(form) {
   if (upload.state === "open") {
     enter(form, "sending");
     const show = barOf(form, files);
-    for (const it of FILES) await send(upload, files[it], show);
+    for (const it of FILES) await send(upload, files[it], Number(form.dataset.partBytes), show);
   }
   if (upload.state !== "complete") upload = await follow(form, upload.id);
   localStorage.removeItem(key);
