@@ -50,14 +50,18 @@ def _templates() -> jinja2.Environment:
     return environment
 
 
-@router.get("/static/{name}")
-def static(name: str) -> Response:
-    """Serve a style sheet or a script; its URL changes with its content."""
+@router.get("/static/{version}/{name}")
+def static(version: str, name: str) -> Response:
+    """Serve a style sheet or a script.   version: of all files, so that scripts import one another
+    by name, and each is loaded once. Another version, as of a gateway of another release, is not
+    kept by browsers.
+    """
     if name not in _static_files():
         raise errors.not_found("There is no such file.", code="unknown_url")
-    headers = {"cache-control": "public, max-age=31536000, immutable"}
+    is_current = version == _static_version()
+    kept = "public, max-age=31536000, immutable" if is_current else "no-store"
     media_type = _TYPES[name[name.rindex(".") :]]
-    return Response(_static_files()[name], media_type=media_type, headers=headers)
+    return Response(_static_files()[name], media_type=media_type, headers={"cache-control": kept})
 
 
 @functools.cache
@@ -66,6 +70,12 @@ def _static_files() -> dict[str, bytes]:
 
 
 @functools.cache
+def _static_version() -> str:
+    digest = hashlib.sha256()
+    for name, content in sorted(_static_files().items()):
+        digest.update(name.encode() + content)
+    return digest.hexdigest()[:12]
+
+
 def _static_url(name: str) -> str:
-    digest = hashlib.sha256(_static_files()[name]).hexdigest()
-    return f"/console/static/{name}?{digest[:12]}"
+    return f"/console/static/{_static_version()}/{name}"

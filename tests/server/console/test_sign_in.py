@@ -164,4 +164,9 @@ def test_pages_run_no_script_and_load_nothing_of_others(acme: User, signed_in: S
 
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fspend.py", "%2e%2e"])
 def test_only_the_files_of_the_folder_are_served(product: InProcess, name: str) -> None:
-    assert Visitor(product).get(f"/console/static/{name}").status_code == 404
+    assert Visitor(product).get(f"/console/static/1/{name}").status_code == 404
+
+
+def test_a_file_of_another_version_is_not_kept(product: InProcess) -> None:
+    answer = Visitor(product).get("/console/static/of-another-release/actions.js")
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
