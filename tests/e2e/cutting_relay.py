@@ -46,7 +46,7 @@ class CuttingRelay:
                 if part := _PART.search(data.replace(b"Content-Range", b"content-range")):
                     self.starts.append(int(part[1]))
                     if self.cuts and self.cuts.popleft():
-                        gateway.sendall(data[: part.end()])
+                        gateway.sendall(data[:-1])
                         break
                 gateway.sendall(data)
             for end in (client, gateway):
