@@ -52,7 +52,7 @@ class AdapterQuery(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    version: Number = None
+    version: Annotated[int | None, Field(ge=1, le=999_999_999)] = None
     alias: Name = LATEST
     before: Number = None
     moved_before: Number = None
