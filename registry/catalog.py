@@ -182,6 +182,11 @@ class Catalog(Directory):
         self._record(conn, "restored", adapter, None, actor)
         return self.get_adapter(conn, tenant_id, name)
 
+    def list_deleted(self, conn: Connection, tenant_id: str, limit: int) -> list[tuple[str, int]]:
+        """(name, deleted_at_ms) of adapters that can be restored, the last deleted first."""
+        since_ms = self._now_ms() - self.retention_s * 1000
+        return deleted_rows.list_deleted(conn, tenant_id, since_ms, limit)
+
     def delete_version(
         self, conn: Connection, tenant_id: str, name: str, number: int, *, actor: str = "operator"
     ) -> None:

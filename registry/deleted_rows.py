@@ -38,6 +38,17 @@ def restore_adapter(conn: Connection, tenant_id: str, adapter_id: str, deleted_a
     return True
 
 
+def list_deleted(
+    conn: Connection, tenant_id: str, since_ms: int, limit: int
+) -> list[tuple[str, int]]:
+    """(name, deleted_at_ms) of the adapters deleted after `since_ms`, the last deleted first."""
+    query = select(adapters.c.name, adapters.c.deleted_at_ms).where(
+        adapters.c.tenant_id == tenant_id, adapters.c.deleted_at_ms > since_ms
+    )
+    rows = conn.execute(query.order_by(adapters.c.deleted_at_ms.desc()).limit(limit))
+    return [(row.name, row.deleted_at_ms) for row in rows]
+
+
 def revive_adapter(conn: Connection, tenant_id: str, adapter_id: str) -> None:
     """Undelete the adapter's row alone, for a new upload; its versions stay deleted."""
     _set_adapter(conn, tenant_id, adapter_id, None)

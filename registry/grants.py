@@ -101,6 +101,14 @@ def list_grants(conn: Connection, adapter: Adapter) -> list[Grant]:
     return [Grant(**row._mapping) for row in rows]
 
 
+def count_grants(conn: Connection, tenant_id: str, adapter_ids: Collection[str]) -> dict[str, int]:
+    """The number of grants of each of the owner's adapters that has any, by adapter_id."""
+    query = select(grants.c.adapter_id, func.count()).where(
+        grants.c.adapter_id.in_(adapter_ids), grants.c.tenant_id == tenant_id
+    )
+    return {row[0]: row[1] for row in conn.execute(query.group_by(grants.c.adapter_id))}
+
+
 def is_granted(conn: Connection, owner_id: str, name: str, grantee_id: str) -> bool:
     """Whether the owner has an adapter of this name that the tenant may use."""
     query = (

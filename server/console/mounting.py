@@ -4,6 +4,7 @@ from fastapi import APIRouter, FastAPI
 
 from server.api import errors
 from server.console import (
+    adapters,
     bill,
     keys,
     playground,
@@ -26,6 +27,7 @@ _PAGES = (
     keys,
     bill,
     webhooks,
+    adapters,
 )
 
 

@@ -6,7 +6,7 @@
 // data-empty="null".   Boxes that have a value and share a name are a list.   A PATCH has what was changed alone.
 // data-show: the answer's field that is shown once, as a new key is.   data-then: where to go afterwards;
 // without it the page's main part is loaded again.
-const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
+export const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
 
 /** Call the API in the session of the page. Returns its answer; throws an Error with what it said. */
 export async function api(method, path, { body, headers, signal } = {}) {
@@ -16,6 +16,11 @@ export async function api(method, path, { body, headers, signal } = {}) {
     headers: { "x-chorale-csrf": csrf, ...(isJson && { "content-type": "application/json" }), ...headers },
     body: isJson ? JSON.stringify(body) : body,
   });
+  return checked(response);
+}
+
+/** The response, if it is a success. Throws an Error with what it said. */
+export async function checked(response) {
   if (response.ok) return response;
   if (response.status === 401) location.reload(); // the session is over: the page leads to signing in
   const answer = await response.json().catch(() => null);

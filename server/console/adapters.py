@@ -1,0 +1,183 @@
+"""The pages of adapters: the list with uploads, one adapter, and what other tenants share."""
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from registry import grants
+from registry.adapter_rows import LATEST, find_adapter_row
+from registry.build import object_key
+from registry.errors import AdapterNotFound
+from registry.names import is_name
+from server.accounts import auth
+from server.accounts.auth import Identity
+from server.api.adapter_view import VersionAnswer
+from server.api.deps import AdapterViewDep, BasesDep, CatalogDep, DatabaseDep, UploadsDep
+from server.api.routes import adapters, offers, sharing
+from server.api.routes.lists import ListAnswer
+from server.console.page_route import PageRoute
+from server.console.rendering import render
+from server.console.viewers import AdaptersViewer
+from server.inference.bases import Bases
+
+router = APIRouter(route_class=PageRoute)
+
+_PAGE_SIZE = 50
+_MOST_ROWS = 20
+"""Rows of each table of one adapter's page, and deleted adapters that the list shows."""
+
+Name = Annotated[str, Field(max_length=64)]
+Number = Annotated[int | None, Field(ge=1, le=2**63 - 1)]
+Place = tuple[str, str]
+"""An engine, and the tier there."""
+
+
+class ListQuery(BaseModel):
+    """What is asked for.   search: a part of the name.   after: last name of the page before."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    search: Name = ""
+    after: Name = ""
+
+
+class AdapterQuery(BaseModel):
+    """What is asked for.   version: whose passport is shown; None for `latest`.   alias: whose past
+    is shown.   before, moved_before: first version and first move of the pages before.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Annotated[int | None, Field(ge=1, le=999_999_999)] = None
+    alias: Name = LATEST
+    before: Number = None
+    moved_before: Number = None
+
+    def url(self, name: str, **changes: Any) -> str:
+        """The URL of an adapter's page with some of this changed."""
+        asked = self.model_dump(exclude_defaults=True) | changes
+        return f"/console/adapters/{name}{f'?{urlencode(asked)}' if asked else ''}"
+
+
+@router.get("/adapters")
+async def list_adapters(
+    viewer: AdaptersViewer,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    bases: BasesDep,
+    view: AdapterViewDep,
+    uploads: UploadsDep,
+    query: Annotated[ListQuery, Query()],
+) -> Response:
+    """Show the adapters by name, and the form for uploads."""
+    identity = viewer.identity
+    found = await adapters.list_adapters(
+        database, catalog, view, identity, query.after or None, _PAGE_SIZE, query.search
+    )
+    ids = [adapter.adapter_id for adapter in found.data]
+
+    def read(conn: Connection) -> dict[str, Any]:
+        return {
+            "num_grants": grants.count_grants(conn, identity.tenant_id, ids),
+            "deleted": catalog.list_deleted(conn, identity.tenant_id, _MOST_ROWS),
+        }
+
+    latest = [adapter.latest for adapter in found.data if adapter.latest]
+    return render(
+        "adapters.html",
+        viewer,
+        adapters=found.data,
+        next_url=_next_url(query, found.data[-1].id) if found.has_more else None,
+        asked=query,
+        places=_places(bases, identity, latest),
+        may_write=viewer.may(auth.ADAPTERS_WRITE),
+        base_names=bases.models.names,
+        part_bytes=uploads.limits.part_bytes,
+        **await database.read(read),
+    )
+
+
+@router.get("/adapters/{name}")
+async def adapter(
+    name: str,
+    viewer: AdaptersViewer,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    bases: BasesDep,
+    view: AdapterViewDep,
+    uploads: UploadsDep,
+    query: Annotated[AdapterQuery, Query()],
+) -> Response:
+    """Show one adapter, or how to restore it if it is deleted."""
+    identity, may_write = viewer.identity, viewer.may(auth.ADAPTERS_WRITE)
+
+    async def versions(before: int | None, limit: int) -> ListAnswer[VersionAnswer]:
+        return await adapters.list_versions(
+            name, database, catalog, view, identity, before, limit, include_deleted=True
+        )
+
+    try:
+        found = await adapters.get_adapter(name, database, catalog, view, identity)
+    except AdapterNotFound:
+        find = lambda conn: find_adapter_row(conn, identity.tenant_id, name)  # noqa: E731
+        row = await database.read(find) if is_name(name) else None
+        if row is None:
+            raise
+        return render("deleted_adapter.html", viewer, it=row, may_write=may_write)
+    shown = found.latest
+    if query.version:
+        asked = (await versions(query.version + 1, 1)).data
+        shown = next((it for it in asked if it.version == query.version), None)
+        if shown is None:
+            raise AdapterNotFound(model=f"{name}@{query.version}")
+    listed = await versions(query.before, _MOST_ROWS)
+    moves = await adapters.list_moves(
+        name, query.alias, database, catalog, identity, query.moved_before, _MOST_ROWS
+    )
+    return render(
+        "adapter.html",
+        viewer,
+        it=found,
+        shown=shown,
+        versions=listed,
+        moves=moves,
+        grants=(await sharing.list_grants(name, database, catalog, identity)).data,
+        asked=query,
+        places=_places(bases, identity, listed.data),
+        may_write=may_write,
+        base_names=bases.models.names,
+        part_bytes=uploads.limits.part_bytes,
+    )
+
+
+@router.get("/offers")
+async def list_offers(viewer: AdaptersViewer, database: DatabaseDep, bases: BasesDep) -> Response:
+    """Show the adapters that other tenants offer or share."""
+    found = await offers.list_offers(database, bases, viewer.identity)
+    return render("offers.html", viewer, offers=found, may_write=viewer.may(auth.ADAPTERS_WRITE))
+
+
+def _next_url(query: ListQuery, last: str) -> str:
+    return f"/console/adapters?{urlencode({'search': query.search, 'after': last})}"
+
+
+def _places(
+    bases: Bases, identity: Identity, versions: Iterable[VersionAnswer]
+) -> dict[str, list[Place]]:
+    """The engines that have a version's weights or are getting them, by the version's digest."""
+    engines: dict[str, list[str]] = {}
+    found: dict[str, list[Place]] = {}
+    for version in versions:
+        base = bases.of_revision(version.base_revision)
+        if base is None:
+            continue
+        if base.home not in engines:
+            engines[base.home] = [figures.name for figures in base.engines.figures()]
+        key = object_key(identity.tenant_id, version.digest)
+        told = ((name, base.engines.residency(key, name)) for name in engines[base.home])
+        found[version.digest] = [(name, it.tier) for name, it in told if it and it.tier != "remote"]
+    return found
