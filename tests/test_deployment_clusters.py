@@ -25,7 +25,7 @@ from server.launch.settings import Settings, load_settings
 from server.pool.engines import EngineFigures
 from tests import needs
 from tests.deployment_files import DEPLOY, FILLED, ROOT, dockerfile_steps, guide, image_environment
-from tests.server.api.test_metrics import make_stats
+from tests.server.api.test_metrics import make_stats, note_request
 from tests.server.bases import figures_only
 
 KUBERNETES = DEPLOY / "kubernetes"
@@ -260,9 +260,10 @@ def series() -> dict[str, set[str]]:
     """Return every series that a gateway with an engine shows, with its labels."""
     stats = make_stats(grammars=GrammarStats(tenants=(("ten_1", 1.0),)))
     bases = figures_only(EngineFigures("engine", "ready", None, stats, 0))
-    lag = SimpleNamespace(last_seq=1, settled_seq=0)
-    metrics = Metrics(bases, SimpleNamespace(lags={"engine": lag}), num_gateways=2)
-    metrics.requests.labels("GET", "200").inc()
+    lag = SimpleNamespace(last_seq=1, settled_seq=0, complete_at_ms=1)
+    metrics = Metrics(bases, SimpleNamespace(lags={"engine": lag}))
+    metrics.requests.labels("GET", "/ready", "200").inc()
+    note_request(metrics)
     metrics.note_audit(_a_report())
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.render().decode()):

@@ -129,16 +129,31 @@ def test_an_adapter_that_is_lost_on_the_way_is_an_error_event(product: Product) 
 
 
 def test_a_failure_is_no_first_token(product: Product) -> None:
-    def observed() -> str:
+    def observed() -> list[str]:
         lines = product.gateway.metrics.render().decode().splitlines()
-        return next(line for line in lines if "first_token_seconds_count" in line).split()[-1]
+        return [line.split()[-1] for line in lines if "first_token_seconds_count" in line]
 
     product.engines.script = end_at_once(finish_reason="error", stop_cause="adapter_missing")
     product.chat()
-    assert observed() == "0.0"
+    assert observed() == []
     product.engines.script = answer_all
     product.chat()
-    assert observed() == "1.0"
+    assert observed() == ["1.0"]
+
+
+def test_requests_are_counted_by_how_they_ended(product: Product) -> None:
+    for script in (answer_all, end_at_once(finish_reason="error", stop_cause="adapter_missing")):
+        product.engines.script = script
+        product.chat()
+    lines = product.gateway.metrics.render().decode().splitlines()
+    for outcome in ("length", "error"):
+        assert f'chorale_requests_total{{base="base",outcome="{outcome}"}} 1.0' in lines
+    (said,) = (line for line in lines if line.startswith("chorale_tenant_completion_tokens_total"))
+    assert said.startswith(
+        f'chorale_tenant_completion_tokens_total{{tenant="{product.tenant_id}"}}'
+    )
+    routes = [line for line in lines if line.startswith("chorale_http_requests_total")]
+    assert any('route="/v1/chat/completions",status="200"' in line for line in routes)
 
 
 def test_an_answer_waits_until_its_own_first_token_and_logprobs_of_the_prompt_are_none(
