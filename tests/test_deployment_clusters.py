@@ -251,9 +251,15 @@ def test_the_settings_of_a_ray_gateway_are_settings(
 
 
 def rules() -> Iterator[dict[str, Any]]:
+    """Yield every alert rule, with the expressions of recording rules put in for their names."""
     document = yaml.safe_load((DEPLOY / "prometheus-rules.yaml").read_text())
-    for group in document["groups"]:
-        yield from group["rules"]
+    all_rules = [rule for group in document["groups"] for rule in group["rules"]]
+    recorded = {rule["record"]: rule["expr"] for rule in all_rules if "record" in rule}
+    for rule in all_rules:
+        if "alert" in rule:
+            for name, expr in recorded.items():
+                rule["expr"] = re.sub(rf"{name}\b", lambda _, expr=expr: expr, rule["expr"])
+            yield rule
 
 
 def series() -> dict[str, set[str]]:
@@ -330,3 +336,12 @@ def test_the_guide_names_metrics_that_there_are() -> None:
 def test_the_alert_for_late_first_tokens_is_the_slo() -> None:
     (rule,) = (rule for rule in rules() if rule["alert"] == "ChoraleFirstTokensLate")
     assert float(rule["expr"].split()[-1]) == Settings(model="m").slo_first_token_s
+
+
+def test_the_service_level_of_first_tokens_is_a_bucket() -> None:
+    (rule,) = (rule for rule in rules() if rule["alert"] == "ChoraleLatencyBudgetBurns")
+    (bound,) = set(re.findall(r'le="([^"]*)"', rule["expr"]))
+    metrics = Metrics(figures_only(), SimpleNamespace(lags={}))
+    note_request(metrics)
+    assert f'first_token_seconds_bucket{{base="base",le="{bound}"}}' in metrics.render().decode()
+    assert float(bound) == Settings(model="m").slo_first_token_s
