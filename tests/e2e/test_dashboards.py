@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a stack under load: every panel, rule and alert finds what it asks for."""
+"""A real Prometheus scrapes a loaded stack: every panel, rule and alert finds what it asks for."""
 
 import contextlib
 import json
