@@ -1,4 +1,4 @@
-"""What is noted while the outputs of a request pass."""
+"""Outputs of a request are noted while they pass."""
 
 from types import SimpleNamespace
 from typing import Any
