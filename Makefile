@@ -155,5 +155,5 @@ endef
 
 chromium: ; $(call debian,chromium,chromium)
 node: ; $(call debian,npm,nodejs npm)
-debian-parts: ; $(call debian,promtool haproxy,prometheus haproxy --no-install-recommends)
+debian-parts: ; $(call debian,prometheus promtool haproxy,prometheus haproxy --no-install-recommends)
 emulator: ; $(call debian,qemu-aarch64 aarch64-linux-gnu-gcc,qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross --no-install-recommends)

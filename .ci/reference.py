@@ -77,7 +77,7 @@ def make_metrics() -> Metrics:
     """The metrics of a gateway that has no engine yet."""
     bases: Any = SimpleNamespace(figures=lambda: [], num_deaths=0, current=[])
     settler: Any = SimpleNamespace(lags={})
-    return Metrics(bases, settler, num_gateways=2)
+    return Metrics(bases, settler)
 
 
 def pages(

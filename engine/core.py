@@ -35,7 +35,7 @@ from engine.proof import ProofRunner, Reference
 from engine.records import EndRecord, JournalRecords, ResidencyItem
 from engine.request import RequestGroup
 from engine.scheduler import Scheduler
-from engine.step_times import StepTimes, size_of
+from engine.step_times import PhaseSeconds, StepTimes, size_of
 from lora.beat import Beat
 from lora.residency_meter import Stay
 from lora.tier_map import AdapterLocation
@@ -118,18 +118,25 @@ class EngineCore:
         self._is_finished = False
         self.proofs = ProofRunner(reference, scheduler, self._accept, precision, scheduler.clock)
         self._step_times = StepTimes()
+        self._phases = PhaseSeconds(scheduler.clock)
         self.largest_batch = Batch(0, ())
         self.num_steps = self.num_completion_tokens = 0
         self.num_prompt_tokens = self.num_cached_tokens = 0
 
     def step(self, busy: Busy = Beat().busy) -> list[tuple[str, ToGateway]]:
         """Run one step of every request that can run; the returned messages may be sent at once."""
+        phases = self._phases
+        phases.begin()
         self.adapters.poll()
         batch = self.scheduler.schedule()
+        phases.end("schedule")
         finished, tokens = self._compute(batch, busy)
+        phases.end("compute")
         result = self.scheduler.update(finished, tokens)
+        phases.end("update")
         if self.runner.lag:
             self._choose(batch)
+            phases.end("choose")
             self.scheduler.hand_over(result)
         if result.num_forced:
             self.runner.count_forced(result.num_forced)
@@ -141,10 +148,13 @@ class EngineCore:
         except JournalFull as full:
             result = self._fail_all(result, full.ends)
         self.journal.make_room()
+        phases.end("journal")
         answers = self._deliver(finished, result)
+        phases.end("deliver")
         if self.proofs.has_work:
             with busy("proving an adapter", _DISK_S):
                 answers += self.proofs.advance()
+            phases.end("prove")
         return answers
 
     @property
@@ -287,6 +297,7 @@ class EngineCore:
             tiers=self._tiers(),
             grammars=self._grammars(),
             drafts=self._drafts(),
+            step_seconds=self._phases.seconds,
         )
 
     def _drafts(self) -> DraftStats:

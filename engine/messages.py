@@ -420,6 +420,7 @@ class EngineStats:
     """The engine's heartbeat, with figures: current gauges, and counters since it started.
 
     batch_*: the largest step since the previous message.   tiers: nearest first.
+    step_seconds: (phase, seconds that steps spent in it).
     is_leaving: whether it takes no new requests, and exits once all it has is ended and settled.
     silence_s: silence after which the engine counts as hung.
     """
@@ -448,6 +449,7 @@ class EngineStats:
     tiers: tuple[TierStats, ...] = ()
     grammars: GrammarStats = GrammarStats()
     drafts: DraftStats = DraftStats()
+    step_seconds: tuple[tuple[str, float], ...] = ()
     is_leaving: bool = False
     silence_s: float = SILENCE_S
 

@@ -1,6 +1,6 @@
-"""How long a step may take, judged by the last steps of its size."""
+"""How long a step may take, judged by the last steps of its size; and what steps took."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from engine.batch import Batch
@@ -56,3 +56,26 @@ class StepTimes:
         """Note how long work on steps of these sizes took."""
         for size in sizes:
             self._seen.setdefault(size, _Seen()).note(seconds)
+
+
+class PhaseSeconds:
+    """Seconds that steps spent in each phase, added up. A step reads the clock seven times."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._at = 0.0
+        self._seconds: dict[str, float] = {}
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._at = self._clock()
+
+    def end(self, phase: str) -> None:
+        """End a phase of the step, which began where the one before it ended."""
+        began_at, self._at = self._at, self._clock()
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + self._at - began_at
+
+    @property
+    def seconds(self) -> tuple[tuple[str, float], ...]:
+        """(phase, seconds), in the order of a step."""
+        return tuple(self._seconds.items())

@@ -25,7 +25,7 @@ from server.launch.settings import Settings, load_settings
 from server.pool.engines import EngineFigures
 from tests import needs
 from tests.deployment_files import DEPLOY, FILLED, ROOT, dockerfile_steps, guide, image_environment
-from tests.server.api.test_metrics import make_stats
+from tests.server.api.test_metrics import make_stats, note_request
 from tests.server.bases import figures_only
 
 KUBERNETES = DEPLOY / "kubernetes"
@@ -250,19 +250,31 @@ def test_the_settings_of_a_ray_gateway_are_settings(
 # ---- Prometheus ----
 
 
+def rule_groups() -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]]
+    groups = yaml.safe_load((DEPLOY / "prometheus-rules.yaml").read_text())["groups"]
+    return groups
+
+
 def rules() -> Iterator[dict[str, Any]]:
-    document = yaml.safe_load((DEPLOY / "prometheus-rules.yaml").read_text())
-    for group in document["groups"]:
-        yield from group["rules"]
+    """Yield every alert rule, with the expressions of recording rules put in for their names."""
+    all_rules = [rule for group in rule_groups() for rule in group["rules"]]
+    recorded = {rule["record"]: rule["expr"] for rule in all_rules if "record" in rule}
+    for rule in all_rules:
+        if "alert" in rule:
+            for name, expr in recorded.items():
+                rule["expr"] = re.sub(rf"{name}\b", lambda _, expr=expr: expr, rule["expr"])
+            yield rule
 
 
 def series() -> dict[str, set[str]]:
     """Return every series that a gateway with an engine shows, with its labels."""
     stats = make_stats(grammars=GrammarStats(tenants=(("ten_1", 1.0),)))
     bases = figures_only(EngineFigures("engine", "ready", None, stats, 0))
-    lag = SimpleNamespace(last_seq=1, settled_seq=0)
-    metrics = Metrics(bases, SimpleNamespace(lags={"engine": lag}), num_gateways=2)
-    metrics.requests.labels("GET", "200").inc()
+    lag = SimpleNamespace(last_seq=1, settled_seq=0, complete_at_ms=1)
+    metrics = Metrics(bases, SimpleNamespace(lags={"engine": lag}))
+    metrics.requests.labels("GET", "/ready", "200").inc()
+    note_request(metrics)
     metrics.note_audit(_a_report())
     found: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
@@ -292,6 +304,24 @@ def test_every_alert_fires_when_it_should_and_is_silent_when_it_should_be(tmp_pa
     alerts = [rule["alert"] for rule in rules()]
     tested = {" ".join(case.split()[:2]) for case in cases}
     assert tested == {f"{alert} {state}" for alert in alerts for state in ("fires", "silent")}
+    # Each group is tested alone, since all its rules are evaluated in each of its cases.
+    files = []
+    for group in rule_groups():
+        named = {rule.get("alert") for rule in group["rules"]}
+        own = {case: series for case, series in cases.items() if case.split()[0] in named}
+        files.append(tmp_path / f"{group['name']}-tests.yaml")
+        files[-1].write_text(yaml.safe_dump(rule_tests(group, own, tmp_path)))
+    command = (needs.program("promtool", "prometheus"), "test", "rules", *files)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def rule_tests(
+    group: dict[str, Any], cases: dict[str, dict[str, str]], folder: Path
+) -> dict[str, Any]:
+    """Tests of a group in promtool's form.   cases: series by what they are to show."""
+    file = folder / f"{group['name']}.yaml"
+    file.write_text(yaml.safe_dump({"groups": [group]}))
     tests = []
     for case, series in cases.items():
         alert, state = case.split()[:2]
@@ -301,12 +331,7 @@ def test_every_alert_fires_when_it_should_and_is_silent_when_it_should_be(tmp_pa
         lines = [{"series": name, "values": values} for name, values in series.items()]
         tests.append({"interval": "1m", "input_series": lines, "promql_expr_test": [asked]})
     # Rules are evaluated every five minutes: each minute takes four times as much processor time.
-    document = {"rule_files": [str(DEPLOY / "prometheus-rules.yaml")], "evaluation_interval": "5m"}
-    file = tmp_path / "tests.yaml"
-    file.write_text(yaml.safe_dump(document | {"tests": tests}))
-    command = (needs.program("promtool", "prometheus"), "test", "rules", file)
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    return {"rule_files": [str(file)], "evaluation_interval": "5m", "tests": tests}
 
 
 def test_every_alert_says_how_bad_it_is_and_a_row_of_the_guide_what_to_do() -> None:
@@ -329,3 +354,12 @@ def test_the_guide_names_metrics_that_there_are() -> None:
 def test_the_alert_for_late_first_tokens_is_the_slo() -> None:
     (rule,) = (rule for rule in rules() if rule["alert"] == "ChoraleFirstTokensLate")
     assert float(rule["expr"].split()[-1]) == Settings(model="m").slo_first_token_s
+
+
+def test_the_service_level_of_first_tokens_is_a_bucket() -> None:
+    (rule,) = (rule for rule in rules() if rule["alert"] == "ChoraleLatencyBudgetBurns")
+    (bound,) = set(re.findall(r'le="([^"]*)"', rule["expr"]))
+    metrics = Metrics(figures_only(), SimpleNamespace(lags={}))
+    note_request(metrics)
+    assert f'first_token_seconds_bucket{{base="base",le="{bound}"}}' in metrics.render().decode()
+    assert float(bound) == Settings(model="m").slo_first_token_s

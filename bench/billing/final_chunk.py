@@ -13,7 +13,7 @@ from bench.billing.measurement import Measurement
 from bench.report import percentiles_ms, rounded
 from engine.batch import StepResult
 from engine.journal import Journal
-from engine.messages import AddRequest, FinishReason, SamplingParams, StopCause
+from engine.messages import AddRequest, FinishReason, SamplingParams, StopCause, Timings
 from engine.records import RequestProgress
 from engine.request import RequestGroup
 
@@ -31,6 +31,7 @@ class _Asked:
     output_token_ids: list[int] = field(default_factory=list)
     finish_reason: FinishReason = "length"
     stop_cause: StopCause = "max_tokens"
+    timings: Timings = Timings()
 
 
 @dataclass(frozen=True, kw_only=True)

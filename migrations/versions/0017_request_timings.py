@@ -1,4 +1,4 @@
-"""Usage events say what a request waited for in the engine.
+"""Columns for what a request waited for in the engine.
 
 Revision ID: 0017
 Revises: 0016

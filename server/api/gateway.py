@@ -119,6 +119,7 @@ class Gateway:
                 request_s=settings.request_timeout_s,
                 hold_lifetime_s=settings.hold_lifetime_s,
             ),
+            count_refusal=self.metrics.count_refusal,
         )
         generation = Generation(
             database=self.database,
@@ -127,7 +128,7 @@ class Gateway:
             failures=self.failures,
             hold_lifetime_s=settings.hold_lifetime_s,
             cached_token_weight=settings.cached_token_weight,
-            observe_first_token=self.metrics.time_to_first_token.observe,
+            metrics=self.metrics.of_requests,
             count_move=self.metrics.moves.inc,
         )
         return Serving(

@@ -1,7 +1,7 @@
 """Figures for Prometheus: counted here, or read off the engines' last heartbeats at a scrape."""
 
 from collections.abc import Iterator, Mapping
-from typing import TypeVar
+from typing import Literal, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -9,11 +9,14 @@ from prometheus_client.registry import Collector
 
 from engine.messages import EngineStats
 from registry.proof import Proof
+from server.api.vllm_metrics import VllmEngines, VllmRequests
 from server.billing.audit.report import Report
 from server.billing.settler import Settler
+from server.database.clock import now_ms
 from server.inference.bases import Bases
+from server.inference.limit_refusals import RefusingLimit
+from server.inference.request_metrics import RequestMetrics
 
-_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _PROOF_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 _GAUGES = {
@@ -108,6 +111,7 @@ class _EngineCollector(Collector):
         for name, help_text in _COUNTERS.items():
             counter = CounterMetricFamily(f"chorale_{name}", help_text, labels=_LABELS)
             yield _of_engines(counter, name, stats)
+        yield _step_family(stats)
         yield from _tier_families(stats)
         yield from _grammar_families(stats)
         yield from _speculation_families(stats)
@@ -132,30 +136,44 @@ class _GatewayCollector(Collector):
             "Number of journal records that the settler has not posted to the ledger",
             labels=["engine_id"],
         )
+        ages = GaugeMetricFamily(
+            "chorale_settler_lag_seconds",
+            "Seconds since the settler last had all of the engine's journal in the ledger",
+            labels=["engine_id"],
+        )
         for engine_id, lag in self._settler.lags.items():
             lags.add_metric([engine_id], lag.last_seq - lag.settled_seq)
+            if lag.complete_at_ms is not None:
+                ages.add_metric([engine_id], max(0, now_ms() - lag.complete_at_ms) / 1000)
         yield lags
+        yield ages
 
 
 class Metrics:
     """The metrics of one gateway, in registries of their own, so that tests may make several.
 
-    num_gateways: those of this machine; several have the same figures of engines.
+    Several gateways of a machine have the same figures of engines.
+    of_requests: those of requests.   aliases: whose names some figures have as well.
     """
 
-    def __init__(self, bases: Bases, settler: Settler, num_gateways: int = 1) -> None:
+    def __init__(self, bases: Bases, settler: Settler, aliases: Literal["", "vllm"] = "") -> None:
         self._engines, self._registry = CollectorRegistry(), CollectorRegistry()
-        self._engines.register(_EngineCollector(bases))
+        engines, self.of_requests = _EngineCollector(bases), RequestMetrics()
+        self._engines.register(engines)
         self._registry.register(_GatewayCollector(bases, settler))
+        self._registry.register(self.of_requests)
+        if aliases == "vllm":
+            self._engines.register(VllmEngines(engines))
+            self._registry.register(VllmRequests(self.of_requests, bases))
         self.gateways_missing = Gauge(
             "chorale_gateways_missing",
             "Number of gateways of this machine whose figures this scrape lacks",
-            registry=self._engines if num_gateways > 1 else None,
+            registry=self._engines,
         )
         self.requests = Counter(
             "chorale_http_requests",
-            "Number of HTTP requests answered, by method and status",
-            ["method", "status"],
+            "Number of HTTP requests answered, by method, route and status",
+            ["method", "route", "status"],
             registry=self._registry,
         )
         self.moves = Counter(
@@ -173,13 +191,14 @@ class Metrics:
             "1 while limits lost their state or are counted by each gateway alone, without Redis",
             registry=self._registry,
         )
-        self.time_to_first_token = Histogram(
-            "chorale_time_to_first_token_seconds",
-            "Seconds from a request's arrival at the gateway to its first tokens",
-            buckets=_SECONDS,
+        self.refusals = Counter(
+            "chorale_limit_refusals",
+            "Number of requests that a limit refused, by the kind of limit",
+            ["limit"],
             registry=self._registry,
         )
-
+        for limit in get_args(RefusingLimit):
+            self.refusals.labels(limit)  # so that a first refusal is a rise
         self.proofs = Histogram(
             "chorale_adapter_proof_seconds",
             "Seconds that the proof of an uploaded adapter took in the engine, by verdict",
@@ -208,6 +227,9 @@ class Metrics:
             name: Gauge(f"chorale_{name}", help_text, registry=self._registry)
             for name, help_text in _WAITS.items()
         }
+
+    def count_refusal(self, limit: RefusingLimit) -> None:
+        self.refusals.labels(limit).inc()
 
     def note_proof(self, proof: Proof) -> None:
         self.proofs.labels(proof.verdict).observe(proof.seconds)
@@ -241,6 +263,18 @@ _Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
 def _of_engines(family: _Family, name: str, stats: Mapping[_Engine, object]) -> _Family:
     for (engine, base), found in stats.items():
         family.add_metric([engine, base], getattr(found, name))
+    return family
+
+
+def _step_family(stats: Mapping[_Engine, EngineStats]) -> CounterMetricFamily:
+    family = CounterMetricFamily(
+        "chorale_step_seconds",
+        "Seconds that steps took, by phase: compute is the model, all else is beside it",
+        labels=[*_LABELS, "phase"],
+    )
+    for engine, found in stats.items():
+        for phase, seconds in found.step_seconds:
+            family.add_metric([*engine, phase], seconds)
     return family
 
 

@@ -75,11 +75,12 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, send, self._metrics)
-        operation = self._tracer and _OPERATIONS.get((scope["method"], scope["path"]))
-        span = spans.begin(operation) if operation else None
-        if scope["method"] == "HEAD":
+        method = scope["method"]
+        if method == "HEAD":
             scope = {**scope, "method": "GET"}  # answered as a GET; the server drops the body
+        exchange = _Exchange(scope, method, send, self._metrics, self._template)
+        operation = self._tracer and _OPERATIONS.get((method, scope["path"]))
+        span = spans.begin(operation) if operation else None
         try:
             if refused := _refusal(scope):
                 await _answer(refused, scope, receive, exchange.send)
@@ -93,7 +94,7 @@ class Edge:
                 raise  # the answer has begun, or nobody waits for it: the connection is closed
             await _answer(errors.internal_error(), scope, receive, exchange.send)
         finally:
-            line = exchange.line(self._template(scope))
+            line = exchange.line()
             if line["route"] in _PROBES and line["status"] in (200, 503):
                 line["level"] = self._level_of_probe(line["route"], line["status"] == 200)
             self._write_line(line)
@@ -121,13 +122,24 @@ class Edge:
 
 
 class _Exchange:
-    """One request and its answer. status: None until the answer has begun."""
+    """One request and its answer.
 
-    def __init__(self, scope: Scope, send: Send, metrics: Metrics) -> None:
+    method: as the client sent it.   template: finds a scope's route, once it is routed.
+    status: None until the answer has begun.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        method: str,
+        send: Send,
+        metrics: Metrics,
+        template: Callable[[Scope], str | None],
+    ) -> None:
         self.status: int | None = None
         self._at_s = time.time()
         self._began_s = time.perf_counter()
-        self._scope = scope
+        self._scope, self._method, self._template = scope, method, template
         self._send = send
         self._metrics = metrics
         self._request_id = f"req_{uuid.uuid4().hex}"
@@ -138,7 +150,8 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self._metrics.requests.labels(self._scope["method"], self.status).inc()
+            route = self._template(self._scope) or ""
+            self._metrics.requests.labels(self._method, route, self.status).inc()
             message["headers"] = self._headed(message["headers"])
         await self._send(message)
 
@@ -155,14 +168,14 @@ class _Exchange:
     def _elapsed_ms(self) -> float:
         return (time.perf_counter() - self._began_s) * 1000
 
-    def line(self, template: str | None) -> JsonObject:
+    def line(self) -> JsonObject:
         """The log line of the exchange: ids and figures alone."""
         return {
             "at": self._at_s,
             "level": "error" if "trace" in self._notes else _level(self.status),
             "request_id": self._request_id,
-            "method": self._scope["method"],
-            "route": template,
+            "method": self._method,
+            "route": self._template(self._scope),
             "status": self.status,
             "duration_ms": round(self._elapsed_ms(), 1),
             **self._notes,

@@ -182,6 +182,7 @@ class Settler:
             return False
         try:
             if not await self._leases.hold(LEASE + engine_id):
+                engine.lag = EngineLag()  # what another settler does is not known here
                 return True
             while not await self._settle_group(engine_id, engine):
                 pass

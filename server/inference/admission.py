@@ -10,7 +10,7 @@ What follows is in `server.inference.generation`.
 
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -30,12 +30,13 @@ from server.billing.prices import Price, price_for
 from server.billing.rating import amount_nanousd
 from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable
-from server.faults import Overloaded, Unavailable
+from server.faults import Fault, Limited, Overloaded, QuotaExceeded, Unavailable
 from server.inference import errors, prompts
 from server.inference.bases import Bases
 from server.inference.drain import Drain
 from server.inference.encoders import LARGE_BYTES, Encoders
 from server.inference.generation_request import Chat, GenerationRequest
+from server.inference.limit_refusals import RefusingLimit
 from server.inference.served_base import ServedBase
 from server.limits.adapter_limits import limits_of_adapter
 from server.limits.epochs import StaleEpoch
@@ -55,6 +56,11 @@ _GRAMMAR_COST = 10
 """Bytes of prompts that are tokenized in the time of one byte of a schema, if it compiles slowly:
 a thousand optional e-mail addresses take 3 us a byte, and a prompt takes 0.3 us a byte.
 """
+_REFUSING: dict[type[Fault], RefusingLimit] = {
+    QuotaExceeded: "budget",
+    Limited: "queue_share",
+    Overloaded: "queue",
+}
 _MAX_EPOCHS = 3
 """How often one request may be charged because the way of counting changed; then it is refused."""
 
@@ -100,7 +106,10 @@ class _Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Decides whether a request is served, and takes payment for it."""
+    """Decides whether a request is served, and takes payment for it.
+
+    count_refusal: called for each request that a budget or a queue refuses.
+    """
 
     bases: Bases
     drain: Drain
@@ -112,12 +121,22 @@ class Admission:
     limiter: Limiter
     learned_tokens: LearnedTokens
     timeouts: Timeouts
+    count_refusal: Callable[[RefusingLimit], None]
 
     @spans.traced("admission")
     async def admit(
         self, identity: Identity, request: GenerationRequest, request_id: str
     ) -> Admitted:
         """Take every step up to the durable hold. Raises Fault, RateLimited and registry errors."""
+        try:
+            return await self._admit(identity, request, request_id)
+        except (QuotaExceeded, Limited, Overloaded) as refused:
+            self.count_refusal(_REFUSING[type(refused)])
+            raise
+
+    async def _admit(
+        self, identity: Identity, request: GenerationRequest, request_id: str
+    ) -> Admitted:
         arrived_at = time.monotonic()
         self.drain.check()
         resolved = await self._resolve(identity, request, request_id)
@@ -132,7 +151,7 @@ class Admission:
             except BaseException:
                 self._release(begun, None)
                 raise
-            running = _running(base, message, engine)
+            running = _running(base, request.model, message, engine)
             base.load.add(running)
         try:
             message, grant = await self._pay(identity, request, message, resolved, engine, begun)
@@ -447,7 +466,7 @@ def _engine_id(engines: Engines, engine: str) -> str:
         raise errors.engine_unavailable() from None
 
 
-def _running(base: ServedBase, message: AddRequest, engine: str) -> RunningRequest:
+def _running(base: ServedBase, name: str, message: AddRequest, engine: str) -> RunningRequest:
     adapter = message.adapter
     where = base.engines.residency(adapter.object_key, engine) if adapter else None
     return RunningRequest(
@@ -457,6 +476,7 @@ def _running(base: ServedBase, message: AddRequest, engine: str) -> RunningReque
         wanted_tokens=message.token_lease,
         is_cold=adapter is not None and (where is None or where.tier != "device"),
         engine=engine,
+        adapter=name if adapter else None,
     )
 
 

@@ -4,6 +4,7 @@ Begin with `server.inference.admission`, which comes before. The engine's journa
 paid; nothing here counts a token for the bill.
 """
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +26,7 @@ from server.inference import errors, outcomes
 from server.inference.admission import Admitted
 from server.inference.output_stream import OutputStream
 from server.inference.progress import Progress
+from server.inference.request_metrics import RequestMetrics
 from server.limits.learned import LearnedTokens
 from server.limits.rules import Limiter
 from server.pool.quarantine import Quarantined
@@ -39,7 +41,6 @@ class Generation:
     """Runs admitted requests to their end.
 
     cached_token_weight: share of a cached prompt token that counts against the limits, in [0, 1].
-    observe_first_token: called with the seconds that each request waited for its first token.
     count_move: called for each request that moves to another engine.
     """
 
@@ -49,7 +50,7 @@ class Generation:
     failures: Failures
     hold_lifetime_s: float
     cached_token_weight: float
-    observe_first_token: Callable[[float], None]
+    metrics: RequestMetrics
     count_move: Callable[[], None]
 
     def begin(self, admitted: Admitted) -> OutputStream:
@@ -60,7 +61,8 @@ class Generation:
     async def _run(self, admitted: Admitted, take: Take) -> None:
         """Run a request to its end. Cancelling this aborts it. Raises Fault, what `take` raises."""
         message = admitted.message
-        progress = Progress(admitted, take, self._note_first_token)
+        gaps = self.metrics.histogram("inter_token_latency", admitted.base.model_id)
+        progress = Progress(admitted, take, self._note_first_token, gaps.observe)
         is_accepted = True
         try:
             async with self.unpaid_if_broken(admitted):
@@ -76,6 +78,7 @@ class Generation:
             raise errors.engine_unavailable() from None
         finally:
             progress.tell()
+            self._count(admitted, progress.last)
             admitted.base.load.remove(admitted.running)
             used_tokens = self._used_tokens(progress.last) if is_accepted else None
             self.limiter.release(admitted.grant, used_tokens)
@@ -127,8 +130,18 @@ class Generation:
         self.count_move()
 
     def _note_first_token(self, admitted: Admitted, waited_s: float) -> None:
-        self.observe_first_token(waited_s)
+        self.metrics.note_first_token(admitted, waited_s)
         admitted.base.keeper.first_tokens.note(waited_s)
+
+    def _count(self, admitted: Admitted, last: RequestOutput | None) -> None:
+        """Count a request that has ended; without its last output, its client left or it failed."""
+        if last is not None and last.is_last:
+            outcome = last.finish_reason or "error"
+            self.metrics.note_end(admitted, outcome, last, cost_nanousd(admitted, last))
+        else:
+            task = asyncio.current_task()
+            has_left = task is not None and task.cancelling() > 0
+            self.metrics.note_end(admitted, "abort" if has_left else "error", None, 0)
 
     def _learn(self, admitted: Admitted, last: RequestOutput | None) -> None:
         """Learn the length of answers that ended by themselves."""

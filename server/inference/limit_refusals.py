@@ -5,14 +5,26 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Literal
 
 from sqlalchemy.engine import Connection
 
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
-from server.limits.rules import Limit
+from server.limits.rules import Limit, Metric
 from server.webhooks.events import get_webhook, insert_event, new_event
 
+RefusingLimit = Literal[
+    "requests_per_minute", "tokens_per_minute", "concurrency", "budget", "queue_share", "queue"
+]
+"""Kinds of limits that refuse requests: of rates, of a budget, and of waiting requests, which are a
+tenant's share of the queue and the queue of all.
+"""
+_KINDS: dict[Metric, RefusingLimit] = {
+    "requests": "requests_per_minute",
+    "tokens": "tokens_per_minute",
+    "concurrency": "concurrency",
+}
 _INTERVAL_S = 5.0
 _HOUR_MS = 3_600_000
 
@@ -22,15 +34,23 @@ class LimitRefusals:
 
     They are counted in memory. A limit makes one event in a clock hour, with the refusals of the
     gateway that was first; the others go on counting.
+    count: called for every refusal, with the kind of its limit.
     """
 
-    def __init__(self, database: Database, clock: Callable[[], int] = now_ms) -> None:
+    def __init__(
+        self,
+        database: Database,
+        clock: Callable[[], int] = now_ms,
+        count: Callable[[RefusingLimit], None] = lambda _: None,
+    ) -> None:
         self._database = database
         self._clock = clock
+        self._count = count
         self._counts: Counter[Limit] = Counter()
         self._hours: dict[Limit, int] = {}
 
     def note(self, limit: Limit) -> None:
+        self._count(_KINDS[limit.metric])
         if limit.scope == "tenant":
             self._counts[limit] += 1
 

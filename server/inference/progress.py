@@ -19,16 +19,23 @@ class Progress:
     """Passes outputs on to `take`, and keeps the last of them.
 
     on_first_token: called with the request and the seconds that it waited for a token.
+    on_gap: called with the seconds from tokens of an answer to its next ones, and how many those
+    are.
     """
 
     def __init__(
-        self, admitted: Admitted, take: Take, on_first_token: Callable[[Admitted, float], None]
+        self,
+        admitted: Admitted,
+        take: Take,
+        on_first_token: Callable[[Admitted, float], None],
+        on_gap: Callable[[float, int], None],
     ) -> None:
         self.last: RequestOutput | None = None
         self._admitted = admitted
         self._begun = admitted.running.begun
         self._take = take
         self._on_first_token = on_first_token
+        self._on_gap = on_gap
         self._has_failed = False
         self._finish_reasons: dict[int, str] = {}
         self._waited_s: float | None = None
@@ -43,7 +50,9 @@ class Progress:
         if output.new_token_ids:
             now = time.monotonic()
             if (last_at := self._last_at.get(index)) is not None:
-                self._gaps_s.append(now - last_at)
+                gap_s = now - last_at
+                self._gaps_s.append(gap_s)
+                self._on_gap(gap_s, len(output.new_token_ids))
             self._last_at[index] = now
         if output.finish_reason is not None:
             self._check(output)

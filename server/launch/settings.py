@@ -146,6 +146,9 @@ class Settings(ModelSettings):
     trusted_proxies: tuple[str, ...] = ("127.0.0.0/8", "::1")
     # Origins, such as https://app.example.com, whose web pages may call this server from a browser.
     cors_origins: tuple[_Origin, ...] = ()
+    # Names under which GET /metrics has some figures once more: vllm, those of vLLM, for routers
+    # and dashboards that were made for it.
+    metrics_aliases: Literal["", "vllm"] = ""
     # Format of the log lines of all processes; on other nodes of a cluster they are always JSON.
     log_format: Literal["json", "text"] | None = None  # default: text on a terminal, else json
     # Least level of the gateway's log lines; debug adds those of probes and scrapes.

@@ -11,6 +11,7 @@ class RunningRequest:
 
     wanted_tokens: completion tokens that all its answers together may have.
     is_cold: its adapter had to be loaded first, so it waits for that and not for a turn.
+    adapter: the name by which it asked for its adapter, or None.
     engine: name of the engine that has it.   begun: numbers of its answers with a first token.
     is_cancelled: its tenant asked to end it, maybe before the engine had it.
     """
@@ -21,6 +22,7 @@ class RunningRequest:
     wanted_tokens: int
     is_cold: bool
     engine: str = ""
+    adapter: str | None = None
     begun: set[int] = field(default_factory=set)
     is_cancelled: bool = False
 
@@ -54,6 +56,10 @@ class Running:
 
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._requests))
+
+    @property
+    def requests(self) -> list[RunningRequest]:
+        return list(self._requests.values())
 
     @property
     def num_queued(self) -> int:

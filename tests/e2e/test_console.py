@@ -12,7 +12,7 @@ from tests.e2e.browser import browser  # noqa: F401
 from tests.e2e.stack import Stack
 
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
-TENANT_PAGES = ["", "/requests", "/playground"]
+TENANT_PAGES = ["", "/requests", "/adapters", "/adapters/json", "/keys", "/bill", "/playground"]
 OPERATOR_PAGES: list[str] = []
 MODES = [(1280, "light"), (400, "dark")]
 

@@ -1,8 +1,11 @@
 """How long a step may take before its engine counts as hung."""
 
+import time
+
 import pytest
 
-from engine.step_times import MOST_S, StepTimes
+from engine.step_times import MOST_S, PhaseSeconds, StepTimes
+from tests.engine.fakes import FakeClock, make_core, make_message, make_scheduler, run_until_idle
 
 DECODE, PREFILL = (1, False), (8, False)
 
@@ -41,3 +44,24 @@ def test_no_step_may_take_longer_than_the_first():
 
 def test_a_turn_without_a_step_may_take_no_longer_than_any_other():
     assert StepTimes().limit_s(()) == 0.0
+
+
+def test_the_phases_of_steps_add_up_to_their_time():
+    clock = FakeClock()
+    phases = PhaseSeconds(clock)
+    for _ in range(2):
+        clock.now += 100.0  # between the steps
+        phases.begin()
+        for phase, seconds in (("schedule", 0.25), ("compute", 2.0)):
+            clock.now += seconds
+            phases.end(phase)
+    assert phases.seconds == (("schedule", 0.5), ("compute", 4.0))
+
+
+def test_an_engines_figures_have_the_seconds_of_its_steps(tmp_path):
+    core = make_core(tmp_path, make_scheduler(clock=time.monotonic))
+    core.handle("gw", make_message())
+    run_until_idle(core)
+    seconds = dict(core.take_stats().step_seconds)
+    assert list(seconds) == ["schedule", "compute", "update", "journal", "deliver"]
+    assert all(value > 0 for value in seconds.values())

@@ -79,6 +79,7 @@ class EngineStatsAnswer(Answer):
     free_slabs, total_slabs, adapter_slabs, prefix_slabs, pinned_slabs: slabs of device memory.
     unsettled_records: lines of the journal that are not in the ledger yet.
     tiers: the nearest first.
+    step_seconds: seconds of all steps, by phase.
     is_leaving: whether the engine takes no new requests, and exits when those it has are settled.
     silence_s: seconds of silence after which gateways treat the engine as hung.
     """
@@ -107,6 +108,7 @@ class EngineStatsAnswer(Answer):
     tiers: tuple[TierFigures, ...]
     grammars: GrammarFigures
     drafts: DraftFigures
+    step_seconds: dict[str, float] = Field(examples=[{"schedule": 3.6, "compute": 401.5}])
     is_leaving: bool
     silence_s: float = Field(examples=[30.0])
 
@@ -212,4 +214,5 @@ def _engine(base: str, figures: EngineFigures) -> EngineAnswer:
 
 def _figures(stats: EngineStats) -> EngineStatsAnswer:
     grammars = dataclasses.asdict(stats.grammars) | {"tenants": dict(stats.grammars.tenants)}
-    return EngineStatsAnswer(**dataclasses.asdict(stats) | {"grammars": grammars})
+    changed = {"grammars": grammars, "step_seconds": dict(stats.step_seconds)}
+    return EngineStatsAnswer(**dataclasses.asdict(stats) | changed)

@@ -1,20 +1,26 @@
 """Completions that fail: the client's error, the recorded failure, and the next engine."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from engine.delivery import Take
 from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate, RequestRefused
 from engine.messages import AddRequest, RequestOutput
 from server.api.answers import Choice
+from server.api.app import create_app
 from server.billing.holds import void_refused
 from server.database.clock import now_ms
 from server.pool.quarantine import Quarantined
+from tests.server.bases import change_base
 from tests.server.factories import NOW_MS
-from tests.server.scripted_product import Product, answer_all, end_at_once, scripted_product
+from tests.server.fake_engines import FakeEngines
+from tests.server.scripted_product import CHAT, Product, answer_all, end_at_once, scripted_product
 
 
 @pytest.fixture
@@ -129,16 +135,53 @@ def test_an_adapter_that_is_lost_on_the_way_is_an_error_event(product: Product) 
 
 
 def test_a_failure_is_no_first_token(product: Product) -> None:
-    def observed() -> str:
+    def observed() -> list[str]:
         lines = product.gateway.metrics.render().decode().splitlines()
-        return next(line for line in lines if "first_token_seconds_count" in line).split()[-1]
+        return [line.split()[-1] for line in lines if "first_token_seconds_count" in line]
 
     product.engines.script = end_at_once(finish_reason="error", stop_cause="adapter_missing")
     product.chat()
-    assert observed() == "0.0"
+    assert observed() == []
     product.engines.script = answer_all
     product.chat()
-    assert observed() == "1.0"
+    assert observed() == ["1.0"]
+
+
+def test_a_request_whose_client_leaves_is_counted_as_aborted(product: Product) -> None:
+    begun = asyncio.Event()
+
+    class Silent(FakeEngines):
+        async def generate(self, message: AddRequest, name: str, take: Take) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+    async def leave() -> None:
+        transport = httpx.ASGITransport(create_app(product.gateway))
+        headers = {"authorization": f"Bearer {product.api_key}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            asked = client.post("/v1/chat/completions", json=CHAT, headers=headers)
+            asking = asyncio.create_task(asked)
+            await begun.wait()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    change_base(product.gateway, engines=Silent())
+    asyncio.run(leave())
+    lines = product.gateway.metrics.render().decode().splitlines()
+    assert 'chorale_requests_total{base="base",outcome="abort"} 1.0' in lines
+
+
+def test_requests_are_counted_by_how_they_ended(product: Product) -> None:
+    for script in (answer_all, end_at_once(finish_reason="error", stop_cause="adapter_missing")):
+        product.engines.script = script
+        product.chat()
+    lines = product.gateway.metrics.render().decode().splitlines()
+    for outcome in ("length", "error"):
+        assert f'chorale_requests_total{{base="base",outcome="{outcome}"}} 1.0' in lines
+    named = f'chorale_tenant_completion_tokens_total{{tenant="{product.tenant_id}"}}'
+    assert any(line.startswith(named) for line in lines)
+    routes = [line for line in lines if line.startswith("chorale_http_requests_total")]
+    assert any('route="/v1/chat/completions",status="200"' in line for line in routes)
 
 
 def test_an_answer_waits_until_its_own_first_token_and_logprobs_of_the_prompt_are_none(

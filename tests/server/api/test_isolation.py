@@ -71,7 +71,7 @@ ANSWER = "1234"
 
 FOR_ALL = {
     "GET /", "GET /health", "GET /ready", "GET /metrics", "GET /openapi.json",
-    "GET /v1/receipts/keys", "GET /version",
+    "GET /v1/receipts/keys", "GET /version", "GET /look.css", "GET /stream.js",
 }  # fmt: skip
 # These routes name no id: they list the caller's objects, or check files for it.
 ABOUT_THE_CALLER = {

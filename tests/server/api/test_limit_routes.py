@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from sqlalchemy.dialects import sqlite
@@ -18,6 +18,7 @@ from server.accounts.keys import create_key
 from server.billing.budgets import Budget, set_budget
 from server.billing.holds import get_hold, open_requests
 from server.database.database import DEFAULT_FILE, LedgerUnavailable
+from server.inference.limit_refusals import RefusingLimit
 from server.inference.token_leases import TokenLeases
 from server.limits.amounts import Amounts
 from server.limits.base_limits import MAX_BASES, scope_id, set_base_limits
@@ -40,7 +41,8 @@ def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
     product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
     # The limiter's clock stands still, so that nothing refills while a test runs.
-    product.gateway = replace(product.gateway, limiter=MemoryLimiter(lambda: NOW_MS))
+    limiter = MemoryLimiter(lambda: NOW_MS, note_refusal=product.gateway.limit_refusals.note)
+    product.gateway = replace(product.gateway, limiter=limiter)
     yield product
     product.close()
 
@@ -261,6 +263,22 @@ def test_a_limit_that_is_reached_by_one_is_not_anothers(product: InProcess) -> N
     assert one.complete("base").status_code == 200
     assert one.complete("base").status_code == 429
     assert other.complete("base").status_code == 200
+
+
+def test_refusals_are_counted_by_the_kind_of_limit(product: InProcess) -> None:
+    def counted() -> dict[str, float]:
+        metric = product.gateway.metrics.refusals
+        return {limit: metric.labels(limit)._value.get() for limit in get_args(RefusingLimit)}
+
+    before = counted()
+    user = user_of(product, requests_per_minute=1)
+    assert [user.complete("base").status_code for _ in range(3)] == [200, 429, 429]
+    poor = user_of(product)
+    limit_budget(poor, 1)
+    assert poor.complete("base").status_code == 429
+    rises = {limit: count - before[limit] for limit, count in counted().items()}
+    kinds = {"requests_per_minute": 2, "budget": 1}
+    assert rises == dict.fromkeys(get_args(RefusingLimit), 0) | kinds
 
 
 def test_a_refused_budget_charges_no_limit(product: InProcess) -> None:

@@ -1,14 +1,28 @@
 """The gateway's metrics, read by Prometheus's own parser."""
 
 import dataclasses
+import subprocess
+import time
 from types import SimpleNamespace
+from typing import Any, Literal
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine.messages import DraftStats, EngineStats, GrammarStats, TierStats
+from engine.messages import (
+    DraftStats,
+    EngineStats,
+    GrammarStats,
+    RequestOutput,
+    TierStats,
+    Timings,
+)
 from registry.proof import Proof
 from server.api.metrics import Metrics
+from server.database.clock import now_ms
 from server.pool.engines import EngineFigures
+from server.pool.running import Running, RunningRequest
+from tests import needs
 from tests.server.bases import figures_only
 
 TIERS = tuple(
@@ -20,12 +34,55 @@ TIERS = tuple(
 )  # fmt: skip
 
 
-NO_FIGURES = {"tiers", "grammars", "drafts", "is_leaving", "silence_s"}
+NO_FIGURES = {"tiers", "grammars", "drafts", "step_seconds", "is_leaving", "silence_s"}
+STEP_SECONDS = (("schedule", 0.25), ("compute", 4.0))
 
 
 def make_stats(**figures: object) -> EngineStats:
     names = [f.name for f in dataclasses.fields(EngineStats) if f.name not in NO_FIGURES]
-    return EngineStats(**dict.fromkeys(names, 3) | {"tiers": TIERS} | figures)
+    given = {"tiers": TIERS, "step_seconds": STEP_SECONDS} | figures
+    return EngineStats(**dict.fromkeys(names, 3) | given)
+
+
+def note_request(
+    metrics: Metrics,
+    *,
+    outcome: str = "stop",
+    timings: Timings | None = Timings(0.75, "disk", 0.25, 0.125, 1.5),
+) -> None:
+    """Note a request with three tokens, the last two of which came at once."""
+    message = SimpleNamespace(tenant_id="ten_1")
+    base = SimpleNamespace(model_id="base")
+    admitted: Any = SimpleNamespace(base=base, message=message, arrived_at=time.monotonic())
+    last = RequestOutput("r", 1, num_prompt_tokens=7, num_completion_tokens=3, timings=timings)
+    metrics.of_requests.note_first_token(admitted, 0.3)
+    metrics.of_requests.histogram("inter_token_latency", "base").observe(0.5, 2)
+    metrics.of_requests.note_end(admitted, outcome, last, 11)
+
+
+def samples_of(metrics: Metrics) -> dict[str, float]:
+    """Values by name and labels, as in the text."""
+    lines = metrics.render().decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {series: float(value) for series, value in pairs}
+
+
+def make_metrics(*, aliases: Literal["", "vllm"] = "", **stats: object) -> Metrics:
+    """The metrics of a gateway with one engine, and a request for an adapter under way there."""
+    welcome: Any = SimpleNamespace(max_num_seqs=64)
+    engine = EngineFigures("engine", "ready", welcome, make_stats(**stats), 0)
+    bases = figures_only(engine)
+    requests = [
+        RunningRequest("r1", "t", 1, 9, is_cold=False, engine="engine", adapter="poet", begun={0}),
+        RunningRequest("r2", "t", 1, 9, is_cold=True, engine="engine", adapter="judge@2"),
+        RunningRequest("r3", "t", 1, 9, is_cold=False, engine="engine"),
+    ]
+    bases.current[0].running = Running()
+    for request in requests:
+        bases.current[0].running.add(request)
+    bases.current[0].engines = SimpleNamespace(figures=lambda: [engine])
+    lag = SimpleNamespace(last_seq=9, settled_seq=4, complete_at_ms=now_ms() - 60_000)
+    return Metrics(bases, SimpleNamespace(lags={"id": lag}), aliases)
 
 
 Found = dict[tuple[str, str], float]
@@ -44,7 +101,10 @@ def scrape_pool(**stats: EngineStats | None) -> dict[str, Found]:
     for sample in samples:
         if "le" not in sample.labels:
             found = pool.setdefault(sample.labels.get("engine", ""), {})
-            series = sample.name, sample.labels.get("tier", "")
+            kind = next(
+                (label for label in ("tier", "phase", "limit") if label in sample.labels), ""
+            )
+            series = sample.name, sample.labels.get(kind, "")
             assert series not in found, "a series is there twice"
             found[series] = sample.value
     return pool
@@ -104,6 +164,89 @@ def test_drafts_are_counted_and_their_pools_are_measured():
     assert [found[f"chorale_speculation_{name}_total", ""] for name in counters] == [9, 5, 2]
     gauges = ("pools", "pool_bytes")
     assert [found[f"chorale_speculation_{name}", ""] for name in gauges] == [1, 7]
+
+
+def test_the_seconds_of_steps_are_counted_by_phase():
+    found = samples_of(make_metrics())
+    for phase, seconds in STEP_SECONDS:
+        series = f'chorale_step_seconds_total{{base="base",engine="engine",phase="{phase}"}}'
+        assert found[series] == seconds
+
+
+def test_a_request_is_in_every_figure_of_requests():
+    metrics = make_metrics()
+    note_request(metrics)
+    note_request(metrics, outcome="error", timings=None)
+    found, base = samples_of(metrics), '{base="base"}'
+    for name, count, seconds in (
+        ("time_to_first_token", 2, 0.6), ("inter_token_latency", 4, 1.0),
+        ("request_queue", 1, 0.25), ("request_prefill", 1, 0.125), ("request_decode", 1, 1.5),
+    ):  # fmt: skip
+        assert found[f"chorale_{name}_seconds_count{base}"] == count, name
+        assert found[f"chorale_{name}_seconds_sum{base}"] == pytest.approx(seconds), name
+    assert found[f"chorale_request_duration_seconds_count{base}"] == 1, "the other one failed"
+    assert found['chorale_inter_token_latency_seconds_bucket{base="base",le="0.2"}'] == 0
+    assert found['chorale_inter_token_latency_seconds_bucket{base="base",le="0.5"}'] == 4
+    assert found['chorale_adapter_load_seconds_sum{base="base",tier="disk"}'] == 0.75
+    assert found['chorale_requests_total{base="base",outcome="stop"}'] == 1
+    assert found['chorale_requests_total{base="base",outcome="error"}'] == 1
+    assert found[f"chorale_charged_nanousd_total{base}"] == 22
+    assert found['chorale_tenant_prompt_tokens_total{tenant="ten_1"}'] == 14
+    assert found['chorale_tenant_completion_tokens_total{tenant="ten_1"}'] == 6
+
+
+def test_the_lag_of_settling_is_in_records_and_in_seconds():
+    found = samples_of(make_metrics())
+    assert found['chorale_settler_lag_records{engine_id="id"}'] == 5
+    assert found['chorale_settler_lag_seconds{engine_id="id"}'] >= 60
+
+
+def test_prometheus_finds_nothing_to_complain_about():
+    metrics = make_metrics()
+    note_request(metrics)
+    metrics.requests.labels("GET", "/ready", "200").inc()
+    metrics.note_proof(Proof(verdict="passed", seconds=0.5))
+    command = (needs.program("promtool", "prometheus"), "check", "metrics")
+    found = subprocess.run(command, input=metrics.render(), capture_output=True)
+    assert (found.returncode, found.stdout, found.stderr) == (0, b"", b"")
+
+
+def test_vllms_names_are_there_only_if_they_are_asked_for():
+    assert b"vllm" not in make_metrics().render()
+
+
+def test_vllms_names_have_the_same_figures():
+    metrics = make_metrics(
+        aliases="vllm", total_slabs=10, free_slabs=4, prefix_slabs=1, adapter_slabs=2
+    )
+    note_request(metrics)
+    found = samples_of(metrics)
+    theirs, ours = 'engine="engine",model_name="base"', 'base="base",engine="engine"'
+    for name, our_name in (
+        ("num_requests_running", "running"), ("num_requests_waiting", "waiting"),
+        ("prompt_tokens_total", "prompt_tokens_total"),
+        ("generation_tokens_total", "completion_tokens_total"),
+        ("prefix_cache_queries_total", "prompt_tokens_total"),
+        ("prefix_cache_hits_total", "cached_tokens_total"),
+    ):  # fmt: skip
+        assert found[f"vllm:{name}{{{theirs}}}"] == found[f"chorale_{our_name}{{{ours}}}"]
+    assert found[f"vllm:kv_cache_usage_perc{{{theirs}}}"] == 3 / 8
+    for name, our_name in (
+        ("time_to_first_token", "time_to_first_token"),
+        ("inter_token_latency", "inter_token_latency"),
+        ("e2e_request_latency", "request_duration"), ("request_queue_time", "request_queue"),
+        ("request_prefill_time", "request_prefill"), ("request_decode_time", "request_decode"),
+    ):  # fmt: skip
+        for kind, more in (("sum", ""), ("count", ""), ("bucket", ',le="0.5"')):
+            alias = (
+                f'vllm:{name}_seconds_{kind}{{{more[1:] + "," if more else ""}model_name="base"}}'
+            )
+            assert found[alias] == found[f'chorale_{our_name}_seconds_{kind}{{base="base"{more}}}']
+    adapters = 'running_lora_adapters="poet",waiting_lora_adapters="judge@2"'
+    series = (
+        f'vllm:lora_requests_info{{engine="engine",max_lora="64",model_name="base",{adapters}}}'
+    )
+    assert found[series] > 1.7e9
 
 
 def test_an_engine_that_is_away_has_no_figures():

@@ -10,8 +10,8 @@ from tests.server.bases import figures_only
 
 
 def make_metrics(num_gets):
-    metrics = Metrics(figures_only(), SimpleNamespace(lags={}), num_gateways=3)
-    metrics.requests.labels("GET", "200").inc(num_gets)
+    metrics = Metrics(figures_only(), SimpleNamespace(lags={}))
+    metrics.requests.labels("GET", "/ready", "200").inc(num_gets)
     return metrics
 
 
@@ -36,8 +36,9 @@ def test_each_tells_the_figures_of_all_and_how_many_are_missing(folder):
         return texts
 
     *both, alone = asyncio.run(scrape())
-    first = 'chorale_http_requests_total{gateway="gateway",method="GET",status="200"} 1.0'
-    second = 'chorale_http_requests_total{gateway="gateway-2",method="GET",status="200"} 2.0'
+    rest = 'method="GET",route="/ready",status="200"}'
+    first = f'chorale_http_requests_total{{gateway="gateway",{rest} 1.0'
+    second = f'chorale_http_requests_total{{gateway="gateway-2",{rest} 2.0'
     for text in both:
         assert first in text
         assert second in text

@@ -1,4 +1,5 @@
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -6,7 +7,7 @@ import sqlalchemy as sa
 from engine.errors import EngineDeadError
 from engine.records import JournalRecords
 from server.billing import ledger
-from server.billing.settler import Settler, SettlerConfig
+from server.billing.settler import EngineLag, Settler, SettlerConfig
 from server.billing.tables import holds, incidents, usage_events
 from server.database.database import LedgerUnavailable
 from server.database.leases import Leases
@@ -98,6 +99,22 @@ def test_one_pass_posts_the_whole_journal_in_groups(database):
     assert engine.reads == [0, 3, 6]
     lag = settler.lags[ENGINE]
     assert (lag.settled_seq, lag.last_seq, lag.complete_at_ms) == (7, 7, NOW_MS)
+
+
+def test_the_lag_of_an_engine_that_another_gateway_settles_is_not_known(sqlite_database):
+    engine = FakeEngine()
+    hold_requests(sqlite_database, "r1")
+    engine.end("r1")
+    are_ours = [True, False]
+
+    async def hold(name):
+        return are_ours.pop(0)
+
+    settler = make_settler(sqlite_database, engine, leases=SimpleNamespace(hold=hold))
+    settle(settler)
+    assert settler.lags[ENGINE].complete_at_ms == NOW_MS
+    settle(settler)
+    assert settler.lags[ENGINE] == EngineLag()
 
 
 def test_an_engine_is_settled_by_one_gateway_while_that_one_holds_the_lease(postgres_database):

@@ -1,0 +1,164 @@
+"""A real Prometheus scrapes a loaded stack: every panel, rule and alert finds what it asks for."""
+
+import contextlib
+import json
+import math
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from bench.ports import free_port
+from tests import needs
+from tests.e2e.stack import Stack, Tenant, running
+from tests.engine.fake_engine import POISON
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
+SETTINGS = {"max_model_len": 256, "metrics_aliases": "vllm"}
+VARIABLES = {"$__rate_interval": "1m", "$base": ".*", "$engine": ".*"}
+
+
+class Prometheus:
+    """A Prometheus with our rules that scrapes `target` (host:port) every second."""
+
+    def __init__(self, folder: Path, target: str) -> None:
+        shutil.copy(DEPLOY / "prometheus-rules.yaml", folder)
+        config = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["prometheus-rules.yaml"],
+            "scrape_configs": [{"job_name": "chorale", "static_configs": [{"targets": [target]}]}],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        port = free_port()
+        command = [
+            needs.program("prometheus", "prometheus"),
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{port}",
+            "--log.level=error",
+        ]
+        self._process = subprocess.Popen(command)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", timeout=30)
+
+    def finds(self, query: str) -> bool:
+        """Whether the query's answer has a number; the quotient of two zeros is none."""
+        answer = self.http.get("/query", params={"query": query})
+        assert answer.status_code == 200, f"{query}: {answer.text}"
+        found = answer.json()["data"]["result"]
+        return any(not math.isnan(float(sample["value"][1])) for sample in found)
+
+    def close(self) -> None:
+        self.http.close()
+        self._process.terminate()
+        self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def stack(
+    tiny_model: Path,
+    tiny_adapters: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Stack]:
+    needs.program("prometheus", "prometheus")
+    folder = tmp_path_factory.mktemp("scraped")
+    with running(folder, tiny_model, fake_engine=True, **SETTINGS) as stack:
+        tenant = stack.tenant("acme")
+        for name in ("alpha", "beta"):
+            tenant.push(name, tiny_adapters[name])
+        stack.tenant("poor", monthly_budget="0")
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def prometheus(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    started = Prometheus(tmp_path_factory.mktemp("prometheus"), f"127.0.0.1:{stack.port}")
+    with contextlib.closing(started):
+        yield started
+
+
+def ask(tenant: Tenant, model: str, *first_tokens: int) -> int:
+    """Ask for an answer of a few tokens; return the status of the answer."""
+    body = {"model": model, "prompt": [*first_tokens, *[5, 6, 7] * 20], "max_tokens": 8}
+    return tenant.http.post("/v1/completions", json=body).status_code
+
+
+def load(stack: Stack) -> None:
+    """Send requests for the base and each adapter, and one that is refused."""
+    acme, poor = stack.tenants
+    assert ask(poor, "base") == 429
+    for model in ("base", "base", *acme.adapters):
+        assert ask(acme, model) == 200
+
+
+def kill_engine(stack: Stack, number: int) -> None:
+    """Have a request kill the engine, and wait for the next engine, which has to load adapters."""
+    assert ask(stack.tenants[0], "base", POISON, number) == 503
+    stack.wait_ready()
+
+
+def queries() -> Iterator[tuple[str, str]]:
+    """Yield (where, query): of each panel, of each recording rule and of each part of an alert.
+
+    An alert's query has no answer while all is well. So of each side of its comparisons, the part
+    that names series has to have an answer.
+    """
+    for path in DASHBOARDS:
+        dashboard = json.loads(path.read_text())
+        for panel in dashboard["panels"]:
+            for target in panel.get("targets", ()):
+                query = target["expr"]
+                for variable, value in VARIABLES.items():
+                    query = query.replace(variable, value)
+                assert "$" not in query, f"{panel['title']}: an unknown variable"
+                yield f"{path.stem}: {panel['title']} {target['refId']}", query
+    rules = yaml.safe_load((DEPLOY / "prometheus-rules.yaml").read_text())
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+        if "record" in rule:
+            yield rule["record"], rule["record"]
+        else:
+            for name in re.findall(r"chorale[_:][\w:]+(?:\{[^}]*\})?", rule["expr"]):
+                yield f"{rule['alert']}: {name}", f"count({name})"
+
+
+def test_every_panel_rule_and_alert_finds_what_it_asks_for(
+    stack: Stack, prometheus: Prometheus
+) -> None:
+    missing = dict(queries())
+    assert len(missing) > 100
+    assert not prometheus.finds("count(chorale_no_such_metric)")
+    for number in range(2):
+        kill_engine(stack, number)
+        load(stack)
+
+    def has_all() -> bool:
+        load(stack)
+        for where, query in list(missing.items()):
+            if prometheus.finds(query):
+                del missing[where]
+        return not missing
+
+    try:
+        stack.wait(has_all, timeout_s=60)
+    except AssertionError:
+        pytest.fail(f"no answers to {missing}")
+
+
+def test_the_scrape_has_vllms_names_for_routers(stack: Stack, prometheus: Prometheus) -> None:
+    selector = 'vllm:num_requests_running{model_name="base"}'
+    stack.wait(lambda: prometheus.finds(selector))
+    for name in ("e2e_request_latency_seconds_count", "lora_requests_info", "kv_cache_usage_perc"):
+        assert prometheus.finds(f"vllm:{name}"), name
+
+
+def test_dashboards_have_panels_of_their_own_place_and_name() -> None:
+    for path in DASHBOARDS:
+        panels = json.loads(path.read_text())["panels"]
+        places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+        assert len(set(places)) == len(panels) == len({panel["id"] for panel in panels})
+        assert len({panel["title"] for panel in panels}) == len(panels)
