@@ -12,6 +12,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
+from engine.messages import PROOF_TENANT
 from server.billing.tables import entries, usage_events
 
 MAX_LOOKED_AT = 2000
@@ -159,7 +160,7 @@ class SlowRequest:
 
 
 def read_slowest(conn: Connection, span: Span, limit: int) -> list[SlowRequest]:
-    """Read the slowest of the newest MAX_COMPARED requests, the slowest first.
+    """Read the slowest of the newest MAX_COMPARED requests, the slowest first, without proofs.
 
     span: the time that counts, to the first token or to the end.
     """
@@ -171,7 +172,7 @@ def read_slowest(conn: Connection, span: Span, limit: int) -> list[SlowRequest]:
     slowest = (
         sa.select(newest, entries.c.receipt_seq, entries.c.amount_nanousd)
         .join(entries, entries.c.entry_id == newest.c.event_id)
-        .where(end.is_not(None))
+        .where(end.is_not(None), newest.c.tenant_id != PROOF_TENANT)
         .order_by((end - newest.c.started_at_ms).desc(), newest.c.event_id.desc())
     )
     rows = conn.execute(slowest.limit(limit)).mappings()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fastapi import APIRouter, Response
 
 from engine.messages import Residency, Tier
+from registry.build import tenant_of
 from server.accounts.tenants import names_of
 from server.api.deps import BasesDep, DatabaseDep, FollowerDep
 from server.api.routes.base_models import BaseModelAnswer, list_base_models
@@ -157,7 +158,7 @@ def _named(pairs: Iterable[tuple[str, Residency]]) -> list[_Stay]:
     return [
         _Stay(
             engine,
-            it.object_key.partition("/")[0],
+            tenant_of(it.object_key),
             it.digest,
             it.tier,
             it.size_bytes,

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from starlette.routing import Match
 
-from engine.messages import Residency
+from engine.messages import PROOF_TENANT, Residency
 from registry.audit import record_audit
+from registry.build import object_key
 from server.accounts.sessions import csrf_token
 from server.billing import ledger
 from server.billing.audit.report import CheckResult, Finding, Report
@@ -106,13 +107,13 @@ class SeenEngines(FakeEngines):
         ]
 
     def all_residency(self) -> list[tuple[str, Residency]]:
-        fits = Residency(
-            object_key="ten_1/aa", digest="a" * 64, tier="device", size_bytes=2_000_000
-        )
-        lost = Residency(
-            object_key="ten_2/bb", digest="b" * 64, tier="failed", size_bytes=0, error="is damaged"
-        )
+        fits = _stay("a", tier="device", size_bytes=2_000_000)
+        lost = _stay("b", tier="failed", size_bytes=0, error="is damaged")
         return [("engine-1", fits), ("engine-2", lost)]
+
+
+def _stay(letter: str, **fields: Any) -> Residency:
+    return Residency(object_key=object_key("ten_1", letter * 64), digest=letter * 64, **fields)
 
 
 def test_engines_are_shown_with_their_batch_memory_queue_and_adapters(
@@ -244,13 +245,18 @@ def test_the_slowest_requests_of_all_tenants_come_first_with_their_waits(
     serve(product, acme, 21, "late", **late, load_s=600.0, load_tier="store", queue_s=200.0)
     long = {"started_at": at_s, "first_token_at": at_s + 800, "at": at_s + 5000}
     serve(product, other, 22, "long", **long)
+    proof = make_end(23, "proof", tenant_id=PROOF_TENANT, started_at=0.0)
+    product.gateway.database.write_sync(
+        lambda c: ledger.post(c, SIGNER, "engine-7", [proof], now_ms())
+    )
     text = shown(operator, f"{HOME}/requests")
     assert "15 min to the first token" in text
-    assert text.index(acme.name + " model") < text.index(other.name + " model")
+    assert text.index(f"{acme.name} , base") < text.index(f"{other.name} , base")
     assert "adapter from store 10 min" in text
     assert "queue 3 min" in text
     whole = shown(operator, f"{HOME}/requests?by=whole")
-    assert whole.index(other.name + " model") < whole.index(acme.name + " model")
+    assert PROOF_TENANT not in text + whole
+    assert whole.index(f"{other.name} , base") < whole.index(f"{acme.name} , base")
 
 
 # ---- incidents ----
