@@ -12,7 +12,7 @@ from server.accounts.audit_log import Asked, list_lines
 from server.api.deps import DatabaseDep
 from server.console.page_route import PageRoute
 from server.console.rendering import render
-from server.console.spend import Days, day_of
+from server.console.spend import Days
 from server.console.viewers import OperatorViewer
 
 router = APIRouter(prefix="/operator/audit", route_class=PageRoute)
@@ -23,7 +23,10 @@ Word = Annotated[str, Field(max_length=128, pattern=r"^[!-~]*$")]
 
 
 class LogQuery(Days):
-    """Conditions and page.   tenant: an id or a name.   after: id of the last line before it."""
+    """Conditions and page; without days, all of the log, which is read by its primary key.
+
+    tenant: an id or a name.   after: id of the last line of the page before.
+    """
 
     actor: Word = ""
     action: Word = ""
@@ -36,7 +39,8 @@ async def show(
     viewer: OperatorViewer, database: DatabaseDep, query: Annotated[LogQuery, Query()]
 ) -> Response:
     """Show a page of the log."""
-    start_ms, end_ms = query.range_ms()
+    has_days = query.start or query.end
+    start_ms, end_ms = query.range_ms() if has_days else (None, None)
 
     def read(conn: Connection) -> dict[str, Any]:
         asked = Asked(
@@ -52,7 +56,7 @@ async def show(
         return {"lines": lines, "names": tenants.names_of(conn, owners)}
 
     found = await database.read(read)
-    asked = query.model_dump() | {"start": day_of(start_ms), "end": day_of(end_ms - 1)}
+    asked = query.model_dump()
     lines = found["lines"][:_PAGE_SIZE]
     older_url = None
     if len(found["lines"]) > _PAGE_SIZE:
