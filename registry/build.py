@@ -60,6 +60,11 @@ def object_key(tenant_id: str, digest: str) -> str:
     return f"tenants/{tenant_id}/{digest}"
 
 
+def tenant_of(object_key: str) -> str:
+    """Id of the tenant in a key that `object_key` made."""
+    return object_key.split("/")[1]
+
+
 def build_adapter(
     plan: BuildPlan, validator: Validator, storage: Storage, work: WorkDir
 ) -> BuiltAdapter:

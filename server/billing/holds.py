@@ -224,6 +224,15 @@ def count_open(conn: Connection, tenant_id: str) -> int:
     return conn.scalar(query) or 0
 
 
+def expired_by_engine(conn: Connection, now_ms: int) -> list[tuple[str, int, int]]:
+    """Return (engine_id, number, when the first expired) of open holds that have expired."""
+    is_open = holds.c.state == sa.literal_column("'open'")
+    first_ms = sa.func.min(holds.c.expires_at_ms)
+    query = sa.select(holds.c.engine_id, sa.func.count(), first_ms)
+    query = query.where(is_open, holds.c.expires_at_ms <= now_ms).group_by(holds.c.engine_id)
+    return [(engine_id, number, at_ms) for engine_id, number, at_ms in conn.execute(query)]
+
+
 def open_requests(conn: Connection, limit: Limit, now_ms: int) -> list[tuple[str, int]]:
     """Return (request_id, left_ms) of unexpired open holds that count under a concurrency limit."""
     query = (

@@ -1,8 +1,8 @@
-"""The requests of a tenant that are in the ledger, newest first: ids and figures, never what was
-said.
+"""The requests that are in the ledger: ids and figures, never what was said.
 
-A page reads entries by the tenant's index of time, and looks at a bounded number of them, however
-few of them meet the conditions.
+A page of a tenant's reads entries by the tenant's index of time, and looks at a bounded number of
+them, however few of them meet the conditions. The slowest of all tenants' are sought among a
+bounded number of the newest events, by their primary key.
 """
 
 from collections.abc import Iterator
@@ -12,10 +12,13 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
+from engine.messages import PROOF_TENANT
 from server.billing.tables import entries, usage_events
 
 MAX_LOOKED_AT = 2000
 """Entries that are looked at for one page."""
+MAX_COMPARED = 5000
+"""Newest events among which the slowest are sought."""
 
 Outcome = Literal["served", "failed", "aborted"]
 
@@ -142,6 +145,38 @@ def find_request(conn: Connection, tenant_id: str, request_id: str) -> LoggedReq
     query = _select(tenant_id).where(usage_events.c.request_id == request_id)
     row = conn.execute(query).mappings().first()
     return None if row is None else _request(row)
+
+
+Span = Literal["first_token", "whole"]
+
+
+@dataclass(frozen=True, slots=True)
+class SlowRequest:
+    """A request of any tenant, and the engine that answered it."""
+
+    tenant_id: str
+    engine_id: str
+    request: LoggedRequest
+
+
+def read_slowest(conn: Connection, span: Span, limit: int) -> list[SlowRequest]:
+    """Read the slowest of the newest MAX_COMPARED requests, the slowest first, without proofs.
+
+    span: the time that counts, to the first token or to the end.
+    """
+    event = usage_events.c
+    names = ("event_id", "tenant_id", "engine_id", *_COLUMNS)
+    query = sa.select(*(event[name] for name in names)).order_by(event.event_id.desc())
+    newest = query.limit(MAX_COMPARED).subquery()
+    end = newest.c.ended_at_ms if span == "whole" else newest.c.first_token_at_ms
+    slowest = (
+        sa.select(newest, entries.c.receipt_seq, entries.c.amount_nanousd)
+        .join(entries, entries.c.entry_id == newest.c.event_id)
+        .where(end.is_not(None), newest.c.tenant_id != PROOF_TENANT)
+        .order_by((end - newest.c.started_at_ms).desc(), newest.c.event_id.desc())
+    )
+    rows = conn.execute(slowest.limit(limit)).mappings()
+    return [SlowRequest(row["tenant_id"], row["engine_id"], _request(row)) for row in rows]
 
 
 def outcome_of(row: RowMapping) -> Outcome:

@@ -252,16 +252,23 @@ def tenants_with(conn: Connection, period: str, tenant_id: str | None, limit: in
     return list(conn.scalars(query.order_by(account).limit(limit)))
 
 
+def overdue(conn: Connection, now_ms: int) -> tuple[str, list[str]]:
+    """Return the last month that should be closed, and tenants without its statement: at most
+    _MAX_OVERDUE.
+    """
+    period = month_before(month_of(now_ms - MAX_GRACE_MS))
+    return period, tenants_with(conn, period, None, _MAX_OVERDUE)
+
+
 def _look(conn: Connection, now_ms: int) -> dict[str, float]:
     """Return what waits too long, by the names of the metrics."""
     # A literal, as in the condition of the partial index: planners do not match a parameter.
     is_open = holds.c.state == sa.literal_column("'open'")
     first_ms = conn.scalar(sa.select(sa.func.min(holds.c.expires_at_ms)).where(is_open))
-    period = month_before(month_of(now_ms - MAX_GRACE_MS))
     return {
         "waits_last_look_timestamp_seconds": now_ms / 1000,
         "oldest_expired_hold_seconds": max(0, now_ms - (first_ms or now_ms)) / 1000,
-        "overdue_statements": len(tenants_with(conn, period, None, _MAX_OVERDUE)),
+        "overdue_statements": len(overdue(conn, now_ms)[1]),
     }
 
 

@@ -14,6 +14,7 @@ from server.console import (
     spend,
     webhooks,
 )
+from server.console.operator import audit_log, engines, incidents, slow_requests, tenants
 from server.console.page_route import PageRoute
 
 _nowhere = APIRouter(route_class=PageRoute)
@@ -29,11 +30,12 @@ _PAGES = (
     webhooks,
     adapters,
 )
+_OPERATORS_PAGES = (engines, tenants, slow_requests, incidents, audit_log)
 
 
 def mount(app: FastAPI) -> FastAPI:
     """Add the pages at `/console` to the gateway's application, and return it."""
-    for module in _PAGES:
+    for module in (*_PAGES, *_OPERATORS_PAGES):
         app.include_router(module.router, prefix="/console", include_in_schema=False)
     app.include_router(_nowhere, prefix="/console", include_in_schema=False)
     return app

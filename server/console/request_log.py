@@ -73,10 +73,10 @@ async def request(request_id: str, viewer: UsageViewer, database: DatabaseDep) -
             "There is no such request in the bill. One that has just ended is there in a second.",
             code="receipt_not_found",
         )
-    return render("request.html", viewer, it=found, phases=_bars(found))
+    return render("request.html", viewer, it=found, bars=bars_of(found))
 
 
-def _bars(found: LoggedRequest) -> list[tuple[str, int, float, float]]:
+def bars_of(found: LoggedRequest) -> list[tuple[str, int, float, float]]:
     """(phase, milliseconds, beginning and width of its bar in hundredths) of each phase."""
     bars, begun_ms, whole_ms = [], 0, max(found.duration_ms, 1)
     for name, ms in found.phases():

@@ -105,7 +105,7 @@ async def spend(
         groups=[(group, _narrowed(query, group)) for group in groups],
         is_cut=len(groups) == _MOST_GROUPS,
         models=[group.model for group in groups if group.model],
-        plot=_plot(found["days"], start_ms, end_ms),
+        plot=plot_of(found["days"], start_ms, end_ms),
         csv_url=f"/console/spend.csv?{urlencode(query.model_dump())}",
         **found,
     )
@@ -178,7 +178,7 @@ def _total(sums: list[UsageSum]) -> UsageSum:
     return UsageSum(**{name: sum(getattr(it, name) for it in sums) for name in counts})
 
 
-def _plot(days: list[UsageSum], start_ms: int, end_ms: int) -> dict[str, Any]:
+def plot_of(days: list[UsageSum], start_ms: int, end_ms: int) -> dict[str, Any]:
     """The plot that `plot.js` draws: dollars by day, 0 on days without usage."""
     by_day = {it.at_ms: it.amount_nanousd / 1e9 for it in days}
     starts = range(start_ms, min(end_ms, now_ms() + 1), DAY_MS)

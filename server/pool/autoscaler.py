@@ -52,6 +52,7 @@ class Autoscaler:
 
     All times are `now_s`, of one clock.
     slo_first_token_s: seconds within which 9 of 10 first tokens should come.
+    reason: why the number last changed, for the operator.
     """
 
     def __init__(self, *, least: int, most: int, wanted: int, slo_first_token_s: float) -> None:
@@ -59,6 +60,7 @@ class Autoscaler:
         self._most = most
         self._slo_first_token_s = slo_first_token_s
         self.wanted = min(max(wanted, least), most)
+        self.reason = "this gateway began with so many"
         self._too_many: dict[int, int] = {}
         self._complete_since: float | None = None
         self._waiting_since: float | None = None
@@ -72,24 +74,29 @@ class Autoscaler:
         is_complete = figures.num_ready >= self.wanted
         self._complete_since = _since(self._complete_since, is_complete, now_s)
         self._waiting_since = _since(self._waiting_since, figures.num_waiting > 0, now_s)
-        is_short = self._is_short(now_s, figures)
+        shortage = self._shortage(now_s, figures)
         has_spare = is_complete and self._has_spare(figures)
         self._spare_since = _since(self._spare_since, has_spare, now_s)
-        if is_short:
-            self._grow(now_s, figures)
+        if shortage:
+            self._grow(now_s, figures, shortage)
         elif _lasts_s(self._spare_since, now_s) >= SPARE_S:
             self.wanted -= 1
+            self.reason = f"one engine fewer has had room to spare for {SPARE_S:.0f} s"
             self._spare_since = None
         return self.wanted
 
-    def _is_short(self, now_s: float, figures: PoolFigures) -> bool:
+    def _shortage(self, now_s: float, figures: PoolFigures) -> str:
+        """Say what the engines are too few for; "" if they suffice."""
         if _lasts_s(self._waiting_since, now_s) >= WAIT_S:
-            return True
-        is_late = (figures.first_token_s or 0.0) > self._slo_first_token_s
+            return f"requests wait for a seat, {figures.num_waiting} at last count"
+        first_token_s = figures.first_token_s or 0.0
         # Where every request has an engine to itself, another engine would have nothing to do.
-        return is_late and figures.num_requests > figures.num_ready
+        if first_token_s > self._slo_first_token_s and figures.num_requests > figures.num_ready:
+            return f"first tokens come late, after {first_token_s:.1f} s"
+        return ""
 
-    def _grow(self, now_s: float, figures: PoolFigures) -> None:
+    def _grow(self, now_s: float, figures: PoolFigures, shortage: str) -> None:
+        before = self.wanted
         needed = math.ceil(figures.num_requests / figures.seats)
         # The effect of an engine that has just come, or is starting, has to be seen first.
         is_known = _lasts_s(self._complete_since, now_s) >= WINDOW_S
@@ -97,6 +104,8 @@ class Autoscaler:
             self._too_many[self.wanted] = figures.num_requests
             needed = self.wanted + 1
         self.wanted = min(max(self.wanted, needed), self._most)
+        if self.wanted > before:
+            self.reason = shortage
 
     def _has_spare(self, figures: PoolFigures) -> bool:
         fewer = self.wanted - 1

@@ -135,6 +135,10 @@ class EnginePool:
         return self._num_past_deaths + sum(deaths)
 
     @property
+    def num_quarantined(self) -> int:
+        return self._quarantine.num_refused
+
+    @property
     def welcomes(self) -> tuple[Welcome, ...]:
         """Welcomes of the engines that take requests, which say what each serves."""
         return tuple(e.client.welcome for e in self._ready() if e.client.welcome)

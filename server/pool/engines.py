@@ -45,6 +45,10 @@ class Engines(Protocol):
         """How often an engine has died since the gateway's start."""
 
     @property
+    def num_quarantined(self) -> int:
+        """How many different requests are refused, since engines died of each."""
+
+    @property
     def welcomes(self) -> tuple[Welcome, ...]:
         """Welcomes of the engines that take requests, which say what each serves."""
 

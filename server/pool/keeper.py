@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from server.pool.autoscaler import SLO_SHARE, Autoscaler, pool_figures
+from server.pool.decisions import Decisions
 from server.pool.files import (
     PoolFileDamaged,
     read_wanted,
@@ -87,6 +88,7 @@ class Keeper:
     """The keeper of one pool; `run` is its background task.
 
     home: folder of the pool's files.   number: of this gateway among those of the machine.
+    decisions: what this gateway told the placer.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Keeper:
         number: int = 1,
     ) -> None:
         self.first_tokens = FirstTokens(clock)
+        self.decisions = Decisions()
         self._engines = engines
         self._running = running
         self._path = wanted_path(home, number)
@@ -153,7 +156,7 @@ class Keeper:
         if self._state == "asleep":
             self._state = "awake"
             self._waking_since = self._clock()
-            self._tell(self._autoscaler.wanted)
+            self._tell(self._autoscaler.wanted, "a request woke it")
         if self._waking_since is None or self._note_awake():
             return
         share = max(1, math.floor(self._config.max_share * self._config.max_waiting))
@@ -229,9 +232,11 @@ class Keeper:
             self._state = "asleep"
             self._waking_since = None
         if self._state == "awake":
-            self._tell(self._awake_number())
+            wanted = self._awake_number()
+            rested = self._told == 0
+            self._tell(wanted, "it serves again" if rested else self._autoscaler.reason)
         elif self.is_empty:
-            self._tell(0)
+            self._tell(0, self._why_none())
 
     def _is_idle(self, after_s: float | None) -> bool:
         """Whether nobody has asked for so many seconds; None: it never counts as idle."""
@@ -244,7 +249,12 @@ class Keeper:
         figures = pool_figures(self._engines.figures(), first_token_s)
         return self._autoscaler.decide(self._clock(), figures)
 
-    def _tell(self, wanted: int) -> None:
+    def _why_none(self) -> str:
+        if self._state == "asleep":
+            return f"nobody asked for it for {self._config.sleep_after_s:.0f} s"
+        return "a successor takes its requests" if self._has_successor else "it is called off"
+
+    def _tell(self, wanted: int, reason: str) -> None:
         # Without a file of any gateway the placer starts the least number by itself.
         is_least = self._told is None and wanted == self._config.least
         if wanted == self._told or (is_least and self._config.is_alone):
@@ -256,6 +266,7 @@ class Keeper:
             logger.error("%s cannot be written: %s", self._path, error)
         else:
             self._told = wanted
+            self.decisions.note(wanted, reason)
 
 
 def _read(read: Callable[[], int | None]) -> int | None:

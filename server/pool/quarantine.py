@@ -25,6 +25,11 @@ class Quarantine:
     def __init__(self) -> None:
         self._deaths: OrderedDict[str, int] = OrderedDict()
 
+    @property
+    def num_refused(self) -> int:
+        """Fingerprints that are refused."""
+        return sum(deaths >= _MAX_DEATHS for deaths in self._deaths.values())
+
     def check(self, mark: str) -> None:
         """Raise Quarantined if requests with this fingerprint were in flight at too many deaths."""
         if self._deaths.get(mark, 0) >= _MAX_DEATHS:

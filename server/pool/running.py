@@ -42,6 +42,20 @@ class Parent:
     is_cancelled: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TenantLoad:
+    """Answers that a tenant has under way.
+
+    num_running: those with a first token.   num_queued: those that wait for their turn.
+    num_cold: those that wait for an adapter.
+    """
+
+    tenant_id: str
+    num_running: int
+    num_queued: int
+    num_cold: int
+
+
 class Running:
     """The requests under way by id, and counts of their answers."""
 
@@ -75,6 +89,22 @@ class Running:
     def num_waiting_of_all(self) -> int:
         """Answers of all tenants without a first token, whatever they wait for."""
         return self._waiting.total()
+
+    def by_tenant(self) -> list[TenantLoad]:
+        """List what each tenant has under way, the one with most waiting answers first."""
+        answers: Counter[str] = Counter()
+        for request in self._requests.values():
+            answers[request.tenant_id] += request.num_answers
+        loads = [
+            TenantLoad(
+                tenant_id,
+                number - self._waiting[tenant_id],
+                self._queued[tenant_id],
+                self._waiting[tenant_id] - self._queued[tenant_id],
+            )
+            for tenant_id, number in answers.items()
+        ]
+        return sorted(loads, key=lambda load: (-load.num_queued - load.num_cold, -load.num_running))
 
     def num_at(self, engine: str) -> int:
         """Answers that this engine has to give."""

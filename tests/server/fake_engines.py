@@ -60,6 +60,7 @@ class FakeEngines:
     aborted: list[str] = field(default_factory=list)
     extended: list[tuple[str, int]] = field(default_factory=list)
     num_deaths: int = 0
+    num_quarantined: int = 0
 
     async def start(self) -> None:
         return None

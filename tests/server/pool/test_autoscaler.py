@@ -87,6 +87,7 @@ def test_a_queue_that_lasts_gets_all_the_engines_that_it_needs_at_once():
     assert pool.changes == [], "the queue may be short-lived"
     pool.pass_time(1, 30)
     assert pool.changes == [3]
+    assert pool.autoscaler.reason == "requests wait for a seat, 22 at last count"
 
 
 def test_a_queue_that_comes_and_goes_changes_nothing():

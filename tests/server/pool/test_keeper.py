@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from server.pool.decisions import MAX_DECISIONS
 from server.pool.files import read_wanted, read_wanted_by_all, wanted_path, write_wanted
 from server.pool.keeper import Keeper, KeeperConfig, PoolClosed, StillAsleep, TooManyWait
 from server.pool.running import Running, RunningRequest
@@ -278,3 +279,38 @@ def test_of_several_gateways_the_one_that_wants_most_decides_and_one_that_leaves
     busy.leave()
     assert read_wanted_by_all(home) == 0
     assert Keeper(engines, running, home, several, number=3).state == "asleep"
+
+
+# ---- what is kept of decisions ----
+
+
+def decisions(world):
+    return [(it.num_engines, it.reason) for it in world.keeper.decisions.newest_first()]
+
+
+def test_each_change_of_the_number_is_kept_with_its_reason(world):
+    world.pass_time(60)
+    assert decisions(world) == [(0, "nobody asked for it for 60 s")]
+    asyncio.run(world.keeper.wake("ten"))
+    assert decisions(world)[0] == (1, "a request woke it")
+    world.keeper.close()
+    world.pass_time(1)
+    world.pass_time(1)
+    assert decisions(world)[0] == (0, "it is called off")
+    world.keeper.open()
+    world.pass_time(1)
+    assert decisions(world)[0] == (1, "it serves again")
+    world.keeper.succeed()
+    world.pass_time(10)
+    assert decisions(world)[0] == (0, "a successor takes its requests")
+    assert len(decisions(world)) == 5
+
+
+def test_only_the_last_decisions_are_kept(world):
+    for _ in range(MAX_DECISIONS):
+        world.keeper.close()
+        world.pass_time(1)
+        world.keeper.open()
+        world.pass_time(1)
+    assert len(decisions(world)) == MAX_DECISIONS
+    assert decisions(world)[0] == (1, "it serves again")

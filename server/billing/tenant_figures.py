@@ -1,0 +1,122 @@
+"""Tenants with what each spends, asks and has, a page at a time, for the operator.
+
+The order by spend looks at one row of every tenant; all other figures are read for a page's tenants
+alone, each by an index that begins with the tenant.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
+
+from registry.tables import adapters
+from server.accounts.tables import api_keys, tenants
+from server.accounts.tenants import TenantStatus
+from server.billing.budgets import Budget
+from server.billing.months import month_of
+from server.billing.tables import budgets, monthly_spend
+from server.billing.usage import WIDTH_MS, Which, sum_entries
+
+Order = Literal["spend", "name"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantFigures:
+    """A tenant and its figures.
+
+    spent_nanousd: in this UTC month.   num_requests, num_failed: since the beginning of the hour
+    that was 24 hours ago.   num_keys: keys that can be used.
+    """
+
+    tenant_id: str
+    name: str
+    status: TenantStatus
+    plan: str
+    weight: float
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    max_concurrency: int | None
+    spent_nanousd: int
+    num_requests: int
+    num_failed: int
+    num_adapters: int
+    num_keys: int
+    budgets: Sequence[Budget]
+
+
+def list_tenant_figures(
+    conn: Connection,
+    *,
+    now_ms: int,
+    tenant_id: str | None = None,
+    part: str = "",
+    status: TenantStatus | None = None,
+    order: Order = "spend",
+    limit: int,
+    offset: int = 0,
+) -> list[TenantFigures]:
+    """Read a page of tenants.   tenant_id: that one alone.   part: of their names.   order: by the
+    most spend, or by name.
+    """
+    spent = sa.func.coalesce(monthly_spend.c.amount_nanousd, 0).label("spent_nanousd")
+    is_of_month = (monthly_spend.c.tenant_id == tenants.c.tenant_id) & (
+        monthly_spend.c.month == month_of(now_ms)
+    )
+    query = sa.select(*(tenants.c[name] for name in _COLUMNS), spent)
+    query = query.select_from(tenants.outerjoin(monthly_spend, is_of_month))
+    if tenant_id is not None:
+        query = query.where(tenants.c.tenant_id == tenant_id)
+    if part:
+        query = query.where(tenants.c.name.contains(part, autoescape=True))
+    if status is not None:
+        query = query.where(tenants.c.status == status)
+    places = (spent.desc(), tenants.c.name) if order == "spend" else (tenants.c.name,)
+    found = conn.execute(query.order_by(*places).limit(limit).offset(offset)).mappings().all()
+    tenant_ids = [row["tenant_id"] for row in found]
+    begin_ms = now_ms - WIDTH_MS["day"]
+    begin_ms -= begin_ms % WIDTH_MS["hour"]
+    which = Which(tenant_ids=tenant_ids, kinds=["usage"])
+    usage = {it.tenant: it for it in sum_entries(conn, begin_ms, now_ms, ["tenant"], which)}
+    num_adapters = _counts(conn, adapters, tenant_ids, adapters.c.deleted_at_ms.is_(None))
+    ends_ms = api_keys.c.expires_at_ms
+    is_valid = api_keys.c.revoked_at_ms.is_(None) & (ends_ms.is_(None) | (ends_ms > now_ms))
+    num_keys = _counts(conn, api_keys, tenant_ids, is_valid)
+    given = _budgets(conn, tenant_ids)
+    return [
+        TenantFigures(
+            **row,
+            num_requests=usage[tenant_id].num_requests if tenant_id in usage else 0,
+            num_failed=usage[tenant_id].num_failed_requests if tenant_id in usage else 0,
+            num_adapters=num_adapters.get(tenant_id, 0),
+            num_keys=num_keys.get(tenant_id, 0),
+            budgets=given[tenant_id],
+        )
+        for tenant_id, row in zip(tenant_ids, found, strict=True)
+    ]
+
+
+_COLUMNS = (
+    "tenant_id", "name", "status", "plan", "weight", "requests_per_minute", "tokens_per_minute",
+    "max_concurrency",
+)  # fmt: skip
+
+
+def _counts(
+    conn: Connection, table: sa.Table, tenant_ids: Sequence[str], condition: sa.ColumnElement[bool]
+) -> dict[str, int]:
+    """{tenant_id: rows that meet the condition}, without tenants that have none."""
+    owner = table.c.tenant_id
+    query = sa.select(owner, sa.func.count()).where(owner.in_(tenant_ids), condition)
+    return {tenant_id: number for tenant_id, number in conn.execute(query.group_by(owner))}
+
+
+def _budgets(conn: Connection, tenant_ids: Sequence[str]) -> dict[str, list[Budget]]:
+    query = sa.select(budgets).where(budgets.c.tenant_id.in_(tenant_ids))
+    query = query.order_by(budgets.c.kind, budgets.c.enforcement)
+    given: dict[str, list[Budget]] = defaultdict(list)
+    for row in conn.execute(query):
+        given[row.tenant_id].append(Budget(**row._mapping))
+    return given

@@ -1,0 +1,1 @@
+"""The operator's pages at `/console/operator`, for a session of the admin key."""

@@ -1,0 +1,94 @@
+"""The pages of tenants: all of them with their figures, and one with what may be changed."""
+
+from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import Connection
+
+from server.api.deps import DatabaseDep
+from server.api.routes.admin import get_tenant
+from server.api.routes.budgets import list_budgets_of
+from server.billing import request_log
+from server.billing.tenant_figures import Order, list_tenant_figures
+from server.billing.usage import Which, sum_entries
+from server.billing.usage_buckets import COST_KINDS
+from server.console.page_route import PageRoute
+from server.console.rendering import render
+from server.console.spend import Days, plot_of
+from server.console.viewers import OperatorViewer
+from server.database.clock import now_ms
+
+router = APIRouter(prefix="/operator/tenants", route_class=PageRoute)
+
+_PAGE_SIZE = 50
+_LAST_REQUESTS = 20
+
+
+class TenantsQuery(BaseModel):
+    """Conditions, order and page.   name: a part of it.   status: "" for all.   page: from 1 on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9._-]*$")] = ""
+    status: Literal["", "active", "suspended"] = ""
+    order: Order = "spend"
+    page: Annotated[int, Field(ge=1, le=100_000)] = 1
+
+
+@router.get("")
+async def list_all(
+    viewer: OperatorViewer, database: DatabaseDep, query: Annotated[TenantsQuery, Query()]
+) -> Response:
+    """Show a page of tenants."""
+    found = await database.read(
+        lambda conn: list_tenant_figures(
+            conn,
+            now_ms=now_ms(),
+            part=query.name,
+            status=query.status or None,
+            order=query.order,
+            limit=_PAGE_SIZE + 1,
+            offset=(query.page - 1) * _PAGE_SIZE,
+        )
+    )
+    asked = query.model_dump()
+    next_url = f"/console/operator/tenants?{urlencode(asked | {'page': query.page + 1})}"
+    return render(
+        "operator_tenants.html",
+        viewer,
+        asked=asked,
+        tenants=found[:_PAGE_SIZE],
+        next_url=next_url if len(found) > _PAGE_SIZE else None,
+    )
+
+
+@router.get("/{tenant}")
+async def show(
+    tenant: str, viewer: OperatorViewer, database: DatabaseDep, query: Annotated[Days, Query()]
+) -> Response:
+    """Show one tenant by id or name: its figures, what may be changed, and its last requests."""
+    start_ms, end_ms = query.range_ms()
+    found = await get_tenant(tenant, database)
+    tenant_id = found.tenant_id
+    which = Which(tenant_ids=[tenant_id], kinds=COST_KINDS)
+
+    def read(conn: Connection) -> dict[str, Any]:
+        asked = request_log.Asked(start_ms=start_ms, end_ms=end_ms)
+        days = sum_entries(conn, start_ms, end_ms, ["day"], which)
+        figures = list_tenant_figures(conn, now_ms=now_ms(), tenant_id=tenant_id, limit=1)
+        return {
+            "figures": figures[0],
+            "days": days,
+            "plot": plot_of(days, start_ms, end_ms),
+            "log": request_log.read_page(conn, tenant_id, asked, _LAST_REQUESTS),
+        }
+
+    return render(
+        "operator_tenant.html",
+        viewer,
+        tenant=found,
+        budgets=(await list_budgets_of(tenant_id, database)).data,
+        **await database.read(read),
+    )

@@ -1,0 +1,97 @@
+"""The operator's pages in a real browser, against the demo's model and adapters."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.e2e.console_browser import signed_in
+from tests.e2e.stack import Stack
+from tests.e2e.test_page import browser  # noqa: F401
+
+HOME = "/console/operator"
+
+
+@pytest.fixture
+def page(browser: Browser, demo_stack: Stack) -> Iterator[Page]:  # noqa: F811
+    faults: list[str] = []
+    for page in signed_in(browser, demo_stack, demo_stack.admin_key):
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        yield page
+    assert faults == []
+
+
+def test_the_arena_is_drawn_and_the_batch_is_seen_while_a_stream_runs(
+    page: Page, demo_stack: Stack
+) -> None:
+    acme = demo_stack.tenants[0]
+    page.goto(demo_stack.base_url + HOME)
+    picture = page.locator("svg.arena")
+    expect(picture).to_have_attribute("aria-label", re.compile(r"KV in use \d+ of \d+ slabs"))
+    parts = picture.locator("rect")
+    widths = [float(part.get_attribute("width")) for part in parts.all()]
+    assert sum(widths) == pytest.approx(100, abs=0.1)
+    fills = parts.evaluate_all("all => all.map(it => getComputedStyle(it).fill)")
+    assert len(set(fills)) == len(fills) >= 2
+    queue = page.locator("section").filter(has_text="Queue by tenant")
+    expect(queue).to_contain_text("Nobody has a request under way.")
+    body = {"model": "json", "prompt": "Japan", "max_tokens": 400, "ignore_eos": True}
+    with acme.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as stream:
+        assert stream.status_code == 200
+        # Nothing is done on the page: it is asked for again by itself.
+        expect(queue).to_contain_text(acme.name)
+        expect(page.locator("[data-figure=batch]")).to_have_text("1")
+    expect(queue).to_contain_text("Nobody has a request under way.")
+
+
+def test_a_tenant_is_suspended_and_activated(page: Page, demo_stack: Stack) -> None:
+    tenant = demo_stack.tenant("suspended-soon")
+    page.goto(f"{demo_stack.base_url}{HOME}/tenants")
+    page.get_by_label("Part of the name").fill("suspended-")
+    page.get_by_label("Part of the name").press("Tab")
+    page.get_by_role("link", name=tenant.name).click()
+    expect(page.locator("h1")).to_contain_text("active")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Suspend").click()
+    expect(page.locator("h1")).to_contain_text("suspended", use_inner_text=True)
+    expect(page.get_by_role("button", name="Activate")).to_be_visible()
+    assert tenant.http.get("/v1/models").status_code == 403
+    page.get_by_role("button", name="Activate").click()
+    expect(page.get_by_role("button", name="Suspend")).to_be_visible()
+    assert tenant.http.get("/v1/models").status_code == 200
+
+
+def test_limits_and_a_budget_are_set_and_an_impossible_one_is_explained(
+    page: Page, demo_stack: Stack
+) -> None:
+    tenant = demo_stack.tenant("limited-soon")
+    page.goto(f"{demo_stack.base_url}{HOME}/tenants/{tenant.name}")
+    page.get_by_label("Requests per minute").fill("7")
+    page.get_by_label("Weight").fill("2.5")
+    page.get_by_role("button", name="Set limits").click()
+    # The server writes the attribute, so the page is loaded again by then.
+    expect(page.get_by_label("Weight")).to_have_attribute("value", "2.5")
+    page.get_by_label("Plan").fill("No Plan")
+    page.get_by_role("button", name="Set limits").click()
+    expect(page.get_by_role("alert")).to_contain_text("A plan's name matches")
+    page.get_by_role("textbox", name="Dollars").fill("12.5")
+    page.get_by_role("button", name="Set budget").click()
+    budgets = page.locator("section").filter(has=page.get_by_role("heading", name="Budgets"))
+    expect(budgets).to_contain_text("$12.50 left of $12.50")
+    operator = demo_stack.client(demo_stack.admin_key)
+    found = operator.get(f"/admin/v1/tenants/{tenant.name}").json()
+    assert (found["requests_per_minute"], found["weight"]) == (7, 2.5)
+    assert (found["tokens_per_minute"], found["plan"]) == (None, "standard")
+    assert found["monthly_budget"] == "12.500000000"
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_no_page_is_wider_than_a_phone(page: Page, demo_stack: Stack, colours: str) -> None:
+    page.set_viewport_size({"width": 400, "height": 800})
+    page.emulate_media(color_scheme=colours)
+    for path in ("", "/tenants", "/tenants/acme", "/requests", "/incidents", "/audit"):
+        page.goto(demo_stack.base_url + HOME + path)
+        expect(page.locator("h1")).to_be_visible()
+        wider = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+        assert wider <= 0, path
