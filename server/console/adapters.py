@@ -37,7 +37,7 @@ Place = tuple[str, str]
 
 
 class ListQuery(BaseModel):
-    """Conditions of the list.   search: a part of the name.   after: last name of the page before."""
+    """Conditions of the list.   search: a part of names.   after: last name of the page before."""
 
     model_config = ConfigDict(extra="forbid")
 
