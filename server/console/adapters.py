@@ -37,7 +37,7 @@ Place = tuple[str, str]
 
 
 class ListQuery(BaseModel):
-    """What is asked for.   search: a part of the name.   after: last name of the page before."""
+    """Conditions of the list.   search: a part of names.   after: last name of the page before."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -46,8 +46,10 @@ class ListQuery(BaseModel):
 
 
 class AdapterQuery(BaseModel):
-    """What is asked for.   version: whose passport is shown; None for `latest`.   alias: whose past
-    is shown.   before, moved_before: first version and first move of the pages before.
+    """Parts of one adapter's page.
+
+    version: the one whose passport is shown; None for `latest`.   alias: the one whose past is
+    shown.   before, moved_before: last version and last move of the pages before.
     """
 
     model_config = ConfigDict(extra="forbid")

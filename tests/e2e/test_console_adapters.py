@@ -48,7 +48,7 @@ def paths_of(adapter: str) -> list[Path]:
 
 def open_form(page: Page, base_url: str) -> None:
     page.goto(f"{base_url}/console/adapters")
-    page.locator("details.panel").evaluate("details => { details.open = true }")
+    page.locator("#uploading").evaluate("details => { details.open = true }")
 
 
 def upload(page: Page, base_url: str, name: str, adapter: str) -> None:
@@ -81,6 +81,7 @@ def test_an_upload_by_the_chooser_becomes_ready_and_shows_its_passport(
     expect_ready(page, "chosen")
     size_bytes = sum(path.stat().st_size for path in paths_of("json"))
     assert page.locator("progress").evaluate("bar => [bar.value, bar.max]") == [size_bytes] * 2
+    expect(page.get_by_role("link", name="chosen", exact=True)).to_be_visible()
     page.get_by_role("link", name="See its passport").click()
     digest = initech.http.get("/v1/adapters/chosen").json()["latest"]["digest"]
     expect(page.get_by_text(digest)).to_be_visible()

@@ -42,6 +42,23 @@ def test_a_deleted_name_comes_back_with_the_next_number(catalog, database, make_
             catalog.resolve(conn, A, "pirate@1")
 
 
+def test_deleted_adapters_are_listed_while_they_can_be_restored(
+    catalog, connection, clock, make_version
+):
+    for name in ("parrot", "pirate", "robot"):
+        make_version(name=name, content=name)
+    make_version(tenant_id=B)
+    catalog.delete_adapter(connection, B, "pirate")
+    for name in ("robot", "pirate"):
+        catalog.delete_adapter(connection, A, name)
+        clock.now_s += 1
+    listed = [name for name, _ in catalog.list_deleted(connection, A, 9)]
+    assert listed == ["pirate", "robot"]
+    assert [name for name, _ in catalog.list_deleted(connection, A, 1)] == ["pirate"]
+    clock.now_s += RETENTION_S
+    assert catalog.list_deleted(connection, A, 9) == []
+
+
 def test_a_restored_adapter_is_as_it_was(catalog, connection, three):
     catalog.set_alias(connection, A, "pirate", "prod", 1, Canary(2, 10))
     before = catalog.get_adapter(connection, A, "pirate")

@@ -35,6 +35,14 @@ def test_a_grant_lets_its_tenant_in_and_nobody_else(connection, pirate):
     assert not grants.is_granted(connection, A, "parrot", B)
 
 
+def test_grants_are_counted_by_adapter_for_their_owner_alone(connection, pirate):
+    ids = [pirate.adapter_id, add_version(connection, A, "parrot")]
+    for grantee in (B, C):
+        grant(connection, pirate, grantee)
+    assert grants.count_grants(connection, A, ids) == {pirate.adapter_id: 2}
+    assert grants.count_grants(connection, B, ids) == {}
+
+
 def test_a_grant_is_of_one_adapter_not_of_a_name(connection, pirate):
     add_version(connection, C, "pirate")
     grant(connection, pirate, B)

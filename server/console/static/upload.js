@@ -161,6 +161,7 @@ async function run(form) {
   const link = Object.assign(document.createElement("a"), { href: `/console/adapters/${name}?version=${version}`, textContent: "See its passport" });
   form.querySelector("[role=status]").append(link);
   link.focus();
+  if (document.getElementById("found")) htmx.ajax("GET", location.href, { target: "#found", select: "#found", swap: "outerHTML" });
 }
 
 document.addEventListener("submit", async (event) => {
