@@ -13,7 +13,10 @@ from tests.e2e.stack import Stack
 
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 TENANT_PAGES = ["", "/requests", "/adapters", "/adapters/json", "/keys", "/bill", "/playground"]
-OPERATOR_PAGES: list[str] = []
+OPERATOR_PAGES = [
+    f"/operator{path}"
+    for path in ("", "/tenants", "/tenants/acme", "/requests", "/incidents", "/audit")
+]
 MODES = [(1280, "light"), (400, "dark")]
 
 

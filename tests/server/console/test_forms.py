@@ -16,13 +16,20 @@ from tests.server.in_process import InProcess, User
 TENANTS_PAGES = [
     "/console",
     "/console/requests",
+    "/console/adapters",
     "/console/keys",
     "/console/keys/{key_id}",
     "/console/bill",
     "/console/webhooks",
     "/console/webhooks#made",
 ]
-OPERATORS_PAGES: list[str] = []
+OPERATORS_PAGES = [
+    "/console/operator",
+    "/console/operator/tenants",
+    "/console/operator/tenants/{tenant}",
+    "/console/operator/incidents",
+    "/console/operator/audit",
+]
 
 Schema = dict[str, Any]
 
@@ -40,7 +47,7 @@ class World(NamedTuple):
             self.user.call("PUT", "/v1/webhook", {"url": "https://example.com/hook"})
         if path == "/console/bill":
             self.user.call("PUT", "/v1/usage/exports/csv", {"interval": "day"})
-        return path.format(key_id=self.key_id)
+        return path.format(key_id=self.key_id, tenant=self.user.name)
 
 
 @pytest.fixture
