@@ -1,6 +1,5 @@
 """The console's pages of adapters in a real browser: uploads, and changes by forms."""
 
-import base64
 import hashlib
 import json
 import random
@@ -91,26 +90,21 @@ def test_an_upload_by_the_chooser_becomes_ready_and_shows_its_passport(
     expect(page.locator("#found tbody tr")).to_contain_text("chosen")
 
 
-def test_dropped_files_are_uploaded(page: Page, demo_stack: Stack) -> None:
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_is_dropped_is_uploaded(page: Page, demo_stack: Stack, is_folder: bool) -> None:
     open_form(page, demo_stack.base_url)
-    contents = {
-        path.name: base64.b64encode(path.read_bytes()).decode() for path in paths_of("shout")
-    }
-    transfer = page.evaluate_handle(
-        """contents => {
-          const transfer = new DataTransfer();
-          for (const [name, text] of Object.entries({ "notes.txt": "", ...contents })) {
-            const bytes = Uint8Array.from(atob(text), (it) => it.charCodeAt(0));
-            transfer.items.add(new File([bytes], name));
-          }
-          return transfer;
-        }""",
-        contents,
-    )
-    page.dispatch_event("#upload", "drop", {"dataTransfer": transfer})
-    page.locator("#upload").get_by_label("Name", exact=True).fill("dropped")
+    paths = [paths_of("shout")[0].parent] if is_folder else [*paths_of("shout"), Path(__file__)]
+    box = page.locator("#upload").bounding_box()
+    assert box is not None
+    place = {"x": box["x"] + box["width"] - 5, "y": box["y"] + 5}
+    data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+    hand = page.context.new_cdp_session(page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        hand.send("Input.dispatchDragEvent", {"type": kind, "data": data, **place})
+    page.wait_for_function("document.querySelector('#upload [type=file]').files.length === 2")
+    page.locator("#upload").get_by_label("Name", exact=True).fill(f"dropped-{is_folder}".lower())
     page.get_by_role("button", name="Upload").click()
-    expect_ready(page, "dropped")
+    expect_ready(page, f"dropped-{is_folder}".lower())
 
 
 @pytest.fixture(scope="module")
