@@ -81,7 +81,7 @@ def through_api(tenant: Tenant, model: str, *messages: str) -> str:
 
 
 def run(tenant: Tenant, *command: str) -> str:
-    """What a command prints, with the tenant's key in its environment alone."""
+    """The output of a command, with the tenant's key in its environment alone."""
     environment = os.environ | {"CHORALE_API_KEY": tenant.api_key}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

@@ -11,12 +11,16 @@ import pytest
 
 from tests.server.console.browsing import Visitor
 from tests.server.console.page_forms import Field, Form, forms_of
+from tests.server.console.test_adapters import make_versions
 from tests.server.in_process import InProcess, User
 
 TENANTS_PAGES = [
     "/console",
     "/console/requests",
     "/console/adapters",
+    "/console/adapters/pirate",
+    "/console/adapters/pirate#deleted",
+    "/console/offers",
     "/console/keys",
     "/console/keys/{key_id}",
     "/console/bill",
@@ -45,6 +49,10 @@ class World(NamedTuple):
         path, _, state = page.partition("#")
         if path == "/console/webhooks" and state == "made":
             self.user.call("PUT", "/v1/webhook", {"url": "https://example.com/hook"})
+        if path == "/console/adapters/pirate":
+            make_versions(self.user, "pirate", 2)
+        if state == "deleted":
+            self.user.call("DELETE", "/v1/adapters/pirate")
         if path == "/console/bill":
             self.user.call("PUT", "/v1/usage/exports/csv", {"interval": "day"})
         return path.format(key_id=self.key_id, tenant=self.user.name)
@@ -116,7 +124,8 @@ def check_field(document: Schema, properties: dict[str, Schema], field: Field) -
     assert first in properties, f"the body has no {first}"
     found = list(objects(document, properties[first]))
     for name in inner:
-        found = [it for each in found for it in objects(document, each["properties"][name])]
+        inside = [each["properties"][name] for each in found if "properties" in each]
+        found = [it for each in inside for it in objects(document, each)]
     types = {each.get("type", "any") for each in found} - {"null"}
     if field.kind != "any":
         kinds = {field.kind, "number"} if field.kind == "integer" else {field.kind, "any"}
