@@ -106,7 +106,7 @@ async def _find(database: Database, viewer: TenantViewer, period: str) -> Statem
     if found is None:
         raise errors.not_found(
             "There is no statement of this month. It is issued when the month is over.",
-            code="statement_not_found",
+            code="not_found",
         )
     return found
 
