@@ -28,6 +28,7 @@ from bench.billing.measurement import Measurement
 from bench.databases import DATABASES
 from bench.experiment import replace_rows
 from bench.report import describe_machine, json_line, rounded
+from bench.usage_days import fill_days
 from registry.tables import adapter_aliases, adapter_versions, adapters, alias_moves
 from server.accounts.admin_key import AdminKey
 from server.accounts.auth import SCOPES
@@ -191,6 +192,7 @@ class _World:
                 sums.add(entry, event)
         for table, found in sums.rows():
             _insert(conn, table, found)
+        fill_days(conn)
 
 
 def _usage(

@@ -15,6 +15,7 @@ from bench.billing.measurement import Measurement
 from bench.billing.reading import Reading
 from bench.databases import DATABASES
 from bench.report import rounded
+from bench.usage_days import fill_days
 from server.billing.audit.run import audit_sums
 from server.billing.budgets import read_sums
 from server.billing.exports.pages import Range, read_page
@@ -51,6 +52,8 @@ class Large(Measurement):
                 # This role checks no foreign keys: copies refer to what their originals refer to.
                 conn.exec_driver_sql("SET LOCAL session_replication_role = replica")
                 sizes = {table.name: self._copy(conn, table) for table in _COPIED}
+                fill_days(conn)
+                conn.exec_driver_sql("ANALYZE usage_days")
             with database.engine.connect() as conn:
                 asked = {q: self._ask(conn, ask) for q, ask in _questions(conn, end_ms).items()}
             database.close()

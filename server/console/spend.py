@@ -20,8 +20,8 @@ from server.billing import budgets
 from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums
 from server.billing.months import end_of, month_of
 from server.billing.rating import format_usd
+from server.billing.receipts.rows import COST_KINDS
 from server.billing.usage import UsageSum, Which, sum_entries
-from server.billing.usage_buckets import COST_KINDS
 from server.console.page_route import PageRoute
 from server.console.rendering import render
 from server.console.viewers import TenantViewer, UsageViewer
