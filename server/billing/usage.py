@@ -125,7 +125,7 @@ Read = Callable[[int, int, Sequence[Dimension], Which], sa.Select[Any]]
 
 
 def _sources(group_by: Sequence[Dimension], which: Which) -> list[tuple[int, Read]]:
-    """What can answer, with the milliseconds of its parts; the longest first."""
+    """The sources of sums, each with the milliseconds of a part; the longest first."""
     sources: list[tuple[int, Read]] = [(1, _entry_rows)]
     if "minute" not in group_by:
         sources.insert(0, (HOUR_MS, _rollup_rows))
@@ -237,7 +237,7 @@ def _entry_rows(
 
 
 def _tenant_ids(which: Which) -> Any:
-    """Whose rows to read where no index is by time alone: of all tenants that have entries."""
+    """Tenants whose rows are read where no index is by time alone: all that have entries."""
     return sa.select(tenant_accounts.c.tenant_id) if which.tenant_ids is None else which.tenant_ids
 
 
