@@ -175,9 +175,12 @@ def _tenant_ids(scope: Scope) -> Iterator[str]:
 
 def _next_day(scope: Scope, tenant_id: str, begin: int) -> int | None:
     """Return the first day at or after `begin` that has an entry or a sum."""
-    times = [(entries.c.at_ms, sa.true()), (usage_rollups.c.hour_ms, sa.true())]
     days = usage_days.c
-    times += [(days.day_ms, days.dimension == name) for name in _DIMENSIONS_OF_DAYS]
+    times: list[tuple[sa.Column[Any], sa.ColumnElement[bool]]] = [
+        (entries.c.at_ms, sa.true()),
+        (usage_rollups.c.hour_ms, sa.true()),
+        *((days.day_ms, days.dimension == name) for name in _DIMENSIONS_OF_DAYS),
+    ]
     firsts = [
         scope.conn.scalar(
             sa.select(sa.func.min(at)).where(at.table.c.tenant_id == tenant_id, is_one, at >= begin)
