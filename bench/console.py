@@ -44,6 +44,7 @@ from server.billing.tables import (
     usage_events,
     usage_rollups,
 )
+from server.billing.usage_days import fill_days
 from server.console.mounting import mount
 from server.launch.settings import Settings
 from server.pool.base_files import BaseEntry
@@ -191,6 +192,7 @@ class _World:
                 sums.add(entry, event)
         for table, found in sums.rows():
             _insert(conn, table, found)
+        fill_days(conn)
 
 
 def _usage(

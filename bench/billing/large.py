@@ -24,6 +24,7 @@ from server.billing.receipts.rows import Place, read_receipts, select_receipts
 from server.billing.statements import open_period, open_periods
 from server.billing.tables import entries, holds, usage_events, usage_rollups
 from server.billing.usage import Which, sum_entries
+from server.billing.usage_days import fill_days
 from server.database.database import Database, DatabaseConfig
 
 _STEP_MS, _MONTH_MS = 2 * 3_600_000, 30 * 86_400_000
@@ -51,6 +52,8 @@ class Large(Measurement):
                 # This role checks no foreign keys: copies refer to what their originals refer to.
                 conn.exec_driver_sql("SET LOCAL session_replication_role = replica")
                 sizes = {table.name: self._copy(conn, table) for table in _COPIED}
+                fill_days(conn)
+                conn.exec_driver_sql("ANALYZE usage_days")
             with database.engine.connect() as conn:
                 asked = {q: self._ask(conn, ask) for q, ask in _questions(conn, end_ms).items()}
             database.close()

@@ -17,7 +17,7 @@ from server.accounts.tables import tenants
 from server.billing.months import month_of, next_month
 from server.billing.rating import FREE, TokenAmounts
 from server.billing.receipts.receipt import GENESIS, Receipt, sha256_of, tenant_account
-from server.billing.receipts.rows import KEPT_KINDS, NO_EVENT, receipt_of
+from server.billing.receipts.rows import COST_KINDS, KEPT_KINDS, NO_EVENT, receipt_of
 from server.billing.receipts.signing import Signer
 from server.billing.tables import (
     entries,
@@ -25,6 +25,7 @@ from server.billing.tables import (
     monthly_spend,
     statements,
     tenant_accounts,
+    usage_days,
     usage_rollups,
 )
 from server.database.upsert import upsert
@@ -34,6 +35,7 @@ EntryKind = Literal[
 ]  # fmt: skip
 
 _HOUR_MS = 3_600_000
+_DAY_MS = 24 * _HOUR_MS
 _REVENUE = "revenue/"
 _MB_S = 10**6 * 1000
 """Bytes times milliseconds in a megabyte-second (10^6 bytes for a second)."""
@@ -43,6 +45,8 @@ _ROLLUP_SUMS = (
     "kept_mb_s",
     "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
 )  # fmt: skip
+_DAY_KEY = ("tenant_id", "dimension", "day_ms", "name")
+_DAY_SUMS = ("num_requests", *_ROLLUP_SUMS[1:])
 
 
 # Built once, since building a statement takes as long as running it.
@@ -85,10 +89,19 @@ def _add_spend(dialect: str) -> sa.Executable:
 
 @functools.cache
 def _add_rollups(dialect: str) -> sa.Executable:
-    insert = upsert(dialect, usage_rollups)
+    return _add(dialect, usage_rollups, _ROLLUP_KEY, _ROLLUP_SUMS)
+
+
+@functools.cache
+def _add_days(dialect: str) -> sa.Executable:
+    return _add(dialect, usage_days, _DAY_KEY, _DAY_SUMS)
+
+
+def _add(dialect: str, table: sa.Table, key: Sequence[str], sums: Sequence[str]) -> sa.Executable:
+    insert = upsert(dialect, table)
     return insert.on_conflict_do_update(
-        index_elements=list(_ROLLUP_KEY),
-        set_={name: usage_rollups.c[name] + insert.excluded[name] for name in _ROLLUP_SUMS},
+        index_elements=list(key),
+        set_={name: table.c[name] + insert.excluded[name] for name in sums},
     )
 
 
@@ -267,7 +280,7 @@ def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
 
 
 def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) -> None:
-    """Add entries to the roll-ups of their hours."""
+    """Add entries to the roll-ups of their hours and to the sums of their days."""
     sums: dict[tuple[Any, ...], dict[str, int]] = defaultdict(
         lambda: dict.fromkeys(_ROLLUP_SUMS, 0)
     )
@@ -285,6 +298,24 @@ def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) ->
     # The rows are sorted, so that posters lock them in the same order and cannot deadlock.
     rows = [dict(zip(_ROLLUP_KEY, key, strict=True)) | sums[key] for key in sorted(sums)]
     conn.execute(_add_rollups(conn.dialect.name), rows)
+    _add_to_days(conn, sums)
+
+
+def _add_to_days(conn: Connection, rollups: Mapping[tuple[Any, ...], dict[str, int]]) -> None:
+    """Add sums of hours to those of their days. rollups: by the columns of _ROLLUP_KEY."""
+    days: dict[tuple[Any, ...], dict[str, int]] = defaultdict(lambda: dict.fromkeys(_DAY_SUMS, 0))
+    for (tenant_id, hour_ms, kind, key_id, model, _), sums in rollups.items():
+        num_served = sums["num_entries"] - sums["num_failed_requests"]
+        added = sums | {"num_requests": num_served if kind == "usage" else 0}
+        names = {"kind": kind}
+        if kind in COST_KINDS:
+            names |= {"key": key_id, "model": model}
+        for dimension, name in names.items():
+            total = days[tenant_id, dimension, hour_ms - hour_ms % _DAY_MS, name]
+            for column in _DAY_SUMS:
+                total[column] += added[column]
+    rows = [dict(zip(_DAY_KEY, key, strict=True)) | days[key] for key in sorted(days)]
+    conn.execute(_add_days(conn.dialect.name), rows)
 
 
 def rollup_values(receipt: Receipt, parts: TokenAmounts) -> dict[str, int]:

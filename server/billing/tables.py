@@ -287,6 +287,28 @@ usage_rollups = Table(
     Index("ix_usage_rollups_hour", "hour_ms"),
 )
 
+# The same sums by day in UTC and by one dimension: "kind", or "key" or "model", which are over
+# `receipts.rows.COST_KINDS`. name: a kind, key or model.   num_requests: without failed ones.
+usage_days = Table(
+    "usage_days",
+    metadata,
+    Column("tenant_id", String(64), primary_key=True),
+    Column("dimension", String(8), primary_key=True),
+    Column("day_ms", BigInteger, primary_key=True, autoincrement=False),
+    Column("name", String(256), primary_key=True),
+    Column("num_requests", BigInteger, nullable=False),
+    Column("num_failed_requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("completion_tokens", BigInteger, nullable=False),
+    Column("kept_mb_s", BigInteger, nullable=False),
+    Column("cached_amount_nanousd", BigInteger, nullable=False),
+    Column("completion_amount_nanousd", BigInteger, nullable=False),
+    Column("amount_nanousd", BigInteger, nullable=False),
+    # Rows lie in the order of the key, in which sums read them: this halves their time.
+    sqlite_with_rowid=False,
+)
+
 # One row per closed month of a tenant. document: canonical JSON, signed. Rows are never updated.
 statements = Table(
     "statements",

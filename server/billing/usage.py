@@ -1,23 +1,26 @@
 """Usage for tenants and operators: sums over the ledger's entries, for any range of time.
 
-Whole hours are read from the roll-ups, which are updated when entries are posted. The parts of
-hours at the beginning and end of a range are read from the entries themselves. Ranges [start, end)
-are in Unix milliseconds, and select entries by their `at_ms`.
+Whole hours are read from the roll-ups, and whole days from sums by day where these have what is
+asked for; both are updated when entries are posted. The parts of hours at the beginning and end of
+a range are read from the entries themselves. Ranges [start, end) are in Unix milliseconds, and
+select entries by their `at_ms`.
 """
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.billing.receipts.receipt import tenant_account
+from server.billing.receipts.rows import COST_KINDS
 from server.billing.tables import (
     entries,
     kept_events,
     price_versions,
     tenant_accounts,
+    usage_days,
     usage_events,
     usage_rollups,
 )
@@ -97,12 +100,9 @@ def sum_entries(
     group_by = tuple(dict.fromkeys(group_by))
     # The caller's numbers may be too large for any column.
     start_ms, end_ms = (min(max(ms, 0), _MAX_MS) for ms in (start_ms, end_ms))
-    hours, edges = _cut(start_ms, end_ms, in_hours="minute" not in group_by)
-    # A single query reads roll-ups and entries as of the same moment.
-    rows = sa.union_all(
-        *(_rollup_rows(start, end, group_by, which) for start, end in hours),
-        *(_entry_rows(start, end, group_by, which) for start, end in edges),
-    ).subquery()
+    parts = _cut(start_ms, end_ms, _sources(group_by, which))
+    # A single query reads all parts as of the same moment.
+    rows = sa.union_all(*(read(*span, group_by, which) for read, span in parts)).subquery()
     sums = [sa.func.coalesce(sa.func.sum(rows.c[name]), 0).label(name) for name in _SUMS]
     dimensions = [rows.c[name] for name in group_by]
     query = sa.select(*dimensions, *sums).group_by(*dimensions)
@@ -121,19 +121,61 @@ def sum_entries(
 
 
 Span = tuple[int, int]
+Read = Callable[[int, int, Sequence[Dimension], Which], sa.Select[Any]]
 
 
-def _cut(start_ms: int, end_ms: int, *, in_hours: bool) -> tuple[list[Span], list[Span]]:
-    """Divide a range of time into whole hours and the parts before and after them.
+def _sources(group_by: Sequence[Dimension], which: Which) -> list[tuple[int, Read]]:
+    """The sources of sums, each with the milliseconds of a part; the longest first."""
+    sources: list[tuple[int, Read]] = [(1, _entry_rows)]
+    if "minute" not in group_by:
+        sources.insert(0, (HOUR_MS, _rollup_rows))
+        if "hour" not in group_by and _day_dimension(group_by, which) is not None:
+            sources.insert(0, (WIDTH_MS["day"], _day_rows))
+    return sources
 
-    [start, first)  entries      [first, last)  roll-ups      [last, end)  entries
+
+def _day_dimension(group_by: Sequence[Dimension], which: Which) -> str | None:
+    """The dimension whose sums by day answer a query; None if no single one does."""
+    asked = set(group_by) - {"tenant", "day"}
+    asked |= {"model"} if which.models is not None else set()
+    asked |= {"key"} if which.key_ids is not None else set()
+    if asked <= {"kind"}:
+        return "kind"
+    are_costs = which.kinds is not None and set(which.kinds) == set(COST_KINDS)
+    return asked.pop() if are_costs and asked in ({"model"}, {"key"}) else None
+
+
+def _cut(
+    start_ms: int, end_ms: int, sources: Sequence[tuple[int, Read]]
+) -> Iterator[tuple[Read, Span]]:
+    """Divide a range of time, and yield who answers for each part.
+
+    [start, first)  finer sources      [first, last)  first source      [last, end)  finer sources
     """
-    first = -(-start_ms // HOUR_MS) * HOUR_MS
-    last = end_ms // HOUR_MS * HOUR_MS
-    if first >= last or not in_hours:
-        return [], [(start_ms, end_ms)]
-    edges = [(start_ms, first), (last, end_ms)]
-    return [(first, last)], [(start, end) for start, end in edges if start < end]
+    (width_ms, read), *finer = sources
+    first = -(-start_ms // width_ms) * width_ms
+    last = end_ms // width_ms * width_ms
+    if first >= last and finer:
+        yield from _cut(start_ms, end_ms, finer)
+        return
+    yield read, (first, last)
+    for start, end in ((start_ms, first), (last, end_ms)):
+        if start < end:
+            yield from _cut(start, end, finer)
+
+
+def _day_rows(
+    start_ms: int, end_ms: int, group_by: Sequence[Dimension], which: Which
+) -> sa.Select[Any]:
+    days, dimension = usage_days.c, _day_dimension(group_by, which)
+    assert dimension is not None
+    dimensions = {"tenant": days.tenant_id, dimension: days.name}
+    values: JsonObject = {name: days[name] for name in _SUMS}
+    query = _select(dimensions, days.day_ms, values, group_by)
+    query = query.where(days.tenant_id.in_(_tenant_ids(which)), days.dimension == dimension)
+    query = query.where(days.day_ms >= start_ms, days.day_ms < end_ms)
+    # The sums by model and key have no kind: they are of all kinds that are asked for.
+    return _filter(query, dimensions, which if dimension == "kind" else replace(which, kinds=None))
 
 
 def _rollup_rows(
@@ -189,12 +231,14 @@ def _entry_rows(
     joined = joined.outerjoin(kept_events, kept.event_id == entry.entry_id)
     joined = joined.outerjoin(price_versions, price.price_version == entry.price_version)
     query = _select(dimensions, entry.at_ms, values, group_by).select_from(joined)
-    # There is no index by time alone, so the index by tenant and time is used for each tenant that
-    # has entries.
-    tenant_ids = which.tenant_ids
-    whose = sa.select(tenant_accounts.c.tenant_id) if tenant_ids is None else tenant_ids
-    query = query.where(entry.tenant_id.in_(whose), entry.at_ms >= start_ms, entry.at_ms < end_ms)
+    query = query.where(entry.tenant_id.in_(_tenant_ids(which)))
+    query = query.where(entry.at_ms >= start_ms, entry.at_ms < end_ms)
     return _filter(query, dimensions, which)
+
+
+def _tenant_ids(which: Which) -> Any:
+    """Tenants whose rows are read where no index is by time alone: all that have entries."""
+    return sa.select(tenant_accounts.c.tenant_id) if which.tenant_ids is None else which.tenant_ids
 
 
 def _mb_s(size_bytes: sa.ColumnElement[int], duration_ms: sa.ColumnElement[int]) -> Any:

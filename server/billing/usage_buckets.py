@@ -23,7 +23,6 @@ LineItem = Literal[
 WIDTH_S: dict[Width, int] = {"1m": 60, "1h": 3600, "1d": 86_400}
 UNIT: dict[Width, Dimension] = {"1m": "minute", "1h": "hour", "1d": "day"}
 
-# Payments are left out, since a payment is no cost.
 ITEM_OF_KIND: dict[str, LineItem] = {
     "storage": "adapter storage",
     "pinned": "adapter pinning",
@@ -31,7 +30,6 @@ ITEM_OF_KIND: dict[str, LineItem] = {
     "credit": "credit",
     "correction": "correction",
 }
-COST_KINDS = ("usage", *ITEM_OF_KIND)
 
 _CURSOR = struct.Struct(">qq")
 _PREFIX = "page_"

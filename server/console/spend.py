@@ -20,8 +20,8 @@ from server.billing import budgets
 from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums
 from server.billing.months import end_of, month_of
 from server.billing.rating import format_usd
+from server.billing.receipts.rows import COST_KINDS
 from server.billing.usage import UsageSum, Which, sum_entries
-from server.billing.usage_buckets import COST_KINDS
 from server.console.page_route import PageRoute
 from server.console.rendering import render
 from server.console.viewers import TenantViewer, UsageViewer
@@ -33,7 +33,7 @@ DAY_MS = 86_400_000
 _MOST_GROUPS = 50
 _MOST_DAYS = 366
 _RATE_DAYS = 7
-"""Days whose mean spend says when a budget will be used up."""
+"""Days of UTC, today the last, whose mean spend says when a budget will be used up."""
 
 Day = Annotated[str, Field(pattern=r"^(\d{4}-\d\d-\d\d)?$")]
 Name = Annotated[str, Field(max_length=256)]
@@ -213,8 +213,12 @@ def _budgets(conn: Connection, tenant_id: str) -> list[_BudgetView]:
     at_ms = now_ms()
     sums = budgets.read_sums(conn, tenant_id, at_ms)
     which = Which(tenant_ids=[tenant_id], kinds=COST_KINDS)
-    lately = sum_entries(conn, at_ms - _RATE_DAYS * DAY_MS, at_ms, which=which)[0].amount_nanousd
-    return [_budget(budget, sums, lately / _RATE_DAYS, at_ms) for budget in found]
+    # Whole days are read from sums by day: the hours of a large tenant are thousands of rows.
+    end_ms = (at_ms // DAY_MS + 1) * DAY_MS
+    start_ms = end_ms - _RATE_DAYS * DAY_MS
+    lately = sum_entries(conn, start_ms, end_ms, which=which)[0].amount_nanousd
+    daily_nanousd = lately * DAY_MS / (at_ms - start_ms)
+    return [_budget(budget, sums, daily_nanousd, at_ms) for budget in found]
 
 
 def _budget(budget: Budget, sums: Sums, daily_nanousd: float, at_ms: int) -> _BudgetView:

@@ -23,9 +23,9 @@ from server.api.organization_results import (
     completions_result,
     costs_result,
 )
+from server.billing.receipts.rows import COST_KINDS
 from server.billing.usage import Dimension, UsageSum, Which, sum_entries
 from server.billing.usage_buckets import (
-    COST_KINDS,
     UNIT,
     WIDTH_S,
     Page,

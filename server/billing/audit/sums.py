@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from server.billing.audit.entries import id_windows
 from server.billing.audit.report import UNREADABLE, Finding, Scope, differences
 from server.billing.months import month_of
-from server.billing.receipts.rows import KEPT_KINDS, PAGE_SIZE
+from server.billing.receipts.rows import COST_KINDS, KEPT_KINDS, PAGE_SIZE
 from server.billing.tables import (
     entries,
     kept_events,
@@ -18,6 +18,7 @@ from server.billing.tables import (
     monthly_spend,
     price_versions,
     tenant_accounts,
+    usage_days,
     usage_events,
     usage_rollups,
 )
@@ -25,6 +26,7 @@ from server.billing.tables import (
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 _MB_S = 10**6 * 1000
+_DIMENSIONS_OF_DAYS = ("kind", "key", "model")
 _DIMENSIONS = ("hour_ms", "kind", "key_id", "model", "adapter_digest")
 _SUMS = (
     "num_entries", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
@@ -134,54 +136,62 @@ def check_months(scope: Scope) -> Iterator[Finding]:
 
 
 def check_rollups(scope: Scope) -> Iterator[Finding]:
-    """Compare the roll-ups of each hour with its entries; one without entries is a finding."""
+    """Compare the sums of each hour and day with its entries; one without entries is a finding."""
     for tenant_id in _tenant_ids(scope):
-        begin = _next_hour(scope, tenant_id, scope.since_ms - scope.since_ms % _HOUR_MS)
+        begin = _next_day(scope, tenant_id, scope.since_ms - scope.since_ms % _DAY_MS)
         while begin is not None:
             end = begin + _DAY_MS
-            expected = _sums_of_entries(scope, tenant_id, begin, end)
+            hours = _sums_of_entries(scope, tenant_id, begin, end)
             found = _rollups(scope, tenant_id, begin, end)
             scope.count("roll-ups", len(found))
-            for key in sorted(expected.keys() | found.keys()):
-                name = " ".join(str(part) for part in key if part != "")
-                yield from differences(
-                    "roll-ups",
-                    f"roll-up {tenant_id} {name}",
-                    {"sums": (expected.get(key), found.get(key))},
-                )
-            begin = _next_hour(scope, tenant_id, end)
+            yield from _compare("roll-ups", f"roll-up {tenant_id}", hours, found)
+            found = _days(scope, tenant_id, begin)
+            scope.count("days", len(found))
+            yield from _compare("days", f"day {tenant_id}", _sums_of_day(begin, hours), found)
+            begin = _next_day(scope, tenant_id, end)
 
 
 # ---- roll-ups ----
 
+_Sums = dict[tuple[Any, ...], tuple[int, ...]]
+
+
+def _compare(check: str, subject: str, expected: _Sums, found: _Sums) -> Iterator[Finding]:
+    for key in sorted(expected.keys() | found.keys()):
+        name = " ".join(str(part) for part in (subject, *key) if part != "")
+        yield from differences(check, name, {"sums": (expected.get(key), found.get(key))})
+
 
 def _tenant_ids(scope: Scope) -> Iterator[str]:
-    """Yield the ids of all tenants that have an account or a roll-up."""
-    of_accounts = sa.select(tenant_accounts.c.tenant_id)
-    both = of_accounts.union(sa.select(usage_rollups.c.tenant_id)).subquery()
-    query = sa.select(both.c.tenant_id).order_by(both.c.tenant_id).limit(PAGE_SIZE)
+    """Yield the ids of all tenants that have an account or a sum."""
+    tables = (tenant_accounts, usage_rollups, usage_days)
+    all_ids = sa.union(*(sa.select(table.c.tenant_id) for table in tables)).subquery()
+    query = sa.select(all_ids.c.tenant_id).order_by(all_ids.c.tenant_id).limit(PAGE_SIZE)
     after = ""
-    while page := list(scope.conn.scalars(query.where(both.c.tenant_id > after))):
+    while page := list(scope.conn.scalars(query.where(all_ids.c.tenant_id > after))):
         yield from page
         after = page[-1]
 
 
-def _next_hour(scope: Scope, tenant_id: str, begin: int) -> int | None:
-    """Return the first hour at or after `begin` that has an entry or a roll-up."""
-    times = (entries.c.at_ms, usage_rollups.c.hour_ms)
+def _next_day(scope: Scope, tenant_id: str, begin: int) -> int | None:
+    """Return the first day at or after `begin` that has an entry or a sum."""
+    days = usage_days.c
+    times: list[tuple[sa.Column[Any], sa.ColumnElement[bool]]] = [
+        (entries.c.at_ms, sa.true()),
+        (usage_rollups.c.hour_ms, sa.true()),
+        *((days.day_ms, days.dimension == name) for name in _DIMENSIONS_OF_DAYS),
+    ]
     firsts = [
         scope.conn.scalar(
-            sa.select(sa.func.min(at)).where(at.table.c.tenant_id == tenant_id, at >= begin)
+            sa.select(sa.func.min(at)).where(at.table.c.tenant_id == tenant_id, is_one, at >= begin)
         )
-        for at in times
+        for at, is_one in times
     ]
     first = min((at_ms for at_ms in firsts if at_ms is not None), default=None)
-    return None if first is None else first - first % _HOUR_MS
+    return None if first is None else first - first % _DAY_MS
 
 
-def _sums_of_entries(
-    scope: Scope, tenant_id: str, begin: int, end: int
-) -> dict[tuple[Any, ...], tuple[int, ...]]:
+def _sums_of_entries(scope: Scope, tenant_id: str, begin: int, end: int) -> _Sums:
     entry, usage, kept, price = entries.c, usage_events.c, kept_events.c, price_versions.c
     # The constant is a literal: PostgreSQL takes two parameters for two different groups.
     hour = entry.at_ms - entry.at_ms % sa.literal_column(str(_HOUR_MS))
@@ -207,7 +217,7 @@ def _sums_of_entries(
     joined = joined.outerjoin(price_versions, price.price_version == entry.price_version)
     query = sa.select(*key, sa.func.count(), *map(integer_sum, values)).select_from(joined)
     query = query.where(entry.tenant_id == tenant_id, entry.at_ms >= begin, entry.at_ms < end)
-    sums: dict[tuple[Any, ...], tuple[int, ...]] = {}
+    sums: _Sums = {}
     for row in scope.conn.execute(query.group_by(*key)):
         dimensions = tuple(value if value is not None else "" for value in row[:5])
         before = sums.get(dimensions, (0,) * len(_SUMS))
@@ -215,13 +225,33 @@ def _sums_of_entries(
     return sums
 
 
-def _rollups(
-    scope: Scope, tenant_id: str, begin: int, end: int
-) -> dict[tuple[Any, ...], tuple[int, ...]]:
+def _rollups(scope: Scope, tenant_id: str, begin: int, end: int) -> _Sums:
     table = usage_rollups.c
     query = sa.select(*(table[name] for name in (*_DIMENSIONS, *_SUMS)))
     query = query.where(table.tenant_id == tenant_id, table.hour_ms >= begin, table.hour_ms < end)
     return {tuple(row[:5]): tuple(row[5:]) for row in scope.conn.execute(query)}
+
+
+def _sums_of_day(day_ms: int, hours: _Sums) -> _Sums:
+    """Add up the sums of a day's hours, by dimension and name."""
+    sums: _Sums = {}
+    for (_, kind, key_id, model, _), (count, num_failed, *rest) in hours.items():
+        added = (count - num_failed if kind == "usage" else 0, num_failed, *rest)
+        for dimension, name in zip(_DIMENSIONS_OF_DAYS, (kind, key_id, model), strict=True):
+            if dimension == "kind" or kind in COST_KINDS:
+                key = (day_ms, dimension, name)
+                before = sums.get(key, (0,) * len(added))
+                sums[key] = tuple(a + b for a, b in zip(before, added, strict=True))
+    return sums
+
+
+def _days(scope: Scope, tenant_id: str, begin: int) -> _Sums:
+    table = usage_days.c
+    columns = ("day_ms", "dimension", "name", "num_requests", *_SUMS[1:])
+    query = sa.select(*(table[name] for name in columns))
+    query = query.where(table.tenant_id == tenant_id, table.dimension.in_(_DIMENSIONS_OF_DAYS))
+    query = query.where(table.day_ms >= begin, table.day_ms < begin + _DAY_MS)
+    return {tuple(row[:3]): tuple(row[3:]) for row in scope.conn.execute(query)}
 
 
 def integer_sum(value: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:

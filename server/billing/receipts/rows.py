@@ -30,6 +30,8 @@ _OF_KEPT = ("tier", "size_bytes", "slabs", "duration_ms")
 _OF_BOTH = ("adapter_id", "adapter_version", "adapter_digest")
 _TOKEN_PRICES = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
 KEPT_KINDS = ("storage", "pinned", "resident")
+COST_KINDS = ("usage", *KEPT_KINDS, "credit", "correction")
+"""The kinds of entries that are part of a tenant's costs: a payment is none."""
 
 NO_EVENT: Mapping[str, Any] = dict.fromkeys(
     (*_OF_USAGE, *_OF_KEPT, *_OF_BOTH, *_TOKEN_PRICES, "started_at_ms", "first_token_at_ms")

@@ -11,9 +11,9 @@ from server.api.deps import DatabaseDep
 from server.api.routes.admin import get_tenant
 from server.api.routes.budgets import list_budgets_of
 from server.billing import request_log
+from server.billing.receipts.rows import COST_KINDS
 from server.billing.tenant_figures import Order, list_tenant_figures
 from server.billing.usage import Which, sum_entries
-from server.billing.usage_buckets import COST_KINDS
 from server.console.page_route import PageRoute
 from server.console.rendering import render
 from server.console.spend import Days, plot_of

@@ -37,6 +37,7 @@ from server.billing.tables import (
     signing_keys,
     statements,
     tenant_accounts,
+    usage_days,
     usage_events,
     usage_rollups,
 )
@@ -57,7 +58,8 @@ from tests.server.factories import (
 
 MONEY = (
     entries, usage_events, kept_events, holds, journal_positions, ledger_head, price_versions,
-    signing_keys, statements, tenant_accounts, usage_rollups, monthly_spend,
+    signing_keys, statements, tenant_accounts, usage_rollups, usage_days,
+    monthly_spend,
 )  # fmt: skip
 NO_MONEY = {
     "holds.cancelled_at_ms": "a wish of the tenant; what ran is paid all the same",
@@ -139,6 +141,7 @@ def test_a_healthy_ledger_has_no_finding_and_every_row_was_looked_at(ledger_of):
     assert rows["receipts"] == rows["entry ids"] == count(entries)
     assert rows["events"] == rows["rating"] == count(usage_events) + count(kept_events)
     assert rows["roll-ups"] == count(usage_rollups)
+    assert rows["days"] == count(usage_days)
     assert rows["holds"] == count(holds)
     assert rows["months"] == count(monthly_spend)
     assert rows["accounts"] == count(tenant_accounts)
@@ -222,6 +225,8 @@ def _names(table: sa.Table, row: dict[str, Any]) -> list[str]:
             return [f"month {row['tenant_id']} {row['month']}"]
         case "usage_rollups":
             return [f"roll-up {row['tenant_id']} {row['hour_ms']} {row['kind']}"]
+        case "usage_days":
+            return [f"day {row['tenant_id']} {row['day_ms']} {row['dimension']}"]
         case "statements":
             return [f"statement {row['tenant_id']}/{row['period']}"]
         case "journal_positions":
@@ -275,6 +280,8 @@ def _twin(table: sa.Table, row: dict[str, Any]) -> dict[str, Any] | None:
             return {"month": "2001-01"}
         case "usage_rollups":
             return {"model": "twin"}
+        case "usage_days":
+            return {"name": "twin"}
         case "statements":
             return {"period": "2001-01"}
         case "journal_positions":
@@ -407,6 +414,7 @@ def test_the_same_is_found_on_postgresql(postgres_database, tmp_path):
     for query, check in [
         (sa.update(tenant_accounts).values(balance_nanousd=5), "accounts"),
         (sa.update(usage_rollups).values(kept_mb_s=usage_rollups.c.kept_mb_s + 1), "roll-ups"),
+        (sa.update(usage_days).values(prompt_tokens=usage_days.c.prompt_tokens + 1), "days"),
         (sa.delete(monthly_spend), "months"),
         (sa.delete(usage_events).filter_by(request_id="r4"), "events"),
         (sa.update(statements).values(total_nanousd=0), "statements"),

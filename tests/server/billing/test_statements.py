@@ -425,7 +425,7 @@ def test_the_month_is_read_by_its_index(sqlite_book):
 
 LEDGER = (
     "statements", "entries", "tenant_accounts", "usage_events", "holds", "kept_events",
-    "ledger_head", "journal_positions", "usage_rollups",
+    "ledger_head", "journal_positions", "usage_rollups", "usage_days",
 )  # fmt: skip
 STEPS = st.lists(
     st.one_of(

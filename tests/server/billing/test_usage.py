@@ -15,8 +15,8 @@ from server.billing import ledger, usage
 from server.billing.entries import Draft, post_entries
 from server.billing.rating import kept_amount
 from server.billing.receipts.receipt import tenant_account
-from server.billing.receipts.rows import iterate_receipts, select_receipts
-from server.billing.tables import entries, kept_events, tenant_accounts, usage_rollups
+from server.billing.receipts.rows import COST_KINDS, iterate_receipts, select_receipts
+from server.billing.tables import entries, kept_events, tenant_accounts, usage_days, usage_rollups
 from server.billing.usage import HOUR_MS, WIDTH_MS, UsageSum, Which, sum_entries
 from server.faults import Fault
 from server.text.times import rfc3339
@@ -205,8 +205,22 @@ whiches = st.builds(
     tenant_ids=some_of((*TENANTS, "ten_9")),
     key_ids=some_of(KEYS),
     models=some_of((*MODELS, "Pirate", "p_rate")),
-    kinds=some_of(KINDS),
+    kinds=some_of(KINDS) | st.just(COST_KINDS),
 )
+# Most of these ranges have a whole day, and most of them parts of others.
+DAY_MS = WIDTH_MS["day"]
+starts = st.sampled_from([at for at in MOMENTS if at <= BEGIN_MS + DAY_MS])
+ends = st.sampled_from([at for at in MOMENTS if at > BEGIN_MS + 2 * DAY_MS - HOUR_MS])
+units = st.sampled_from([(), ("day",), ("tenant",), ("tenant", "day")])
+
+
+def of_days(dimension):
+    """Selections that the sums by day have, of one dimension."""
+    tenant_ids = some_of(TENANTS)
+    if dimension == "kind":
+        return st.builds(Which, tenant_ids=tenant_ids, kinds=some_of(KINDS))
+    names = {"model": {"models": some_of((*MODELS, "p_rate"))}, "key": {"key_ids": some_of(KEYS)}}
+    return st.builds(Which, tenant_ids=tenant_ids, kinds=st.just(COST_KINDS), **names[dimension])
 
 
 def test_any_sum_is_what_adding_up_its_entries_gives(database):
@@ -217,6 +231,22 @@ def test_any_sum_is_what_adding_up_its_entries_gives(database):
     @settings(max_examples=150, deadline=None, database=None)
     @given(moments, moments, dimensions, whiches)
     def check(start_ms, end_ms, group_by, which):
+        found = database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, which))
+        assert found == add_up(posted, start_ms, end_ms, group_by, which)
+
+    check()
+
+
+def test_a_sum_by_day_and_one_dimension_is_what_adding_up_its_entries_gives(database):
+    fill(database)
+    posted = read_entries(database)
+
+    @settings(max_examples=150 if database.is_sqlite else 40, deadline=None, database=None)
+    @given(starts, ends, units, st.sampled_from(["model", "key", "kind"]), st.data())
+    def check(start_ms, end_ms, units, dimension, data):
+        which = data.draw(of_days(dimension))
+        group_by = (*units, dimension) if data.draw(st.booleans()) else units
+        assert usage._day_dimension(group_by, which) in (dimension, "kind")
         found = database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, which))
         assert found == add_up(posted, start_ms, end_ms, group_by, which)
 
@@ -293,15 +323,16 @@ def test_a_time_may_be_larger_than_any_column(database):
 
 
 @pytest.mark.parametrize("tenant_id", ["ten_1", None])
-@pytest.mark.parametrize("unit", ["hour", "minute"])
-def test_a_sum_of_some_hours_does_not_read_the_whole_ledger(database, tenant_id, unit):
+@pytest.mark.parametrize("unit", ["day", "hour", "minute"])
+def test_a_sum_of_some_time_does_not_read_the_whole_ledger(database, tenant_id, unit):
     insert_month(database)
     plan = explain(database, tenant_id, unit)
-    tables = ("entries", "usage_rollups")
+    tables = ("entries", "usage_rollups", "usage_days")
     scans = [scan + name for name in tables for scan in ("SCAN ", "Seq Scan on ")]
     assert not [line for line in plan if any(scan in line for scan in scans)]
     assert any("ix_entries_tenant_at" in line for line in plan)
-    assert any("usage_rollups" in line for line in plan) == (unit == "hour")
+    assert any("usage_rollups" in line for line in plan) == (unit != "minute")
+    assert any("usage_days" in line for line in plan) == (unit == "day")
 
 
 def insert_month(database, num_tenants=20):
@@ -320,6 +351,13 @@ def insert_month(database, num_tenants=20):
         for i in range(num_tenants * 240)
     ]  # fmt: skip
     sums = [{"tenant_id": row["tenant_id"], "hour_ms": row["at_ms"]} for row in rows]
+    day = dict.fromkeys((column.name for column in usage_days.c), 0) | {"dimension": "kind"}
+    days = [
+        {"tenant_id": f"ten_{i}", "day_ms": BEGIN_MS + number * WIDTH_MS["day"], "name": kind}
+        for i in range(num_tenants)
+        for number in range(100)
+        for kind in ("usage", "storage")
+    ]
     accounts = [
         {"tenant_id": f"ten_{i}", "balance_nanousd": 0, "receipt_seq": 0, "receipt_sha256": ""}
         for i in range(num_tenants)
@@ -328,15 +366,16 @@ def insert_month(database, num_tenants=20):
     def write(conn):
         conn.execute(sa.insert(entries), [entry | row for row in rows])
         conn.execute(sa.insert(usage_rollups), [total | row for row in sums])
+        conn.execute(sa.insert(usage_days), [day | row for row in days])
         conn.execute(sa.insert(tenant_accounts), accounts)
-        for table in (entries, usage_rollups, tenant_accounts):
+        for table in (entries, usage_rollups, usage_days, tenant_accounts):
             conn.exec_driver_sql(f"ANALYZE {table.name}")
 
     database.write_sync(write)
 
 
 def explain(database, tenant_id, unit):
-    """Lines of the database's query plan for the sum of some hours."""
+    """Lines of the database's query plan for the sum of some days or hours."""
     plan = []
 
     def note(conn, cursor, statement, parameters, context, executemany):
@@ -348,7 +387,8 @@ def explain(database, tenant_id, unit):
         sa.event.listen(conn, "before_cursor_execute", note)
         which = Which(tenant_ids=None if tenant_id is None else [tenant_id])
         start_ms = BEGIN_MS + 5 * HOUR_MS - 7
-        sum_entries(conn, start_ms, start_ms + 3 * HOUR_MS, (unit,), which)
+        end_ms = start_ms + 3 * WIDTH_MS["day" if unit == "day" else "hour"]
+        sum_entries(conn, start_ms, end_ms, (unit,), which)
 
     database.read_sync(read)
     return plan

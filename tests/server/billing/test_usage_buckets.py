@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.api.foreign_errors import from_fault
+from server.billing.receipts.rows import COST_KINDS
 from server.billing.usage import UsageSum
-from server.billing.usage_buckets import WIDTH_S, Cost, costs_of, cut_page
+from server.billing.usage_buckets import ITEM_OF_KIND, WIDTH_S, Cost, costs_of, cut_page
 from server.faults import Fault
 
 DAY = 86_400
@@ -114,3 +115,7 @@ def test_what_is_kept_is_counted_in_gibibyte_hours():
 @pytest.mark.parametrize("kind", ["credit", "correction"])
 def test_money_alone_has_no_quantity(kind):
     assert list(costs_of(UsageSum(kind=kind, amount_nanousd=-5))) == [Cost(kind, -5)]
+
+
+def test_every_kind_of_cost_has_a_line_item():
+    assert {"usage", *ITEM_OF_KIND} == set(COST_KINDS)

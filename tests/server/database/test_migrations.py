@@ -18,9 +18,10 @@ from server.billing.ledger import adopt_events, post
 from server.billing.prices import DEFAULT_PRICES, add_price, price_for
 from server.billing.receipts.receipt import sha256_of
 from server.billing.receipts.rows import iterate_receipts, select_receipts
-from server.billing.tables import monthly_spend
+from server.billing.tables import monthly_spend, usage_days
 from server.billing.usage import sum_entries
 from server.database.database import Database, DatabaseConfig, MigrationLocked, migration_config
+from tests.server.audited_ledger import fill_ledger, make_ends
 from tests.server.factories import (
     ENGINE,
     NOW_MS,
@@ -231,6 +232,18 @@ def test_what_failed_in_an_older_release_is_counted_apart(database):
     database.migrate()
     assert database.read_sync(lambda c: sum_entries(c, 0, 2 * NOW_MS)) == before
     assert (before[0].num_requests, before[0].num_failed_requests) == (1, 2)
+
+
+def test_sums_by_day_are_made_from_those_by_hour(database):
+    fill_ledger(database, make_ends(24, seed=1))
+    query = sa.select(usage_days).order_by(*usage_days.primary_key)
+    before = database.read_sync(lambda c: c.execute(query).all())
+    with database.engine.execution_options(chorale_writes=True).begin() as conn:
+        alembic.command.downgrade(migration_config(conn), "0018")
+    database.migrate()
+    after = database.read_sync(lambda c: c.execute(query).all())
+    assert {row.dimension for row in before} == {"kind", "key", "model"}
+    assert sorted(after) == sorted(before)
 
 
 def test_keys_that_an_older_release_rotated_count_in_the_bucket_of_the_first(database):
