@@ -16,9 +16,9 @@ from server.billing.statements import Statements
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.launch.secrets import Secrets
+from tests.e2e.browser import browser  # noqa: F401
 from tests.e2e.console_browser import signed_in
 from tests.e2e.stack import Stack, running
-from tests.e2e.test_page import browser  # noqa: F401
 
 SCOPES = ["admin", "inference", "usage:read"]
 FREE_MS = 30_000

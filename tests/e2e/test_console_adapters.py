@@ -11,11 +11,11 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 from safetensors.numpy import load_file, save_file
 
+from tests.e2e.browser import browser  # noqa: F401
 from tests.e2e.conftest import DEMO
 from tests.e2e.console_browser import signed_in
 from tests.e2e.cutting_relay import CuttingRelay
 from tests.e2e.stack import FILES, Stack, Tenant
-from tests.e2e.test_page import browser  # noqa: F401
 
 READY_MS = 60_000
 PART_BYTES = 16 << 20

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from tests.e2e.browser import browser  # noqa: F401
 from tests.e2e.console_browser import signed_in
-from tests.e2e.stack import Stack
-from tests.e2e.test_page import browser  # noqa: F401
+from tests.e2e.stack import Stack, Tenant
 
 HOME = "/console/operator"
 
@@ -20,6 +20,13 @@ def page(browser: Browser, demo_stack: Stack) -> Iterator[Page]:  # noqa: F811
         page.on("pageerror", lambda error: faults.append(str(error)))
         yield page
     assert faults == []
+
+
+def other_tenant(stack: Stack, name: str) -> Tenant:
+    """A tenant that is not among those of the demo, which other tests count."""
+    tenant = stack.tenant(name)
+    stack.tenants.remove(tenant)
+    return tenant
 
 
 def test_the_arena_is_drawn_and_the_batch_is_seen_while_a_stream_runs(
@@ -46,7 +53,7 @@ def test_the_arena_is_drawn_and_the_batch_is_seen_while_a_stream_runs(
 
 
 def test_a_tenant_is_suspended_and_activated(page: Page, demo_stack: Stack) -> None:
-    tenant = demo_stack.tenant("suspended-soon")
+    tenant = other_tenant(demo_stack, "suspended-soon")
     page.goto(f"{demo_stack.base_url}{HOME}/tenants")
     page.get_by_label("Part of the name").fill("suspended-")
     page.get_by_label("Part of the name").press("Tab")
@@ -65,7 +72,7 @@ def test_a_tenant_is_suspended_and_activated(page: Page, demo_stack: Stack) -> N
 def test_limits_and_a_budget_are_set_and_an_impossible_one_is_explained(
     page: Page, demo_stack: Stack
 ) -> None:
-    tenant = demo_stack.tenant("limited-soon")
+    tenant = other_tenant(demo_stack, "limited-soon")
     page.goto(f"{demo_stack.base_url}{HOME}/tenants/{tenant.name}")
     page.get_by_label("Requests per minute").fill("7")
     page.get_by_label("Weight").fill("2.5")
