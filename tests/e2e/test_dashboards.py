@@ -45,6 +45,7 @@ class Prometheus:
         ]
         self._process = subprocess.Popen(command)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", timeout=30)
+        Stack.wait(lambda: self.http.get(f"http://127.0.0.1:{port}/-/ready").status_code == 200)
 
     def finds(self, query: str) -> bool:
         """Whether the query's answer has a number; the quotient of two zeros is none."""
