@@ -108,7 +108,8 @@ def make_cold(stack: Stack) -> None:
     stack.kill("fetcher")
     shutil.rmtree(stack.data_dir / "cache" / "adapters", ignore_errors=True)
     stack.kill("engine")
-    stack.wait_ready()
+    # The gateway may say that it is ready until it has noticed.
+    stack.wait(lambda: ask(stack.tenants[0], "base") == 200)
 
 
 def queries() -> Iterator[tuple[str, str]]:
