@@ -100,7 +100,7 @@ def load(stack: Stack) -> None:
 def kill_engine(stack: Stack, number: int) -> None:
     """Have a request kill the engine, and wait for the next engine, which has to load adapters."""
     assert ask(stack.tenants[0], "base", POISON, number) == 503
-    stack.wait_ready()
+    stack.wait(lambda: ask(stack.tenants[0], "base") == 200)
 
 
 def make_cold(stack: Stack) -> None:
