@@ -10,17 +10,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from lora.log_lines import trace_of
 from registry.errors import RegistryError
 from registry.sweep import purge, sweep_objects, sweep_uploads
 from registry.transactions import Begin
 from registry.uploads import Uploads
-from server import logs
 from server.accounts.key_uses import KeyUses
 from server.adapters.watch import AdapterWatch
 from server.api import errors, foreign_errors
@@ -75,7 +72,6 @@ _READY_S = 5.0
 _LOOK_S = 0.05
 _SWEEP_S = 60.0
 _SWEEPS_PER_PURGE = 60
-_MAX_SHOWN_CHARACTERS = 64
 _METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 
 
@@ -241,34 +237,20 @@ async def _sweep(uploads: Uploads, database: Database, key_uses: KeyUses) -> Non
 
 
 def _handle_errors(app: FastAPI) -> None:
-    app.add_exception_handler(ApiError, lambda _, error: _render(error))
-    for family, to_api_error in foreign_errors.FAMILIES.items():
-        app.add_exception_handler(family, _render_as(to_api_error))
-    app.add_exception_handler(RequestValidationError, _render_validation)
+    for family in foreign_errors.KNOWN:
+        app.add_exception_handler(family, _render_known)
     app.add_exception_handler(HTTPException, _render_http)
 
 
-def _render_as(to_api_error: Callable[[Any], ApiError]) -> Callable[..., JSONResponse]:
-    def render(_: Request, error: Exception) -> JSONResponse:
-        answer = to_api_error(error)
-        if answer.status == 500:
-            logs.note(trace=trace_of(error))
-        return _render(answer)
-
-    return render
+def _render_known(_: Request, error: Exception) -> JSONResponse:
+    answer = foreign_errors.api_error_of(error)
+    assert answer is not None, "only known errors are handled here"
+    return _render(answer)
 
 
 def _render(error: ApiError) -> JSONResponse:
     spans.note_error(error.code)
     return JSONResponse(errors.error_body(error), error.status, headers=error.headers)
-
-
-def _render_validation(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    # A name may be of the caller's choice, and of any length.
-    param = ".".join(str(part)[:_MAX_SHOWN_CHARACTERS] for part in first["loc"][1:]) or None
-    return _render(errors.invalid_request(f"{param or 'The body'}: {first['msg']}", param=param))
 
 
 def _render_http(_: Request, error: Exception) -> JSONResponse:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+
 from lora.log_lines import trace_of
 from registry import errors as registry_errors
 from registry.errors import RegistryError
@@ -23,6 +25,8 @@ from server.inference.errors import (
     metering_unavailable,
 )
 from server.limits.rules import RateLimited
+
+_MAX_SHOWN_CHARACTERS = 64
 
 
 def from_rate_limit(error: RateLimited) -> ApiError:
@@ -166,15 +170,35 @@ def from_registry(error: RegistryError) -> ApiError:
     raise AssertionError(f"unmapped {type(error).__name__}")
 
 
-def with_headers(error: Exception, headers: dict[str, str]) -> ApiError | None:
-    """The error that clients receive, with more headers; None for an unforeseen error."""
+def from_validation(error: RequestValidationError) -> ApiError:
+    """The first of the faults that FastAPI found in a request."""
+    first = error.errors()[0]
+    # A name may be of the caller's choice, and of any length.
+    param = ".".join(str(part)[:_MAX_SHOWN_CHARACTERS] for part in first["loc"][1:]) or None
+    return errors.invalid_request(f"{param or 'The body'}: {first['msg']}", param=param)
+
+
+def api_error_of(error: Exception) -> ApiError | None:
+    """The error that clients receive; None for an unforeseen error.
+
+    If the fault is ours, its place goes into the request's line of the log.
+    """
+    if isinstance(error, ApiError):
+        return error
     for family, to_api_error in FAMILIES.items():
         if isinstance(error, family):
-            error = to_api_error(error)
-    if not isinstance(error, ApiError):
-        return None
-    error.headers = error.headers | headers
-    return error
+            answer = to_api_error(error)
+            if answer.status == 500:
+                logs.note(trace=trace_of(error))
+            return answer
+    return None
+
+
+def with_headers(error: Exception, headers: dict[str, str]) -> ApiError | None:
+    """The error that clients receive, with more headers; None for an unforeseen error."""
+    if (answer := api_error_of(error)) is not None:
+        answer.headers = answer.headers | headers
+    return answer
 
 
 FAMILIES: dict[type[Exception], Callable[[Any], ApiError]] = {
@@ -184,4 +208,8 @@ FAMILIES: dict[type[Exception], Callable[[Any], ApiError]] = {
     TenantError: from_tenants,
     DatabaseError: from_database,
     RateLimited: from_rate_limit,
+    RequestValidationError: from_validation,
 }
+
+KNOWN: tuple[type[Exception], ...] = (ApiError, *FAMILIES)
+"""Errors for which `api_error_of` has an answer."""

@@ -20,6 +20,7 @@ from server.billing.receipts.receipt import GENESIS, Receipt, sha256_of, tenant_
 from server.billing.receipts.rows import COST_KINDS, KEPT_KINDS, NO_EVENT, receipt_of
 from server.billing.receipts.signing import Signer
 from server.billing.tables import (
+    USAGE_SUMS,
     entries,
     ledger_head,
     monthly_spend,
@@ -46,7 +47,6 @@ _ROLLUP_SUMS = (
     "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
 )  # fmt: skip
 _DAY_KEY = ("tenant_id", "dimension", "day_ms", "name")
-_DAY_SUMS = ("num_requests", *_ROLLUP_SUMS[1:])
 
 
 # Built once, since building a statement takes as long as running it.
@@ -94,7 +94,7 @@ def _add_rollups(dialect: str) -> sa.Executable:
 
 @functools.cache
 def _add_days(dialect: str) -> sa.Executable:
-    return _add(dialect, usage_days, _DAY_KEY, _DAY_SUMS)
+    return _add(dialect, usage_days, _DAY_KEY, USAGE_SUMS)
 
 
 def _add(dialect: str, table: sa.Table, key: Sequence[str], sums: Sequence[str]) -> sa.Executable:
@@ -303,7 +303,7 @@ def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) ->
 
 def _add_to_days(conn: Connection, rollups: Mapping[tuple[Any, ...], dict[str, int]]) -> None:
     """Add sums of hours to those of their days. rollups: by the columns of _ROLLUP_KEY."""
-    days: dict[tuple[Any, ...], dict[str, int]] = defaultdict(lambda: dict.fromkeys(_DAY_SUMS, 0))
+    days: dict[tuple[Any, ...], dict[str, int]] = defaultdict(lambda: dict.fromkeys(USAGE_SUMS, 0))
     for (tenant_id, hour_ms, kind, key_id, model, _), sums in rollups.items():
         num_served = sums["num_entries"] - sums["num_failed_requests"]
         added = sums | {"num_requests": num_served if kind == "usage" else 0}
@@ -312,7 +312,7 @@ def _add_to_days(conn: Connection, rollups: Mapping[tuple[Any, ...], dict[str, i
             names |= {"key": key_id, "model": model}
         for dimension, name in names.items():
             total = days[tenant_id, dimension, hour_ms - hour_ms % _DAY_MS, name]
-            for column in _DAY_SUMS:
+            for column in USAGE_SUMS:
                 total[column] += added[column]
     rows = [dict(zip(_DAY_KEY, key, strict=True)) | days[key] for key in sorted(days)]
     conn.execute(_add_days(conn.dialect.name), rows)

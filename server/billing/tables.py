@@ -287,6 +287,13 @@ usage_rollups = Table(
     Index("ix_usage_rollups_hour", "hour_ms"),
 )
 
+USAGE_SUMS = (
+    "num_requests", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
+    "kept_mb_s",
+    "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
+)  # fmt: skip
+"""The sums of usage, by the names that they have by day and in every query of usage."""
+
 # The same sums by day in UTC and by one dimension: "kind", or "key" or "model", which are over
 # `receipts.rows.COST_KINDS`. name: a kind, key or model.   num_requests: without failed ones.
 usage_days = Table(
@@ -296,15 +303,7 @@ usage_days = Table(
     Column("dimension", String(8), primary_key=True),
     Column("day_ms", BigInteger, primary_key=True, autoincrement=False),
     Column("name", String(256), primary_key=True),
-    Column("num_requests", BigInteger, nullable=False),
-    Column("num_failed_requests", BigInteger, nullable=False),
-    Column("prompt_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("completion_tokens", BigInteger, nullable=False),
-    Column("kept_mb_s", BigInteger, nullable=False),
-    Column("cached_amount_nanousd", BigInteger, nullable=False),
-    Column("completion_amount_nanousd", BigInteger, nullable=False),
-    Column("amount_nanousd", BigInteger, nullable=False),
+    *(Column(name, BigInteger, nullable=False) for name in USAGE_SUMS),
     # Rows lie in the order of the key, in which sums read them: this halves their time.
     sqlite_with_rowid=False,
 )

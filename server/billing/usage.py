@@ -16,6 +16,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from server.billing.receipts.receipt import tenant_account
 from server.billing.receipts.rows import COST_KINDS
 from server.billing.tables import (
+    USAGE_SUMS,
     entries,
     kept_events,
     price_versions,
@@ -33,12 +34,20 @@ MAX_GROUPS = 10_000
 HOUR_MS = 3_600_000
 WIDTH_MS = {"minute": 60_000, "hour": HOUR_MS, "day": 24 * HOUR_MS}
 
+SUMS_OF_ROLLUP: JsonObject = {
+    name: usage_rollups.c[name] for name in USAGE_SUMS if name != "num_requests"
+} | {
+    "num_requests": sa.case(
+        (
+            usage_rollups.c.kind == "usage",
+            usage_rollups.c.num_entries - usage_rollups.c.num_failed_requests,
+        ),
+        else_=0,
+    )
+}
+"""The sums of usage as SQL over a row of the roll-ups."""
+
 _MAX_MS = 2**62
-_SUMS = (
-    "num_requests", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
-    "kept_mb_s",
-    "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +112,7 @@ def sum_entries(
     parts = _cut(start_ms, end_ms, _sources(group_by, which))
     # A single query reads all parts as of the same moment.
     rows = sa.union_all(*(read(*span, group_by, which) for read, span in parts)).subquery()
-    sums = [sa.func.coalesce(sa.func.sum(rows.c[name]), 0).label(name) for name in _SUMS]
+    sums = [sa.func.coalesce(sa.func.sum(rows.c[name]), 0).label(name) for name in USAGE_SUMS]
     dimensions = [rows.c[name] for name in group_by]
     query = sa.select(*dimensions, *sums).group_by(*dimensions)
     if largest is not None:
@@ -170,7 +179,7 @@ def _day_rows(
     days, dimension = usage_days.c, _day_dimension(group_by, which)
     assert dimension is not None
     dimensions = {"tenant": days.tenant_id, dimension: days.name}
-    values: JsonObject = {name: days[name] for name in _SUMS}
+    values: JsonObject = {name: days[name] for name in USAGE_SUMS}
     query = _select(dimensions, days.day_ms, values, group_by)
     query = query.where(days.tenant_id.in_(_tenant_ids(which)), days.dimension == dimension)
     query = query.where(days.day_ms >= start_ms, days.day_ms < end_ms)
@@ -189,10 +198,7 @@ def _rollup_rows(
         "adapter_digest": sums.adapter_digest,
         "kind": sums.kind,
     }
-    values: JsonObject = {name: sums[name] for name in _SUMS if name != "num_requests"}
-    num_served = sums.num_entries - sums.num_failed_requests
-    values["num_requests"] = sa.case((sums.kind == "usage", num_served), else_=0)
-    query = _select(dimensions, sums.hour_ms, values, group_by)
+    query = _select(dimensions, sums.hour_ms, SUMS_OF_ROLLUP, group_by)
     query = query.where(sums.hour_ms >= start_ms, sums.hour_ms < end_ms)
     if which.tenant_ids is not None:
         query = query.where(sums.tenant_id.in_(which.tenant_ids))
@@ -256,7 +262,7 @@ def _select(
         width_ms = WIDTH_MS.get(name)
         column = dimensions[name] if width_ms is None else at_ms - at_ms % width_ms
         columns.append(column.label(name))
-    return sa.select(*columns, *(values[name].label(name) for name in _SUMS))
+    return sa.select(*columns, *(values[name].label(name) for name in USAGE_SUMS))
 
 
 def _filter(query: sa.Select[Any], dimensions: JsonObject, which: Which) -> sa.Select[Any]:
@@ -273,7 +279,7 @@ def _filter(query: sa.Select[Any], dimensions: JsonObject, which: Which) -> sa.S
 
 def _usage_sum(row: RowMapping, group_by: Sequence[Dimension]) -> UsageSum:
     # PostgreSQL sums integers as decimals.
-    values: JsonObject = {name: int(row[name]) for name in _SUMS}
+    values: JsonObject = {name: int(row[name]) for name in USAGE_SUMS}
     for name in group_by:
         if name in WIDTH_MS:
             values["at_ms"] = int(row[name])

@@ -5,14 +5,14 @@ one of a release without these sums may post as well. Hours are added up by ever
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.billing.entries import lock_ledger
 from server.billing.receipts.rows import COST_KINDS
-from server.billing.tables import usage_days, usage_rollups
+from server.billing.tables import USAGE_SUMS, usage_days, usage_rollups
+from server.billing.usage import SUMS_OF_ROLLUP
 from server.database.clock import database_now_ms
 from server.database.database import Database
 
@@ -25,11 +25,6 @@ MAX_AT_ONCE = 100
 _HOURS, _DAYS = usage_rollups.c, usage_days.c
 # The number is a literal: PostgreSQL takes two parameters for two different groups.
 _DAY_OF_HOUR = _HOURS.hour_ms - _HOURS.hour_ms % sa.literal_column(str(_DAY_MS))
-_SUMS = [column.name for column in _DAYS if not column.primary_key]
-_NUM_SERVED = _HOURS.num_entries - _HOURS.num_failed_requests
-_VALUES: dict[str, Any] = {name: _HOURS[name] for name in _SUMS if name != "num_requests"} | {
-    "num_requests": sa.case((_HOURS.kind == "usage", _NUM_SERVED), else_=0)
-}
 _NAMES = {"kind": _HOURS.kind, "key": _HOURS.key_id, "model": _HOURS.model}
 
 
@@ -61,7 +56,7 @@ def wrong_days(conn: Connection, limit: int) -> list[tuple[str, int]]:
     compared = ("num_requests", "prompt_tokens", "completion_tokens", "amount_nanousd")
     hours = (
         sa.select(_HOURS.tenant_id, _DAY_OF_HOUR.label("day_ms"))
-        .add_columns(*(sa.func.sum(_VALUES[name]).label(name) for name in compared))
+        .add_columns(*(sa.func.sum(SUMS_OF_ROLLUP[name]).label(name) for name in compared))
         .where(_HOURS.hour_ms >= since_ms)
         .group_by(_HOURS.tenant_id, _DAY_OF_HOUR)
         .subquery()
@@ -85,9 +80,9 @@ def fill_days(conn: Connection, where: Iterable[sa.ColumnElement[bool]] = ()) ->
     """Insert the sums of days over the roll-ups that meet the conditions; none may be there yet."""
     for dimension, name in _NAMES.items():
         query = sa.select(_HOURS.tenant_id, sa.literal(dimension), _DAY_OF_HOUR, name)
-        query = query.add_columns(*(sa.func.sum(_VALUES[column]) for column in _SUMS))
+        query = query.add_columns(*(sa.func.sum(SUMS_OF_ROLLUP[column]) for column in USAGE_SUMS))
         query = query.where(*where).group_by(_HOURS.tenant_id, _DAY_OF_HOUR, name)
         if dimension != "kind":
             query = query.where(_HOURS.kind.in_(COST_KINDS))
         key = ["tenant_id", "dimension", "day_ms", "name"]
-        conn.execute(sa.insert(usage_days).from_select([*key, *_SUMS], query))
+        conn.execute(sa.insert(usage_days).from_select([*key, *USAGE_SUMS], query))

@@ -15,9 +15,9 @@ from server.billing.exports.formats import FORMATS, ExportFormat
 from server.billing.exports.schedules import INTERVAL_S
 from server.billing.months import end_of, month_before
 from server.billing.statements import Statement
+from server.console.days import Days, day_of
 from server.console.page_route import PageRoute
 from server.console.rendering import render
-from server.console.spend import Days, day_of
 from server.console.viewers import TenantViewer, UsageViewer
 from server.database.database import Database
 

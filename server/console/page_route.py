@@ -5,7 +5,6 @@ from typing import Any
 from urllib.parse import quote
 
 from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 
@@ -25,24 +24,13 @@ class PageRoute(APIRoute):
         async def handle_faults(request: Request) -> Response:
             try:
                 answer: Response = await handle(request)
-            except ApiError as error:
-                answer = _fault(request, error)
-            except RequestValidationError as error:
-                first = error.errors()[0]
-                name = ".".join(str(part)[:64] for part in first["loc"][1:])
-                answer = _fault(request, ApiError(400, f"{name}: {first['msg']}"))
-            except tuple(foreign_errors.FAMILIES) as error:
-                answer = _fault(request, _api_error(error))
+            except foreign_errors.KNOWN as error:
+                fault = foreign_errors.api_error_of(error)
+                assert fault is not None, "only known errors are caught here"
+                answer = _fault(request, fault)
             return answer
 
         return handle_faults
-
-
-def _api_error(error: Exception) -> ApiError:
-    for family, to_api_error in foreign_errors.FAMILIES.items():
-        if isinstance(error, family):
-            return to_api_error(error)
-    raise error
 
 
 def _fault(request: Request, error: ApiError) -> Response:

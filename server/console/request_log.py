@@ -12,9 +12,10 @@ from server.api.deps import DatabaseDep
 from server.billing import request_log
 from server.billing.holds import count_open
 from server.billing.request_log import Asked, LoggedRequest
+from server.console.days import Days, day_of
 from server.console.page_route import PageRoute
 from server.console.rendering import render
-from server.console.spend import Days, Name, day_of, named_keys
+from server.console.spend import Name, named_keys
 from server.console.viewers import UsageViewer
 
 router = APIRouter(prefix="/requests", route_class=PageRoute)

@@ -162,11 +162,11 @@ def test_every_panel_rule_and_alert_finds_what_it_asks_for(
 
 
 def test_the_scrape_has_vllms_names_for_routers(stack: Stack, prometheus: Prometheus) -> None:
-    selector = 'vllm:num_requests_running{model_name="base"}'
-    stack.wait(lambda: prometheus.finds(selector))
     load(stack)
-    for name in ("e2e_request_latency_seconds_count", "lora_requests_info", "kv_cache_usage_perc"):
-        stack.wait(lambda name=name: prometheus.finds(f"vllm:{name}"))
+    last = "vllm:e2e_request_latency_seconds_count"
+    stack.wait(lambda: prometheus.finds(f'{last}{{model_name="base"}}'))
+    for name in ("num_requests_running", "lora_requests_info", "kv_cache_usage_perc"):
+        assert prometheus.finds(f'vllm:{name}{{model_name="base"}}'), name
 
 
 def test_dashboards_have_panels_of_their_own_place_and_name() -> None:

@@ -10,9 +10,9 @@ from sqlalchemy import Connection
 from server.accounts import tenants
 from server.accounts.audit_log import Asked, list_lines
 from server.api.deps import DatabaseDep
+from server.console.days import Days
 from server.console.page_route import PageRoute
 from server.console.rendering import render
-from server.console.spend import Days
 from server.console.viewers import OperatorViewer
 
 router = APIRouter(prefix="/operator/audit", route_class=PageRoute)

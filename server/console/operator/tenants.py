@@ -14,9 +14,10 @@ from server.billing import request_log
 from server.billing.receipts.rows import COST_KINDS
 from server.billing.tenant_figures import Order, list_tenant_figures
 from server.billing.usage import Which, sum_entries
+from server.console.days import Days
 from server.console.page_route import PageRoute
 from server.console.rendering import render
-from server.console.spend import Days, plot_of
+from server.console.spend import plot_of
 from server.console.viewers import OperatorViewer
 from server.database.clock import now_ms
 

@@ -347,6 +347,7 @@ def test_a_journal_that_could_not_be_read_is_not_left_until_the_next_poll(databa
         await running
 
     asyncio.run(asyncio.wait_for(run(), 10))
+    assert posted(database) == ["stray"]
 
 
 def test_who_waits_for_the_first_pass_gets_it_when_all_is_posted(sqlite_database):

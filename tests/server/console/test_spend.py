@@ -8,7 +8,8 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from server.billing.budgets import Budget, set_budget
-from server.console.spend import DAY_MS, _forecast, day_of
+from server.console.budgets import forecast_of
+from server.console.days import DAY_MS, day_of
 from server.database.clock import now_ms
 from tests.server.console.browsing import Visitor
 from tests.server.export_ledger import use
@@ -153,6 +154,6 @@ NOON_MS = 1_767_960_000_000
 def test_a_forecast_is_the_rest_at_the_pace_of_the_last_week(
     kind, remaining: int, daily: float, said: str
 ) -> None:
-    sentences = " ".join(_forecast(kind, remaining, daily, NOON_MS))
+    sentences = " ".join(forecast_of(kind, remaining, daily, NOON_MS))
     assert said in sentences
     assert ("begins on 2026-02-01" in sentences) == (kind == "monthly")

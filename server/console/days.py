@@ -1,0 +1,50 @@
+"""Days of UTC in the queries of pages."""
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from server.api import errors
+from server.database.clock import now_ms
+
+DAY_MS = 86_400_000
+_SHOWN_DAYS = 30
+_MOST_DAYS = 366
+
+Day = Annotated[str, Field(pattern=r"^(\d{4}-\d\d-\d\d)?$")]
+
+
+class Days(BaseModel):
+    """Days of UTC, the first and the last; by default the last thirty."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start: Day = ""
+    end: Day = ""
+
+    def range_ms(self) -> tuple[int, int]:
+        """[start, end) in Unix milliseconds. Raises ApiError."""
+        today = now_ms() // DAY_MS * DAY_MS
+        last = _day_ms("end", self.end) if self.end else today
+        first = _day_ms("start", self.start) if self.start else last - (_SHOWN_DAYS - 1) * DAY_MS
+        if not 0 <= last - first < _MOST_DAYS * DAY_MS:
+            raise errors.invalid_request(
+                f"start must be at most {_MOST_DAYS} days before end, and not after it.",
+                param="start",
+            )
+        return first, last + DAY_MS
+
+
+def day_of(at_ms: int | None) -> str:
+    assert at_ms is not None
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
+
+
+def _day_ms(name: str, day: str) -> int:
+    try:
+        return int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) * 1000
+    except ValueError:
+        raise errors.invalid_request(
+            f"{name} must be a date, like 2026-11-02.", param=name
+        ) from None
