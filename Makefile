@@ -76,7 +76,7 @@ test: $(VENV)/dev.stamp chromium debian-parts emulator ## run all tests but the 
 	@$(MAKE) --no-print-directory model || echo "Warning: SmolLM2 could not be made; without it the tests that need it are skipped." >&2
 	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
-test-fast: $(VENV)/dev.stamp ## run the tests without servers, browsers and compilers, in 2 minutes [ARGS=...]
+test-fast: $(VENV)/dev.stamp ## run the tests without servers, browsers and compilers, in 6 minutes [ARGS=...]
 	$(PYTEST) -m "not soak" -n 2 --fast --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
 test-ray: $(VENV)/ray.stamp ## test engines on a Ray cluster of this machine, in 4 minutes [ARGS=...]

@@ -152,7 +152,8 @@ def _push_missing(client: "Client", adapters: Path, names: tuple[str, ...]) -> N
 
 def _show_what_to_paste(made: JsonObject) -> None:
     url, tenants = made["base_url"], made["tenants"]
-    show(f"\nIn a browser:\n\n  {url}/#keys={','.join(t['api_key'] for t in tenants)}\n")
+    show(f"\nIn a browser:\n\n  {url}/#keys={','.join(t['api_key'] for t in tenants)}")
+    show(f"  {url}/console (paste one of the keys below, or the admin key)\n")
     for tenant in tenants:
         show(f"In a shell, as {tenant['name']}:\n")
         for model in (made["model"], *tenant["adapters"]):
