@@ -17,6 +17,8 @@ from pathlib import Path
 from registry.errors import NoRoom
 
 MAX_RESERVE_BYTES = 1 << 30
+LOW_SHARE = 20
+"""Divisor of a volume: with less than a twentieth of it left, somebody should make room."""
 SMALL_SHARE = 4
 """Divisor of a small volume: a quarter of it is the reserve, and a quarter is for pending parts."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -72,6 +74,10 @@ class FreeSpace:
         """Bytes that can still be promised; negative where the reserve is not all there."""
         with self._changing:
             return self._left_bytes(self.look(folder))
+
+    def is_low(self, folder: Path) -> bool:
+        """Whether little can still be promised, for the size of the volume."""
+        return self.left_bytes(folder) < self.look(folder).size_bytes / LOW_SHARE
 
     def _take(self, asked: list[tuple[Path, int]]) -> Counter[int]:
         taken: Counter[int] = Counter()

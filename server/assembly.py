@@ -122,6 +122,8 @@ def assemble(
     limit_refusals = LimitRefusals(database, count=metrics.count_refusal)
     limiter = _limiter(settings, database, secrets.pepper, limit_refusals)
     metrics.limiter_degraded.set_function(lambda: limiter.is_degraded)
+    metrics.disk_left.set_function(lambda: space.left_bytes(data_dir))
+    metrics.disk_size.set_function(lambda: space.look(data_dir).size_bytes)
     auditor = Auditor(database, settler, metrics.note_audit)
     unanswered = Unanswered(data_dir / numbered("unanswered", number))
     failures = Failures(database, signer, unanswered, take_over_key)
@@ -156,6 +158,7 @@ def assemble(
         uploads=uploads,
         upload_builds=UploadBuilds(functools.partial(build_upload, uploads, database.begin)),
         prover=_prover(database, uploads, bases, metrics, _proving(settings, work, number)),
+        space=space,
         spool=Spool(
             work,
             folder_of(storage),

@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from registry.catalog import Catalog
+from registry.free_space import FreeSpace
 from registry.uploads import Uploads
 from server import logs
 from server.accounts import auth
@@ -31,6 +32,7 @@ from server.billing.audit.auditor import Auditor
 from server.billing.ledger_probe import LedgerProbe
 from server.billing.price_tags import PriceTags
 from server.billing.receipts.signing import Signer
+from server.billing.settler import Settler
 from server.billing.statements import Statements
 from server.database.database import Database
 from server.inference.base_follower import BaseFollower
@@ -89,7 +91,9 @@ RoutesDep = Annotated[Routes, Depends(_Part(lambda gateway: gateway.routes))]
 ServingDep = Annotated[Serving, Depends(_Part(lambda gateway: gateway.serving))]
 SessionsDep = Annotated[Sessions, Depends(_Part(lambda gateway: gateway.sessions))]
 SettingsDep = Annotated[Settings, Depends(_Part(lambda gateway: gateway.settings))]
+SettlerDep = Annotated[Settler, Depends(_Part(lambda gateway: gateway.settler))]
 SignerDep = Annotated[Signer, Depends(_Part(lambda gateway: gateway.signer))]
+SpaceDep = Annotated[FreeSpace, Depends(_Part(lambda gateway: gateway.space))]
 SpoolDep = Annotated[Spool, Depends(_Part(lambda gateway: gateway.spool))]
 StatementsDep = Annotated[Statements, Depends(_Part(lambda gateway: gateway.statements))]
 UploadsDep = Annotated[Uploads, Depends(_Part(lambda gateway: gateway.uploads))]

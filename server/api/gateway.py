@@ -8,6 +8,7 @@ import functools
 from dataclasses import dataclass, field
 
 from registry.catalog import Catalog
+from registry.free_space import FreeSpace
 from registry.uploads import Uploads
 from server.accounts.admin_key import AdminKey
 from server.accounts.identities import Identities
@@ -73,6 +74,7 @@ class Gateway:
     uploads: Uploads
     upload_builds: UploadBuilds
     prover: Prover
+    space: FreeSpace
     spool: Spool
     routes: Routes
     # Money.

@@ -181,6 +181,17 @@ class Metrics:
             "Number of times that a request moved to another engine: its own was gone or left",
             registry=self._registry,
         )
+        self.disk_left = Gauge(
+            "chorale_disk_left_bytes",
+            "Bytes left for uploads and caches on the disk of the data directory; below 0 where "
+            "they are taken of the reserve",
+            registry=self._engines,
+        )
+        self.disk_size = Gauge(
+            "chorale_disk_size_bytes",
+            "Size of the disk of the data directory",
+            registry=self._engines,
+        )
         self.lines_dropped = Gauge(
             "chorale_log_lines_dropped",
             "Number of log lines that were dropped because they were not read in time",

@@ -164,19 +164,31 @@ def read_slowest(conn: Connection, span: Span, limit: int) -> list[SlowRequest]:
 
     span: the time that counts, to the first token or to the end.
     """
-    event = usage_events.c
-    names = ("event_id", "tenant_id", "engine_id", *_COLUMNS)
-    query = sa.select(*(event[name] for name in names)).order_by(event.event_id.desc())
-    newest = query.limit(MAX_COMPARED).subquery()
+    query, newest = _newest(MAX_COMPARED)
     end = newest.c.ended_at_ms if span == "whole" else newest.c.first_token_at_ms
-    slowest = (
-        sa.select(newest, entries.c.receipt_seq, entries.c.amount_nanousd)
-        .join(entries, entries.c.entry_id == newest.c.event_id)
-        .where(end.is_not(None), newest.c.tenant_id != PROOF_TENANT)
-        .order_by((end - newest.c.started_at_ms).desc(), newest.c.event_id.desc())
+    slowest = query.where(end.is_not(None)).order_by(
+        (end - newest.c.started_at_ms).desc(), newest.c.event_id.desc()
     )
     rows = conn.execute(slowest.limit(limit)).mappings()
     return [SlowRequest(row["tenant_id"], row["engine_id"], _request(row)) for row in rows]
+
+
+def read_newest(conn: Connection, limit: int, since_ms: int) -> list[LoggedRequest]:
+    """Read those of the newest `limit` requests that ended at since_ms or later, without proofs."""
+    query, newest = _newest(limit)
+    rows = conn.execute(query.where(newest.c.ended_at_ms >= since_ms)).mappings()
+    return [_request(row) for row in rows]
+
+
+def _newest(number: int) -> tuple[sa.Select[Any], sa.Subquery]:
+    """The newest requests of all tenants in no order, and their events."""
+    event = usage_events.c
+    names = ("event_id", "tenant_id", "engine_id", *_COLUMNS)
+    query = sa.select(*(event[name] for name in names)).order_by(event.event_id.desc())
+    newest = query.limit(number).subquery()
+    found = sa.select(newest, entries.c.receipt_seq, entries.c.amount_nanousd)
+    found = found.join(entries, entries.c.entry_id == newest.c.event_id)
+    return found.where(newest.c.tenant_id != PROOF_TENANT), newest
 
 
 def outcome_of(row: RowMapping) -> Outcome:

@@ -63,7 +63,7 @@ class RequestMetrics(Collector):
         self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {
             name: {} for name in _HISTOGRAMS
         }
-        self._outcomes: Counter[tuple[str, str]] = Counter()
+        self._outcomes: Counter[tuple[str, str, str]] = Counter()
         self._charged_nanousd: Counter[str] = Counter()
         self._tokens = TenantTokens(clock=clock)
 
@@ -86,7 +86,8 @@ class RequestMetrics(Collector):
         outcome: a finish reason.   last: its last output, or None if no engine ended it.
         """
         base = admitted.base.model_id
-        self._outcomes[base, outcome] += 1
+        cause = (last.stop_cause if last is not None else None) or ""
+        self._outcomes[base, outcome, cause] += 1
         self._charged_nanousd[base] += charged_nanousd
         if outcome in ("stop", "length"):
             seconds = self._clock() - admitted.arrived_at
@@ -111,8 +112,12 @@ class RequestMetrics(Collector):
             for values, histogram in list(self._histograms[name].items()):
                 histogram.add_to(family, values)
             yield family
-        help_text = "Requests that an engine was to answer, by outcome: stop, length, abort, error"
-        requests = CounterMetricFamily("chorale_requests", help_text, labels=("base", "outcome"))
+        help_text = (
+            "Requests that an engine was to answer, by outcome (stop, length, abort, error) and by "
+            "what the engine said of its cause, if anything"
+        )
+        by_end = ("base", "outcome", "cause")
+        requests = CounterMetricFamily("chorale_requests", help_text, labels=by_end)
         for values, count in list(self._outcomes.items()):
             requests.add_metric(values, count)
         yield requests

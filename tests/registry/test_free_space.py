@@ -49,6 +49,12 @@ def test_a_small_volume_has_a_smaller_reserve(size_bytes, reserve_bytes):
     assert space.left_bytes(HERE) == size_bytes - reserve_bytes
 
 
+@pytest.mark.parametrize(("free_bytes", "is_low"), [(1050, False), (1049, True), (10, True)])
+def test_a_volume_is_low_with_less_than_a_twentieth_above_the_reserve(free_bytes, is_low):
+    space = FreeSpace(50, FakeDisk(free_bytes, size_bytes=20_000))
+    assert space.is_low(HERE) is is_low
+
+
 def test_a_folder_that_is_not_made_yet_is_on_its_parents_volume(tmp_path):
     assert volume_of(tmp_path / "a" / "b").device == tmp_path.stat().st_dev
 

@@ -30,7 +30,8 @@ def check_disk(
     is_there = folder.is_dir()
     while not folder.is_dir():
         folder = folder.parent
-    left_bytes, found = FreeSpace(reserve_bytes).left_bytes(folder), os.statvfs(folder)
+    space = FreeSpace(reserve_bytes)
+    left_bytes, found = space.left_bytes(folder), os.statvfs(folder)
     if found.f_files and found.f_favail < _LEAST_SHARE * found.f_files:
         todo = "Delete small files on this volume, or make its file system anew with more inodes."
         return Finding("wrong", f"{found.f_favail:,} inodes are free.", todo)
@@ -38,6 +39,9 @@ def check_disk(
         todo = "Make room, or lower disk_reserve_bytes: until then uploads get 507 no_room."
         return Finding("wrong", f"{megabytes(-left_bytes)} of the reserve are taken.", todo)
     room = f"{megabytes(left_bytes)} are free beyond the reserve"
+    if space.is_low(folder):
+        todo = "Make room before the reserve begins: from there on uploads get 507 no_room."
+        return Finding("warning", f"Only {room}.", todo)
     if not is_there:
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} cannot be written to.")

@@ -13,6 +13,7 @@ from server.accounts.tenants import names_of
 from server.api.deps import BasesDep, DatabaseDep, FollowerDep
 from server.api.routes.base_models import BaseModelAnswer, list_base_models
 from server.api.routes.engines import EngineStatsAnswer, engines
+from server.console.operator.problems import ProblemsDep
 from server.console.page_route import PageRoute
 from server.console.rendering import render
 from server.console.viewers import OperatorViewer
@@ -31,9 +32,13 @@ _MOST_DECISIONS = 20
 
 @router.get("")
 async def show(
-    viewer: OperatorViewer, bases: BasesDep, follower: FollowerDep, database: DatabaseDep
+    viewer: OperatorViewer,
+    problems: ProblemsDep,
+    bases: BasesDep,
+    follower: FollowerDep,
+    database: DatabaseDep,
 ) -> Response:
-    """Show the base models and their engines, as this gateway sees them."""
+    """Show what is wrong, the base models and their engines, as this gateway sees them."""
     found = (await engines(bases, database)).data
     models = (await list_base_models(bases, follower)).data
     pools = [_Pool.of(model, bases.at(model.home)) for model in models]
@@ -44,6 +49,7 @@ async def show(
         "operator_engines.html",
         viewer,
         at_ms=now_ms(),
+        problems=problems,
         pools=pools,
         engines=[(engine, _arena(engine.figures)) for engine in found],
         stays=stays,

@@ -168,7 +168,7 @@ def test_a_request_whose_client_leaves_is_counted_as_aborted(product: Product) -
     change_base(product.gateway, engines=Silent())
     asyncio.run(leave())
     lines = product.gateway.metrics.render().decode().splitlines()
-    assert 'chorale_requests_total{base="base",outcome="abort"} 1.0' in lines
+    assert 'chorale_requests_total{base="base",cause="",outcome="abort"} 1.0' in lines
 
 
 def test_requests_are_counted_by_how_they_ended(product: Product) -> None:
@@ -176,8 +176,9 @@ def test_requests_are_counted_by_how_they_ended(product: Product) -> None:
         product.engines.script = script
         product.chat()
     lines = product.gateway.metrics.render().decode().splitlines()
-    for outcome in ("length", "error"):
-        assert f'chorale_requests_total{{base="base",outcome="{outcome}"}} 1.0' in lines
+    for outcome, cause in (("length", "max_tokens"), ("error", "adapter_missing")):
+        named = f'base="base",cause="{cause}",outcome="{outcome}"'
+        assert f"chorale_requests_total{{{named}}} 1.0" in lines
     named = f'chorale_tenant_completion_tokens_total{{tenant="{product.tenant_id}"}}'
     assert any(line.startswith(named) for line in lines)
     routes = [line for line in lines if line.startswith("chorale_http_requests_total")]

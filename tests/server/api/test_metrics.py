@@ -188,8 +188,8 @@ def test_a_request_is_in_every_figure_of_requests():
     assert found['chorale_inter_token_latency_seconds_bucket{base="base",le="0.2"}'] == 0
     assert found['chorale_inter_token_latency_seconds_bucket{base="base",le="0.5"}'] == 4
     assert found['chorale_adapter_load_seconds_sum{base="base",tier="disk"}'] == 0.75
-    assert found['chorale_requests_total{base="base",outcome="stop"}'] == 1
-    assert found['chorale_requests_total{base="base",outcome="error"}'] == 1
+    assert found['chorale_requests_total{base="base",cause="",outcome="stop"}'] == 1
+    assert found['chorale_requests_total{base="base",cause="",outcome="error"}'] == 1
     assert found[f"chorale_charged_nanousd_total{base}"] == 22
     assert found['chorale_tenant_prompt_tokens_total{tenant="ten_1"}'] == 14
     assert found['chorale_tenant_completion_tokens_total{tenant="ten_1"}'] == 6

@@ -1,13 +1,21 @@
 """A viewer of the console who keeps cookies as a browser does, without a browser."""
 
 import asyncio
+import itertools
+import re
+from html import unescape
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-from tests.server.in_process import InProcess
+from server.billing import ledger
+from server.database.clock import now_ms
+from tests.server.factories import SIGNER, insert_holds, make_end, make_hold, make_price
+from tests.server.in_process import InProcess, User
 
 ORIGIN = "http://gateway"
+_seqs = itertools.count(1000)
 
 
 class Visitor:
@@ -54,3 +62,20 @@ def path_of(url: str) -> str:
     """The path and the query of a URL."""
     parts = urlsplit(url)
     return f"{parts.path}?{parts.query}" if parts.query else parts.path
+
+
+def shown(visitor: Visitor, path: str) -> str:
+    """The text of a page, without its markup."""
+    answer = visitor.get(path)
+    assert answer.status_code == 200, answer.text
+    return " ".join(unescape(re.sub(r"<[^>]*>", " ", answer.text)).split())
+
+
+def serve(product: InProcess, owner: User, request_id: str, **fields: Any) -> None:
+    """Have the ledger get a request of the tenant.   fields: of its end."""
+    database = product.gateway.database
+    price = make_price(database)
+    hold = {"tenant_id": owner.tenant_id, "engine_id": "engine-7", "key_id": "key"}
+    insert_holds(database, make_hold(price, request_id, **hold))
+    end = make_end(next(_seqs), request_id, tenant_id=owner.tenant_id, **fields)
+    database.write_sync(lambda c: ledger.post(c, SIGNER, "engine-7", [end], now_ms()))

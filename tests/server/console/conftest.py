@@ -10,7 +10,7 @@ import pytest
 from server.accounts.auth import SCOPES
 from server.database.database import DEFAULT_FILE
 from tests.server.console.browsing import Visitor
-from tests.server.in_process import InProcess, User
+from tests.server.in_process import ADMIN_KEY, InProcess, User
 
 _numbers = itertools.count()
 
@@ -40,3 +40,10 @@ def signed_in(product: InProcess) -> Callable[[User], Visitor]:
         return visitor
 
     return sign_in
+
+
+@pytest.fixture
+def operator(product: InProcess) -> Visitor:
+    visitor = Visitor(product)
+    assert visitor.sign_in(ADMIN_KEY).status_code == 303
+    return visitor

@@ -23,27 +23,13 @@ from server.database.clock import now_ms
 from server.pool.engines import EngineFigures
 from server.pool.running import RunningRequest
 from tests.server.api.test_metrics import make_stats
-from tests.server.console.browsing import Visitor, path_of
+from tests.server.console.browsing import Visitor, path_of, serve, shown
 from tests.server.factories import NOW_MS, SIGNER, insert_holds, make_end, make_hold, make_price
 from tests.server.fake_engines import FakeEngines, make_welcome
-from tests.server.in_process import ADMIN_KEY, InProcess, User
+from tests.server.in_process import InProcess, User
 
 HOME = "/console/operator"
 PAGES = [HOME, *(f"{HOME}/{name}" for name in ("tenants", "requests", "incidents", "audit"))]
-
-
-@pytest.fixture
-def operator(product: InProcess) -> Visitor:
-    visitor = Visitor(product)
-    assert visitor.sign_in(ADMIN_KEY).status_code == 303
-    return visitor
-
-
-def shown(visitor: Visitor, path: str) -> str:
-    """The text of a page, without its markup."""
-    answer = visitor.get(path)
-    assert answer.status_code == 200, answer.text
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", answer.text)).split())
 
 
 def forms(visitor: Visitor, path: str) -> list[tuple[str, str]]:
@@ -57,16 +43,6 @@ def is_route(product: InProcess, method: str, path: str) -> bool:
     filled = path.format(kind="monthly", enforcement="hard")
     scope: dict[str, Any] = {"type": "http", "method": method, "path": filled, "headers": []}
     return any(route.matches(scope)[0] is Match.FULL for route in product.app.routes)
-
-
-def serve(product: InProcess, owner: User, seq: int, request_id: str, **fields: Any) -> None:
-    """Have the ledger get a request of the tenant."""
-    database = product.gateway.database
-    price = make_price(database)
-    hold = {"tenant_id": owner.tenant_id, "engine_id": "engine-7", "key_id": "key"}
-    insert_holds(database, make_hold(price, request_id, **hold))
-    end = make_end(seq, request_id, tenant_id=owner.tenant_id, **fields)
-    database.write_sync(lambda c: ledger.post(c, SIGNER, "engine-7", [end], now_ms()))
 
 
 @pytest.mark.parametrize("path", [*PAGES, f"{HOME}/tenants/acme"])
@@ -185,9 +161,7 @@ def test_a_tenants_page_shows_its_figures_and_its_last_requests(
     product: InProcess, operator: Visitor, acme: User
 ) -> None:
     at_s = now_ms() / 1000
-    serve(
-        product, acme, 11, f"of-{acme.name}", at=at_s, started_at=at_s - 3, first_token_at=at_s - 1
-    )
+    serve(product, acme, f"of-{acme.name}", at=at_s, started_at=at_s - 3, first_token_at=at_s - 1)
     text = shown(operator, f"{HOME}/tenants/{acme.name}")
     assert acme.tenant_id in text
     assert f"of-{acme.name}"[:12] in text
@@ -242,9 +216,9 @@ def test_the_slowest_requests_of_all_tenants_come_first_with_their_waits(
 ) -> None:
     other, at_s = product.user(f"{acme.name}-slow"), NOW_MS / 1000
     late = {"started_at": at_s, "first_token_at": at_s + 900, "at": at_s + 901}
-    serve(product, acme, 21, "late", **late, load_s=600.0, load_tier="store", queue_s=200.0)
+    serve(product, acme, "late", **late, load_s=600.0, load_tier="store", queue_s=200.0)
     long = {"started_at": at_s, "first_token_at": at_s + 800, "at": at_s + 5000}
-    serve(product, other, 22, "long", **long)
+    serve(product, other, "long", **long)
     proof = make_end(23, "proof", tenant_id=PROOF_TENANT, started_at=0.0)
     product.gateway.database.write_sync(
         lambda c: ledger.post(c, SIGNER, "engine-7", [proof], now_ms())
@@ -306,7 +280,7 @@ def test_findings_expired_holds_and_overdue_statements_are_shown_with_their_acti
     price = make_price(gateway.database)
     hold = make_hold(price, f"lost-{acme.name}", engine_id="gone", tenant_id=acme.tenant_id)
     insert_holds(gateway.database, hold)
-    serve(product, acme, 31, f"old-{acme.name}")
+    serve(product, acme, f"old-{acme.name}")
     before, gateway.auditor.last = gateway.auditor.last, report
     try:
         page, text = operator.get(f"{HOME}/incidents").text, shown(operator, f"{HOME}/incidents")
@@ -329,7 +303,7 @@ def test_a_statement_that_is_late_is_named_with_its_tenant(
     product: InProcess, operator: Visitor, acme: User
 ) -> None:
     last = end_of(month_before(month_before(month_of(now_ms() - 2 * 86_400_000)))) / 1000
-    serve(product, acme, 41, f"late-{acme.name}", at=last + 60, started_at=last)
+    serve(product, acme, f"late-{acme.name}", at=last + 60, started_at=last)
     assert f"{acme.name}" in shown(operator, f"{HOME}/incidents").partition("Overdue")[2]
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from registry.free_space import volume_of
 from server.cli.checks.machine import check_disk, check_memory
 
 
@@ -24,6 +25,12 @@ def test_a_reserve_that_is_used_up_is_wrong_and_says_what_is_refused(tmp_path):
     finding = check_disk(tmp_path, 1 << 60)
     assert finding.verdict == "wrong"
     assert "507" in finding.todo
+
+
+def test_a_disk_with_little_room_beyond_the_reserve_is_a_warning(tmp_path):
+    found = volume_of(tmp_path)
+    finding = check_disk(tmp_path, found.free_bytes - found.size_bytes // 100)
+    assert (finding.verdict, "beyond the reserve" in finding.found) == ("warning", True)
 
 
 def test_a_folder_that_takes_no_file_is_wrong():

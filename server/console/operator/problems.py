@@ -1,0 +1,172 @@
+"""What is wrong now, as this gateway sees it: of each problem a sentence, and what to do about it.
+
+Where an alert rule (deploy/prometheus-rules.yaml) looks at the same, its bound is the same.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends
+
+from engine.messages import Residency
+from registry.free_space import FreeSpace
+from server.api.deps import (
+    AuditorDep,
+    BasesDep,
+    DatabaseDep,
+    LedgerProbeDep,
+    LimiterDep,
+    SettingsDep,
+    SettlerDep,
+    SpaceDep,
+)
+from server.billing.audit.report import Report
+from server.billing.ledger_probe import LedgerProbe
+from server.billing.request_log import LoggedRequest, read_newest
+from server.billing.settler import EngineLag
+from server.console.formats import count, size, span
+from server.database.clock import now_ms
+
+_RECENT_MS = 5 * 60_000
+_MOST_RECENT = 200
+"""Newest requests of all tenants whose first tokens are looked at."""
+_MAX_LAG_MS = 5 * 60_000
+_MAX_WRITE_S = 2.0
+
+_LEDGER_TODO = (
+    "Look at the database: whether it answers, and whether its disk is full. Answers under way end "
+    "as usual, and are charged when it is back."
+)
+_LIMITS_TODO = (
+    "Look at Redis, as this gateway's host reaches it. Gateways return to it by themselves."
+)
+_DISK_TODO = (
+    "Make room, or lower what tenants may store. On a full disk uploads get 507 no_room, and "
+    "adapters that are not cached get 503 adapter_loading."
+)
+_STORE_TODO = (
+    "Look at the object store, and below at the adapters that failed. Loading is tried again when "
+    "an adapter is asked for."
+)
+_LAG_TODO = (
+    "Look at the database, which is slow or away. An engine with 100,000 records that are not "
+    "settled takes no more requests."
+)
+_AUDIT_TODO = "See Incidents, and change nothing in the ledger by hand."
+_SLOW_TODO = {
+    "queue": "Add engines, or see below who has the requests.",
+    "prefill": "See below whether the engine's batches are large: the engine itself is slow, or "
+    "prompts are long, for which a smaller max_num_batched_tokens is better.",
+}
+_SLOW_LOAD_TODO = (
+    "Give adapters more memory (a larger arena_bytes), pin them, or look at the store."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is wrong.   todo: what to do about it."""
+
+    found: str
+    todo: str
+
+
+async def find_problems(
+    bases: BasesDep,
+    ledger_probe: LedgerProbeDep,
+    limiter: LimiterDep,
+    space: SpaceDep,
+    settings: SettingsDep,
+    settler: SettlerDep,
+    auditor: AuditorDep,
+    database: DatabaseDep,
+) -> list[Problem]:
+    """Look at every part, the one that most depends on first."""
+    at_ms = now_ms()
+    newest = await database.read(lambda c: read_newest(c, _MOST_RECENT, at_ms - _RECENT_MS))
+    stays = [residency for base in bases for _, residency in base.engines.all_residency()]
+    found = [
+        *_of_ledger(await _is_writable(ledger_probe)),
+        *_of_settlement(settler.lags, at_ms),
+        *_of_audit(auditor.last),
+        *_of_disk(space, settings.data_dir),
+        *_of_store(stays),
+        *_of_limits(limiter.is_degraded),
+        *_of_first_tokens(newest, settings.slo_first_token_s),
+    ]
+    return found
+
+
+ProblemsDep = Annotated[list[Problem], Depends(find_problems)]
+
+
+async def _is_writable(probe: LedgerProbe) -> bool:
+    """Whether the ledger is written within a moment: a locked one would keep the page waiting."""
+    asking = asyncio.create_task(probe.is_writable())
+    done, _ = await asyncio.wait({asking}, timeout=_MAX_WRITE_S)
+    return bool(done) and asking.result()
+
+
+def _of_ledger(is_writable: bool) -> Iterable[Problem]:
+    if not is_writable:
+        found = "The ledger cannot be written now, so requests get 503 metering_unavailable."
+        yield Problem(found, _LEDGER_TODO)
+
+
+def _of_settlement(lags: Mapping[str, EngineLag], at_ms: int) -> Iterable[Problem]:
+    for engine_id, lag in lags.items():
+        num_records, since_ms = (
+            lag.last_seq - lag.settled_seq,
+            at_ms - (lag.complete_at_ms or at_ms),
+        )
+        if num_records and since_ms > _MAX_LAG_MS:
+            found = f"For {span(since_ms)}, the ledger has not had all of {engine_id}'s journal: "
+            yield Problem(f"{found}{count(num_records)} records are not in it.", _LAG_TODO)
+
+
+def _of_audit(report: Report | None) -> Iterable[Problem]:
+    if report is not None and report.num_findings:
+        yield Problem(
+            f"The last audit found {count(report.num_findings)} differences.", _AUDIT_TODO
+        )
+
+
+def _of_disk(space: FreeSpace, folder: Path) -> Iterable[Problem]:
+    if not space.is_low(folder):
+        return
+    left_bytes = space.left_bytes(folder)
+    found = f"{size(left_bytes)} are left for uploads and caches on the disk of {folder}."
+    if left_bytes < 0:
+        found = f"{size(-left_bytes)} of the reserve are taken on the disk of {folder}."
+    yield Problem(found, _DISK_TODO)
+
+
+def _of_store(stays: Iterable[Residency]) -> Iterable[Problem]:
+    if errors := [residency.error for residency in stays if residency.error]:
+        found = f"When they were last asked for, {count(len(errors))} adapters could not be loaded"
+        yield Problem(f"{found}, one of them as: {errors[-1]}", _STORE_TODO)
+
+
+def _of_limits(is_degraded: bool) -> Iterable[Problem]:
+    if is_degraded:
+        found = "Limits are not the shared ones, so they may refuse too early."
+        yield Problem(found, _LIMITS_TODO)
+
+
+def _of_first_tokens(newest: Iterable[LoggedRequest], slo_s: float) -> Iterable[Problem]:
+    """What is wrong if more than one first token in ten is late."""
+    timed = [request for request in newest if request.ttft_ms is not None]
+    late = [request for request in timed if (request.ttft_ms or 0) > 1000 * slo_s]
+    if 10 * len(late) <= len(timed):
+        return
+    waits: Counter[str] = Counter()
+    for request in late:
+        waits.update({name: ms for name, ms in request.phases() if name != "decode"})
+    ((phase, _),) = waits.most_common(1)
+    found = f"{len(late)} of the newest {len(timed)} first tokens took more than {slo_s:g} s, "
+    todo = _SLOW_TODO.get(phase, _SLOW_LOAD_TODO)
+    yield Problem(f"{found}most of it for: {phase}.", f"See Slow requests. {todo}")
