@@ -18,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train model check reference docs words house requirements sbom image test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node debian-parts emulator
+.PHONY: help demo demo-train model check reference docs screenshots words house requirements sbom image test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node debian-parts emulator
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,10 @@ reference: $(VENV)/dev.stamp ## write the pages that are read from code and rows
 
 docs: $(VENV)/dev.stamp ## build the site of docs/ in build/docs
 	@$(BIN)/python .ci/docs.py
+
+screenshots: $(VENV)/dev.stamp chromium ## make the pictures of docs/ again, by a test in a browser
+	$(PYTEST) tests/e2e/test_console.py -k every_page
+	cp $(addprefix build/screenshots/,spend-1280-light.png adapters-json-1280-light.png operator-1280-light.png) docs/images
 
 words: $(VENV)/dev.stamp ## list docstrings that open with a fragment [ARGS=PATH]
 	@$(BIN)/python .ci/words.py $(ARGS)

@@ -31,6 +31,7 @@ class Ours:
 
     port: int
     key: str
+    admin_key: str
     pid: int
 
     def target(self, max_tokens: int, *, stream: bool = False) -> Target:
@@ -71,7 +72,7 @@ def serving(
         wait_ready(product.url, process, log)
         key = product.create_tenant("bench", **dict.fromkeys(_LIMITS, _MUCH))
         pid = find_children(process.pid, "gateway.json")[0]
-        yield Ours(settings["port"], key, pid)
+        yield Ours(settings["port"], key, admin_key, pid)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from bench.gateway.commits import Commits
 from bench.gateway.http_client import _Connection
 from bench.gateway.overhead import Overhead
 from bench.gateway.streams import Streams
+from bench.gateway.watched import Watched
 
 
 def measure(measurement):
@@ -47,6 +48,15 @@ def test_streams_of_a_paced_engine_reach_their_clients():
     assert 0 < result["engine"]["events_per_s"] <= 7 * 20 * 1.1
     assert result["ours"]["was_whole"]
     assert result["ours"]["lost_share"] < 0.5
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_a_gateway_is_measured_alone_and_watched_by_turns():
+    result = measure(Watched(rate=5, duration_s=2, rounds=2, max_tokens=3, page_s=0.1))
+    alone, watched = (sorted(result[name]) for name in ("alone_p50_ms", "watched_p50_ms"))
+    assert result["added_p50_ms"] == pytest.approx(sum(watched) / 2 - sum(alone) / 2, abs=0.01)
+    assert all(min(looks.values()) > 1 for looks in result["looks"])
 
 
 @pytest.mark.soak
