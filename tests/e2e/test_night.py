@@ -170,5 +170,5 @@ def test_an_engine_that_is_slow(tiny_model: Path, tmp_path: Path) -> None:
         stack.wait(lambda: night.ask() == 200 and night.fires(alert))
         stack.wait(lambda: problem in night.shown())
         slowest = night.shown("/requests")
-        assert re.search(r"2\.\d+ s to the first token", slowest)
-        assert re.search(r"prefill 2\.\d+ s", slowest)
+        assert re.search(r"[2-9](\.\d+)? s to the first token", slowest)
+        assert re.search(r"prefill [2-9](\.\d+)? s", slowest)
