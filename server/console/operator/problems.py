@@ -1,4 +1,4 @@
-"""What is wrong now, as this gateway sees it: of each problem a sentence, and what to do about it.
+"""Problems are what is wrong now, as this gateway sees it, each with what to do about it.
 
 Where an alert rule (deploy/prometheus-rules.yaml) looks at the same, its bound is the same.
 """
@@ -158,7 +158,7 @@ def _of_limits(is_degraded: bool) -> Iterable[Problem]:
 
 
 def _of_first_tokens(newest: Iterable[LoggedRequest], slo_s: float) -> Iterable[Problem]:
-    """What is wrong if more than one first token in ten is late."""
+    """Yield the problem that more than one first token in ten is late."""
     timed = [request for request in newest if request.ttft_ms is not None]
     late = [request for request in timed if (request.ttft_ms or 0) > 1000 * slo_s]
     if 10 * len(late) <= len(timed):

@@ -1,4 +1,4 @@
-"""What is wrong now: each problem is named with what to do, and what is well is not named."""
+"""The operator's page names each problem with what to do, and does not name what is well."""
 
 from collections.abc import Iterator
 from dataclasses import replace
