@@ -101,7 +101,8 @@ def test_what_is_dropped_is_uploaded(page: Page, demo_stack: Stack, is_folder: b
     hand = page.context.new_cdp_session(page)
     for kind in ("dragEnter", "dragOver", "drop"):
         hand.send("Input.dispatchDragEvent", {"type": kind, "data": data, **place})
-    page.wait_for_function("document.querySelector('#upload [type=file]').files.length === 2")
+    files = page.locator("#upload [type=file]")
+    demo_stack.wait(lambda: files.evaluate("input => input.files.length") == 2)
     page.locator("#upload").get_by_label("Name", exact=True).fill(f"dropped-{is_folder}".lower())
     page.get_by_role("button", name="Upload").click()
     expect_ready(page, f"dropped-{is_folder}".lower())
@@ -259,6 +260,8 @@ def tab_to(page: Page, wanted: Locator) -> None:
 
 
 def test_the_keyboard_alone_uploads_deletes_and_restores(page: Page, demo_stack: Stack) -> None:
+    # From here on choosers are waited for, so that none can open too early.
+    page.on("filechooser", lambda _: None)
     page.goto(f"{demo_stack.base_url}/console/adapters")
     tab_to(page, page.locator("summary"))
     if not page.locator("#upload").is_visible():

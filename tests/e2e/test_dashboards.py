@@ -92,7 +92,9 @@ def queries() -> Iterator[tuple[str, str]]:
         if "record" in rule:
             yield rule["record"], rule["record"]
         else:
-            for name in re.findall(r"chorale[_:][\w:]+(?:\{[^}]*\})?", rule["expr"]):
+            # The fake engine loads every adapter: test_night.py has the causes of failed loads.
+            expr = re.sub(r'\{cause=~"adapter_[^}]*\}', "", rule["expr"])
+            for name in re.findall(r"chorale[_:][\w:]+(?:\{[^}]*\})?", expr):
                 yield f"{rule['alert']}: {name}", f"count({name})"
 
 
