@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,30 +70,28 @@ class Watched(Measurement):
     def _watching(self, gateway: ours.Ours) -> Iterator[dict[str, int]]:
         """Have threads look at the gateway. Yields how often each has looked."""
         url, over = f"http://127.0.0.1:{gateway.port}", threading.Event()
-        looks = dict.fromkeys((*_PAGES, "scrape"), 0)
-
-        def look(name: str, client: httpx.Client, path: str, pause_s: float) -> None:
-            while not over.is_set():
-                answer = client.get(path)
-                assert answer.status_code == 200, answer.text
-                looks[name] += 1
-                over.wait(pause_s)
-
+        paths = _PAGES | {"scrape": "/metrics"}
         keys = {"operator": gateway.admin_key, "tenant": gateway.key}
-        threads = []
-        for name, path in (_PAGES | {"scrape": "/metrics"}).items():
-            client = httpx.Client(base_url=url, headers={"origin": url}, timeout=60)
-            if name in keys:
-                client.post("/console/sign-in", data={"key": keys[name]})
-            pause_s = self.page_s if name in keys else self.scrape_s
-            threads.append(threading.Thread(target=look, args=(name, client, path, pause_s)))
-            threads[-1].start()
-        try:
-            yield looks
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join()
+        looks = dict.fromkeys(paths, 0)
+
+        def look(name: str) -> None:
+            with httpx.Client(base_url=url, headers={"origin": url}, timeout=60) as client:
+                if name in keys:
+                    client.post("/console/sign-in", data={"key": keys[name]})
+                while not over.is_set():
+                    answer = client.get(paths[name])
+                    assert answer.status_code == 200, answer.text
+                    looks[name] += 1
+                    over.wait(self.page_s if name in keys else self.scrape_s)
+
+        with ThreadPoolExecutor(len(paths)) as pool:
+            looking = [pool.submit(look, name) for name in paths]
+            try:
+                yield looks
+            finally:
+                over.set()
+        for one in looking:
+            one.result()
 
 
 def _p50s(runs: list[dict[str, Any]]) -> list[float]:
