@@ -129,7 +129,7 @@ def test_a_ledger_that_is_locked(night: Night) -> None:
 
 
 def test_a_store_that_is_gone(night: Night, s3: FaultyS3) -> None:
-    problem, alert = "adapters could not be loaded", "ChoraleStoreFails"
+    problem, alert = "Adapters that could not be loaded", "ChoraleStoreFails"
     assert night.ask() == 200
     assert problem not in night.shown()
     assert not night.fires(alert)

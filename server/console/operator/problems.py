@@ -1,6 +1,7 @@
 """Problems are what is wrong now, as this gateway sees it, each with what to do about it.
 
-Where an alert rule (deploy/prometheus-rules.yaml) looks at the same, its bound is the same.
+Disk and limits have the bounds of their alert rules (deploy/prometheus-rules.yaml). First tokens
+are late by the service level of the settings, and a journal is late before its alert fires.
 """
 
 import asyncio
@@ -89,7 +90,7 @@ async def find_problems(
     at_ms = now_ms()
     newest = await database.read(lambda c: read_newest(c, _MOST_RECENT, at_ms - _RECENT_MS))
     stays = [residency for base in bases for _, residency in base.engines.all_residency()]
-    found = [
+    return [
         *_of_ledger(await _is_writable(ledger_probe)),
         *_of_settlement(settler.lags, at_ms),
         *_of_audit(auditor.last),
@@ -98,7 +99,6 @@ async def find_problems(
         *_of_limits(limiter.is_degraded),
         *_of_first_tokens(newest, settings.slo_first_token_s),
     ]
-    return found
 
 
 ProblemsDep = Annotated[list[Problem], Depends(find_problems)]
@@ -119,10 +119,8 @@ def _of_ledger(is_writable: bool) -> Iterable[Problem]:
 
 def _of_settlement(lags: Mapping[str, EngineLag], at_ms: int) -> Iterable[Problem]:
     for engine_id, lag in lags.items():
-        num_records, since_ms = (
-            lag.last_seq - lag.settled_seq,
-            at_ms - (lag.complete_at_ms or at_ms),
-        )
+        num_records = lag.last_seq - lag.settled_seq
+        since_ms = at_ms - (lag.complete_at_ms or at_ms)
         if num_records and since_ms > _MAX_LAG_MS:
             found = f"For {span(since_ms)}, the ledger has not had all of {engine_id}'s journal: "
             yield Problem(f"{found}{count(num_records)} records are not in it.", _LAG_TODO)
@@ -130,9 +128,8 @@ def _of_settlement(lags: Mapping[str, EngineLag], at_ms: int) -> Iterable[Proble
 
 def _of_audit(report: Report | None) -> Iterable[Problem]:
     if report is not None and report.num_findings:
-        yield Problem(
-            f"The last audit found {count(report.num_findings)} differences.", _AUDIT_TODO
-        )
+        found = f"Differences that the last audit found: {count(report.num_findings)}."
+        yield Problem(found, _AUDIT_TODO)
 
 
 def _of_disk(space: FreeSpace, folder: Path) -> Iterable[Problem]:
@@ -147,8 +144,8 @@ def _of_disk(space: FreeSpace, folder: Path) -> Iterable[Problem]:
 
 def _of_store(stays: Iterable[Residency]) -> Iterable[Problem]:
     if errors := [residency.error for residency in stays if residency.error]:
-        found = f"When they were last asked for, {count(len(errors))} adapters could not be loaded"
-        yield Problem(f"{found}, one of them as: {errors[-1]}", _STORE_TODO)
+        found = "Adapters that could not be loaded when they were last asked for: "
+        yield Problem(f"{found}{count(len(errors))}. One of them: {errors[-1]}", _STORE_TODO)
 
 
 def _of_limits(is_degraded: bool) -> Iterable[Problem]:
@@ -159,8 +156,8 @@ def _of_limits(is_degraded: bool) -> Iterable[Problem]:
 
 def _of_first_tokens(newest: Iterable[LoggedRequest], slo_s: float) -> Iterable[Problem]:
     """Yield the problem that more than one first token in ten is late."""
-    timed = [request for request in newest if request.ttft_ms is not None]
-    late = [request for request in timed if (request.ttft_ms or 0) > 1000 * slo_s]
+    timed = [(it, it.ttft_ms) for it in newest if it.ttft_ms is not None]
+    late = [request for request, ttft_ms in timed if ttft_ms > 1000 * slo_s]
     if 10 * len(late) <= len(timed):
         return
     waits: Counter[str] = Counter()

@@ -117,7 +117,7 @@ def test_adapters_that_failed_are_counted_with_an_error_of_one(
     well.use(Failing())
     swap(well, space=space)
     text = shown(operator, HOME)
-    assert "2 adapters could not be loaded, one of them as: the store <gone> is away" in text
+    assert "last asked for: 2. One of them: the store <gone> is away" in text
     assert "Look at the object store" in text
 
 
@@ -126,7 +126,7 @@ def test_the_last_audits_differences_are_counted(well: InProcess, operator: Visi
     report.checks["accounts"] = CheckResult(9, 3, [])
     well.gateway.auditor.last = report
     try:
-        assert "The last audit found 3 differences. See Incidents" in shown(operator, HOME)
+        assert "Differences that the last audit found: 3. See Incidents" in shown(operator, HOME)
     finally:
         well.gateway.auditor.last = None
 
