@@ -36,7 +36,7 @@ from engine.messages import (
     TenantService,
     Welcome,
 )
-from engine.ready_socket import ReadySocket
+from engine.ready_socket import EndOfFrames, ReadySocket
 from engine.records import JournalRecords
 from engine.silence import Silence
 from engine.tcp import check, guard
@@ -315,16 +315,18 @@ class _Connection:
         socket.connect(endpoint.address)
 
     async def run(self, take: Callable[[object], Awaitable[None]]) -> None:
-        """Run until the engine hangs up, stops sending, or sends a frame that cannot be decoded."""
+        """Run until the engine hangs up, stops sending, or sends a frame that cannot be decoded.
+
+        What had arrived before the engine hung up is taken first: answers in it may be whole.
+        """
         # Hello is sent before anything else; the socket keeps it for an engine that still starts.
         await self.send(Hello(gateway_id=self._gateway_id))
-        tasks = [
-            asyncio.create_task(self._receive(take)),
-            asyncio.create_task(self._beat()),
-            asyncio.create_task(self._hang_up()),
-        ]
+        receiving = asyncio.create_task(self._receive(take))
+        beating = asyncio.create_task(self._beat())
+        hanging_up = asyncio.create_task(self._hang_up())
+        tasks = [receiving, beating, hanging_up]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([receiving, beating], return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
@@ -340,7 +342,7 @@ class _Connection:
             await self._socket.write(self._numbering.encode(message))
 
     async def _receive(self, take: Callable[[object], Awaitable[None]]) -> None:
-        with contextlib.suppress(WireError):
+        with contextlib.suppress(WireError, EndOfFrames):
             while True:
                 message = self._numbering.decode(await self._socket.read())
                 self._silence.end()
@@ -351,7 +353,7 @@ class _Connection:
                     await asyncio.sleep(0)
 
     async def _hang_up(self) -> None:
-        """Return when the engine's end of the socket closes; a killed process closes it at once."""
+        """End the reading when the engine's end closes; a killed process closes it at once."""
         event = await recv_monitor_message(self._monitor)
         if event["event"] == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
             logger.error(
@@ -359,6 +361,7 @@ class _Connection:
                 self._endpoint.address,
             )
             await asyncio.sleep(_REFUSED_S)
+        self._socket.end()
 
     async def _beat(self) -> None:
         """Send heartbeats; return when the engine has been silent for too long."""

@@ -1,6 +1,7 @@
 """A real Prometheus scrapes a loaded stack: every panel, rule and alert finds what it asks for."""
 
 import contextlib
+import itertools
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ from tests.engine.fake_engine import POISON
 
 DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
 SETTINGS = {"max_model_len": 256, "metrics_aliases": "vllm"}
+_numbers = itertools.count(200)
 VARIABLES = {"$__rate_interval": "1m", "$base": ".*", "$engine": ".*"}
 
 
@@ -44,8 +46,12 @@ def prometheus(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def ask(tenant: Tenant, model: str, *first_tokens: int) -> int:
-    """Ask for an answer of a few tokens; return the status of the answer."""
-    body = {"model": model, "prompt": [*first_tokens, *[5, 6, 7] * 20], "max_tokens": 8}
+    """Ask for an answer of a few tokens; return the status of the answer.
+
+    No request is the same as another: one that had been on its way at two deaths would be refused.
+    """
+    prompt = [*first_tokens, *[5, 6, 7] * 20, *divmod(next(_numbers), 200)]
+    body = {"model": model, "prompt": prompt, "max_tokens": 8}
     return tenant.http.post("/v1/completions", json=body).status_code
 
 

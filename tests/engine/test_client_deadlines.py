@@ -1,7 +1,8 @@
-"""A gateway's own deadlines for an engine that hangs, and therefore keeps none."""
+"""What a gateway does about an engine that hangs, and so keeps no deadlines, or that dies."""
 
 import asyncio
 import contextlib
+import time
 from dataclasses import replace
 
 import pytest
@@ -52,6 +53,10 @@ class SilentEngine:
     async def say(self, *messages):
         for message in messages:
             await self._socket.send_multipart([self.gateway, self._numbering.encode(message)])
+
+    def die(self):
+        """Close the socket. What was said has been sent."""
+        self._socket.close(linger=-1)
 
     async def greet(self, silence_s):
         self.gateway, frame = await self._socket.recv_multipart()
@@ -143,5 +148,27 @@ def test_a_request_that_has_its_first_token_may_take_longer_than_the_limit_for_i
             last = RequestOutput(request_id="r1", seq=1, finish_reason="length", is_last=True)
             await engine.say(StepOutputs(outputs=(last,)))
             assert [output.new_token_ids for output in await reading] == [(7,), ()]
+
+    run(test())
+
+
+def test_a_gateway_that_is_behind_takes_all_that_an_engine_had_sent_before_it_died(tmp_path):
+    num_outputs = 100
+    taken = []
+
+    def take_slowly(output):
+        time.sleep(0.002)  # it holds the event loop, which hears of the death meanwhile
+        taken.append(output.seq)
+
+    async def test():
+        async with silent_engine(tmp_path, silence_s=600.0) as (engine, client):
+            answering = asyncio.create_task(client.generate(make_message("r1"), take_slowly))
+            await engine.hear(AddRequest)
+            outputs = [RequestOutput(request_id="r1", seq=seq) for seq in range(num_outputs)]
+            outputs[-1] = outputs[-1]._replace(finish_reason="length", is_last=True)
+            await engine.say(*[StepOutputs(outputs=(output,)) for output in outputs])
+            engine.die()
+            await answering
+            assert taken == list(range(num_outputs))
 
     run(test())
