@@ -41,7 +41,7 @@ class ReadySocket:
                 await self._changed.wait()
 
     def end(self) -> None:
-        """Note that the peer is gone: `read` returns the frames that have arrived, and then ends."""
+        """Note that the peer is gone: `read` returns what has arrived, and then raises."""
         self._is_at_end = True
         self._changed.set()
 

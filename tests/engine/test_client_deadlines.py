@@ -1,4 +1,4 @@
-"""What a gateway does about an engine that hangs, and so keeps no deadlines, or that dies."""
+"""A gateway ends what waits for an engine that hangs, and takes all that a dead one had sent."""
 
 import asyncio
 import contextlib
