@@ -113,8 +113,12 @@ class Admission:
         group = request.group
         assert group.adapter is not None
         group.loading_until = self._clock()
-        if group.load_tier == "store" and self.adapters.was_on_disk(group.adapter.object_key):
-            group.load_tier = "disk"
+        if group.load_tier != "store":
+            return
+        if self.adapters.is_fetched(key := group.adapter.object_key):
+            group.load_tier = "disk" if self.adapters.was_on_disk(key) else "store"
+        else:
+            group.fetching_until = group.loading_until
 
     def _waits_for_first_answer(self, prompt: Prompt) -> bool:
         """Whether the first answer still computes the prompt, which others will find cached, or

@@ -264,6 +264,7 @@ class Timings(NamedTuple):
 
     load_s: wait for its adapter, which was in `load_tier` when the request arrived; both are None
     if it did not wait for one.   queue_s: wait for its turn after that.
+    fetch_s: the part of `load_s` until it was on disk; None if it did not come from the store.
     prefill_s: from the start of its computing to its first token; None if it got no token.
     decode_s: from there to its end; None if it got no token.
     """
@@ -273,6 +274,7 @@ class Timings(NamedTuple):
     queue_s: float = 0.0
     prefill_s: float | None = None
     decode_s: float | None = None
+    fetch_s: float | None = None
 
 
 class RequestOutput(NamedTuple):

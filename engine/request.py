@@ -56,7 +56,8 @@ class RequestGroup:
     applied_digest: digest of the adapter that the steps report as applied; None before that.
     num_accepted_tokens, num_rejected_tokens: drafts of its answers.
     load_tier: tier that its adapter was in when it arrived; None for the arena, or no adapter.
-    loading_until: when its adapter was last seen missing before it started.
+    loading_until: when its adapter was last seen missing before it started.   fetching_until: when
+    it was last seen missing on disk as well.
     timings: known once it has ended.
     compilation: its grammar; None if answers are free.
     """
@@ -68,6 +69,7 @@ class RequestGroup:
     requests: list["Request"] = field(default_factory=list)
     load_tier: LoadTier | None = None
     loading_until: float | None = None
+    fetching_until: float | None = None
     compilation: Compilation | None = None
     started_at: float | None = None
     first_token_at: float | None = None
@@ -143,7 +145,14 @@ class RequestGroup:
             queue_s=started_at - queued_at,
             prefill_s=None if first_at is None else first_at - started_at,
             decode_s=None if first_at is None else now - first_at,
+            fetch_s=self._fetch_s,
         )
+
+    @property
+    def _fetch_s(self) -> float | None:
+        if self.load_tier != "store" or self.fetching_until is None:
+            return None
+        return self.fetching_until - self.arrived_at
 
     @property
     def is_over(self) -> bool:

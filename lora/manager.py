@@ -120,10 +120,13 @@ class AdapterManager(Generic[TablesT_co]):
     def is_ready(self, key: str) -> bool:
         return self.entries[key].tier == "device"
 
+    def is_fetched(self, key: str) -> bool:
+        """Whether the adapter is on disk, or further on its way to the arena."""
+        return self.entries[key].tier in ("disk", "host", "loading", "device")
+
     def was_on_disk(self, key: str) -> bool:
-        """Whether the fetch that has ended found the adapter on disk."""
-        entry = self.entries[key]
-        return entry.was_on_disk and entry.tier in ("disk", "host", "loading")
+        """Whether the fetch of an adapter that is fetched found it on disk."""
+        return self.entries[key].was_on_disk
 
     def acquire(self, key: str) -> None:
         """Count one more request that holds the adapter in the arena until it is released."""

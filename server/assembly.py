@@ -115,7 +115,10 @@ def assemble(
         number=number,
     )
     bases = Bases(entries, [maker.base(entry) for entry in entries if entry.model_dir])
-    settler = Settler(database, signer, leases, bases.read_journal, engine_ids=bases.engine_ids)
+    tracer = _tracer(settings, number)
+    settler = Settler(
+        database, signer, leases, bases.read_journal, engine_ids=bases.engine_ids, tracer=tracer
+    )
     catalog = Catalog(bases.models)
     uploads = Uploads(catalog, storage, _registry_limits(settings), work=work)
     metrics = Metrics(bases, settler, settings.metrics_aliases)
@@ -189,7 +192,7 @@ def assemble(
             if settings.gateways > 1
             else None
         ),
-        tracer=_tracer(settings, number),
+        tracer=tracer,
     )
 
 

@@ -17,6 +17,7 @@ from bench.gateway.commits import Commits
 from bench.gateway.overhead import Overhead
 from bench.gateway.processes import Processes
 from bench.gateway.streams import Streams
+from bench.gateway.traced import Traced
 from bench.gateway.watched import Watched
 from bench.report import describe_machine, json_line
 
@@ -28,6 +29,7 @@ def measurements(litellm_env: str | None) -> Mapping[str, Measurement]:
         "streams": Streams(litellm_env=litellm_env),
         "processes": Processes(),
         "watched": Watched(),
+        "traced": Traced(),
     }
 
 

@@ -78,9 +78,9 @@ class Edge:
         method = scope["method"]
         if method == "HEAD":
             scope = {**scope, "method": "GET"}  # answered as a GET; the server drops the body
-        exchange = _Exchange(scope, method, send, self._metrics, self._template)
-        operation = self._tracer and _OPERATIONS.get((method, scope["path"]))
-        span = spans.begin(operation) if operation else None
+        span = self._begin_span(method, scope)
+        traceparent = span.traceparent if span else None
+        exchange = _Exchange(scope, method, send, self._metrics, self._template, traceparent)
         try:
             if refused := _refusal(scope):
                 await _answer(refused, scope, receive, exchange.send)
@@ -100,7 +100,16 @@ class Edge:
             self._write_line(line)
             if self._tracer and span:
                 _end_span(span, line)
-                self._tracer.export(span, _headers(scope))
+                self._tracer.export(span)
+
+    def _begin_span(self, method: str, scope: Scope) -> Span | None:
+        """Begin the span of a request that is traced, for what this task does."""
+        operation = self._tracer and _OPERATIONS.get((method, scope["path"]))
+        if not self._tracer or not operation:
+            return None
+        span = self._tracer.begin(operation, _headers(scope))
+        spans.enter(span)
+        return span
 
     def _level_of_probe(self, route: str, is_well: bool) -> str:
         """The level of a probe's line, which is debug unless it says that readiness has changed."""
@@ -125,7 +134,7 @@ class _Exchange:
     """One request and its answer.
 
     method: as the client sent it.   template: finds a scope's route, once it is routed.
-    status: None until the answer has begun.
+    status: None until the answer has begun.   traceparent: its place in its trace, if it has one.
     """
 
     def __init__(
@@ -135,6 +144,7 @@ class _Exchange:
         send: Send,
         metrics: Metrics,
         template: Callable[[Scope], str | None],
+        traceparent: str | None,
     ) -> None:
         self.status: int | None = None
         self._at_s = time.time()
@@ -145,6 +155,7 @@ class _Exchange:
         self._request_id = f"req_{uuid.uuid4().hex}"
         self._client_request_id = _client_request_id(scope)
         self._digest: bytes | None = None
+        self._traceparent = traceparent
         self._notes = begin_notes()
 
     async def send(self, message: Message) -> None:
@@ -161,6 +172,8 @@ class _Exchange:
         headed = [*headers, (b"x-request-id", self._request_id.encode())]
         headed += [pair for pair in _HEADERS.items() if pair[0] not in given]
         headed.append((b"openai-processing-ms", b"%d" % self._elapsed_ms()))
+        if self._traceparent:
+            headed.append((b"traceparent", self._traceparent.encode()))
         if self._client_request_id:
             headed.append((b"x-client-request-id", self._client_request_id))
         return headed
@@ -174,6 +187,7 @@ class _Exchange:
             "at": self._at_s,
             "level": "error" if "trace" in self._notes else _level(self.status),
             "request_id": self._request_id,
+            "trace_id": self._traceparent and self._traceparent.split("-")[1],
             "method": self._method,
             "route": self._template(self._scope),
             "status": self.status,

@@ -54,6 +54,7 @@ class Hold:
     expires_at_ms: a time past the request's deadline in the engine.
     failed_at_ms: when the gateway answered with a server error, so the request is rated 0.
     cancelled_at_ms: when the tenant asked to cancel the request.
+    traceparent: the request's place in its trace, if it is traced.
     """
 
     request_id: str
@@ -75,6 +76,7 @@ class Hold:
     resolved_at_ms: int | None = None
     failed_at_ms: int | None = None
     cancelled_at_ms: int | None = None
+    traceparent: str | None = None
 
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Hold))

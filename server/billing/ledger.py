@@ -51,12 +51,14 @@ class PostResult:
 
     posted: new usage events.   replayed: end records that were posted before.
     incidents: new incidents.   settled_seq: last record of the engine's journal in the ledger.
+    traceparents: places in their traces of the new events' requests that are traced.
     """
 
     posted: int
     replayed: int
     incidents: int
     settled_seq: int
+    traceparents: tuple[str, ...] = ()
 
 
 def settled_seq(conn: Connection, engine_id: str) -> int:
@@ -106,6 +108,7 @@ def post(
         replayed=len(ends) - len(fresh),
         incidents=num_incidents,
         settled_seq=settled,
+        traceparents=tuple(hold.traceparent for hold in by_id.values() if hold.traceparent),
     )
 
 

@@ -7,6 +7,7 @@ would only waste work, since positions are locked and events are unique.
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from server.billing.receipts.signing import Signer
 from server.database.clock import database_now_ms
 from server.database.database import Database, LedgerUnavailable
 from server.database.leases import Leases
+from server.traces.spans import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +96,7 @@ class Settler:
     read_journal: called with (engine_id, settled_seq, limit). It must ask that engine and no other,
     since an engine deletes the records of its journal that are settled.
     engine_ids: returns the engines whose journals can be read now.
+    tracer: exports the settlement of traced requests; None where there are no traces.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class Settler:
         engine_ids: Callable[[], Iterable[str]],
         now_ms: Callable[[Connection], int] = database_now_ms,
         config: SettlerConfig | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
         self._database = database
         self._signer = signer
@@ -114,6 +118,7 @@ class Settler:
         self._engine_ids = engine_ids
         self._now_ms = now_ms
         self._config = config or SettlerConfig()
+        self._tracer = tracer
         self._engines: dict[str, _Engine] = {}
         self._woken = asyncio.Event()
         self._settled_once = asyncio.Event()
@@ -226,7 +231,11 @@ class Settler:
             now_ms = self._now_ms(conn)
             return ledger.post(conn, self._signer, found.engine_id, found.records, now_ms)
 
+        began_at = time.monotonic()
         result = await self._database.write_apart(post)
+        if self._tracer and result.traceparents:
+            export = self._tracer.export_late
+            await asyncio.to_thread(export, "settle", result.traceparents, began_at)
         if result.incidents:
             logger.error("%d incidents in the journal of %s", result.incidents, found.engine_id)
         return result

@@ -86,6 +86,8 @@ holds = Table(
     Column("failed_at_ms", BigInteger),
     # When the tenant asked to cancel it, possibly at a gateway that does not serve the request.
     Column("cancelled_at_ms", BigInteger),
+    # The request's place in its trace, for the span of its settlement, which any gateway may do.
+    Column("traceparent", String(55)),
     CheckConstraint("state IN ('open', 'posted', 'voided')", name="state"),
     CheckConstraint("(state = 'open') = (resolved_at_ms IS NULL)", name="resolved"),
 )

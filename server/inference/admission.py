@@ -379,6 +379,7 @@ class Admission:
             adapter_id=adapter.adapter_id if adapter else None,
             adapter_version=adapter.version if adapter else None,
             adapter_digest=adapter.digest if adapter else None,
+            traceparent=spans.traceparent(),
         )
 
     @spans.traced("hold")

@@ -108,12 +108,14 @@ class Progress:
 
 def _add_spans(timings: Timings) -> None:
     """Add a span for each stretch of the engine's work, up to the last output, which came now."""
-    spans.add_parts(
+    added = spans.add_parts(
         ("load", timings.load_s, {"load_tier": timings.load_tier}),
         ("queue", timings.queue_s, {}),
         ("prefill", timings.prefill_s, {}),
         ("decode", timings.decode_s, {}),
     )
+    if timings.fetch_s is not None and (load := added.get("load")):
+        load.add_first("fetch", timings.fetch_s)
 
 
 def _ms(seconds: float | None) -> float | None:

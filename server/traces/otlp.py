@@ -2,9 +2,10 @@
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from opentelemetry.context import Context
+from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -37,8 +38,20 @@ _NAMES = {
 MAX_SPANS = 4096
 """Spans that may wait for the collector: 11 MB, the spans of 340 requests."""
 _BATCH_SPANS = 512
+_HEADER = TraceContextTextMapPropagator()
+"""Reads and writes the header `traceparent`."""
 _CLOSE_S = 3.0
 """Time for the last spans when the gateway stops."""
+
+
+@dataclass(slots=True, eq=False)
+class _RequestSpan(Span):
+    """offset_s: from its clock to the time. One for all spans within it: they nest, even if the
+    time is set meanwhile.
+    """
+
+    exported: trace.Span = trace.INVALID_SPAN
+    offset_s: float = 0.0
 
 
 class OtlpTracer:
@@ -77,29 +90,41 @@ class OtlpTracer:
             )
         )
         self._tracer = self._provider.get_tracer("chorale", VERSION)
-        self._caller = TraceContextTextMapPropagator()
 
-    def export(self, request: Span, headers: Mapping[str, str]) -> None:
-        # One offset for all spans of a request: they nest, even if the clock is set meanwhile.
-        offset_s = time.time() - time.monotonic()
-        self._export(request, self._caller.extract(headers), offset_s)
+    def begin(self, name: str, headers: Mapping[str, str]) -> Span:
+        span = _RequestSpan(name, offset_s=_offset_s())
+        began_ns = _ns(span.began_at + span.offset_s)
+        caller = _HEADER.extract(headers)
+        span.exported = self._tracer.start_span(name, caller, SpanKind.SERVER, start_time=began_ns)
+        place: dict[str, str] = {}
+        _HEADER.inject(place, set_span_in_context(span.exported))
+        span.traceparent = place.get("traceparent")
+        return span
 
-    def _export(self, span: Span, parent: Context, offset_s: float) -> None:
-        is_request = span.parent is None
-        model = span.notes.get("request_model") if is_request else None
-        exported = self._tracer.start_span(
-            f"{span.name} {model}" if model else span.name,
-            parent,
-            SpanKind.SERVER if is_request else SpanKind.INTERNAL,
-            start_time=_ns(span.began_at + offset_s),
-        )
+    def export(self, request: Span) -> None:
+        assert isinstance(request, _RequestSpan), "another tracer began it"
+        if model := request.notes.get("request_model"):
+            request.exported.update_name(f"{request.name} {model}")
+        self._end(request, request.exported, request.offset_s)
+
+    def export_late(self, name: str, traceparents: Sequence[str], began_at: float) -> None:
+        offset_s, ended_at = _offset_s(), time.monotonic()
+        for traceparent in traceparents:
+            request = _HEADER.extract({"traceparent": traceparent})
+            exported = self._tracer.start_span(name, request, start_time=_ns(began_at + offset_s))
+            exported.end(_ns(ended_at + offset_s))
+
+    def _end(self, span: Span, exported: trace.Span, offset_s: float) -> None:
+        """Say what a span says, with the spans within it, and end it."""
         if exported.is_recording():
             exported.set_attributes(_attributes(span))
             if _has_failed(span):
                 exported.set_status(StatusCode.ERROR)
-            within = set_span_in_context(exported, parent)
+            within = set_span_in_context(exported)
             for part in span.parts:
-                self._export(part, within, offset_s)
+                began_ns = _ns(part.began_at + offset_s)
+                begun = self._tracer.start_span(part.name, within, start_time=began_ns)
+                self._end(part, begun, offset_s)
         exported.end(_ns(span.ended_at + offset_s))
 
     def close(self) -> None:
@@ -129,6 +154,11 @@ def _has_failed(span: Span) -> bool:
     if isinstance(status, int) and status >= 400:
         return status >= 500
     return span.error is not None
+
+
+def _offset_s() -> float:
+    """Seconds from what `time.monotonic` says to what `time.time` says."""
+    return time.time() - time.monotonic()
 
 
 def _ns(seconds: float) -> int:

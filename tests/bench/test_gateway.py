@@ -9,6 +9,7 @@ from bench.gateway.commits import Commits
 from bench.gateway.http_client import _Connection
 from bench.gateway.overhead import Overhead
 from bench.gateway.streams import Streams
+from bench.gateway.traced import Traced
 from bench.gateway.watched import Watched
 
 
@@ -57,6 +58,15 @@ def test_a_gateway_is_measured_alone_and_watched_by_turns():
     alone, watched = (sorted(result[name]) for name in ("alone_p50_ms", "watched_p50_ms"))
     assert result["added_p50_ms"] == pytest.approx(sum(watched) / 2 - sum(alone) / 2, abs=0.01)
     assert all(min(looks.values()) > 1 for looks in result["looks"])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_a_gateway_is_measured_with_traces_and_without_by_turns():
+    result = measure(Traced(rate=5, duration_s=2, rounds=1, max_tokens=3))
+    on, off = (result["cpu_us_per_request"][name][0] for name in ("on", "off"))
+    assert result["on_to_off"] == pytest.approx(on / off, rel=1e-2)
+    assert 0 < result["code_us_when_off"] < off
 
 
 @pytest.mark.soak

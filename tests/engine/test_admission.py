@@ -73,7 +73,11 @@ def test_the_last_output_says_how_long_the_adapter_and_the_turn_took(tmp_path):
     core.handle("gw", make_message("warm", max_tokens=100))
     core.handle("gw", make_message("cold", adapter=make_adapter()))
     core.step()
-    clock.now += 3.0
+    clock.now += 2.0
+    core.step()
+    loader.finish()
+    core.step()
+    clock.now += 1.0
     while loader.under_way:
         loader.finish()
         core.step()
@@ -82,7 +86,7 @@ def test_the_last_output_says_how_long_the_adapter_and_the_turn_took(tmp_path):
     outputs = run_until_idle(core)
     warm, cold = (outputs[name][-1].timings for name in ("warm", "cold"))
     assert warm == Timings(None, None, queue_s=0.0, prefill_s=0.0, decode_s=5.0)
-    assert cold == Timings(3.0, "store", queue_s=2.0, prefill_s=0.0, decode_s=0.0)
+    assert cold == Timings(3.0, "store", 2.0, prefill_s=0.0, decode_s=0.0, fetch_s=2.0)
 
 
 def test_a_request_that_never_ran_says_what_it_waited_for(tmp_path):
@@ -105,8 +109,9 @@ def test_a_fetch_says_whether_the_adapter_was_on_disk(tmp_path, was_there):
     loader.is_on_disk = was_there
     core = make_core(tmp_path, make_scheduler(loader=loader))
     core.handle("gw", make_message(adapter=make_adapter()))
-    final = run_until_idle(core)["r1"][-1]
-    assert final.timings.load_tier == ("disk" if was_there else "store")
+    timings = run_until_idle(core)["r1"][-1].timings
+    assert timings.load_tier == ("disk" if was_there else "store")
+    assert (timings.fetch_s is None) == was_there
 
 
 def test_without_a_first_token_in_time_a_request_ends_as_an_error(tmp_path):

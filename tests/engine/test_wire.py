@@ -127,6 +127,7 @@ TIMINGS = builds(
     queue_s=floats(allow_nan=False),
     prefill_s=SECONDS,
     decode_s=SECONDS,
+    fetch_s=SECONDS,
 )
 NEEDED = {"request_id": text(), "seq": COUNTS}
 OPTIONAL = {

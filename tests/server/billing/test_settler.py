@@ -51,7 +51,15 @@ class FakeEngine:
         )
 
 
-def make_settler(database, engine, *, leases=None, clock_ms=lambda: NOW_MS, **config):
+class FakeTracer:
+    def __init__(self):
+        self.exported = []
+
+    def export_late(self, name, traceparents, began_at):
+        self.exported.append((name, traceparents))
+
+
+def make_settler(database, engine, *, leases=None, clock_ms=lambda: NOW_MS, tracer=None, **config):
     return Settler(
         database,
         SIGNER,
@@ -60,6 +68,7 @@ def make_settler(database, engine, *, leases=None, clock_ms=lambda: NOW_MS, **co
         engine_ids=lambda: [ENGINE],
         now_ms=lambda conn: clock_ms(),
         config=SettlerConfig(**config),
+        tracer=tracer,
     )
 
 
@@ -190,6 +199,21 @@ def test_an_engine_that_never_answers_does_not_hold_up_another(sqlite_database):
     )
     assert not settle(settler)
     assert posted(sqlite_database) == ["stray"]
+
+
+def test_the_settlement_of_a_traced_request_is_exported_once(database):
+    engine, tracer = FakeEngine(), FakeTracer()
+    place = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    price = make_price(database)
+    traced, other = make_hold(price, "traced", traceparent=place), make_hold(price, "other")
+    insert_holds(database, traced, other)
+    for name in ("traced", "other", "stray"):
+        engine.end(name)
+    settler = make_settler(database, engine, tracer=tracer)
+    assert settle(settler)
+    engine.end("late")
+    assert settle(settler)
+    assert tracer.exported == [("settle", (place,))]
 
 
 def test_an_unwritable_ledger_is_waited_for(sqlite_database, monkeypatch):

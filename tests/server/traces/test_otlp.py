@@ -4,16 +4,19 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 
 from engine.errors import EngineDeadError
 from engine.messages import AddRequest, RequestOutput, Timings
+from server.api.app import create_app
+from server.billing.tables import holds
 from server.database.database import DEFAULT_FILE
 from server.launch.errors import OtelMissing
 from server.launch.plan import prepare, resolve_settings
@@ -29,7 +32,9 @@ from tests.server.traces.collector import Collector, Exported, collecting
 MARK = "zebra"
 SERVER, INTERNAL = 2, 1
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-TIMINGS = Timings(load_s=2e-4, load_tier="disk", queue_s=1e-4, prefill_s=3e-4, decode_s=4e-4)
+LINES: list[Mapping[str, Any]] = []
+"""The log of the module's gateway."""
+TIMINGS = Timings(2e-4, "store", queue_s=1e-4, prefill_s=3e-4, decode_s=4e-4, fetch_s=5e-5)
 
 
 @dataclass
@@ -38,9 +43,17 @@ class Relay:
 
     to: OtlpTracer | None = None
 
-    def export(self, request: Span, headers: Mapping[str, str]) -> None:
+    def begin(self, name: str, headers: Mapping[str, str]) -> Span:
         assert self.to is not None
-        self.to.export(request, headers)
+        return self.to.begin(name, headers)
+
+    def export(self, request: Span) -> None:
+        assert self.to is not None
+        self.to.export(request)
+
+    def export_late(self, name: str, traceparents: Sequence[str], began_at: float) -> None:
+        assert self.to is not None
+        self.to.export_late(name, traceparents, began_at)
 
     def close(self) -> None:
         assert self.to is not None
@@ -53,6 +66,7 @@ def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
     product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
     product.gateway = replace(product.gateway, tracer=Relay())
+    product._app = create_app(product.gateway, LINES.append)
     yield product
     product.close()
 
@@ -156,7 +170,10 @@ def test_its_spans_nest_and_follow_one_another_and_say_what_the_engine_says(
     assert root.part("admission").names == ["names", "wake", "tokenize", "limits", "hold"]
     engine = root.part("engine")
     assert engine.names == ["load", "queue", "prefill", "decode"]
-    assert engine.part("load").attributes == {"chorale.load_tier": "disk"}
+    load = engine.part("load")
+    assert load.attributes == {"chorale.load_tier": "store"}
+    assert (load.names, load.parts[0].began_ns) == (["fetch"], load.began_ns)
+    assert load.parts[0].seconds == pytest.approx(TIMINGS.fetch_s, abs=1e-6)
     told = (TIMINGS.load_s, TIMINGS.queue_s, TIMINGS.prefill_s, TIMINGS.decode_s)
     assert [part.seconds for part in engine.parts] == pytest.approx(told, abs=1e-6)
     for span in root.all():
@@ -167,6 +184,41 @@ def test_its_spans_nest_and_follow_one_another_and_say_what_the_engine_says(
         for one, next_one in zip(span.parts, span.parts[1:], strict=False):
             assert one.ended_ns <= next_one.began_ns
         assert sum(part.seconds for part in span.parts) <= span.seconds
+
+
+def test_answer_log_line_and_hold_say_where_a_request_is_in_its_trace(traced: Traced) -> None:
+    said = ask(traced.user, "small", headers={"traceparent": CALLER})
+    _, trace_id, span_id, flags = said.headers["traceparent"].split("-")
+    root = traced.root()
+    assert (trace_id, span_id, flags) == (root.trace_id, root.span_id, "01")
+    assert LINES[-1]["trace_id"] == trace_id
+    assert held(traced.user) == [said.headers["traceparent"]]
+
+
+def test_a_request_that_is_not_traced_has_no_late_spans(traced: Traced) -> None:
+    said = ask(traced.user, "small", headers={"traceparent": f"{CALLER[:-2]}00"})
+    assert said.headers["traceparent"].endswith("-00")
+    assert held(traced.user) == [None]
+
+
+def held(user: User) -> list[str | None]:
+    query = sa.select(holds.c.traceparent).where(holds.c.tenant_id == user.tenant_id)
+    return user.product.gateway.database.read_sync(lambda conn: list(conn.scalars(query)))
+
+
+def test_work_that_is_done_later_is_a_span_of_its_request_even_from_another_process() -> None:
+    with collecting() as collector:
+        first, second = (OtlpTracer(collector.url, 1.0, name) for name in ("first", "second"))
+        request = first.begin("chat", {})
+        request.end()
+        first.export(request)
+        first.close()
+        assert request.traceparent
+        second.export_late("settle", [request.traceparent], time.monotonic() - 0.1)
+        second.close()
+        (root,) = collector.roots()
+        assert root.names == ["settle"]
+        assert root.part("settle").seconds == pytest.approx(0.1, abs=0.05)
 
 
 def test_an_engine_that_says_more_than_was_seen_of_it_still_nests(traced: Traced) -> None:
@@ -312,7 +364,7 @@ def test_a_collector_that_hangs_delays_no_request_and_costs_only_spans(
     assert not traced.collector.bodies, "the collector has answered nothing yet"
     traced.collector.may_answer.set()
     tracer.close()
-    assert 12 <= len(traced.collector.spans()) <= 12 + 16
+    assert 13 <= len(traced.collector.spans()) <= 13 + 16
     assert any("Queue full" in record.getMessage() for record in caplog.records)
 
 
@@ -326,9 +378,9 @@ def test_a_callers_decision_wins_over_the_ratio(
     headers = {"traceparent": CALLER[:-2] + caller} if caller else {}
     with collecting() as collector:
         tracer = OtlpTracer(collector.url, ratio, "one")
-        request = Span("chat")
+        request = tracer.begin("chat", headers)
         request.part("engine", takes_notes=False).end()
-        tracer.export(request, headers)
+        tracer.export(request)
         tracer.close()
         assert len(collector.spans()) == 2 * is_traced
 
