@@ -46,6 +46,7 @@ from server.api.routes import (
     offers,
     organization,
     prices,
+    problems,
     receipts,
     sharing,
     simulate,
@@ -100,7 +101,7 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
         inference, limits, models, adapters, sharing, offers, uploads, usage, receipts, statements,
     ):  # fmt: skip
         app.include_router(module.router, prefix="/v1", dependencies=tenant)
-    for module in (admin, base_limits, base_models, engines, prices, audit):
+    for module in (admin, base_limits, base_models, engines, prices, audit, problems):
         app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
     for module in (keys, audit_log, budgets, webhooks, model_routes):
         app.include_router(module.router, prefix="/v1", dependencies=tenant)

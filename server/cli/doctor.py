@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,13 +54,13 @@ def doctor(
         with stderr().status("Checking ...") as status:
             for check in _checks(settings, url, admin_key, api_key):
                 status.update(f"Checking {check.name} ...")
-                rows.append(_row(check.name, check.run()))
+                rows += [_row(check.name, finding) for finding in check.run()]
     if json:
         show_json(rows)
     else:
         show_table(tuple(rows[0]), rows, style=lambda row: _STYLES.get(row["verdict"], ""))
     if num_wrong := sum(row["verdict"] == "wrong" for row in rows):
-        say(f"{num_wrong} of {len(rows)} checks found something wrong.")
+        say(f"{num_wrong} of {len(rows)} findings are wrong.")
         raise typer.Exit(1)
 
 
@@ -125,10 +125,8 @@ def _checks(
     engines = partial(gateway.check_engines, where, admin_key, data_dir)
     todo = "Give the server's admin key: --admin-key, or the data directory that has it."
     yield Check("engines", engines, todo)
-    figures = cache(partial(gateway.get_figures, where))
-    yield Check("audit", partial(gateway.check_audit, figures), _LOG)
-    for bound in gateway.BOUNDS:
-        yield Check(bound.name, partial(gateway.check_bound, figures, bound), _LOG)
+    yield Check("problems", partial(gateway.check_problems, where, admin_key, data_dir), todo)
+    yield Check("audit", partial(gateway.check_audit, where), _LOG)
     request = partial(gateway.check_request, where, api_key, settings.of_models()[0].model_id)
     yield Check("request", request, "Do what the message says; the gateway's log has its line.")
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 
 NAMES = {
     "settler lag": "chorale_settler_lag_records",
-    "unsettled": "chorale_unsettled_records",
-    "oldest hold": "chorale_oldest_expired_hold_seconds",
     "audited at": "chorale_audit_last_success_timestamp_seconds",
     "audit findings": "chorale_audit_findings",
     "limits degraded": "chorale_limiter_degraded",

@@ -24,30 +24,31 @@ class Finding:
 class Check:
     """A check that has not been made yet.
 
-    look: returns what it finds, or raises what is wrong.   todo: what to do if it raises, or does
-    not end in time.
+    look: returns what it finds, one thing or several, or raises what is wrong.   todo: what to do
+    if it raises, or does not end in time.
     """
 
     name: str
-    look: Callable[[], Finding]
+    look: Callable[[], Finding | list[Finding]]
     todo: str
 
-    def run(self, timeout_s: float = TIMEOUT_S) -> Finding:
-        """The finding, on one line and without the passwords of URLs."""
-        found = [Finding("wrong", f"There was no answer for {timeout_s:g} s.", self.todo)]
+    def run(self, timeout_s: float = TIMEOUT_S) -> list[Finding]:
+        """The findings, each on one line and without the passwords of URLs."""
+        found = [[Finding("wrong", f"There was no answer for {timeout_s:g} s.", self.todo)]]
         # A thread can be left behind in a call that does not return, as on a hung network volume.
         thread = threading.Thread(target=lambda: found.append(self._look()), daemon=True)
         thread.start()
         thread.join(timeout_s)
-        text = _PASSWORD.sub("***@", " ".join(found[-1].found.split()))
-        return replace(found[-1], found=text)
+        lines = [(it, " ".join(it.found.split())) for it in found[-1]]
+        return [replace(it, found=_PASSWORD.sub("***@", line)) for it, line in lines]
 
-    def _look(self) -> Finding:
+    def _look(self) -> list[Finding]:
         try:
-            return self.look()
+            found = self.look()
+            return found if isinstance(found, list) else [found]
         except ModuleNotFoundError as error:
             todo = "pip install 'chorale-llm[postgres,s3]'"
-            return Finding("wrong", f"The package {error.name} is not installed.", todo)
+            return [Finding("wrong", f"The package {error.name} is not installed.", todo)]
         except Exception as error:
             # Whatever a part raises is what is wrong with it; the other checks go on.
-            return Finding("wrong", str(error) or type(error).__name__, self.todo)
+            return [Finding("wrong", str(error) or type(error).__name__, self.todo)]

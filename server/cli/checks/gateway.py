@@ -2,17 +2,15 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import httpx
 
 from server.cli.checks.check import Finding
 from server.cli.connection import as_operator, as_tenant
-from server.cli.figures import Figures, read_figures
+from server.cli.figures import read_figures
 from server.cli.units import milliseconds, moment
-from server.client.http import is_loopback
+from server.client.http import ApiRefused, is_loopback
 from server.text.json_object import JsonObject
 from server.version import VERSION
 
@@ -26,44 +24,7 @@ _READY_TODO = {
 _WELL = ("ready", "leaving", "elsewhere")
 """States of engines that need nobody."""
 _MAX_AUDIT_AGE_S = 3 * 3600
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The most that a figure may be.   word: as of `Figures`.   found: a format of the figure."""
-
-    name: str
-    word: str
-    most: float
-    verdict: Literal["warning", "wrong"]
-    found: str
-    todo: str
-
-
-# As in the alert rules (deploy/prometheus-rules.yaml), where some must hold for a while.
-BOUNDS = (
-    Bound(
-        "settlement", "unsettled", 20_000, "wrong",
-        "{:,.0f} ended requests of an engine are not in the ledger.",
-        "Look at the database, which is slow or away; at 100,000 an engine refuses requests.",
-    ),
-    Bound(
-        "settler", "settler lag", 1000, "warning", "It is {:,.0f} records behind a journal.",
-        "If that grows, look at the database: long answers alone may have as many.",
-    ),
-    Bound(
-        "holds", "oldest hold", 900, "warning", "The oldest open hold expired {:,.0f} s ago.",
-        "Run `chorale audit`, which names the engines of holds; bring their machines back.",
-    ),
-    Bound(
-        "findings", "audit findings", 0, "wrong", "The last audit found {:,.0f} differences.",
-        "Run `chorale audit`, which names the rows. Change nothing in the ledger by hand.",
-    ),
-    Bound(
-        "limits", "limits degraded", 0, "warning", "chorale_limiter_degraded is {:.0f}.",
-        "Look at Redis, as this gateway's host reaches it: gateways return by themselves.",
-    ),
-)  # fmt: skip
+_NO_KEY = Finding("skipped", "The admin key is not here.", "Set CHORALE_ADMIN_KEY.")
 
 
 def find_release(url: str) -> str | None:
@@ -81,10 +42,6 @@ def no_gateway(url: str, data_dir: Path, *, is_named: bool) -> Finding:
         return Finding("skipped", found, "Start `chorale serve`, and run this again.")
     todo = "Start `chorale serve`; if it should be running, its log says why it is not."
     return Finding("wrong" if is_named else "warning", found, todo)
-
-
-def get_figures(url: str) -> Figures:
-    return read_figures(_get(url, "/metrics").text)
 
 
 def check_release(release: str) -> Finding:
@@ -107,8 +64,8 @@ def check_ready(url: str) -> Finding:
 
 def check_engines(url: str, admin_key: str | None, data_dir: Path) -> Finding:
     """Whether all engines take requests. Raises CommandFailed."""
-    if not admin_key and not (data_dir / "admin.key").exists():
-        return Finding("skipped", "The admin key is not here.", "Set CHORALE_ADMIN_KEY.")
+    if not _has_key(admin_key, data_dir):
+        return _NO_KEY
     with as_operator(url, admin_key, data_dir, read_timeout_s=_TIMEOUT_S) as client:
         engines = client.request("GET", "/admin/v1/engines")["data"]
     if silent := [_name(it) for it in engines if it["state"] == "silent"]:
@@ -120,6 +77,22 @@ def check_engines(url: str, admin_key: str | None, data_dir: Path) -> Finding:
         todo = "Look at the supervisor's log if that lasts: engines say there why they end."
         return Finding("warning", "; ".join(away) + ".", todo)
     return Finding("ok", f"Engines: {len(engines)}; none is missing.")
+
+
+def check_problems(url: str, admin_key: str | None, data_dir: Path) -> Finding | list[Finding]:
+    """Ask the gateway itself what is wrong. Raises CommandFailed."""
+    if not _has_key(admin_key, data_dir):
+        return _NO_KEY
+    with as_operator(url, admin_key, data_dir, read_timeout_s=_TIMEOUT_S) as client:
+        try:
+            problems = client.request("GET", "/admin/v1/problems")["data"]
+        except ApiRefused as error:
+            if error.status != 404:
+                raise
+            found = "This gateway is of an older release, which does not say what is wrong."
+            return Finding("skipped", found, "Restart the server with this release.")
+    findings = [Finding("wrong", it["found"], it["todo"]) for it in problems]
+    return findings or Finding("ok", "The gateway sees no problem.")
 
 
 def check_journals(data_dir: Path) -> Finding:
@@ -135,20 +108,9 @@ def check_journals(data_dir: Path) -> Finding:
     return Finding("warning", f"{', '.join(map(str, damaged))} was set aside as damaged.", todo)
 
 
-def check_bound(figures: Callable[[], Figures], bound: Bound) -> Finding:
-    """Whether a figure keeps within its bound. Raises TransportError."""
-    value = figures().get(bound.word)
-    if value is None:
-        return Finding("skipped", "The gateway has no such metric.")
-    found = bound.found.format(value)
-    if value > bound.most:
-        return Finding(bound.verdict, found, bound.todo)
-    return Finding("ok", found)
-
-
-def check_audit(figures: Callable[[], Figures], now_s: Callable[[], float] = time.time) -> Finding:
-    """Whether ledger and journals agreed lately. Raises TransportError."""
-    if not (at_s := figures().get("audited at")):
+def check_audit(url: str, now_s: Callable[[], float] = time.time) -> Finding:
+    """Whether ledger and journals agreed lately, by all gateways there. Raises TransportError."""
+    if not (at_s := read_figures(_get(url, "/metrics").text).get("audited at")):
         return Finding("skipped", "This gateway has had no audit without a difference.")
     found = f"The last audit without a difference was at {moment(int(at_s))}."
     if now_s() - at_s > _MAX_AUDIT_AGE_S:
@@ -167,6 +129,10 @@ def check_request(url: str, api_key: str | None, model: str) -> Finding:
         times_s = [time.monotonic() for _ in client.stream("/v1/completions", body)]
     took = milliseconds(times_s[0] - began_s)
     return Finding("ok", f"The first token of {model} came after {took}.")
+
+
+def _has_key(admin_key: str | None, data_dir: Path) -> bool:
+    return bool(admin_key) or (data_dir / "admin.key").exists()
 
 
 def _name(engine: JsonObject) -> str:

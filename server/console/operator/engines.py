@@ -13,7 +13,7 @@ from server.accounts.tenants import names_of
 from server.api.deps import BasesDep, DatabaseDep, FollowerDep
 from server.api.routes.base_models import BaseModelAnswer, list_base_models
 from server.api.routes.engines import EngineStatsAnswer, engines
-from server.console.operator.problems import ProblemsDep
+from server.api.routes.problems import ProblemsDep
 from server.console.page_route import PageRoute
 from server.console.rendering import render
 from server.console.viewers import OperatorViewer

@@ -84,7 +84,7 @@ class SeenEngines(FakeEngines):
 
     def all_residency(self) -> list[tuple[str, Residency]]:
         fits = _stay("a", tier="device", size_bytes=2_000_000)
-        lost = _stay("b", tier="failed", size_bytes=0, error="is damaged")
+        lost = _stay("b", tier="failed", size_bytes=0, error="is damaged <b>")
         return [("engine-1", fits), ("engine-2", lost)]
 
 
@@ -112,10 +112,17 @@ def test_engines_are_shown_with_their_batch_memory_queue_and_adapters(
     assert f"{acme.name} base 0 2 0" in text
     assert "engine-2 starting" in text
     assert f"largest {'a' * 12} ten_1 engine-1 device 2 MB" in text
-    assert "is damaged" in text
+    assert "last asked for: 1. One of them: is damaged <b> Look at the object store" in text
     assert "serving" in text
     assert "base 4 requests wait for a seat" in text
     assert 'hx-trigger="every 2s"' in page
+
+
+def test_a_gateway_that_is_well_is_said_to_have_no_problem(
+    product: InProcess, operator: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product.gateway.space, "is_low", lambda folder: False)
+    assert "Nothing that this gateway can see" in shown(operator, HOME)
 
 
 def test_the_parts_of_an_arena_are_side_by_side_and_fill_it() -> None:

@@ -7,7 +7,7 @@ from server.cli.checks.check import Check, Finding
 
 def test_a_check_that_does_not_return_is_wrong_and_left_behind():
     never = threading.Event()
-    finding = Check("slow", never.wait, "Start it.").run(timeout_s=0.01)
+    (finding,) = Check("slow", never.wait, "Start it.").run(timeout_s=0.01)
     never.set()
     assert finding == Finding("wrong", "There was no answer for 0.01 s.", "Start it.")
 
@@ -16,7 +16,7 @@ def test_what_a_part_raises_is_what_is_wrong_with_it_without_the_passwords_of_ur
     def look():
         raise ValueError("redis://:hunter2@here\nis not there")
 
-    finding = Check("Redis", look, "Start it.").run()
+    (finding,) = Check("Redis", look, "Start it.").run()
     assert finding == Finding("wrong", "redis://***@here is not there", "Start it.")
 
 
@@ -24,6 +24,6 @@ def test_a_package_that_is_missing_is_named_with_its_extra():
     def look():
         import no_such_package  # noqa: F401
 
-    finding = Check("store", look, "").run()
+    (finding,) = Check("store", look, "").run()
     assert (finding.verdict, "no_such_package" in finding.found) == ("wrong", True)
     assert "pip install" in finding.todo

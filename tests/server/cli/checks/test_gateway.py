@@ -2,19 +2,19 @@
 
 import pytest
 
+from server.cli.checks.check import Finding
 from server.cli.checks.gateway import (
-    BOUNDS,
     check_audit,
-    check_bound,
     check_engines,
     check_journals,
+    check_problems,
     check_ready,
     check_release,
     find_release,
-    get_figures,
     no_gateway,
 )
-from server.cli.figures import NAMES, Figures
+from server.cli.figures import read_figures
+from server.cli.terminal import CommandFailed
 from tests.server.fake_api import Api, fixed
 
 
@@ -64,8 +64,9 @@ def test_an_engine_that_is_away_is_named_with_its_state(serve, tmp_path, state, 
     assert state == "ready" or "engine-2" in finding.found
 
 
-def test_without_the_admin_key_engines_are_not_called_missing(tmp_path):
-    assert check_engines("http://127.0.0.1:1", None, tmp_path).verdict == "skipped"
+@pytest.mark.parametrize("check", [check_engines, check_problems])
+def test_without_the_admin_key_nothing_is_called_missing_or_wrong(tmp_path, check):
+    assert check("http://127.0.0.1:1", None, tmp_path).verdict == "skipped"
 
 
 def test_a_segment_that_was_set_aside_is_named(tmp_path):
@@ -79,36 +80,43 @@ def test_a_segment_that_was_set_aside_is_named(tmp_path):
     assert "chorale audit" in finding.todo
 
 
-@pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.name)
-def test_a_figure_past_its_bound_is_told_with_what_to_do(bound):
-    def figures(value):
-        return lambda: Figures({NAMES[bound.word]: [0.0, value]})
+def test_each_problem_of_the_gateway_is_a_finding_with_what_to_do(serve, tmp_path):
+    def check(problems):
+        answer = {"data": [{"found": f"{it}.", "todo": f"Mend {it}."} for it in problems]}
+        return check_problems(serve({"/admin/v1/problems": (200, answer)}), "key", tmp_path)
 
-    assert check_bound(figures(bound.most), bound).verdict == "ok"
-    finding = check_bound(figures(bound.most + 1), bound)
-    assert (finding.verdict, finding.todo) == (bound.verdict, bound.todo)
-    assert f"{bound.most + 1:,.0f}" in finding.found
-
-
-def test_a_figure_that_the_gateway_does_not_have_is_not_called_well():
-    assert {check_bound(Figures, bound).verdict for bound in BOUNDS} == {"skipped"}
-    assert check_audit(Figures).verdict == "skipped"
+    assert check(["a", "b"]) == [
+        Finding("wrong", "a.", "Mend a."),
+        Finding("wrong", "b.", "Mend b."),
+    ]
+    assert check([]).verdict == "ok"
 
 
-def test_an_audit_is_well_for_three_hours():
-    def figures():
-        return Figures({NAMES["audited at"]: [0.0, 1000.0]})
-
-    assert check_audit(figures, lambda: 11_800).verdict == "ok"
-    assert check_audit(figures, lambda: 11_801).verdict == "warning"
+def test_a_gateway_without_the_list_of_problems_is_called_older(serve, tmp_path):
+    finding = check_problems(serve({}), "key", tmp_path)
+    assert (finding.verdict, "older release" in finding.found) == ("skipped", True)
 
 
-def test_a_figure_is_the_largest_of_all_engines_and_none_without_the_metric(serve):
-    text = (
-        "# TYPE chorale_unsettled_records gauge\n"
-        'chorale_unsettled_records{engine="engine"} 3\n'
-        'chorale_unsettled_records{engine="engine-2"} 7\n'
+def test_a_gateway_that_refuses_to_tell_is_not_called_well(serve, tmp_path):
+    refused = {"error": {"message": "The admin key is wrong."}}
+    url = serve({"/admin/v1/problems": (401, refused)})
+    with pytest.raises(CommandFailed, match="The admin key is wrong"):
+        check_problems(url, "key", tmp_path)
+
+
+def test_an_audit_is_well_for_three_hours(serve):
+    name = "chorale_audit_last_success_timestamp_seconds"
+    text = f'# TYPE {name} gauge\n{name}{{gateway="1"}} 0\n{name}{{gateway="2"}} 1000\n'
+    url = serve({"/metrics": (200, text.encode())})
+    assert check_audit(url, lambda: 11_800).verdict == "ok"
+    assert check_audit(url, lambda: 11_801).verdict == "warning"
+    assert check_audit(serve({"/metrics": (200, b"")})).verdict == "skipped"
+
+
+def test_a_figure_is_the_largest_of_all_engines_and_none_without_the_metric():
+    name = "chorale_settler_lag_records"
+    found = read_figures(
+        f'# TYPE {name} gauge\n{name}{{engine="engine"}} 3\n{name}{{engine="engine-2"}} 7\n'
     )
-    found = get_figures(serve({"/metrics": (200, text.encode())}))
-    assert found.get("unsettled") == 7
-    assert found.get("settler lag") is None
+    assert found.get("settler lag") == 7
+    assert found.get("engine deaths") is None

@@ -66,7 +66,7 @@ def test_a_schema_that_is_behind_or_ahead_of_the_release_says_what_to_run(tmp_pa
 
 def test_a_database_that_is_not_there_is_wrong_and_its_password_is_not_told(tmp_path):
     settings = make(tmp_path, database_url="postgresql://chorale:hunter2@127.0.0.1:1/chorale")
-    finding = Check("database", lambda: check_database(settings), "Start it.").run()
+    (finding,) = Check("database", lambda: check_database(settings), "Start it.").run()
     assert (finding.verdict, finding.todo) == ("wrong", "Start it.")
     assert "127.0.0.1" in finding.found
     assert "hunter2" not in finding.found
@@ -141,6 +141,6 @@ def test_redis_is_well_unless_it_forgets_single_limits(redis_server, tmp_path):
 
 def test_a_wrong_redis_url_is_wrong_and_its_password_is_not_told(tmp_path):
     settings = make(tmp_path, redis_url="redis://:hunter2@127.0.0.1:1/0")
-    finding = Check("Redis", lambda: check_redis(settings), "Start it.").run()
+    (finding,) = Check("Redis", lambda: check_redis(settings), "Start it.").run()
     assert (finding.verdict, "127.0.0.1:1" in finding.found) == ("wrong", True)
     assert "hunter2" not in finding.found

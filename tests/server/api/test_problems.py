@@ -1,26 +1,47 @@
-"""The operator's page names each problem with what to do, and does not name what is well."""
+"""Each problem is named with what to do, and what is well is not named."""
 
+import itertools
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.messages import Residency
 from registry.free_space import FreeSpace
+from server.api.routes import problems
 from server.billing.audit.report import CheckResult, Report
+from server.billing.holds import resolve
 from server.billing.settler import EngineLag
-from server.console.operator import problems
 from server.database.clock import now_ms
+from server.database.database import DEFAULT_FILE
+from server.pool.engines import EngineFigures
 from tests.registry.fake_disk import FakeDisk
-from tests.server.console.browsing import Visitor, serve, shown
-from tests.server.factories import NOW_MS
+from tests.server.api.test_metrics import make_stats
+from tests.server.console.browsing import serve
+from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
 from tests.server.fake_engines import FakeEngines
 from tests.server.in_process import InProcess, User
 
-HOME = "/console/operator"
-QUIET = "Nothing that this gateway can see"
 GB = 10**9
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def product(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[InProcess]:
+    folder = tmp_path_factory.mktemp("problems")
+    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
+    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
+    yield product
+    product.close()
+
+
+@pytest.fixture
+def acme(product: InProcess) -> User:
+    """A new tenant for each test."""
+    return product.user(f"acme{next(_numbers)}")
 
 
 @pytest.fixture
@@ -33,12 +54,19 @@ def well(product: InProcess) -> Iterator[InProcess]:
     product.gateway = product.app.state.gateway = before
 
 
+def told(product: InProcess) -> str:
+    """Ask as the operator what is wrong and what to do."""
+    answer = product.operator.call("GET", "/admin/v1/problems").json()
+    assert (answer["object"], answer["has_more"]) == ("list", False)
+    return "\n".join(f"{problem['found']} {problem['todo']}" for problem in answer["data"])
+
+
 def swap(product: InProcess, **parts: Any) -> None:
     product.gateway = product.app.state.gateway = replace(product.gateway, **parts)
 
 
-def test_a_gateway_that_is_well_has_no_problems(well: InProcess, operator: Visitor) -> None:
-    assert QUIET in shown(operator, HOME)
+def test_a_gateway_that_is_well_has_no_problems(well: InProcess) -> None:
+    assert told(well) == ""
 
 
 class Unwritable:
@@ -64,42 +92,75 @@ class Lagging:
         ({"settler": Lagging(600_000)}, "7 records are not in it", "Look at the database"),
         (
             {"space": FreeSpace(GB, FakeDisk(2 * GB, size_bytes=100 * GB))},
-            "1 GB are left for uploads and caches", "Make room",
+            "1.0 GB are left for uploads and caches", "Make room",
         ),
         (
             {"space": FreeSpace(3 * GB, FakeDisk(GB, size_bytes=100 * GB))},
-            "2 GB of the reserve are taken", "Make room",
+            "2.0 GB of the reserve are taken", "Make room",
         ),
     ],
 )  # fmt: skip
 def test_a_problem_of_a_part_is_named_with_what_to_do(
     well: InProcess,
-    operator: Visitor,
     parts: dict[str, Any],
     found: str,
     todo: str,
 ) -> None:
     swap(well, **parts)
-    text = shown(operator, HOME)
+    text = told(well)
     assert found in text
     assert todo in text
-    assert QUIET not in text
 
 
 @pytest.mark.parametrize(("since_ms", "num_records"), [(60_000, 7), (600_000, 0)])
 def test_a_journal_that_is_settled_or_was_a_moment_ago_is_no_problem(
     well: InProcess,
-    operator: Visitor,
     since_ms: int,
     num_records: int,
 ) -> None:
     swap(well, settler=Lagging(since_ms, num_records))
-    assert QUIET in shown(operator, HOME)
+    assert told(well) == ""
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_an_engine_whose_journal_another_gateway_settles_is_named_by_what_it_says(
+    well: InProcess, more: int
+) -> None:
+    class Behind(FakeEngines):
+        def figures(self) -> list[EngineFigures]:
+            stats = make_stats(unsettled_records=20_000 + more)
+            away = EngineFigures("engine-2", "starting", None, None, 0)
+            return [EngineFigures("engine-1", "ready", None, stats, 0), away]
+
+    space = well.gateway.space
+    well.use(Behind())
+    swap(well, space=space)
+    found = "20,001 ended requests of engine-1 are not in the ledger. Look at the database"
+    assert (found in told(well)) is bool(more)
+
+
+def test_holds_are_named_by_their_engine_when_they_expired_long_ago(
+    well: InProcess, acme: User
+) -> None:
+    database = well.gateway.database
+    price = make_price(database)
+    for number, age_ms in enumerate((14 * 60_000, 16 * 60_000)):
+        engine_id, expires_at_ms = f"engine-{number}", now_ms() - age_ms
+        times = {"created_at_ms": expires_at_ms - 1, "expires_at_ms": expires_at_ms}
+        hold = {"tenant_id": acme.tenant_id, "engine_id": engine_id, **times}
+        insert_holds(database, make_hold(price, engine_id, **hold))
+    text = told(well)
+    ids = ["engine-0", "engine-1"]
+    database.write_sync(lambda conn: resolve(conn, ids, "voided", now_ms()))
+    assert text == (
+        "Holds of engine-1 that are open long after they expired: 1. "
+        "Bring back the machine that has this engine's journal."
+    )
+    assert told(well) == ""
 
 
 def test_adapters_that_failed_are_counted_with_an_error_of_one(
     well: InProcess,
-    operator: Visitor,
 ) -> None:
     class Failing(FakeEngines):
         def all_residency(self) -> list[tuple[str, Residency]]:
@@ -116,17 +177,17 @@ def test_adapters_that_failed_are_counted_with_an_error_of_one(
     space = well.gateway.space
     well.use(Failing())
     swap(well, space=space)
-    text = shown(operator, HOME)
+    text = told(well)
     assert "last asked for: 2. One of them: the store <gone> is away" in text
     assert "Look at the object store" in text
 
 
-def test_the_last_audits_differences_are_counted(well: InProcess, operator: Visitor) -> None:
+def test_the_last_audits_differences_are_counted(well: InProcess) -> None:
     report = Report(NOW_MS)
     report.checks["accounts"] = CheckResult(9, 3, [])
     well.gateway.auditor.last = report
     try:
-        assert "Differences that the last audit found: 3. See Incidents" in shown(operator, HOME)
+        assert "Differences that the last audit found: 3. See `chorale audit`" in told(well)
     finally:
         well.gateway.auditor.last = None
 
@@ -141,7 +202,6 @@ def test_the_last_audits_differences_are_counted(well: InProcess, operator: Visi
 )
 def test_late_first_tokens_are_counted_with_what_most_of_them_waited_for(
     well: InProcess,
-    operator: Visitor,
     acme: User,
     waits: dict[str, Any],
     phase: str,
@@ -155,21 +215,21 @@ def test_late_first_tokens_are_counted_with_what_most_of_them_waited_for(
     for number in range(2):
         serve(well, acme, f"late-{number}-{acme.name}", **late)
     serve(well, acme, f"in-time-{acme.name}", **in_time)
-    text = shown(operator, HOME)
+    text = told(well)
     assert "2 of the newest 3 first tokens took more than 2 s" in text
-    assert f"most of it for: {phase}. See Slow requests." in text
+    assert f"most of it for: {phase}. See Slow requests in the console." in text
     assert todo in text
     for number in range(3):
         serve(well, acme, f"{number}-{acme.name}", **in_time)
-    assert "first tokens took more than" not in shown(operator, HOME)
+    assert "first tokens took more than" not in told(well)
 
 
 def test_requests_of_an_hour_ago_are_not_looked_at(
-    well: InProcess, operator: Visitor, acme: User, monkeypatch: pytest.MonkeyPatch
+    well: InProcess, acme: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(problems, "_MOST_RECENT", 1)
     for age_s, is_shown in ((3600, False), (0, True)):
         at_s = now_ms() / 1000 - age_s
         late = {"started_at": at_s - 9, "first_token_at": at_s - 1, "at": at_s}
         serve(well, acme, f"{age_s}-{acme.name}", **late)
-        assert ("first tokens took more than" in shown(operator, HOME)) is is_shown
+        assert ("first tokens took more than" in told(well)) is is_shown

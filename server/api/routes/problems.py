@@ -1,20 +1,21 @@
 """Problems are what is wrong now, as this gateway sees it, each with what to do about it.
 
-Disk and limits have the bounds of their alert rules (deploy/prometheus-rules.yaml). First tokens
-are late by the service level of the settings, and a journal is late before its alert fires.
+Disk, limits and holds have the bounds of their alert rules (deploy/prometheus-rules.yaml). First
+tokens are late by the service level of the settings, and a journal is late before its alert fires.
 """
 
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import Depends
+from fastapi import APIRouter, Depends
+from pydantic import Field
 
 from engine.messages import Residency
 from registry.free_space import FreeSpace
+from server.api.answer import Answer
 from server.api.deps import (
     AuditorDep,
     BasesDep,
@@ -25,17 +26,23 @@ from server.api.deps import (
     SettlerDep,
     SpaceDep,
 )
+from server.api.routes.lists import ListAnswer
 from server.billing.audit.report import Report
+from server.billing.holds import expired_by_engine
 from server.billing.ledger_probe import LedgerProbe
 from server.billing.request_log import LoggedRequest, read_newest
 from server.billing.settler import EngineLag
-from server.console.formats import count, size, span
 from server.database.clock import now_ms
+from server.pool.engines import EngineFigures
+
+router = APIRouter()
 
 _RECENT_MS = 5 * 60_000
 _MOST_RECENT = 200
 """Newest requests of all tenants whose first tokens are looked at."""
 _MAX_LAG_MS = 5 * 60_000
+_MAX_UNSETTLED = 20_000
+_MAX_HOLD_MS = 15 * 60_000
 _MAX_WRITE_S = 2.0
 
 _LEDGER_TODO = (
@@ -50,30 +57,34 @@ _DISK_TODO = (
     "adapters that are not cached get 503 adapter_loading."
 )
 _STORE_TODO = (
-    "Look at the object store, and below at the adapters that failed. Loading is tried again when "
-    "an adapter is asked for."
+    "Look at the object store, and at the adapters that failed on the console's page Engines. "
+    "Loading is tried again when an adapter is asked for."
 )
 _LAG_TODO = (
     "Look at the database, which is slow or away. An engine with 100,000 records that are not "
     "settled takes no more requests."
 )
-_AUDIT_TODO = "See Incidents, and change nothing in the ledger by hand."
+_HOLDS_TODO = "Bring back the machine that has this engine's journal."
+_AUDIT_TODO = "See `chorale audit` or the page Incidents. Change nothing in the ledger by hand."
 _SLOW_TODO = {
-    "queue": "Add engines, or see below who has the requests.",
-    "prefill": "See below whether the engine's batches are large: the engine itself is slow, or "
-    "prompts are long, for which a smaller max_num_batched_tokens is better.",
+    "queue": "Add engines, or see Engines for who has the requests.",
+    "prefill": "See Engines for whether batches are large: the engine itself is slow, or prompts "
+    "are long, for which a smaller max_num_batched_tokens is better.",
 }
 _SLOW_LOAD_TODO = (
     "Give adapters more memory (a larger arena_bytes), pin them, or look at the store."
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Answer):
     """Something that is wrong.   todo: what to do about it."""
 
-    found: str
-    todo: str
+    found: str = Field(examples=["Limits are not the shared ones, so they may refuse too early."])
+    todo: str = Field(examples=[_LIMITS_TODO])
+
+
+class ProblemList(ListAnswer[Problem]):
+    """The problems that the gateway that answers sees now."""
 
 
 async def find_problems(
@@ -89,10 +100,13 @@ async def find_problems(
     """Look at every part, the one that most depends on first."""
     at_ms = now_ms()
     newest = await database.read(lambda c: read_newest(c, _MOST_RECENT, at_ms - _RECENT_MS))
+    expired = await database.read(lambda c: expired_by_engine(c, at_ms - _MAX_HOLD_MS))
     stays = [residency for base in bases for _, residency in base.engines.all_residency()]
     return [
         *_of_ledger(await _is_writable(ledger_probe)),
         *_of_settlement(settler.lags, at_ms),
+        *_of_journals(figures for _, figures in bases.figures()),
+        *_of_holds(expired),
         *_of_audit(auditor.last),
         *_of_disk(space, settings.data_dir),
         *_of_store(stays),
@@ -102,6 +116,12 @@ async def find_problems(
 
 
 ProblemsDep = Annotated[list[Problem], Depends(find_problems)]
+
+
+@router.get("/problems")
+async def list_problems(problems: ProblemsDep) -> ProblemList:
+    """List what is wrong now, as this gateway sees it, each with what to do about it."""
+    return ProblemList(data=problems)
 
 
 async def _is_writable(probe: LedgerProbe) -> bool:
@@ -114,7 +134,7 @@ async def _is_writable(probe: LedgerProbe) -> bool:
 def _of_ledger(is_writable: bool) -> Iterable[Problem]:
     if not is_writable:
         found = "The ledger cannot be written now, so requests get 503 metering_unavailable."
-        yield Problem(found, _LEDGER_TODO)
+        yield Problem(found=found, todo=_LEDGER_TODO)
 
 
 def _of_settlement(lags: Mapping[str, EngineLag], at_ms: int) -> Iterable[Problem]:
@@ -122,36 +142,51 @@ def _of_settlement(lags: Mapping[str, EngineLag], at_ms: int) -> Iterable[Proble
         num_records = lag.last_seq - lag.settled_seq
         since_ms = at_ms - (lag.complete_at_ms or at_ms)
         if num_records and since_ms > _MAX_LAG_MS:
-            found = f"For {span(since_ms)}, the ledger has not had all of {engine_id}'s journal: "
-            yield Problem(f"{found}{count(num_records)} records are not in it.", _LAG_TODO)
+            found = f"For {since_ms / 60_000:,.0f} min, the ledger has not had all of {engine_id}'s"
+            found += f" journal: {num_records:,} records are not in it."
+            yield Problem(found=found, todo=_LAG_TODO)
+
+
+def _of_journals(engines: Iterable[EngineFigures]) -> Iterable[Problem]:
+    """Yield engines with much to settle by their own word: another gateway may settle them."""
+    for engine in engines:
+        if engine.stats and (number := engine.stats.unsettled_records) > _MAX_UNSETTLED:
+            found = f"{number:,} ended requests of {engine.name} are not in the ledger."
+            yield Problem(found=found, todo=_LAG_TODO)
+
+
+def _of_holds(expired: Iterable[tuple[str, int, int]]) -> Iterable[Problem]:
+    for engine_id, number, _ in expired:
+        found = f"Holds of {engine_id} that are open long after they expired: {number:,}."
+        yield Problem(found=found, todo=_HOLDS_TODO)
 
 
 def _of_audit(report: Report | None) -> Iterable[Problem]:
     if report is not None and report.num_findings:
-        found = f"Differences that the last audit found: {count(report.num_findings)}."
-        yield Problem(found, _AUDIT_TODO)
+        found = f"Differences that the last audit found: {report.num_findings:,}."
+        yield Problem(found=found, todo=_AUDIT_TODO)
 
 
 def _of_disk(space: FreeSpace, folder: Path) -> Iterable[Problem]:
     if not space.is_low(folder):
         return
-    left_bytes = space.left_bytes(folder)
-    found = f"{size(left_bytes)} are left for uploads and caches on the disk of {folder}."
-    if left_bytes < 0:
-        found = f"{size(-left_bytes)} of the reserve are taken on the disk of {folder}."
-    yield Problem(found, _DISK_TODO)
+    left_gb = space.left_bytes(folder) / 1e9
+    found = f"{left_gb:,.1f} GB are left for uploads and caches on the disk of {folder}."
+    if left_gb < 0:
+        found = f"{-left_gb:,.1f} GB of the reserve are taken on the disk of {folder}."
+    yield Problem(found=found, todo=_DISK_TODO)
 
 
 def _of_store(stays: Iterable[Residency]) -> Iterable[Problem]:
     if errors := [residency.error for residency in stays if residency.error]:
-        found = "Adapters that could not be loaded when they were last asked for: "
-        yield Problem(f"{found}{count(len(errors))}. One of them: {errors[-1]}", _STORE_TODO)
+        found = f"Adapters that could not be loaded when last asked for: {len(errors):,}."
+        yield Problem(found=f"{found} One of them: {errors[-1]}", todo=_STORE_TODO)
 
 
 def _of_limits(is_degraded: bool) -> Iterable[Problem]:
     if is_degraded:
         found = "Limits are not the shared ones, so they may refuse too early."
-        yield Problem(found, _LIMITS_TODO)
+        yield Problem(found=found, todo=_LIMITS_TODO)
 
 
 def _of_first_tokens(newest: Iterable[LoggedRequest], slo_s: float) -> Iterable[Problem]:
@@ -165,5 +200,5 @@ def _of_first_tokens(newest: Iterable[LoggedRequest], slo_s: float) -> Iterable[
         waits.update({name: ms for name, ms in request.phases() if name != "decode"})
     ((phase, _),) = waits.most_common(1)
     found = f"{len(late)} of the newest {len(timed)} first tokens took more than {slo_s:g} s, "
-    todo = _SLOW_TODO.get(phase, _SLOW_LOAD_TODO)
-    yield Problem(f"{found}most of it for: {phase}.", f"See Slow requests. {todo}")
+    todo = f"See Slow requests in the console. {_SLOW_TODO.get(phase, _SLOW_LOAD_TODO)}"
+    yield Problem(found=f"{found}most of it for: {phase}.", todo=todo)
