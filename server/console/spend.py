@@ -2,6 +2,9 @@
 
 import csv
 import io
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -25,16 +28,19 @@ from server.database.clock import now_ms
 router = APIRouter(route_class=PageRoute)
 
 _MOST_GROUPS = 50
+_MOST_SERIES = 5
+"""Groups that the plot tells apart; the rest of a day is one series."""
 
 Name = Annotated[str, Field(max_length=256)]
 
 
 class SpendQuery(Days):
-    """A selection of usage.   model, key: "" for all."""
+    """A selection of usage.   model, key: "" for all.   plot: what its bars stand for."""
 
     model: Name = ""
     key: Name = ""
     by: Literal["model", "key", "kind"] = "model"
+    plot: Literal["spend", "tokens"] = "spend"
 
     def which(self, tenant_id: str) -> Which:
         return Which(
@@ -57,9 +63,16 @@ async def spend(
     def read(conn: Connection) -> dict[str, Any]:
         days = sum_entries(conn, start_ms, end_ms, ["day"], which)
         groups = sum_entries(conn, start_ms, end_ms, [query.by], which, largest=_MOST_GROUPS)
+        names = [name for it in groups[:_MOST_SERIES] if (name := getattr(it, query.by))]
+        if narrowed := _of_groups(query, which, names):
+            parts = sum_entries(conn, start_ms, end_ms, ["day", query.by], narrowed)
+            series = {name: [it for it in parts if getattr(it, query.by) == name] for name in names}
+        else:
+            series = {}
         return {
             "days": days,
             "groups": groups,
+            "plot": plot_of(days, start_ms, end_ms, series, query.plot),
             "total": _total(days),
             "keys": named_keys(conn, viewer),
             "budgets": list_budgets(conn, tenant_id),
@@ -74,7 +87,6 @@ async def spend(
         groups=[(group, _narrowed(query, group)) for group in groups],
         is_cut=len(groups) == _MOST_GROUPS,
         models=[group.model for group in groups if group.model],
-        plot=plot_of(found["days"], start_ms, end_ms),
         csv_url=f"/console/spend.csv?{urlencode(query.model_dump())}",
         **found,
     )
@@ -133,13 +145,52 @@ def _total(sums: list[UsageSum]) -> UsageSum:
     return UsageSum(**{name: sum(getattr(it, name) for it in sums) for name in counts})
 
 
-def plot_of(days: list[UsageSum], start_ms: int, end_ms: int) -> dict[str, Any]:
-    """The plot that `plot.js` draws: dollars by day, 0 on days without usage."""
-    by_day = {it.at_ms: it.amount_nanousd / 1e9 for it in days}
+def _of_groups(query: SpendQuery, which: Which, names: Sequence[str]) -> Which | None:
+    """The selection of these groups alone; None if a filter on something else would make their
+    sums by day slow: there are none of two dimensions.
+    """
+    filters = {name for name in ("model", "key") if getattr(query, name)}
+    if not names or filters - {query.by}:
+        return None
+    narrowed = {"model": {"models": names}, "key": {"key_ids": names}, "kind": {}}
+    return replace(which, **narrowed[query.by])
+
+
+def plot_of(
+    days: Sequence[UsageSum],
+    start_ms: int,
+    end_ms: int,
+    groups: Mapping[str, Sequence[UsageSum]] = MappingProxyType({}),
+    plot: Literal["spend", "tokens"] = "spend",
+) -> dict[str, Any]:
+    """The stacked bars that `plot.js` draws: a series for each group, and one for the rest.
+
+    days: sums by day of all groups.   groups: sums by day of some.
+    """
     starts = range(start_ms, min(end_ms, now_ms() + 1), DAY_MS)
-    values = [by_day.get(start, 0) for start in starts]
+
+    def values(sums: Sequence[UsageSum]) -> list[int]:
+        """By day, 0 on days without usage; of money in nano-dollars, which add up."""
+        by_day = {
+            it.at_ms: it.amount_nanousd
+            if plot == "spend"
+            else it.prompt_tokens + it.completion_tokens
+            for it in sums
+        }
+        return [by_day.get(start, 0) for start in starts]
+
+    series = {name: values(sums) for name, sums in groups.items()}
+    rest = [
+        total - sum(parts) for total, *parts in zip(values(days), *series.values(), strict=True)
+    ]
+    if any(rest) or not series:
+        series["all others" if series else plot] = rest
+    unit = 1e9 if plot == "spend" else 1
     return {
         "x": [start // 1000 for start in starts],
-        "series": [{"label": "spent", "values": values}],
-        "unit": "$",
+        "series": [
+            {"label": name, "values": [number / unit for number in numbers]}
+            for name, numbers in series.items()
+        ],
+        "unit": "$" if plot == "spend" else "",
     }

@@ -1,8 +1,11 @@
 """The page of spend: what it sums, what its filters select, and what it says of budgets."""
 
 import csv
+import html
 import io
+import json
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -79,6 +82,42 @@ def test_filters_select_a_model_with_its_versions_and_a_key(
     assert list(counts.values()) == [3, 5, 1, 0]
 
 
+def plot(visitor: Visitor, query: str = "") -> dict[str, Any]:
+    """The plot of a page: its series by label, of the last two days."""
+    page = visitor.get(f"/console?start={_day(1)}&{query}").text
+    told = json.loads(html.unescape(page.split('data-plot="')[1].split('"')[0]))
+    return {it["label"]: it["values"] for it in told["series"]} | {"unit": told["unit"]}
+
+
+def test_the_plot_tells_the_largest_apart_and_adds_up(
+    product: InProcess, acme: User, signed_in: SignIn
+) -> None:
+    for size in range(1, 8):
+        spend(product, acme, f"m{size}", size, days_ago=size % 2, key_id="keyA")
+    spend(product, acme, "m7@2", 1, key_id="keyB")
+    visitor = signed_in(acme)
+    in_all = plot(visitor, "by=kind")
+    assert list(in_all) == ["usage", "unit"]
+    by_model = plot(visitor)
+    assert list(by_model) == ["m7", "m6", "m5", "m4", "m3", "all others", "unit"]
+    assert by_model["m6"][0] == 0 < by_model["m6"][1]
+    bars = [values for label, values in by_model.items() if label != "unit"]
+    assert [sum(day) for day in zip(*bars, strict=True)] == pytest.approx(in_all["usage"])
+    tokens = plot(visitor, "by=key&plot=tokens")
+    (line,) = rows_of(visitor.get("/console/spend.csv?key=keyB&by=key").text)
+    assert tokens["keyB"] == [0, int(line["prompt_tokens"]) + int(line["completion_tokens"])]
+    assert (in_all["unit"], tokens["unit"]) == ("$", "")
+
+
+def test_a_plot_that_two_filters_would_make_slow_has_one_series(
+    product: InProcess, acme: User, signed_in: SignIn
+) -> None:
+    spend(product, acme, "one", 2, key_id="keyA")
+    visitor = signed_in(acme)
+    assert list(plot(visitor, "key=keyA&by=model")) == ["spend", "unit"]
+    assert list(plot(visitor, "key=keyA&by=key")) == ["keyA", "unit"]
+
+
 def _day(days_ago: int) -> str:
     return day_of(TODAY_MS - days_ago * DAY_MS)
 
@@ -102,6 +141,7 @@ def test_a_name_is_text_on_the_page(product: InProcess, acme: User, signed_in: S
     ("query", "name"),
     [
         ("start=yesterday", "start"), ("start=2026-13-01", "start"), ("by=tenant", "by"),
+        ("plot=cost", "plot"),
         ("start=2026-02-02&end=2026-02-01", "start"), ("start=2020-01-01&end=2026-01-01", "start"),
         ("nothing=1", "nothing"), (f"model={'x' * 300}", "model"),
     ],
