@@ -18,7 +18,7 @@ from server.accounts.tenants import TenantStatus
 from server.billing.budgets import Budget
 from server.billing.months import month_of
 from server.billing.tables import budgets, monthly_spend
-from server.billing.usage import WIDTH_MS, Which, sum_entries
+from server.billing.usage import WIDTH_MS, UsageSum, Which, sum_entries
 
 Order = Literal["spend", "name"]
 
@@ -27,8 +27,9 @@ Order = Literal["spend", "name"]
 class TenantFigures:
     """A tenant and its figures.
 
-    spent_nanousd: in this UTC month.   num_requests, num_failed: since the beginning of the hour
-    that was 24 hours ago.   num_keys: keys that can be used.
+    spent_nanousd: in this UTC month.   num_requests: since the beginning of the hour that was 24
+    hours ago.   num_failed: those of them that the server answered with an error.
+    num_keys: keys that can be used.
     """
 
     tenant_id: str
@@ -79,7 +80,8 @@ def list_tenant_figures(
     begin_ms = now_ms - WIDTH_MS["day"]
     begin_ms -= begin_ms % WIDTH_MS["hour"]
     which = Which(tenant_ids=tenant_ids, kinds=["usage"])
-    usage = {it.tenant: it for it in sum_entries(conn, begin_ms, now_ms, ["tenant"], which)}
+    sums = {it.tenant: it for it in sum_entries(conn, begin_ms, now_ms, ["tenant"], which)}
+    usage = {tenant_id: sums.get(tenant_id, UsageSum()) for tenant_id in tenant_ids}
     num_adapters = _counts(conn, adapters, tenant_ids, adapters.c.deleted_at_ms.is_(None))
     ends_ms = api_keys.c.expires_at_ms
     is_valid = api_keys.c.revoked_at_ms.is_(None) & (ends_ms.is_(None) | (ends_ms > now_ms))
@@ -88,8 +90,8 @@ def list_tenant_figures(
     return [
         TenantFigures(
             **row,
-            num_requests=usage[tenant_id].num_requests if tenant_id in usage else 0,
-            num_failed=usage[tenant_id].num_failed_requests if tenant_id in usage else 0,
+            num_requests=usage[tenant_id].num_requests + usage[tenant_id].num_failed_requests,
+            num_failed=usage[tenant_id].num_failed_requests,
             num_adapters=num_adapters.get(tenant_id, 0),
             num_keys=num_keys.get(tenant_id, 0),
             budgets=given[tenant_id],

@@ -1,9 +1,9 @@
-"""A browser that has signed in to the console of a stack."""
+"""A browser at the console of a stack: signing in, and the keyboard."""
 
 import re
 from collections.abc import Iterator
 
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Locator, Page
 
 from tests.e2e.stack import Stack
 
@@ -18,3 +18,23 @@ def signed_in(browser: Browser, stack: Stack, key: str) -> Iterator[Page]:
     page.wait_for_url(re.compile("/console(?!/sign-in)"))
     yield page
     context.close()
+
+
+def tab_to(page: Page, wanted: Locator) -> None:
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        if wanted.evaluate("element => element === document.activeElement"):
+            return
+    raise AssertionError("the Tab key does not reach it")
+
+
+def press(page: Page, wanted: Locator) -> None:
+    tab_to(page, wanted)
+    page.keyboard.press("Enter")
+
+
+def enter(page: Page, field: str, text: str) -> None:
+    """Type a text into the field with a label, and press Enter."""
+    tab_to(page, page.get_by_label(field))
+    page.keyboard.type(text)
+    page.keyboard.press("Enter")

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.e2e.browser import browser  # noqa: F401
 from tests.e2e.conftest import DEMO
-from tests.e2e.console_browser import signed_in
+from tests.e2e.console_browser import signed_in, tab_to
 from tests.e2e.cutting_relay import CuttingRelay
 from tests.e2e.stack import FILES, Stack, Tenant
 
@@ -249,14 +249,6 @@ def test_what_the_api_refuses_is_said_at_the_form(page: Page, twice: str) -> Non
     page.get_by_label("Version", exact=True).fill("7")
     page.get_by_role("button", name="Set alias").click()
     expect(page.get_by_role("alert").filter(has_text="twice@7")).to_be_visible()
-
-
-def tab_to(page: Page, wanted: Locator) -> None:
-    for _ in range(80):
-        page.keyboard.press("Tab")
-        if wanted.evaluate("element => element === document.activeElement"):
-            return
-    raise AssertionError("the Tab key does not reach it")
 
 
 def test_the_keyboard_alone_uploads_deletes_and_restores(page: Page, demo_stack: Stack) -> None:

@@ -2,9 +2,6 @@
 
 import re
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from threading import Event
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -32,29 +29,9 @@ def other_tenant(stack: Stack, name: str) -> Tenant:
     return tenant
 
 
-@contextmanager
-def asking_again(tenant: Tenant) -> Iterator[None]:
-    """Let the tenant have one request under way, by asking the next when one is answered."""
-    body = {"model": "json", "prompt": "Japan", "max_tokens": 400, "ignore_eos": True}
-    seen = Event()
-
-    def ask() -> None:
-        while not seen.is_set():
-            tenant.http.post("/v1/completions", json=body).raise_for_status()
-
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ask)
-        try:
-            yield
-        finally:
-            seen.set()
-        asked.result()
-
-
-def test_the_arena_is_drawn_and_the_batch_is_seen_while_a_stream_runs(
+def test_the_parts_of_the_arena_are_drawn_in_colours_of_their_own(
     page: Page, demo_stack: Stack
 ) -> None:
-    acme = demo_stack.tenants[0]
     page.goto(demo_stack.base_url + HOME)
     picture = page.locator("svg.arena")
     expect(picture).to_have_attribute("aria-label", re.compile(r"KV in use \d+ of \d+ slabs"))
@@ -63,30 +40,6 @@ def test_the_arena_is_drawn_and_the_batch_is_seen_while_a_stream_runs(
     assert sum(widths) == pytest.approx(100, abs=0.1)
     fills = parts.evaluate_all("all => all.map(it => getComputedStyle(it).fill)")
     assert len(set(fills)) == len(fills) >= 2
-    queue = page.locator("section").filter(has_text="Queue by tenant")
-    expect(queue).to_contain_text("Nobody has a request under way.")
-    with asking_again(acme):
-        # Nothing is done on the page: it is asked for again by itself.
-        expect(queue).to_contain_text(acme.name)
-        expect(page.locator("[data-figure=batch]")).to_have_text("1")
-    expect(queue).to_contain_text("Nobody has a request under way.")
-
-
-def test_a_tenant_is_suspended_and_activated(page: Page, demo_stack: Stack) -> None:
-    tenant = other_tenant(demo_stack, "suspended-soon")
-    page.goto(f"{demo_stack.base_url}{HOME}/tenants")
-    page.get_by_label("Part of the name").fill("suspended-")
-    page.get_by_label("Part of the name").press("Tab")
-    page.get_by_role("link", name=tenant.name).click()
-    expect(page.locator("h1")).to_contain_text("active")
-    page.on("dialog", lambda dialog: dialog.accept())
-    page.get_by_role("button", name="Suspend").click()
-    expect(page.locator("h1")).to_contain_text("suspended", use_inner_text=True)
-    expect(page.get_by_role("button", name="Activate")).to_be_visible()
-    assert tenant.http.get("/v1/models").status_code == 403
-    page.get_by_role("button", name="Activate").click()
-    expect(page.get_by_role("button", name="Suspend")).to_be_visible()
-    assert tenant.http.get("/v1/models").status_code == 200
 
 
 def test_limits_and_a_budget_are_set_and_an_impossible_one_is_explained(

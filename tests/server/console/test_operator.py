@@ -169,10 +169,13 @@ def test_a_tenants_page_shows_its_figures_and_its_last_requests(
 ) -> None:
     at_s = now_ms() / 1000
     serve(product, acme, f"of-{acme.name}", at=at_s, started_at=at_s - 3, first_token_at=at_s - 1)
+    broken = {"finish_reason": "error", "stop_cause": "engine_failure"}
+    serve(product, acme, f"failed-{acme.name}", at=at_s, **broken)
     text = shown(operator, f"{HOME}/tenants/{acme.name}")
     assert acme.tenant_id in text
     assert f"of-{acme.name}"[:12] in text
-    assert "requests in 24 h 1" in text
+    assert "requests in 24 h 2" in text
+    assert "failed in 24 h 1" in text
     assert "keys 1" in text
 
 
@@ -294,6 +297,7 @@ def test_findings_expired_holds_and_overdue_statements_are_shown_with_their_acti
         calls = forms(operator, f"{HOME}/incidents")
     finally:
         gateway.auditor.last = before
+    assert "Differences: 1 ," in text
     assert "accounts: 1 in 3 rows" in text
     assert "tenant &lt;b&gt;" in page
     assert CHECKS["accounts"] in text
