@@ -187,7 +187,7 @@ def test_the_last_audits_differences_are_counted(well: InProcess) -> None:
     report.checks["accounts"] = CheckResult(9, 3, [])
     well.gateway.auditor.last = report
     try:
-        assert "Differences that the last audit found: 3. See `chorale audit`" in told(well)
+        assert "Differences that the last audit found: 3. See Incidents" in told(well)
     finally:
         well.gateway.auditor.last = None
 
