@@ -43,8 +43,10 @@ def day_of(at_ms: int | None) -> str:
 
 def _day_ms(name: str, day: str) -> int:
     try:
-        return int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) * 1000
+        at_ms = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) * 1000
     except ValueError:
-        raise errors.invalid_request(
-            f"{name} must be a date, like 2026-11-02.", param=name
-        ) from None
+        at_ms = -1
+    if at_ms < 0:
+        message = f"{name} must be a date since 1970, like 2026-11-02."
+        raise errors.invalid_request(message, param=name)
+    return at_ms
