@@ -148,15 +148,18 @@ def test_the_database_holds_neither_token_nor_key(world: World) -> None:
     assert world.key not in repr(row)
 
 
-def test_beginning_and_ending_are_in_the_audit_log(world: World) -> None:
+def test_beginning_and_ending_are_in_the_tenants_part_of_the_audit_log(world: World) -> None:
     asyncio.run(world.sessions.end(world.begin()))
     with world.database.begin() as conn:
         columns = audit_log.c
         rows = conn.execute(
-            sa.select(columns.action, columns.actor).where(columns.action.startswith("session."))
+            sa.select(columns.action, columns.actor, columns.tenant_id).where(
+                columns.action.startswith("session.")
+            )
         ).all()
-    assert [action for action, _ in rows] == ["session.begin", "session.end"]
-    assert all(actor.startswith("key:") for _, actor in rows)
+    assert [action for action, _, _ in rows] == ["session.begin", "session.end"]
+    assert all(actor.startswith("key:") for _, actor, _ in rows)
+    assert {tenant_id for _, _, tenant_id in rows} == {world.tenant.tenant_id}
 
 
 def test_the_csrf_token_is_another_for_each_session(world: World) -> None:
