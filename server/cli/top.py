@@ -163,7 +163,7 @@ def _engine(engine: JsonObject) -> JsonObject:
     prompt_tokens = figures.get("prompt_tokens")
     found["prefix_hits"] = figures["cached_tokens"] / prompt_tokens if prompt_tokens else None
     found["tiers"] = {it["tier"]: it["used_bytes"] for it in figures.get("tiers", ())}
-    return found | {"arena": _arena(figures) if figures else None}
+    return found | {"arena": _arena(figures) if figures.get("total_slabs") else None}
 
 
 def _arena(figures: JsonObject) -> dict[str, float]:
