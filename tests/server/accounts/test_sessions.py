@@ -109,6 +109,15 @@ def test_an_ended_session_is_over_at_once(world: World) -> None:
     asyncio.run(world.sessions.end(token))  # and ending it again does nothing
 
 
+@pytest.mark.parametrize("token", ["", "a-strangers", "x" * 100_000])
+def test_ending_a_session_that_there_is_not_changes_nothing(world: World, token: str) -> None:
+    asked: list[str] = []
+    note = lambda *told: asked.append(told[2].split()[0])  # noqa: E731
+    sa.event.listen(world.database.engine, "before_cursor_execute", note)
+    asyncio.run(world.sessions.end(token))
+    assert not {"INSERT", "UPDATE", "DELETE"} & set(asked)
+
+
 def test_the_operators_session_ends_when_the_admin_key_is_replaced(world: World) -> None:
     token = world.begin("the-operator")
     assert world.is_operators(token)
