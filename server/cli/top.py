@@ -179,7 +179,10 @@ def _start(engine: JsonObject) -> tuple[str, int]:
 
 
 def _rate(now: int | None, before: int | None, past_s: float) -> float | None:
-    return None if now is None or before is None or past_s <= 0 else (now - before) / past_s
+    """Tokens per second; None if unknown, as after a start that nobody counts."""
+    if now is None or before is None or past_s <= 0 or now < before:
+        return None
+    return (now - before) / past_s
 
 
 def _num_tokens(usage: JsonObject) -> int:

@@ -85,8 +85,8 @@ def test_tokens_per_second_are_those_between_two_looks_at_the_same_start(look):
         "75%",
         "████▓▓▒▒▒▒░░░░░░░░░░",
     ]
-    again = {**later, "starts": 2}
-    assert lines({**look, "engines": [again]}, before, width=130)[1].split()[6] == "-"
+    for again in ({**later, "starts": 2}, {**later, "completion_tokens": 40}):
+        assert lines({**look, "engines": [again]}, before, width=130)[1].split()[6] == "-"
 
 
 def test_a_narrow_terminal_leaves_columns_out_and_cuts_none(look):
