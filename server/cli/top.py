@@ -173,9 +173,9 @@ def _arena(figures: JsonObject) -> dict[str, float]:
     return {"kv": max(0.0, 1.0 - sum(shares.values())), **shares}
 
 
-def _start(engine: JsonObject) -> tuple[str, int]:
-    """The start of an engine, from which its counters count."""
-    return engine["name"], engine["starts"]
+def _start(engine: JsonObject) -> tuple[str, str, int]:
+    """The start of an engine, from which its counters count. Every machine has the same names."""
+    return engine["machine"], engine["name"], engine["starts"]
 
 
 def _rate(now: int | None, before: int | None, past_s: float) -> float | None:

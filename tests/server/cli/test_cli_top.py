@@ -85,7 +85,8 @@ def test_tokens_per_second_are_those_between_two_looks_at_the_same_start(look):
         "75%",
         "████▓▓▒▒▒▒░░░░░░░░░░",
     ]
-    for again in ({**later, "starts": 2}, {**later, "completion_tokens": 40}):
+    for change in ({"starts": 2}, {"completion_tokens": 40}, {"machine": "m2"}):
+        again = {**later, **change}
         assert lines({**look, "engines": [again]}, before, width=130)[1].split()[6] == "-"
 
 
