@@ -20,7 +20,7 @@ from server.accounts import auth
 from server.accounts.admin_key import AdminKey
 from server.accounts.auth import Identity, InvalidApiKey
 from server.accounts.identities import Identities
-from server.accounts.tables import console_sessions
+from server.accounts.tables import api_keys, console_sessions
 from server.database import clock
 from server.database.database import Database
 from server.database.expiring_cache import ExpiringCache
@@ -99,13 +99,19 @@ class Sessions:
 
     async def end(self, token: str) -> None:
         """End a session; nothing happens if there is none."""
+        try:
+            # Anybody may ask for this, and strangers must not fill the queue of writes.
+            await self._find(token)
+        except InvalidApiKey:
+            return
 
         def write(conn: Connection) -> None:
             place = console_sessions.c.token_sha256 == _sha256(token)
             query = sa.delete(console_sessions).where(place)
             key_id = conn.scalar(query.returning(console_sessions.c.key_id))
             if key_id is not None:
-                _audit(conn, "session.end", key_id, None, self._now_ms())
+                owner = sa.select(api_keys.c.tenant_id).where(api_keys.c.key_id == key_id)
+                _audit(conn, "session.end", key_id, conn.scalar(owner), self._now_ms())
 
         await self._database.write(write)
         self._found.forget()

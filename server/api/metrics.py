@@ -229,6 +229,11 @@ class Metrics:
             ["check"],
             registry=self._registry,
         )
+        self.audit_time = Gauge(
+            "chorale_audit_timestamp_seconds",
+            "Unix seconds of this gateway's last audit; 0 if there was none",
+            registry=self._registry,
+        )
         self.audit_success = Gauge(
             "chorale_audit_last_success_timestamp_seconds",
             "Unix seconds of this gateway's last audit without a difference; 0 if there was none",
@@ -246,6 +251,7 @@ class Metrics:
         self.proofs.labels(proof.verdict).observe(proof.seconds)
 
     def note_audit(self, report: Report) -> None:
+        self.audit_time.set(report.at_ms / 1000)
         self.audit_difference.set(report.difference_nanousd)
         for name, result in report.checks.items():
             self.audit_findings.labels(name).set(result.num_findings)

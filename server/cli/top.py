@@ -163,7 +163,7 @@ def _engine(engine: JsonObject) -> JsonObject:
     prompt_tokens = figures.get("prompt_tokens")
     found["prefix_hits"] = figures["cached_tokens"] / prompt_tokens if prompt_tokens else None
     found["tiers"] = {it["tier"]: it["used_bytes"] for it in figures.get("tiers", ())}
-    return found | {"arena": _arena(figures) if figures else None}
+    return found | {"arena": _arena(figures) if figures.get("total_slabs") else None}
 
 
 def _arena(figures: JsonObject) -> dict[str, float]:
@@ -173,13 +173,16 @@ def _arena(figures: JsonObject) -> dict[str, float]:
     return {"kv": max(0.0, 1.0 - sum(shares.values())), **shares}
 
 
-def _start(engine: JsonObject) -> tuple[str, int]:
-    """The start of an engine, from which its counters count."""
-    return engine["name"], engine["starts"]
+def _start(engine: JsonObject) -> tuple[str, str, int]:
+    """The start of an engine, from which its counters count. Every machine has the same names."""
+    return engine["machine"], engine["name"], engine["starts"]
 
 
 def _rate(now: int | None, before: int | None, past_s: float) -> float | None:
-    return None if now is None or before is None or past_s <= 0 else (now - before) / past_s
+    """Tokens per second; None if unknown, as after a start that nobody counts."""
+    if now is None or before is None or past_s <= 0 or now < before:
+        return None
+    return (now - before) / past_s
 
 
 def _num_tokens(usage: JsonObject) -> int:

@@ -12,7 +12,7 @@ DAY_MS = 86_400_000
 _SHOWN_DAYS = 30
 _MOST_DAYS = 366
 
-Day = Annotated[str, Field(pattern=r"^(\d{4}-\d\d-\d\d)?$")]
+Day = Annotated[str, Field(max_length=32)]
 
 
 class Days(BaseModel):
@@ -43,8 +43,10 @@ def day_of(at_ms: int | None) -> str:
 
 def _day_ms(name: str, day: str) -> int:
     try:
-        return int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) * 1000
+        at_ms = int(datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()) * 1000
     except ValueError:
-        raise errors.invalid_request(
-            f"{name} must be a date, like 2026-11-02.", param=name
-        ) from None
+        at_ms = -1
+    if at_ms < 0:
+        message = f"{name} must be a date since 1970, like 2026-11-02."
+        raise errors.invalid_request(message, param=name)
+    return at_ms

@@ -29,7 +29,7 @@ def count(number: float) -> str:
 def size(size_bytes: float) -> str:
     """Bytes in the largest unit that leaves one of them at least."""
     for unit in _UNITS[:-1]:
-        if size_bytes < 1000:
+        if size_bytes < 999.5:
             return f"{size_bytes:.3g} {unit}"
         size_bytes /= 1000
     return f"{size_bytes:.3g} {_UNITS[-1]}"
@@ -39,7 +39,7 @@ def span(ms: float | None) -> str:
     """A length of time that is given in milliseconds."""
     if ms is None:
         return "–"
-    if ms < 1000:
+    if ms < 999.5:
         return f"{ms:.3g} ms"
     if ms < 120_000:
         return f"{ms / 1000:.3g} s"

@@ -13,6 +13,7 @@ from server.api.errors import ApiError
 from server.console.rendering import render
 
 SIGN_IN = "/console/sign-in"
+OPERATORS = "/console/operator"
 
 
 class PageRoute(APIRoute):
@@ -35,7 +36,9 @@ class PageRoute(APIRoute):
 
 def _fault(request: Request, error: ApiError) -> Response:
     if error.status != 401:
-        return render("fault.html", None, error.status, error=error)
+        # The operator's session opens no page of tenants.
+        home = OPERATORS if request.scope["path"].startswith(OPERATORS) else "/console"
+        return render("fault.html", None, error.status, error=error, home=home)
     target = f"{SIGN_IN}?next={quote(_path(request))}"
     if "hx-request" in request.headers:
         # A part of a page must not be replaced by the page for signing in.

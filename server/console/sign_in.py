@@ -1,7 +1,7 @@
 """Signing in, which is pasting a key once, and signing out."""
 
 from typing import Annotated
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -13,7 +13,7 @@ from server.api import errors
 from server.api.bodies import read_body
 from server.api.deps import SESSION_COOKIE, BodiesDep, SessionsDep
 from server.api.foreign_errors import from_auth
-from server.console.page_route import SIGN_IN, PageRoute
+from server.console.page_route import OPERATORS, SIGN_IN, PageRoute
 from server.console.rendering import render
 
 router = APIRouter(route_class=PageRoute)
@@ -23,7 +23,6 @@ _HOMES = (
     (auth.ADAPTERS_READ, "/console/adapters"),
     (auth.INFERENCE, "/console/playground"),
 )
-_OPERATORS = "/console/operator"
 _MAX_FORM_BYTES = 4096
 _STRANGER = "nobody yet"
 """Stands for a tenant's id where bodies of forms are counted before anybody is signed in."""
@@ -82,7 +81,7 @@ def _origin_of_ours(request: Request) -> str:
     browser came by https, which a proxy may end.
     """
     origin = request.headers.get("origin", "")
-    if urlsplit(origin).netloc != request.headers.get("host"):
+    if origin.partition("://")[2] != request.headers.get("host"):
         raise errors.permission_error("Send this form from the console's own page.")
     return origin
 
@@ -90,8 +89,8 @@ def _origin_of_ours(request: Request) -> str:
 async def _destination(sessions: Sessions, token: str, onward: str) -> str:
     """The path to go to after signing in: onward, if the key may see it, else its first page."""
     if await sessions.is_operators(token):
-        return onward if onward.startswith(_OPERATORS) else _OPERATORS
-    if _is_local(onward) and not onward.startswith(_OPERATORS):
+        return onward if onward.startswith(OPERATORS) else OPERATORS
+    if _is_local(onward) and not onward.startswith(OPERATORS):
         return onward
     identity = await sessions.identity_of(token)
     return next((path for scope, path in _HOMES if identity.allows(scope)), "/console/keys")
@@ -99,6 +98,4 @@ async def _destination(sessions: Sessions, token: str, onward: str) -> str:
 
 def _is_local(path: str) -> bool:
     """Whether a path is one of the console."""
-    parts = urlsplit(path)
-    is_here = not parts.scheme and not parts.netloc and parts.path.startswith("/console")
-    return is_here and "\\" not in path
+    return path.startswith("/console") and "\\" not in path

@@ -8,7 +8,8 @@ from typing import Literal
 
 TIMEOUT_S = 10.0
 """Longest time that a check may take."""
-_PASSWORD = re.compile(r"(?<=://)[^\s/@]*@")
+# Some drivers take passwords that have / and @ in them.
+_PASSWORD = re.compile(r"(?<=://)\S*@")
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,3 +116,9 @@ document.addEventListener("submit", (event) => {
   send(event.target);
 });
 document.addEventListener("htmx:configRequest", (event) => { event.detail.headers["x-chorale-csrf"] = csrf; });
+// The figures of an earlier filter must not stay beside one that the server refuses.
+document.addEventListener("htmx:responseError", ({ detail: { elt, target, xhr } }) => {
+  if (!elt.matches("form.filters")) return;
+  const page = new DOMParser().parseFromString(xhr.responseText, "text/html");
+  target.replaceChildren(page.querySelector(".fault") ?? `The server answered with status ${xhr.status}.`);
+});

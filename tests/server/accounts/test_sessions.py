@@ -109,6 +109,15 @@ def test_an_ended_session_is_over_at_once(world: World) -> None:
     asyncio.run(world.sessions.end(token))  # and ending it again does nothing
 
 
+@pytest.mark.parametrize("token", ["", "a-strangers", "x" * 100_000])
+def test_ending_a_session_that_there_is_not_changes_nothing(world: World, token: str) -> None:
+    asked: list[str] = []
+    note = lambda *told: asked.append(told[2].split()[0])  # noqa: E731
+    sa.event.listen(world.database.engine, "before_cursor_execute", note)
+    asyncio.run(world.sessions.end(token))
+    assert not {"INSERT", "UPDATE", "DELETE"} & set(asked)
+
+
 def test_the_operators_session_ends_when_the_admin_key_is_replaced(world: World) -> None:
     token = world.begin("the-operator")
     assert world.is_operators(token)
@@ -148,15 +157,18 @@ def test_the_database_holds_neither_token_nor_key(world: World) -> None:
     assert world.key not in repr(row)
 
 
-def test_beginning_and_ending_are_in_the_audit_log(world: World) -> None:
+def test_beginning_and_ending_are_in_the_tenants_part_of_the_audit_log(world: World) -> None:
     asyncio.run(world.sessions.end(world.begin()))
     with world.database.begin() as conn:
         columns = audit_log.c
         rows = conn.execute(
-            sa.select(columns.action, columns.actor).where(columns.action.startswith("session."))
+            sa.select(columns.action, columns.actor, columns.tenant_id).where(
+                columns.action.startswith("session.")
+            )
         ).all()
-    assert [action for action, _ in rows] == ["session.begin", "session.end"]
-    assert all(actor.startswith("key:") for _, actor in rows)
+    assert [action for action, _, _ in rows] == ["session.begin", "session.end"]
+    assert all(actor.startswith("key:") for _, actor, _ in rows)
+    assert {tenant_id for _, _, tenant_id in rows} == {world.tenant.tenant_id}
 
 
 def test_the_csrf_token_is_another_for_each_session(world: World) -> None:

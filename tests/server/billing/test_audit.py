@@ -604,6 +604,7 @@ def test_the_gateways_audit_is_of_sums_and_its_findings_become_incidents_once(le
         asyncio.run(auditor.turn())
     assert figures(metrics)['findings{check="accounts"}'] == 1
     assert figures(metrics)["last_success_timestamp_seconds"] == succeeded_at
+    assert figures(metrics)["timestamp_seconds"] >= succeeded_at
     query = sa.select(incidents.c.kind, incidents.c.detail)
     assert database.read_sync(lambda conn: [tuple(row) for row in conn.execute(query)]) == [
         ("audit_accounts", "tenant ten_2: balance_nanousd")

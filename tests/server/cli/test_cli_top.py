@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from server.cli.top import draw, watch
+from server.cli.top import draw, poll, watch
 from server.client.http import Client, ClientError, ServerUnreachable
 from tests.server.fake_api import Api, fixed, make_run
 
@@ -85,8 +85,9 @@ def test_tokens_per_second_are_those_between_two_looks_at_the_same_start(look):
         "75%",
         "████▓▓▒▒▒▒░░░░░░░░░░",
     ]
-    again = {**later, "starts": 2}
-    assert lines({**look, "engines": [again]}, before, width=130)[1].split()[6] == "-"
+    for change in ({"starts": 2}, {"completion_tokens": 40}, {"machine": "m2"}):
+        again = {**later, **change}
+        assert lines({**look, "engines": [again]}, before, width=130)[1].split()[6] == "-"
 
 
 def test_a_narrow_terminal_leaves_columns_out_and_cuts_none(look):
@@ -129,3 +130,11 @@ def test_a_key_that_is_refused_ends_it():
 def test_without_a_terminal_it_asks_for_json(monkeypatch, tmp_path):
     result = make_run("http://127.0.0.1:1", monkeypatch, tmp_path)("top")
     assert (result.exit_code, "--json" in result.stderr) == (2, True)
+
+
+def test_an_engine_that_only_has_its_journal_settled_has_no_arena():
+    retired = {**ENGINE, "figures": dict.fromkeys(FIGURES, 0) | {"tiers": []}}
+    api = Api(fixed({**ANSWERS, ("GET", "/admin/v1/engines"): list_of(retired)}))
+    with Client(api.url, "a key") as client:
+        assert poll(client, str)["engines"][0]["arena"] is None
+    api.close()

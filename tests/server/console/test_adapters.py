@@ -105,6 +105,15 @@ def test_the_list_says_where_each_is_and_with_how_many_it_is_shared(
     assert '<td class="number">1</td></tr>' in f"{pirate}</tr>"
 
 
+def test_an_adapter_whose_base_model_is_not_served_is_in_the_list(
+    product: InProcess, acme: User, signed_in: SignIn
+) -> None:
+    product.gateway.database.write_sync(lambda c: add_version(c, acme.tenant_id, "of-another"))
+    page = signed_in(acme).get("/console/adapters").text
+    assert ">of-another<" in page
+    assert "not served now" in page
+
+
 def test_the_list_has_pages_and_a_filter_in_the_url(acme: User, signed_in: SignIn) -> None:
     for index in range(51):
         make_versions(acme, f"a{index:02}")

@@ -19,16 +19,16 @@ def test_dollars_show_what_a_request_costs_and_what_a_year_does(nanousd: int, te
 
 @pytest.mark.parametrize(
     ("ms", "text"),
-    [(None, "–"), (0, "0 ms"), (4.567, "4.57 ms"), (999, "999 ms"), (1500, "1.5 s"),
-     (119_000, "119 s"), (180_000, "3 min"), (7_200_000, "2 h")],
+    [(None, "–"), (0, "0 ms"), (4.567, "4.57 ms"), (999, "999 ms"), (999.6, "1 s"),
+     (1500, "1.5 s"), (119_000, "119 s"), (180_000, "3 min"), (7_200_000, "2 h")],
 )  # fmt: skip
 def test_a_span_has_the_unit_that_fits(ms: float | None, text: str) -> None:
     assert formats.span(ms) == text
 
 
 def test_sizes_counts_moments_and_digests() -> None:
-    sizes = [formats.size(size) for size in (0, 999, 206_000, 5 * 10**9, 3 * 10**15)]
-    assert sizes == ["0 B", "999 B", "206 kB", "5 GB", "3e+03 TB"]
+    sizes = [formats.size(size) for size in (0, 999, 206_000, 999_600, 5 * 10**9, 3 * 10**15)]
+    assert sizes == ["0 B", "999 B", "206 kB", "1 MB", "5 GB", "3e+03 TB"]
     assert formats.count(1_234_567.0) == "1,234,567"
     assert formats.when(1_770_000_000_000) == "2026-02-02 02:40:00"
     assert (formats.when(None), formats.short(None)) == ("–", "–")

@@ -321,6 +321,12 @@ def test_a_statement_that_is_late_is_named_with_its_tenant(
 # ---- audit log ----
 
 
+def test_a_fault_leads_back_to_the_operators_own_pages(operator: Visitor) -> None:
+    answer = operator.get(f"{HOME}/audit?tenant=nobody")
+    assert answer.status_code == 404
+    assert f'<a href="{HOME}">Back' in answer.text
+
+
 def test_the_audit_log_is_filtered_by_its_url_and_comes_in_pages(
     product: InProcess, operator: Visitor, acme: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,7 +42,9 @@ def test_over_https_the_cookie_is_for_https_alone(product: InProcess, acme: User
     assert "Secure" in answer.headers["set-cookie"]
 
 
-@pytest.mark.parametrize("origin", ["https://elsewhere", "null", "", "http://gateway.elsewhere"])
+@pytest.mark.parametrize(
+    "origin", ["https://elsewhere", "null", "", "http://gateway.elsewhere", "http://["]
+)
 def test_another_sites_form_signs_nobody_in_or_out(
     product: InProcess, acme: User, signed_in: SignIn, origin: str
 ) -> None:
@@ -62,6 +64,7 @@ def test_another_sites_form_signs_nobody_in_or_out(
         "/v1/models",
         "/console\\..",
         "javascript:",
+        "//[",
     ],
 )
 def test_signing_in_leads_nowhere_else(product: InProcess, acme: User, onward: str) -> None:

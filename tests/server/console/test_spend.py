@@ -143,7 +143,8 @@ def test_a_name_is_text_on_the_page(product: InProcess, acme: User, signed_in: S
         ("start=yesterday", "start"), ("start=2026-13-01", "start"), ("by=tenant", "by"),
         ("plot=cost", "plot"),
         ("start=2026-02-02&end=2026-02-01", "start"), ("start=2020-01-01&end=2026-01-01", "start"),
-        ("nothing=1", "nothing"), (f"model={'x' * 300}", "model"),
+        ("nothing=1", "nothing"), (f"model={'x' * 300}", "model"), ("end=0001-01-05", "end"),
+        ("start=22026-11-02", "start must be a date"), ("start=2026-W01-1", "start must be a date"),
     ],
 )  # fmt: skip
 def test_a_bad_filter_is_named(acme: User, signed_in: SignIn, query: str, name: str) -> None:

@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from server.cli.checks.check import Check, Finding
 
 
@@ -12,9 +14,10 @@ def test_a_check_that_does_not_return_is_wrong_and_left_behind():
     assert finding == Finding("wrong", "There was no answer for 0.01 s.", "Start it.")
 
 
-def test_what_a_part_raises_is_what_is_wrong_with_it_without_the_passwords_of_urls():
+@pytest.mark.parametrize("password", ["hunter2", "hunter/2", "hun@ter2"])
+def test_what_a_part_raises_is_what_is_wrong_with_it_without_the_passwords_of_urls(password):
     def look():
-        raise ValueError("redis://:hunter2@here\nis not there")
+        raise ValueError(f"redis://:{password}@here\nis not there")
 
     (finding,) = Check("Redis", look, "Start it.").run()
     assert finding == Finding("wrong", "redis://***@here is not there", "Start it.")

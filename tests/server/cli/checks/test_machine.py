@@ -46,3 +46,11 @@ def test_a_disk_that_syncs_slowly_is_a_warning(tmp_path):
 
 def test_memory_is_counted():
     assert "are free" in check_memory().found
+
+
+@pytest.mark.parametrize(("kept", "verdict"), [(900, "ok"), (9, "warning")])
+def test_files_that_a_container_keeps_in_memory_are_no_lack_of_it(tmp_path, kept, verdict):
+    figures = {"max": "1000000", "current": "995000", "stat": f"anon 7\ninactive_file {kept}000"}
+    for name, text in figures.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert check_memory(tmp_path).verdict == verdict
