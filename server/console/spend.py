@@ -170,7 +170,7 @@ def plot_of(
     starts = range(start_ms, min(end_ms, now_ms() + 1), DAY_MS)
 
     def values(sums: Sequence[UsageSum]) -> list[int]:
-        """By day, 0 on days without usage; of money in nano-dollars, which add up."""
+        """A number for each day, 0 without usage; of money in nano-dollars, which add up."""
         by_day = {
             it.at_ms: it.amount_nanousd
             if plot == "spend"

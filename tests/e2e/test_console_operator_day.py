@@ -131,7 +131,7 @@ def break_the_balance(stack: Stack, tenant: Tenant) -> None:
 
 def acknowledge_the_difference(page: Page, tenant: Tenant) -> None:
     go(page, "Engines")
-    expect(part(page, "What is wrong now")).to_contain_text("last audit found: 1. See Incidents in the console")
+    expect(part(page, "What is wrong now")).to_contain_text("last audit found: 1. See Incidents")
     go(page, "Incidents")
     findings = part(page, "Findings of the audit")
     expect(findings).to_contain_text("A balance is not the sum of its entries. Change nothing")

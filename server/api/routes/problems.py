@@ -65,7 +65,9 @@ _LAG_TODO = (
     "settled takes no more requests."
 )
 _HOLDS_TODO = "Bring back the machine that has this engine's journal."
-_AUDIT_TODO = "See Incidents in the console, or chorale audit. Change nothing in the ledger by hand."
+_AUDIT_TODO = (
+    "See Incidents in the console, or chorale audit. Change nothing in the ledger by hand."
+)
 _SLOW_TODO = {
     "queue": "Add engines, or see Engines for who has the requests.",
     "prefill": "See Engines for whether batches are large: the engine itself is slow, or prompts "

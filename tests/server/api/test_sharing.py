@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from registry.pins import MAX_PINNED_BYTES
 from registry.tables import adapter_pins
 from server.billing.tables import holds
+from server.database import expiring_cache
 from server.database.database import DEFAULT_FILE
 from tests.registry.rows import add_version
 from tests.server.in_process import InProcess
@@ -245,8 +246,9 @@ def test_an_owner_ends_a_grant_by_name_or_id_and_again_is_fine(acme, globex, by)
 
 
 @pytest.fixture
-def statements(product):
-    """SQL statements since the list was cleared."""
+def statements(product, monkeypatch):
+    """SQL statements since the list was cleared. What is cached stays so, however slow it is."""
+    monkeypatch.setattr(expiring_cache, "TTL_S", float("inf"))
     seen = []
     engine = product.gateway.database.engine
     sa.event.listen(engine, "before_cursor_execute", lambda *args: seen.append(args[2]))

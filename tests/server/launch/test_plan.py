@@ -62,7 +62,7 @@ def is_ready(settings):
         return False
 
 
-def run_until(supervisor, condition, timeout_s=20.0):
+def run_until(supervisor, condition, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     supervisor.run(until=lambda: condition() or time.monotonic() > deadline)
     assert condition(), "the condition never came true"
