@@ -16,6 +16,8 @@ def test_a_request_for_a_cold_adapter_is_one_trace_to_its_settlement(
             tenant = stack.tenant("acme")
             tenant.push("alpha", tiny_adapters["alpha"])
             stack.restart_cold()
+            # The next fetcher starts while the request goes on to the engine, where it has to wait.
+            stack.kill("fetcher")
             body = {"model": "alpha", "prompt": [5, 6, 7], "max_tokens": 4}
             answer = tenant.http.post("/v1/completions", json=body, headers={"traceparent": CALLER})
             assert answer.status_code == 200, answer.text
