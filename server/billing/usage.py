@@ -55,11 +55,13 @@ class Which:
     """A selection of entries; None selects all.
 
     models: model names in requests; the name of an adapter includes its aliases and versions.
+    names: exactly these model names, which takes a fraction of the time.
     """
 
     tenant_ids: Collection[str] | None = None
     key_ids: Collection[str] | None = None
     models: Collection[str] | None = None
+    names: Collection[str] | None = None
     kinds: Collection[str] | None = None
 
 
@@ -146,7 +148,7 @@ def _sources(group_by: Sequence[Dimension], which: Which) -> list[tuple[int, Rea
 def _day_dimension(group_by: Sequence[Dimension], which: Which) -> str | None:
     """The dimension whose sums by day answer a query; None if no single one does."""
     asked = set(group_by) - {"tenant", "day"}
-    asked |= {"model"} if which.models is not None else set()
+    asked |= {"model"} if (which.models, which.names) != (None, None) else set()
     asked |= {"key"} if which.key_ids is not None else set()
     if asked <= {"kind"}:
         return "kind"
@@ -270,6 +272,8 @@ def _filter(query: sa.Select[Any], dimensions: JsonObject, which: Which) -> sa.S
         query = query.where(dimensions["kind"].in_(which.kinds))
     if which.key_ids is not None:
         query = query.where(dimensions["key"].in_(which.key_ids))
+    if which.names is not None:
+        query = query.where(dimensions["model"].in_(which.names))
     if which.models is not None:
         model = dimensions["model"]
         versions = [sa.func.substr(model, 1, len(name) + 1) == f"{name}@" for name in which.models]

@@ -152,8 +152,13 @@ def _of_groups(query: SpendQuery, which: Which, names: Sequence[str]) -> Which |
     filters = {name for name in ("model", "key") if getattr(query, name)}
     if not names or filters - {query.by}:
         return None
-    narrowed = {"model": {"models": names}, "key": {"key_ids": names}, "kind": {}}
-    return replace(which, **narrowed[query.by])
+    match query.by:
+        case "model":
+            return replace(which, models=None, names=names)
+        case "key":
+            return replace(which, key_ids=names)
+        case "kind":
+            return which
 
 
 def plot_of(
