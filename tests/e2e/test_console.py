@@ -137,10 +137,10 @@ def test_the_spend_of_the_requests_is_drawn_and_a_filter_goes_into_the_url(
 
 
 def test_figures_of_an_earlier_filter_do_not_stay_beside_one_that_is_refused(page: Page) -> None:
-    page.get_by_label("To").fill("2026-01-01")
+    page.get_by_label("To", exact=True).fill("2026-01-01")
     expect(page.get_by_role("alert")).to_contain_text("start must be at most 366 days before end")
     expect(page.locator(".figures")).to_have_count(0)
-    page.get_by_label("From").fill("2026-01-01")
+    page.get_by_label("From", exact=True).fill("2026-01-01")
     expect(page.locator(".figures")).to_be_visible()
 
 
