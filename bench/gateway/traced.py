@@ -26,7 +26,9 @@ _LOOPS = 20_000
 
 @dataclass(frozen=True, kw_only=True)
 class Traced(Measurement):
-    """Two gateways answer by turns, one of which sends each request's spans to a collector.
+    """A gateway that sends each request's spans to a collector, and one that makes none, by turns.
+
+    Each run starts its gateway anew.
 
     rate: requests per second.   rounds: of one run of each.
     """

@@ -101,8 +101,12 @@ async def find_problems(
 ) -> list[Problem]:
     """Look at every part, the one that most depends on first."""
     at_ms = now_ms()
-    newest = await database.read(lambda c: read_newest(c, _MOST_RECENT, at_ms - _RECENT_MS))
-    expired = await database.read(lambda c: expired_by_engine(c, at_ms - _MAX_HOLD_MS))
+    newest, expired = await database.read(
+        lambda conn: (
+            read_newest(conn, _MOST_RECENT, at_ms - _RECENT_MS),
+            expired_by_engine(conn, at_ms - _MAX_HOLD_MS),
+        )
+    )
     stays = [residency for base in bases for _, residency in base.engines.all_residency()]
     return [
         *_of_ledger(await _is_writable(ledger_probe)),

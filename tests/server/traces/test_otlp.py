@@ -218,7 +218,7 @@ def test_work_that_is_done_later_is_a_span_of_its_request_even_from_another_proc
         second.close()
         (root,) = collector.roots()
         assert root.names == ["settle"]
-        assert root.part("settle").seconds == pytest.approx(0.1, abs=0.05)
+        assert root.part("settle").seconds >= 0.099, "it began a tenth of a second ago"
 
 
 def test_an_engine_that_says_more_than_was_seen_of_it_still_nests(traced: Traced) -> None:
