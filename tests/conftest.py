@@ -13,6 +13,7 @@ from tests import interpreter, needs
 from tests.order import is_fast, scope_of, seconds
 from tests.postgres_server import postgres_server
 from tests.redis_server import RedisServer, redis_binary
+from tests.timings import Timings
 
 interpreter.use()
 
@@ -58,7 +59,7 @@ class _LongestFirst(LoadScopeScheduling):
         return scope_of(nodeid)
 
     def _assign_work_unit(self, node: Any) -> None:
-        longest = max(self.workqueue, key=lambda scope: seconds(scope, self.workqueue[scope]))
+        longest = max(self.workqueue, key=lambda scope: seconds(self.workqueue[scope]))
         self.workqueue.move_to_end(longest, last=False)
         super()._assign_work_unit(node)
 
@@ -66,6 +67,10 @@ class _LongestFirst(LoadScopeScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _LongestFirst:
     return _LongestFirst(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Timings(config))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

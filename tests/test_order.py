@@ -1,28 +1,35 @@
-"""The lists of long tests name files that exist; other files count by their number of tests."""
+"""Files are run in the order of what they took; files beside one stack are run by one worker."""
 
-from pathlib import Path
+import pytest
 
-from tests.order import FOLDERS_ALONE, SECONDS, STARTING, is_fast, scope_of, seconds
-
-ROOT = Path(__file__).parents[1]
-
-
-def test_every_file_and_folder_that_is_named_exists():
-    named = {*FOLDERS_ALONE, *SECONDS, *STARTING}
-    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+from tests import order
+from tests.timings import keep
 
 
-def test_a_worker_keeps_a_file_or_a_folder_alone_to_itself():
-    assert scope_of("tests/lora/test_arena.py::test_a") == "tests/lora/test_arena.py"
-    assert scope_of("tests/e2e/test_page.py::test_a[1-2]") == "tests/e2e"
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "SECONDS", {"tests/a.py": 7.0, "tests/e2e/demo/test_b.py": 60.0})
 
 
-def test_what_is_named_takes_as_long_as_it_is_said_and_the_rest_by_its_tests():
-    assert seconds("tests/e2e", ["one"]) == SECONDS["tests/e2e"]
-    assert seconds("tests/some.py", ["one"] * 7) > seconds("tests/some.py", ["one"])
+def test_a_worker_keeps_a_file_or_the_folder_of_a_stack_to_itself() -> None:
+    assert order.scope_of("tests/lora/test_arena.py::test_a") == "tests/lora/test_arena.py"
+    assert order.scope_of("tests/e2e/test_clock.py::test_a[1-2]") == "tests/e2e/test_clock.py"
+    assert order.scope_of("tests/e2e/demo/test_page.py::test_a[a/b]") == "tests/e2e/demo"
 
 
-def test_what_is_long_or_starts_something_is_not_fast():
-    assert not is_fast("tests/e2e")
-    assert not any(map(is_fast, STARTING))
-    assert is_fast("tests/test_order.py")
+def test_a_scope_takes_as_long_as_its_files_took_and_one_that_is_new_a_moment() -> None:
+    assert order.seconds(["tests/a.py::test_x", "tests/a.py::test_y"]) == 7.0
+    assert 0 < order.seconds(["tests/new.py::test_x"]) < 1
+
+
+def test_a_file_that_takes_long_or_starts_servers_is_not_fast() -> None:
+    assert not order.is_fast("tests/a.py")
+    assert not order.is_fast("tests/e2e")
+    assert order.is_fast("tests/new.py")
+
+
+def test_a_run_of_some_files_replaces_their_seconds_alone(tmp_path) -> None:
+    path = tmp_path / "build" / "seconds.json"
+    keep({"a.py": [1.0, 2.0], "b.py": [3.0, 4.0]}, path)
+    keep({"b.py": [5.0, 6.0]}, path)
+    assert path.read_text().split() == ["{", '"a.py":', "[", "1.0,", "2.0", "],", '"b.py":', "[", "5.0,", "6.0", "]", "}"]  # fmt: skip
