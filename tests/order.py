@@ -1,4 +1,4 @@
-"""The order of test files in `make test`, and the choice of `make test-fast`, from measured seconds."""
+"""Seconds of test files, for the order of `make test` and the choice of `make test-fast`."""
 
 import json
 from collections.abc import Iterable
