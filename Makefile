@@ -8,17 +8,19 @@ DATA_DIR ?= .chorale$(if $(MODEL),-$(MODEL))
 ARGS ?=
 BENCH_ARGS ?= --stack demo --adapters 4 --requests 16 --prompt-tokens 32:64 --output-tokens 32
 
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 TRITON := 3.6.0
 UV := 0.13.9
 CYCLONEDX := 7.5.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Tests start hundreds of processes; without kept bytecode each would compile all of it again.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= TRITON_OF_GPUS=$(VENV)/triton-$(TRITON) $(BIN)/python -m pytest -m "not soak"
+NO_SMOLLM2 := Warning: SmolLM2 could not be made; without it the tests that need it are skipped.
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-train model check reference docs screenshots words house requirements sbom image test test-fast test-ray test-clients test-triton soak bench test-gpu bench-gpu chromium node debian-parts emulator
+ALL_TOOLS := chromium node debian-parts emulator
+.PHONY: help demo demo-train model check reference docs screenshots words house requirements sbom image test test-fast test-all test-ray test-clients order soak bench test-gpu bench-gpu chromium node debian-parts emulator
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,23 +78,27 @@ image: ## build deploy/Dockerfile's steps on a Debian root, without Docker or a 
 	@command -v buildah >/dev/null && command -v mmdebstrap >/dev/null || apt-get install -y -q --no-install-recommends buildah mmdebstrap
 	@bash .ci/image.sh
 
-test: $(VENV)/dev.stamp chromium debian-parts emulator ## run all tests but the slow ones [ARGS=...]
-	@$(MAKE) --no-print-directory model || echo "Warning: SmolLM2 could not be made; without it the tests that need it are skipped." >&2
-	$(PYTEST) -m "not soak" -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)
+test: $(VENV)/dev.stamp $(VENV)/triton-$(TRITON).stamp chromium debian-parts emulator ## run all tests but the slow ones, Ray's and other clients', in 15 minutes [ARGS=...]
+	@$(MAKE) --no-print-directory model || echo "$(NO_SMOLLM2)" >&2
+	$(PYTEST) -n 2 --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
-test-fast: $(VENV)/dev.stamp ## run the tests without servers, browsers and compilers, in 6 minutes [ARGS=...]
-	$(PYTEST) -m "not soak" -n 2 --fast --ignore=tests/ray --ignore=tests/clients $(ARGS)
+test-fast: $(VENV)/dev.stamp ## run the tests without servers, browsers and compilers, in 2 minutes [ARGS=...]
+	$(PYTEST) -n 2 --fast --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
-test-ray: $(VENV)/ray.stamp ## test engines on a Ray cluster of this machine, in 4 minutes [ARGS=...]
+test-all: $(VENV)/ray.stamp $(VENV)/triton-$(TRITON).stamp $(ALL_TOOLS) ## run test, test-ray and test-clients as one, in 20 minutes [ARGS=...]
+	@$(MAKE) --no-print-directory model || echo "$(NO_SMOLLM2)" >&2
+	$(PYTEST) -n 2 $(ARGS)
+
+test-ray: $(VENV)/ray.stamp ## test engines on a Ray cluster of this machine, in 2 minutes [ARGS=...]
 	$(PYTEST) tests/ray $(ARGS)
 
 test-clients: $(VENV)/dev.stamp node ## test OpenAI's clients, LangChain, lm-eval and others, unchanged, in 3 minutes [ARGS=...]
 	$(PYTEST) tests/clients -rs $(ARGS)
 
-test-triton: $(VENV)/dev.stamp $(VENV)/triton-$(TRITON).stamp ## compile every kernel for sm_90 by the Triton of GPU machines, in 20 seconds [ARGS=...]
-	PYTHONPATH=$(VENV)/triton-$(TRITON) EXPECTED_TRITON=$(TRITON) $(PYTEST) tests/kernels/test_aot.py -k another_triton $(ARGS)
+order: $(VENV)/dev.stamp ## have the next run begin with the files that took longest in the last one
+	@$(BIN)/python -m tests.timings
 
-soak: $(VENV)/dev.stamp ## run the slow sweeps
+soak: $(VENV)/dev.stamp $(VENV)/triton-$(TRITON).stamp ## run the slow sweeps
 	$(PYTEST) -m soak $(ARGS)
 
 bench: $(VENV)/dev.stamp ## send a small load over HTTP, print one JSON line [BENCH_ARGS=...]

@@ -1,20 +1,21 @@
 """Seconds of test files, for the order of `make test` and the choice of `make test-fast`."""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("seconds.json")
 """Wall seconds of each file that takes a second or more; `make order` writes it from a run."""
 
-FOLDERS_OF_STACKS = "tests/e2e/"
-"""Folder whose folders each have one stack, in their conftest.py, that their files share."""
+_ONE_STACK = re.compile(r"tests/(ray|clients|e2e/\w+)(?=/)")
+"""Folders whose files share a stack of processes, which their conftest.py starts."""
 
 _USUAL_S = 0.3
 """Assumed seconds of a file that is not in the table."""
 _FAST_S = 2.0
 """Files that take longer are left out of `make test-fast`."""
-_STARTING = ("tests/e2e", "tests/crash")
+_STARTING = ("tests/e2e", "tests/crash", "tests/ray", "tests/clients")
 """Folders of tests that start servers, and are left out of `make test-fast` however short."""
 
 SECONDS: dict[str, float] = json.loads(TABLE.read_text())
@@ -23,9 +24,8 @@ SECONDS: dict[str, float] = json.loads(TABLE.read_text())
 def scope_of(nodeid: str) -> str:
     """Return the file or folder that one worker runs alone, so that its fixtures are made once."""
     file = nodeid.partition("::")[0]
-    folder, _, rest = file.removeprefix(FOLDERS_OF_STACKS).partition("/")
-    is_shared = rest and file.startswith(FOLDERS_OF_STACKS)
-    return f"{FOLDERS_OF_STACKS}{folder}" if is_shared else file
+    shared = _ONE_STACK.match(file)
+    return shared[0] if shared else file
 
 
 def seconds(nodeids: Iterable[str]) -> float:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from bench.process_tree import cpu_seconds
+from tests.order import TABLE
 
 KEPT = Path(__file__).parents[1] / "build" / "test-seconds.json"
 _SHOWN = 20
@@ -27,10 +28,10 @@ Seconds = dict[str, list[float]]
 class Timings:
     """A plugin of pytest: a worker measures its files, the controller keeps and shows them all."""
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: Any) -> None:
         self._config = config
         self._began = time.monotonic()
-        self._seconds: Seconds = {}
+        self.seconds: Seconds = {}
         self._read = (self._began, 0.0)
 
     def pytest_runtestloop(self) -> None:
@@ -44,26 +45,26 @@ class Timings:
         file = _file(item)
         if nextitem is None or _file(nextitem) != file:
             read, self._read = self._read, _now()
-            spent = self._seconds.setdefault(file, [0.0, 0.0])
+            spent = self.seconds.setdefault(file, [0.0, 0.0])
             for i in (0, 1):
                 spent[i] = round(spent[i] + self._read[i] - read[i], 2)
         return result
 
     def pytest_sessionfinish(self) -> None:
         if hasattr(self._config, "workeroutput"):
-            self._config.workeroutput["seconds"] = self._seconds
+            self._config.workeroutput["seconds"] = self.seconds
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
         """Take what a worker measured, if it did not crash."""
-        self._seconds |= getattr(node, "workeroutput", {}).get("seconds", {})
+        self.seconds |= getattr(node, "workeroutput", {}).get("seconds", {})
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if _is_whole(self._config):
-            keep(self._seconds)
+            keep(self.seconds)
         wall_s = time.monotonic() - self._began
         # The workers have ended, so that they count as reaped children.
-        for line in lines(self._seconds, wall_s, cpu_seconds(os.getpid())):
+        for line in lines(self.seconds, wall_s, cpu_seconds(os.getpid())):
             terminalreporter.write_line(line)
 
 
@@ -104,3 +105,18 @@ def _file(item: pytest.Item) -> str:
 
 def _now() -> tuple[float, float]:
     return time.monotonic(), cpu_seconds(os.getpid())
+
+
+def write_table() -> None:
+    """Write the wall seconds of the files of the last runs that take long enough to matter."""
+    kept: Seconds = json.loads(KEPT.read_text())
+    table = {
+        file: round(wall)
+        for file, (wall, _) in sorted(kept.items())
+        if wall >= 1 and (KEPT.parents[1] / file).is_file()
+    }
+    TABLE.write_text(json.dumps(table, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    write_table()
