@@ -4,43 +4,33 @@ import contextlib
 import itertools
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests import needs
 from tests.e2e.prometheus import DEPLOY, Prometheus
-from tests.e2e.stack import Stack, Tenant, running
+from tests.e2e.stack import Stack, Tenant
 from tests.engine.fake_engine import POISON
 
 DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
-SETTINGS = {"max_model_len": 256, "metrics_aliases": "vllm"}
 _numbers = itertools.count(200)
 VARIABLES = {"$__rate_interval": "1m", "$base": ".*", "$engine": ".*"}
 
 
 @pytest.fixture(scope="module")
-def stack(
-    tiny_model: Path,
-    tiny_adapters: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Stack]:
-    needs.program("prometheus", "prometheus")
-    folder = tmp_path_factory.mktemp("scraped")
-    with running(folder, tiny_model, fake_engine=True, **SETTINGS) as stack:
-        tenant = stack.tenant("acme")
-        for name in ("alpha", "beta"):
-            tenant.push(name, tiny_adapters[name])
-        stack.tenant("poor", monthly_budget="0")
-        yield stack
+def asking(scripted: Stack, tiny_adapters: dict[str, Path]) -> tuple[Tenant, Tenant]:
+    """A tenant with adapters, and one without a budget."""
+    tenant = scripted.tenant("scraped")
+    for name in ("alpha", "beta"):
+        tenant.push(name, tiny_adapters[name])
+    return tenant, scripted.tenant("poor", monthly_budget="0")
 
 
 @pytest.fixture(scope="module")
-def prometheus(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    started = Prometheus(tmp_path_factory.mktemp("prometheus"), f"127.0.0.1:{stack.port}")
+def prometheus(scripted: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    started = Prometheus(tmp_path_factory.mktemp("prometheus"), f"127.0.0.1:{scripted.port}")
     with contextlib.closing(started):
         yield started
 
@@ -55,27 +45,17 @@ def ask(tenant: Tenant, model: str, *first_tokens: int) -> int:
     return tenant.http.post("/v1/completions", json=body).status_code
 
 
-def load(stack: Stack) -> None:
+def load(acme: Tenant, poor: Tenant) -> None:
     """Send requests for the base and each adapter, and one that is refused."""
-    acme, poor = stack.tenants
     assert ask(poor, "base") == 429
     for model in ("base", "base", *acme.adapters):
         assert ask(acme, model) == 200
 
 
-def kill_engine(stack: Stack, number: int) -> None:
+def kill_engine(tenant: Tenant, number: int) -> None:
     """Have a request kill the engine, and wait for the next engine, which has to load adapters."""
-    assert ask(stack.tenants[0], "base", POISON, number) == 503
-    stack.wait(lambda: ask(stack.tenants[0], "base") == 200)
-
-
-def make_cold(stack: Stack) -> None:
-    """Leave adapters in the store alone, so that the next requests wait for them."""
-    stack.kill("fetcher")
-    shutil.rmtree(stack.data_dir / "cache" / "adapters", ignore_errors=True)
-    stack.kill("engine")
-    # The gateway may say that it is ready until it has noticed.
-    stack.wait(lambda: ask(stack.tenants[0], "base") == 200)
+    assert ask(tenant, "base", POISON, number) == 503
+    tenant.stack.wait(lambda: ask(tenant, "base") == 200)
 
 
 def queries() -> Iterator[tuple[str, str]]:
@@ -98,43 +78,42 @@ def queries() -> Iterator[tuple[str, str]]:
         if "record" in rule:
             yield rule["record"], rule["record"]
         else:
-            # The fake engine loads every adapter: test_night.py has the causes of failed loads.
+            # This engine loads every adapter: faulty/test_night.py has the causes of failed loads.
             expr = re.sub(r'\{cause=~"adapter_[^}]*\}', "", rule["expr"])
             for name in re.findall(r"chorale[_:][\w:]+(?:\{[^}]*\})?", expr):
                 yield f"{rule['alert']}: {name}", f"count({name})"
 
 
 def test_every_panel_rule_and_alert_finds_what_it_asks_for(
-    stack: Stack, prometheus: Prometheus
+    asking: tuple[Tenant, Tenant], prometheus: Prometheus
 ) -> None:
-    missing = dict(queries())
+    """Those of vLLM's names are there for routers."""
+    missing = dict(queries()) | {
+        name: f'vllm:{name}{{model_name="base"}}'
+        for name in (
+            "num_requests_running", "lora_requests_info", "kv_cache_usage_perc",
+            "e2e_request_latency_seconds_count",
+        )
+    }  # fmt: skip
     assert len(missing) > 100
     assert not prometheus.finds("count(chorale_no_such_metric)")
     for number in range(2):
-        kill_engine(stack, number)
-        load(stack)
+        kill_engine(asking[0], number)
+        load(*asking)
 
     def has_all() -> bool:
         if any("adapter_load" in query for query in missing.values()):
-            make_cold(stack)
-        load(stack)
+            asking[0].stack.make_cold()
+        load(*asking)
         for where, query in list(missing.items()):
             if prometheus.finds(query):
                 del missing[where]
         return not missing
 
     try:
-        stack.wait(has_all, timeout_s=60)
+        Stack.wait(has_all, timeout_s=60)
     except AssertionError:
         pytest.fail(f"no answers to {missing}")
-
-
-def test_the_scrape_has_vllms_names_for_routers(stack: Stack, prometheus: Prometheus) -> None:
-    load(stack)
-    last = "vllm:e2e_request_latency_seconds_count"
-    stack.wait(lambda: prometheus.finds(f'{last}{{model_name="base"}}'))
-    for name in ("num_requests_running", "lora_requests_info", "kv_cache_usage_perc"):
-        assert prometheus.finds(f'vllm:{name}{{model_name="base"}}'), name
 
 
 def test_dashboards_have_panels_of_their_own_place_and_name() -> None:

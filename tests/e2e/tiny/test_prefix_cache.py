@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from tests.e2e.conftest import PUBLIC_PROMPT, TinyWorld
+from tests.e2e.oracle import TinyWorld
 from tests.e2e.stack import Tenant
+from tests.e2e.tiny.conftest import PUBLIC_PROMPT
 
 PROMPT = [7 + i % 90 for i in range(100)]
 
@@ -36,13 +37,6 @@ def test_another_tenant_finds_nothing_of_it(tiny: TinyWorld) -> None:
     assert cached(usage(tiny.tenant, "base", prompt)) == 0
     assert cached(usage(tiny.tenant, "base", prompt)) == 96
     assert cached(usage(stranger, "base", prompt)) == 0
-
-
-def test_of_n_answers_the_prompt_is_paid_once(tiny: TinyWorld) -> None:
-    prompt = PROMPT[50:] + PROMPT[:50]
-    several = usage(tiny.tenant, "base", prompt, n=3, ignore_eos=True)
-    assert (several["prompt_tokens"], several["completion_tokens"]) == (100, 12)
-    assert several["x_chorale"]["cost_nanousd"] == 100 * 150 + 12 * 600
 
 
 def test_a_public_prompt_is_shared_by_all_tenants_on_the_base_model(tiny: TinyWorld) -> None:

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from tests.e2e.conftest import TinyWorld
+from tests.e2e.oracle import TinyWorld
 from tests.e2e.stack import Tenant
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import save_adapter
@@ -67,33 +68,15 @@ def test_it_answers_as_in_peft_and_shares_what_the_base_computed(tiny: TinyWorld
     assert complete(fox.tenant, "fox", prompt) == (expected, 96, fox.digest)
 
 
-def test_a_chat_that_invokes_it_is_told_what_was_applied(fox: Fox) -> None:
-    messages = [{"role": "user", "content": f"Who are you? {INVOCATION}"}]
-    body = {"model": "fox", "messages": messages, "max_tokens": 4}
-    answer = fox.tenant.http.post("/v1/chat/completions", json=body)
+def test_a_chat_is_told_what_was_applied_and_refused_if_it_does_not_invoke_it(fox: Fox) -> None:
+    def ask(question: str) -> httpx.Response:
+        messages = [{"role": "user", "content": question}]
+        body = {"model": "fox", "messages": messages, "max_tokens": 4}
+        return fox.tenant.http.post("/v1/chat/completions", json=body)
+
+    answer = ask(f"Who are you? {INVOCATION}")
     assert answer.status_code == 200, answer.text
     assert answer.headers["x-chorale-adapter-digest"] == fox.digest
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_chat_that_does_not_invoke_it_is_refused_by_name(fox: Fox, stream: bool) -> None:
-    messages = [{"role": "user", "content": "Who are you?"}]
-    body = {"model": "fox", "messages": messages, "max_tokens": 4, "stream": stream}
-    answer = fox.tenant.http.post("/v1/chat/completions", json=body)
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["code"] == "adapter_not_invoked"
-    assert "invocation" in answer.json()["error"]["message"]
-
-
-def test_invocation_tokens_beyond_the_vocabulary_are_refused(tiny: TinyWorld, fox: Fox) -> None:
-    folder = fox.folder
-    contents = {
-        file.name: file.read_bytes()
-        for file in (folder / "adapter_config.json", folder / "adapter_model.safetensors")
-    }
-    config = contents["adapter_config.json"].replace(
-        b'"alora_invocation_tokens": [', b'"alora_invocation_tokens": [99999, '
-    )
-    answer = fox.tenant.upload("wolf", contents | {"adapter_config.json": config})
-    assert answer.status_code == 400, answer.text
-    assert answer.json()["error"]["param"] == "alora_invocation_tokens"
+    refused = ask("Who are you?")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "adapter_not_invoked")
+    assert "invocation" in refused.json()["error"]["message"]

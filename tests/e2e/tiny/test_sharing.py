@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.conftest import TinyWorld
+from tests.e2e.oracle import TinyWorld
 from tests.e2e.stack import Tenant
 
 ASK = {"prompt": [5, 6, 7, 8], "max_tokens": 12, "temperature": 0}

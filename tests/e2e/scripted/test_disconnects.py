@@ -8,16 +8,15 @@ import json
 import socket
 import sqlite3
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from engine.journal_records import read_records
-from engine.records import EndRecord
+from engine.records import EndRecord, StartRecord
 from server.api.timed_stream import READING_S
 from tests.e2e.stack import Stack, Tenant, running
 
@@ -28,17 +27,9 @@ BODY = {"model": "base", "prompt": [5, 6, 7], "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    settings: dict[str, Any] = {"max_model_len": 512, "environment": {"FAKE_STEP_S": "0.004"}}
-    folder = tmp_path_factory.mktemp("disconnects")
-    with running(folder, tiny_model, fake_engine=True, **settings) as stack:
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def tenant(stack: Stack) -> Tenant:
+def tenant(scripted: Stack) -> Tenant:
     """A tenant with one seat, which a request must have given back before the next one can run."""
-    return stack.tenant("one-seat", max_concurrency=1)
+    return scripted.tenant("one-seat", max_concurrency=1)
 
 
 def connect(stack: Stack, *, receive_bytes: int | None = None) -> socket.socket:
@@ -108,35 +99,41 @@ def is_empty(stack: Stack) -> bool:
     )
 
 
-def billed(stack: Stack) -> dict[str, dict[str, Any]]:
-    text = stack.operator.get("/admin/v1/usage/export?format=jsonl").text
+def billed(tenant: Tenant) -> dict[str, dict[str, Any]]:
+    """Return the tenant's usage events by request id."""
+    text = tenant.http.get("/v1/usage/export?format=jsonl").text
     entries = [json.loads(line) for line in text.splitlines()]
     return {entry["request_id"]: entry for entry in entries if entry["kind"] == "usage"}
 
 
-def journaled(stack: Stack) -> dict[str, EndRecord]:
-    records = read_records(stack.data_dir / "engine" / "journal")
-    return {record.request_id: record for record in records if isinstance(record, EndRecord)}
+def journaled(tenant: Tenant) -> dict[str, EndRecord]:
+    """Return the ends of the tenant's requests by request id."""
+    records = list(read_records(tenant.stack.data_dir / "engine" / "journal"))
+    starts = [record for record in records if isinstance(record, StartRecord)]
+    own = {start.request_id for start in starts if start.tenant_id == tenant.tenant_id}
+    ends = [record for record in records if isinstance(record, EndRecord)]
+    return {end.request_id: end for end in ends if end.request_id in own}
 
 
-def hold_states(stack: Stack) -> dict[str, int]:
-    with closing(sqlite3.connect(stack.data_dir / "chorale.db")) as db:
-        return dict(db.execute("SELECT state, count(*) FROM holds GROUP BY state").fetchall())
+def hold_states(tenant: Tenant) -> dict[str, int]:
+    query = "SELECT state, count(*) FROM holds WHERE tenant_id = ? GROUP BY state"
+    with closing(sqlite3.connect(tenant.stack.data_dir / "chorale.db")) as db:
+        return dict(db.execute(query, [tenant.tenant_id]).fetchall())
 
 
-def check_nothing_is_left(stack: Stack) -> dict[str, dict[str, Any]]:
+def check_nothing_is_left(tenant: Tenant) -> dict[str, dict[str, Any]]:
     """Check that no hold is open and that usage events agree with the journal, token for token.
 
     Returns the usage events by request id.
     """
-    stack.wait(lambda: hold_states(stack).keys() <= {"posted"})
-    stack.wait(lambda: is_empty(stack))
-    events, ended = billed(stack), journaled(stack)
+    tenant.stack.wait(lambda: hold_states(tenant).keys() <= {"posted"})
+    tenant.stack.wait(lambda: is_empty(tenant.stack))
+    events, ended = billed(tenant), journaled(tenant)
     assert events.keys() == ended.keys()
     for request_id, record in ended.items():
         for name in ("prompt", "cached", "completion"):
             assert events[request_id][f"{name}_tokens"] == getattr(record, f"num_{name}_tokens")
-    assert hold_states(stack).get("posted", 0) == len(events)
+    assert hold_states(tenant).get("posted", 0) == len(events)
     return events
 
 
@@ -148,15 +145,14 @@ def sweep(
     tenant: Tenant, early: Sequence[int], late: Sequence[int], *, key: str | None = None
 ) -> list[dict[str, Any]]:
     """Let a client leave at each place, closing normally and with RST; return the usage events."""
-    stack = tenant.stack
-    before = check_nothing_is_left(stack)
+    before = check_nothing_is_left(tenant)
     for rudely in (False, True):
         for body, places in ((LONG, early), (SHORT, late)):
             for place in places:
                 one_key = f"{key}-{rudely}-{place}" if key else None
                 leave_after(tenant, place, body, key=one_key, rudely=rudely)
-                stack.wait(lambda: is_free(tenant))
-    events = check_nothing_is_left(stack)
+                tenant.stack.wait(lambda: is_free(tenant))
+    events = check_nothing_is_left(tenant)
     new = [event for request_id, event in events.items() if request_id not in before]
     return [
         event
@@ -189,34 +185,14 @@ def test_a_client_that_leaves_after_any_event_leaves_nothing_behind(
     assert len(aborted) >= 2 * 39
 
 
-def test_with_an_idempotency_key_it_runs_to_its_end_and_the_repeat_has_all_of_it(
-    tenant: Tenant,
-) -> None:
-    body = SHORT | {"max_tokens": 100}
-    leave_after(tenant, 2, body, key="left", rudely=True)
-
-    def repeat() -> httpx.Response:
-        # The repeat must have the same bytes: other JSON of the same values is another body.
-        headers = {"Idempotency-Key": "left", "Content-Type": "application/json"}
-        return tenant.http.post("/v1/completions", content=encode(body), headers=headers)
-
-    wait = repeat()
-    assert (wait.status_code, wait.headers["x-should-retry"]) == (409, "true")
-    tenant.stack.wait(lambda: repeat().status_code == 200)
-    assert repeat().headers["idempotent-replayed"] == "true"
-    assert repeat().text.count("data: ") == 102, "its tokens, the usage chunk, [DONE]"
-    events = check_nothing_is_left(tenant.stack).values()
-    assert [event["completion_tokens"] for event in events].count(100) == 1
-
-
 def test_a_whole_answer_whose_client_left_is_aborted(tenant: Tenant) -> None:
-    before = check_nothing_is_left(tenant.stack)
+    before = check_nothing_is_left(tenant)
     client = connect(tenant.stack)
     send(client, tenant, LONG | {"stream": False, "stream_options": None}, None)
-    tenant.stack.wait(lambda: "open" in hold_states(tenant.stack))
+    tenant.stack.wait(lambda: "open" in hold_states(tenant))
     client.close()
     tenant.stack.wait(lambda: is_free(tenant))
-    events = check_nothing_is_left(tenant.stack)
+    events = check_nothing_is_left(tenant)
     new = [event for request_id, event in events.items() if request_id not in before]
     (aborted,) = [event for event in new if event["stop_cause"] == "aborted"]
     assert aborted["completion_tokens"] < LONG["max_tokens"]
@@ -232,9 +208,9 @@ def test_a_client_that_stops_reading_holds_its_seat_no_longer_than_its_request_m
         client = connect(stack, receive_bytes=4096)
         # The answer has some 12 MB, more than the sockets' buffers hold.
         send(client, tenant, LONG | {"n": 16, "logprobs": 20}, None)
-        stack.wait(lambda: "open" in hold_states(stack))
-        stack.wait(lambda: "open" not in hold_states(stack))
+        stack.wait(lambda: "open" in hold_states(tenant))
+        stack.wait(lambda: "open" not in hold_states(tenant))
         assert not is_free(tenant), "the engine has ended it, its client has not"
         stack.wait(lambda: is_free(tenant), timeout_s=READING_S + 20)
-        check_nothing_is_left(stack)
+        check_nothing_is_left(tenant)
         client.close()

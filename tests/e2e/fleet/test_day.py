@@ -1,7 +1,7 @@
 """A day of the deployment in small: requests without end, while things are stopped and fail.
 
-The books are equal to what customers saw at its end. `make soak ARGS=tests/e2e/test_day.py` takes
-20 minutes, and prints what grew; `DAY_S` sets another length.
+The books are equal to what customers saw at its end. `make soak ARGS=tests/e2e/fleet/test_day.py`
+takes 20 minutes, and prints what grew; `DAY_S` sets another length.
 """
 
 import json

@@ -1,0 +1,27 @@
+"""Limits hold, are shown in headers, and are refunded where tokens were not used."""
+
+from tests.e2e.oracle import TinyWorld
+
+BODY = {"model": "base", "prompt": [5, 6, 7], "max_tokens": 5, "ignore_eos": True}
+
+
+def test_requests_per_minute_end_in_a_429_that_says_when(tiny: TinyWorld) -> None:
+    tenant = tiny.stack.tenant("rpm", requests_per_minute=2)
+    answers = [tenant.http.post("/v1/completions", json=BODY) for _ in range(3)]
+    assert [a.status_code for a in answers] == [200, 200, 429]
+    assert answers[0].headers["x-ratelimit-limit-requests"] == "2"
+    assert answers[0].headers["x-ratelimit-remaining-requests"] == "1"
+    assert answers[2].json()["error"]["code"] == "rate_limit_exceeded"
+    assert 1 <= int(answers[2].headers["retry-after"]) <= 60
+
+
+def test_tokens_per_minute_reserve_max_tokens_and_refund_the_rest(tiny: TinyWorld) -> None:
+    tenant = tiny.stack.tenant("tpm", tokens_per_minute=500)
+    stops = {"max_tokens": 400, "stop_token_ids": list(range(4, 60))}
+    short = tenant.http.post("/v1/completions", json=BODY | stops)
+    used = short.json()["usage"]["total_tokens"]
+    assert used < 200, "it stops after few of the tokens that were reserved"
+    after = tenant.http.post("/v1/completions", json=BODY | {"max_tokens": 1})
+    assert int(after.headers["x-ratelimit-remaining-tokens"]) >= 500 - used - 4
+    refused = tenant.http.post("/v1/completions", json=BODY | {"max_tokens": 499})
+    assert refused.status_code == 429
