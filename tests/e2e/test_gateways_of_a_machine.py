@@ -1,4 +1,4 @@
-"""Two gateway processes of one machine on one port, with PostgreSQL and Redis."""
+"""Two gateway processes of one machine on one port, with PostgreSQL and Redis and two engines."""
 
 import concurrent.futures
 import contextlib
@@ -15,11 +15,13 @@ from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
+from server.database.tables import leases
 from tests import needs
 from tests.e2e.stack import Stack, Tenant
-from tests.e2e.test_gateways import Fleet, check
+from tests.e2e.test_gateways import Fleet, check, check_budget, num_ready
 from tests.redis_server import RedisServer
 
 GATEWAYS = ("gateway", "gateway-2")
@@ -30,25 +32,33 @@ BODY: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def stack(
+def machine(
     make_postgres: Callable[[str], str], tiny_model: Path, tmp_path_factory: Any
-) -> Iterator[Stack]:
+) -> Iterator[Fleet]:
     needs.redis()
     with tempfile.TemporaryDirectory() as short:
-        redis = RedisServer(Path(short)).start()
+        redis, url = RedisServer(Path(short)).start(), make_postgres("template1")
         shared = {
-            "database_url": make_postgres("template1"), "redis_url": redis.url,
-            "fake_engine": True, "gateways": 2, "max_num_seqs": 64, "max_model_len": 512,
-            "redis_deadline_s": 2.0, "drain_timeout_s": 20.0,
+            "database_url": url, "redis_url": redis.url,
+            "fake_engine": True, "gateways": 2, "engines": 2, "max_num_seqs": 64,
+            "max_model_len": 512, "redis_deadline_s": 2.0, "drain_timeout_s": 20.0,
         }  # fmt: skip
         stack = Stack(tmp_path_factory.mktemp("machine"), tiny_model, **shared)
+        database = sa.create_engine(sa.engine.make_url(url))
         try:
             stack.start(FAKE_STEP_S="0.02")
             stack.wait(lambda: serving(stack) == set(GATEWAYS))
-            yield stack
+            stack.wait(lambda: num_ready(stack) == 2)
+            yield Fleet([stack], redis, database)
         finally:
             stack.stop()
+            database.dispose()
             redis.stop()
+
+
+@pytest.fixture
+def stack(machine: Fleet) -> Stack:
+    return machine.stacks[0]
 
 
 def serving(stack: Stack) -> set[str]:
@@ -157,24 +167,45 @@ def client_at(stack: Stack, key: str, name: str) -> httpx.Client:
         client.close()
 
 
-def test_both_take_part_in_one_limit_and_one_scrape_tells_of_both(stack: Stack) -> None:
-    tenant = stack.tenant("limited", requests_per_minute=20)
-    fleet = Fleet([stack], RedisServer(Path("/")), database=None)  # type: ignore[arg-type]
+def test_both_take_part_in_one_limit_and_one_scrape_tells_of_both(
+    machine: Fleet, stack: Stack
+) -> None:
+    """Both engines serve, and each one's journal is settled once."""
+    tenant = machine.tenant("limited", requests_per_minute=20)
     before = figures(stack, "chorale_http_requests_total")
-    answers = fleet.run(tenant, 120)
+    answers = machine.run(tenant, 60)
     check(answers, 20)
     assert sum(got.status == 200 for got in answers) >= 20, "and no fewer"
     after = figures(stack, "chorale_http_requests_total")
     share = {name: after[name] - before.get(name, 0.0) for name in GATEWAYS}
     assert min(share.values()) > 0
-    assert sum(share.values()) >= 120
+    assert sum(share.values()) >= 60
     assert figures(stack, "chorale_gateways_missing") == {"": 0.0}
-    assert figures(stack, "chorale_engine_ready") == {"": 1.0}, "the engine is there once"
+    assert figures(stack, "chorale_engine_ready") == {"": 2.0}, "each engine is there once"
+    assert machine.num_engines_of(tenant) == 2
+    with machine.database.connect() as conn:
+        names = sa.select(leases.c.name).where(leases.c.name.like("settler/%"))
+        assert len(conn.scalars(names).all()) == 2
+
+
+def test_both_spend_one_budget_to_its_last_token(machine: Fleet) -> None:
+    check_budget(machine, count=40, num_tokens=900)
+
+
+def test_no_more_is_admitted_when_redis_is_wiped(machine: Fleet) -> None:
+    """Requests are sent before and after; tests/server/limits has every other fault of Redis."""
+    tenant = machine.tenant("wiped", requests_per_minute=30)
+    answers = machine.run(tenant, 40)
+    machine.redis.wipe()
+    for _ in range(4):
+        answers += machine.run(tenant, 15)
+    assert {got.headers.get("x-chorale-limiter") for got in answers} >= {"degraded"}
+    check(answers, 30)
 
 
 def test_an_answer_is_cancelled_at_the_gateway_that_does_not_have_it(stack: Stack) -> None:
     tenant = stack.tenant("cancels")
-    stream = Stream(tenant, 480)
+    stream = Stream(tenant, 450)
     (other,) = set(GATEWAYS) - {stream.gateway}
     with contextlib.closing(client_at(stack, tenant.api_key, other)) as client:
         answer = client.post(f"/v1/chat/completions/{stream.request_id}/cancel")
@@ -182,7 +213,7 @@ def test_an_answer_is_cancelled_at_the_gateway_that_does_not_have_it(stack: Stac
     stream.join(30)
     assert stream.is_whole
     assert stream.usage["x_chorale"]["stop_cause"] == "aborted"
-    assert stream.usage["completion_tokens"] < 480
+    assert stream.usage["completion_tokens"] < 450
 
 
 def test_a_killed_gateway_takes_nothing_from_its_neighbour_and_bills_nothing_of_its_own(

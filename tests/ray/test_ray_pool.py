@@ -9,6 +9,7 @@ import importlib.util
 import time
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,16 +21,9 @@ from server.billing.tables import holds, usage_events
 from server.database.database import Database
 from server.pool.files import wanted_path, write_wanted
 from tests.e2e.base_models import tables
-from tests.e2e.conftest import TinyWorld
+from tests.e2e.oracle import TinyWorld, check_oracle
 from tests.e2e.stack import Stack
-from tests.e2e.test_engine_pool import (
-    Streamed,
-    engines,
-    num_generated,
-    run_streams,
-    wait_until_ready,
-)
-from tests.e2e.test_oracle import check_oracle
+from tests.e2e.streams import Streamed, engines, num_generated, run_streams, wait_until_ready
 from tests.ray.stack import HEAL_S, Cluster, ClusterStack, short, start
 from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
 
@@ -79,7 +73,9 @@ def test_what_dies_on_the_cluster_ends_its_own_streams_and_the_bill_is_exact(
     ):
         # Each kill has a tenant: a request that was running at two deaths would be quarantined.
         tenant = pool.tenant(f"before-{kill.replace(' ', '-')}")
-        got = asyncio.run(run_streams(pool, tenant, NUM_STREAMS, NUM_TOKENS, kill=kill))
+        got = asyncio.run(
+            run_streams(pool, tenant, NUM_STREAMS, NUM_TOKENS, partial(pool.kill, kill))
+        )
         if victim:
             cut_steps.append(TokenMeter.read(pool.data_dir / victim / "meter")[2:])
         lost |= dict.fromkeys((g.request_id for g in got), victim)
