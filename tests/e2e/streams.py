@@ -29,8 +29,9 @@ def wait_until_ready(stack: Stack, count: int) -> None:
 
 
 def num_generated(stack: Stack) -> dict[str, int]:
-    """Return completion tokens by engine, counted since the engine's start."""
-    return {name: e["figures"]["completion_tokens"] for name, e in engines(stack).items()}
+    """Return completion tokens by engine that has told, counted since the engine's start."""
+    found = {name: engine["figures"] for name, engine in engines(stack).items()}
+    return {name: figures["completion_tokens"] for name, figures in found.items() if figures}
 
 
 @dataclass

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.bill import Before, Kill, Seen, check_bill, load
+from tests.e2e.bill import Before, Kill, Seen, check_bill, hold_states, load
 from tests.e2e.stack import Stack, running
 
 
@@ -17,7 +17,7 @@ def stack(
     """A stack without a model, all else real: cheap enough to kill again and again."""
     with running(
         tmp_path_factory.mktemp("killed"), tiny_model, fake_engine=True, max_model_len=512,
-        environment={"FAKE_STEP_S": "0.002", "FAKE_SILENCE_S": "3"},
+        environment={"FAKE_STEP_S": "0.002", "FAKE_SILENCE_S": "4"},
     ) as stack:  # fmt: skip
         for name in ("acme", "globex"):
             tenant = stack.tenant(name)
@@ -31,6 +31,7 @@ def test_the_bill_is_the_meter_after_random_disconnects(stack: Stack) -> None:
     seen = asyncio.run(load(stack.tenants, count=100, seed=1))
     assert seen.num_errors == 0
     events = check_bill(stack, seen, before)
+    assert hold_states(stack) == {"posted"}
     assert sum(event["cached_tokens"] for event in events) > 0
 
 

@@ -22,10 +22,7 @@ SPECS = {
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyWorld]:
-    """The ranks of an untied FP8 checkpoint, whose config is in the old spelling.
-
-    The arena holds two of the three adapters beside the KV, so that they come and go.
-    """
+    """The ranks of an untied FP8 checkpoint, whose config is in the old spelling."""
     folder = tmp_path_factory.mktemp("ranks")
     whole = save_model(folder / "model", tied=False, old_spelling=True, intermediate_size=192)
     quantized, twin = save_quantized(whole, folder, "FP8")
@@ -33,8 +30,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyWorld]:
         name: save_adapter(twin, folder / name, seed=300 + i, **spec)
         for i, (name, spec) in enumerate(SPECS.items())
     }
-    settings = {"tensor_parallel_size": 2, "arena_bytes": 1 << 20, "max_model_len": 512}
-    with running(folder / "stack", quantized, **settings) as stack:
+    with running(folder / "stack", quantized, tensor_parallel_size=2) as stack:
         yield TinyWorld.on(stack, twin, dirs)
 
 

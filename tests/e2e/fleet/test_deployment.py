@@ -16,10 +16,11 @@ import sqlalchemy as sa
 from bench.ports import free_port
 from server.billing.tables import holds
 from tests.deployment_files import guide
-from tests.e2e.composed import Fleet, Machine, balanced
+from tests.e2e.composed import Fleet, balanced
 from tests.e2e.day import Customers, Kind, fates
 from tests.e2e.oracle import TinyWorld, check_oracle
 from tests.e2e.stack import Stack, Tenant
+from tests.e2e.streams import num_generated, wait_until_ready
 
 PROMPT = [5, 6, 7]
 ORDERLY: tuple[Kind, ...] = ("stream", "whole", "leaves")
@@ -31,27 +32,17 @@ def test_adapters_uploaded_at_one_machine_are_served_by_both_engines_of_the_othe
 ) -> None:
     """They travel through the object store, and every request gets the tokens of PEFT."""
     first, second = fleet.machines
-    Stack.wait(lambda: len(figures(second)) == 2)
-    before = figures(second)
+    wait_until_ready(second, 2)
+    before = num_generated(second)
     for name, folder in tiny_adapters.items():
         fleet.tenant.push(name, folder)
     at_second = replace(fleet.tenant, stack=second)
     check_oracle(TinyWorld(second, at_second, tiny_model, tiny_adapters))
-    Stack.wait(lambda: all(count > before[name] for name, count in figures(second).items()))
+    Stack.wait(lambda: all(count > before[name] for name, count in num_generated(second).items()))
     for machine in (first, second):
         engine = Path(f"/proc/{machine.pid('engine')}/environ").read_bytes()
         assert b"AWS_" not in engine
         assert b"CHORALE_" not in engine
-
-
-def figures(machine: Machine) -> dict[str, int]:
-    """Return completion tokens by engine, of engines that are ready and have told their figures."""
-    engines = machine.operator.get("/admin/v1/engines").json()["data"]
-    return {
-        engine["name"]: engine["figures"]["completion_tokens"]
-        for engine in engines
-        if engine["state"] == "ready" and engine["figures"]
-    }
 
 
 def test_a_limit_is_counted_once_for_both(fleet: Fleet) -> None:
