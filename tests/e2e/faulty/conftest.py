@@ -26,7 +26,7 @@ from tests.server.traces.collector import Collector, collecting
 BUCKET = "store-that-fails"
 PREFIX = "prefix"
 FETCH_TIMEOUT_S = 5.0
-NUM_LORAS = 10
+NUM_LORAS = 9
 """Adapters that are made for all tests of this folder: each test takes new ones."""
 RECOVERY_S = 90.0
 """Longest time an adapter may be refused after its store recovers: pauses between tries grow."""
