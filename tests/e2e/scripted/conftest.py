@@ -15,14 +15,14 @@ from tests.signed_s3 import signed_s3
 
 @pytest.fixture(scope="session")
 def scripted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """The stack. A token takes 4 ms, and a gateway that is asked to end waits for 2 s."""
+    """The stack. A token takes 8 ms, and a gateway that is asked to end waits for 2 s."""
     with (
         signed_s3() as (s3, _),
         running(
             tmp_path_factory.mktemp("scripted"), tiny_model, fake_engine=True,
-            storage=f"s3://bucket?endpoint_url={s3.url}", max_model_len=1024,
+            storage=f"s3://bucket?endpoint_url={s3.url}", max_model_len=512,
             metrics_aliases="vllm", drain_timeout_s=2.0,
-            environment=CREDENTIALS | {"FAKE_STEP_S": "0.004"},
+            environment=CREDENTIALS | {"FAKE_STEP_S": "0.008"},
         ) as stack,
     ):  # fmt: skip
         yield stack

@@ -14,7 +14,7 @@ STREAM = {
     "model": "base", "prompt": [5, 6, 7], "ignore_eos": True, "stream": True,
     "stream_options": {"include_usage": True},
 }  # fmt: skip
-SHORT, LONG = 100, 900
+SHORT, LONG = 100, 480
 
 
 class Asked(threading.Thread):
