@@ -213,7 +213,7 @@ def check_bill(stack: Stack, seen: Seen, before: Before) -> list[dict]:
         for size in range(len(seen.cut_steps) + 1)
         for cut in combinations(seen.cut_steps, size)
     ]
-    assert missing in possible
+    assert missing in possible, (missing, possible)
     for answer_id, count in seen.tokens.items():
         assert count <= counted[answer_id.rpartition("-")[2]]
     for event in events:

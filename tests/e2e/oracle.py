@@ -93,4 +93,4 @@ def check_oracle(world: TinyWorld, count: int = 24, load: Callable = merged_mode
     assert distinct >= 0.9 * count, "the adapters must be seen to matter"
     got = ask_all(world, models, prompts)
     wrong = [i for i, model in enumerate(models) if got[i] != expected[model][i]]
-    assert wrong == []
+    assert not wrong, wrong

@@ -17,10 +17,10 @@ def test_requests_per_minute_end_in_a_429_that_says_when(tiny: TinyWorld) -> Non
 
 def test_tokens_per_minute_reserve_max_tokens_and_refund_the_rest(tiny: TinyWorld) -> None:
     tenant = tiny.stack.tenant("tpm", tokens_per_minute=300)
-    stops = {"max_tokens": 250, "stop_token_ids": list(range(4, 60))}
+    stops = {"max_tokens": 250, "stop_token_ids": list(range(4, 300))}
     short = tenant.http.post("/v1/completions", json=BODY | stops)
     used = short.json()["usage"]["total_tokens"]
-    assert used < 100, "it stops after few of the tokens that were reserved"
+    assert used < 20, "it stops at once"
     after = tenant.http.post("/v1/completions", json=BODY | {"max_tokens": 1})
     assert int(after.headers["x-ratelimit-remaining-tokens"]) >= 300 - used - 4
     for max_tokens, status in ((160, 200), (250, 429)):
