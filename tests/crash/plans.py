@@ -97,10 +97,13 @@ def make_plan(seed: int) -> Plan:
     return Plan(seed, kills, asks, then, timed)
 
 
-def seed_of(point: str) -> int:
-    """Return a seed whose run dies at this failpoint, and at another one at most by chance."""
+def seed_of(point: str, turn: int = 0) -> int:
+    """Return a seed whose run dies at this failpoint, and at another one at most by chance.
+
+    turn: each has another seed, and so another load.
+    """
     number = next(n for n, pair in enumerate(_PAIRS) if point in pair)
-    return (1 + _PAIRS[number].index(point)) * CYCLE + number
+    return (len(_KINDS) * turn + 1 + _PAIRS[number].index(point)) * CYCLE + number
 
 
 def make_plan_of_two(seed: int) -> Plan:

@@ -20,7 +20,7 @@ from tests.e2e.composed import Fleet, balanced
 from tests.e2e.day import Customers, Kind, fates
 from tests.e2e.oracle import TinyWorld, check_oracle
 from tests.e2e.stack import Stack, Tenant
-from tests.e2e.streams import num_generated, wait_until_ready
+from tests.e2e.streams import engines, num_generated
 
 PROMPT = [5, 6, 7]
 ORDERLY: tuple[Kind, ...] = ("stream", "whole", "leaves")
@@ -32,13 +32,17 @@ def test_adapters_uploaded_at_one_machine_are_served_by_both_engines_of_the_othe
 ) -> None:
     """They travel through the object store, and every request gets the tokens of PEFT."""
     first, second = fleet.machines
-    wait_until_ready(second, 2)
+    Stack.wait(lambda: [engine["state"] for engine in engines(second).values()] == ["ready"] * 2)
     before = num_generated(second)
     for name, folder in tiny_adapters.items():
         fleet.tenant.push(name, folder)
     at_second = replace(fleet.tenant, stack=second)
     check_oracle(TinyWorld(second, at_second, tiny_model, tiny_adapters))
-    Stack.wait(lambda: all(count > before[name] for name, count in num_generated(second).items()))
+
+    def have_served() -> list[str]:
+        return [name for name, n in num_generated(second).items() if n > before.get(name, 0)]
+
+    Stack.wait(lambda: len(have_served()) == 2)
     for machine in (first, second):
         engine = Path(f"/proc/{machine.pid('engine')}/environ").read_bytes()
         assert b"AWS_" not in engine
