@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from tests.e2e.streams import wait_until_ready
 from tests.redis_server import RedisServer
 
 GATEWAYS = ("gateway", "gateway-2")
+PLAIN: dict[str, Any] = {"verify": False, "timeout": 60}
+"""Options of clients that need no certificates, which take longer to read than a request."""
 BODY: dict[str, Any] = {
     "model": "base", "prompt": [5, 6, 7], "ignore_eos": True, "stream": True,
     "stream_options": {"include_usage": True},
@@ -71,7 +74,9 @@ def serving(stack: Stack) -> set[str]:
 def figures(stack: Stack, name: str) -> dict[str, float]:
     """Figures of a metric by gateway, over all other labels, as one scrape shows them."""
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(httpx.get(f"{stack.base_url}/metrics").text):
+    for family in text_string_to_metric_families(
+        httpx.get(f"{stack.base_url}/metrics", **PLAIN).text
+    ):
         for sample in family.samples:
             if sample.name == name:
                 gateway = sample.labels.get("gateway", "")
@@ -99,7 +104,7 @@ class Stream(threading.Thread):
         body = BODY | {"max_tokens": self._max_tokens}
         url = f"{stack.base_url}/v1/completions"
         try:
-            with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as answer:
+            with httpx.stream("POST", url, json=body, headers=headers, **PLAIN) as answer:
                 self.status = answer.status_code
                 self.gateway = holder(stack, answer)
                 lines = filter(None, answer.iter_lines())
@@ -159,7 +164,7 @@ def client_at(stack: Stack, key: str, name: str) -> httpx.Client:
     """A client whose connection a certain gateway has."""
     while True:
         client = httpx.Client(
-            base_url=stack.base_url, headers={"authorization": f"Bearer {key}"}, timeout=30
+            base_url=stack.base_url, headers={"authorization": f"Bearer {key}"}, **PLAIN
         )
         with client.stream("GET", "/health") as answer:
             found = holder(stack, answer)
@@ -261,7 +266,8 @@ def test_gateways_are_replaced_one_after_another_and_no_answer_is_cut_off(stack:
         body = {"model": "base", "prompt": [5], "max_tokens": 3}
         url = f"{stack.base_url}/v1/completions"
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            asked = [pool.submit(httpx.post, url, json=body, headers=headers) for _ in range(4)]
+            ask = partial(httpx.post, url, json=body, headers=headers, **PLAIN)
+            asked = [pool.submit(ask) for _ in range(4)]
             statuses += [each.result().status_code for each in asked]
     for stream in streams.values():
         stream.join(60)
