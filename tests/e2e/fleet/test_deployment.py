@@ -32,7 +32,8 @@ def test_adapters_uploaded_at_one_machine_are_served_by_both_engines_of_the_othe
 ) -> None:
     """They travel through the object store, and every request gets the tokens of PEFT."""
     first, second = fleet.machines
-    Stack.wait(lambda: [engine["state"] for engine in engines(second).values()] == ["ready"] * 2)
+    # The list also has the other machine's engines.
+    Stack.wait(lambda: [it["state"] for it in engines(second).values()].count("ready") == 2)
     before = num_generated(second)
     for name, folder in tiny_adapters.items():
         fleet.tenant.push(name, folder)
