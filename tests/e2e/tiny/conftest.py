@@ -17,7 +17,7 @@ PUBLIC_PROMPT = (
 """The system prompt that all tenants of the stack share."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def tiny(
     tiny_model: Path, tiny_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TinyWorld]:
