@@ -77,15 +77,3 @@ def test_n_answers_of_a_seed_differ_come_again_and_stream_the_same(tiny: TinyWor
     assert [choice["token_ids"] for choice in ask(tiny, **asked)["choices"]] == said
     assert whole["usage"]["completion_tokens"] == 48
     assert whole["usage"]["prompt_tokens"] == len(PROMPT)
-
-
-def test_n_answers_stop_each_on_its_own(tiny: TinyWorld) -> None:
-    asked = {"n": 8, "temperature": 1.5, "seed": 5, "max_tokens": 40}
-    stops = list(range(4, 12))
-    choices = ask(tiny, **asked, stop_token_ids=stops)["choices"]
-    free = ask(tiny, **asked)["choices"]
-    for own, longer in zip(choices, free, strict=True):
-        ends = [i for i, token in enumerate(longer["token_ids"]) if token in stops]
-        length = ends[0] + 1 if ends else 40
-        assert own["token_ids"] == longer["token_ids"][:length]
-        assert own["finish_reason"] == ("stop" if ends else "length")
