@@ -4,12 +4,21 @@ import random
 from dataclasses import dataclass, replace
 
 from tests.crash.load import Ask, make_asks
-from tests.crash.points import ENGINE_POINTS, POINTS, Kill
+from tests.crash.points import ENGINE_POINTS, GATEWAY_POINTS, POINTS, Kill
 
-CYCLE = 60
-"""Number of seeds that visit every failpoint once; its other seeds kill at random moments. In the
-first cycle processes die at an early visit, which every run reaches.
+_PAIRS = [
+    *zip(GATEWAY_POINTS[::2], GATEWAY_POINTS[1::2], strict=True),
+    *zip(ENGINE_POINTS[::2], ENGINE_POINTS[1::2], strict=True),
+]
+"""Failpoints at which the first two lives of a process end in one run."""
+CYCLE = len(_PAIRS) + 3
+"""Number of seeds of a cycle. The first cycle visits every failpoint once: its runs have a pair of
+them. Runs of the next two have one of each pair, and so on. The last three seeds of a cycle kill
+at random moments. In the first three cycles processes die at an early visit, which every run
+reaches.
 """
+_KINDS = (slice(0, 2), slice(0, 1), slice(1, 2))
+"""Places in the pair of the failpoints of a run, cycle by cycle."""
 _SPREAD_S = 0.1
 """Time within which requests arrive."""
 
@@ -65,10 +74,10 @@ class Plan:
 
 def make_plan(seed: int) -> Plan:
     chance = random.Random(seed)
-    number = seed % CYCLE
-    point = POINTS[number] if number < len(POINTS) else ""
+    cycle, number = divmod(seed, CYCLE)
+    points = _PAIRS[number][_KINDS[cycle % len(_KINDS)]] if number < len(_PAIRS) else ()
     # Requests are refused only where some have to wait, so they all arrive at once.
-    spread_s = 0.0 if "refused" in point else _SPREAD_S
+    spread_s = 0.0 if any("refused" in point for point in points) else _SPREAD_S
     lengths = chance.sample(range(2, 60), 12)
     if chance.random() < 0.25:
         lengths[0] = _LONG
@@ -76,16 +85,25 @@ def make_plan(seed: int) -> Plan:
     then = make_asks(chance, lengths[9:], spread_s)
     kills: dict[str, list[Kill]] = {"engine": [], "gateway": []}
     timed = []
-    early = 4 if seed < CYCLE else 1
-    if point:
+    early = 4 if cycle < len(_KINDS) else 1
+    for point in points:
         _add(kills, chance, point, early)
-    else:
+    if not points:
         victims = [("engine",), ("gateway",), ("engine", "gateway")][number % 3]
         at_s = 0.02 + 0.4 * chance.random()
         timed = [(victim, at_s) for victim in victims]
-    if chance.random() < 0.3:
+    if len(points) < 2 and chance.random() < 0.3:
         _add(kills, chance, chance.choice(POINTS), early)
     return Plan(seed, kills, asks, then, timed)
+
+
+def seed_of(point: str, turn: int = 0) -> int:
+    """Return a seed whose run dies at this failpoint, and at another one at most by chance.
+
+    turn: each has another seed, and so another load.
+    """
+    number = next(n for n, pair in enumerate(_PAIRS) if point in pair)
+    return (len(_KINDS) * turn + 1 + _PAIRS[number].index(point)) * CYCLE + number
 
 
 def make_plan_of_two(seed: int) -> Plan:
@@ -105,7 +123,7 @@ def _add(kills: dict[str, list[Kill]], chance: random.Random, point: str, early:
     """
     if point.startswith("gateway.commit.failed"):
         kills["engine"].append(_kill(chance, "engine.send.tokens.before", early))
-    if point.startswith("gateway.commit.expired"):
+    if point.startswith("gateway.commit.expired") and not kills["gateway"]:
         kills["gateway"].append(_kill(chance, "gateway.commit.hold.after", early))
     process = "engine" if point in ENGINE_POINTS else "gateway"
     kills[process].append(_kill(chance, point, early))

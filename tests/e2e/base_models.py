@@ -19,6 +19,7 @@ from tests.e2e.stack import Stack, Tenant
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import save_adapter, save_model
 
+DEMO = Path(__file__).parents[2] / "demo"
 MAX_TOKENS = 12
 PROMPTS = [[5 + number, *range(10, 20 + 7 * number)] for number in range(4)]
 

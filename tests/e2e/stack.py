@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,13 +107,11 @@ class Stack:
             del self._settings["model"], self._settings["model_name"]
         self._shares = {"database_url", "redis_url"} & settings.keys()
         self._module = "tests.e2e.serve_fake" if fake_engine else "tests.e2e.serve_real"
-        self._environment: dict[str, str] = {}
         self._process: subprocess.Popen[bytes] | None = None
 
     # ---- processes ----
 
     def start(self, *, wait: bool = True, **environment: str) -> "Stack":
-        self._environment = environment
         self.data_dir.mkdir(parents=True, exist_ok=True)
         path = self.data_dir / "settings.json"
         path.write_text(json.dumps(self._settings))
@@ -123,11 +122,20 @@ class Stack:
             self.wait_ready()
         return self
 
-    def restart_cold(self) -> None:
-        """Start again with adapters in the store only: an upload's proof has loaded its adapter."""
-        self.stop()
-        shutil.rmtree(self.data_dir / "cache" / "adapters")
-        self.start(**self._environment)
+    def make_cold(self) -> None:
+        """Leave adapters in the store alone: an upload's proof has loaded its adapter."""
+        self.kill("fetcher")
+        shutil.rmtree(self.data_dir / "cache" / "adapters", ignore_errors=True)
+        self.kill("engine")
+        # The gateway may say that it is ready until it has noticed.
+        self.wait(self._answers)
+
+    def _answers(self) -> bool:
+        """Whether an engine answers. A request that was on its way at two deaths would be refused,
+        so none is the same as another.
+        """
+        body = {"model": self.model, "prompt": uuid.uuid4().hex, "max_tokens": 1}
+        return self.tenants[0].http.post("/v1/completions", json=body).status_code == 200
 
     def wait_ready(self) -> None:
         self.wait(lambda: self.operator.get("/ready").status_code == 200)

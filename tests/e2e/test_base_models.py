@@ -11,23 +11,21 @@ import pytest
 
 from tests import needs
 from tests.e2e.base_models import (
+    DEMO,
     PROMPTS,
     Pair,
     ask,
     check_a_killed_engine,
     check_answers,
-    check_books,
     check_replacing,
     check_waking,
     error_of,
-    is_asleep,
     models_of,
     state_of,
     tables,
     tokens_of,
     wait_serving,
 )
-from tests.e2e.conftest import DEMO
 from tests.e2e.stack import FILES, running
 from tests.tiny_models import save_adapter
 
@@ -61,18 +59,15 @@ def smollm2_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield Pair.on(stack, dirs, adapters)
 
 
-@pytest.fixture(params=["pair", "smollm2_pair"])
-def each_pair(request: pytest.FixtureRequest) -> Pair:
-    pair: Pair = request.getfixturevalue(request.param)
-    return pair
+@pytest.mark.parametrize("name", ["pair", pytest.param("smollm2_pair", marks=pytest.mark.soak)])
+def test_every_model_answers_as_peft_does_with_its_own_adapters(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    check_answers(request.getfixturevalue(name))
 
 
-def test_every_model_answers_as_peft_does_with_its_own_adapters(each_pair: Pair) -> None:
-    check_answers(each_pair)
-
-
-def test_a_tenant_sees_every_model_and_which_base_an_adapter_is_for(each_pair: Pair) -> None:
-    http = each_pair.tenant.http
+def test_a_tenant_sees_every_model_and_which_base_an_adapter_is_for(pair: Pair) -> None:
+    http = pair.tenant.http
     found = {it["id"]: it["parent"] for it in http.get("/v1/models").json()["data"]}
     assert found == {"base": None, "other": None, "pirate": "base", "alpha": "other"}
     shown = http.get("/v1/adapters/alpha").json()
@@ -84,23 +79,20 @@ def test_a_tenant_sees_every_model_and_which_base_an_adapter_is_for(each_pair: P
     assert texts["base"] == texts["pirate"] != texts["other"] == texts["alpha"]
 
 
-def test_an_adapter_for_another_base_model_is_refused_by_name(each_pair: Pair) -> None:
-    folder = each_pair.adapters["other"]["alpha"]
+def test_an_adapter_for_another_base_model_is_refused_by_name(pair: Pair) -> None:
+    folder = pair.adapters["other"]["alpha"]
     contents = {name: (folder / name).read_bytes() for name in FILES}
-    status, code, param = error_of(
-        each_pair.tenant.upload("wrong", contents, {"base_model": "base"})
-    )
+    status, code, param = error_of(pair.tenant.upload("wrong", contents, {"base_model": "base"}))
     assert (status, param) == (400, "adapter_model.safetensors")
-    # SmolLM2 also has more layers than the demo's model.
     assert code in ("target_mismatch", "unknown_module")
-    unknown = each_pair.tenant.upload("wrong", contents, {"base_model": "nobody"})
+    unknown = pair.tenant.upload("wrong", contents, {"base_model": "nobody"})
     assert error_of(unknown) == (400, "unknown_base_model", "base_model")
 
 
 def test_an_engine_that_is_killed_ends_its_own_models_streams_and_no_others(
-    each_pair: Pair,
+    pair: Pair,
 ) -> None:
-    check_a_killed_engine(each_pair, "other")
+    check_a_killed_engine(pair, "other")
 
 
 def test_a_drained_model_says_so_and_serves_again_when_it_is_told_to(pair: Pair) -> None:
@@ -137,19 +129,8 @@ def test_a_model_that_cannot_be_served_says_why_and_the_others_serve(pair: Pair)
 
 
 def test_a_model_that_nobody_asks_for_sleeps_and_a_request_wakes_it(
-    tmp_path: Path, tiny_model: Path
+    pair: Pair, tiny_model: Path
 ) -> None:
-    dirs = {"base": DEMO / "model", "tiny": tiny_model, "curt": tiny_model}
-    models = tables(
-        dirs, tiny={"sleep_after_s": 1.0}, curt={"sleep_after_s": 1.0, "wake_timeout_s": 0.0}
-    )
-    with running(tmp_path / "stack", DEMO, models=models) as stack:
-        tenant = stack.tenant("acme")
-        wait_serving(stack, "base")
-        stack.wait(lambda: is_asleep(stack, "curt"))
-        check_waking(stack, tenant, "tiny", other="base")
-        refused = ask(tenant, "curt", PROMPTS[0])
-        assert error_of(refused)[:2] == (503, "model_waking")
-        assert int(refused.headers["retry-after"]) > 0
-        stack.wait(lambda: ask(tenant, "curt", PROMPTS[0]).status_code == 200)
-        check_books(stack, 1)
+    body = {"name": "sleeper", "model": str(tiny_model), "settings": {"sleep_after_s": 1.0}}
+    pair.stack.operator.post("/admin/v1/models", json=body).raise_for_status()
+    check_waking(pair.stack, pair.tenant, "sleeper", other="base")

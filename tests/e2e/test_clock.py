@@ -11,8 +11,8 @@ from pathlib import Path
 from server.billing.audit.run import audit
 from server.database.database import Database
 from tests import needs
+from tests.e2e.bill import Before, check_bill, hold_states, load
 from tests.e2e.stack import running
-from tests.e2e.test_billing import TENANTS, check_bill, load
 
 ONCE = {"model": "base", "prompt": [5] * 20, "ignore_eos": True, "max_tokens": 1}
 LONG = ONCE | {"max_tokens": 200, "stream": True}
@@ -35,7 +35,8 @@ def test_a_clock_that_jumps_an_hour_and_two_hours_back_changes_nothing(
             return int(count)
 
     with running(data_dir, tiny_model, **settings) as stack:
-        leasing, _ = [stack.tenant(name, monthly_budget="1") for name in TENANTS]
+        leasing = stack.tenant("acme", monthly_budget="1")
+        before = Before.of(stack)
         limited = stack.tenant("limited", requests_per_minute=3)
         pids = [stack.pid(name) for name in ("engine", "gateway", "fetcher")]
         began_s = time.monotonic()
@@ -59,15 +60,15 @@ def test_a_clock_that_jumps_an_hour_and_two_hours_back_changes_nothing(
                 whole = [begun, *lines]
             assert whole[-2] == "data: [DONE]"
             assert leasing.http.post(**asked).text.splitlines() == whole
-            seen = asyncio.run(load(stack, count=10, seed=by_s))
+            seen = asyncio.run(load([leasing], count=10, seed=by_s))
             assert seen.num_errors == 0
             answers.append(limited.http.post("/v1/completions", json=ONCE))
         refused = [answer for answer in answers if answer.status_code == 429]
         refilled = (time.monotonic() - began_s) / 20
         assert 3 <= len(answers) - len(refused) <= 3 + refilled
         assert all(int(answer.headers["retry-after"]) <= 20 for answer in refused)
-        check_bill(stack, seen)
-        assert num_holds("state <> 'posted'") == 0
+        check_bill(stack, seen, before)
+        assert hold_states(stack) == {"posted"}
         assert [stack.pid(name) for name in ("engine", "gateway", "fetcher")] == pids
         with closing(Database(data_dir=data_dir, exclusive=False)) as database:
             report = database.read_sync(lambda conn: audit(conn, engine_dirs=[data_dir / "engine"]))

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 import sqlalchemy as sa
 
 from server.billing.audit.run import audit
@@ -77,7 +76,7 @@ def check_outage(stack: Stack, database: Database, outage: Outage) -> None:
         assert stream.has_begun.wait(30)
     expire_all_holds(database)
     with outage():
-        for _ in range(3):
+        for _ in range(2):
             refused = http.post("/v1/completions", json=short)
             assert refused.status_code == 503
             assert refused.json()["error"]["code"] == "metering_unavailable"
@@ -99,6 +98,7 @@ def check_outage(stack: Stack, database: Database, outage: Outage) -> None:
     posted = database.read_sync(lambda conn: list(conn.scalars(tokens)))
     assert sorted(posted) == [1, 1, *[NUM_TOKENS] * NUM_STREAMS]
     report = database.read_sync(lambda conn: audit(conn, engine_dirs=[stack.data_dir / "engine"]))
+    database.close()
     assert (report.findings, report.incidents) == ([], {})
 
 
@@ -120,68 +120,31 @@ def run_stack(folder: Path, model: Path, **settings: Any) -> AbstractContextMana
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def sqlite_stack(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Iterator[Stack]:
-    with run_stack(tmp_path_factory.mktemp("stack"), tiny_model) as stack:
-        yield stack
+def test_a_full_disk_under_sqlite(tmp_path: Path, tiny_model: Path) -> None:
+    with run_stack(tmp_path, tiny_model) as stack:
+
+        @contextmanager
+        def full() -> Iterator[None]:
+            # The kernel refuses every write of the gateway, as with a full disk.
+            pid = stack.pid("gateway")
+            before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            try:
+                yield
+            finally:
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+        check_outage(stack, Database(data_dir=tmp_path, exclusive=False), full)
 
 
-@pytest.fixture
-def sqlite_of(sqlite_stack: Stack) -> Iterator[Database]:
-    database = Database(data_dir=sqlite_stack.data_dir, exclusive=False)
-    yield database
-    database.close()
+def test_a_postgresql_that_is_frozen(tmp_path: Path, tiny_model: Path) -> None:
+    """Connections are accepted, and nothing is answered.
 
-
-def test_a_full_disk_under_sqlite(sqlite_stack: Stack, sqlite_of: Database) -> None:
-    @contextmanager
-    def full() -> Iterator[None]:
-        # The kernel refuses every write of the gateway, as with a full disk.
-        pid = sqlite_stack.pid("gateway")
-        before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-        try:
-            yield
-        finally:
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
-
-    check_outage(sqlite_stack, sqlite_of, full)
-
-
-def test_a_sqlite_file_that_is_gone(sqlite_stack: Stack, sqlite_of: Database) -> None:
-    @contextmanager
-    def gone() -> Iterator[None]:
-        path = sqlite_stack.data_dir / "chorale.db"
-        path.rename(path.with_name("moved"))
-        try:
-            yield
-        finally:
-            path.with_name("moved").rename(path)
-
-    check_outage(sqlite_stack, sqlite_of, gone)
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[Any]:
-    """A server for this test only, since the test stops it."""
-    with postgres_server() as server:
-        yield server
-
-
-def test_a_postgresql_that_is_stopped_or_frozen(
-    own_postgres: Any, tmp_path: Path, tiny_model: Path
-) -> None:
-    url = own_postgres.get_uri()
-
-    @contextmanager
-    def stopped() -> Iterator[None]:
-        own_postgres.stop()
-        yield
-        own_postgres.ensure_postgres_running()
+    fleet/test_deployment.py has one that cannot be reached.
+    """
 
     @contextmanager
     def frozen() -> Iterator[None]:
-        """Suspend the server's processes: connections are accepted, and nothing is answered."""
-        pids = processes_of(own_postgres.get_pid())
+        pids = processes_of(server.get_pid())
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         try:
@@ -190,11 +153,12 @@ def test_a_postgresql_that_is_stopped_or_frozen(
             for pid in pids:
                 os.kill(pid, signal.SIGCONT)
 
-    with run_stack(tmp_path / "stack", tiny_model, database_url=url) as stack:
-        database = Database(url, data_dir=tmp_path)
-        check_outage(stack, database, frozen)
-        check_outage(stack, database, stopped)
-        database.close()
+    # The test suspends the server, so it is one of its own.
+    with (
+        postgres_server() as server,
+        run_stack(tmp_path / "stack", tiny_model, database_url=server.get_uri()) as stack,
+    ):
+        check_outage(stack, Database(server.get_uri(), data_dir=tmp_path), frozen)
 
 
 def processes_of(pid: int) -> list[int]:

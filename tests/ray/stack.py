@@ -15,7 +15,7 @@ from typing import Any
 from server.launch.secrets import Secrets
 from server.pool.keys import PoolKeys
 from tests.e2e.stack import Stack
-from tests.e2e.test_engine_pool import wait_until_ready
+from tests.e2e.streams import wait_until_ready
 
 REPOSITORY = Path(__file__).parents[2]
 HEAL_S = 60.0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.base_models import (
+    DEMO,
     Pair,
     check_a_killed_engine,
     check_answers,
@@ -15,7 +16,6 @@ from tests.e2e.base_models import (
     homes_of,
     tables,
 )
-from tests.e2e.conftest import DEMO
 from tests.ray.stack import Cluster, ClusterStack, start
 from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
 

@@ -1,0 +1,1 @@
+"""A package, so that the stack of its conftest.py ends with its last test."""
