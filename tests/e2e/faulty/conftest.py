@@ -124,7 +124,7 @@ class World:
         return next(entry for entry in data if lora.key.endswith(str(entry["object_key"])))
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def world(
     tiny_model: Path, tiny_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:

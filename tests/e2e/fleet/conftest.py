@@ -8,7 +8,7 @@ import pytest
 from tests.e2e.composed import Fleet, running_fleet
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def fleet(
     make_postgres: Callable[[str], str], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fleet]:

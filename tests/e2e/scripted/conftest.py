@@ -13,7 +13,7 @@ from tests.e2e.stack import Stack, running
 from tests.signed_s3 import signed_s3
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def scripted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The stack. A token takes 8 ms, and a gateway that is asked to end waits for 2 s."""
     with (

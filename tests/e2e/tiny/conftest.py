@@ -17,7 +17,7 @@ PUBLIC_PROMPT = (
 """The system prompt that all tenants of the stack share."""
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def tiny(
     tiny_model: Path, tiny_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TinyWorld]:

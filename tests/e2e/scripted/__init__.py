@@ -1,1 +1,0 @@
-"""A package, so that the stack of its conftest.py ends with its last test."""
