@@ -11,13 +11,15 @@ TcpError
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
-from engine.config import EngineConfig
 from engine.endpoint import Endpoint
+
+if TYPE_CHECKING:  # the gateway imports this module, and would import the scheduler and numpy
+    from engine.config import EngineConfig
 
 ADDRESS_FILE = "address"
 """File in an engine's folder with the address at which it listens now."""
@@ -62,7 +64,7 @@ class TcpListener:
     address_path: Path
 
     @classmethod
-    def of(cls, config: EngineConfig) -> "TcpListener | None":
+    def of(cls, config: "EngineConfig") -> "TcpListener | None":
         """The listener of this config, or None if the engine listens on a Unix socket."""
         if not config.listen:
             return None

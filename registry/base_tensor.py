@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import BinaryIO
 
-import numpy as np
-
 from registry.peft_format import ADAPTER_DTYPES, TensorInfo, read_tensor_chunks
 from registry.tensor_values import decode
 
@@ -52,6 +50,8 @@ def _as_stored(chunk: bytes, dtype: str, stored: str) -> bytes | None:
     """The values in another dtype, or None if it cannot hold them exactly."""
     if dtype == stored:
         return chunk
+    import numpy as np  # here, as in registry.tensor_values
+
     values = decode(chunk, dtype)
     if stored == "BF16":  # a bfloat16 is the upper half of a float32
         bits = values.view(np.uint32)

@@ -5,8 +5,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.module_pattern import MAX_WORK, ModulePattern
 from registry.peft_format import EMBEDDING, HEAD, ModuleScale
@@ -169,6 +167,8 @@ class PeftConfig:
         """Rank and scale of a module. The scale is alpha / r, or alpha / sqrt(r) with rsLoRA, in
         float32.
         """
+        import numpy as np  # here, as in registry.tensor_values
+
         rank = _first_match(self.rank_pattern, module, self.r)
         alpha = _first_match(self.alpha_pattern, module, self.lora_alpha)
         scale = float(np.float32(alpha / (math.sqrt(rank) if self.use_rslora else rank)))

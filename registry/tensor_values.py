@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 from math import isfinite, sqrt
-from typing import Any, BinaryIO
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from registry.errors import InvalidAdapter
 from registry.peft_format import WEIGHTS_FILE, TensorInfo, read_tensor_chunks
+
+# Functions import numpy when they are called: the gateway imports this module and calls none.
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_VALUE = 65504.0
 """The largest float16. A larger value is infinite on an engine that serves in float16, and a
@@ -24,6 +26,8 @@ class TensorValues:
 
 def scan_tensor(file: BinaryIO, name: str, tensor: TensorInfo) -> TensorValues:
     """Scan a tensor of a served dtype. Raises InvalidAdapter: not_finite, value_too_large."""
+    import numpy as np
+
     max_value, sum_squares = 0.0, 0.0
     for chunk in read_tensor_chunks(file, tensor):
         values = decode(chunk, tensor.dtype)
@@ -43,8 +47,10 @@ def scan_tensor(file: BinaryIO, name: str, tensor: TensorInfo) -> TensorValues:
     return TensorValues(max_value, sqrt(sum_squares))
 
 
-def decode(chunk: bytes, dtype: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+def decode(chunk: bytes, dtype: str) -> "np.ndarray[Any, np.dtype[np.float32]]":
     """Values of a served dtype as float32."""
+    import numpy as np
+
     if dtype == "BF16":
         # A bfloat16, which numpy lacks, is the upper half of a float32.
         return (np.frombuffer(chunk, "<u2").astype(np.uint32) << 16).view(np.float32)

@@ -11,9 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from statistics import median
-from typing import Any, BinaryIO, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from registry.architecture import EXPERT_ARCHITECTURES, served_architecture
 from registry.base_tensor import BaseTensor
@@ -34,6 +32,10 @@ from registry.peft_format import (
     split_lora_name,
 )
 from registry.tensor_values import TensorValues, scan_tensor
+
+# Functions import numpy when they are called, as in registry.tensor_values.
+if TYPE_CHECKING:
+    import numpy as np
 
 # Thresholds of warnings, chosen so that ordinary training runs cause none.
 _LARGE_SCALE = 64.0
@@ -219,6 +221,8 @@ def _check_tied(file: BinaryIO, header: Header) -> None:
     """Check that the LoRA of a tied head is the embedding's, transposed: PEFT would load one of
     them over the other. Raises InvalidAdapter.
     """
+    import numpy as np
+
     a, b = (_read(file, header.tensors[name]) for name in lora_names(EMBEDDING))
     head_a, head_b = (_read(file, header.tensors[name]) for name in lora_names(HEAD))
     if not (np.array_equal(head_a, b.T) and np.array_equal(head_b, a.T)):
@@ -230,8 +234,10 @@ def _check_tied(file: BinaryIO, header: Header) -> None:
         )
 
 
-def _read(file: BinaryIO, tensor: TensorInfo) -> np.ndarray[Any, np.dtype[np.unsignedinteger]]:
+def _read(file: BinaryIO, tensor: TensorInfo) -> "np.ndarray[Any, np.dtype[np.unsignedinteger]]":
     """Bits of a tensor's values, whose shape was checked."""
+    import numpy as np
+
     raw = b"".join(read_tensor_chunks(file, tensor))
     return np.frombuffer(raw, f"<u{len(raw) // prod(tensor.shape)}").reshape(tensor.shape)
 

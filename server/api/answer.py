@@ -16,4 +16,5 @@ class Answer(BaseModel):
         frozen=True,
         strict=True,
         json_schema_serialization_defaults_required=True,
+        defer_build=True,  # the first answer of a kind builds its model, no start builds all
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import ClientDisconnect
 
 from server.api import errors
@@ -18,6 +18,12 @@ from server.limits.inflow import Inflow
 
 # Limit of management requests, of which a simulation's book of prices is the longest.
 MAX_JSON_BYTES = 1 << 20
+
+
+class BodyFields(BaseModel):
+    """The base of a management request's body, or of a part of one; other fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", defer_build=True)
 
 
 async def read_body(request: Request, bodies: Inflow, limit_bytes: int) -> bytes:

@@ -29,7 +29,7 @@ class RequestObject(BaseModel):
     exact: fields of which {} and [] ask for something, too.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     labels: ClassVar[frozenset[str]] = frozenset()
     exact: ClassVar[frozenset[str]] = frozenset()

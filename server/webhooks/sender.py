@@ -1,12 +1,13 @@
 """Sends webhook events by HTTP, signed, to addresses that were checked."""
 
 import asyncio
-from typing import Protocol
-
-import httpx
+from typing import TYPE_CHECKING, Protocol
 
 from server.webhooks.events import Event, Webhook, signed_headers
 from server.webhooks.urls import BadWebhookUrl, UrlRules, check_url, resolve
+
+if TYPE_CHECKING:  # as in server.webhooks.urls
+    import httpx
 
 TIMEOUT_S = 5.0
 """Time limit of one try, from the look-up of the host to the end of the answer."""
@@ -37,6 +38,8 @@ class HttpSender:
     async def send(
         self, webhook: Webhook, event: Event, at_ms: int
     ) -> tuple[int | None, str | None]:
+        import httpx
+
         if self._client is None:
             # The client is made only when an event is due: reading the certificates takes 40 ms, in
             # which nothing else runs. It uses no proxy and no .netrc, so that it connects to the
@@ -78,7 +81,7 @@ class HttpSender:
             self._client = None
 
 
-async def _read_little(answer: httpx.Response) -> None:
+async def _read_little(answer: "httpx.Response") -> None:
     """Read an answer of up to MAX_ANSWER_BYTES to its end, so that its connection can be reused."""
     received = 0
     async for chunk in answer.aiter_raw():

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import Connection
 
 from registry.adapter_rows import Adapter
@@ -23,7 +23,7 @@ from server.api.adapter_view import (
     VersionList,
     move_view,
 )
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import (
     AdaptersReadKey,
     AdaptersWriteKey,
@@ -45,14 +45,12 @@ Search = Annotated[str, Query(max_length=64)]
 Before = Annotated[int | None, Query(ge=1, le=2**63 - 1)]
 
 
-class _Canary(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Canary(BodyFields):
     version: int
     percent: int = Field(ge=0, le=100)
 
 
-class _Alias(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Alias(BodyFields):
     version: int
     canary: _Canary | None = None
 

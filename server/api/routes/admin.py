@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import Connection
 
 from engine.messages import Tier
@@ -13,7 +13,7 @@ from server.accounts import tenants
 from server.accounts.identities import Identities
 from server.accounts.tenants import Tenant, TenantLimits, TenantStatus
 from server.api.answer import Answer
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import BasesDep, DatabaseDep, IdentitiesDep, PriceTagsDep
 from server.api.routes.budgets import Dollars, nanousd
 from server.api.routes.lists import ListAnswer
@@ -28,8 +28,7 @@ from server.database.database import Database
 router = APIRouter()
 
 
-class _Limits(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Limits(BodyFields):
     requests_per_minute: int | None = Field(None, ge=1, lt=2**31)
     tokens_per_minute: int | None = Field(None, ge=1, lt=2**31)
     max_concurrency: int | None = Field(None, ge=1, lt=2**31)

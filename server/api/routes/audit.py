@@ -3,10 +3,10 @@
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from server.api.answer import Answer
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import AuditorDep, DatabaseDep, SignerDep
 from server.api.receipt_models import LedgerEntry
 from server.billing.audit.acknowledgements import acknowledge
@@ -16,8 +16,7 @@ from server.database.clock import now_ms
 router = APIRouter()
 
 
-class _Acknowledgement(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Acknowledgement(BodyFields):
     finding_id: str = Field(max_length=16)
     reason: str = Field(min_length=1, max_length=400, pattern=r"^[^\x00]*$")
 

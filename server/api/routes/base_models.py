@@ -4,12 +4,12 @@ import json
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 
 from registry.audit import record_audit
 from server.api import errors
 from server.api.answer import Answer
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import BasesDep, DatabaseDep, FollowerDep, SettingsDep
 from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
@@ -23,14 +23,13 @@ from server.text.json_object import JsonObject
 router = APIRouter()
 
 
-class _NewBaseModel(BaseModel):
+class _NewBaseModel(BodyFields):
     """A base model to serve.
 
     name: by which clients ask for it.   model: a folder on the server, or a hub id.
     settings: others of its table in chorale.toml, such as quantization.
     """
 
-    model_config = ConfigDict(extra="forbid")
     name: str = Field(min_length=1, max_length=256)
     model: str = Field(min_length=1, max_length=4096)
     settings: dict[str, JsonValue] = Field(default_factory=dict, max_length=256)

@@ -5,13 +5,13 @@ from decimal import Decimal
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import Connection
 
 from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, SignerDep, UsageKey
 from server.api.receipt_models import LedgerEntry
 from server.billing import credits
@@ -37,17 +37,15 @@ IdempotencyKey = Annotated[
 ]
 
 
-class _Amount(BaseModel):
+class _Amount(BodyFields):
     """An amount, either in exact decimal dollars or in whole nano-dollars."""
 
-    model_config = ConfigDict(extra="forbid")
     amount_usd: str | None = Field(None, max_length=32)
     amount_nanousd: int | None = None
     memo: _Memo = None
 
 
-class _Correction(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Correction(BodyFields):
     entry_id: int = Field(ge=1, lt=2**63)
     memo: _Memo = None
 

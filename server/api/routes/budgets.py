@@ -4,13 +4,13 @@ from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import Connection
 
 from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, IdentitiesDep, UsageKey
 from server.api.routes.lists import ListAnswer
 from server.billing import budgets
@@ -27,8 +27,7 @@ Dollars = Annotated[str, Field(pattern=r"^[0-9]{1,7}(\.[0-9]{1,9})?$")]
 """An amount of dollars below ten millions, with nine decimals at most."""
 
 
-class _Amount(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Amount(BodyFields):
     amount: Dollars
 
 

@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy.engine import Connection
 
 from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, UsageKey
 from server.api.routes.lists import ListAnswer
 from server.api.routes.usage import Time, parse_range
@@ -39,8 +39,7 @@ _FOREVER_MS = 2**62
 Number = Annotated[int | None, Query(ge=0, lt=2**63)]
 
 
-class _NewSchedule(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _NewSchedule(BodyFields):
     interval: Interval
 
 

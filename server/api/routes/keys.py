@@ -4,14 +4,14 @@ from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import Connection
 
 from server.accounts import keys, tenants
 from server.accounts.auth import Identity
 from server.accounts.identities import Identities
 from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE, ApiKey
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, IdentitiesDep, PepperDep, TenantAdminKey
 from server.api.key_view import AllKeysRevoked, KeyAnswer, KeyMade, KeyPage, KeyRevoked, key_view
 from server.database.clock import now_ms
@@ -35,14 +35,13 @@ _Cascade = Annotated[
 ]
 
 
-class _Terms(BaseModel):
+class _Terms(BodyFields):
     """The terms of an API key. expires_at: Unix seconds.
 
     Null is no limit and no end. A key that is created by another key has the limits and the end of
     that key where it is given none.
     """
 
-    model_config = ConfigDict(extra="forbid")
     name: str = Field("", max_length=MAX_NAME)
     scopes: list[Annotated[str, Field(max_length=64)]] | None = Field(None, max_length=_MAX_SCOPES)
     expires_at: int | None = Field(None, ge=0, le=_MAX_S)
@@ -61,13 +60,12 @@ class _Terms(BaseModel):
         return given
 
 
-class _Rotation(BaseModel):
+class _Rotation(BodyFields):
     """The rotation of an API key. overlap_s: how long the old key stays valid, in seconds.
 
     compromised: whether the old key and all that came of it are revoked; then overlap_s is 0.
     """
 
-    model_config = ConfigDict(extra="forbid")
     overlap_s: int = Field(ge=0, le=MAX_OVERLAP_S)
     compromised: bool = False
 

@@ -4,11 +4,11 @@ import dataclasses
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import Connection
 
 from server.api.answer import Answer
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import (
     AdaptersReadKey,
     AdaptersWriteKey,
@@ -35,10 +35,9 @@ _MAX_LIMIT = 10**9
 """The most that a limit may be: nothing reaches a larger one in a minute."""
 
 
-class LimitFields(BaseModel):
+class LimitFields(BodyFields):
     """Amounts of limits; one that is left out or null is none."""
 
-    model_config = ConfigDict(extra="forbid")
     requests_per_minute: int | None = Field(None, ge=1, le=_MAX_LIMIT)
     tokens_per_minute: int | None = Field(None, ge=1, le=_MAX_LIMIT)
     max_concurrency: int | None = Field(None, ge=1, le=_MAX_LIMIT)

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from server.api.answer import Answer
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import AdaptersReadKey, AdaptersWriteKey, BasesDep, DatabaseDep, RoutesDep
 from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
@@ -26,7 +26,7 @@ admin_router = APIRouter()
 _Model = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/:+-]*$")]
 
 
-class _RouteModel(BaseModel):
+class _RouteModel(BodyFields):
     """A model of a route, by the name that requests use, with the option of the route's strategy.
 
     first_token_timeout_s: of fallback; seconds in which the first token has to come.
@@ -34,17 +34,15 @@ class _RouteModel(BaseModel):
     min_mean_logprob: of a cascade; the least mean logprob of an answer's tokens that is taken.
     """
 
-    model_config = ConfigDict(extra="forbid")
     model: _Model
     first_token_timeout_s: Annotated[float | None, Field(gt=0, le=3600)] = None
     weight: Annotated[int | None, Field(ge=1, le=10_000)] = None
     min_mean_logprob: Annotated[float | None, Field(ge=-100, le=0)] = None
 
 
-class _RouteBody(BaseModel):
+class _RouteBody(BodyFields):
     """A route: its models in the order in which they are tried."""
 
-    model_config = ConfigDict(extra="forbid")
     strategy: Strategy
     models: Annotated[list[_RouteModel], Field(min_length=1, max_length=MAX_MODELS)]
 

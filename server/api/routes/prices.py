@@ -4,14 +4,14 @@ import dataclasses
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import Connection
 
 from registry.adapter_rows import owner_of
 from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, PriceTagsDep
 from server.api.errors import ApiError
 from server.api.routes.lists import ListAnswer
@@ -28,14 +28,13 @@ Nanousd = Annotated[int | None, Field(ge=0, le=10**12)]
 Seconds = Annotated[int | None, Field(lt=2**33)]
 
 
-class PriceFields(BaseModel):
+class PriceFields(BodyFields):
     """Prices in nano-dollars; null where none is given.
 
     prompt, cached, completion: of a token.
     storage, pinned, resident: of a GB (10^9 bytes) for an hour.
     """
 
-    model_config = ConfigDict(extra="forbid")
     prompt_nanousd: Nanousd = None
     cached_nanousd: Nanousd = None
     completion_nanousd: Nanousd = None

@@ -5,14 +5,14 @@ import dataclasses
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import Connection
 
 from registry.adapter_rows import owner_of
 from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep
 from server.api.routes.prices import PriceFields, adapter_not_found
 from server.api.routes.usage import parse_range
@@ -32,13 +32,12 @@ _BaseName = Annotated[str, Field(max_length=256)]
 _Scopes = Annotated[dict[_Name, PriceFields], Field(default_factory=dict, max_length=MAX_SCOPES)]
 
 
-class _Book(BaseModel):
+class _Book(BodyFields):
     """A book of prices. tenants: by id or name.   bases: by name, for everybody.   adapters: by id.
 
     The narrowest that names a price decides: the adapter, the base, the tenant, the plan, default.
     """
 
-    model_config = ConfigDict(extra="forbid")
     default: PriceFields = Field(default_factory=PriceFields)
     plans: _Scopes
     tenants: _Scopes
@@ -48,13 +47,12 @@ class _Book(BaseModel):
     adapters: _Scopes
 
 
-class _Simulation(BaseModel):
+class _Simulation(BodyFields):
     """A time, and other prices for it: either those of a version, or a book.
 
     start, end: as of GET /admin/v1/usage.
     """
 
-    model_config = ConfigDict(extra="forbid")
     start: _Name | None = None
     end: _Name | None = None
     tenant: _Name | None = None

@@ -5,13 +5,13 @@ import re
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 from sqlalchemy.engine import Connection
 
 from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, StatementsDep, UsageKey
 from server.api.receipt_models import Sha256, Signature
 from server.api.routes.lists import ListAnswer
@@ -49,12 +49,11 @@ _DOCUMENT: JsonObject = {
 _PERIOD = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 
 
-class _Issue(BaseModel):
+class _Issue(BodyFields):
     """The statements to issue. period: a month like 2026-11.   tenant: id or name; if it is left
     out, all tenants with entries in that month.
     """
 
-    model_config = ConfigDict(extra="forbid")
     period: str = Field(max_length=16)
     tenant: str | None = Field(None, max_length=64)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import Field, JsonValue
 from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
 
@@ -35,7 +35,7 @@ from registry.upload_rows import (
 from registry.uploads import Uploads
 from server.api import errors
 from server.api.adapter_view import AdapterView
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import (
     AdaptersWriteKey,
     AdapterViewDep,
@@ -76,14 +76,12 @@ _BaseName = Annotated[str, Field(max_length=256)]
 _Described = Annotated[dict[_Name, JsonValue], Field(max_length=16)]
 
 
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _File(BodyFields):
     size_bytes: int = Field(ge=1, lt=2**63)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
-class _NewFiles(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _NewFiles(BodyFields):
     files: dict[_Name, _File] = Field(max_length=16)
     transfer: Transfer = GATEWAY
     base_model: _BaseName | None = None
@@ -92,8 +90,7 @@ class _NewFiles(BaseModel):
         return {name: FileSpec(file.size_bytes, file.sha256) for name, file in self.files.items()}
 
 
-class _Proof(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _Proof(BodyFields):
     alias: _Name | None = None
     base_model: _BaseName | None = None
 

@@ -3,13 +3,13 @@
 from typing import Annotated, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sqlalchemy import Connection
 
 from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
-from server.api.bodies import json_body
+from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, PepperDep, TenantAdminKey, WebhookRulesDep
 from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
@@ -25,8 +25,7 @@ admin_router = APIRouter()
 MAX_EVENTS = 100
 
 
-class _NewWebhook(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+class _NewWebhook(BodyFields):
     url: str = Field(max_length=MAX_URL_CHARACTERS)
 
 
