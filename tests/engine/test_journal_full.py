@@ -215,7 +215,7 @@ ACTIONS = st.lists(
     st.one_of(st.none(), st.integers(0, 40)),
     st.integers(0, 1),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_whatever_byte_does_not_fit_starts_have_ends_and_counts_are_what_left(
     tmp_path_factory, actions, room, error, calls, lag
 ):

@@ -78,14 +78,6 @@ def test_bias_and_penalties_are_their_formulas(rows, seed):
     assert torch.allclose(logits, torch.tensor(wanted), rtol=1e-5, atol=1e-5)
 
 
-def test_penalties_count_outputs_only_but_for_repetition():
-    logits = torch.tensor([[1.0, 0.9, 0.8]])
-    said = {"prompt": (0,), "temperature": 0.0}
-    assert choose(logits.clone(), [make_row(frequency_penalty=2, **said)])[0] == [0]
-    assert choose(logits.clone(), [make_row(presence_penalty=2, **said)])[0] == [0]
-    assert choose(logits.clone(), [make_row(repetition_penalty=2, **said)])[0] == [1]
-
-
 any_params = st.fixed_dictionaries(
     {},
     optional={

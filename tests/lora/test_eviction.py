@@ -211,4 +211,4 @@ class OrderMachine(RuleBasedStateMachine):
 
 
 TestOrderMachine = OrderMachine.TestCase
-TestOrderMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestOrderMachine.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)
