@@ -81,7 +81,7 @@ ANY_MIX = given(
 
 
 @ANY_MIX
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_mix_gives_each_request_what_it_gets_alone(tmp_path_factory, **mix):
     check_mix(tmp_path_factory.mktemp("engine"), **mix)
 

@@ -66,7 +66,7 @@ def make_engine(num_slabs=400, lag=0, loader=None, **config):
     return Engine(make_scheduler(num_slabs, loader, **defaults | config), lag)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     num_seqs=integers(2, 8),
     hogs=lists(tuples(integers(1, 40), sampled_from([1.0, 3.0])), min_size=1, max_size=3),
@@ -251,7 +251,7 @@ def test_answers_that_gave_way_are_the_answers_they_would_have_been(tmp_path, la
         assert sum(tokens, ())[-10:] == sum(alone[name], ())[-10:]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     shapes=lists(tuples(sampled_from("abc"), integers(1, 30), integers(1, 12)), max_size=30),
     num_seqs=integers(1, 5),

@@ -62,14 +62,8 @@ def prompt_of(number):
     return [*[(11 * i * i + 5 * number) % 250 + 1 for i in range(7 * number + 1)], 17, 18, 19, 40]
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return World(tmp_path_factory.mktemp("tp"))
-
-
-@pytest.mark.parametrize("kind", ["native", "torch"])
-def test_four_ranks_answer_as_one(world, kind):
-    kernels = kernels_of(kind)
+def test_four_ranks_answer_as_one(tmp_path):
+    world, kernels = World(tmp_path), kernels_of("native")
     # The sizes are so small that requests are preempted and adapters evicted.
     tight = {"num_slabs": 30, "budget": 24, "num_swap_slots": 40}
     core = world.core(4, kernels, **tight)
