@@ -20,8 +20,6 @@ from tests.engine.fakes import (
     tokens_of,
 )
 
-FAR_SLABS = 1000
-
 
 class NoText:
     """A drafter that never has a draft."""
