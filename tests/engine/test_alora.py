@@ -102,13 +102,6 @@ def test_a_chat_with_the_base_goes_on_with_an_activated_adapter(tmp_path):
     assert num_cached(core, "r2", [*history, *INVOCATION, 4, 4], ALORA) == 64
 
 
-def test_another_tenant_finds_nothing_of_it(tmp_path):
-    core = make_alora_core(tmp_path)
-    prompt = [*TEXT[:40], *INVOCATION]
-    assert num_cached(core, "ours", prompt, cache_salt="ours") == 0
-    assert num_cached(core, "theirs", prompt, ALORA, cache_salt="theirs") == 0
-
-
 def test_what_is_public_on_the_base_is_public_before_the_invocation(tmp_path):
     public = tuple(TEXT[:48])
     core = make_alora_core(tmp_path, public_prefixes=(public,))

@@ -117,22 +117,6 @@ def test_an_adversary_that_fills_the_arena_gains_little_and_first_come_breaks_th
     assert reached > limit
 
 
-def test_the_small_tenants_request_is_next_though_it_came_last():
-    scheduler = make_scheduler(scheduling_policy="vtc", max_num_seqs=2)
-    for i in range(20):
-        scheduler.add("gw", make_message(f"big{i}", 9, 2, tenant_id="big"))
-    for _ in range(3):
-        batch = scheduler.schedule()
-        scheduler.update(batch, tokens_for(batch))
-    scheduler.add("gw", make_message("small", 9, 2, tenant_id="small"))
-    seen = []
-    while "small" not in seen:
-        batch = scheduler.schedule()
-        seen += [row.request_id for row in batch.rows if row.start == 0]
-        scheduler.update(batch, tokens_for(batch))
-    assert len(seen) <= 3
-
-
 def test_service_is_one_for_a_prompt_token_and_two_for_a_generated_one():
     scheduler = make_scheduler(scheduling_policy="vtc")
     scheduler.add("gw", make_message("asked", 9, 4, tenant_id="asks"))

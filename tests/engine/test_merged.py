@@ -18,15 +18,12 @@ from engine.weights import StoredWeights, load_config
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import add_adapter, build_core
-from tests.engine.test_oracle import CPU_ONLY, FAMILIES, INVOCATION
+from tests.engine.test_oracle import FAMILIES, INVOCATION
 from tests.oracle import merged_model
 from tests.tiny_models import LLAMA3_ROPE, QWEN3_MOE, save_adapter, save_model
 
-WAYS = {
-    "C": {"make_kernels": kernels_of("native")},
-    "late": {"lag": 1},
-    "device": {"make_backend": fake_backend},
-}
+ONE_FAMILY = pytest.mark.parametrize("world", ["llama"], indirect=True)
+"""For what no family's formulas can change."""
 PROMPTS = ((5, 6, 7, 17, 18, 19, 80), tuple(17 + i % 9 for i in range(40)))
 
 
@@ -37,7 +34,7 @@ def one_thread():
 
 @pytest.fixture(scope="module", params=[*FAMILIES, "untied, with a scaled rope"])
 def world(request, tmp_path_factory):
-    """A folder, a model, an ordinary and an activated adapter for it, and where it is served."""
+    """A model, and an ordinary and an activated adapter for it."""
     folder = tmp_path_factory.mktemp("merged")
     other = {"tied": False, "rope": LLAMA3_ROPE, "max_shard_size": "100KB"}
     model = save_model(folder / "model", **FAMILIES.get(request.param, other))
@@ -47,8 +44,7 @@ def world(request, tmp_path_factory):
     alora = save_adapter(
         model, folder / "alora", seed=4, alora_invocation_tokens=INVOCATION, r=4, lora_alpha=8
     )
-    ways = [way for way in WAYS if way != "device" or request.param not in CPU_ONLY]
-    return folder, model, {"lora": lora, "alora": alora}, ways
+    return model, {"lora": lora, "alora": alora}
 
 
 @pytest.fixture
@@ -56,7 +52,7 @@ def prove(world, tmp_path):
     """A function that runs a proof on a real core; `change` alters the file but not the adapter."""
 
     def prove(kind="lora", change=lambda data: data, **options):
-        _, model, adapters, _ = world
+        model, adapters = world
         objects = {}
         ref = add_adapter(objects, model, adapters[kind], tmp_path)
         (tmp_path / "object").write_bytes(change(objects[ref.digest]))
@@ -103,7 +99,7 @@ def logprobs(model, prompt):
 
 @pytest.mark.parametrize("kind", ["lora", "alora"])
 def test_both_streams_are_transformers_and_peft(world, tmp_path, kind):
-    _, model, adapters, _ = world
+    model, adapters = world
     objects = {}
     ref = add_adapter(objects, model, adapters[kind], tmp_path)
     (tmp_path / "object").write_bytes(objects[ref.digest])
@@ -119,7 +115,7 @@ def test_both_streams_are_transformers_and_peft(world, tmp_path, kind):
 
 
 def test_the_size_of_a_unit_changes_nothing(world, tmp_path, monkeypatch):
-    _, model, adapters, _ = world
+    model, adapters = world
     objects = {}
     ref = add_adapter(objects, model, adapters["lora"], tmp_path)
     (tmp_path / "object").write_bytes(objects[ref.digest])
@@ -189,11 +185,14 @@ def test_on_a_rounded_base_a_proof_tells_how_far_that_moves_its_answers(tmp_path
     assert np.abs(found.unrounded - found.merged).max() > 0.001
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_they_pass_on_every_kind_of_kernels(world, prove, way):
-    if way not in world[-1]:
-        pytest.skip("a family that is not served on GPUs")
-    assert prove(**WAYS[way]).verdict == "passed"
+def test_they_pass_on_the_kernels_in_c(prove):
+    assert prove(make_kernels=kernels_of("native")).verdict == "passed"
+
+
+@ONE_FAMILY
+@pytest.mark.parametrize("options", [{"lag": 1}, {"make_backend": fake_backend}])
+def test_they_pass_a_step_late_and_on_a_device(prove, options):
+    assert prove(**options).verdict == "passed"
 
 
 def scaled(factor):
@@ -212,6 +211,7 @@ def scaled(factor):
     return change
 
 
+@ONE_FAMILY
 def test_one_module_with_another_scale_is_a_mismatch(prove):
     """One of 14 modules is off, which is the effect of a tile that is not applied."""
     proof = prove(change=scaled(0.5))
@@ -219,5 +219,6 @@ def test_one_module_with_another_scale_is_a_mismatch(prove):
     assert proof.max_difference > proof.tolerance
 
 
+@ONE_FAMILY
 def test_a_file_that_is_no_canonical_object_is_not_served(prove):
     assert prove(change=lambda data: data[:-1]).verdict == "not_served"

@@ -99,15 +99,6 @@ def test_who_is_at_one_engine_gets_that_engine_while_another_has_two_more():
     assert shared.service.given["home"] < 0.55 * given["home"], "home gets half without an exchange"
 
 
-def test_an_engine_that_tells_nobody_anything_harms_nobody():
-    """Each engine is still fair by itself if totals are never exchanged."""
-    demands = {"one": Demand(EVERYWHERE), "other": Demand(EVERYWHERE)}
-    pool = FairPool(3, demands, every=0)
-    pool.run(300)
-    given = pool.service.given
-    assert given["one"] == pytest.approx(given["other"], rel=0.1)
-
-
 # ---- no starvation, no saved-up service ----
 
 

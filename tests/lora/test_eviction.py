@@ -58,14 +58,6 @@ def test_what_was_worth_much_once_goes_when_enough_others_have_come_and_gone():
     assert 4 < number < 100
 
 
-def test_who_took_it_back_is_not_evicted():
-    order, shelf = EvictionOrder(), Shelf()
-    put(order, shelf, "a")
-    put(order, shelf, "b")
-    order.take("a")
-    assert evicted_in_turn(order, shelf) == ["b"]
-
-
 def test_a_tenant_above_its_share_loses_its_own_first():
     order, shelf = EvictionOrder(), Shelf()
     put(order, shelf, "modest", "modest")

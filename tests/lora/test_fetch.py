@@ -285,15 +285,6 @@ def test_a_fetcher_killed_while_it_writes_leaves_a_cache_that_works(s3, mortal):
     assert read(mortal, half).digest == half.digest
 
 
-def test_two_fetchers_never_share_a_folder(s3, mortal, tmp_path):
-    command = [*mortal._command[:4], str(tmp_path / "other.sock"), *mortal._command[5:]]
-    second = subprocess.run(
-        command, env=mortal._environment, capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert second.returncode == 1
-    assert "another fetcher uses" in second.stderr
-
-
 def test_a_fetcher_of_a_folder_loads_neither_boto3_nor_torch():
     check = "import sys, lora.fetch; sys.exit(bool({'boto3', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", check], timeout=DEADLINE_S).returncode == 0
