@@ -23,13 +23,13 @@ SPECS = {
     "plain": {"r": 4},
 }
 RUNNERS = {
-    "torch": {},
-    "torch, invariant": {"make_kernels": kernels_of("torch", batch_invariant=True)},
+    "torch, invariant, late": {
+        "make_kernels": kernels_of("torch", batch_invariant=True), "lag": 1,
+    },
     "C": {"make_kernels": kernels_of("native")},
     "numba": {"make_kernels": kernels_of("numba")},
     "two ranks": {"num_ranks": 2, "make_kernels": kernels_of("native")},
-    "late": {"lag": 1},
-}
+}  # fmt: skip
 GEMMA2_MODEL = GEMMA2 | {"family": "gemma2"}
 PROMPT = [(7 * i * i + 3) % 288 + 4 for i in range(45)]
 PROMPTS = [[*PROMPT[:9], *INVOCATION, 291], [*INVOCATION, *PROMPT]]
