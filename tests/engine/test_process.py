@@ -168,21 +168,6 @@ def test_a_client_leaves_no_context_open_even_if_its_closing_is_cancelled(tmp_pa
     assert open_contexts() == before, client
 
 
-def test_concurrent_requests_stream_their_own_tokens(engine, tmp_path):
-    engine()
-
-    async def run():
-        async with connected(tmp_path) as client:
-            messages = [
-                make_message(f"r{i}", 5 + i, 20, make_adapter("a") if i % 2 else None)
-                for i in range(20)
-            ]
-            results = await asyncio.gather(*(collect(client, m) for m in messages))
-            assert results == [expected_tokens(m) for m in messages]
-
-    asyncio.run(run())
-
-
 def test_leaving_a_stream_early_aborts_the_request(engine, tmp_path):
     engine(step_s=0.01)
 

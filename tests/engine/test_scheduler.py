@@ -283,16 +283,6 @@ def test_bad_logits_fail_their_own_request_only():
     assert outputs["good"].finish_reason is None
 
 
-def test_a_lost_gateway_frees_everything_it_had():
-    scheduler = make_scheduler()
-    scheduler.add("gw-1", make_message("r1"))
-    scheduler.add("gw-2", make_message("r2"))
-    scheduler.schedule()
-    scheduler.abort_gateway("gw-1")
-    scheduler.check_integrity()
-    assert set(scheduler.groups) == {"r2"}
-
-
 def test_an_arena_too_small_for_one_request_is_refused_at_start():
     with pytest.raises(ValueError, match="arena_bytes of at least"):
         make_scheduler(num_slabs=4, max_model_len=256)

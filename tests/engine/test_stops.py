@@ -50,10 +50,3 @@ def test_the_text_ends_before_the_stop_that_is_complete_first_however_it_is_cut(
     assert text == b"".join(tokens[i] for i in released)
     assert (surplus is None) == (start is None)
     assert surplus is None or text[: len(text) - surplus] == b"".join(tokens)[:start]
-
-
-def test_a_stop_within_another_one_ends_the_text_in_one_token_as_in_many():
-    for tokens in ([b"abcd"], [b"a", b"b", b"c"], [b"ab", b"cd"]):
-        matcher = StopMatcher([b"abcd", b"bc"])
-        surplus = [matcher.push(i, token)[1] for i, token in enumerate(tokens)][-1]
-        assert b"".join(tokens)[:-surplus] == b"a"

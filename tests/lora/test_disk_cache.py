@@ -169,16 +169,6 @@ def test_one_process_at_a_time_has_the_folder(make_cache, tmp_path):
     make_cache()
 
 
-def test_a_full_disk_frees_the_least_recently_used_half(make_cache):
-    cache = make_cache()
-    for name in "abcd":
-        store(cache, name, 100)
-    with cache.reserve(50):
-        cache.evict_half()
-        assert len(names(cache)) == 2
-        assert cache.used_bytes == 250
-
-
 # ---- a disk that others fill, and a folder that others delete ----
 
 

@@ -67,16 +67,6 @@ def test_a_tenant_above_its_share_loses_its_own_first():
     assert shelf.evicted == list(range(8))
 
 
-def test_shares_go_by_weight():
-    order, shelf = EvictionOrder(), Shelf()
-    for number in range(6):
-        put(order, shelf, number, "heavy", weight=3.0)
-        put(order, shelf, 100 + number, "light", weight=1.0)
-    order.evict(4)
-    assert order.num_slabs_of("heavy") == 6
-    assert order.num_slabs_of("light") == 2
-
-
 def test_what_is_everybodys_counts_in_no_share_and_goes_by_its_worth():
     order, shelf = EvictionOrder(), Shelf()
     for number in range(4):

@@ -115,12 +115,14 @@ def test_an_object_is_brought_to_disk_packed(s3, fetcher, wire):
     assert all(name.endswith(".packed") for name in fetcher.files()), "no draft is left"
 
 
-def test_what_is_there_is_not_asked_for_again(s3, wire):
+def test_what_is_there_is_not_asked_for_again(s3, fetcher, wire):
     ref = put_new(s3)
-    fetch(wire, ref)
+    first = fetch(wire, ref)
     before = s3.count()
     answer = fetch(wire, ref)
     assert (answer["kind"], answer["was_there"], answer["size_bytes"]) == (None, True, 0)
+    slabs_bytes = read(fetcher, ref).size_bytes  # which wait before a device
+    assert first["slabs_bytes"] == answer["slabs_bytes"] == slabs_bytes
     assert s3.count() == before
 
 
@@ -162,13 +164,6 @@ def test_a_store_that_goes_on_failing_is_an_answer(s3, fetcher, wire, fault, kin
     assert s3.count(ref.object_key) == num_requests
     s3.clear()
     assert fetch(wire, ref)["kind"] is None, "well again"
-
-
-def test_the_answer_tells_the_bytes_that_wait_before_a_device(s3, fetcher, wire):
-    ref = put_new(s3)
-    answers = [fetch(wire, ref) for _ in range(2)]
-    assert [answer["was_there"] for answer in answers] == [False, True]
-    assert {answer["slabs_bytes"] for answer in answers} == {read(fetcher, ref).size_bytes}
 
 
 def test_a_store_that_never_answers_is_given_up_in_time(s3, wire):

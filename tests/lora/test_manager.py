@@ -187,16 +187,6 @@ def test_what_was_lost_once_and_came_may_be_lost_again():
 # ---- evictions ----
 
 
-def test_the_least_recently_used_of_equal_idle_adapters_is_evicted_first():
-    manager, _ = make_manager(num_slabs=3)
-    a, b, c, d = (make_adapter(name) for name in "abcd")
-    for ref in (a, b, c):
-        bring_in(manager, ref)
-    bring_in(manager, d)
-    assert not manager.is_ready(a.object_key)
-    assert all(manager.is_ready(ref.object_key) for ref in (b, c, d))
-
-
 def use_again(manager, ref):
     """Let a request find the adapter in the arena."""
     manager.join(ref, make_waiter("again"))
