@@ -11,10 +11,10 @@ from peft.tuners.lora.variants import calculate_alora_offsets
 
 from engine import merged
 from engine.merged import MergedModel
-from engine.messages import ProofResult, ProveAdapter
 from engine.models.config import DecoderConfig
 from engine.proof import TokenSequence
 from engine.weights import StoredWeights, load_config
+from tests.engine import real_core
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import add_adapter, build_core
@@ -57,13 +57,7 @@ def prove(world, tmp_path):
         ref = add_adapter(objects, model, adapters[kind], tmp_path)
         (tmp_path / "object").write_bytes(change(objects[ref.digest]))
         core = build_core(model, tmp_path / "engine", objects, **options)
-        message = ProveAdapter(proof_id="p", adapter=ref, object_path=str(tmp_path / "object"))
-        core.handle("gw", message)
-        for _ in range(2000):
-            for _, answer in core.step():
-                assert isinstance(answer, ProofResult)
-                return answer.proof
-        raise AssertionError("no verdict")
+        return real_core.prove(core, ref, tmp_path / "object")
 
     return prove
 
@@ -172,9 +166,7 @@ def test_on_a_rounded_base_a_proof_tells_how_far_that_moves_its_answers(tmp_path
         model, tmp_path / "engine", objects,
         make_kernels=kernels_of("native"), quantization=quantization,
     )  # fmt: skip
-    core.handle("gw", ProveAdapter(proof_id="p", adapter=ref, object_path=str(tmp_path / "object")))
-    answers = [answer for _ in range(900) for _, answer in core.step()]
-    proof = answers[-1].proof
+    proof = real_core.prove(core, ref, tmp_path / "object")
     assert proof.verdict == "passed"
     assert proof.base_shift > 0.001
     assert proof.base_agreement in [n / 8 for n in range(9)]
