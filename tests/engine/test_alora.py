@@ -94,14 +94,6 @@ def test_what_it_computed_before_its_invocation_is_found_by_the_base(tmp_path):
     assert num_cached(core, "ordinary", prompt, make_adapter("ordinary")) == 0
 
 
-def test_a_chat_with_the_base_goes_on_with_an_activated_adapter(tmp_path):
-    """The history, answers included, is not computed again: the purpose of activated LoRA."""
-    core = make_alora_core(tmp_path)
-    turn = make_message("r1", prompt=TEXT[:50], max_tokens=30)
-    history = [*TEXT[:50], *tokens_of(served(core, turn))]
-    assert num_cached(core, "r2", [*history, *INVOCATION, 4, 4], ALORA) == 64
-
-
 def test_what_is_public_on_the_base_is_public_before_the_invocation(tmp_path):
     public = tuple(TEXT[:48])
     core = make_alora_core(tmp_path, public_prefixes=(public,))

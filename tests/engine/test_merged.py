@@ -53,13 +53,20 @@ def prove(world, tmp_path):
 
     def prove(kind="lora", change=lambda data: data, **options):
         model, adapters = world
-        objects = {}
-        ref = add_adapter(objects, model, adapters[kind], tmp_path)
-        (tmp_path / "object").write_bytes(change(objects[ref.digest]))
+        objects, ref, path = added(model, adapters[kind], tmp_path)
+        path.write_bytes(change(path.read_bytes()))
         core = build_core(model, tmp_path / "engine", objects, **options)
-        return real_core.prove(core, ref, tmp_path / "object")
+        return real_core.prove(core, ref, path)
 
     return prove
+
+
+def added(model, adapter, tmp_path):
+    """Objects with an adapter's, its ref, and the object's file."""
+    objects, path = {}, tmp_path / "object"
+    ref = add_adapter(objects, model, adapter, tmp_path)
+    path.write_bytes(objects[ref.digest])
+    return objects, ref, path
 
 
 def drain(generator):
@@ -94,13 +101,11 @@ def logprobs(model, prompt):
 @pytest.mark.parametrize("kind", ["lora", "alora"])
 def test_both_streams_are_transformers_and_peft(world, tmp_path, kind):
     model, adapters = world
-    objects = {}
-    ref = add_adapter(objects, model, adapters[kind], tmp_path)
-    (tmp_path / "object").write_bytes(objects[ref.digest])
+    *_, path = added(model, adapters[kind], tmp_path)
     starts = [3, 36] if kind == "alora" else [0, 0]
     prompts = [PROMPTS[0], (*PROMPTS[1][:36], *INVOCATION, 40)]
     sequences = [TokenSequence(p, s, 3) for p, s in zip(prompts, starts, strict=True)]
-    found = compare(model, tmp_path / "object", sequences)
+    found = compare(model, path, sequences)
     for stream, adapter in ((found.base, None), (found.merged, adapters[kind])):
         peft = merged_model(model, adapter)
         expected = [logprobs(peft, prompt)[-3:] for prompt in prompts]
@@ -110,13 +115,11 @@ def test_both_streams_are_transformers_and_peft(world, tmp_path, kind):
 
 def test_the_size_of_a_unit_changes_nothing(world, tmp_path, monkeypatch):
     model, adapters = world
-    objects = {}
-    ref = add_adapter(objects, model, adapters["lora"], tmp_path)
-    (tmp_path / "object").write_bytes(objects[ref.digest])
+    *_, path = added(model, adapters["lora"], tmp_path)
     sequences = [TokenSequence(PROMPTS[0], 0, 2)]
-    whole = compare(model, tmp_path / "object", sequences)
+    whole = compare(model, path, sequences)
     monkeypatch.setattr(merged, "_UNIT_ELEMENTS", 64 * 7)
-    pieces, units = drain(reference(model).compare(sequences, tmp_path / "object"))
+    pieces, units = drain(reference(model).compare(sequences, path))
     assert units > 100
     np.testing.assert_allclose(pieces.merged, whole.merged, atol=2e-4)
 
@@ -137,13 +140,11 @@ class Watched(StoredWeights):
 def test_only_experts_that_a_token_has_are_read(tmp_path):
     options = {**QWEN3_MOE, "num_experts": 64, "mlp_only_layers": []}
     model = save_model(tmp_path / "model", family="qwen3_moe", **options)
-    objects = {}
-    ref = add_adapter(objects, model, save_adapter(model, tmp_path / "lora", seed=1), tmp_path)
-    (tmp_path / "object").write_bytes(objects[ref.digest])
+    *_, path = added(model, save_adapter(model, tmp_path / "lora", seed=1), tmp_path)
     weights = Watched(model, torch.float32)
     watched = MergedModel(weights, DecoderConfig.parse(load_config(model)))
     sequence = TokenSequence(PROMPTS[0][:3], 0, 1)
-    drain(watched.compare([sequence], tmp_path / "object"))
+    drain(watched.compare([sequence], path))
     num_layers, most = 2, 2 * len(sequence.token_ids) * options["num_experts_per_tok"]
     assert num_layers < len(weights.read) <= num_layers * most < num_layers * 64
 
@@ -159,19 +160,17 @@ def test_real_adapters_pass(prove, kind):
 def test_on_a_rounded_base_a_proof_tells_how_far_that_moves_its_answers(tmp_path, quantization):
     model = save_model(tmp_path / "model", intermediate_size=192, tied=False)
     adapter = save_adapter(model, tmp_path / "adapter", seed=3)
-    objects = {}
-    ref = add_adapter(objects, model, adapter, tmp_path)
-    (tmp_path / "object").write_bytes(objects[ref.digest])
+    objects, ref, path = added(model, adapter, tmp_path)
     core = build_core(
         model, tmp_path / "engine", objects,
         make_kernels=kernels_of("native"), quantization=quantization,
     )  # fmt: skip
-    proof = real_core.prove(core, ref, tmp_path / "object")
+    proof = real_core.prove(core, ref, path)
     assert proof.verdict == "passed"
     assert proof.base_shift > 0.001
     assert proof.base_agreement in [n / 8 for n in range(9)]
     reference = core.proofs.reference
-    found = drain(reference.compare([TokenSequence(PROMPTS[0], 0, 3)], tmp_path / "object"))[0]
+    found = drain(reference.compare([TokenSequence(PROMPTS[0], 0, 3)], path))[0]
     expected = logprobs(merged_model(model, adapter), PROMPTS[0])[-3:]
     np.testing.assert_allclose(found.unrounded, expected, atol=2e-4)
     assert np.abs(found.unrounded - found.merged).max() > 0.001

@@ -121,20 +121,6 @@ def test_a_load_goes_on_for_whoever_still_waits():
     assert (tier(manager, ref), loader.num_fetches) == ("host", 1)
 
 
-def test_what_the_disk_lost_is_fetched_again_once():
-    manager, loader = make_manager(at_once=False)
-    ref = make_adapter()
-    loader.failures[ref.object_key, "host"] = Failure("lost", "its checksum differs")
-    manager.join(ref, make_waiter())
-    manager.poll()
-    for _ in range(2):
-        finish(manager, loader)
-    assert (tier(manager, ref), loader.num_fetches) == ("fetching", 2)
-    for _ in range(2):
-        finish(manager, loader)
-    assert manager.wait(ref.object_key).kind == "lost"
-
-
 def test_what_is_lost_on_its_way_into_the_arena_gives_its_slabs_back_and_comes_again():
     manager, loader = make_manager()
     ref = make_adapter()
