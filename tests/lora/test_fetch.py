@@ -1,16 +1,13 @@
 """The fetcher as the engine sees it: a real process, a socket, an S3 store that fails on demand."""
 
 import errno
-import http.client
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
 from dataclasses import replace
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -29,6 +26,7 @@ from tests.lora.factories import (
     connected,
     make_object,
     make_ref,
+    put_object,
     wait_for,
 )
 
@@ -77,15 +75,7 @@ _seeds = iter(range(1, 1_000_000))
 def put_new(s3, key=None):
     """Put an adapter that was never fetched into the store."""
     seed = next(_seeds)
-    return put(s3, key or f"k{seed}", make_object(seed))
-
-
-def put(s3, key, data):
-    store = http.client.HTTPConnection(urlsplit(s3.upstream).netloc, timeout=DEADLINE_S)
-    with closing(store):
-        store.request("PUT", f"/bucket/{key}", data)
-        assert store.getresponse().status == 200
-    return make_ref(data, key)
+    return put_object(s3, key or f"k{seed}", make_object(seed))
 
 
 def fetch(wire, ref, timeout_s=DEADLINE_S):
@@ -177,7 +167,7 @@ def test_a_store_that_never_answers_is_given_up_in_time(s3, wire):
 
 def test_an_object_of_another_base_model_is_incompatible(s3, fetcher, wire):
     wider = ModelShape(2, 128, 160, 4, 2, 16)
-    ref = put(s3, "wider", make_object(next(_seeds), shape=wider))
+    ref = put_object(s3, "wider", make_object(next(_seeds), shape=wider))
     assert fetch(wire, ref)["kind"] == "incompatible"
     assert not [name for name in fetcher.files() if "draft" in name]
 
