@@ -33,14 +33,6 @@ def test_n_answers_count_as_n_in_the_queue_and_their_prompt_once(tmp_path):
     assert final.is_last
 
 
-def test_every_answer_of_a_seed_has_a_seed_of_its_own():
-    scheduler = make_scheduler(prefix_caching=False)
-    scheduler.add("gw", make_message("r1", n=3, seed=5))
-    seeds = [row.seed for row in scheduler.schedule().rows]
-    assert seeds[0] == 5
-    assert len(set(seeds)) == 3
-
-
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_lease_is_shared_by_the_answers_to_all_prompts_in_equal_parts(tmp_path, n):
     core = make_core(tmp_path)
