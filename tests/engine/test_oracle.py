@@ -46,8 +46,8 @@ FAMILIES = {
     "mixtral": {"family": "mixtral", "sliding_window": 40, **MIXTRAL},
 }
 INVOCATION = [17, 18, 19]
-NUM_TOKENS = 12
-NUM_REQUESTS = 16
+NUM_TOKENS = 14
+NUM_REQUESTS = 24
 
 
 @pytest.fixture(autouse=True, scope="module")
