@@ -25,8 +25,8 @@ from tests.tiny_models import ALL_TARGETS, QWEN3_MOE, save_adapter, save_model
 
 NUM_TIMES = 8
 """How often each run makes the request, half of the times greedy, half sampled."""
-MANY, FEW = 25, 6
-"""Numbers of runs, for 200 requests in `make soak`, and for 48."""
+MANY, FEW, SHARED = 25, 6, 14
+"""Numbers of runs: for 200 requests in `make soak`, for 48, and for ranks, which preempt less."""
 PROMPT = [(7 * i * i + 3) % 250 + 1 for i in range(61)]
 LOGPROBS = {"logprobs": 4, "max_tokens": 11, "ignore_eos": True}
 GREEDY = SamplingParams(
@@ -251,7 +251,7 @@ def test_any_number_of_threads_has_the_same_bits(world, quantization):
 
 def test_so_it_has_where_ranks_share_the_model(world):
     kernels = kernels_of("native", batch_invariant=True)
-    assert_one_each(*find_patterns(world, kernels, FEW, num_ranks=2), FEW)
+    assert_one_each(*find_patterns(world, kernels, SHARED, num_ranks=2), SHARED)
 
 
 @pytest.mark.parametrize(

@@ -115,12 +115,13 @@ COMPUTED_AGAIN = ("cpu", "cpu, late")
 comes back is the scheduler's choice; runners see only copies.
 """
 SHORT = {
-    "llama": tuple(RUNNERS),
+    "llama": tuple(RUNNERS.keys() - {"cpu, drafts", "numba", "torch, invariant"}),
     "mistral": ("device", "two ranks", "C"),  # blocks behind a window are given back
     "mixtral": (),  # runners see no more of it than of qwen3_moe
 }
 """Runners of each family that do not wait for `make soak`; "C" of the other families, which differ
-from these in a layer's formulas only. Tests of decoders on CPUs, devices and ranks compare all.
+from these in a layer's formulas only. Tests of decoders on CPUs, devices and ranks compare all;
+tests of ends compare all kernels, and "C" has drafts, too.
 """
 ALONE = ("olmo2",)
 """Families that ranks cannot share."""
