@@ -270,13 +270,11 @@ def build_core(
     num_slabs=84,
     num_host_slabs=40,
     arena_is_host=True,
-    lag=1,
-    late=None,
     backend=None,
 ) -> EngineCore:
     """An engine on the model above with the real loader and room for 20 adapters beside the KV.
 
-    arena, late: replace the Arena and the LateRunner.   backend: replaces the CPU's backend.
+    arena: replaces the Arena.   backend: replaces the CPU's backend.
     """
     form = PackedForm(LAYOUT, "float32", "base-1")
     slabs = torch.zeros(num_slabs, LAYOUT.slab_bytes, dtype=torch.uint8)
@@ -301,10 +299,7 @@ def build_core(
     if backend:
         runner = backend.make_runner(adapters.tables, meter, NUM_SWAP_SLOTS)
     else:
-        late = late or LateRunner(adapters)
-        tables = late.tables if lag else adapters.tables
         model = make_decoder(CONFIG, make_weights(), form, CONFIG.max_position_embeddings)
-        runner = ModelRunner(model, slabs, form, tables, meter, NUM_SWAP_SLOTS)
-        if lag:
-            late.runner, runner = runner, late
+        runner = LateRunner(adapters)
+        runner.runner = ModelRunner(model, slabs, form, runner.tables, meter, NUM_SWAP_SLOTS)
     return EngineCore(scheduler, runner, Journal(folder / "journal", "eng-1", "base-1"))

@@ -1,5 +1,9 @@
-"""`python -m tests.engine.rank_child STORE INDEX SIZE`: a rank that checks sums, for test_ranks."""
+"""`python -m tests.engine.rank_child STORE SIZE`: ranks that check sums, for test_ranks.
 
+The process imports torch once, and its children are the ranks.
+"""
+
+import os
 import sys
 from pathlib import Path
 
@@ -19,8 +23,17 @@ def numbers_of(index: int, width: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def main() -> None:
-    index, size = int(sys.argv[2]), int(sys.argv[3])
-    ranks = TorchRanks(Shard(index, size), Path(sys.argv[1]), "cpu")
+    size, children = int(sys.argv[2]), []
+    for index in range(size):
+        child = os.fork()
+        if not child:
+            return check(Path(sys.argv[1]), index, size)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * size
+
+
+def check(store: Path, index: int, size: int) -> None:
+    ranks = TorchRanks(Shard(index, size), store, "cpu")
     for dtype in (torch.float32, torch.bfloat16):
         for width in WIDTHS:
             found = numbers_of(index, width, dtype)

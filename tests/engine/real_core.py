@@ -14,6 +14,7 @@ from engine.drafts.pools import DraftPools
 from engine.drafts.text import TextDrafter
 from engine.journal import Journal
 from engine.merged import MergedModel
+from engine.messages import ProofResult, ProveAdapter
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.models.rounding import NO_ROUNDING, WeightRounding
@@ -169,6 +170,16 @@ def open_draft_model(model_dir, slabs, make_kernels, quantization):
     weights = dict(open_weights(model_dir, torch.float32))
     model = make_decoder(config, weights, form, 256, make_kernels, quantization=quantization)
     return CpuDraftModel(model, slabs, form, most_tokens=64, max_model_len=256)
+
+
+def prove(core, ref, object_path):
+    """The proof of an adapter against the object in a file."""
+    core.handle("gw", ProveAdapter(proof_id="p", adapter=ref, object_path=str(object_path)))
+    for _ in range(2000):
+        for _, answer in core.step():
+            assert isinstance(answer, ProofResult)
+            return answer.proof
+    raise AssertionError("no verdict")
 
 
 def add_adapter(objects, model_dir, adapter_dir, tmp_path):

@@ -15,7 +15,6 @@ from tests.engine.fakes import (
     make_scheduler,
     run_until_idle,
     tokens_for,
-    tokens_of,
 )
 
 
@@ -151,35 +150,6 @@ def test_what_can_never_fit_is_refused_by_name(tmp_path):
         "adapter_too_large",
         "the adapter does not fit into the arena",
     )
-
-
-def test_joined_loads_fetch_once():
-    loader = FakeLoader(at_once=False)
-    scheduler = make_scheduler(loader=loader)
-    for i in range(5):
-        scheduler.add("gw", make_message(f"r{i}", adapter=make_adapter()))
-        scheduler.adapters.poll()
-        scheduler.schedule()
-    assert loader.num_fetches == 1
-
-
-def test_an_adapter_in_use_is_never_evicted(tmp_path):
-    """The arena holds the KV and only one of two adapters of 4 slabs."""
-    loader = FakeLoader()
-    first, second = make_adapter("first"), make_adapter("second")
-    loader.slabs = {first.object_key: 4, second.object_key: 4}
-    core = make_core(tmp_path, make_scheduler(num_slabs=8, loader=loader))
-    core.handle("gw", make_message("r1", adapter=first, max_tokens=30))
-    core.handle("gw", make_message("r2", adapter=second, max_tokens=3))
-    while not core.scheduler.queues.running:
-        core.step()
-    while (
-        core.scheduler.queues.running
-        and next(iter(core.scheduler.queues.running)).request_id == "r1"
-    ):
-        assert core.adapters.is_ready(first.object_key)
-        core.step()
-    assert tokens_of(run_until_idle(core)["r2"])
 
 
 def test_the_distinct_adapters_of_a_step_stay_within_the_sum_of_ranks():

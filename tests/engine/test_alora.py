@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import given, settings
-from hypothesis.strategies import integers, lists
+from hypothesis.strategies import lists, sampled_from
 from peft.tuners.lora.variants import calculate_alora_offsets
 
 from engine.batch import Batch, ScheduledRow
@@ -56,29 +56,12 @@ def num_cached(core, name, prompt, adapter=None, **options):
 # ---- the adapter's start ----
 
 
-@pytest.mark.parametrize(
-    ("prompt", "invocation", "start"),
-    [
-        ([5, 6, 1, 2, 7], (1, 2), 2),
-        ([1, 2, 7], (1, 2), 0),
-        ([7, 1, 2], (1, 2), 1),
-        ([1, 2, 7, 1, 2, 7, 7], (1, 2), 3),
-        ([1, 1, 1], (1, 1), 1),
-        ([1, 2, 1], (1, 2, 1, 2), None),
-        ([2, 1], (1, 2), None),
-        ([256, 0], (1,), None),
-        ([9], (9,), 0),
-    ],
-)
-def test_it_starts_where_the_invocation_begins_for_the_last_time(prompt, invocation, start):
-    message = make_message(prompt=prompt, adapter=ALORA)
-    assert start_in(message, invocation) == start
+# The low byte of the last token is that of another, which a search by bytes would find.
+few_tokens = sampled_from([0, 1, 2, 256])
 
 
-@given(
-    lists(integers(0, 2), min_size=1, max_size=20), lists(integers(0, 2), min_size=1, max_size=4)
-)
-@settings(max_examples=300, deadline=None)
+@given(lists(few_tokens, min_size=1, max_size=20), lists(few_tokens, min_size=1, max_size=4))
+@settings(max_examples=200, deadline=None)
 def test_it_starts_where_peft_says(prompt, invocation):
     config = {"a": SimpleNamespace(alora_invocation_tokens=invocation)}
     (offset,) = calculate_alora_offsets(config, "a", torch.tensor([prompt]))
@@ -88,24 +71,6 @@ def test_it_starts_where_peft_says(prompt, invocation):
 
 def test_an_ordinary_adapter_applies_from_the_first_token_on():
     assert start_in(make_message(adapter=ALORA), None) == 0
-
-
-# Invocations across the boundary of two blocks, at both ends, at the end of a block, and twice.
-PROMPTS = {
-    "across": [*TEXT[:15], *INVOCATION, *TEXT[:20]],
-    "first": [*INVOCATION, *TEXT[:40]],
-    "last": [*TEXT[:45], *INVOCATION],
-    "aligned": [*TEXT[:32], *INVOCATION, *TEXT[:30]],
-    "twice": [*TEXT[:5], *INVOCATION, *TEXT[:30], *INVOCATION, *TEXT[:9]],
-}
-
-
-@pytest.mark.parametrize("budget", [5, 16, 64])
-@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
-def test_every_chunk_and_every_token_is_told_where_it_starts(tmp_path, prompt, budget):
-    core = make_alora_core(tmp_path, max_num_batched_tokens=budget)
-    message = make_message(prompt=prompt, adapter=ALORA, max_tokens=20)
-    assert tokens_of(served(core, message)) == expected_tokens(message, invocation=INVOCATION)
 
 
 # ---- shared KV ----
@@ -127,21 +92,6 @@ def test_what_it_computed_before_its_invocation_is_found_by_the_base(tmp_path):
     assert num_cached(core, "base", prompt) == 32
     assert num_cached(core, "other", prompt, OTHER) == 32
     assert num_cached(core, "ordinary", prompt, make_adapter("ordinary")) == 0
-
-
-def test_a_chat_with_the_base_goes_on_with_an_activated_adapter(tmp_path):
-    """The history, answers included, is not computed again: the purpose of activated LoRA."""
-    core = make_alora_core(tmp_path)
-    turn = make_message("r1", prompt=TEXT[:50], max_tokens=30)
-    history = [*TEXT[:50], *tokens_of(served(core, turn))]
-    assert num_cached(core, "r2", [*history, *INVOCATION, 4, 4], ALORA) == 64
-
-
-def test_another_tenant_finds_nothing_of_it(tmp_path):
-    core = make_alora_core(tmp_path)
-    prompt = [*TEXT[:40], *INVOCATION]
-    assert num_cached(core, "ours", prompt, cache_salt="ours") == 0
-    assert num_cached(core, "theirs", prompt, ALORA, cache_salt="theirs") == 0
 
 
 def test_what_is_public_on_the_base_is_public_before_the_invocation(tmp_path):
@@ -242,18 +192,6 @@ def build(*rows):
     names = [digests[id(table)] for table in runs.tile_tables]
     segments = [(*bounds, n) for bounds, n in zip(runs.bounds.tolist(), names, strict=True)]
     return segments, dict(inputs.adapter_digests)
-
-
-def test_a_chunk_before_the_start_is_the_bases():
-    assert build(row("r", 0, 16, adapter_start=16)) == ([], {})
-
-
-def test_a_chunk_across_the_start_is_cut_there():
-    assert build(row("r", 16, 16, adapter_start=21)) == ([(5, 16, "a")], {0: "a"})
-
-
-def test_a_chunk_after_the_start_is_whole():
-    assert build(row("r", 32, 9, adapter_start=21)) == ([(0, 9, "a")], {0: "a"})
 
 
 def test_rows_of_one_adapter_are_one_segment_only_where_they_touch():

@@ -67,7 +67,7 @@ def sees(row, adapter):
 
 
 @given(lists(batches.map(lambda parts: Batch(*parts)), min_size=1, max_size=4))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_step_read_back_is_the_step_as_far_as_a_rank_needs_it(steps):
     encoder = BatchEncoder(tables)
     for batch in steps:
@@ -85,7 +85,7 @@ def names(batch):
 
 
 @given(lists(lists(sampled_from("abcdef"), min_size=1, max_size=6), min_size=2, max_size=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_request_keeps_its_number_from_one_step_to_the_next_and_shares_it_with_nobody(steps):
     encoder, before = BatchEncoder(tables), {}
     for number, requests in enumerate(steps):

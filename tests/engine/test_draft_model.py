@@ -20,8 +20,6 @@ from tests.engine.fakes import (
     tokens_of,
 )
 
-FAR_SLABS = 1000
-
 
 class NoText:
     """A drafter that never has a draft."""
@@ -66,14 +64,6 @@ def test_a_model_that_is_always_right_makes_all_drafts_count(tmp_path):
     assert num_steps == 1 + 40 / (1 + MOST_DRAFTS)
     assert final.num_accepted_tokens == 40 - 40 / (1 + MOST_DRAFTS)
     assert drafts.num_slabs == 0
-
-
-def test_an_adapters_answers_are_the_same_though_the_model_does_not_know_it(tmp_path):
-    core, model, _ = make(tmp_path)
-    messages = [make_message("a", adapter=make_adapter(), max_tokens=30), make_message("b")]
-    outputs, _ = answer(core, *messages)
-    assert outputs["a"][-1].num_rejected_tokens > 0
-    assert outputs["b"][-1].num_rejected_tokens == 0
 
 
 def test_it_is_asked_for_less_of_an_answer_that_it_does_not_foresee(tmp_path):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.messages import ProofResult, ProveAdapter
 from registry.peft_format import WEIGHTS_FILE
+from tests.engine import real_core
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, prompt_logprobs_of, run_until_idle, tokens_of
 from tests.engine.gpu.backends import fake_backend
@@ -23,13 +23,13 @@ SPECS = {
     "plain": {"r": 4},
 }
 RUNNERS = {
-    "torch": {},
-    "torch, invariant": {"make_kernels": kernels_of("torch", batch_invariant=True)},
+    "torch, invariant, late": {
+        "make_kernels": kernels_of("torch", batch_invariant=True), "lag": 1,
+    },
     "C": {"make_kernels": kernels_of("native")},
     "numba": {"make_kernels": kernels_of("numba")},
     "two ranks": {"num_ranks": 2, "make_kernels": kernels_of("native")},
-    "late": {"lag": 1},
-}
+}  # fmt: skip
 GEMMA2_MODEL = GEMMA2 | {"family": "gemma2"}
 PROMPT = [(7 * i * i + 3) % 288 + 4 for i in range(45)]
 PROMPTS = [[*PROMPT[:9], *INVOCATION, 291], [*INVOCATION, *PROMPT]]
@@ -153,12 +153,7 @@ def prove(world, folder, served, objects, proved=None):
     path = folder / "object"
     path.write_bytes(objects[(proved or served).digest])
     core = build_core(world.model_dir, folder / "engine", world.objects)
-    core.handle("gw", ProveAdapter(proof_id="p", adapter=served, object_path=str(path)))
-    for _ in range(2000):
-        for _, answer in core.step():
-            assert isinstance(answer, ProofResult)
-            return answer.proof
-    raise AssertionError("no verdict")
+    return real_core.prove(core, served, path)
 
 
 def test_on_a_device_they_are_refused_in_one_sentence(world, tmp_path):

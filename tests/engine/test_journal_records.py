@@ -72,7 +72,7 @@ def test_an_empty_directory_has_no_records(tmp_path):
 
 
 @given(integers(-1, 10_000), integers(1, 255))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_one_changed_byte_is_found_wherever_it_is(tmp_path_factory, place, change):
     directory = tmp_path_factory.mktemp("engine")
     write_journal(directory, num_requests=1)

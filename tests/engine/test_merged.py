@@ -11,22 +11,19 @@ from peft.tuners.lora.variants import calculate_alora_offsets
 
 from engine import merged
 from engine.merged import MergedModel
-from engine.messages import ProofResult, ProveAdapter
 from engine.models.config import DecoderConfig
 from engine.proof import TokenSequence
 from engine.weights import StoredWeights, load_config
+from tests.engine import real_core
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import add_adapter, build_core
-from tests.engine.test_oracle import CPU_ONLY, FAMILIES, INVOCATION
+from tests.engine.test_oracle import FAMILIES, INVOCATION
 from tests.oracle import merged_model
 from tests.tiny_models import LLAMA3_ROPE, QWEN3_MOE, save_adapter, save_model
 
-WAYS = {
-    "C": {"make_kernels": kernels_of("native")},
-    "late": {"lag": 1},
-    "device": {"make_backend": fake_backend},
-}
+ONE_FAMILY = pytest.mark.parametrize("world", ["llama"], indirect=True)
+"""For what no family's formulas can change."""
 PROMPTS = ((5, 6, 7, 17, 18, 19, 80), tuple(17 + i % 9 for i in range(40)))
 
 
@@ -37,7 +34,7 @@ def one_thread():
 
 @pytest.fixture(scope="module", params=[*FAMILIES, "untied, with a scaled rope"])
 def world(request, tmp_path_factory):
-    """A folder, a model, an ordinary and an activated adapter for it, and where it is served."""
+    """A model, and an ordinary and an activated adapter for it."""
     folder = tmp_path_factory.mktemp("merged")
     other = {"tied": False, "rope": LLAMA3_ROPE, "max_shard_size": "100KB"}
     model = save_model(folder / "model", **FAMILIES.get(request.param, other))
@@ -47,8 +44,7 @@ def world(request, tmp_path_factory):
     alora = save_adapter(
         model, folder / "alora", seed=4, alora_invocation_tokens=INVOCATION, r=4, lora_alpha=8
     )
-    ways = [way for way in WAYS if way != "device" or request.param not in CPU_ONLY]
-    return folder, model, {"lora": lora, "alora": alora}, ways
+    return model, {"lora": lora, "alora": alora}
 
 
 @pytest.fixture
@@ -56,20 +52,21 @@ def prove(world, tmp_path):
     """A function that runs a proof on a real core; `change` alters the file but not the adapter."""
 
     def prove(kind="lora", change=lambda data: data, **options):
-        _, model, adapters, _ = world
-        objects = {}
-        ref = add_adapter(objects, model, adapters[kind], tmp_path)
-        (tmp_path / "object").write_bytes(change(objects[ref.digest]))
+        model, adapters = world
+        objects, ref, path = added(model, adapters[kind], tmp_path)
+        path.write_bytes(change(path.read_bytes()))
         core = build_core(model, tmp_path / "engine", objects, **options)
-        message = ProveAdapter(proof_id="p", adapter=ref, object_path=str(tmp_path / "object"))
-        core.handle("gw", message)
-        for _ in range(2000):
-            for _, answer in core.step():
-                assert isinstance(answer, ProofResult)
-                return answer.proof
-        raise AssertionError("no verdict")
+        return real_core.prove(core, ref, path)
 
     return prove
+
+
+def added(model, adapter, tmp_path):
+    """Objects with an adapter's, its ref, and the object's file."""
+    objects, path = {}, tmp_path / "object"
+    ref = add_adapter(objects, model, adapter, tmp_path)
+    path.write_bytes(objects[ref.digest])
+    return objects, ref, path
 
 
 def drain(generator):
@@ -103,14 +100,12 @@ def logprobs(model, prompt):
 
 @pytest.mark.parametrize("kind", ["lora", "alora"])
 def test_both_streams_are_transformers_and_peft(world, tmp_path, kind):
-    _, model, adapters, _ = world
-    objects = {}
-    ref = add_adapter(objects, model, adapters[kind], tmp_path)
-    (tmp_path / "object").write_bytes(objects[ref.digest])
+    model, adapters = world
+    *_, path = added(model, adapters[kind], tmp_path)
     starts = [3, 36] if kind == "alora" else [0, 0]
     prompts = [PROMPTS[0], (*PROMPTS[1][:36], *INVOCATION, 40)]
     sequences = [TokenSequence(p, s, 3) for p, s in zip(prompts, starts, strict=True)]
-    found = compare(model, tmp_path / "object", sequences)
+    found = compare(model, path, sequences)
     for stream, adapter in ((found.base, None), (found.merged, adapters[kind])):
         peft = merged_model(model, adapter)
         expected = [logprobs(peft, prompt)[-3:] for prompt in prompts]
@@ -119,14 +114,12 @@ def test_both_streams_are_transformers_and_peft(world, tmp_path, kind):
 
 
 def test_the_size_of_a_unit_changes_nothing(world, tmp_path, monkeypatch):
-    _, model, adapters, _ = world
-    objects = {}
-    ref = add_adapter(objects, model, adapters["lora"], tmp_path)
-    (tmp_path / "object").write_bytes(objects[ref.digest])
+    model, adapters = world
+    *_, path = added(model, adapters["lora"], tmp_path)
     sequences = [TokenSequence(PROMPTS[0], 0, 2)]
-    whole = compare(model, tmp_path / "object", sequences)
+    whole = compare(model, path, sequences)
     monkeypatch.setattr(merged, "_UNIT_ELEMENTS", 64 * 7)
-    pieces, units = drain(reference(model).compare(sequences, tmp_path / "object"))
+    pieces, units = drain(reference(model).compare(sequences, path))
     assert units > 100
     np.testing.assert_allclose(pieces.merged, whole.merged, atol=2e-4)
 
@@ -147,13 +140,11 @@ class Watched(StoredWeights):
 def test_only_experts_that_a_token_has_are_read(tmp_path):
     options = {**QWEN3_MOE, "num_experts": 64, "mlp_only_layers": []}
     model = save_model(tmp_path / "model", family="qwen3_moe", **options)
-    objects = {}
-    ref = add_adapter(objects, model, save_adapter(model, tmp_path / "lora", seed=1), tmp_path)
-    (tmp_path / "object").write_bytes(objects[ref.digest])
+    *_, path = added(model, save_adapter(model, tmp_path / "lora", seed=1), tmp_path)
     weights = Watched(model, torch.float32)
     watched = MergedModel(weights, DecoderConfig.parse(load_config(model)))
     sequence = TokenSequence(PROMPTS[0][:3], 0, 1)
-    drain(watched.compare([sequence], tmp_path / "object"))
+    drain(watched.compare([sequence], path))
     num_layers, most = 2, 2 * len(sequence.token_ids) * options["num_experts_per_tok"]
     assert num_layers < len(weights.read) <= num_layers * most < num_layers * 64
 
@@ -169,31 +160,30 @@ def test_real_adapters_pass(prove, kind):
 def test_on_a_rounded_base_a_proof_tells_how_far_that_moves_its_answers(tmp_path, quantization):
     model = save_model(tmp_path / "model", intermediate_size=192, tied=False)
     adapter = save_adapter(model, tmp_path / "adapter", seed=3)
-    objects = {}
-    ref = add_adapter(objects, model, adapter, tmp_path)
-    (tmp_path / "object").write_bytes(objects[ref.digest])
+    objects, ref, path = added(model, adapter, tmp_path)
     core = build_core(
         model, tmp_path / "engine", objects,
         make_kernels=kernels_of("native"), quantization=quantization,
     )  # fmt: skip
-    core.handle("gw", ProveAdapter(proof_id="p", adapter=ref, object_path=str(tmp_path / "object")))
-    answers = [answer for _ in range(900) for _, answer in core.step()]
-    proof = answers[-1].proof
+    proof = real_core.prove(core, ref, path)
     assert proof.verdict == "passed"
     assert proof.base_shift > 0.001
     assert proof.base_agreement in [n / 8 for n in range(9)]
     reference = core.proofs.reference
-    found = drain(reference.compare([TokenSequence(PROMPTS[0], 0, 3)], tmp_path / "object"))[0]
+    found = drain(reference.compare([TokenSequence(PROMPTS[0], 0, 3)], path))[0]
     expected = logprobs(merged_model(model, adapter), PROMPTS[0])[-3:]
     np.testing.assert_allclose(found.unrounded, expected, atol=2e-4)
     assert np.abs(found.unrounded - found.merged).max() > 0.001
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_they_pass_on_every_kind_of_kernels(world, prove, way):
-    if way not in world[-1]:
-        pytest.skip("a family that is not served on GPUs")
-    assert prove(**WAYS[way]).verdict == "passed"
+def test_they_pass_on_the_kernels_in_c(prove):
+    assert prove(make_kernels=kernels_of("native")).verdict == "passed"
+
+
+@ONE_FAMILY
+@pytest.mark.parametrize("options", [{"lag": 1}, {"make_backend": fake_backend}])
+def test_they_pass_a_step_late_and_on_a_device(prove, options):
+    assert prove(**options).verdict == "passed"
 
 
 def scaled(factor):
@@ -212,6 +202,7 @@ def scaled(factor):
     return change
 
 
+@ONE_FAMILY
 def test_one_module_with_another_scale_is_a_mismatch(prove):
     """One of 14 modules is off, which is the effect of a tile that is not applied."""
     proof = prove(change=scaled(0.5))
@@ -219,5 +210,6 @@ def test_one_module_with_another_scale_is_a_mismatch(prove):
     assert proof.max_difference > proof.tolerance
 
 
+@ONE_FAMILY
 def test_a_file_that_is_no_canonical_object_is_not_served(prove):
     assert prove(change=lambda data: data[:-1]).verdict == "not_served"

@@ -3,7 +3,6 @@
 import hashlib
 import threading
 
-import boto3
 import pytest
 
 from bench.faulty_s3 import CREDENTIALS, faulty_s3
@@ -14,9 +13,8 @@ from engine.messages import (
     SamplingParams,
     StepOutputs,
 )
-from registry.ref import AdapterRef
 from tests.engine.churn import ALARM, build_core, canonical_adapter
-from tests.lora.factories import FetcherProcess, wait_for
+from tests.lora.factories import FetcherProcess, put_object, wait_for
 from tests.watched import forbidden_calls
 
 NUM_STREAMS = 8
@@ -29,25 +27,10 @@ def s3():
         yield s3
 
 
-@pytest.fixture(scope="module")
-def upload(s3):
-    """A function that puts the adapter of a code into the bucket for a tenant; returns its ref."""
-    client = boto3.client(
-        "s3",
-        endpoint_url=s3.url,
-        aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
-        region_name=CREDENTIALS["AWS_DEFAULT_REGION"],
-    )
-
-    def put(code, tenant_id):
-        data = canonical_adapter(code, 8, salt=code)
-        digest = hashlib.sha256(data).hexdigest()
-        key = f"tenants/{tenant_id}/{digest}"
-        client.put_object(Bucket="bucket", Key=key, Body=data)
-        return AdapterRef(f"a{code}", 1, digest, key, 8, len(data))
-
-    return put
+def upload(s3, code, tenant_id):
+    """Put the adapter of a code into the bucket for a tenant; return its ref."""
+    data = canonical_adapter(code, 8, salt=code)
+    return put_object(s3, f"tenants/{tenant_id}/{hashlib.sha256(data).hexdigest()}", data)
 
 
 @pytest.fixture
@@ -102,14 +85,14 @@ def make_resident(core, refs):
     assert all(core.adapters.is_ready(ref.object_key) for ref in refs)
 
 
-def test_streams_take_the_same_steps_beside_a_store_that_never_answers(engine, s3, upload):
+def test_streams_take_the_same_steps_beside_a_store_that_never_answers(engine, s3):
     """Eight streams, two of them on the base model, run alone and then beside thirty requests and
     as many prefetches for adapters that never arrive; the engine's thread must not block.
     """
-    refs = [upload(code, "resident") for code in range(NUM_STREAMS - 2)]
+    refs = [upload(s3, code, "resident") for code in range(NUM_STREAMS - 2)]
     make_resident(engine, refs)
     streams = [*refs, None, None]
-    cold = [(upload(code, "cold"), upload(code + 30, "cold")) for code in range(100, 130)]
+    cold = [(upload(s3, code, "cold"), upload(s3, code + 30, "cold")) for code in range(100, 130)]
     results = []
 
     def ask_for_cold():

@@ -7,6 +7,7 @@ transformers and PEFT.
 
 import random
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -94,7 +95,6 @@ def run(core, messages, aborted, chance):
     raise AssertionError("a request never ended")
 
 
-WAYS = [(0, "recompute"), (40, "swap")]
 RUNNERS = {
     "cpu": {},
     "cpu, late": {"lag": 1},
@@ -103,28 +103,26 @@ RUNNERS = {
     "two ranks": {"num_ranks": 2},
     "two devices": {"num_ranks": 2, "make_team": DeviceTeam},
     "cpu, draft model": {"has_draft_model": True},
-}
-KERNELS = {
     "C": {"make_kernels": kernels_of("native"), "has_drafts": True},
     "numba": {"make_kernels": kernels_of("numba")},
     "torch, invariant": {"make_kernels": kernels_of("torch", batch_invariant=True)},
     "C, two ranks": {"make_kernels": kernels_of("native"), "num_ranks": 2, "has_drafts": True},
 }
-CASES = [
-    *((runner, slots, f"{name}, {way}") for name, runner in RUNNERS.items() for slots, way in WAYS),
-    # Kernels do not depend on the way in which a preempted request comes back.
-    *((kernels, 40, name) for name, kernels in KERNELS.items()),
-]
-BOTH_WAYS = "llama"
-"""Family whose preempted requests come back in both ways on every runner. Other families use one
-way on each runner, alternating from runner to runner; `make soak` runs both.
+WAYS = {0: "recompute", 40: "swap"}
+"""How preempted requests come back, by the number of swap slots."""
+COMPUTED_AGAIN = ("cpu", "cpu, late")
+"""Runners on which requests of the first family are computed again as well. Which way a request
+comes back is the scheduler's choice; runners see only copies.
 """
-VARIANTS = ("granite", "olmo2", "phi3", "gemma2", "gemma3", "qwen3_moe", "mixtral")
-"""Families that differ from others in a layer's formulas only. Here only the C kernels run them;
-tests of decoders, kernels and proofs compare the others with torch. `make soak` runs all.
+SHORT = {
+    "llama": tuple(RUNNERS.keys() - {"cpu, drafts", "numba", "torch, invariant"}),
+    "mistral": ("device", "two ranks", "C"),  # blocks behind a window are given back
+    "mixtral": (),  # runners see no more of it than of qwen3_moe
+}
+"""Runners of each family that do not wait for `make soak`; "C" of the other families, which differ
+from these in a layer's formulas only. Tests of decoders on CPUs, devices and ranks compare all;
+tests of ends compare all kernels, and "C" has drafts, too.
 """
-SEEN_ELSEWHERE = ("mixtral",)
-"""Families of which runners see no more than of another one. Only `make soak` runs them."""
 ALONE = ("olmo2",)
 """Families that ranks cannot share."""
 CPU_ONLY = ("qwen3_moe", "mixtral")
@@ -133,18 +131,16 @@ CPU_ONLY = ("qwen3_moe", "mixtral")
 
 def cases():
     """Parameters (family, runner, slots) of every case, ordered by family."""
-    for number, family in enumerate(FAMILIES):
-        for index, (runner, slots, name) in enumerate(CASES):
-            is_one_of_two = index < len(WAYS) * len(RUNNERS) and (index + index // 2 + number) % 2
-            is_long = family != BOTH_WAYS and is_one_of_two
-            is_long = name != "C" if family in VARIANTS else is_long
-            is_long = is_long or family in SEEN_ELSEWHERE
-            if family in ALONE and "num_ranks" in runner:
-                continue
-            if family in CPU_ONLY and "device" in name:
-                continue
-            marks = pytest.mark.soak if is_long else ()
-            yield pytest.param(family, runner, slots, id=f"{family}-{name}", marks=marks)
+    for family, runner, slots in product(FAMILIES, RUNNERS, WAYS):
+        if family in ALONE and "num_ranks" in RUNNERS[runner]:
+            continue
+        if family in CPU_ONLY and "device" in runner:
+            continue
+        is_short = runner in SHORT.get(family, ("C",))
+        is_short &= slots > 0 or (family == "llama" and runner in COMPUTED_AGAIN)
+        marks = () if is_short else pytest.mark.soak
+        name = f"{family}-{runner}, {WAYS[slots]}"
+        yield pytest.param(family, RUNNERS[runner], slots, id=name, marks=marks)
 
 
 class World:
@@ -191,7 +187,7 @@ def test_each_gets_its_own_tokens_whatever_happens_on_the_way(
 
 @pytest.mark.parametrize(
     ("kind", "runner"),
-    [("gptq zeros", "two ranks"), ("awq", "cpu"), ("W4A16", "cpu, late"), ("fp8 block", "cpu")],
+    [("gptq zeros", "two ranks"), ("fp8 block", "cpu")],
 )
 def test_so_it_is_on_quantised_weights_next_to_their_numbers_in_float32(kind, runner, tmp_path):
     world = World(tmp_path, {"intermediate_size": 192}, quantized=kind)

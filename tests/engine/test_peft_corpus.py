@@ -64,15 +64,13 @@ SERVED = {
     "orthogonal": {"init_lora_weights": "orthogonal"},
     "random from the start": {"init_lora_weights": False},
     "EVA": {"init_lora_weights": "eva", "eva_config": options.EvaConfig(rho=2.0)},
-    "dropout": {"lora_dropout": 0.5},
-    "notes": {
-        "peft_version": "0.1", "base_model_name_or_path": "me/tiny", "revision": "main",
-        "inference_mode": True,
+    "what is of no use when serving": {
+        "lora_dropout": 0.5, "peft_version": "0.1", "base_model_name_or_path": "me/tiny",
+        "revision": "main", "inference_mode": True, "megatron_core": "somewhere.else",
+        "qalora_group_size": 8,  # of a QALoRA that is off
+        # PEFT does not save this option.
+        "runtime_config": options.LoraRuntimeConfig(ephemeral_gpu_offload=True),
     },
-    "another megatron core": {"megatron_core": "somewhere.else"},
-    "group size of a QALoRA that is off": {"qalora_group_size": 8},
-    # PEFT does not save this option.
-    "runtime": {"runtime_config": options.LoraRuntimeConfig(ephemeral_gpu_offload=True)},
     # PEFT saves the class that it wrapped in place of the task.
     "no task": {"task_type": None},
     "a task and the class": {

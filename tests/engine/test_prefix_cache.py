@@ -21,7 +21,6 @@ from tests.engine.fakes import (
     make_scheduler,
     run_until_idle,
     tokens_for,
-    tokens_of,
 )
 
 PROMPT = [1 + i % 7 for i in range(70)]
@@ -85,17 +84,6 @@ def test_nothing_is_found_across(tmp_path, other):
     served(core, make_message("r1", prompt=PROMPT, cache_salt="s1"))
     options = {"prompt": PROMPT, "cache_salt": "s1", **other}
     assert served(core, make_message("r2", **options)).num_cached_tokens == 0
-
-
-def test_an_adapters_next_version_never_meets_the_last_ones_kv(tmp_path):
-    core = make_core(tmp_path)
-    v1, v2 = make_adapter("v1"), make_adapter("v2")
-    for number, (adapter, cached) in enumerate([(v1, 0), (v2, 0), (v1, 64)]):
-        message = make_message(f"r{number}", prompt=PROMPT, adapter=adapter)
-        core.handle("gw", message)
-        outputs = run_until_idle(core)[message.request_id]
-        assert tokens_of(outputs) == expected_tokens(message)
-        assert outputs[-1].num_cached_tokens == cached
 
 
 def test_idle_blocks_are_kept_for_those_who_can_use_them(tmp_path):
@@ -169,7 +157,7 @@ def test_of_n_answers_one_computes_the_prompt(tmp_path):
 
 
 @given(lists(integers(1, 9), min_size=32, max_size=32), text(max_size=5), text(max_size=5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_hashes_differ_wherever_digest_salt_or_an_earlier_token_does(tokens, salt, name):
     hasher = BlockHasher(16)
 
@@ -305,4 +293,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestPoolMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, replace
@@ -21,14 +20,12 @@ import zmq.asyncio
 from engine.client import EngineClient
 from engine.config import EngineConfig
 from engine.endpoint import Endpoint
-from engine.errors import EngineDeadError, RequestRefused
+from engine.errors import EngineDeadError
 from engine.fairness import DECODE_COST
 from engine.journal_files import JournalGone
-from engine.journal_records import read_records
 from engine.messages import EngineStats, Heartbeat, Hello, Residency, TenantService, Welcome
 from engine.meter import TokenMeter
 from engine.process import engine_identity, lock_directory
-from engine.records import ResidencyRecord
 from engine.step_times import MOST_S
 from engine.wire import decode, encode, write_vocabulary
 from tests.engine.fakes import VOCABULARY, expected_tokens, make_adapter, make_message
@@ -171,32 +168,6 @@ def test_a_client_leaves_no_context_open_even_if_its_closing_is_cancelled(tmp_pa
     assert open_contexts() == before, client
 
 
-def test_concurrent_requests_stream_their_own_tokens(engine, tmp_path):
-    engine()
-
-    async def run():
-        async with connected(tmp_path) as client:
-            messages = [
-                make_message(f"r{i}", 5 + i, 20, make_adapter("a") if i % 2 else None)
-                for i in range(20)
-            ]
-            results = await asyncio.gather(*(collect(client, m) for m in messages))
-            assert results == [expected_tokens(m) for m in messages]
-
-    asyncio.run(run())
-
-
-def test_a_refused_request_says_why(engine, tmp_path):
-    engine()
-
-    async def run():
-        async with connected(tmp_path) as client:
-            with pytest.raises(RequestRefused, match="prompt_too_long"):
-                await collect(client, make_message(prompt_len=600))
-
-    asyncio.run(run())
-
-
 def test_leaving_a_stream_early_aborts_the_request(engine, tmp_path):
     engine(step_s=0.01)
 
@@ -266,39 +237,26 @@ def test_two_gateways_are_told_what_tenants_were_given_and_others_the_next_time(
                 await stack.enter_async_context(connected(tmp_path, on_service=heard.append))
                 for heard in told
             ]
-            message, until = make_message(max_tokens=2), time.monotonic() + 40
-            for turn in itertools.count():
+            far = TenantService(engine_id="eng-far", epoch=1, totals=(("t1", 5.0),))
+            await clients[1].tell_service(far)
+            message, service = make_message(prompt_len=9, max_tokens=2), 9 + 2 * DECODE_COST
+            for turn in itertools.count(1):
+                await collect(clients[0], replace(message, request_id=f"r{turn}"))
+                total = (("t1", turn * service),)
+                while not any(heard and heard[-1].totals == total for heard in told):
+                    await asyncio.sleep(0.005)
                 if all(told):
                     break
-                assert time.monotonic() < until, [len(heard) for heard in told]
-                await collect(clients[0], replace(message, request_id=f"r{turn}"))
-        times_told = Counter(message.totals for heard in told for message in heard)
+            welcome = clients[0].welcome
+        messages = [message for heard in told for message in heard]
+        senders = {(message.engine_id, message.epoch) for message in messages}
+        assert senders == {(welcome.engine_id, welcome.epoch)}
+        times_told = Counter(message.totals for message in messages)
         assert len(times_told) >= 3, "each of the five heard some total"
         assert max(times_told.values()) == 2
         assert list(times_told.values()).count(1) <= 1, "the last total may still be on its way"
 
-    asyncio.run(run())
-
-
-def test_each_of_two_gateways_is_told_what_tenants_were_given(engine, tmp_path):
-    engine()
-
-    async def run():
-        told, also_told = [], []
-        async with (
-            connected(tmp_path, on_service=told.append) as client,
-            connected(tmp_path, on_service=also_told.append) as other,
-        ):
-            far = TenantService(engine_id="eng-far", epoch=1, totals=(("t1", 5.0),))
-            await other.tell_service(far)
-            await collect(client, make_message(prompt_len=9, max_tokens=8))
-            welcome, service = client.welcome, 9 + 8 * DECODE_COST
-            for heard in (told, also_told):
-                while not heard or heard[-1].totals != (("t1", service),):
-                    await asyncio.sleep(0.02)
-                assert (heard[-1].engine_id, heard[-1].epoch) == (welcome.engine_id, welcome.epoch)
-
-    asyncio.run(asyncio.wait_for(run(), 60))
+    asyncio.run(asyncio.wait_for(run(), START_S))
 
 
 def test_frames_that_are_no_messages_hurt_nobody_but_their_sender(engine, tmp_path):
@@ -319,21 +277,6 @@ def test_frames_that_are_no_messages_hurt_nobody_but_their_sender(engine, tmp_pa
 
     asyncio.run(run())
     assert process.poll() is None
-
-
-def test_an_engine_that_is_asked_to_stop_writes_where_adapters_were(engine, tmp_path):
-    process = engine()
-
-    async def run():
-        async with connected(tmp_path) as client:
-            await collect(client, make_message(adapter=make_adapter()))
-
-    asyncio.run(run())
-    process.terminate()
-    assert process.wait(START_S) == 0
-    *_, record = read_records(tmp_path / "engine" / "journal")
-    assert isinstance(record, ResidencyRecord)
-    assert "device" in {item.tier for item in record.items}
 
 
 def test_an_identity_lasts_and_its_file_stays_where_it_is(tmp_path):

@@ -1,7 +1,6 @@
 """Logprobs of the prompt are the model's own and are reported once, whatever happens."""
 
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from engine.scoring import LOGITS_BYTES, ScoredTokens, score
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import (
     FakeRunner,
-    expected_prompt_logprobs,
     make_adapter,
     make_core,
     make_message,
@@ -197,16 +195,6 @@ def test_what_is_scored_reads_no_cache_and_fills_it(tmp_path, adapter):
     served(core, make_message("r3", prompt=PROMPT, adapter=adapter))
     records = core.journal.read(0, 99).records
     assert [end.num_cached_tokens for end in records] == [0, 0, 48]
-
-
-def test_each_prompt_of_a_list_is_told_with_its_first_answer(tmp_path):
-    prompts = [tuple(PROMPT[:length]) for length in (40, 1, 33)]
-    message = make_message("list", prompt=prompts[0], n=2, prompt_logprobs=1, token_lease=48)
-    outputs = served(make_core(tmp_path), replace(message, more_prompts=tuple(prompts[1:])))
-    for index in range(6):
-        alone = make_message(prompt=prompts[index // 2], prompt_logprobs=1)
-        expected = [] if index % 2 else expected_prompt_logprobs(alone)
-        assert prompt_logprobs_of([o for o in outputs if o.index == index]) == expected
 
 
 def test_a_piece_comes_with_every_chunk_and_none_is_larger(tmp_path):

@@ -6,8 +6,6 @@ import pytest
 
 from engine.batch import BAD_LOGITS, StepTokens
 from tests.engine.fakes import (
-    expected_tokens,
-    make_adapter,
     make_core,
     make_message,
     make_scheduler,
@@ -35,14 +33,6 @@ def test_n_answers_count_as_n_in_the_queue_and_their_prompt_once(tmp_path):
     assert final.is_last
 
 
-def test_every_answer_of_a_seed_has_a_seed_of_its_own():
-    scheduler = make_scheduler(prefix_caching=False)
-    scheduler.add("gw", make_message("r1", n=3, seed=5))
-    seeds = [row.seed for row in scheduler.schedule().rows]
-    assert seeds[0] == 5
-    assert len(set(seeds)) == 3
-
-
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_lease_is_shared_by_the_answers_to_all_prompts_in_equal_parts(tmp_path, n):
     core = make_core(tmp_path)
@@ -63,23 +53,6 @@ def test_one_answers_bad_logits_fail_its_request():
     assert finals[-1].is_last
     (ended,) = result.ended
     assert (ended.finish_reason, ended.num_completion_tokens) == ("error", 1)
-
-
-@pytest.mark.parametrize("adapter", [None, make_adapter()])
-def test_each_prompt_of_a_list_is_answered_as_it_is_alone(tmp_path, adapter):
-    core = make_core(tmp_path, max_num_batched_tokens=16, num_slabs=12)
-    core.handle("gw", make_list(n=2, adapter=adapter))
-    outputs = run_until_idle(core)["list"]
-    for index in range(6):
-        alone = make_message(prompt=PROMPTS[index // 2], max_tokens=5, adapter=adapter)
-        answer = tokens_of([o for o in outputs if o.index == index])
-        assert answer == expected_tokens(alone)
-    assert [o.seq for o in outputs] == list(range(len(outputs)))
-    final = outputs[-1]
-    assert (final.num_prompt_tokens, final.num_completion_tokens) == (80, 30)
-    (record,) = core.journal.read(0, 10).records
-    assert (record.num_prompt_tokens, record.num_completion_tokens) == (80, 30)
-    assert record.num_cached_tokens == final.num_cached_tokens
 
 
 def test_what_one_prompt_of_a_list_finds_of_another_is_cached(tmp_path):

@@ -13,12 +13,10 @@ from engine.batch import BAD_LOGITS, StepTokens
 from engine.request import PENDING_TOKEN
 from tests.engine.fake_draft_model import FakeDraftModel, give_draft_model
 from tests.engine.fakes import (
-    LAYOUT,
     FakeDrafter,
     FakeLoader,
     expected_prompt_logprobs,
     expected_tokens,
-    fake_token,
     make_adapter,
     make_core,
     make_message,
@@ -83,7 +81,7 @@ ANY_MIX = given(
 
 
 @ANY_MIX
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_mix_gives_each_request_what_it_gets_alone(tmp_path_factory, **mix):
     check_mix(tmp_path_factory.mktemp("engine"), **mix)
 
@@ -244,16 +242,6 @@ def check_budgets(batch, running, budget, num_seqs):
     assert len(ranks) == 1 or sum(ranks.values()) <= MAX_SUM_RANKS
 
 
-def test_a_step_stays_within_the_token_budget():
-    scheduler = make_scheduler(max_num_batched_tokens=20)
-    for i in range(6):
-        scheduler.add("gw", make_message(f"r{i}", prompt_len=15))
-    for _ in range(10):
-        batch = scheduler.schedule()
-        assert batch.num_tokens <= 20
-        scheduler.update(batch, tokens_for(batch))
-
-
 def test_a_long_prefill_does_not_stop_decodes():
     scheduler = make_scheduler(max_num_batched_tokens=16)
     scheduler.add("gw", make_message("short", prompt_len=4, max_tokens=30))
@@ -295,37 +283,9 @@ def test_bad_logits_fail_their_own_request_only():
     assert outputs["good"].finish_reason is None
 
 
-def test_a_lost_gateway_frees_everything_it_had():
-    scheduler = make_scheduler()
-    scheduler.add("gw-1", make_message("r1"))
-    scheduler.add("gw-2", make_message("r2"))
-    scheduler.schedule()
-    scheduler.abort_gateway("gw-1")
-    scheduler.check_integrity()
-    assert set(scheduler.groups) == {"r2"}
-
-
-def test_preempted_requests_come_back_with_the_same_tokens(tmp_path):
-    core = make_core(tmp_path, num_slabs=8, max_num_seqs=4)
-    messages = [make_message(f"r{i}", prompt_len=20, max_tokens=60) for i in range(4)]
-    for message in messages:
-        core.handle("gw", message)
-    outputs = run_until_idle(core)
-    assert core.scheduler.queues.num_preemptions > 0
-    for message in messages:
-        assert tokens_of(outputs[message.request_id]) == expected_tokens(message)
-        # Recomputed prompt tokens are not billed twice.
-        assert outputs[message.request_id][-1].num_prompt_tokens == 20
-
-
 def test_an_arena_too_small_for_one_request_is_refused_at_start():
     with pytest.raises(ValueError, match="arena_bytes of at least"):
         make_scheduler(num_slabs=4, max_model_len=256)
-
-
-def test_the_fake_depends_on_the_adapter():
-    assert fake_token([1, 2], None) != fake_token([1, 2], make_adapter().digest)
-    assert LAYOUT.block_size == 16
 
 
 def test_a_row_knows_the_history_only_where_penalties_need_it():

@@ -34,7 +34,7 @@ def elsewhere(totals, engine_id="eng-far", epoch=1):
 
 
 @given(lengths, sampled_from([1.0, 3.0]), integers(1, 20), networks)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_who_is_at_all_engines_is_never_ahead_of_who_is_at_one_by_more_than_the_bound(
     shape, weight, every, network
 ):
@@ -46,7 +46,7 @@ def test_who_is_at_all_engines_is_never_ahead_of_who_is_at_one_by_more_than_the_
         given = pool.service.given
         differences.extend(given["spread"] - given[tenant] for tenant in demands)
 
-    pool.run(400, check)
+    pool.run(250, check)
     assert max(differences) - min(differences) <= pool.bound
 
 
@@ -62,7 +62,7 @@ def test_without_an_exchange_the_same_claim_fails():
     lists(lengths, min_size=2, max_size=2), sampled_from([1.0, 2.0, 5.0]), integers(2, 3),
     integers(1, 20), networks,
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_backlogged_at_all_engines_they_get_equal_weighted_service_within_the_bound(
     shapes, weight, num_engines, every, network
 ):
@@ -74,15 +74,14 @@ def test_backlogged_at_all_engines_they_get_equal_weighted_service_within_the_bo
     pool = FairPool(num_engines, demands, every, network)
     differences = [0.0]
     given = pool.service.given
-    pool.run(300, lambda: differences.append(given["one"] - given["other"]))
+    pool.run(200, lambda: differences.append(given["one"] - given["other"]))
     assert max(differences) - min(differences) <= pool.bound
 
 
-@pytest.mark.parametrize("weight", [1.0, 2.0, 4.0])
-@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize(("weight", "seed"), [(1.0, 1), (4.0, None)])
 def test_in_the_long_run_weights_hold_over_the_pool(weight, seed):
     pool = FairPool(3, spread_and_three_at_home(weight), network=Network(seed))
-    pool.run(1200)
+    pool.run(800)
     weighted = pool.service.given.values()
     assert max(weighted) == pytest.approx(min(weighted), rel=0.1)
 
@@ -91,22 +90,13 @@ def test_who_is_at_one_engine_gets_that_engine_while_another_has_two_more():
     """Max-min fairness: the tenant gets all of its engine, and the other one still gets more."""
     demands = {"spread": Demand(EVERYWHERE), "home": Demand((0,))}
     pool = FairPool(3, demands)
-    pool.run(900)
+    pool.run(400)
     given = pool.service.given
     engine = sum(given.values()) / 3
     assert given["home"] == pytest.approx(engine, rel=0.1)
     shared = FairPool(3, demands, every=0)
-    shared.run(900)
+    shared.run(400)
     assert shared.service.given["home"] < 0.55 * given["home"], "home gets half without an exchange"
-
-
-def test_an_engine_that_tells_nobody_anything_harms_nobody():
-    """Each engine is still fair by itself if totals are never exchanged."""
-    demands = {"one": Demand(EVERYWHERE), "other": Demand(EVERYWHERE)}
-    pool = FairPool(3, demands, every=0)
-    pool.run(300)
-    given = pool.service.given
-    assert given["one"] == pytest.approx(given["other"], rel=0.1)
 
 
 # ---- no starvation, no saved-up service ----

@@ -13,10 +13,8 @@ from tests.engine.fakes import (
     FakeLoader,
     FakeRunner,
     make_adapter,
-    make_core,
     make_message,
     make_scheduler,
-    run_until_idle,
 )
 
 LONG = 400
@@ -66,7 +64,7 @@ def make_engine(num_slabs=400, lag=0, loader=None, **config):
     return Engine(make_scheduler(num_slabs, loader, **defaults | config), lag)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     num_seqs=integers(2, 8),
     hogs=lists(tuples(integers(1, 40), sampled_from([1.0, 3.0])), min_size=1, max_size=3),
@@ -230,28 +228,7 @@ def test_a_passed_request_of_a_more_served_tenant_holds_up_only_its_own():
     assert "a2" not in engine.step()
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-def test_answers_that_gave_way_are_the_answers_they_would_have_been(tmp_path, lag):
-    def answers(tenants):
-        scheduler = make_scheduler(60, scheduling_policy="vtc", max_num_seqs=4)
-        core = make_core(tmp_path / f"{lag}{tenants}", scheduler, lag)
-        for i in range(6):
-            core.handle("gw", make_message(f"a{i}", 9, 30, tenant_id="a"))
-        for _ in range(8):
-            core.step()
-        for tenant in tenants:
-            core.handle("gw", make_message(f"{tenant}0", 9, 30, tenant_id=tenant))
-        outputs = run_until_idle(core)
-        assert bool(scheduler.queues.num_preemptions) == bool(tenants)
-        last = {name: [o.new_token_ids for o in own] for name, own in outputs.items()}
-        return {name: tokens for name, tokens in last.items() if name[0] == "a"}
-
-    alone, beside = answers(""), answers("bc")
-    for name, tokens in beside.items():
-        assert sum(tokens, ())[-10:] == sum(alone[name], ())[-10:]
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     shapes=lists(tuples(sampled_from("abc"), integers(1, 30), integers(1, 12)), max_size=30),
     num_seqs=integers(1, 5),

@@ -112,7 +112,10 @@ def test_a_request_may_want_one_token_a_step(tmp_path):
     assert outputs["r1"][-1].num_accepted_tokens == 0
 
 
-@pytest.mark.parametrize("limits", [{}, {"stop": 11}, {"stop_token_ids": 12}, {"min_tokens": 17}])
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"stop": 11}, {"stop_token_ids": 12}, {"min_tokens": 17}, {"token_lease": 13}],
+)
 @pytest.mark.parametrize("share_wrong", [0.0, 0.2])
 def test_no_step_chooses_a_token_that_the_answer_has_no_place_for(tmp_path, limits, share_wrong):
     """The runner's meter has counted as many tokens as the answer has, wherever it ends."""
@@ -121,6 +124,7 @@ def test_no_step_chooses_a_token_that_the_answer_has_no_place_for(tmp_path, limi
         "stop": lambda i: (bytes(said[i : i + 2]),),
         "stop_token_ids": lambda i: (said[i],),
         "min_tokens": lambda i: i,
+        "token_lease": lambda i: i,
     }
     sampling = {name: at[name](place) for name, place in limits.items()}
     drafter = FakeDrafter(seed=3, share_wrong=share_wrong)
@@ -129,20 +133,13 @@ def test_no_step_chooses_a_token_that_the_answer_has_no_place_for(tmp_path, limi
     outputs = run_until_idle(core)["r1"]
     tokens = tokens_of(outputs)
     assert tokens == said[: len(tokens)]
-    assert len(tokens) == {"stop": 13, "stop_token_ids": 13}.get(next(iter(limits), ""), 40)
+    ends = {"stop": 13, "stop_token_ids": 13, "token_lease": 13}
+    assert len(tokens) == ends.get(next(iter(limits), ""), 40)
     assert TokenMeter.read(tmp_path / "meter")[1] == len(tokens)
     accepted = outputs[-1].num_accepted_tokens
     assert core.take_stats().drafts.accepted_tokens == accepted > 0
     drafted = core.take_stats().drafts.drafted_tokens
     assert outputs[-1].num_rejected_tokens == drafted - accepted
-
-
-def test_a_short_lease_ends_an_answer_at_its_token(tmp_path):
-    core = make_core(tmp_path, make_scheduler(drafter=FakeDrafter(share_wrong=0.0)))
-    core.handle("gw", make_message(max_tokens=40, token_lease=13))
-    final = run_until_idle(core)["r1"][-1]
-    assert (final.num_completion_tokens, final.stop_cause) == (13, "budget")
-    assert TokenMeter.read(tmp_path / "meter")[1] == 13
 
 
 def test_blocks_behind_rejected_drafts_are_given_back(tmp_path):

@@ -5,11 +5,9 @@ from hypothesis.strategies import binary, lists, sampled_from
 
 from engine.stops import StopMatcher
 
-pieces = lists(sampled_from([b"a", b"b", b"ab", b"ba", b"", b"aab", b"c"]), max_size=20)
 few_bytes = sampled_from([0x61, 0x62, 0xC3, 0xA9])
 any_pieces = lists(lists(few_bytes, max_size=4).map(bytes), max_size=20) | lists(binary(max_size=3))
 any_stops = lists(lists(few_bytes, min_size=1, max_size=5).map(bytes), min_size=1, max_size=4)
-abc_stops = lists(sampled_from([b"ab", b"aba", b"bb", b"cab", b"aaa", b"c"]), max_size=3)
 
 
 def test_a_stop_string_across_tokens_is_found():
@@ -25,35 +23,6 @@ def test_a_false_start_is_released():
     assert matcher.push(2, b"x") == ([1, 2], None)
 
 
-def test_the_earliest_stop_wins():
-    matcher = StopMatcher([b"cd", b"b"])
-    assert matcher.push(1, b"abcd") == ([1], 3)
-
-
-@given(pieces, abc_stops)
-@settings(max_examples=500, deadline=None)
-def test_released_text_never_contains_or_begins_a_stop_that_comes(tokens, stops):
-    matcher = StopMatcher(stops)
-    released: list[int] = []
-    for token_id, piece in enumerate(tokens):
-        out, surplus = matcher.push(token_id, piece)
-        released += out
-        text = b"".join(tokens[: token_id + 1])
-        ends = [text.find(stop) for stop in stops if stop in text]
-        if surplus is not None:
-            assert released == list(range(token_id + 1))
-            assert len(text) - surplus == min(ends)
-            return
-        assert not ends
-        sent = b"".join(tokens[i] for i in released)
-        assert released == list(range(len(released)))
-        for stop in stops:  # no stop can begin inside the sent text
-            for length in range(1, len(stop)):
-                if text.endswith(stop[:length]):
-                    assert len(sent) <= len(text) - length
-    assert released + matcher.flush() == list(range(len(tokens)))
-
-
 def first_complete(text, stops):
     """Start of the stop that is complete first when reading bytewise; None if there is no stop."""
     for end in range(len(text) + 1):
@@ -64,7 +33,7 @@ def first_complete(text, stops):
 
 
 @given(any_pieces, any_stops)
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_the_text_ends_before_the_stop_that_is_complete_first_however_it_is_cut(tokens, stops):
     matcher, released, surplus = StopMatcher(stops), [], None
     text, start = b"", first_complete(b"".join(tokens), stops)
@@ -81,10 +50,3 @@ def test_the_text_ends_before_the_stop_that_is_complete_first_however_it_is_cut(
     assert text == b"".join(tokens[i] for i in released)
     assert (surplus is None) == (start is None)
     assert surplus is None or text[: len(text) - surplus] == b"".join(tokens)[:start]
-
-
-def test_a_stop_within_another_one_ends_the_text_in_one_token_as_in_many():
-    for tokens in ([b"abcd"], [b"a", b"b", b"c"], [b"ab", b"cd"]):
-        matcher = StopMatcher([b"abcd", b"bc"])
-        surplus = [matcher.push(i, token)[1] for i, token in enumerate(tokens)][-1]
-        assert b"".join(tokens)[:-surplus] == b"a"

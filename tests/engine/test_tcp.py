@@ -1,28 +1,24 @@
 """Engines on other machines: only holders of the pool's keys can communicate."""
 
 import asyncio
-import json
 import os
 import subprocess
 import sys
 import time
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 
 import pytest
 import zmq
 
 from engine.client import EngineClient
-from engine.config import EngineConfig
 from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError, RequestRefused
 from engine.messages import Hello
 from engine.tcp import CurveMissing, KeysMissing, TcpListener, check
-from engine.wire import encode, write_vocabulary
-from tests.engine.fakes import VOCABULARY, expected_tokens, make_message
-from tests.engine.pulled_outputs import outputs_of
+from engine.wire import encode
+from tests.engine.fakes import expected_tokens, make_message
+from tests.engine.test_process import START_S, collect, write_config
 
-START_S = 60.0
 SERVER, CLIENT, OTHER = ([key.decode() for key in zmq.curve_keypair()] for _ in range(3))
 
 
@@ -35,18 +31,11 @@ def engine(tmp_path):
         for process in started:
             process.kill()
             process.wait()
-        write_vocabulary(tmp_path / "vocabulary", VOCABULARY)
         given = {"listen": "tcp://127.0.0.1:0", "server_key": SERVER[1], "client_key": CLIENT[0]}
-        config = EngineConfig(
-            data_dir=str(tmp_path / "engine"), model_dir="", base_revision="base-1",
-            vocabulary_path=str(tmp_path / "vocabulary"), eos_token_ids=(0,), adapter_cache_dir="",
-            fetcher_socket="", device="cpu", dtype="float32", arena_bytes=0, threads=1,
-            max_model_len=512, **given | changes,
-        )  # fmt: skip
-        (tmp_path / "engine.json").write_text(json.dumps(asdict(config)))
+        config_path = write_config(tmp_path, **given | changes)
         address_path = tmp_path / "engine" / "address"
         address_path.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "tests.engine.fake_engine", str(tmp_path / "engine.json")]
+        command = [sys.executable, "-m", "tests.engine.fake_engine", str(config_path)]
         started.append(subprocess.Popen(command, stderr=subprocess.PIPE, env=dict(os.environ)))
         deadline = time.monotonic() + START_S
         while not address_path.exists() and started[-1].poll() is None:
@@ -71,10 +60,6 @@ async def connected(address):
         yield client
     finally:
         await client.close()
-
-
-async def collect(client, message):
-    return [t async for output in outputs_of(client, message) for t in output.new_token_ids]
 
 
 def ask(address, keys=None, timeout_ms=700):

@@ -18,62 +18,31 @@ SPECS = {
 }
 
 
-class World:
-    """A model with enough heads for four ranks, three adapters, and requests for all of them."""
-
-    def __init__(self, folder):
-        heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
-        self.folder = folder
-        self.model_dir = save_model(folder / "model", attention_bias=True, mlp_bias=True, **heads)
-        self.objects = {}
-        refs = [
-            add_adapter(self.objects, self.model_dir, self._save(name, seed), folder)
-            for seed, name in enumerate(SPECS)
-        ]
-        self.messages = [
-            make_message(
-                f"r{i}",
-                prompt=prompt_of(i),
-                max_tokens=8,
-                adapter=[None, *refs][i % 4],
-                grammar=["", "quick"][i // 4 % 2],
-            )  # fmt: skip
-            for i in range(12)
-        ]
-
-    def _save(self, name, seed):
-        return save_adapter(self.model_dir, self.folder / name, seed=seed, **SPECS[name])
-
-    def core(self, num_ranks, make_kernels, **sizes):
-        directory = self.folder / f"engine-{num_ranks}-{len(list(self.folder.iterdir()))}"
-        return build_core(
-            self.model_dir, directory, self.objects,
-            make_kernels=make_kernels, num_ranks=num_ranks, **sizes,
-        )  # fmt: skip
-
-    def answers(self, core):
-        for message in self.messages:
-            core.handle("gw", message)
-        outputs = run_until_idle(core)
-        return {request_id: tokens_of(answer) for request_id, answer in outputs.items()}
-
-
 def prompt_of(number):
     return [*[(11 * i * i + 5 * number) % 250 + 1 for i in range(7 * number + 1)], 17, 18, 19, 40]
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    return World(tmp_path_factory.mktemp("tp"))
-
-
-@pytest.mark.parametrize("kind", ["native", "torch"])
-def test_four_ranks_answer_as_one(world, kind):
-    kernels = kernels_of(kind)
-    # The sizes are so small that requests are preempted and adapters evicted.
-    tight = {"num_slabs": 30, "budget": 24, "num_swap_slots": 40}
-    core = world.core(4, kernels, **tight)
-    assert world.answers(core) == world.answers(world.core(1, kernels))
+def test_four_ranks_answer_as_one(tmp_path):
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    model_dir = save_model(tmp_path / "model", attention_bias=True, mlp_bias=True, **heads)
+    objects, refs = {}, [None]
+    for seed, (name, spec) in enumerate(SPECS.items()):
+        adapter = save_adapter(model_dir, tmp_path / name, seed=seed, **spec)
+        refs.append(add_adapter(objects, model_dir, adapter, tmp_path))
+    # The sizes of four ranks are so small that requests are preempted and adapters evicted.
+    tight = {"num_ranks": 4, "num_slabs": 30, "budget": 24, "num_swap_slots": 40}
+    answers = []
+    for sizes in ({}, tight):
+        core = build_core(
+            model_dir, tmp_path / f"engine{len(sizes)}", objects,
+            make_kernels=kernels_of("native"), **sizes,
+        )  # fmt: skip
+        for i in range(12):
+            options = {"adapter": refs[i % 4], "grammar": ("", "quick")[i // 4 % 2]}
+            core.handle("gw", make_message(f"r{i}", prompt=prompt_of(i), max_tokens=8, **options))
+        outputs = run_until_idle(core)
+        answers.append({request_id: tokens_of(answer) for request_id, answer in outputs.items()})
+    assert answers[0] == answers[1]
     stats = core.take_stats()
     assert stats.adapter_evictions + stats.prefix_evictions > 0
     device = next(tier for tier in stats.tiers if tier.tier == "device")

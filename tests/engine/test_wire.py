@@ -32,7 +32,7 @@ from engine.messages import (
     Timings,
     TokenLogprobs,
 )
-from engine.records import EndRecord, JournalRecords, ResidencyItem, ResidencyRecord
+from engine.records import EndRecord, JournalRecords, ResidencyRecord
 from engine.wire import (
     MessageLost,
     Numbering,
@@ -42,6 +42,7 @@ from engine.wire import (
     write_vocabulary,
 )
 from tests.engine.fakes import make_adapter, make_message
+from tests.engine.test_journal_records import ITEM
 
 HEADER_BYTES = 9
 
@@ -69,24 +70,7 @@ def make_end(seq):
     )
 
 
-RESIDENCY = ResidencyRecord(
-    seq=2,
-    at=20.0,
-    started_at=10.0,
-    items=(
-        ResidencyItem(
-            object_key="tenants/t/d",
-            adapter_id="ada_1",
-            version=3,
-            digest="d",
-            tier="device",
-            size_bytes=1000,
-            slabs=2,
-            duration_ms=10_000,
-            is_pinned=True,
-        ),
-    ),
-)
+RESIDENCY = ResidencyRecord(seq=2, at=20.0, started_at=10.0, items=(ITEM,))
 MESSAGES = [
     Hello(gateway_id="gw"),
     make_message(adapter=make_adapter(), stop=(b"\xff\n",), seed=2**63),

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import http.client
 import json
 import os
 import socket
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -44,6 +46,15 @@ def make_object(seed: int = 0, rank: int = 8, shape: ModelShape = SHAPE) -> byte
 
 def make_ref(data: bytes, key: str = "k", rank: int = 8) -> AdapterRef:
     return AdapterRef("a", 1, hashlib.sha256(data).hexdigest(), key, rank, len(data))
+
+
+def put_object(s3: Any, key: str, data: bytes) -> AdapterRef:
+    """Put an object into the store behind a bench.faulty_s3.FaultyS3, which sees nothing of it."""
+    store = http.client.HTTPConnection(urlsplit(s3.upstream).netloc, timeout=DEADLINE_S)
+    with contextlib.closing(store):
+        store.request("PUT", f"/bucket/{key}", data)
+        assert store.getresponse().status == 200
+    return make_ref(data, key)
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:

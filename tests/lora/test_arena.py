@@ -77,4 +77,4 @@ class ArenaMachine(RuleBasedStateMachine):
 
 
 TestArenaMachine = ArenaMachine.TestCase
-TestArenaMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestArenaMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)

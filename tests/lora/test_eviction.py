@@ -58,14 +58,6 @@ def test_what_was_worth_much_once_goes_when_enough_others_have_come_and_gone():
     assert 4 < number < 100
 
 
-def test_who_took_it_back_is_not_evicted():
-    order, shelf = EvictionOrder(), Shelf()
-    put(order, shelf, "a")
-    put(order, shelf, "b")
-    order.take("a")
-    assert evicted_in_turn(order, shelf) == ["b"]
-
-
 def test_a_tenant_above_its_share_loses_its_own_first():
     order, shelf = EvictionOrder(), Shelf()
     put(order, shelf, "modest", "modest")
@@ -73,16 +65,6 @@ def test_a_tenant_above_its_share_loses_its_own_first():
         put(order, shelf, number, "greedy", hits=5)
     order.evict(8)
     assert shelf.evicted == list(range(8))
-
-
-def test_shares_go_by_weight():
-    order, shelf = EvictionOrder(), Shelf()
-    for number in range(6):
-        put(order, shelf, number, "heavy", weight=3.0)
-        put(order, shelf, 100 + number, "light", weight=1.0)
-    order.evict(4)
-    assert order.num_slabs_of("heavy") == 6
-    assert order.num_slabs_of("light") == 2
 
 
 def test_what_is_everybodys_counts_in_no_share_and_goes_by_its_worth():
@@ -211,4 +193,4 @@ class OrderMachine(RuleBasedStateMachine):
 
 
 TestOrderMachine = OrderMachine.TestCase
-TestOrderMachine.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestOrderMachine.settings = settings(max_examples=30, stateful_step_count=50, deadline=None)

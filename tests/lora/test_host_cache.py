@@ -10,19 +10,6 @@ from tests.engine.fakes import FakeClock, FakeLoader, make_adapter
 from tests.lora.managers import bring_in, make_manager, make_waiter, tier
 
 
-def test_the_host_cache_keeps_to_its_bytes():
-    manager, _ = make_manager(host_cache_bytes=2500, arena_is_host=False)
-    for name in "abcdef":
-        ref = make_adapter(name)
-        manager.join(ref, make_waiter(name))
-        for _ in range(3):
-            manager.poll()
-            assert manager.host_bytes <= 2500
-        manager.leave(ref.object_key, name)
-    kept = [e for e in manager.entries.values() if e.packed is not None]
-    assert [e.key for e in kept] == [make_adapter(name).object_key for name in "ef"]
-
-
 @pytest.mark.parametrize("arena_is_host", [True, False])
 def test_where_the_arena_is_host_memory_a_placed_adapter_keeps_no_second_copy(arena_is_host):
     manager, _ = make_manager(arena_is_host=arena_is_host)

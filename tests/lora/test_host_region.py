@@ -12,7 +12,7 @@ def make_region(num_slabs):
 
 
 @given(acts=lists(tuples(booleans(), integers(0, 12)), max_size=60), num_slabs=integers(0, 12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_slab_is_given_to_one_at_a_time_and_every_free_one_can_be_had(acts, num_slabs):
     region, held = make_region(num_slabs), []
     for is_take, number in acts:

@@ -66,14 +66,6 @@ def tiers(tmp_path_factory):
 
 
 @pytest.fixture
-def mortal(tmp_path):
-    """Tiers of the test's own, whose fetcher may be killed."""
-    tiers = Tiers(tmp_path)
-    yield tiers
-    tiers.fetcher.kill()
-
-
-@pytest.fixture
 def silent_fetcher(tmp_path):
     """A socket that takes connections and lines, and never answers."""
     with socket.socket(socket.AF_UNIX) as server:
@@ -277,13 +269,6 @@ def test_placing_what_is_not_the_adapter_ends_the_engine_not_the_answer(tiers, o
 
 
 # ---- the fetcher dies, hangs, comes back ----
-
-
-def test_an_order_survives_a_fetcher_that_was_killed(mortal):
-    mortal.fetcher.kill()
-    mortal.loader.fetch(mortal.put(1))  # no fetcher is running now
-    mortal.fetcher.start()
-    assert next_loaded(mortal.loader).failure is None
 
 
 def test_an_order_is_sent_again_when_the_fetcher_dies_over_it(tmp_path):

@@ -121,20 +121,6 @@ def test_a_load_goes_on_for_whoever_still_waits():
     assert (tier(manager, ref), loader.num_fetches) == ("host", 1)
 
 
-def test_what_the_disk_lost_is_fetched_again_once():
-    manager, loader = make_manager(at_once=False)
-    ref = make_adapter()
-    loader.failures[ref.object_key, "host"] = Failure("lost", "its checksum differs")
-    manager.join(ref, make_waiter())
-    manager.poll()
-    for _ in range(2):
-        finish(manager, loader)
-    assert (tier(manager, ref), loader.num_fetches) == ("fetching", 2)
-    for _ in range(2):
-        finish(manager, loader)
-    assert manager.wait(ref.object_key).kind == "lost"
-
-
 def test_what_is_lost_on_its_way_into_the_arena_gives_its_slabs_back_and_comes_again():
     manager, loader = make_manager()
     ref = make_adapter()
@@ -185,16 +171,6 @@ def test_what_was_lost_once_and_came_may_be_lost_again():
 
 
 # ---- evictions ----
-
-
-def test_the_least_recently_used_of_equal_idle_adapters_is_evicted_first():
-    manager, _ = make_manager(num_slabs=3)
-    a, b, c, d = (make_adapter(name) for name in "abcd")
-    for ref in (a, b, c):
-        bring_in(manager, ref)
-    bring_in(manager, d)
-    assert not manager.is_ready(a.object_key)
-    assert all(manager.is_ready(ref.object_key) for ref in (b, c, d))
 
 
 def use_again(manager, ref):

@@ -160,5 +160,6 @@ class DeviceManagerMachine(ManagerMachine):
 
 TestManagerMachine = ManagerMachine.TestCase
 TestDeviceManagerMachine = DeviceManagerMachine.TestCase
-for case in (TestManagerMachine, TestDeviceManagerMachine):
-    case.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestManagerMachine.settings = TestDeviceManagerMachine.settings = settings(
+    max_examples=30, stateful_step_count=50, deadline=None
+)

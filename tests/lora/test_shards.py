@@ -89,9 +89,10 @@ def rows_of(matrix, tile):
 
 
 @given(ranks=RANKS, size=SIZES, dtype=sampled_from(sorted(DTYPES)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_shards_of_a_packed_file_put_together_are_the_whole_adapter(folder, ranks, size, dtype):
     modules, form = make_modules(ranks), form_of(size, dtype)
+    assert form.layout.kv_bytes_per_token == form_of(1, dtype).layout.kv_bytes_per_token
     shards = packed_shards(folder, modules, form)
     assert len({packed.num_slabs for packed in shards}) == 1
     assert shards[0].size_bytes == sum(packed.slabs.nbytes for packed in shards)
@@ -102,20 +103,6 @@ def test_the_shards_of_a_packed_file_put_together_are_the_whole_adapter(folder, 
         cut = 0 if tile.projection in CUT_BY_INPUTS else 1
         assert torch.equal(torch.cat([part[cut] for part in parts], dim=1), matrices[cut])
         assert all(torch.equal(part[1 - cut], matrices[1 - cut]) for part in parts)
-
-
-@given(ranks=RANKS, size=SIZES)
-@settings(max_examples=100, deadline=None)
-def test_slabs_of_a_shard_are_as_large_as_its_kv_and_its_tiles_lie_within_them(ranks, size):
-    layout = Layout.of(SHAPE, 4, num_shards=size)
-    assert layout.kv_bytes_per_token == Layout.of(SHAPE, 4).kv_bytes_per_token
-    tiles, num_slabs = layout.pack(ranks)
-    ends: dict[int, int] = {}
-    for tile in sorted(tiles, key=lambda t: (t.slab, t.offset_bytes)):
-        assert tile.offset_bytes >= ends.get(tile.slab, 0)
-        ends[tile.slab] = tile.offset_bytes + layout.tile_bytes(tile.projection)
-    assert set(ends) == set(range(num_slabs))
-    assert max(ends.values()) <= layout.slab_bytes
 
 
 def test_a_rank_notices_damage_in_its_own_shard_only(folder):

@@ -1,5 +1,7 @@
 """The decoder alone: its precision by dtype next to transformers', and refused checkpoints."""
 
+from itertools import product
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -55,19 +57,24 @@ def form_of(config, dtype=torch.float32):
     return PackedForm(layout, str(dtype).removeprefix("torch."), "base-1")
 
 
+def arena_of(form):
+    return torch.zeros(8, form.layout.slab_bytes, dtype=torch.uint8)
+
+
+def step(tokens, start):
+    """A step of one request on the base model, which samples."""
+    sampling = SamplingParams(max_tokens=1)
+    row = ScheduledRow("r", tuple(tokens), start, (5, 2, 7, 1), None, None, 0, sampling, 0, 0)
+    return Batch(1, (row,))
+
+
 @torch.inference_mode()
 def last_logits(model, dtype):
     """Logits of the prompt's last token: from one step of the prompt, then from a decode."""
     form = form_of(model.config, dtype)
-    arena = torch.zeros(8, form.layout.slab_bytes, dtype=torch.uint8)
-    builder = InputBuilder(arena, form, lambda key: (0, None))
-    logits = []
-    for start in (0, len(PROMPT) - 1):
-        tokens, sampling = tuple(PROMPT[start:]), SamplingParams(max_tokens=1)
-        row = ScheduledRow("r", tokens, start, (5, 2, 7, 1), None, None, 0, sampling, 0, 0)
-        inputs = builder.build(Batch(1, (row,)))
-        logits.append(model.forward(inputs)[0][0])
-    return torch.stack(logits).float()
+    builder = InputBuilder(arena_of(form), form, lambda key: (0, None))
+    steps = (step(PROMPT[start:], start) for start in (0, len(PROMPT) - 1))
+    return torch.stack([model.forward(builder.build(batch))[0][0] for batch in steps]).float()
 
 
 class OneIsNotFinite(PlainKernels):
@@ -84,25 +91,20 @@ class OneIsNotFinite(PlainKernels):
         return out
 
 
-@pytest.mark.parametrize("layer", [0, 1])
-@pytest.mark.parametrize("token", [3, len(PROMPT) - 1])
+@pytest.mark.parametrize(("layer", "token"), [(0, 3), (1, 3), (1, len(PROMPT) - 1)])
 @torch.inference_mode()
 def test_a_token_that_is_not_finite_is_told_in_any_layer_whether_it_samples_or_not(
-    tmp_path, layer, token
+    qwen3, layer, token
 ):
-    model_dir = save_model(tmp_path / "model")
-    config = DecoderConfig.parse(load_config(model_dir))
+    config = DecoderConfig.parse(load_config(qwen3))
     assert config.shape.num_layers == 2
     form = form_of(config)
     model = make_decoder(
-        config, StoredWeights(model_dir, torch.float32), form, 128,
+        config, StoredWeights(qwen3, torch.float32), form, 128,
         lambda shape: OneIsNotFinite(shape, layer, token),
     )  # fmt: skip
-    arena = torch.zeros(8, form.layout.slab_bytes, dtype=torch.uint8)
-    builder = InputBuilder(arena, form, lambda key: (0, None))
-    sampling = SamplingParams(max_tokens=1)
-    row = ScheduledRow("r", tuple(PROMPT), 0, (5, 2, 7, 1), None, None, 0, sampling, 0, 0)
-    _, finite = model.forward(builder.build(Batch(1, (row,))))
+    inputs = InputBuilder(arena_of(form), form, lambda key: (0, None)).build(step(PROMPT, 0))
+    _, finite = model.forward(inputs)
     assert finite.tolist() == [i != token for i in range(len(PROMPT))]
 
 
@@ -112,8 +114,14 @@ def reference_logits(model_dir, dtype):
     return model(torch.tensor([PROMPT])).logits[0, -1].float()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [
+        *product(FAMILIES, (torch.float32, torch.bfloat16)),
+        # Where a conversion is forgotten, it is forgotten for all 16-bit types.
+        *product(("llama", "gemma2"), (torch.float16,)),
+    ],
+)
 def test_a_dtype_loses_no_more_than_twice_what_transformers_loses(tmp_path, family, dtype):
     model_dir = save_model(tmp_path / "model", family=family, dtype=dtype, **FAMILIES[family])
     expected = reference_logits(model_dir, torch.float32)
@@ -136,12 +144,17 @@ def test_quantised_experts_compute_with_the_numbers_that_their_codes_mean(tmp_pa
     assert (ours - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen3")
+    return save_model(folder / "model", family="qwen3", tied=False, attention_bias=True)
+
+
 @pytest.fixture
-def checkpoint(tmp_path):
+def checkpoint(qwen3):
     """Config and weights of a Qwen3, the family with the most kinds of tensors."""
-    model_dir = save_model(tmp_path / "model", family="qwen3", tied=False, attention_bias=True)
-    config = DecoderConfig.parse(load_config(model_dir))
-    return config, dict(StoredWeights(model_dir, torch.float32))
+    config = DecoderConfig.parse(load_config(qwen3))
+    return config, dict(StoredWeights(qwen3, torch.float32))
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,7 @@ def test_so_do_compiled_kernels_and_a_tokens_bits_are_the_same_beside_any_others
         assert torch.equal(alone[-1][0][0], together[-1][0][asked])
 
 
+@pytest.mark.parametrize("world", ["llama", "qwen3_moe"], indirect=True)
 @pytest.mark.parametrize("asked", [(0,), ALL], ids=["base", "adapters"])
 def test_a_step_has_two_sums_a_layer_and_its_flags_with_adapters_and_without(world, asked):
     world.logits(2, asked=asked)
