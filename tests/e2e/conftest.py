@@ -1,10 +1,9 @@
-"""Stacks that several tests share: the tiny random model with adapters, and the demo."""
+"""Stacks that several tests share: the tiny random model with adapters, and two machines."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import openai
 import pytest
 import torch
 
@@ -75,28 +74,3 @@ def fleet(
     """The two machines of compose.yaml on real services, both ready."""
     with running_fleet(tmp_path_factory.mktemp("fleet"), tiny_model, make_postgres) as fleet:
         yield fleet
-
-
-@pytest.fixture(scope="session")
-def demo_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Serve the demo's model and adapters, for two tenants as in `chorale demo`."""
-    with running(tmp_path_factory.mktemp("demo-stack"), DEMO / "model") as stack:
-        for name, adapters in {"acme": ("json", "shout"), "globex": ("python", "pirate")}.items():
-            tenant = stack.tenant(name)
-            for adapter in adapters:
-                tenant.push(adapter, DEMO / "adapters" / adapter)
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def tenant(demo_stack: Stack) -> Tenant:
-    """The demo's first tenant, where a module has none of its own."""
-    return demo_stack.tenants[0]
-
-
-@pytest.fixture
-def client(tenant: Tenant) -> Iterator[openai.OpenAI]:
-    """OpenAI's client with the tenant's key."""
-    url = f"{tenant.stack.base_url}/v1"
-    with openai.OpenAI(base_url=url, api_key=tenant.api_key, max_retries=0) as client:
-        yield client

@@ -84,15 +84,7 @@ def test_the_blocks_of_a_page_run_one_after_the_other(newcomer: Newcomer, path: 
     ran = newcomer.run("\n".join(scripts))
     assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
     if path.stem == "quickstart":
-        check_bill(newcomer)
-
-
-def check_bill(newcomer: Newcomer) -> None:
-    """The quickstart's own adapter is on its bill, and a bill that was changed does not verify."""
-    bill = (newcomer.folder / "bill.csv").read_text()
-    assert "mine" in bill
-    (newcomer.folder / "changed.csv").write_text(bill.replace("mine", "ours"))
-    assert newcomer.run("chorale receipts verify changed.csv --key keys.json").returncode == 1
+        assert "mine" in (newcomer.folder / "bill.csv").read_text()
 
 
 def as_shell(block: "docs.Block") -> str:

@@ -1,10 +1,9 @@
-"""Sampling through the whole stack, compared with transformers, and with OpenAI's own client."""
+"""Sampling through the whole stack, compared with transformers."""
 
 import math
 from collections import Counter
 from typing import Any
 
-import openai
 import pytest
 import torch
 
@@ -113,35 +112,6 @@ def test_all_logprobs_of_a_token_are_a_distribution_and_greedy_takes_its_head(
         values = [likely["logprob"] for likely in top]
         assert values == sorted(values, reverse=True)
         assert sum(map(math.exp, values)) < 1 + 1e-5
-
-
-def test_the_official_client_gets_n_answers_with_logprobs(demo_stack) -> None:
-    tenant = demo_stack.tenants[0]
-    question = [{"role": "user", "content": "Tell me about the owl."}]
-    with openai.OpenAI(
-        base_url=f"{demo_stack.base_url}/v1", api_key=tenant.api_key, max_retries=0
-    ) as client:
-        asked: dict[str, Any] = {
-            "model": "base", "messages": question, "n": 2, "temperature": 1.2, "seed": 3,
-            "logprobs": True, "top_logprobs": 2, "service_tier": "flex",
-        }  # fmt: skip
-        whole = client.chat.completions.create(**asked)
-        texts, reasons = ["", ""], ["", ""]
-        for chunk in client.chat.completions.create(**asked, stream=True):
-            choice = chunk.choices[0]
-            texts[choice.index] += choice.delta.content or ""
-            reasons[choice.index] += choice.finish_reason or ""
-        echoed = client.completions.create(
-            model="base", prompt="The owl", echo=True, max_tokens=5, n=2, temperature=0
-        )
-    assert whole.service_tier == "flex"
-    assert texts == [choice.message.content for choice in whole.choices]
-    assert reasons == [choice.finish_reason for choice in whole.choices]
-    for choice in whole.choices:
-        data = b"".join(bytes(entry.bytes or []) for entry in choice.logprobs.content)
-        assert data.decode() == choice.message.content
-    assert all(choice.text.startswith("The owl") for choice in echoed.choices)
-    assert echoed.choices[0].text == echoed.choices[1].text
 
 
 def test_a_token_id_beyond_the_vocabulary_is_refused_by_name(tiny: TinyWorld) -> None:
