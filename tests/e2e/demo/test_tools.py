@@ -79,7 +79,7 @@ def test_the_prefix_cache_has_the_prompt_of_the_same_tools_in_another_order_of_k
         "model": "base", "messages": [{"role": "user", "content": "What is in the cache?"}],
         "tool_choice": "none", "max_tokens": 1,
     }  # fmt: skip
-    other = [{key: tool[key] for key in reversed(tool)} for tool in TOOLS]
+    other = json.loads(json.dumps(TOOLS, sort_keys=True))
     usages = [
         client.chat.completions.create(tools=tools, **request).usage for tools in (TOOLS, other)
     ]
