@@ -1,12 +1,11 @@
 """OpenAI's own Python client works unchanged: chat, streams, shapes, and its own errors."""
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 import jsonschema_rs
 import openai
 import pytest
-from pydantic import BaseModel, Field
 
 from tests.e2e.stack import Stack, Tenant
 
@@ -25,12 +24,6 @@ SCHEMA = {
 FORMAT = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
 BOMB = {"grammar": 'start: s\ns: s s | "a" | "b"'}
-
-
-class Animal(BaseModel):
-    name: str = Field(max_length=12)
-    legs: int = Field(ge=0, le=8)
-    active: Literal["by day", "by night"]
 
 
 def test_every_model_gives_its_own_answer(client: openai.OpenAI, tenant: Tenant) -> None:
@@ -105,13 +98,6 @@ def test_every_answer_fits_the_schema(client: openai.OpenAI, model: str) -> None
     for text, choice in zip(texts, answer.choices, strict=True):
         assert choice.finish_reason == "stop"
         jsonschema_rs.validate(SCHEMA, json.loads(text))
-
-
-def test_pydantic_gets_its_own_object(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.parse(
-        model="base", messages=QUESTION, temperature=1.0, response_format=Animal
-    )
-    assert isinstance(answer.choices[0].message.parsed, Animal)
 
 
 def test_errors_are_the_clients_own_classes_and_name_the_parameter(
