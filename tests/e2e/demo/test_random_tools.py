@@ -114,4 +114,5 @@ def test_every_call_of_random_tools_is_valid(
             stack.tenant("acme")
             ended = ask_many(stack, "base", numbers, 120)
     print(name, dict(ended))  # noqa: T201
-    assert ended["bound tool_calls"] > ended["bound length"]
+    times = 3 if name == "demo" else 1
+    assert ended["bound tool_calls"] > times * ended["bound length"]
