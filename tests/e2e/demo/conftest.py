@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,9 +27,9 @@ def _browser() -> Browser:
 
 
 @functools.cache
-def _stack(factory: pytest.TempPathFactory) -> Stack:
+def _stack(parent: Path) -> Stack:
     rules = {"webhook_allow_http": True, "webhook_allow_private": True}
-    folder = factory.mktemp("demo-stack")
+    folder = Path(tempfile.mkdtemp(prefix="demo-stack", dir=parent))
     stack = _ends.enter_context(running(folder, DEMO / "model", **rules))
     for name, adapters in {"acme": ("json", "shout"), "globex": ("python", "pirate")}.items():
         tenant = stack.tenant(name)
@@ -50,7 +51,7 @@ def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def demo_stack(tmp_path_factory: pytest.TempPathFactory) -> Stack:
     """Serve the demo's model and adapters, for two tenants as in `chorale demo`."""
-    return _stack(tmp_path_factory)
+    return _stack(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="module")
