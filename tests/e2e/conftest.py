@@ -1,13 +1,10 @@
-"""Stacks that several tests share: the tiny random model with adapters, and the demo."""
+"""Models and adapters that the stacks of several folders serve."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 import torch
 
-from tests.e2e.stack import Stack, Tenant, running
 from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
 
 DEMO = Path(__file__).parents[2] / "demo"
@@ -36,28 +33,3 @@ def tiny_adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         name: save_adapter(tiny_model, folder / name, seed=100 + i, **spec)
         for i, (name, spec) in enumerate(specs.items())
     }
-
-
-@pytest.fixture(scope="session")
-def demo_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """Serve the demo's model and adapters, for two tenants as in `chorale demo`."""
-    with running(tmp_path_factory.mktemp("demo-stack"), DEMO / "model") as stack:
-        for name, adapters in {"acme": ("json", "shout"), "globex": ("python", "pirate")}.items():
-            tenant = stack.tenant(name)
-            for adapter in adapters:
-                tenant.push(adapter, DEMO / "adapters" / adapter)
-        yield stack
-
-
-@pytest.fixture(scope="module")
-def tenant(demo_stack: Stack) -> Tenant:
-    """The demo's first tenant, where a module has none of its own."""
-    return demo_stack.tenants[0]
-
-
-@pytest.fixture
-def client(tenant: Tenant) -> Iterator[openai.OpenAI]:
-    """OpenAI's client with the tenant's key."""
-    url = f"{tenant.stack.base_url}/v1"
-    with openai.OpenAI(base_url=url, api_key=tenant.api_key, max_retries=0) as client:
-        yield client

@@ -1,23 +1,20 @@
-"""A browser at the console of a stack: signing in, and the keyboard."""
+"""A browser at the console of a stack: signing in, the keyboard, and files that are dropped."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
+from pathlib import Path
 
-from playwright.sync_api import Browser, Locator, Page
+from playwright.sync_api import Locator, Page
 
 from tests.e2e.stack import Stack
 
 
-def signed_in(browser: Browser, stack: Stack, key: str) -> Iterator[Page]:
-    """A page of a new browser context, whose first page has loaded; the context ends with it."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    page = context.new_page()
+def sign_in(page: Page, stack: Stack, key: str) -> None:
+    """Sign in and wait for the first page."""
     page.goto(f"{stack.base_url}/console/sign-in")
     page.get_by_label("API key").fill(key)
-    page.get_by_role("button", name="Sign in").click()
+    page.keyboard.press("Enter")
     page.wait_for_url(re.compile("/console(?!/sign-in)"))
-    yield page
-    context.close()
 
 
 def tab_to(page: Page, wanted: Locator) -> None:
@@ -38,3 +35,14 @@ def enter(page: Page, field: str, text: str) -> None:
     tab_to(page, page.get_by_label(field))
     page.keyboard.type(text)
     page.keyboard.press("Enter")
+
+
+def drop(page: Page, paths: Sequence[Path]) -> None:
+    """Drop files or folders on the form for uploads, which is open."""
+    box = page.locator("#upload").bounding_box()
+    assert box is not None
+    place = {"x": box["x"] + box["width"] - 5, "y": box["y"] + 5}
+    data = {"items": [], "files": list(map(str, paths)), "dragOperationsMask": 1}
+    hand = page.context.new_cdp_session(page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        hand.send("Input.dispatchDragEvent", {"type": kind, "data": data, **place})

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
-from tests.e2e.browser import browser  # noqa: F401
+from tests.e2e.browser import chromium
 from tests.e2e.console_browser import enter, press
 from tests.e2e.stack import Stack, Tenant, running
 
@@ -29,16 +29,18 @@ def stack(tiny_model: Path, tmp_path: Path) -> Iterator[Stack]:
 
 
 @pytest.fixture
-def page(browser: Browser, stack: Stack) -> Iterator[Page]:  # noqa: F811
+def page(stack: Stack) -> Iterator[Page]:
     """A page that asks nothing of other origins, in a browser that complains of nothing."""
     expect.set_options(timeout=60_000)
-    page, complaints = browser.new_page(), []
+    complaints: list[str] = []
     ours = (f"{stack.base_url}/", "data:")
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("request", lambda it: it.url.startswith(ours) or complaints.append(it.url))
-    page.on("dialog", lambda dialog: dialog.accept())
-    yield page
+    with chromium() as browser:
+        page = browser.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("request", lambda it: it.url.startswith(ours) or complaints.append(it.url))
+        page.on("dialog", lambda dialog: dialog.accept())
+        yield page
     assert complaints == []
 
 

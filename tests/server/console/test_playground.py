@@ -1,4 +1,4 @@
-"""The playground's page before its script runs; tests/e2e/test_console_playground.py runs it."""
+"""The page of the playground before its script runs; tests/e2e/demo/ runs it in a browser."""
 
 import re
 from collections.abc import Callable

@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -58,7 +59,10 @@ def test_the_csv_has_what_is_shown_and_adds_up_to_the_total(
 ) -> None:
     spend(product, acme, "one", 2, key_id="keyA")
     spend(product, acme, "two", 1, key_id="keyB", days_ago=1)
-    answer = signed_in(acme).get(f"/console/spend.csv?by={by}")
+    visitor = signed_in(acme)
+    link = re.search(r'href="(/console/spend.csv[^"]*)"', visitor.get(f"/console?by={by}").text)
+    assert link
+    answer = visitor.get(html.unescape(link[1]))
     assert answer.headers["content-type"].startswith("text/csv")
     assert "attachment" in answer.headers["content-disposition"]
     rows = rows_of(answer.text)

@@ -1,48 +1,29 @@
 """The playground of the console, in a real browser, against the demo's model and adapters."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Iterator
 from urllib.parse import urlencode
 
 import jsonschema_rs
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Locator, Page, expect
 
 from demo.agent import TOOL
-from tests.e2e.browser import browser  # noqa: F401
-from tests.e2e.conftest import DEMO
-from tests.e2e.console_browser import signed_in
 from tests.e2e.stack import Stack, Tenant
 
 QUESTION = "Tell me about Japan."
 AWKWARD = 'It\'s "Japan"\\n & `$HOME`: \n 日本 \u2028</script>'
 FOX = "What does a fox eat?"
-ANSWER_MS = 20_000
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome", "Oslo"]}, "legs": {"type": "integer", "maximum": 9}},
     "required": ["city", "legs"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture
-def page(browser: Browser, demo_stack: Stack, tenant: Tenant) -> Iterator[Page]:  # noqa: F811
-    for page in signed_in(browser, demo_stack, tenant.api_key):
-        page.set_default_timeout(ANSWER_MS)
-        yield page
-
-
-@pytest.fixture(scope="module")
-def agent(tenant: Tenant) -> Iterator[None]:
-    tenant.push("agent", DEMO / "adapters" / "agent")
-    yield
-    tenant.adapters.remove("agent")
-    tenant.http.delete("/v1/adapters/agent").raise_for_status()
 
 
 def open_with(page: Page, tenant: Tenant, *models: str, **parameters: object) -> None:
@@ -61,7 +42,7 @@ def ask(page: Page, message: str) -> None:
 def turns(page: Page, count: int = 1) -> list[Locator]:
     """The last turn of each column, once every turn has ended."""
     expect(page.locator(".turn[aria-busy=false]")).to_have_count(
-        count * page.locator(".column").count(), timeout=ANSWER_MS
+        count * page.locator(".column").count()
     )
     return [column.locator(".turn").last for column in page.locator(".column").all()]
 
@@ -80,21 +61,22 @@ def through_api(tenant: Tenant, model: str, *messages: str) -> str:
     return answer.json()["choices"][0]["message"]["content"]
 
 
-def run(tenant: Tenant, *command: str) -> str:
-    """The output of a command, with the tenant's key in its environment alone."""
-    environment = os.environ | {"CHORALE_API_KEY": tenant.api_key}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def run_python(tenant: Tenant, turn: Locator) -> str:
-    return run(tenant, sys.executable, "-c", field(turn, "python")).removesuffix("\n")
+    """What the program prints, with the tenant's key in its environment alone."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.setenv("CHORALE_API_KEY", tenant.api_key)
+        exec(compile(field(turn, "python"), "python", "exec"), {})
+    return printed.getvalue().removesuffix("\n")
 
 
 def run_curl(tenant: Tenant, turn: Locator) -> str:
-    answer = json.loads(run(tenant, "bash", "-c", field(turn, "curl")))
-    return answer["choices"][0]["message"]["content"]
+    environment = os.environ | {"CHORALE_API_KEY": tenant.api_key}
+    done = subprocess.run(
+        ["bash", "-c", field(turn, "curl")], env=environment, capture_output=True, text=True,
+        timeout=60, check=True,
+    )  # fmt: skip
+    return json.loads(done.stdout)["choices"][0]["message"]["content"]
 
 
 def bodies(page: Page) -> list[dict]:
@@ -107,6 +89,10 @@ def bodies(page: Page) -> list[dict]:
 def test_models_answer_side_by_side_as_through_the_api(
     page: Page, demo_stack: Stack, tenant: Tenant
 ) -> None:
+    """Nothing is asked of another host, and the policy of contents forbids nothing."""
+    urls, complaints = [], []
+    page.on("request", lambda request: urls.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
     models = (demo_stack.model, "json", "shout@1")
     open_with(page, tenant, *models)
     ask(page, QUESTION)
@@ -118,6 +104,9 @@ def test_models_answer_side_by_side_as_through_the_api(
         assert field(turn, "cost").startswith("$0.0000")
         for name, unit in (("first", "ms"), ("tokens", "out"), ("speed", "tokens/s")):
             assert field(turn, name).endswith(f" {unit}")
+    assert complaints == []
+    assert all(url.startswith((f"{demo_stack.base_url}/", "data:")) for url in urls)
+    assert len([url for url in urls if url.endswith("/actions.js")]) == 1
 
 
 def test_each_column_goes_on_with_its_own_conversation(page: Page, tenant: Tenant) -> None:
@@ -130,7 +119,6 @@ def test_each_column_goes_on_with_its_own_conversation(page: Page, tenant: Tenan
         for model, answer in zip(("json", "shout"), first, strict=True)
     ]
     assert [field(turn, "content") for turn in turns(page, 2)] == expected
-    assert run_python(tenant, turns(page, 2)[1]) == expected[1]
     page.get_by_role("button", name="Reset").click()
     expect(page.locator(".turn")).to_have_count(0)
     asked = bodies(page)
@@ -139,7 +127,9 @@ def test_each_column_goes_on_with_its_own_conversation(page: Page, tenant: Tenan
     assert [len(body["messages"]) for body in asked] == [1, 1]
 
 
-def test_the_code_runs_as_it_stands_with_every_parameter(page: Page, tenant: Tenant) -> None:
+def test_the_code_that_is_copied_runs_as_it_stands_with_every_parameter(
+    page: Page, tenant: Tenant
+) -> None:
     open_with(
         page, tenant, "json", top_p=0.9, max_tokens=12, seed=7, top_k=40, min_p=0.01,
         presence_penalty=0.1, frequency_penalty=0.1, repetition_penalty=1.3, min_tokens=12,
@@ -159,13 +149,7 @@ def test_the_code_runs_as_it_stands_with_every_parameter(page: Page, tenant: Ten
     assert field(turn, "end") == "length, max_tokens"
     assert run_python(tenant, turn) == run_curl(tenant, turn) == said
     assert tenant.api_key not in page.content()
-
-
-def test_code_is_copied(page: Page, demo_stack: Stack, tenant: Tenant) -> None:
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    open_with(page, tenant, demo_stack.model)
-    ask(page, QUESTION)
-    (turn,) = turns(page)
     turn.get_by_text("curl and Python").click()
     button = turn.get_by_role("button", name="Copy Python")
     button.click()
@@ -240,22 +224,14 @@ def test_each_token_is_at_its_own_text(page: Page, tenant: Tenant) -> None:
     assert turn.locator(".token").all_text_contents() == ["Hm", "A ", "é", "🐭", "!"]
 
 
-def test_without_probabilities_the_answer_is_the_same(page: Page, tenant: Tenant) -> None:
-    open_with(page, tenant, "json", logprobs="false")
-    ask(page, QUESTION)
-    (turn,) = turns(page)
-    assert field(turn, "content") == through_api(tenant, "json", QUESTION)
-    expect(turn.locator(".token")).to_have_count(0)
-
-
-def test_a_schema_is_obeyed(page: Page, demo_stack: Stack, tenant: Tenant) -> None:
-    open_with(page, tenant, demo_stack.model, "shout")
+def test_a_schema_is_obeyed_also_without_probabilities(page: Page, tenant: Tenant) -> None:
+    open_with(page, tenant, "shout", logprobs="false")
     page.get_by_text("Schema and tools").click()
     page.get_by_label("JSON schema").fill(json.dumps(SCHEMA))
     ask(page, QUESTION)
-    for turn in turns(page):
-        jsonschema_rs.validate(SCHEMA, json.loads(field(turn, "content")))
-        assert run_python(tenant, turn) == field(turn, "content")
+    (turn,) = turns(page)
+    jsonschema_rs.validate(SCHEMA, json.loads(field(turn, "content")))
+    expect(turn.locator(".token")).to_have_count(0)
 
 
 def test_a_call_is_shown_and_its_result_goes_into_the_next_question(
@@ -273,10 +249,9 @@ def test_a_call_is_shown_and_its_result_goes_into_the_next_question(
     turn.get_by_label("Its result").fill("berries")
     ask(page, "")
     # The base model called nothing, so it is not asked again.
-    expect(page.locator(".turn[aria-busy=false]")).to_have_count(3, timeout=ANSWER_MS)
+    expect(page.locator(".turn[aria-busy=false]")).to_have_count(3)
     last = page.locator(".column").last.locator(".turn").last
     assert field(last, "content") == "A fox eats berries."
-    assert run_python(tenant, last) == run_curl(tenant, last) == "A fox eats berries."
 
 
 def test_a_call_that_is_cut_off_is_none(page: Page, tenant: Tenant, agent: None) -> None:
@@ -325,26 +300,26 @@ def test_errors_are_said_as_the_api_says_them(
     assert "nobodys" in field(unknown, "fault")
 
 
-@pytest.mark.parametrize(
-    ("label", "text", "complaint"),
-    [
+def test_what_cannot_be_asked_is_not_sent(page: Page, tenant: Tenant) -> None:
+    open_with(page, tenant, *["json"] * 6)
+    page.get_by_label("Model").fill("shout")
+    page.get_by_role("button", name="Add").click()
+    expect(page.locator("#choose").get_by_role("alert")).to_contain_text("At most 6 models")
+    expect(page.locator(".column")).to_have_count(6)
+    asked = bodies(page)
+    page.get_by_text("Schema and tools").click()
+    page.get_by_label("Message").fill(QUESTION)
+    for label, text, complaint in [
         ("JSON schema", "{'type': 1}", "schema: This is not JSON"),
         ("Tools, a JSON list", "[", "tools: This is not JSON"),
-        ("Message", " ", "Write a message first."),
         ("seed", "99999999999999999", "seed: "),
-    ],
-)
-def test_what_cannot_be_read_is_not_sent(
-    page: Page, tenant: Tenant, label: str, text: str, complaint: str
-) -> None:
-    open_with(page, tenant, "json")
-    asked = bodies(page)
-    page.get_by_label("Message").fill(QUESTION)
-    page.get_by_text("Schema and tools").click()
-    page.get_by_label(label).fill(text)
-    page.get_by_text("Schema and tools").click()
-    page.get_by_role("button", name="Ask").click()
-    expect(page.locator("#ask").get_by_role("alert")).to_contain_text(complaint)
+        ("Message", " ", "Write a message first."),
+    ]:
+        page.get_by_label(label).fill(text)
+        page.get_by_role("button", name="Ask").click()
+        expect(page.locator("#ask").get_by_role("alert")).to_contain_text(complaint)
+        if label != "Message":
+            page.get_by_label(label).fill("")
     assert asked == []
 
 
@@ -378,45 +353,21 @@ def test_the_address_has_models_and_parameters_and_nothing_that_is_said(
     expect(page.get_by_label("System prompt")).to_have_value("")
 
 
-def test_there_are_six_models_at_most(page: Page, tenant: Tenant) -> None:
-    open_with(page, tenant, *["json"] * 6)
-    page.get_by_label("Model").fill("shout")
-    page.get_by_role("button", name="Add").click()
-    expect(page.locator("#choose").get_by_role("alert")).to_contain_text("At most 6 models")
-    expect(page.locator(".column")).to_have_count(6)
-
-
-def test_nothing_is_asked_of_another_host_and_the_policy_is_kept(
+def test_answers_are_for_everybody_at_any_width(
     page: Page, demo_stack: Stack, tenant: Tenant
 ) -> None:
-    urls, complaints = [], []
-    page.on("request", lambda request: urls.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.set_viewport_size({"width": 400, "height": 900})
     open_with(page, tenant, demo_stack.model, "json")
     ask(page, QUESTION)
     turn, _ = turns(page)
-    turn.locator(".token").first.hover()
-    turn.get_by_text("curl and Python").click()
-    assert complaints == []
-    assert all(url.startswith((f"{demo_stack.base_url}/", "data:")) for url in urls)
-    assert len([url for url in urls if url.endswith("/actions.js")]) == 1
-
-
-@pytest.mark.parametrize("width", [400, 800, 1920])
-def test_answers_are_for_everybody_at_any_width(
-    page: Page, demo_stack: Stack, tenant: Tenant, width: int
-) -> None:
-    page.set_viewport_size({"width": width, "height": 900})
-    open_with(page, tenant, demo_stack.model, "json")
-    ask(page, QUESTION)
     for summary in page.locator("summary").all():
         summary.click()
-    turn, _ = turns(page)
-    turn.locator(".token").last.hover()
-    assert page.evaluate("document.documentElement.scrollWidth") == width
+    for width in (400, 800, 1920):
+        page.set_viewport_size({"width": width, "height": 900})
+        turn.locator(".token").last.hover()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        box = page.locator("#likely").bounding_box()
+        assert 0 <= box["x"] <= box["x"] + box["width"] <= width
     found = Axe().run(page).response
     assert found["passes"]
     assert [(it["id"], it["nodes"][0]["html"]) for it in found["violations"]] == []
-    box = page.locator("#likely").bounding_box()
-    assert 0 <= box["x"] <= box["x"] + box["width"] <= width
