@@ -34,19 +34,10 @@ def test_the_same_seed_sends_the_same_requests(popularity: str) -> None:
     assert make_requests(workload) == make_requests(workload)
 
 
-def test_another_seed_sends_other_prompts() -> None:
-    first, second = (make_requests(make_workload(seed=seed)) for seed in (0, 1))
-    assert all(a.prompt_token_ids != b.prompt_token_ids for a, b in zip(first, second, strict=True))
-
-
 def test_the_rate_changes_when_requests_are_sent_and_nothing_else() -> None:
     burst, open_loop = (make_requests(make_workload(rate=rate)) for rate in (float("inf"), 2.0))
     assert burst == [dataclasses.replace(request, due_s=0.0) for request in open_loop]
     assert open_loop[-1].due_s > 0
-
-
-def test_an_infinite_rate_sends_everything_at_once() -> None:
-    assert {request.due_s for request in make_requests(make_workload())} == {0.0}
 
 
 def test_arrivals_are_poisson_at_the_rate_asked() -> None:
@@ -68,46 +59,8 @@ def test_lengths_and_ids_stay_in_their_ranges_and_reach_both_ends() -> None:
     assert {token for r in requests for token in r.prompt_token_ids} == set(range(63))
 
 
-def test_identical_asks_one_adapter() -> None:
-    requests = make_requests(make_workload(popularity="identical"))
-    assert set(models_of(requests)) == {"m0"}
-
-
-def test_none_asks_the_base_model_also_without_adapters() -> None:
-    requests = make_requests(make_workload(popularity="none", models=()))
-    assert set(models_of(requests)) == {"base"}
-
-
-def test_distinct_asks_each_adapter_in_turn() -> None:
-    requests = make_requests(make_workload(popularity="distinct"))
-    assert models_of(requests)[:8] == [*MODELS, "m0"]
-
-
-def test_uniform_asks_all_adapters_about_equally_often() -> None:
-    counts = Counter(models_of(make_requests(make_workload(num_requests=7000))))
-    assert counts.keys() == set(MODELS)
-    assert all(count == pytest.approx(1000, rel=0.15) for count in counts.values())
-
-
 def test_zipf_asks_the_first_adapter_most_and_the_next_by_the_power_law() -> None:
     requests = make_requests(make_workload(popularity="zipf", num_requests=20_000))
     counts = Counter(models_of(requests))
     assert [name for name, _ in counts.most_common()] == list(MODELS)
     assert counts["m0"] / counts["m1"] == pytest.approx(2**1.5, rel=0.1)
-
-
-def test_adapters_that_are_not_there_cannot_be_popular() -> None:
-    with pytest.raises(ValueError, match="none"):
-        make_requests(make_workload(models=()))
-
-
-@pytest.mark.parametrize(("text", "low", "high"), [("64", 64, 64), ("1:133", 1, 133)])
-def test_lengths_read_as_they_are_written(text: str, low: int, high: int) -> None:
-    assert Lengths.parse(text) == Lengths(low, high)
-    assert str(Lengths(low, high)) == text
-
-
-@pytest.mark.parametrize("text", ["0", "9:3", "", "a", "1:2:3"])
-def test_lengths_that_cannot_be_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"lengths|invalid"):
-        Lengths.parse(text)
