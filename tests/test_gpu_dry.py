@@ -1,4 +1,4 @@
-"""Checks of the GPU run dry and say so; one that fails, hangs or dies is named and ends no other."""
+"""Checks of the GPU run dry; one that fails, hangs or dies is named, and ends no other."""
 
 import os
 import signal

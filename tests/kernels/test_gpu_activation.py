@@ -11,6 +11,7 @@ from kernels.gpu import activation, lora
 from kernels.work import Site
 from tests.kernels.lora_cases import (
     MIXES,
+    MIXES_AND_DTYPES,
     LoRACase,
     assert_loses_no_more,
     make_case,
@@ -74,8 +75,7 @@ def test_large_gates_do_not_overflow(dtype):
     assert torch.equal(activation.silu_mul(gate_up), reference.silu_mul(gate_up))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("mix", MIXES)
+@MIXES_AND_DTYPES
 def test_what_adapters_add_is_added_before(mix, dtype):
     slots = MIXES[mix]
     case = case_for(slots, dtype)

@@ -11,6 +11,7 @@ from kernels.gpu import lora
 from kernels.work import Delta, Site
 from tests.kernels.lora_cases import (
     MIXES,
+    MIXES_AND_DTYPES,
     LoRACase,
     assert_loses_no_more,
     make_case,
@@ -51,8 +52,7 @@ def expanded(y: torch.Tensor, x: torch.Tensor, case: LoRACase, site: Site) -> to
     return y
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("mix", MIXES)
+@MIXES_AND_DTYPES
 def test_planes_are_those_of_the_reference_and_nothing_else_is_written(mix, dtype):
     case = case_for(QKV, MIXES[mix], dtype)
     _, x = inputs(QKV, MIXES[mix], dtype)
@@ -63,8 +63,7 @@ def test_planes_are_those_of_the_reference_and_nothing_else_is_written(mix, dtyp
 
 
 @pytest.mark.parametrize("site", [QKV, DOWN], ids=["three projections", "one projection"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("mix", MIXES)
+@MIXES_AND_DTYPES
 def test_shrink_and_expand_lose_no_more_than_torch(mix, dtype, site):
     case = case_for(site, MIXES[mix], dtype)
     y, x = inputs(site, MIXES[mix], dtype)
@@ -81,11 +80,10 @@ def test_bfloat16_is_near_where_the_interpreter_cuts_its_bits_off():
     assert_loses_no_more(ours, torchs, case.exact(y, x, QKV), factor=4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_blocks_of_64_rows_mean_the_same(dtype):
+def test_blocks_of_64_rows_mean_the_same():
     slots = [2] * 3 + [1] * 71 + [-1] + [0] * 34
-    case = case_for(QKV, slots, dtype, block_rows=64)
-    y, x = inputs(QKV, slots, dtype)
+    case = case_for(QKV, slots, torch.float16, block_rows=64)
+    y, x = inputs(QKV, slots, torch.float16)
     torchs = reference_expanded(y, x, case, QKV)
     ours = expanded(y, x, case, QKV)
     assert_loses_no_more(ours, torchs, case.exact(y, x, QKV))
