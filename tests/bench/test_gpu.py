@@ -17,9 +17,7 @@ import torch
 
 from bench.gpu import command, goals, page
 from bench.gpu.check import Wrong, check_close, check_equal
-from bench.gpu.machine import LLAMA_8B
-from bench.gpu.rows import Row, RowFile, Runs, hash_sources
-from lora.layout import Layout
+from bench.gpu.rows import Row, RowFile, Runs
 
 ROOT = Path(__file__).parent.parent.parent
 WITHOUT = """
@@ -177,20 +175,6 @@ def test_rows_of_other_sources_or_another_device_are_not_ours(path, other):
     assert runs.file.find(make_rows("a")[0]) is None
 
 
-def test_sources_are_told_by_what_is_in_them(tmp_path):
-    for folder in ("kernels", "lora", "engine", "bench/gpu"):
-        (tmp_path / folder).mkdir(parents=True)
-    kernel, other = tmp_path / "kernels" / "k.py", tmp_path / "server.py"
-    seen = set()
-    for text in ("x = 1", "x = 2"):
-        kernel.write_text(text)
-        other.write_text(text)
-        seen.add(hash_sources(tmp_path))
-        other.write_text("anything")
-        seen.add(hash_sources(tmp_path))
-    assert len(seen) == 2
-
-
 def test_a_wrong_row_is_timed_and_written_as_wrong(path):
     def be_wrong():
         check_equal("tokens", torch.ones(3), torch.zeros(3))
@@ -217,20 +201,6 @@ def test_a_result_that_loses_more_than_torch_is_wrong():
             check_close("spoilt", ours, torchs, exact)
     with pytest.raises(Wrong):
         check_equal("spoilt", torch.ones(3), torch.tensor([1, 1, 2]))
-
-
-def test_adapters_may_add_their_bytes_and_a_share_of_the_step():
-    bytes_per_rank = Layout.of(LLAMA_8B, 2).bytes_per_rank
-    assert bytes_per_rank * 16 == 83_886_080
-    # 16 adapters of rank 16 at 3 TB/s: 447 us of bytes, beside a step of 5.72 ms.
-    limit = goals.lora_limit_s(16 * 16 * bytes_per_rank, 3e12, 5.72e-3)
-    assert limit == pytest.approx(447.4e-6 / 0.8 + 0.143e-3, rel=1e-3)
-    assert goals.lora_limit_s(0, 3e12, 4e-3) == pytest.approx(1e-4)
-
-
-def test_a_decode_reads_weights_and_kv_once():
-    kv_bytes = 64 * 1024 * Layout.of(LLAMA_8B, 2).kv_bytes_per_token
-    assert goals.decode_floor_s(15.01e9, kv_bytes, 3e12) == pytest.approx(7.87e-3, rel=2e-3)
 
 
 def test_a_goal_is_met_by_all_rows_or_says_which_missed_it():

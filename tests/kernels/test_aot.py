@@ -204,28 +204,6 @@ def test_wide_loads_are_told_from_narrow_ones(toys: Results) -> None:
     assert reads_wide({16: 4, 8: 9, 4: 8})
 
 
-def test_what_does_not_compile_is_an_error_and_the_others_go_on(toys: Results) -> None:
-    errors = {task: found for task, found in toys.items() if isinstance(found, CompileError)}
-    assert {task.case for task in errors} == {"does not compile", "kills the compiler"}
-    assert "K >= 16" in str(errors[Task("does not compile", "bfloat16", 90)])
-    assert "died" in str(errors[Task("kills the compiler", "bfloat16", 90)])
-    assert len(all_defects(errors)) == 2
-    assert len(toys) == len(TOYS)
-
-
-def test_a_kernel_is_compiled_for_the_arguments_of_its_launch(toys: Results) -> None:
-    first, second = compiled(toys, "specialises")
-    size = {"SIZE": "=1024"}
-    aligned, other = "*bf16%16", "*bf16"
-    assert first.arguments == {
-        "target": aligned, "source": other, "step": "=1", "free": "i32", **size
-    }  # fmt: skip
-    assert second.arguments == {
-        "target": aligned, "source": aligned, "step": "i32%16", "free": "i32", **size
-    }  # fmt: skip
-    assert first.grid == (3, 2)
-
-
 def test_kernels_that_others_call_are_not_launched(tmp_path: Path) -> None:
     (tmp_path / "some.py").write_text(
         "@triton.jit\ndef _called(x):\n    pass\n"

@@ -275,12 +275,6 @@ def test_where_there_is_no_room_for_items_nothing_is_launched(attend, items):
     assert replace(case, work=replace(case.work, **none)).run(attend).isnan().all()
 
 
-def test_bfloat16_is_right_but_for_rounding_which_the_interpreter_does_not_do():
-    case = make_case([(600, 1), (150, 40)], dtype=torch.bfloat16)
-    case.check("decode_attention", decode_attention, factor=6)
-    case.check("prefill_attention", prefill_attention, factor=6)
-
-
 def test_kv_beyond_2_to_the_31_elements_is_found():
     heads, block_size, dim = 2, 16, 16
     near = make_case([(40, 1), (50, 20)], num_spare=0)
