@@ -66,8 +66,8 @@ def dry_run(path, *parts):
 
 
 def test_a_dry_run_measures_a_part_where_only_torch_is_installed(tmp_path):
-    rows = dry_run(tmp_path / "rows.jsonl", "lora")
-    assert {row["bench"] for row in rows} == {"gpu.ceilings", "gpu.lora_decode", "gpu.lora_prefill"}
+    rows = dry_run(tmp_path / "rows.jsonl", "launches")
+    assert {row["bench"] for row in rows} == {"gpu.ceilings", "gpu.launches"}
 
 
 @pytest.mark.soak

@@ -11,7 +11,7 @@ import bench
 from bench.experiment import replace_rows, row
 from bench.headlines.shared_prefix import SharedPrefix
 
-OPTIONAL = {"matplotlib", "openvino_genai", "optimum", "gguf", "litellm", "bfcl_eval"}
+OPTIONAL = {"matplotlib", "openvino", "openvino_genai", "optimum", "gguf", "litellm", "bfcl_eval"}
 """Packages that some benchmarks need and that are not among those for development."""
 SCRIPTS = {"bench.peers.gguf_convert"}
 """Modules that work as soon as they are imported."""

@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pytest
 import torch
 
 from kernels import reference
 from kernels.block import BLOCK
 from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 from kernels.work import PAIR_ROWS, LoRAWork, Site
-from tests.soak import soak
 
 Ranks = Mapping[tuple[int, int], int]
 """(layer, projection) -> rank, for the modules that the adapter has."""
@@ -28,18 +26,6 @@ MIXES: dict[str, list[int]] = {
     "base rows only": [-1] * 5,
 }
 """Each token's slot, -1 for the base model. The largest runs are longer than a block of 16."""
-
-FEW_MIXES = ("one token", "zipf", "with base rows", "base rows only")
-MIXES_AND_DTYPES = pytest.mark.parametrize(
-    ("mix", "dtype"),
-    [
-        *((mix, torch.float16) for mix in FEW_MIXES),
-        ("zipf", torch.float32),
-        *soak(*((mix, torch.float16) for mix in MIXES if mix not in FEW_MIXES)),
-        *soak(*((mix, torch.float32) for mix in MIXES if mix != "zipf")),
-    ],
-)
-"""Adapters of a step, and the dtype of everything."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tests.kernels.aot import (
     Task,
     compile_tasks,
 )
-from tests.kernels.aot_cases import CASES, LARGE, ODD_STEPS, SHARDS, SMALL, Case
+from tests.kernels.aot_cases import CASES, LARGE, ODD_STEPS, SHARDS, Case
 from tests.kernels.aot_toys import TOYS
 
 pytestmark = pytest.mark.timeout(900)
@@ -84,15 +84,15 @@ def gpus_triton() -> Path | None:
 
 @pytest.fixture(scope="session")
 def compiled_all(gpus_triton: Path | None) -> Results:
-    """Kernels of both sizes of models, of odd steps, and toys: all that is compiled."""
-    cases = [*LARGE, *SMALL, *chain(*ODD_STEPS.values())]
+    """The large model's kernels, those of its odd steps, and toys: all that is compiled."""
+    cases = [*LARGE, *chain(*ODD_STEPS.values())]
     toys = [Task(name, "bfloat16", GPU_ARCH) for name in TOYS]
     return compile_tasks(tasks_of(cases, "bfloat16", (GPU_ARCH,)) + toys, cache(), gpus_triton)
 
 
 @pytest.fixture(scope="session")
 def results(compiled_all: Results) -> Results:
-    names = {case.name for case in (*LARGE, *SMALL)}
+    names = {case.name for case in LARGE}
     return {task: found for task, found in compiled_all.items() if task.case in names}
 
 

@@ -11,13 +11,13 @@ from kernels.gpu import activation, lora
 from kernels.work import Site
 from tests.kernels.lora_cases import (
     MIXES,
-    MIXES_AND_DTYPES,
     LoRACase,
     assert_loses_no_more,
     make_case,
     randn,
     rank_patterns,
 )
+from tests.kernels.lora_mixes import MIXES_AND_DTYPES
 
 # 136 columns need a second tile, which is mostly empty.
 SITE = Site(layer=1, projections=(4, 5), in_features=72, out_features=(136, 136))

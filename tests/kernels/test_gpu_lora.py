@@ -11,7 +11,6 @@ from kernels.gpu import lora
 from kernels.work import Delta, Site
 from tests.kernels.lora_cases import (
     MIXES,
-    MIXES_AND_DTYPES,
     LoRACase,
     assert_loses_no_more,
     make_case,
@@ -19,6 +18,7 @@ from tests.kernels.lora_cases import (
     rank_patterns,
     reference_expanded,
 )
+from tests.kernels.lora_mixes import MIXES_AND_DTYPES
 
 # 584 features have a second chunk, much shorter than the first, and no whole number of steps.
 QKV = Site(layer=1, projections=(0, 1, 2), in_features=584, out_features=(136, 40, 40))

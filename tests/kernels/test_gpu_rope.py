@@ -12,13 +12,13 @@ from kernels.reference import FP8, FP8_MAX
 from kernels.work import Delta, HeadNorms, Site
 from tests.kernels.lora_cases import (
     MIXES,
-    MIXES_AND_DTYPES,
     LoRACase,
     assert_loses_no_more,
     make_case,
     randn,
     rank_patterns,
 )
+from tests.kernels.lora_mixes import MIXES_AND_DTYPES
 from tests.soak import soak
 
 Q_HEADS, KV_HEADS, BLOCK_SIZE, HIDDEN = 3, 2, 4, 72
