@@ -111,7 +111,7 @@ def test_blocks_of_64_rows_mean_the_same():
     slots = [2] * 3 + [1] * 71 + [-1] + [0] * 5
     y, x = randn(len(slots), 240, seed=2), randn(len(slots), QKV.in_features)
     exact = case_of(QKV, slots).exact(y, x, QKV)
-    ranks = Ranks(QKV, 4, slots, block_rows=64)
+    ranks = Ranks(QKV, 2, slots, block_rows=64)
     assert_loses_no_more(ranks.expanded(ops, y, x), ranks.expanded(reference, y, x), exact)
 
 

@@ -63,7 +63,7 @@ class World:
             for seed, kind in enumerate(KINDS)
         ]
 
-    def ask(self, core, count=24):
+    def ask(self, core, count=16):
         """Run requests of all kinds on the base model and all adapters; return tokens by id."""
         for number in range(count):
             ref = [None, *self.refs][number % 4]
@@ -115,7 +115,7 @@ def build_team(
     return core, teams[0]
 
 
-def asked_of_ranks(world, folder, size, count=24, **options):
+def asked_of_ranks(world, folder, size, count=16, **options):
     """Run requests on `size` ranks; return (tokens, core, team)."""
     core, team = build_team(world, folder, size, **options)
     tokens = world.ask(core, count)
@@ -123,7 +123,7 @@ def asked_of_ranks(world, folder, size, count=24, **options):
     return tokens, core, team
 
 
-def asked_of_one(world, folder, count=24, **options):
+def asked_of_one(world, folder, count=16, **options):
     core = build_core(world.model_dir, folder, world.objects, make_backend=fake_backend, **options)
     return world.ask(core, count)
 
@@ -141,7 +141,7 @@ def test_ranks_together_choose_what_one_chooses_though_the_last_token_is_still_p
 ):
     world = world_of(family)
     tokens, _, _ = asked_of_ranks(world, tmp_path / "ranks", size)
-    assert len(tokens) == 24
+    assert len(tokens) == 16
     assert tokens == world.said_by_one
 
 
