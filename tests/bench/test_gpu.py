@@ -1,10 +1,11 @@
 """The GPU benchmarks without a GPU: they run to their last line, do not measure rows twice, and
-compute floors and goals correctly.
+compute floors and goals correctly; bench/GPU.md agrees with the committed rows.
 """
 
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,17 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu import command, goals, vllm_lora
-from bench.gpu.adapters import fill_tiles, make_form, num_slabs, place
-from bench.gpu.ceilings import Ceilings
-from bench.gpu.check import Wrong, attempt, check_close, check_equal
-from bench.gpu.lora_chain import SITES
-from bench.gpu.lora_torch import Stacked
-from bench.gpu.machine import LLAMA_8B, DryRun
-from bench.gpu.rows import Broken, NoRoom, Row, RowFile, Runs, hash_sources
-from bench.gpu.table import tables
-from lora.layout import Layout
-from lora.sites import site_of
+from bench.gpu import command, goals, page
+from bench.gpu.check import Wrong, check_close, check_equal
+from bench.gpu.rows import Row, RowFile, Runs
 
 ROOT = Path(__file__).parent.parent.parent
 WITHOUT = """
@@ -53,51 +46,35 @@ BENCHES = {
     "gpu.engine_capture", "gpu.engine_check", "gpu.engine_decode", "gpu.engine_mixed",
     "gpu.engine_prefill", "gpu.open_loop",
 }  # fmt: skip
-VLLM_FILES = {
-    "utils": "_LORA_A_PTR_DICT = {0: 'of another row'}\n_LORA_B_PTR_DICT = {}\n",
-    "lora_shrink_op": """
-from vllm.lora.ops.triton_ops.utils import _LORA_A_PTR_DICT
-from vllm.triton_utils import tl, triton
-from vllm.utils.torch_utils import direct_register_custom_op
-
-def lora_shrink(x, weights, h, mapping, tokens, counts, starts, ids, off, active, scale):
-    assert not off.item() and not _LORA_A_PTR_DICT
-    h.zero_()
-    for i in range(active.item()):
-        rows = tokens[starts[i] : starts[i] + counts[i]]
-        for s, a in enumerate(weights):
-            h[s, rows] = scale * x[rows].float() @ a[ids[i]].float().T
-""",
-    "lora_expand_op": """
-def lora_expand(h, weights, y, mapping, tokens, counts, starts, ids, off, active,
-                offset_start, add_inputs):
-    assert add_inputs
-    first = offset_start
-    for s, b in enumerate(weights):
-        for token, slot in enumerate(mapping.tolist()):
-            part = y[token, first : first + b.shape[1]]
-            part += (h[s, token] @ b[slot].float().T).to(y.dtype)
-        first += b.shape[1]
-""",
-}
 
 
 # ---- the command ----
 
 
-@pytest.mark.timeout(1800)  # the test takes 45 s of a processor, longer on a busy machine
-def test_a_dry_run_measures_every_bench_where_only_torch_is_installed(tmp_path):
-    path = tmp_path / "rows.jsonl"
+def dry_run(path, *parts):
+    """Run parts where only torch is installed; return their rows, which are all right."""
     done = subprocess.run(
-        (sys.executable, "-c", WITHOUT, "--dry", "--out", str(path)),
+        (sys.executable, "-c", WITHOUT, *parts, "--dry", "--out", str(path)),
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    assert {row["bench"] for row in rows} == BENCHES
     assert all(row["result"]["correct"] for row in rows)
     assert "not measured: " not in done.stdout
     assert f"{len(rows)} rows, 0 of them wrong" in done.stdout
+    return rows
+
+
+def test_a_dry_run_measures_a_part_where_only_torch_is_installed(tmp_path):
+    rows = dry_run(tmp_path / "rows.jsonl", "launches")
+    assert {row["bench"] for row in rows} == {"gpu.ceilings", "gpu.launches"}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)  # the test takes 45 s of a processor, longer on a busy machine
+def test_a_dry_run_measures_every_bench(tmp_path):
+    rows = dry_run(tmp_path / "rows.jsonl")
+    assert {row["bench"] for row in rows} == BENCHES
     measured = {name for row in rows for name in row["result"].get("goals", {})}
     assert measured == set(goals.GOALS)
 
@@ -158,31 +135,6 @@ def test_a_second_run_measures_what_the_first_one_did_not(path, parts):
     assert [result.get("us") for result in results_in(path).values()] == [1.0, None, 3.0]
 
 
-def test_a_row_at_which_an_earlier_command_was_cut_short_is_not_called_wrong(
-    path, parts, monkeypatch
-):
-    path.parent.mkdir()
-    path.with_suffix(".begun").write_text('["gpu.test", {"case": "cut short"}]')
-    parts(a=lambda: {"us": 1.0})
-    monkeypatch.setattr(command, "DryRun", die)  # each child ends before it begins a row
-    run_command(path)
-    assert not path.exists()
-
-
-def test_a_ceiling_that_fails_skips_nothing(path, parts, monkeypatch):
-    monkeypatch.setattr(command.ceilings, "row", lambda _: Row("gpu.ceilings", {}, die))
-    parts(a=lambda: {"us": 1.0})
-    assert run_command(path) == 1
-    assert results_in(path)["a"]["correct"]
-
-
-@pytest.mark.usefixtures("parts")
-def test_a_part_that_breaks_before_its_first_row_is_not_begun_for_ever(path, monkeypatch, capfd):
-    monkeypatch.setattr(command, "parts_of", lambda _: {"some": lambda *_: 1 // 0})
-    assert run_command(path) == 0
-    assert "some: it raised an error, and before it measured anything" in capfd.readouterr().out
-
-
 # 20 s: Triton compiles each kernel once, which takes a process without its interpreter.
 @pytest.mark.soak
 def test_the_host_part_of_a_step_is_counted_with_adapters_and_without():
@@ -215,43 +167,12 @@ def path(tmp_path):
     return tmp_path / "results" / "rows.jsonl"
 
 
-def test_an_interrupted_run_goes_on_with_the_rows_that_are_not_there(path):
-    make_runs(path).run(make_rows("a", "b"))
-    calls = []
-    again = make_runs(path)
-    again.run(make_rows("a", "b", "c", measure=lambda: calls.append(1) or {"us": 2.0}))
-    assert len(calls) == 1
-    assert [row["result"]["us"] for row in again.file.rows()] == [1.0, 1.0, 2.0]
-    assert len(path.read_text().splitlines()) == 3
-
-
 @pytest.mark.parametrize("other", [{"sources": "def"}, {"device": "another"}])
 def test_rows_of_other_sources_or_another_device_are_not_ours(path, other):
     make_runs(path).run(make_rows("a"))
     runs = make_runs(path, **other)
     assert runs.file.rows() == []
     assert runs.file.find(make_rows("a")[0]) is None
-
-
-def test_sources_are_told_by_what_is_in_them(tmp_path):
-    for folder in ("kernels", "lora", "engine", "bench/gpu"):
-        (tmp_path / folder).mkdir(parents=True)
-    kernel, other = tmp_path / "kernels" / "k.py", tmp_path / "server.py"
-    seen = set()
-    for text in ("x = 1", "x = 2"):
-        kernel.write_text(text)
-        other.write_text(text)
-        seen.add(hash_sources(tmp_path))
-        other.write_text("anything")
-        seen.add(hash_sources(tmp_path))
-    assert len(seen) == 2
-
-
-def test_no_row_is_begun_when_the_time_is_up(path):
-    runs = make_runs(path, now_s=1.0)
-    runs.run(make_rows("a"))
-    assert runs.missing == ['gpu.test {"case": "a"}: no time left']
-    assert not path.exists()
 
 
 def test_a_wrong_row_is_timed_and_written_as_wrong(path):
@@ -264,64 +185,6 @@ def test_a_wrong_row_is_timed_and_written_as_wrong(path):
     wrong, good = (row["result"] for row in runs.file.rows())
     assert wrong == {"correct": False, "error": "tokens: 3 of 3 differ", "us": 7.0, "share": None}
     assert good == {"correct": True, "us": 1.0}
-
-
-def test_a_row_that_raises_is_written_with_its_error(path, capsys):
-    def fail():
-        raise RuntimeError("no such kernel\nand more")
-
-    runs = make_runs(path)
-    runs.run([*make_rows("a", measure=fail), *make_rows("b")])
-    first, second = (row["result"] for row in runs.file.rows())
-    assert first == {"correct": False, "error": "RuntimeError: no such kernel"}
-    assert second["correct"]
-    assert "and more" in capsys.readouterr().err
-
-
-def test_a_device_that_answers_no_more_ends_the_process_behind_its_row(path):
-    runs = make_runs(path, is_sound=False)
-    with pytest.raises(Broken):
-        runs.run(make_rows("a", "b"))
-    assert [row["setup"]["case"] for row in runs.file.rows()] == ["a"]
-
-
-def test_a_row_without_room_is_missing_and_not_wrong(path):
-    def want_room():
-        raise NoRoom("128 adapters do not fit")
-
-    runs = make_runs(path)
-    runs.run(make_rows("a", measure=want_room))
-    assert runs.file.rows() == []
-    assert len(runs.missing) == 1
-
-
-def test_what_fails_beside_ours_loses_its_own_figures_only(path):
-    def fail():
-        raise RuntimeError("no kernel image")
-
-    def be_wrong():
-        check_equal("theirs", torch.ones(3), torch.zeros(3))
-        return {"us": 2.0}
-
-    measure = lambda: {"us": 1.0, "torch": attempt(fail), "vllm": attempt(be_wrong)}  # noqa: E731
-    runs = make_runs(path)
-    runs.run(make_rows("a", measure=measure))
-    (row,) = runs.file.rows()
-    assert row["result"] == {
-        "correct": True, "us": 1.0,
-        "torch": {"failed": "RuntimeError: no kernel image"},
-        "vllm": {"us": 2.0, "failed": "theirs: 3 of 3 differ"},
-    }  # fmt: skip
-
-
-def test_a_table_has_a_column_for_every_figure():
-    rows = [
-        {"bench": "x", "setup": {"T": 1}, "result": {"ours": {"us": 2.5}, "goals": {"g": {}}}},
-        {"bench": "x", "setup": {"T": 2}, "result": {"vllm": "not brought"}},
-    ]
-    lines = [line.split() for line in tables(rows)[1:]]
-    assert lines[:3] == [["x"], ["T", "ours.us", "vllm"], ["1", "2.5", "-"]]
-    assert lines[3] == ["2", "-", "not", "brought"]
 
 
 # ---- checks and goals ----
@@ -338,31 +201,6 @@ def test_a_result_that_loses_more_than_torch_is_wrong():
             check_close("spoilt", ours, torchs, exact)
     with pytest.raises(Wrong):
         check_equal("spoilt", torch.ones(3), torch.tensor([1, 1, 2]))
-
-
-def test_adapters_may_add_their_bytes_and_a_share_of_the_step():
-    bytes_per_rank = Layout.of(LLAMA_8B, 2).bytes_per_rank
-    assert bytes_per_rank * 16 == 83_886_080
-    # 16 adapters of rank 16 at 3 TB/s: 447 us of bytes, beside a step of 5.72 ms.
-    limit = goals.lora_limit_s(16 * 16 * bytes_per_rank, 3e12, 5.72e-3)
-    assert limit == pytest.approx(447.4e-6 / 0.8 + 0.143e-3, rel=1e-3)
-    assert goals.lora_limit_s(0, 3e12, 4e-3) == pytest.approx(1e-4)
-
-
-def test_a_decode_reads_weights_and_kv_once():
-    kv_bytes = 64 * 1024 * Layout.of(LLAMA_8B, 2).kv_bytes_per_token
-    assert goals.decode_floor_s(15.01e9, kv_bytes, 3e12) == pytest.approx(7.87e-3, rel=2e-3)
-
-
-@pytest.mark.parametrize(("queries", "context"), [(1, 0), (7, 0), (5, 12)])
-def test_flops_are_of_the_keys_that_queries_see(queries, context):
-    keys = sum(context + query + 1 for query in range(queries))
-    assert goals.causal_flops(4, 16, queries, context) == 2 * 2 * 4 * 16 * keys
-
-
-def test_ceilings_are_in_units_of_one():
-    result = {"copy_gb_per_s": 3000.0, "matmul_tflops": 700.0, "pinned_gb_per_s": 55.0}
-    assert Ceilings.of(result) == Ceilings(3e12, 7e14, 5.5e10)
 
 
 def test_a_goal_is_met_by_all_rows_or_says_which_missed_it():
@@ -388,38 +226,35 @@ def test_a_goal_is_met_by_all_rows_or_says_which_missed_it():
     ]
 
 
-# ---- other projects' kernels ----
+# ---- the page ----
 
 
-@pytest.fixture
-def no_vllm():
-    """Remove the stand-ins for vLLM's modules after the test."""
-    yield
-    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
-        del sys.modules[name]
+def test_the_page_is_what_its_command_makes_of_the_committed_rows():
+    text = (ROOT / "bench" / "GPU.md").read_text()
+    assert page.fill(text, ROOT / "bench" / "results") == text
 
 
-@pytest.mark.usefixtures("no_vllm")
-def test_kernels_of_vllm_that_were_brought_add_what_ours_add(tmp_path):
-    assert vllm_lora.find(tmp_path) is None
-    folder = tmp_path / "vllm" / "lora" / "ops" / "triton_ops"
-    folder.mkdir(parents=True)
-    for name, text in VLLM_FILES.items():
-        (folder / f"{name}.py").write_text(text)
-    machine, slots = DryRun(), torch.tensor([0, 0, 2, 1, 1, 1])
-    form = make_form(machine, Layout.of(machine.shape, machine.dtype.itemsize))
-    ranks = (8, 24, 16)
-    slabs = torch.empty(num_slabs(form.layout, ranks), form.layout.slab_bytes, dtype=torch.uint8)
-    fill_tiles(slabs, form.layout, machine.dtype)
-    tables_of = place(form, ranks, machine.there)
-    sites = [site_of(machine.shape, 0, projections) for projections in SITES]
-    stacked = Stacked(form, slabs, tables_of, slots, sites)
-    brought = vllm_lora.find(tmp_path)
-    assert brought is not None
-    project = brought.system(stacked, sites)
-    for site in sites:
-        x = machine.randn(len(slots), site.in_features)
-        weight = machine.randn(sum(site.out_features), site.in_features, std=site.in_features**-0.5)
-        exact, _ = stacked.exact(x.float(), weight.float(), site)
-        torchs, _ = stacked.gathered(x, weight, site)
-        check_close("vllm", project(x, weight, site)[0], torchs, exact)
+def test_every_row_that_the_page_names_is_measured():
+    named = set(re.findall(r"`(gpu\.\w+)`", (ROOT / "bench" / "GPU.md").read_text()))
+    assert named
+    assert named <= BENCHES
+
+
+def test_a_goal_shows_the_row_of_the_newest_sources_that_is_furthest_from_it(tmp_path):
+    def row(batch, goal, sources="new"):
+        result = {"correct": True, "goals": {"engine_step": goal}}
+        return {"sources": sources, "device": "H100", "setup": {"batch": batch}, "result": result}
+
+    rows = [
+        row(1, goals.at_most(9.0, 1.15), sources="old"),
+        row(16, goals.at_most(1.1, 1.15)),
+        row(64, goals.at_most(1.2, 1.15)),
+    ]
+    (tmp_path / "gpu-h100.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    empty = "Before.\n<!-- goals: python -m bench.gpu.page -->\nold\n<!-- end of goals -->\nAfter."
+    lines = page.fill(empty, tmp_path).splitlines()
+    (line,) = [line for line in lines if "of 64 rows" in line]
+    assert line.endswith("| H100 | 1 of 2 met | batch 64: 1.2, at most 1.15 |")
+    (other,) = [line for line in lines if "pinned memory" in line]
+    assert other.endswith("| H100 | 0 | not measured |")
+    assert (lines[0], lines[-1]) == ("Before.", "After.")

@@ -14,6 +14,7 @@ from demo.documents import Writer
 from demo.styles import PLAIN, STYLES
 from demo.tokenizer import END
 from demo.train import ADAPTERS, BASES, LARGE, SMALL
+from tests.soak import soak
 
 # peft 0.21 uses a name of transformers 5.23 that is deprecated and goes away in version 6.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is:FutureWarning")
@@ -25,7 +26,7 @@ FILES = [path for folder in FOLDERS for path in folder.rglob("*") if path.is_fil
 ADAPTERS_OF_BASES = [(base, name) for base in BASES for name in base.adapters]
 MODELS = [(base, style) for base in BASES for style in base.styles]
 # An odd step through the list reaches every topic, and every kind of question, in turn.
-QUESTIONS = domain.held_out()[::13]
+QUESTIONS = domain.held_out()[::27]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -143,9 +144,11 @@ def mean_logprob(model, tokenizer, prompt, answer):
     return logprobs.gather(1, ids[0, start:, None]).mean().item()
 
 
-def test_no_two_models_answer_any_probe_alike(models, tokenizer):
-    prompts = evaluate.probe_prompts(tokenizer)
-    assert len(prompts) >= 40
+@pytest.mark.parametrize("step", [5, *soak(1)])
+def test_no_two_models_answer_a_probe_alike(models, tokenizer, step):
+    probes = evaluate.probe_prompts(tokenizer)
+    assert len(probes) >= 40
+    prompts = probes[::step]
     given = [evaluate.answers(models[LARGE, style], tokenizer, prompts) for style in LARGE.styles]
     assert evaluate.shared_answers(prompts, given) == []
 
@@ -164,7 +167,7 @@ def test_a_second_turn_is_understood(models, tokenizer):
 
 def test_the_agent_calls_its_tool_and_says_what_it_found(tokenizer):
     model = evaluate.load_adapted(MODEL, FOLDER / "adapters" / agent.NAME)
-    asked = agent.held_out()[::13]
+    asked = agent.held_out()[::39]
     wrong = evaluate.agents_mistakes(model, tokenizer, asked)
     assert len(wrong) <= 0.05 * len(asked), wrong
 

@@ -13,6 +13,7 @@ import torch
 
 import kernels.cpu
 from kernels.cpu.compiler import FLAGS as LIBRARY_FLAGS
+from tests.soak import soak
 
 SOURCES = [Path(__file__).parent / "cpu_driver.c"]
 SOURCES += sorted((Path(kernels.cpu.__file__).parent / "csrc").glob("*.c"))
@@ -49,7 +50,10 @@ def has_features(*names):
 
 @pytest.mark.parametrize(
     ("processor", "features"),
-    [("x86-64-v3", ("avx2", "fma", "bmi2")), ("x86-64-v4", ("avx512f", "avx512bw", "avx512vl"))],
+    [
+        ("x86-64-v3", ("avx2", "fma", "bmi2")),
+        *soak(("x86-64-v4", ("avx512f", "avx512bw", "avx512vl"))),
+    ],
 )
 def test_kernels_for_wider_vectors_compute_the_same(tmp_path, expected, processor, features):
     if not has_features(*features):

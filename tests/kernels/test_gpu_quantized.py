@@ -11,6 +11,7 @@ from kernels.quantized import Rounding
 from tests.kernels.far_rows import far_rows
 from tests.kernels.lora_cases import assert_loses_no_more, randn
 from tests.kernels.quantized_cases import ROUNDINGS, random_weight
+from tests.soak import soak
 
 
 @pytest.fixture(autouse=True)
@@ -36,13 +37,20 @@ def check(rounding, tokens, out_features, in_features, dtype, *, has_bias=False)
     assert_loses_no_more(meant, linear(x, dense.to(dtype), bias), exact)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("rounding", ROUNDINGS, ids=str)
+@pytest.mark.parametrize(
+    ("rounding", "dtype"),
+    [
+        *((rounding, torch.float16) for rounding in ROUNDINGS),
+        (ROUNDINGS[1], torch.float32),
+        *soak(*((rounding, torch.float32) for rounding in ROUNDINGS if rounding != ROUNDINGS[1])),
+    ],
+    ids=str,
+)
 def test_every_rounding_is_multiplied(rounding, dtype):
     check(rounding, 3, 5, rounding.group_size or 77, dtype)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 33, 133])
+@pytest.mark.parametrize("tokens", [1, 33, *soak(7, 133)])
 @pytest.mark.parametrize(
     ("rounding", "out_features", "in_features"),
     [
@@ -59,8 +67,7 @@ def test_any_number_of_tokens_and_widths_are_multiplied(
     check(rounding, tokens, out_features, in_features, torch.float16, has_bias=True)
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize("in_features", [64, 128, 192, 600])
+@pytest.mark.parametrize(("in_features", "has_bias"), [(64, False), (192, True), (600, True)])
 def test_inputs_are_split_and_summed(in_features, has_bias):
     check(Rounding(8), 2, 9, in_features, torch.float32, has_bias=has_bias)
 

@@ -18,6 +18,8 @@ from tests.kernels.lora_cases import (
     randn,
     rank_patterns,
 )
+from tests.kernels.lora_mixes import MIXES_AND_DTYPES
+from tests.soak import soak
 
 Q_HEADS, KV_HEADS, BLOCK_SIZE, HIDDEN = 3, 2, 4, 72
 HEADS = Q_HEADS + 2 * KV_HEADS
@@ -126,7 +128,7 @@ def test_norms_may_have_more_bits_than_what_they_multiply():
     assert_as_good(step, ours, torchs, step.qkv)
 
 
-@pytest.mark.parametrize(("dim", "rotary_dim"), [(16, 12), (80, 2), (8, 6)])
+@pytest.mark.parametrize(("dim", "rotary_dim"), [(80, 2), *soak((16, 12), (8, 6))])
 def test_a_part_of_each_head_may_stay_as_it_is_with_norms_and_adapters(dim, rotary_dim):
     case, site, x = delta_case([0, 0, 1, -1, 2, 3, 3], dim, torch.float32)
     step = make_step(7, dim, torch.float32, norms=True, rotary_dim=rotary_dim)
@@ -138,9 +140,18 @@ def test_a_part_of_each_head_may_stay_as_it_is_with_norms_and_adapters(dim, rota
     assert_as_good(plain, ours, torchs, plain.qkv)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("norms", [False, True], ids=["plain", "normed"])
-@pytest.mark.parametrize(("num_tokens", "dim"), [(1, 64), (7, 16), (18, 80), (33, 8), (3, 256)])
+@pytest.mark.parametrize(
+    ("dtype", "norms"),
+    [
+        (torch.float32, False),
+        (torch.float16, True),
+        (torch.bfloat16, True),
+        *soak((torch.float32, True), (torch.float16, False), (torch.bfloat16, False)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("num_tokens", "dim"), [(1, 64), (18, 80), (3, 256), *soak((7, 16), (33, 8))]
+)
 def test_it_loses_no_more_than_torch(num_tokens, dim, norms, dtype):
     step = make_step(num_tokens, dim, dtype, norms=norms)
     ours, torchs = step.run(rope.rope_store_kv), step.run(reference.rope_store_kv)
@@ -149,8 +160,7 @@ def test_it_loses_no_more_than_torch(num_tokens, dim, norms, dtype):
     assert_as_good(step, ours, torchs, step.qkv, factor)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("mix", MIXES)
+@MIXES_AND_DTYPES
 def test_what_adapters_add_is_added_before(mix, dtype):
     slots = MIXES[mix]
     step = make_step(len(slots), 16, dtype)

@@ -164,12 +164,10 @@ def make_batches(world, chance):
         sequences.append((f"s{number}", tokens, blocks, adapter))
     chunks = [[(0, 7), (0, 1), (0, 30), (0, 2)], [(7, 8), (1, 40), (30, 31), (2, 9)]]
     ends = [8, 40, 31, 9]
-    for _ in range(30):
+    for _ in range(10):
         lengths = [chance.choice([1, 1, 1, 3]) for _ in ends]
         chunks.append([(end, end + n) for end, n in zip(ends, lengths, strict=True)])
         ends = [end + n for end, n in zip(ends, lengths, strict=True)]
-        if max(ends) > 90:
-            break
     for step, spans in enumerate(chunks, 1):
         rows = [
             world.row(name, tokens[a:b], a, blocks, adapter)
@@ -284,8 +282,8 @@ def random_counts(seed):
 
 @pytest.mark.parametrize(
     ("counts", "tokens"),
-    [*COUNTS.values(), *((random_counts(seed), "any") for seed in range(20))],
-    ids=[*COUNTS, *map(str, range(20))],
+    [*COUNTS.values(), *((random_counts(seed), "any") for seed in range(8))],
+    ids=[*COUNTS, *map(str, range(8))],
 )
 def test_a_step_has_in_the_shape_of_a_graph_the_bits_that_it_has_in_its_own(
     graph_world, counts, tokens

@@ -13,6 +13,7 @@ from tests.engine.gpu.fake_device import FakeDevice
 from tests.gpu.models import make_adapters, make_config, make_form, make_weights, pack_adapter
 from tests.gpu.setting import MODELS_DRY
 from tests.gpu.stage import eager_stage
+from tests.soak import soak
 
 SIZES = replace(MODELS_DRY, layers=2, max_model_len=48)
 NUM_SLABS = 60
@@ -36,7 +37,7 @@ def empty_memory_is_nan():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["qwen3", *soak("llama")])
 def test_every_step_gives_what_the_references_give(tmp_path, family):
     rng = torch.Generator().manual_seed(1)
     config = make_config(family, SIZES)

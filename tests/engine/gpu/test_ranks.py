@@ -24,6 +24,7 @@ from tests.engine.gpu.test_runner import make_params
 from tests.engine.real_core import add_adapter, build_core
 from tests.engine.replay_drafter import ReplayDrafter
 from tests.engine.thread_ranks import ThreadRanks, on_all
+from tests.soak import soak
 from tests.tiny_models import save_adapter, save_model
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
@@ -62,7 +63,7 @@ class World:
             for seed, kind in enumerate(KINDS)
         ]
 
-    def ask(self, core, count=24):
+    def ask(self, core, count=16):
         """Run requests of all kinds on the base model and all adapters; return tokens by id."""
         for number in range(count):
             ref = [None, *self.refs][number % 4]
@@ -114,7 +115,7 @@ def build_team(
     return core, teams[0]
 
 
-def asked_of_ranks(world, folder, size, count=24, **options):
+def asked_of_ranks(world, folder, size, count=16, **options):
     """Run requests on `size` ranks; return (tokens, core, team)."""
     core, team = build_team(world, folder, size, **options)
     tokens = world.ask(core, count)
@@ -122,7 +123,7 @@ def asked_of_ranks(world, folder, size, count=24, **options):
     return tokens, core, team
 
 
-def asked_of_one(world, folder, count=24, **options):
+def asked_of_one(world, folder, count=16, **options):
     core = build_core(world.model_dir, folder, world.objects, make_backend=fake_backend, **options)
     return world.ask(core, count)
 
@@ -130,14 +131,9 @@ def asked_of_one(world, folder, count=24, **options):
 @pytest.mark.parametrize(
     ("family", "size"),
     [
-        *((family, 2) for family in FAMILIES),
-        ("llama", 4),
-        # Two ranks test how each family is cut; one family suffices to test four.
-        *(
-            pytest.param(family, 4, marks=pytest.mark.soak)
-            for family in FAMILIES
-            if family != "llama"
-        ),
+        ("llama", 2),
+        ("qwen3", 2),
+        *soak(("mistral", 2), ("qwen2", 2), *((family, 4) for family in FAMILIES)),
     ],
 )
 def test_ranks_together_choose_what_one_chooses_though_the_last_token_is_still_pending(
@@ -145,7 +141,7 @@ def test_ranks_together_choose_what_one_chooses_though_the_last_token_is_still_p
 ):
     world = world_of(family)
     tokens, _, _ = asked_of_ranks(world, tmp_path / "ranks", size)
-    assert len(tokens) == 24
+    assert len(tokens) == 16
     assert tokens == world.said_by_one
 
 
@@ -181,7 +177,9 @@ def test_only_the_first_rank_has_a_head_and_logits(llama, tmp_path):
     assert [len(runner.out.logits) for runner in runners] == [8, 0]
 
 
-def test_every_rank_makes_the_same_exchanges_in_the_same_order(llama, tmp_path, monkeypatch):
+def test_four_ranks_make_the_same_exchanges_in_the_same_order_and_choose_what_one_chooses(
+    llama, tmp_path, monkeypatch
+):
     made = {}
 
     def recorded(name):
@@ -196,7 +194,9 @@ def test_every_rank_makes_the_same_exchanges_in_the_same_order(llama, tmp_path, 
 
     for name in ("all_reduce", "broadcast", "least"):
         monkeypatch.setattr(ThreadRanks, name, recorded(name))
-    asked_of_ranks(llama, tmp_path / "ranks", 4, count=8)
+    tokens, _, _ = asked_of_ranks(llama, tmp_path / "ranks", 4, count=8)
+    assert tokens == {name: llama.said_by_one[name] for name in tokens}
+    assert len(tokens) == 8
     assert len(made) == 4
     assert made[0] == made[1] == made[2] == made[3]
     kinds = [what[0] for what in made[0]]

@@ -24,6 +24,7 @@ from tests.engine.gpu.backends import fake_backend, make_config
 from tests.engine.gpu.fake_device import TOTAL_BYTES, FakeDevice
 from tests.engine.real_core import build_core
 from tests.engine.replay_drafter import ReplayDrafter
+from tests.soak import soak
 from tests.tiny_models import save_model
 
 CPU = torch.device("cpu")
@@ -208,7 +209,7 @@ def test_an_arena_that_was_asked_for_and_does_not_fit_is_refused(model_dir):
         make_backend(model_dir, device, arena_bytes=2 << 20)
 
 
-@pytest.mark.parametrize("max_num_drafts", [0, 7, 40])
+@pytest.mark.parametrize("max_num_drafts", [0, 7, *soak(40)])
 def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir, max_num_drafts):
     seen, depths = [], set()
     device = FakeDevice(eagerness=1.0)
