@@ -161,23 +161,23 @@ def fuzz(base, numbers, folder):
 
 
 def test_every_mutant_is_served_or_refused_by_name(base, tmp_path):
-    ends = fuzz(base, range(2000), tmp_path)
+    ends = fuzz(base, range(400), tmp_path)
     # The mutants would prove little if all were refused or all had the same outcome.
-    assert ends["accepted"] > 200
+    assert ends["accepted"] > 40
     assert len(ends) > 15
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_every_one_of_a_hundred_thousand_mutants_is_served_or_refused_by_name(base, tmp_path):
-    ends = fuzz(base, range(2000, 102_000), tmp_path)
+    ends = fuzz(base, range(400, 100_400), tmp_path)
     assert ends["accepted"] > 10_000
     print(ends.most_common())  # noqa: T201
 
 
 def test_a_process_of_its_own_comes_to_the_same_end(base, tmp_path):
     validator = Validator(LIMITS)
-    for number in range(24):
+    for number in range(6):
         for name, data in zip((CONFIG_FILE, WEIGHTS_FILE), mutant(number), strict=True):
             (tmp_path / name).write_bytes(data)
         end, checked = outcome(base, number)
@@ -196,7 +196,7 @@ def test_what_is_accepted_runs_in_an_engine(base, model_dir, tmp_path):
     core = pytest.importorskip("tests.engine.real_core").build_core(
         model_dir, tmp_path / "engine", objects
     )
-    accepted = [n for n in range(200) if outcome(base, n)[1] is not None][:24]
+    accepted = [n for n in range(100) if outcome(base, n)[1] is not None][:8]
     prompt = [5, 7, 8, *random.Random(1).sample(range(1, 250), 9)]
     for number in accepted:
         data, checked = outcome(base, number)

@@ -152,7 +152,7 @@ def test_the_members_are_written_only_when_they_change(tmp_path):
     assert members(tmp_path) == ["engine", "engine-2"], "a new supervisor writes the file"
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=25, deadline=None)
 @given(
     most=st.integers(1, 6),
     steps=st.lists(

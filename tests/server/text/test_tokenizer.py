@@ -71,7 +71,7 @@ def load(folder, hf, **configs):
 def test_ids_are_hugging_faces(family):
     _, ours, hf = family
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(texts, st.booleans())
     def check(text, special):
         expected = hf.encode(text, add_special_tokens=special).ids
@@ -128,7 +128,7 @@ def test_streamed_text_is_the_decoded_text_however_it_is_cut(family):
     prompt = hf.encode("Hi").ids
     words = [i for i, word in enumerate(ours.vocabulary) if is_text(word)]
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(texts, st.lists(st.sampled_from(words), max_size=9), st.integers(0, 99))
     def check(text, more, seed):
         ids = hf.encode(text).ids + more
@@ -145,7 +145,7 @@ def test_broken_bytes_are_replaced_as_hugging_face_does(name, tmp_path):
     hf = make_tokenizer(name)
     ours = load(tmp_path, hf)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(st.lists(st.integers(0, hf.get_vocab_size() - 1), max_size=20), st.integers(0, 99))
     def check(ids, seed):
         assert "".join(stream(ours.vocabulary, ids, seed)) == hf.decode(ids)

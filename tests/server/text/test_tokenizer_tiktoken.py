@@ -64,7 +64,7 @@ def vocabularies(draw):
     return tokens, merges, draw(st.booleans())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(vocabularies())
 def check_vocabulary(vocabulary):
     hf = byte_level(GPT2, *vocabulary)
