@@ -67,10 +67,12 @@ def render(folder: Path, overlay: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(done.stdout) if document]
 
 
-@pytest.fixture(params=["base", "gpu"])
-def manifests(request: pytest.FixtureRequest, tmp_path: Path) -> dict[tuple[str, str], Any]:
+@pytest.fixture(scope="module", params=["base", "gpu"])
+def manifests(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Any]:
     """Return documents by kind and name, without the hash at the end of generated names."""
-    found = render(tmp_path, request.param)
+    found = render(tmp_path_factory.mktemp("manifests"), request.param)
     return {
         (document["kind"], re.sub(r"-[0-9a-z]{10}$", "", document["metadata"]["name"])): document
         for document in found

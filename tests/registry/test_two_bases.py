@@ -66,12 +66,6 @@ def test_the_configs_name_decides_between_equal_shapes(uploads, database, base, 
             assert uploads.catalog.resolve(conn, A, served.model_id[5:]) == version.ref
 
 
-def test_shapes_decide_without_a_name(uploads, database, base, deep, tmp_path):
-    uploads.catalog.bases.replace(base, deep)
-    version = upload_adapter(uploads, database, tmp_path, files=files_for(deep))
-    assert version.base_revision == deep.base_revision
-
-
 def test_an_upload_of_unclear_base_fails_and_says_what_to_name(uploads, database, base, tmp_path):
     upload = create(uploads, database, files_for(base), tmp_path)
     with pytest.raises(InvalidAdapter, match="tiny-llama, tiny-other"):

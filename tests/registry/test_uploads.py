@@ -65,11 +65,6 @@ def test_a_name_that_is_no_name_is_refused(uploads, connection, base, name):
         uploads.create_upload(connection, A, "key", name, declare(make_upload_files(base)))
 
 
-def test_the_base_models_name_is_taken(uploads, connection, base):
-    with pytest.raises(InvalidName):
-        uploads.create_upload(connection, A, "key", base.model_id, declare(make_upload_files(base)))
-
-
 @pytest.mark.parametrize(
     "names",
     [

@@ -1,6 +1,6 @@
 import importlib
 import json
-import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import alembic.command
@@ -116,13 +116,12 @@ _OLD_EVENT = {
 
 def test_several_gateways_may_migrate_at_once(make_postgres, tmp_path):
     url = make_postgres("template1")
-    spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=_migrate, args=(url, tmp_path)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    databases = [Database(url, data_dir=tmp_path) for _ in range(3)]
+    with ThreadPoolExecutor(3) as gateways:
+        for migrated in [gateways.submit(database.migrate) for database in databases]:
+            migrated.result()
+    for database in databases:
+        database.close()
 
 
 def test_a_migration_that_another_process_holds_up_is_an_error_not_a_hang(tmp_path, postgres_url):
@@ -134,12 +133,6 @@ def test_a_migration_that_another_process_holds_up_is_an_error_not_a_hang(tmp_pa
     second.migrate()
     first.close()
     second.close()
-
-
-def _migrate(url: str, folder: Path) -> None:
-    database = Database(url, data_dir=folder)
-    database.migrate()
-    database.close()
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgresql"])

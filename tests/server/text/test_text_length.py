@@ -47,6 +47,7 @@ def test_no_text_has_fewer_tokens_than_its_bytes_say(family):
     check()
 
 
+@pytest.mark.soak  # it is of Unicode, not of our code
 def test_nfc_shortens_no_text_to_less_than_a_third():
     decomposed = {c: unicodedata.normalize("NFD", c) for c in map(chr, range(0x110000))}
     composed = [c for c in decomposed if unicodedata.normalize("NFC", c) == c]
