@@ -96,13 +96,6 @@ def test_selectors_select_the_pods(manifests: dict[tuple[str, str], Any]) -> Non
     assert all(selector and selector.items() <= labels.items() for selector in selectors)
 
 
-def test_everything_is_in_one_namespace_that_is_made(
-    manifests: dict[tuple[str, str], Any],
-) -> None:
-    spaces = {d["metadata"].get("namespace") for k, d in manifests.items() if k[0] != "Namespace"}
-    assert spaces == {manifests["Namespace", "chorale"]["metadata"]["name"]}
-
-
 def test_what_a_pod_refers_to_is_there(manifests: dict[tuple[str, str], Any]) -> None:
     stateful, pod = manifests["StatefulSet", "chorale"]["spec"], pod_of(manifests)
     assert ("Service", stateful["serviceName"]) in manifests
@@ -351,11 +344,6 @@ def test_the_guide_names_metrics_that_there_are() -> None:
     assert named
     for name in named:
         assert name in known, name
-
-
-def test_the_alert_for_late_first_tokens_is_the_slo() -> None:
-    (rule,) = (rule for rule in rules() if rule["alert"] == "ChoraleFirstTokensLate")
-    assert float(rule["expr"].split()[-1]) == Settings(model="m").slo_first_token_s
 
 
 def test_the_service_level_of_first_tokens_is_a_bucket() -> None:

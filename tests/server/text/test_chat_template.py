@@ -106,12 +106,6 @@ def test_a_prompt_of_a_message_to_be_continued_is_what_transformers_makes_of_it(
     assert rendered(lambda: ours(name).render_open(chat)) == rendered(reference)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_ordinary_chat_is_rendered(name):
-    chat = [{"role": "user", "content": "hi {{ 7 * 7 }}"}]
-    assert "hi {{ 7 * 7 }}" in ours(name).render(chat)
-
-
 def test_what_a_template_refuses_is_an_error_in_its_words():
     chat = [{"role": "assistant", "content": "hi"}]
     with pytest.raises(TemplateError, match="refused these messages: Roles must go user"):
