@@ -77,11 +77,6 @@ def test_every_paragraph_is_about_a_code_that_there_is() -> None:
     assert set(paragraphs()) <= codes() - NEVER_SENT
 
 
-@pytest.mark.parametrize(("name", "limit_bytes"), [("README.md", 8192), ("ARCHITECTURE.md", 12288)])
-def test_the_first_documents_are_short(name: str, limit_bytes: int) -> None:
-    assert len((ROOT / name).read_bytes()) <= limit_bytes
-
-
 @pytest.mark.parametrize("path", docs.pages(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_file_that_a_document_names_exists(path: Path) -> None:
     pattern = (

@@ -52,8 +52,6 @@ OPTIONS = {
 }
 OFTEN = ("AdaLora", "IA3", "LoHa", "OFT", "use_dora")
 """Cases of each run: the conversion does not ask for the type."""
-# PEFT converts these types itself.
-BY_PEFT = ("C3A", "Delora", "FourierFT", "LoHa", "LoKr", "RandLora", "VBLoRA", "Vera", "WaveFT")
 
 
 def rarely(names):
@@ -149,14 +147,7 @@ def assert_converted(model_dir, base, folder, max_error):
 @pytest.mark.parametrize("name", rarely(TYPES))
 def test_every_type_becomes_a_lora_with_the_error_that_is_told(model_dir, base, tmp_path, name):
     folder = write(model_dir, tmp_path / "adapter", make_config(name, **TYPES[name]))
-    report = assert_converted(model_dir, base, folder, max_error=0.3)
-    if name not in BY_PEFT or report["rank"] > 32:  # PEFT refuses ranks above a module's size
-        return
-    model = peft.PeftModel.from_pretrained(fresh_model(model_dir), folder)
-    _, tensors = peft.convert_to_lora(model, rank=report["rank"])
-    for module, effect in merged_effects(model_dir, folder).items():
-        a, b = (tensors[f"base_model.model.{module}.lora_{x}.weight"] for x in "AB")
-        assert relative(b @ a, effect) == pytest.approx(report["errors"][module], abs=1e-4)
+    assert_converted(model_dir, base, folder, max_error=0.3)
 
 
 @pytest.mark.parametrize("option", rarely(OPTIONS))
