@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from server.version import VERSION
-from tests.server.fake_api import Api, fixed, is_one_line, make_run
+from tests.server.fake_api import is_one_line
 
 TENANT = {"tenant_id": "ten_1", "name": "acme", "status": "active", "weight": 1.0}
 SENTENCE = "There is no tenant 'nobody'."
@@ -46,18 +46,6 @@ ANSWERS = {
     ("GET", "/v1/models/json"): (200, {"id": "json"}),
     ("POST", "/v1/chat/completions"): events_of("He", "llo"),
 }
-
-
-@pytest.fixture
-def api():
-    api = Api(fixed(ANSWERS))
-    yield api
-    api.close()
-
-
-@pytest.fixture
-def run(api, monkeypatch, tmp_path):
-    return make_run(api.url, monkeypatch, tmp_path)
 
 
 def test_an_error_of_the_server_is_one_line_and_exit_1(run):
