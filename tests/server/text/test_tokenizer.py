@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import logging
 import random
 import threading
 import time
@@ -80,15 +79,12 @@ def test_ids_are_hugging_faces(family):
     check()
 
 
-def test_which_families_are_fast(family, tmp_path, caplog):
-    name, ours, hf = family
-    with caplog.at_level(logging.INFO, "server.text.tokenizer"):
-        load(tmp_path, hf)
-    assert len(caplog.messages) == 1
-    assert ("by tiktoken" in caplog.messages[0]) == (name in FAST)
+def test_which_families_are_fast(family):
+    name, ours, _ = family
+    assert (ours._tiktoken is not None) == (name in FAST)
 
 
-@pytest.mark.parametrize("unit", [" ", "a", "\n", "1", "!", "e\u0301", "日", " \n", "<|", "x "])
+@pytest.mark.parametrize("unit", [" ", "a", " \n", "e\u0301", "<|"])
 def test_a_long_run_is_tokenized_as_hugging_face_does(family, unit):
     _, ours, hf = family
     text = "x" + unit * (2 * BLANK_BLOCK // len(unit) + 7) + "x"
