@@ -62,17 +62,8 @@ def failing(uploads, storage):
 
 
 @pytest.fixture
-def send(uploads, database, tmp_path, base):
-    """A function that creates an upload, sends its files and returns it, ready to be completed."""
-
-    def send(files=None, **options):
-        files = files or sound_files(base)
-        with database.begin() as conn:
-            upload = uploads.create_upload(conn, A, "key-1", "pirate", declare(files), **options)
-            send_all(uploads, conn, upload, files, tmp_path)
-        return upload
-
-    return send
+def send(open_upload):
+    return open_upload
 
 
 def sound_files(base, **changes):
