@@ -26,6 +26,9 @@ from tests.registry.factories import (
     upload_adapter,
 )
 
+# Other tests run the same statements on PostgreSQL.
+pytestmark = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+
 A = "tenant-a"
 
 

