@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from bench.tokenizer_families import FAMILIES, SPACE, make_tokenizer
 from server.text.tiktoken_encoding import BLANK_BLOCK
-from server.text.tokenizer import Detokenizer, TemplateError, Tokenizer, UnsupportedTokenizer
+from server.text.tokenizer import Detokenizer, Tokenizer, UnsupportedTokenizer
 
 DEMO = Path(__file__).parents[3] / "demo" / "model"
 FAST = {"demo", "llama3", "qwen2"}
@@ -50,11 +50,6 @@ def family(request, tmp_path_factory):
     else:
         hf = make_tokenizer(request.param)
     return request.param, load(tmp_path_factory.mktemp("model"), hf), hf
-
-
-@pytest.fixture(scope="module")
-def demo():
-    return Tokenizer(DEMO)
 
 
 def load(folder, hf, **configs):
@@ -242,18 +237,7 @@ def test_every_id_that_ends_an_answer_is_found(
     assert ours.eos_token_ids == expected
 
 
-# ---- chats, and folders that are refused ----
-
-
-def test_a_chat_is_rendered_by_the_models_own_template(demo):
-    prompt = demo.render([{"role": "user", "content": "hi {{ 7 * 7 }}"}])
-    assert "hi {{ 7 * 7 }}" in prompt
-    assert prompt.endswith("<|assistant|>")
-
-
-def test_a_model_without_a_template_says_so(tmp_path):
-    with pytest.raises(TemplateError, match="/v1/completions"):
-        load(tmp_path, make_tokenizer("llama2")).render([{"role": "user", "content": "hi"}])
+# ---- folders that are refused ----
 
 
 def test_a_template_that_does_not_parse_is_refused_at_the_start(tmp_path):
