@@ -10,12 +10,10 @@ import subprocess
 import tomllib
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sa
-import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -78,11 +76,6 @@ def settle(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> Sett
 # ---- every file ----
 
 
-@pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.yaml")), ids=lambda path: path.name)
-def test_yaml_is_yaml_without_a_key_twice(path: Path) -> None:
-    assert [document for document in yaml.load_all(path.read_text(), _StrictLoader) if document]
-
-
 def test_every_variable_of_chorale_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     named = {
         name for text in texts().values() for name in re.findall(r"\bCHORALE_[A-Z0-9_]+", text)
@@ -101,15 +94,6 @@ def test_every_command_and_flag_of_chorale_exists() -> None:
     checked = [path for path, text in texts().items() if "chorale " in text]
     assert len(checked) > 5
     assert [fault for path in checked for fault in check_commands(path.read_text())] == []
-
-
-def test_every_file_that_the_guide_names_exists() -> None:
-    named = re.findall(r"\b((?:deploy|bench|tests|server)/[\w./-]+\w)", guide())
-    assert len(named) > 10
-    # Files that an operator makes from an example beside them.
-    ignored = {f"deploy/{line}" for line in (DEPLOY / ".gitignore").read_text().splitlines()}
-    for path in set(named) - ignored:
-        assert (ROOT / path).exists(), path
 
 
 def test_every_setting_and_limit_that_the_guide_names_is_what_it_says() -> None:
@@ -205,13 +189,6 @@ def test_a_machine_speaks_to_services_that_are_there(
     assert machine["depends_on"].keys() == {database.host, "redis", endpoint.hostname}
 
 
-def test_what_is_waited_for_has_a_health_check(compose: Compose) -> None:
-    for service in compose.services.values():
-        for name, how in service.get("depends_on", {}).items():
-            assert how == {"condition": "service_healthy"}
-            assert compose.services[name]["healthcheck"]["test"][0] == "CMD"
-
-
 def test_a_machine_is_healthy_when_it_is_ready_and_alive_when_it_answers(
     compose: Compose,
 ) -> None:
@@ -227,17 +204,6 @@ def test_only_the_balancer_can_be_reached_from_outside(compose: Compose) -> None
     assert [name for name, service in compose.services.items() if "ports" in service] == [
         "balancer"
     ]
-
-
-def test_named_volumes_are_declared_and_used(compose: Compose) -> None:
-    mounts = [m for service in compose.services.values() for m in service.get("volumes", ())]
-    sources = {mount.partition(":")[0] for mount in mounts}
-    assert {source for source in sources if not source.startswith((".", "/", "ab"))} == set(
-        compose.document["volumes"]
-    )
-    for source in sources:
-        if source.startswith("."):
-            assert (DEPLOY / source).exists()
 
 
 # ---- systemd ----
@@ -396,20 +362,6 @@ def test_the_image_runs_as_nobody_in_particular_and_stops_by_sigterm() -> None:
 
 
 # ---- helpers ----
-
-
-class _StrictLoader(yaml.SafeLoader):
-    pass
-
-
-def _construct_mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    keys = [key.value for key, _ in node.value]
-    assert len(set(keys)) == len(keys), f"a key twice: {node.start_mark}"
-    loader.flatten_mapping(node)
-    return dict(loader.construct_pairs(node, deep=True))
-
-
-_StrictLoader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
 def _allowed_in_context() -> list[str]:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from prometheus_client import Counter
 from pydantic import Field
 
 from server.api.deps import InferenceKey
@@ -50,26 +49,6 @@ def test_a_new_setting_is_shown_with_its_limits_and_its_comment() -> None:
         "| `angels` | list of str | empty |  | Who they are of those that sing. (none) |\n" in page
     )
     assert "| `port` | int, at least 0, at most 65535 | `8000` | `--port` |" in page
-
-
-def test_a_default_that_depends_on_the_machine_is_shown_in_words() -> None:
-    page = reference.pages()["settings.md"]
-    [line] = [line for line in page.splitlines() if line.startswith("| `threads` |")]
-    assert "| int, at least 1 | derived at start | `--threads` |" in line
-
-
-def test_a_new_metric_is_shown_with_its_labels() -> None:
-    metrics = reference.make_metrics()
-    metrics.angels = Counter("chorale_angels", "Seen", ["choir"], registry=metrics._registry)
-    page = reference.pages(metrics=metrics)["metrics.md"]
-    assert "| `chorale_angels_total` | counter | `choir` | Seen |\n" in page
-    assert "| `chorale_running` | gauge | `engine`, `base` |" in page
-
-
-def test_commands_and_dependencies_are_shown() -> None:
-    pages = reference.pages()
-    assert "| `chorale adapters push` | Upload an adapter" in pages["commands.md"]
-    assert "| `s3` | `boto3` | `>=" in pages["dependencies.md"]
 
 
 def test_the_check_fails_where_a_page_differs(

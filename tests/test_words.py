@@ -27,29 +27,6 @@ class Seat:
 '''
 
 
-def test_docstrings_of_modules_constants_classes_attributes_and_functions_are_read() -> None:
-    found = dict(words.docstrings(PROGRAM))
-    assert found == {
-        1: "A module.",
-        4: "Of one tenant.",
-        8: "That one holds.",
-        11: "Its holder.",
-        14: "Give it back.",
-    }
-
-
-@pytest.mark.parametrize("text", ["Of one tenant.", "`that` one", "\n    Its holder.", "None: no"])
-def test_a_preposition_or_a_pronoun_opens_a_fragment(text: str) -> None:
-    assert words.is_fragment(text)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "Seats of one tenant.", "Whether it holds.", "Offers a seat."]
-)
-def test_a_noun_or_a_verb_opens_a_sentence(text: str) -> None:
-    assert not words.is_fragment(text)
-
-
 def test_a_fragment_in_a_file_under_version_control_fails_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,17 @@ from registry.tables import metadata
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.work_dir import WorkDir
-from tests.registry.factories import Clock, InProcessValidator, make_base
+from tests.registry.factories import (
+    Clock,
+    InProcessValidator,
+    declare,
+    encode,
+    make_adapter,
+    make_base,
+    make_config,
+    make_files,
+    send_all,
+)
 from tests.registry.publishing import publish
 from tests.signed_s3 import signed_s3
 
@@ -132,3 +142,26 @@ def make_version(catalog, database):
             return publish(at, conn, tenant_id, name, **options)
 
     return make
+
+
+@pytest.fixture
+def open_upload(uploads, database, base, tmp_path):
+    """A function that creates an upload and sends all its bytes.
+
+    files: those of a sound adapter, whose weights have the seed, if none are given.
+    create: makes another upload than one of an adapter, of a connection and the declared files.
+    """
+
+    def open_upload(files=None, *, seed=1, create=None, name="pirate", **options):
+        files = files or make_files(make_config(), encode(make_adapter(base, seed=seed)))
+        with database.begin() as conn:
+            if create is not None:
+                upload = create(conn, "tenant-a", "key-1", declare(files))
+            else:
+                upload = uploads.create_upload(
+                    conn, "tenant-a", "key-1", name, declare(files), **options
+                )
+            send_all(uploads, conn, upload, files, tmp_path)
+        return upload
+
+    return open_upload

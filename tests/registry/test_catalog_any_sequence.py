@@ -326,7 +326,7 @@ def run(steps):
         both.engine.dispose()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(steps=st.lists(step, min_size=15, max_size=25))
 def test_any_sequence_gives_the_answers_of_the_model(steps):
     run(steps)

@@ -70,7 +70,7 @@ def test_the_script_comes_to_what_it_should(undisturbed):
 
 @pytest.mark.parametrize(
     "stride",
-    [31, pytest.param(1, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])],
+    [61, pytest.param(1, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])],
     ids=["some", "all"],
 )
 def test_killed_at_any_step_nothing_is_lost_and_going_on_comes_to_the_same(

@@ -6,7 +6,6 @@ A failure names its mutant's number: `mutant(number)` makes the two files again.
 import hashlib
 import io
 import json
-import random
 import re
 import signal
 from collections import Counter
@@ -21,11 +20,8 @@ from lora.packed import PackedForm, read_header
 from lora.packing import pack
 from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter, TooLarge
-from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE, lora_names, write_canonical
-from registry.ref import AdapterRef
+from registry.peft_format import lora_names, write_canonical
 from registry.validate import AdapterLimits, check_adapter
-from registry.validator import Validator
 from tests.lora.factories import FORM, SHAPE
 from tests.registry.mutants import mutant
 
@@ -161,52 +157,15 @@ def fuzz(base, numbers, folder):
 
 
 def test_every_mutant_is_served_or_refused_by_name(base, tmp_path):
-    ends = fuzz(base, range(2000), tmp_path)
+    ends = fuzz(base, range(400), tmp_path)
     # The mutants would prove little if all were refused or all had the same outcome.
-    assert ends["accepted"] > 200
+    assert ends["accepted"] > 40
     assert len(ends) > 15
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_every_one_of_a_hundred_thousand_mutants_is_served_or_refused_by_name(base, tmp_path):
-    ends = fuzz(base, range(2000, 102_000), tmp_path)
+    ends = fuzz(base, range(400, 100_400), tmp_path)
     assert ends["accepted"] > 10_000
     print(ends.most_common())  # noqa: T201
-
-
-def test_a_process_of_its_own_comes_to_the_same_end(base, tmp_path):
-    validator = Validator(LIMITS)
-    for number in range(24):
-        for name, data in zip((CONFIG_FILE, WEIGHTS_FILE), mutant(number), strict=True):
-            (tmp_path / name).write_bytes(data)
-        end, checked = outcome(base, number)
-        expected = str(end) if checked is None else hashlib.sha256(end).hexdigest()
-        try:
-            files = tmp_path / CONFIG_FILE, tmp_path / WEIGHTS_FILE
-            found = validator.check([base], "a", *files).digest
-        except (InvalidAdapter, TooLarge) as error:
-            found = str(error)
-        assert found == expected, f"mutant({number})"
-
-
-def test_what_is_accepted_runs_in_an_engine(base, model_dir, tmp_path):
-    fakes = pytest.importorskip("tests.engine.fakes")
-    objects = {}
-    core = pytest.importorskip("tests.engine.real_core").build_core(
-        model_dir, tmp_path / "engine", objects
-    )
-    accepted = [n for n in range(200) if outcome(base, n)[1] is not None][:24]
-    prompt = [5, 7, 8, *random.Random(1).sample(range(1, 250), 9)]
-    for number in accepted:
-        data, checked = outcome(base, number)
-        digest = hashlib.sha256(data).hexdigest()
-        objects[digest] = data
-        ref = AdapterRef(f"m{number}", 1, digest, f"k/{digest}", checked.passport.rank, len(data))
-        request = fakes.make_message(f"r{number}", prompt=prompt, max_tokens=3, adapter=ref)
-        core.handle("gw", request)
-        outputs = []
-        for _ in range(50):
-            outputs += [o for _, message in core.step() for o in message.outputs]
-        assert outputs[-1].finish_reason in ("length", "stop"), f"mutant({number})"
-        assert fakes.tokens_of(outputs), f"mutant({number})"

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -180,6 +181,15 @@ def test_the_canonical_object_holds_the_same_tensors_and_the_effect_of_every_mod
     assert info.size_bytes == len(raw)
     found = {n: (t.dtype, t.shape, raw[t.start : t.end]) for n, t in adapter.tensors.items()}
     assert found == tensors
+
+
+def test_safetensors_reads_the_canonical_object():
+    tensors = make_pair("a") | make_pair("b", rank=3, dtype="F16")
+    raw, _ = make_canonical(tensors, {"a": ModuleScale(2, 0.5), "b": ModuleScale(3, 0.5)})
+    found = safetensors.numpy.load(raw)
+    assert {name: array.tobytes() for name, array in found.items()} == {
+        name: tensor[2] for name, tensor in tensors.items()
+    }
 
 
 def test_the_canonical_data_is_aligned_to_eight_bytes():

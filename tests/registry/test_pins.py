@@ -140,7 +140,7 @@ def three_versions():
 acts = st.lists(st.tuples(st.sampled_from(["pin", "unpin", 1, 2, 3, None]), st.integers(1, 9)))
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(acts)
 def test_intervals_say_at_every_moment_which_version_was_pinned(three_versions, acts):
     """An act that is a number, or None, moves `latest` to that version, or removes it."""

@@ -14,6 +14,9 @@ from registry.uploads import Uploads
 from registry.work_dir import WorkDir
 from tests.registry.factories import keys, upload_adapter
 
+# Other tests run the same statements on PostgreSQL.
+pytestmark = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+
 A = "tenant-a"
 
 

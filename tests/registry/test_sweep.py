@@ -14,13 +14,7 @@ from registry.upload_build import build_upload
 from registry.upload_proof import finish_proof
 from tests.registry.factories import (
     complete_and_prove,
-    declare,
-    encode,
     keys,
-    make_adapter,
-    make_config,
-    make_files,
-    send_all,
     upload_adapter,
 )
 
@@ -32,18 +26,6 @@ def clock(clock):
     """A clock two hours ahead of the files' times: every object is past its grace period."""
     clock.now_s = time.time() + 2 * 3600
     return clock
-
-
-@pytest.fixture
-def open_upload(uploads, database, base, tmp_path):
-    def open_upload(**options):
-        files = make_files(make_config(), encode(make_adapter(base)))
-        with database.begin() as conn:
-            upload = uploads.create_upload(conn, A, "key-1", "pirate", declare(files), **options)
-            send_all(uploads, conn, upload, files, tmp_path)
-        return upload
-
-    return open_upload
 
 
 def put(storage, tmp_path, key):

@@ -18,35 +18,11 @@ from registry.upload_build import build_upload
 from registry.upload_proof import claim_proofs, finish_proof, renew_claim
 from tests.registry.factories import (
     complete_and_prove,
-    declare,
-    encode,
     keys,
-    make_adapter,
-    make_config,
-    make_files,
-    send_all,
 )
 
 A = "tenant-a"
 PASSED = Proof(verdict="passed", max_effect=2.5, num_tokens=64, device_bytes=4096)
-
-
-@pytest.fixture
-def open_upload(uploads, database, base, tmp_path):
-    """A function that creates an upload and sends all its bytes. seed: the seed of its weights."""
-
-    def open_upload(seed=1, create=None, **options):
-        files = make_files(make_config(), encode(make_adapter(base, seed=seed)))
-        with database.begin() as conn:
-            if create is not None:
-                upload = create(conn, A, "key-1", declare(files))
-            else:
-                name = options.pop("name", "pirate")
-                upload = uploads.create_upload(conn, A, "key-1", name, declare(files), **options)
-            send_all(uploads, conn, upload, files, tmp_path)
-        return upload
-
-    return open_upload
 
 
 @pytest.fixture

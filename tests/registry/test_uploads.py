@@ -1,3 +1,4 @@
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -63,11 +64,6 @@ def upload(uploads, connection, base):
 def test_a_name_that_is_no_name_is_refused(uploads, connection, base, name):
     with pytest.raises(InvalidName):
         uploads.create_upload(connection, A, "key", name, declare(make_upload_files(base)))
-
-
-def test_the_base_models_name_is_taken(uploads, connection, base):
-    with pytest.raises(InvalidName):
-        uploads.create_upload(connection, A, "key", base.model_id, declare(make_upload_files(base)))
 
 
 @pytest.mark.parametrize(
@@ -408,6 +404,17 @@ def test_two_senders_of_one_part_are_both_right(base, database, clock, tmp_path,
         slower = Uploads(Catalog(BaseModels(base), clock), RacingStorage(), clock=clock)
         received = send_part(slower, conn, upload, CONFIG_FILE, 0, make_config(), tmp_path)
     assert received == len(make_config())
+
+
+def test_concurrent_uploads_of_one_name_get_numbers_of_their_own(uploads, database, base, tmp_path):
+    def push(seed):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        return upload_adapter(uploads, database, folder, files=seeded(base, seed))
+
+    with ThreadPoolExecutor(3) as pool:
+        versions = list(pool.map(push, range(3)))
+    assert sorted(version.version for version in versions) == [1, 2, 3]
 
 
 # Tables

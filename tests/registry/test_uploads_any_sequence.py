@@ -317,8 +317,8 @@ def run(both, step):
     both.check()
 
 
-@settings(max_examples=70, deadline=None)
-@given(sequence=st.lists(steps, max_size=40))
+@settings(max_examples=25, deadline=None)
+@given(sequence=st.lists(steps, min_size=15, max_size=30))
 def test_any_sequence_leaves_what_the_model_says(tmp_path_factory, sequence):
     both = Both(tmp_path_factory.mktemp("work"))
     run(both, ("create", "first"))

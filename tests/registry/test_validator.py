@@ -2,19 +2,17 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from registry.errors import InvalidAdapter, TooLarge, ValidatorUnavailable
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
-from registry.peft_format import WEIGHTS_FILE, lora_names
+from registry.peft_format import WEIGHTS_FILE
 from registry.validate import AdapterLimits, validate_adapter
 from registry.validator import Validator, ValidatorLimits
 from tests.registry.factories import (
@@ -273,51 +271,3 @@ def test_who_waits_for_a_turn_gets_it_when_one_ends(base, files, tmp_path):
     for thread in threads:
         thread.join()
     assert held.reasons == ["it did not start"] * 3
-
-
-CHECK_A_LARGE_ONE = """
-import json, resource, sys
-from pathlib import Path
-from registry.base_model import BaseModel
-from registry.validate import AdapterLimits
-from registry.validator import Validator
-
-folder = Path(sys.argv[1])
-modules = {name: (8192, 28672) for name in json.loads(sys.argv[2])}
-base = BaseModel("large", folder, {"vocab_size": 7}, modules, "base-1")
-files = [folder / "adapter_config.json", folder / "adapter_model.safetensors"]
-validated = Validator(AdapterLimits()).check([base], "a", *files, folder / "object")
-# What getrusage says of this process may be the peak of the one that started it.
-status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-ours = int(status["VmHWM"].split()[0]) << 10
-its = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
-print(json.dumps([validated.size_bytes, ours, its, validated.passport["seconds"]]))
-"""
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_two_gigabytes_are_checked_in_two_hundred_megabytes(tmp_path):
-    if shutil.disk_usage(tmp_path).free < 10 << 30:
-        pytest.skip("needs 10 GB of disk")
-    names = [f"model.layers.{layer}.mlp.up_proj" for layer in range(112)]
-    (tmp_path / CONFIG_FILE).write_bytes(make_config(r=256, target_modules=["up_proj"]))
-    block = np.random.default_rng(1).normal(size=(256, 2048)).astype("<f2").tobytes()
-    with (tmp_path / WEIGHTS_FILE).open("wb") as file:
-        header, position = {}, 0
-        for name in names:
-            for tensor, shape in zip(lora_names(name), ([256, 8192], [28672, 256]), strict=True):
-                end = position + 2 * shape[0] * shape[1]
-                header[tensor] = {"dtype": "F16", "shape": shape, "data_offsets": [position, end]}
-                position = end
-        file.write(encode_header(header))
-        for _ in range(position // len(block)):
-            file.write(block)
-    command = [sys.executable, "-c", CHECK_A_LARGE_ONE, str(tmp_path), json.dumps(names)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    for path in (tmp_path / WEIGHTS_FILE, tmp_path / "object"):
-        path.unlink()
-    size_bytes, ours, its, seconds = json.loads(done.stdout)
-    print(f"{size_bytes:,} bytes, peaks {ours:,} and {its:,}, {seconds}")  # noqa: T201
-    assert size_bytes > 2_000_000_000
-    assert max(ours, its) < 200_000_000

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from server.version import VERSION
-from tests.server.fake_api import Api, fixed, is_one_line, make_run
+from tests.server.fake_api import is_one_line
 
 TENANT = {"tenant_id": "ten_1", "name": "acme", "status": "active", "weight": 1.0}
 SENTENCE = "There is no tenant 'nobody'."
@@ -38,7 +38,6 @@ ANSWERS = {
     ("GET", "/admin/v1/tenants"): list_of(TENANT),
     ("POST", "/admin/v1/tenants"): (201, TENANT),
     ("GET", "/admin/v1/tenants/nobody"): (404, {"error": {"message": SENTENCE, "code": "x"}}),
-    ("POST", "/admin/v1/tenants/acme/keys"): (201, {"key_id": "k1", "api_key": "sk-secret"}),
     ("GET", "/admin/v1/tenants/acme/keys"): list_of({"key_id": "k1", "revoked_at": 5}),
     ("GET", "/admin/v1/usage"): list_of(used("tenant", "ten_1", 1), used("tenant", "ten_2", 2)),
     ("GET", "/v1/usage"): list_of(used("model", "json", 12345)),
@@ -46,18 +45,6 @@ ANSWERS = {
     ("GET", "/v1/models/json"): (200, {"id": "json"}),
     ("POST", "/v1/chat/completions"): events_of("He", "llo"),
 }
-
-
-@pytest.fixture
-def api():
-    api = Api(fixed(ANSWERS))
-    yield api
-    api.close()
-
-
-@pytest.fixture
-def run(api, monkeypatch, tmp_path):
-    return make_run(api.url, monkeypatch, tmp_path)
 
 
 def test_an_error_of_the_server_is_one_line_and_exit_1(run):
@@ -171,12 +158,6 @@ def test_limits_on_base_models_are_a_table(run, api, monkeypatch):
 @pytest.mark.parametrize("given", ["prompt=0.0005", "prompt=NaN", "prompt", "nope=1"])
 def test_a_price_that_is_not_whole_nano_dollars_is_not_sent(run, api, given):
     assert (run("prices", "add", given).exit_code, api.asked()) == (2, [])
-
-
-def test_a_new_key_is_all_that_stands_on_stdout(run):
-    result = run("keys", "create", "acme", "--name", "ci")
-    assert result.stdout == "sk-secret\n"
-    assert "only this once" in result.stderr
 
 
 def test_an_export_goes_to_stdout_or_to_a_file_as_it_came(run, api, tmp_path):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.server.fake_api import Api, fixed, is_one_line, make_run
+from tests.server.fake_api import is_one_line
 from tests.server.fake_uploads import version_of
 
 PIN = {
@@ -73,17 +73,8 @@ ANSWERS = {
 }
 
 
-@pytest.fixture(scope="module")
-def api():
-    api = Api(fixed(ANSWERS))
-    yield api
-    api.close()
-
-
 @pytest.fixture
-def run(api, monkeypatch, tmp_path):
-    api.requests.clear()
-    run = make_run(api.url, monkeypatch, tmp_path)
+def run(run):
     return lambda *arguments: run("adapters", *arguments)
 
 

@@ -8,11 +8,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from server.billing.audit.report import CheckResult, Report
 from server.cli.figures import NAMES
 from server.cli.main import app
 from server.launch.secrets import Secrets
-from tests.server.factories import NOW_MS
 from tests.server.fake_api import Api
 from tests.server.in_process import ADMIN_KEY, DEMO, InProcess
 
@@ -76,16 +74,6 @@ def test_a_gateway_that_serves_is_well_and_a_token_comes(run, product, url, monk
     exit_code, rows, result = run(*settings, "--url", url)
     assert (exit_code, rows["request"]["verdict"]) == (1, "wrong")
     assert "sk-wrong" not in result.output
-
-
-def test_what_the_gateway_itself_finds_wrong_is_named(run, product, url, monkeypatch):
-    monkeypatch.setenv("CHORALE_ADMIN_KEY", ADMIN_KEY)
-    Secrets.load(product.gateway.settings.data_dir)
-    product.gateway.auditor.last = Report(NOW_MS, checks={"accounts": CheckResult(9, 3, [])})
-    exit_code, rows, _ = run("--model", DEMO, "--model-name", "base", "--url", url)
-    assert (exit_code, rows["problems"]["verdict"]) == (1, "wrong")
-    assert rows["problems"]["found"] == "Differences that the last audit found: 3."
-    assert "chorale audit" in rows["problems"]["do"]
 
 
 def test_the_gateway_has_every_metric_that_the_commands_read(product):

@@ -5,7 +5,7 @@ import pytest
 import sqlalchemy as sa
 
 from registry.tables import audit_log
-from tests.server.fake_api import Api, fixed, is_one_line, make_run
+from tests.server.fake_api import is_one_line
 
 NEW = {"key_id": "k2", "api_key": "sk-secret"}
 KEY = {"key_id": "k1", "revoked_at": 5, "last_used_at": 1_795_444_744, "expires_at": None}
@@ -21,18 +21,6 @@ ANSWERS = {
         ("DELETE", "", {"ended": ["k1", "k2"]}),
     )
 }
-
-
-@pytest.fixture
-def api():
-    api = Api(fixed(ANSWERS))
-    yield api
-    api.close()
-
-
-@pytest.fixture
-def run(api, monkeypatch, tmp_path):
-    return make_run(api.url, monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(

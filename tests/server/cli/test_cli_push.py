@@ -3,7 +3,7 @@ import json
 import pytest
 
 from server.client.files import CONFIG_FILE, WEIGHTS_FILE
-from tests.server.fake_api import Api, is_one_line, make_run
+from tests.server.fake_api import Api, is_one_line
 from tests.server.fake_uploads import FakeUploads, make_adapter, refusal
 
 
@@ -20,8 +20,7 @@ def api(server):
 
 
 @pytest.fixture
-def run(api, monkeypatch, tmp_path):
-    run = make_run(api.url, monkeypatch, tmp_path)
+def run(run):
     return lambda *arguments: run("adapters", *arguments)
 
 

@@ -2,8 +2,6 @@ import json
 
 import pytest
 
-from tests.server.fake_api import Api, fixed, make_run
-
 MODEL = {"first_token_timeout_s": None, "weight": None, "min_mean_logprob": None}
 ROUTE = {
     "id": "cheap",
@@ -20,18 +18,6 @@ ANSWERS = {
         ("DELETE", "/cheap", {"id": "cheap", "deleted": True}),
     )
 }
-
-
-@pytest.fixture
-def api():
-    api = Api(fixed(ANSWERS))
-    yield api
-    api.close()
-
-
-@pytest.fixture
-def run(api, monkeypatch, tmp_path):
-    return make_run(api.url, monkeypatch, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -9,34 +9,41 @@ import stat
 import subprocess
 import sys
 import time
+from importlib.resources import files
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
-import demo
 from bench.ports import free_port
+from server.cli import demo as command
+from server.cli.main import app
+from server.cli.serve import load
+from server.cli.terminal import CommandFailed
 
 START_TIMEOUT_S = 60.0
+DEMO = files("demo")
 # First words of the lines that are not indented; URLs, commands and the program are indented.
 OWN_LINES = ["The", "Starting", "Ready", "In", "In", "In", "In", "For", "Ctrl-C", "Stopping;"]
 
 
 @contextlib.contextmanager
-def demo_running(data_dir, port, *more):
+def demo_running(data_dir, port):
     """Run the demo; yield its process and the content of demo.json, and send Ctrl-C at the end."""
     announced, log = data_dir / "demo.json", data_dir.with_suffix(".log")
-    before = announced.stat().st_mtime_ns if announced.exists() else None
-    command = (sys.executable, "-m", "server.cli.main", "demo")
-    options = ("--data-dir", str(data_dir), "--port", str(port), *more)
+    options = ("--data-dir", str(data_dir), "--port", str(port))
     # HOME is set since unfinished pushes are remembered there.
     environment = {**os.environ, "CHORALE_THREADS": "1", "HOME": str(data_dir.parent)}
     with (
         log.open("w") as output,
-        subprocess.Popen((*command, *options), env=environment, stdout=output, stderr=output) as p,
-    ):
+        subprocess.Popen(
+            (sys.executable, "-m", "server.cli.main", "demo", *options),
+            env=environment, stdout=output, stderr=output,
+        ) as p,
+    ):  # fmt: skip
         try:
             deadline = time.monotonic() + START_TIMEOUT_S
-            while not announced.exists() or announced.stat().st_mtime_ns == before:
+            while not announced.exists():
                 assert p.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.05)
@@ -76,11 +83,13 @@ def test_the_demo_answers_in_every_voice_and_comes_back_with_the_same_keys(tmp_p
             answers += [ask(first, tenant, adapter) for adapter in tenant["adapters"]]
         # Without a tool, agent answers like the base.
         assert len(set(answers)) == 5
+        # A later start finds what the first one has made, as long as the server knows it.
+        settings = load({"model": "any", "model_name": first["model"], "data_dir": data_dir,
+                         "port": port})  # fmt: skip
+        assert command._provision(settings, DEMO / "adapters") == first
+        without = command._provision(settings, None)["tenants"]
+        assert without == [{**tenant, "adapters": []} for tenant in first["tenants"]]
     assert process.returncode == 0
-
-    with demo_running(data_dir, port) as (process, second):
-        assert second == first
-        assert ask(second, second["tenants"][0], "json") == answers[1]
     log = data_dir.with_suffix(".log").read_text()
     assert [line.split()[0] for line in log.splitlines() if line[:1].strip()] == OWN_LINES
     requests = (data_dir / "logs" / "gateway.log").read_text()
@@ -96,22 +105,29 @@ def test_the_demo_answers_in_every_voice_and_comes_back_with_the_same_keys(tmp_p
         httpx.get(first["base_url"], trust_env=False)
 
 
-def test_another_model_is_served_to_both_tenants_without_adapters(tmp_path):
-    model = ("--model", f"{demo.__path__[0]}/model")
-    with demo_running(tmp_path / "data", free_port(), *model) as (_, made):
-        assert [made["model"], *(t["adapters"] for t in made["tenants"])] == ["model", [], []]
-        assert ask(made, made["tenants"][1], "model")
-    log = (tmp_path / "data.log").read_text()
-    assert log.count('{"model": "model", ') == 2
-    assert 'model, messages = "model"' in log
+def test_another_model_is_served_under_the_name_of_its_folder(monkeypatch):
+    seen = []
+
+    def stop(settings, logs):
+        seen.append(settings)
+        raise CommandFailed("seen")
+
+    monkeypatch.setattr(command, "start_serving", stop)
+    CliRunner().invoke(app, ["demo", "--model", str(DEMO / "model")])
+    assert [(it.model, it.model_name) for it in seen] == [(str(DEMO / "model"), "model")]
+
+
+def test_without_adapters_the_requests_to_paste_name_the_model_itself(capsys):
+    tenants = [{"name": name, "api_key": f"sk-{name}", "adapters": []} for name in ("a", "b")]
+    command._show_what_to_paste({"base_url": "http://here", "model": "m", "tenants": tenants})
+    said = capsys.readouterr().out
+    assert said.count('{"model": "m", ') == 2
+    assert 'model, messages = "m"' in said
 
 
 def test_a_port_that_is_taken_is_the_last_line(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command = (sys.executable, "-m", "server.cli.main", "demo", "--port", port)
-        ended = subprocess.run(
-            (*command, "--data-dir", str(tmp_path)), capture_output=True, text=True
-        )
-    assert (ended.returncode, ended.stdout) == (1, "")
+        ended = CliRunner().invoke(app, ["demo", "--port", port, "--data-dir", str(tmp_path)])
+    assert (ended.exit_code, ended.stdout) == (1, "")
     assert ended.stderr.splitlines()[-1].startswith(f"Error: Cannot listen on 127.0.0.1:{port}")

@@ -65,14 +65,6 @@ def share(acme: User, globex: User, name: str) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_key_without_the_scope_is_told_which(acme: User, signed_in: SignIn, path: str) -> None:
-    make_versions(acme)
-    answer = signed_in(limited(acme, ["adapters:write"])).get(path)
-    assert answer.status_code == 403
-    assert "adapters:read" in answer.text
-
-
-@pytest.mark.parametrize("path", PAGES)
 def test_forms_appear_only_for_a_key_that_may_write(
     acme: User, globex: User, signed_in: SignIn, path: str
 ) -> None:

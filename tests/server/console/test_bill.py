@@ -137,12 +137,3 @@ def test_another_tenants_statement_is_not_found(
     pay(acme, "3")
     other = product.user(f"not-{acme.name}")
     assert signed_in(other).get(f"/console/bill/{issue(acme).period}").status_code == 404
-
-
-def test_the_bill_needs_the_scope_usage_read(acme: User, signed_in: SignIn) -> None:
-    made = acme.call("POST", "/v1/keys", {"scopes": ["inference"]}).json()
-    visitor = signed_in(User(acme.product, acme.tenant_id, acme.name, made["api_key"]))
-    for path in ("", "/2021-01", "/2021-01/statement.json", "/export"):
-        answer = visitor.get(f"/console/bill{path}")
-        assert answer.status_code == 403
-        assert "usage:read" in answer.text

@@ -114,10 +114,3 @@ def test_another_tenants_key_is_not_found(
     answer = signed_in(acme).get(path.format(id_of(other)))
     assert answer.status_code == 404
     assert "There is no API key" in answer.text
-
-
-def test_the_page_of_a_key_needs_the_scope_admin(acme: User, signed_in: SignIn) -> None:
-    few = with_new_key(acme)
-    answer = signed_in(few).get(f"/console/keys/{id_of(few)}")
-    assert answer.status_code == 403
-    assert "admin" in answer.text

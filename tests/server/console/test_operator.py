@@ -207,17 +207,6 @@ def test_forms_of_a_tenant_make_calls_that_the_api_has(
     assert is_route(product, "POST", f"{path}/resume")
 
 
-def test_the_form_of_limits_has_exactly_what_the_api_takes(operator: Visitor, acme: User) -> None:
-    page = operator.get(f"{HOME}/tenants/{acme.tenant_id}").text
-    form = re.search(r'data-method="PATCH".*?</form>', page, re.DOTALL)[0]
-    names = re.findall(r'name="(\w+)"', form)
-    fields = {name: 1 for name in names} | {"plan": "standard"}
-    path = f"/admin/v1/tenants/{acme.tenant_id}"
-    answer = operator.call("PATCH", path, csrf_token(operator.token), fields)
-    assert answer.status_code == 200, answer.text
-    assert {name: answer.json()[name] for name in names} == fields
-
-
 # ---- slow requests ----
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from server.api.openai import ChatRequest
 from tests.server.console.browsing import Visitor
-from tests.server.in_process import InProcess, User
+from tests.server.in_process import User
 
 SignIn = Callable[[User], Visitor]
 
@@ -27,12 +27,3 @@ def test_what_may_be_kept_in_the_address_is_no_text(acme: User, signed_in: SignI
     assert all(
         re.search(r'type="(number|checkbox)"', it) or it.startswith("<select") for it in kept
     )
-
-
-def test_a_key_that_may_not_ask_is_told_the_scope(product: InProcess, acme: User) -> None:
-    made = acme.call("POST", "/v1/keys", {"name": "few", "scopes": ["usage:read"]}).json()
-    visitor = Visitor(product)
-    visitor.sign_in(made["api_key"])
-    answer = visitor.get("/console/playground")
-    assert answer.status_code == 403
-    assert "inference" in answer.text

@@ -97,13 +97,21 @@ def test_a_key_begins_at_a_page_that_it_may_see(
     assert Visitor(product).sign_in(made["api_key"]).headers["location"] == home
 
 
-def test_a_page_without_its_scope_names_the_scope(product: InProcess, acme: User) -> None:
-    made = acme.call("POST", "/v1/keys", {"name": "few", "scopes": ["inference"]}).json()
-    visitor = Visitor(product)
-    visitor.sign_in(made["api_key"])
-    answer = visitor.get("/console")
-    assert answer.status_code == 403
-    assert "usage:read" in answer.text
+def test_a_page_without_its_scope_names_the_scope(acme: User, signed_in: SignIn) -> None:
+    made = acme.call("POST", "/v1/keys", {"name": "few", "scopes": ["adapters:write"]}).json()
+    visitor = signed_in(User(acme.product, acme.tenant_id, acme.name, made["api_key"]))
+    statement = "/console/bill/2021-01"
+    for scope, pages in {
+        "usage:read": ("/console", "/console/bill", statement, f"{statement}/statement.json",
+                       "/console/bill/export"),
+        "adapters:read": ("/console/adapters", "/console/adapters/pirate", "/console/offers"),
+        "inference": ("/console/playground",),
+        "admin": (f"/console/keys/{made['key_id']}", "/console/webhooks"),
+    }.items():  # fmt: skip
+        for page in pages:
+            answer = visitor.get(page)
+            assert answer.status_code == 403, page
+            assert scope in answer.text, page
 
 
 def test_the_operator_begins_at_the_operators_page(product: InProcess) -> None:

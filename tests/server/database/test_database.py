@@ -3,7 +3,6 @@ import os
 import sqlite3
 import stat
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -356,16 +355,3 @@ def test_a_database_that_cannot_keep_a_ledger_is_refused(url, tmp_path):
     with pytest.raises(UnsupportedDatabase) as caught:
         Database(url, data_dir=tmp_path)
     assert "secret" not in str(caught.value)
-
-
-def test_a_thousand_holds_need_few_commits(sqlite_database):
-    commits = []
-    sa.event.listen(sqlite_database.engine, "commit", lambda conn: commits.append(conn))
-
-    async def run():
-        await asyncio.gather(*(sqlite_database.write(note(f"{i}")) for i in range(1000)))
-
-    began = time.monotonic()
-    asyncio.run(run())
-    assert len(commits) <= 20
-    assert time.monotonic() - began < 10

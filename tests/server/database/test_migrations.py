@@ -1,6 +1,6 @@
 import importlib
 import json
-import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import alembic.command
@@ -40,6 +40,16 @@ for path in SERVER.glob("*/tables.py"):
     importlib.import_module(f"server.{path.parent.name}.tables")
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def unmigrated(request, tmp_path):
+    """A database without tables."""
+    is_sqlite = request.param == "sqlite"
+    url = None if is_sqlite else request.getfixturevalue("make_postgres")("template1")
+    database = Database(url, data_dir=tmp_path)
+    yield database
+    database.close()
+
+
 def test_the_migrations_make_exactly_the_tables_of_the_code(database):
     with database.engine.connect() as conn:
         context = MigrationContext.configure(conn, opts={"compare_type": True})
@@ -53,10 +63,8 @@ def test_migrating_twice_changes_nothing(database):
         assert conn.scalar(sa.text("SELECT count(*) FROM holds")) == 1
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_downgrading_leaves_no_table_and_upgrading_brings_them_back(kind, make_postgres, tmp_path):
-    url = None if kind == "sqlite" else make_postgres("template1")
-    database = Database(url, data_dir=tmp_path)
+def test_downgrading_leaves_no_table_and_upgrading_brings_them_back(unmigrated):
+    database = unmigrated
     database.migrate()
     with database.engine.execution_options(chorale_writes=True).begin() as conn:
         alembic.command.downgrade(migration_config(conn), "base")
@@ -64,13 +72,10 @@ def test_downgrading_leaves_no_table_and_upgrading_brings_them_back(kind, make_p
     database.migrate()
     with database.engine.connect() as conn:
         assert set(metadata.tables) <= set(sa.inspect(conn).get_table_names())
-    database.close()
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_usage_of_an_older_release_gets_its_entries_in_its_order(kind, make_postgres, tmp_path):
-    url = None if kind == "sqlite" else make_postgres("template1")
-    database = Database(url, data_dir=tmp_path)
+def test_usage_of_an_older_release_gets_its_entries_in_its_order(unmigrated):
+    database = unmigrated
     database.migrate("0002")
     with database.begin() as conn:
         conn.execute(
@@ -94,7 +99,6 @@ def test_usage_of_an_older_release_gets_its_entries_in_its_order(kind, make_post
     assert all(receipt["sha256"] == sha256_of(receipt) for receipt in receipts)
     database.write_sync(lambda c: post(c, SIGNER, "e1", [make_end(20, "new")], NOW_MS))
     assert database.write_sync(lambda c: adopt_events(c, SIGNER, NOW_MS)) == 0
-    database.close()
 
 
 _OLD_EVENT = {
@@ -116,13 +120,12 @@ _OLD_EVENT = {
 
 def test_several_gateways_may_migrate_at_once(make_postgres, tmp_path):
     url = make_postgres("template1")
-    spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=_migrate, args=(url, tmp_path)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    databases = [Database(url, data_dir=tmp_path) for _ in range(3)]
+    with ThreadPoolExecutor(3) as gateways:
+        for migrated in [gateways.submit(database.migrate) for database in databases]:
+            migrated.result()
+    for database in databases:
+        database.close()
 
 
 def test_a_migration_that_another_process_holds_up_is_an_error_not_a_hang(tmp_path, postgres_url):
@@ -136,16 +139,8 @@ def test_a_migration_that_another_process_holds_up_is_an_error_not_a_hang(tmp_pa
     second.close()
 
 
-def _migrate(url: str, folder: Path) -> None:
-    database = Database(url, data_dir=folder)
-    database.migrate()
-    database.close()
-
-
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_what_an_older_release_knew_is_there_in_the_new_words(kind, make_postgres, tmp_path):
-    url = None if kind == "sqlite" else make_postgres("template1")
-    database = Database(url, data_dir=tmp_path)
+def test_what_an_older_release_knew_is_there_in_the_new_words(unmigrated):
+    database = unmigrated
     database.migrate("0003")
     with database.begin() as conn:
         for table, rows in _OF_0003.items():
@@ -170,7 +165,6 @@ def test_what_an_older_release_knew_is_there_in_the_new_words(kind, make_postgre
         keys = sa.table("api_keys", sa.column("key_id"), sa.column("scopes"))
         old = {row.key_id: json.loads(row.scopes) for row in conn.execute(sa.select(keys))}
     assert old == {"user": ["adapters", "inference", "usage"], "boss": ["inference", "keys"]}
-    database.close()
 
 
 _ALL_SPEND = sa.select(monthly_spend)
@@ -264,10 +258,8 @@ def test_keys_that_an_older_release_rotated_count_in_the_bucket_of_the_first(dat
     assert len({key.bucket_id for key in before}) == 1
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_without_prices_by_base_model_no_price_becomes_everybodys(kind, make_postgres, tmp_path):
-    url = None if kind == "sqlite" else make_postgres("template1")
-    database = Database(url, data_dir=tmp_path)
+def test_without_prices_by_base_model_no_price_becomes_everybodys(unmigrated):
+    database = unmigrated
     database.migrate()
     general = make_price(database)
     insert_holds(database, make_hold(general, base_model="small"))
@@ -284,4 +276,3 @@ def test_without_prices_by_base_model_no_price_becomes_everybodys(kind, make_pos
     found = database.read_sync(lambda c: price_for(c, NOW_MS, base_model="small"))
     assert found.price_version == general.price_version
     assert database.read_sync(lambda c: get_hold(c, "r1")).base_model == ""
-    database.close()

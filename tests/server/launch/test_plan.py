@@ -1,11 +1,7 @@
 import dataclasses
 import json
-import os
-import signal
 import socket
 import stat
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -24,7 +20,6 @@ from server.launch.model_folder import find_model
 from server.launch.plan import prepare, resolve_settings
 from server.launch.secrets import SecretMissing
 from server.launch.settings import Settings
-from server.launch.supervisor import Supervisor, SupervisorConfig
 from server.pool.files import members_path, read_members, wanted_path, write_wanted
 from server.text.tokenizer import Tokenizer
 
@@ -51,38 +46,6 @@ def give_secrets(monkeypatch):
 
 def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
-
-
-def is_ready(settings):
-    url = f"http://127.0.0.1:{settings.port}/ready"
-    try:
-        with urllib.request.urlopen(url, timeout=1) as answer:
-            return answer.status == 200
-    except OSError:
-        return False
-
-
-def run_until(supervisor, condition, timeout_s=120.0):
-    deadline = time.monotonic() + timeout_s
-    supervisor.run(until=lambda: condition() or time.monotonic() > deadline)
-    assert condition(), "the condition never came true"
-
-
-def kill_and_wait_for_the_next(supervisor, name):
-    killed = supervisor.pids[name]
-    os.kill(killed, signal.SIGKILL)
-    run_until(supervisor, lambda: supervisor.pids.get(name) not in (None, killed))
-
-
-def test_a_killed_engine_and_a_killed_gateway_are_ready_again(tmp_path):
-    settings = make_settings(tmp_path, max_model_len=256, drain_timeout_s=1.0)
-    specs = prepare(settings, engine_module="tests.engine.fake_engine")
-    with Supervisor(specs, SupervisorConfig(poll_s=0.02)) as supervisor:
-        run_until(supervisor, lambda: is_ready(settings))
-        for name in ("engine", "gateway"):
-            kill_and_wait_for_the_next(supervisor, name)
-            run_until(supervisor, lambda: is_ready(settings))
-    assert not supervisor.pids
 
 
 def test_the_engine_reads_back_what_was_written_for_it(tmp_path):

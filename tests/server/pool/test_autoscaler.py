@@ -98,7 +98,7 @@ def test_a_queue_that_comes_and_goes_changes_nothing():
     assert pool.changes == []
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(start_s=st.floats(0, 900), num_requests=st.integers(9, 80))
 def test_an_engine_on_its_way_is_counted_once(start_s, num_requests):
     pool = Pool(make_autoscaler(), start_s)
@@ -182,7 +182,7 @@ any_figures = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     bounds=st.lists(st.integers(1, 12), min_size=3, max_size=3).map(sorted),
     steps=st.lists(st.tuples(st.floats(0, 400), any_figures), max_size=60),
@@ -201,7 +201,7 @@ def test_whatever_is_seen_the_answer_is_within_bounds(bounds, steps):
             assert figures.num_ready >= before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     num_requests=st.integers(0, 100),
     most=st.integers(1, 12),
@@ -213,17 +213,17 @@ def test_a_constant_load_gets_what_it_needs_and_then_nothing_changes(
     num_requests, most, wanted, start_s, speed
 ):
     pool = Pool(make_autoscaler(most=most, wanted=wanted), start_s, speed)
-    pool.pass_time(3 * 3600, num_requests)
+    pool.pass_time(2 * 3600, num_requests)
     needed = max(1, math.ceil(num_requests / speed))
     # If each request has an engine for itself, it is late for another reason.
     assert pool.autoscaler.wanted >= min(needed, most, max(1, num_requests))
     assert pool.num_turns <= 1, pool.changes
     num_changes = len(pool.changes)
-    pool.pass_time(3600, num_requests)
+    pool.pass_time(1800, num_requests)
     assert len(pool.changes) == num_changes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     loads=st.lists(st.tuples(st.integers(1, 1200), st.integers(0, 100)), min_size=1, max_size=12),
     start_s=st.floats(0, 120),

@@ -257,7 +257,7 @@ class AnySequence(RuleBasedStateMachine):
             assert self.world.wanted != 0
 
 
-AnySequence.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+AnySequence.TestCase.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
 TestAnySequence = AnySequence.TestCase
 
 

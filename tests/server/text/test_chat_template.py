@@ -80,7 +80,7 @@ def rendered(render):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     chat=conversations() | st.lists(turns | others, min_size=1, max_size=5),
     tools=st.sampled_from([None, None, [], TOOLS]),
@@ -95,7 +95,7 @@ def test_a_prompt_is_what_transformers_makes_of_the_chat(name, chat, tools):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(chat=conversations().filter(lambda chat: len(chat) > 1 and chat[-1]["role"] == "assistant"))
 def test_a_prompt_of_a_message_to_be_continued_is_what_transformers_makes_of_it(name, chat):
     def reference():
@@ -104,12 +104,6 @@ def test_a_prompt_of_a_message_to_be_continued_is_what_transformers_makes_of_it(
         return None if "CONTINUE_FINAL_MESSAGE_TAG" in text else text
 
     assert rendered(lambda: ours(name).render_open(chat)) == rendered(reference)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_an_ordinary_chat_is_rendered(name):
-    chat = [{"role": "user", "content": "hi {{ 7 * 7 }}"}]
-    assert "hi {{ 7 * 7 }}" in ours(name).render(chat)
 
 
 def test_what_a_template_refuses_is_an_error_in_its_words():

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import logging
 import random
 import threading
 import time
@@ -16,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from bench.tokenizer_families import FAMILIES, SPACE, make_tokenizer
 from server.text.tiktoken_encoding import BLANK_BLOCK
-from server.text.tokenizer import Detokenizer, TemplateError, Tokenizer, UnsupportedTokenizer
+from server.text.tokenizer import Detokenizer, Tokenizer, UnsupportedTokenizer
 
 DEMO = Path(__file__).parents[3] / "demo" / "model"
 FAST = {"demo", "llama3", "qwen2"}
@@ -53,11 +52,6 @@ def family(request, tmp_path_factory):
     return request.param, load(tmp_path_factory.mktemp("model"), hf), hf
 
 
-@pytest.fixture(scope="module")
-def demo():
-    return Tokenizer(DEMO)
-
-
 def load(folder, hf, **configs):
     hf.save(str(folder / "tokenizer.json"))
     for name, config in configs.items():
@@ -71,7 +65,7 @@ def load(folder, hf, **configs):
 def test_ids_are_hugging_faces(family):
     _, ours, hf = family
 
-    @settings(max_examples=400, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(texts, st.booleans())
     def check(text, special):
         expected = hf.encode(text, add_special_tokens=special).ids
@@ -80,15 +74,12 @@ def test_ids_are_hugging_faces(family):
     check()
 
 
-def test_which_families_are_fast(family, tmp_path, caplog):
-    name, ours, hf = family
-    with caplog.at_level(logging.INFO, "server.text.tokenizer"):
-        load(tmp_path, hf)
-    assert len(caplog.messages) == 1
-    assert ("by tiktoken" in caplog.messages[0]) == (name in FAST)
+def test_which_families_are_fast(family):
+    name, ours, _ = family
+    assert (ours._tiktoken is not None) == (name in FAST)
 
 
-@pytest.mark.parametrize("unit", [" ", "a", "\n", "1", "!", "e\u0301", "日", " \n", "<|", "x "])
+@pytest.mark.parametrize("unit", [" ", "a", " \n", "e\u0301", "<|"])
 def test_a_long_run_is_tokenized_as_hugging_face_does(family, unit):
     _, ours, hf = family
     text = "x" + unit * (2 * BLANK_BLOCK // len(unit) + 7) + "x"
@@ -128,7 +119,7 @@ def test_streamed_text_is_the_decoded_text_however_it_is_cut(family):
     prompt = hf.encode("Hi").ids
     words = [i for i, word in enumerate(ours.vocabulary) if is_text(word)]
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(texts, st.lists(st.sampled_from(words), max_size=9), st.integers(0, 99))
     def check(text, more, seed):
         ids = hf.encode(text).ids + more
@@ -145,7 +136,7 @@ def test_broken_bytes_are_replaced_as_hugging_face_does(name, tmp_path):
     hf = make_tokenizer(name)
     ours = load(tmp_path, hf)
 
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=60, deadline=None)
     @given(st.lists(st.integers(0, hf.get_vocab_size() - 1), max_size=20), st.integers(0, 99))
     def check(ids, seed):
         assert "".join(stream(ours.vocabulary, ids, seed)) == hf.decode(ids)
@@ -246,18 +237,7 @@ def test_every_id_that_ends_an_answer_is_found(
     assert ours.eos_token_ids == expected
 
 
-# ---- chats, and folders that are refused ----
-
-
-def test_a_chat_is_rendered_by_the_models_own_template(demo):
-    prompt = demo.render([{"role": "user", "content": "hi {{ 7 * 7 }}"}])
-    assert "hi {{ 7 * 7 }}" in prompt
-    assert prompt.endswith("<|assistant|>")
-
-
-def test_a_model_without_a_template_says_so(tmp_path):
-    with pytest.raises(TemplateError, match="/v1/completions"):
-        load(tmp_path, make_tokenizer("llama2")).render([{"role": "user", "content": "hi"}])
+# ---- folders that are refused ----
 
 
 def test_a_template_that_does_not_parse_is_refused_at_the_start(tmp_path):

@@ -64,7 +64,7 @@ def vocabularies(draw):
     return tokens, merges, draw(st.booleans())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(vocabularies())
 def check_vocabulary(vocabulary):
     hf = byte_level(GPT2, *vocabulary)
@@ -166,7 +166,7 @@ def test_a_run_of_blanks_that_tiktoken_might_give_up_on_is_not_taken(blank, befo
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_both_sort_the_characters_in_use_alike(pattern):
-    check_characters(pattern, [*range(0x3100), *range(0xA000, 0xAC00), *range(0x1F000, 0x1FB00)])
+    check_characters(pattern, [*range(0x900), *range(0x2000, 0x2100), *range(0x3000, 0x3100)])
 
 
 @pytest.mark.soak

@@ -149,7 +149,7 @@ def test_a_prompt_says_whether_it_ends_in_a_reasoning_part():
     assert not BUILT_IN["mistral"].is_reasoning("[/INST][THINK]")
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(
     family=st.sampled_from(sorted(BUILT_IN)),
     pieces=st.lists(

@@ -4,12 +4,11 @@ import logging
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import sqlalchemy as sa
 
@@ -263,36 +262,24 @@ def test_a_recorded_answer_is_traced_and_its_repeat_reaches_no_engine(traced: Tr
 
 # ---- failures ----
 
-
-def refused_body(user: User) -> httpx.Response:
-    return ask(user, "small", temperature="warm")
-
-
-def refused_key(user: User) -> httpx.Response:
-    return ask(replace(user, api_key="sk-chorale-none"), "small")
-
-
-def refused_name(user: User) -> httpx.Response:
-    return ask(user, MARK)
-
-
-def refused_length(user: User) -> httpx.Response:
-    return ask(user, "small", messages=[{"role": "user", "content": "hi " * 2000}])
+LONG = {"messages": [{"role": "user", "content": "hi " * 2000}]}
 
 
 @pytest.mark.parametrize(
-    ("refused", "status", "error", "parts"),
+    ("asked", "status", "error", "parts"),
     [
-        (refused_body, 400, "400", []),
-        (refused_key, 401, "invalid_api_key", []),
-        (refused_name, 404, "model_not_found", ["admission"]),
-        (refused_length, 400, "context_length_exceeded", ["admission"]),
+        ({"temperature": "warm"}, 400, "400", []),
+        ({"key": "sk-chorale-none"}, 401, "invalid_api_key", []),
+        ({"model": MARK}, 404, "model_not_found", ["admission"]),
+        (LONG, 400, "context_length_exceeded", ["admission"]),
     ],
 )
 def test_a_refused_request_says_why_and_is_no_error_of_the_server(
-    traced: Traced, refused: Callable[[User], httpx.Response], status: int, error: str, parts: Any
+    traced: Traced, asked: dict[str, Any], status: int, error: str, parts: Any
 ) -> None:
-    assert refused(traced.user).status_code == status
+    asked = {"model": "small", **asked}
+    user = replace(traced.user, api_key=asked.pop("key", traced.user.api_key))
+    assert ask(user, **asked).status_code == status
     root = traced.root()
     assert root.attributes["error.type"] == error
     assert root.attributes["http.response.status_code"] == status
