@@ -15,7 +15,7 @@ UV := 0.13.9
 CYCLONEDX := 7.5.0
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Tests start hundreds of processes; without kept bytecode each would compile all of it again.
-PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= TRITON_OF_GPUS=$(VENV)/triton-$(TRITON) $(BIN)/python -m pytest -m "not soak"
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= GPU_TRITON=$(abspath $(VENV))/triton-$(TRITON) $(BIN)/python -m pytest -m "not soak"
 NO_SMOLLM2 := Warning: SmolLM2 could not be made; without it the tests that need it are skipped.
 
 .DEFAULT_GOAL := help
