@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from server.accounts.tables import metadata
 from server.database.database import DEFAULT_FILE, Database
+from tests.server.in_process import InProcess
 
 
 @pytest.fixture(scope="session")
@@ -76,3 +77,19 @@ def postgres_database(empty_postgres, tmp_path: Path) -> Iterator[Database]:
     database = Database(empty_postgres(), data_dir=tmp_path)
     yield database
     database.close()
+
+
+@pytest.fixture
+def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[InProcess]:
+    """A gateway without a tenant, for one test."""
+    with InProcess.running(migrated_sqlite, tmp_path) as product:
+        yield product
+
+
+@pytest.fixture(scope="module")
+def shared_product(
+    migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[InProcess]:
+    """A gateway for all tests of a file, each of which makes tenants of its own."""
+    with InProcess.running(migrated_sqlite, tmp_path_factory.mktemp("product")) as product:
+        yield product

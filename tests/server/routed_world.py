@@ -2,10 +2,8 @@
 
 import asyncio
 import itertools
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +16,6 @@ from engine.messages import AddRequest, RequestOutput, TokenLogprobs
 from server.billing import ledger
 from server.billing.tables import entries, holds
 from server.database.clock import now_ms
-from server.database.database import DEFAULT_FILE
 from server.inference.routes import Routes
 from server.limits.memory import MemoryLimiter
 from tests.registry.rows import add_version
@@ -145,15 +142,13 @@ class JournaledEngines(FakeEngines):
 
 
 @pytest.fixture(scope="module")
-def shared(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
-    folder = tmp_path_factory.mktemp("routed")
-    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
-    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    # The clocks of limits and routes stand still.
-    routes = Routes(product.gateway.database, monotonic=lambda: 0.0)
-    product.gateway = replace(product.gateway, limiter=MemoryLimiter(lambda: NOW_MS), routes=routes)
-    yield product
-    product.close()
+def shared(shared_product: InProcess) -> InProcess:
+    """A gateway whose clocks of limits and routes stand still."""
+    gateway = shared_product.gateway
+    routes = Routes(gateway.database, monotonic=lambda: 0.0)
+    limiter = MemoryLimiter(lambda: NOW_MS)
+    shared_product.gateway = replace(gateway, limiter=limiter, routes=routes)
+    return shared_product
 
 
 @pytest.fixture

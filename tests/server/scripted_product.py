@@ -15,9 +15,7 @@ import sqlalchemy as sa
 from engine.messages import AddRequest, RequestOutput, TokenLogprobs
 from server.accounts.admin_key import AdminKey
 from server.accounts.keys import create_key
-from server.api.app import create_app
 from server.api.gateway import Gateway
-from server.assembly import assemble
 from server.billing.prices import ensure_price
 from server.billing.tables import holds
 from server.database.database import DEFAULT_FILE
@@ -26,8 +24,8 @@ from server.limits.memory import MemoryLimiter
 from tests.server.bases import change_base, demo_entries
 from tests.server.factories import NOW_MS, make_tenant
 from tests.server.fake_engines import FakeEngines, Script
+from tests.server.in_process import DEMO, assemble_fast, make_app
 
-DEMO = Path(__file__).parents[2] / "demo" / "model"
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
 TEXT = {"model": "base", "prompt": "Hello there", "max_tokens": 9}
 
@@ -97,7 +95,7 @@ class Product:
 
     def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
         async def call() -> httpx.Response:
-            transport = httpx.ASGITransport(create_app(self.gateway))
+            transport = httpx.ASGITransport(make_app(self.gateway))
             headers = {"authorization": f"Bearer {self.api_key}"}
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://gateway", headers=headers
@@ -130,7 +128,7 @@ def scripted_product(migrated: Path, data_dir: Path) -> Iterator[Product]:
         model=str(DEMO), model_name="base", data_dir=data_dir, first_token_timeout_s=12
     )
     engines = FakeEngines(answer_all)
-    built = assemble(settings, demo_entries(settings), AdminKey("admin"))
+    built = assemble_fast(settings, demo_entries(settings), AdminKey("admin"))
     # The limiter's clock stands still, so that no limit refills while a test runs.
     gateway = replace(built, limiter=MemoryLimiter(lambda: NOW_MS))
     change_base(gateway, engines=engines)

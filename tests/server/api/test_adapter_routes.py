@@ -1,15 +1,12 @@
 """A tenant's adapters over HTTP: lists, search, versions, aliases and their moves, deletion."""
 
 import itertools
-import shutil
 
 import pytest
 
 from server.accounts.tenants import TenantLimits, set_limits
-from server.database.database import DEFAULT_FILE
 from tests.registry.publishing import publish
 from tests.server.factories import NOW_MS
-from tests.server.in_process import InProcess
 
 GET, PUT, POST, DELETE = "GET", "PUT", "POST", "DELETE"
 
@@ -17,12 +14,8 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def product(migrated_sqlite, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("routes")
-    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
-    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    yield product
-    product.close()
+def product(shared_product):
+    return shared_product
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,7 +19,6 @@ from server.api import bodies, errors
 from server.api.bodies import JsonBody, read_body
 from server.api.errors import ApiError
 from server.api.json_text import MAX_DEPTH, MAX_VALUES, check_json
-from server.database.database import DEFAULT_FILE
 from server.launch.settings import Settings
 from server.limits.inflow import Inflow
 from tests.server.in_process import ADMIN_KEY, InProcess, User
@@ -31,12 +28,8 @@ DEEP = b"[" * MAX_DEPTH + b"]" * MAX_DEPTH
 
 
 @pytest.fixture(scope="module")
-def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
-    folder = tmp_path_factory.mktemp("edges")
-    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
-    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    yield product
-    product.close()
+def product(shared_product: InProcess) -> InProcess:
+    return shared_product
 
 
 # ---- JSON before it is parsed ----

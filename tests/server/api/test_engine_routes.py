@@ -1,11 +1,8 @@
 """The operator's routes of the engine pool."""
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 import sqlalchemy as sa
 
 from engine.messages import DraftStats, EngineStats, GrammarStats, TierStats, Welcome
@@ -26,13 +23,6 @@ from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
 from tests.server.in_process import InProcess
 
 PATH = "/admin/v1/engines/{}/lost"
-
-
-@pytest.fixture
-def product(database_url: str, tmp_path: Path) -> Iterator[InProcess]:
-    product = InProcess.build(tmp_path, database_url)
-    yield product
-    product.close()
 
 
 def test_what_an_engine_held_that_never_comes_back_is_voided(product: InProcess) -> None:

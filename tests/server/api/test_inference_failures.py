@@ -13,13 +13,13 @@ from engine.delivery import Take
 from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate, RequestRefused
 from engine.messages import AddRequest, RequestOutput
 from server.api.answers import Choice
-from server.api.app import create_app
 from server.billing.holds import void_refused
 from server.database.clock import now_ms
 from server.pool.quarantine import Quarantined
 from tests.server.bases import change_base
 from tests.server.factories import NOW_MS
 from tests.server.fake_engines import FakeEngines
+from tests.server.in_process import make_app
 from tests.server.scripted_product import CHAT, Product, answer_all, end_at_once, scripted_product
 
 
@@ -156,7 +156,7 @@ def test_a_request_whose_client_leaves_is_counted_as_aborted(product: Product) -
             await asyncio.Event().wait()
 
     async def leave() -> None:
-        transport = httpx.ASGITransport(create_app(product.gateway))
+        transport = httpx.ASGITransport(make_app(product.gateway))
         headers = {"authorization": f"Bearer {product.api_key}"}
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             asked = client.post("/v1/chat/completions", json=CHAT, headers=headers)

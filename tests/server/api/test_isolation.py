@@ -50,7 +50,7 @@ from server.pool.running import RunningRequest
 from server.webhooks import events
 from tests.registry.rows import add_version
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold
-from tests.server.in_process import ADMIN_KEY, InProcess, User
+from tests.server.in_process import ADMIN_KEY, InProcess, User, make_app
 
 METHODS = ("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "OPTIONS")
 
@@ -332,7 +332,7 @@ def open_world(folder: Path, *users: User) -> World:
     else:
         users = product.user("acme", scopes=SCOPES), product.user("globex", scopes=SCOPES)
         product.user("initech")
-    world = World(product, create_app(product.gateway), *users)
+    world = World(product, make_app(product.gateway), *users)
     product.gateway.bases.default.running.add(
         RunningRequest(ANSWER, world.acme.tenant_id, 1, 9, is_cold=False)
     )

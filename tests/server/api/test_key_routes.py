@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import shutil
 import time
 
 import httpx
@@ -13,19 +12,14 @@ from hypothesis import strategies as st
 
 from server.accounts.auth import ADMIN, INFERENCE, SCOPES
 from server.accounts.tables import api_keys
-from server.database.database import DEFAULT_FILE
-from tests.server.in_process import InProcess, User
+from tests.server.in_process import User
 
 HOUR_S = 3600
 
 
 @pytest.fixture(scope="module")
-def product(tmp_path_factory, migrated_sqlite):
-    folder = tmp_path_factory.mktemp("keys")
-    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
-    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    yield product
-    product.close()
+def product(shared_product):
+    return shared_product
 
 
 @pytest.fixture

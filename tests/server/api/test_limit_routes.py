@@ -2,10 +2,7 @@
 
 import asyncio
 import itertools
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -17,7 +14,7 @@ from server.accounts.auth import SCOPES
 from server.accounts.keys import create_key
 from server.billing.budgets import Budget, set_budget
 from server.billing.holds import get_hold, open_requests
-from server.database.database import DEFAULT_FILE, LedgerUnavailable
+from server.database.database import LedgerUnavailable
 from server.inference.limit_refusals import RefusingLimit
 from server.inference.token_leases import TokenLeases
 from server.limits.amounts import Amounts
@@ -36,15 +33,12 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
-    folder = tmp_path_factory.mktemp("limits")
-    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
-    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    # The limiter's clock stands still, so that nothing refills while a test runs.
-    limiter = MemoryLimiter(lambda: NOW_MS, note_refusal=product.gateway.limit_refusals.note)
-    product.gateway = replace(product.gateway, limiter=limiter)
-    yield product
-    product.close()
+def product(shared_product: InProcess) -> InProcess:
+    """A gateway whose limiter's clock stands still, so that nothing refills while a test runs."""
+    gateway = shared_product.gateway
+    limiter = MemoryLimiter(lambda: NOW_MS, note_refusal=gateway.limit_refusals.note)
+    shared_product.gateway = replace(gateway, limiter=limiter)
+    return shared_product
 
 
 def user_of(product: InProcess, *, key: dict[str, Any] | None = None, **limits: Any) -> User:

@@ -5,11 +5,8 @@ import io
 import itertools
 import json
 import logging
-import shutil
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,11 +15,9 @@ import pytest
 from engine.errors import RequestRefused
 from engine.messages import AddRequest, RequestOutput, Timings
 from lora.log_lines import trace_of
-from server.api.app import create_app
-from server.database.database import DEFAULT_FILE
 from server.logs import LogHandler, LogWriter
 from tests.server.fake_engines import FakeEngines, answer_at_once
-from tests.server.in_process import InProcess, User, with_engines
+from tests.server.in_process import InProcess, User, make_app, with_engines
 from tests.server.scripted_product import answer_all, end_at_once
 
 MARK = "zebra"
@@ -41,12 +36,10 @@ class Logged:
 
 
 @pytest.fixture
-def logged(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Logged]:
-    shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
-    logged = Logged(InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}"))
-    logged.product._app = create_app(logged.product.gateway, logged.lines.append)
-    yield logged
-    logged.product.close()
+def logged(product: InProcess) -> Logged:
+    logged = Logged(product)
+    product._app = make_app(product.gateway, logged.lines.append)
+    return logged
 
 
 # ---- lines of requests ----
@@ -117,7 +110,7 @@ def test_an_error_of_ours_says_where_and_not_what(logged: Logged) -> None:
 
     user = logged.product.user("acme")
     gateway = with_engines(logged.product.gateway, Broken())
-    broken = InProcess(gateway, Broken(), create_app(gateway, logged.lines.append))
+    broken = InProcess(gateway, Broken(), make_app(gateway, logged.lines.append))
     assert User(broken, "", "", user.api_key).complete("base").status_code == 500
     line = logged.last()
     assert line["level"] == "error"
@@ -191,7 +184,7 @@ def test_every_500_says_where_and_a_request_that_the_engine_ended_says_why(
     failed = FakeEngines(end_at_once(finish_reason="error", stop_cause="engine_failure"))
     user = logged.product.user("acme")
     gateway = with_engines(logged.product.gateway, failed)
-    broken = User(InProcess(gateway, failed, create_app(gateway, logged.lines.append)), "", "",
+    broken = User(InProcess(gateway, failed, make_app(gateway, logged.lines.append)), "", "",
                   user.api_key)  # fmt: skip
     body = {"model": "base", "prompt": "Hello", "stream": stream}
     assert broken.call("POST", "/v1/completions", body, headers).status_code == 500

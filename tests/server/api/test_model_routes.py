@@ -1,16 +1,12 @@
 """Routes are made, shown, named and deleted over HTTP, by tenants and by the operator."""
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from registry.tables import audit_log
-from server.database.database import DEFAULT_FILE
 from server.inference.routes import MAX_ROUTES, Routes
 from tests.registry.rows import add_version
 from tests.server.in_process import InProcess, User
@@ -20,14 +16,6 @@ FILES = {
     name: {"size_bytes": 2, "sha256": "0" * 64}
     for name in ("adapter_config.json", "adapter_model.safetensors")
 }
-
-
-@pytest.fixture
-def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[InProcess]:
-    shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
-    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
-    yield product
-    product.close()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The OpenAPI document is complete: bodies are bounded, all statuses and types declared."""
 
 import asyncio
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,7 +26,6 @@ from server.api.completion_models import (
     TextCompletion,
     TextCompletionChunk,
 )
-from server.database.database import DEFAULT_FILE
 from tests.server.in_process import ADMIN_KEY, InProcess
 from tests.server.scripted_product import events, scripted_product
 
@@ -40,12 +38,8 @@ CHECKS = [
 
 
 @pytest.fixture(scope="module")
-def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
-    folder = tmp_path_factory.mktemp("openapi")
-    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
-    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    yield product
-    product.close()
+def product(shared_product: InProcess) -> InProcess:
+    return shared_product
 
 
 @pytest.fixture(scope="module")

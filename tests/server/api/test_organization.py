@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import shutil
 from urllib.parse import urlencode
 
 import pytest
@@ -12,10 +11,9 @@ from server.accounts.auth import ADAPTERS_READ
 from server.accounts.keys import create_key
 from server.billing.prices import get_price
 from server.billing.rating import format_usd
-from server.database.database import DEFAULT_FILE
 from tests.server.billing.test_usage import post_kept, post_payment, post_usage
 from tests.server.factories import NOW_MS
-from tests.server.in_process import InProcess, User
+from tests.server.in_process import User
 
 DAY, HOUR = 86_400, 3600
 NUMBERS = itertools.count()
@@ -26,12 +24,8 @@ SHAPES = {COMPLETIONS: UsageCompletionsResponse, COSTS: UsageCostsResponse}
 
 
 @pytest.fixture(scope="module")
-def product(migrated_sqlite, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("organization")
-    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
-    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    yield product
-    product.close()
+def product(shared_product):
+    return shared_product
 
 
 @pytest.fixture

@@ -20,11 +20,11 @@ from uvicorn.server import ServerState
 from engine.errors import EngineDeadError
 from engine.messages import AddRequest, RequestOutput
 from server.api.answers import DONE, event
-from server.api.app import create_app
 from server.api.connections import Connections
 from server.api.http_protocol import HttpLimits, protocol
 from server.api.padding import ASKED_BYTES, Padding
 from tests.server.fake_engines import Script
+from tests.server.in_process import make_app
 from tests.server.scripted_product import CHAT, TEXT, Product, scripted_product
 
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
@@ -96,7 +96,7 @@ def writes(product: Product, body: dict[str, Any], headers: dict[str, str] | Non
             if message["type"] == "http.response.body" and message.get("body"):
                 pieces.append(message["body"])
 
-        await create_app(product.gateway)(scope, receive, send)
+        await make_app(product.gateway)(scope, receive, send)
 
     asyncio.run(call())
     return pieces
@@ -179,7 +179,7 @@ def read(product: Product, ask: Callable[[openai.AsyncOpenAI], Awaitable[Any]]) 
     """Chunks of a stream as OpenAI's client reads them."""
 
     async def story() -> list[Any]:
-        transport = httpx.ASGITransport(create_app(product.gateway))
+        transport = httpx.ASGITransport(make_app(product.gateway))
         async with (
             httpx.AsyncClient(transport=transport) as http,
             openai.AsyncOpenAI(

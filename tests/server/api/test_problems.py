@@ -1,10 +1,8 @@
 """Each problem is named with what to do, and what is well is not named."""
 
 import itertools
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +14,6 @@ from server.billing.audit.report import CheckResult, Report
 from server.billing.holds import resolve
 from server.billing.settler import EngineLag
 from server.database.clock import now_ms
-from server.database.database import DEFAULT_FILE
 from server.pool.engines import EngineFigures
 from tests.registry.fake_disk import FakeDisk
 from tests.server.api.test_metrics import make_stats
@@ -30,12 +27,8 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def product(tmp_path_factory: pytest.TempPathFactory, migrated_sqlite: Path) -> Iterator[InProcess]:
-    folder = tmp_path_factory.mktemp("problems")
-    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
-    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    yield product
-    product.close()
+def product(shared_product: InProcess) -> InProcess:
+    return shared_product
 
 
 @pytest.fixture

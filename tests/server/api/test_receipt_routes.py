@@ -9,18 +9,13 @@ from server.billing.receipts.check import ReceiptCheck
 from server.billing.receipts.receipt import COLUMNS
 from server.billing.receipts.signing import PublicKey, Signer
 from server.billing.receipts.signing_keys import record_key
-from server.database.database import DEFAULT_FILE
 from tests.server.factories import ENGINE, NOW_MS, make_end, make_hold
-from tests.server.in_process import InProcess
 
 
 @pytest.fixture
-def product(sqlite_database, tmp_path):
-    sqlite_database.close()
-    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
+def product(product):
     write(product, lambda conn: record_key(conn, product.gateway.signer.public, NOW_MS))
-    yield product
-    product.close()
+    return product
 
 
 @pytest.fixture

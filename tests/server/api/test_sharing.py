@@ -1,7 +1,5 @@
 """Shared adapters, aliases with a canary, and pins, over HTTP."""
 
-import shutil
-
 import pytest
 import sqlalchemy as sa
 
@@ -9,31 +7,10 @@ from registry.pins import MAX_PINNED_BYTES
 from registry.tables import adapter_pins
 from server.billing.tables import holds
 from server.database import expiring_cache
-from server.database.database import DEFAULT_FILE
 from tests.registry.rows import add_version
 from tests.server.in_process import InProcess
 
 PUT, GET, DELETE = "PUT", "GET", "DELETE"
-
-
-@pytest.fixture
-def make_product(migrated_sqlite, tmp_path):
-    made = []
-
-    def make(model_name="base"):
-        shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
-        url = f"sqlite:///{tmp_path / DEFAULT_FILE}"
-        made.append(InProcess.build(tmp_path, url, model_name))
-        return made[-1]
-
-    yield make
-    for product in made:
-        product.close()
-
-
-@pytest.fixture
-def product(make_product):
-    return make_product()
 
 
 @pytest.fixture
@@ -161,12 +138,14 @@ def test_a_deleted_adapter_is_refused_and_comes_back_unshared(acme, globex):
     assert globex.complete("acme/pirate").status_code == 404
 
 
-def test_a_base_model_whose_id_reads_like_a_shared_adapter_comes_first(make_product):
-    product = make_product("acme/pirate")
+def test_a_base_model_whose_id_reads_like_a_shared_adapter_comes_first(sqlite_database, tmp_path):
+    url = sqlite_database.url.render_as_string()
+    product = InProcess.build(tmp_path, url, "acme/pirate")
     acme, globex = with_pirate(product), product.user("globex")
     share(acme, globex)
     assert served(globex.complete("acme/pirate")) == ""
     assert product.engines.asked[-1].adapter is None
+    product.close()
 
 
 def test_shared_adapters_are_listed_among_the_models(acme, globex):

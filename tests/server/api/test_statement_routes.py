@@ -9,22 +9,17 @@ from server.billing.months import end_of
 from server.billing.prices import get_price
 from server.billing.receipts.check import statement_faults
 from server.billing.statements import Statements
-from server.database.database import DEFAULT_FILE
 from tests.server.factories import ENGINE, NOW_MS, make_end, make_hold
 from tests.server.fake_api import Api, fixed, make_run
-from tests.server.in_process import InProcess
 
 MONTH = "2026-02"
 """Month of NOW_MS."""
 
 
 @pytest.fixture
-def product(sqlite_database, tmp_path):
-    sqlite_database.close()
-    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
+def product(product):
     set_time(product, end_of(MONTH))
-    yield product
-    product.close()
+    return product
 
 
 def set_time(product, now_ms):

@@ -1,13 +1,9 @@
 """Tokenize and detokenize over HTTP, and other requests that clients make at their start."""
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from server.database.database import DEFAULT_FILE
 from server.limits.memory import MemoryLimiter
 from server.text.chat_template import read_json
 from server.version import VERSION
@@ -18,14 +14,11 @@ MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": 
 
 
 @pytest.fixture(scope="module")
-def product(migrated_sqlite: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
-    folder = tmp_path_factory.mktemp("tokens")
-    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
-    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    # The limiter's clock stands still, so that no limit refills while a test runs.
-    product.gateway = replace(product.gateway, limiter=MemoryLimiter(lambda: NOW_MS))
-    yield product
-    product.close()
+def product(shared_product: InProcess) -> InProcess:
+    """A gateway whose limiter's clock stands still, so that nothing refills while a test runs."""
+    limiter = MemoryLimiter(lambda: NOW_MS)
+    shared_product.gateway = replace(shared_product.gateway, limiter=limiter)
+    return shared_product
 
 
 @pytest.fixture(scope="module")

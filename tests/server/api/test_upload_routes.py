@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from registry.proof import Proof
 from registry.storage import folder_of
 from server.adapters.prover import Prover, ProverConfig
 from server.adapters.spool import MAX_PARTS, MAX_PARTS_PER_TENANT, Spool
-from server.api.app import create_app
 from server.api.gateway import Gateway
 from server.api.routes import uploads as routes
 from server.billing.prices import DEFAULT_PRICES, add_price
@@ -24,7 +23,7 @@ from server.billing.rating import monthly_storage_nanousd
 from server.database.clock import now_ms
 from tests.registry.factories import PresignedFolder
 from tests.registry.fake_disk import FakeDisk
-from tests.server.in_process import InProcess, User
+from tests.server.in_process import InProcess, User, make_app
 
 ADAPTER = Path(__file__).parents[3] / "demo" / "adapters" / "json"
 FILES = {
@@ -78,14 +77,6 @@ def engine() -> FakeEngine:
 
 
 @pytest.fixture
-def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[InProcess]:
-    (tmp_path / "chorale.db").write_bytes(migrated_sqlite.read_bytes())
-    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / 'chorale.db'}")
-    yield product
-    product.close()
-
-
-@pytest.fixture
 def user(product: InProcess) -> User:
     return product.user("acme")
 
@@ -108,7 +99,7 @@ def with_client(product: InProcess, user: User, engine: FakeEngine, monkeypatch)
             gateway = replace(product.gateway, prover=prover)
             task = asyncio.create_task(prover.run())
             headers = {"authorization": f"Bearer {user.api_key}"}
-            transport = httpx.ASGITransport(create_app(gateway))
+            transport = httpx.ASGITransport(make_app(gateway))
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://gateway", headers=headers
             ) as http:

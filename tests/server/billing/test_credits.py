@@ -1,7 +1,6 @@
 """Credits and corrections move a balance once, and a balance is the sum of its entries."""
 
 import contextlib
-import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,7 +15,7 @@ from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import entries, tenant_accounts
 from server.faults import Fault
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold, make_price
-from tests.server.in_process import InProcess, User
+from tests.server.in_process import User
 
 
 def credit(conn, key, amount=10, memo=None, kind="credit", tenant_id="ten_1"):
@@ -140,13 +139,6 @@ def test_a_credit_can_be_taken_back(database):
 
 
 # ---- over HTTP ----
-
-
-@pytest.fixture
-def product(migrated_sqlite, tmp_path):
-    product = InProcess.build(tmp_path, f"sqlite:///{shutil.copy(migrated_sqlite, tmp_path)}")
-    yield product
-    product.close()
 
 
 def post(user: User, path, body, key="k"):

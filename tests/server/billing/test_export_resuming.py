@@ -20,7 +20,6 @@ from server.client.patience import Patience
 from server.database.database import DEFAULT_FILE, Database
 from tests.server.export_ledger import exported, fill, use
 from tests.server.factories import NOW_MS
-from tests.server.in_process import InProcess
 
 RESUMABLE = [format for format in FORMATS if format != "parquet"]
 
@@ -209,15 +208,6 @@ def test_parquet_begins_again(wholes, tmp_path):
 
 
 # ---- the API ----
-
-
-@pytest.fixture
-def product(sqlite_database, tmp_path):
-    url = f"sqlite:///{sqlite_database.url.database}"
-    sqlite_database.close()
-    product = InProcess.build(tmp_path, url)
-    yield product
-    product.close()
 
 
 def ids_of(answer):

@@ -3,7 +3,6 @@
 import asyncio
 import io
 import os
-import shutil
 import sys
 import time
 
@@ -25,11 +24,9 @@ from server.billing.exports.schedules import (
     list_of,
     put_schedule,
 )
-from server.database.database import DEFAULT_FILE
 from tests.registry.fake_disk import FakeDisk
 from tests.server.export_ledger import fill, use
 from tests.server.factories import NOW_MS
-from tests.server.in_process import InProcess
 
 HOUR_MS = 3_600_000
 
@@ -97,14 +94,6 @@ def run(sqlite_database, tmp_path, now, monkeypatch):
 @pytest.fixture
 def database(sqlite_database):
     return sqlite_database
-
-
-@pytest.fixture
-def product(migrated_sqlite, tmp_path):
-    shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
-    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
-    yield product
-    product.close()
 
 
 def schedule(database, tenant_id="ten_1", format="jsonl"):

@@ -1,4 +1,3 @@
-import shutil
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 from typing import get_args
@@ -35,7 +34,6 @@ from server.billing.rating import (
 from server.billing.storage_stretches import Stretch, drafts_of
 from tests.registry.rows import add_version
 from tests.server.factories import NOW_MS, make_price, make_tenant
-from tests.server.in_process import InProcess
 
 counts = st.integers(0, 2**31 - 1)
 rates = st.integers(0, 10**6)
@@ -290,13 +288,6 @@ def test_the_default_prices_are_those_of_public_lists():
 
 
 # ---- over HTTP ----
-
-
-@pytest.fixture
-def product(migrated_sqlite, tmp_path):
-    product = InProcess.build(tmp_path, f"sqlite:///{shutil.copy(migrated_sqlite, tmp_path)}")
-    yield product
-    product.close()
 
 
 @pytest.fixture

@@ -25,7 +25,6 @@ from server.database.database import DEFAULT_FILE, Database
 from tests.registry.rows import add_version
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold, make_price
 from tests.server.fake_api import Api, fixed, make_run
-from tests.server.in_process import InProcess
 
 FIELDS = tuple(Prices.__dataclass_fields__)
 ENDS = [("stop", "eos"), ("abort", "aborted"), ("error", "engine_failure"), ("abort", "deadline")]
@@ -244,13 +243,6 @@ def test_what_failed_while_it_was_free_stays_free(sqlite_database):
 
 
 # ---- over HTTP, and from the command line ----
-
-
-@pytest.fixture
-def product(migrated_sqlite, tmp_path):
-    product = InProcess.build(tmp_path, f"sqlite:///{shutil.copy(migrated_sqlite, tmp_path)}")
-    yield product
-    product.close()
 
 
 def test_an_operator_asks_what_a_month_would_have_cost(product):

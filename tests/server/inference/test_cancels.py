@@ -1,11 +1,10 @@
 """A running request can be cancelled at any gateway, but only by its own tenant."""
 
 import asyncio
-import shutil
 from pathlib import Path
 
 from server.billing.holds import resolve
-from server.database.database import DEFAULT_FILE, Database
+from server.database.database import Database
 from server.inference.attempts import attempt_ids
 from server.inference.cancels import note_cancel, noted_cancels
 from server.pool.running import RunningRequest
@@ -75,10 +74,7 @@ def test_what_is_cancelled_at_one_gateway_ends_at_the_one_that_runs_it(
         product.close()
 
 
-def test_a_request_that_runs_here_is_ended_at_once(migrated_sqlite: Path, tmp_path: Path) -> None:
-    shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
-    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
-    product.use(FakeEngines())
+def test_a_request_that_runs_here_is_ended_at_once(product: InProcess) -> None:
     run_here(product, "r1")
     assert asyncio.run(product.gateway.cancels.cancel("ten_1", "r1"))
     assert not asyncio.run(product.gateway.cancels.cancel("ten_2", "r1"))
@@ -86,4 +82,3 @@ def test_a_request_that_runs_here_is_ended_at_once(migrated_sqlite: Path, tmp_pa
     assert product.engines.aborted == ["r1"]
     asyncio.run(product.gateway.cancels.look())
     assert product.engines.aborted == ["r1", "r1"], "the first abort may have come too early"
-    product.close()

@@ -4,11 +4,8 @@ import asyncio
 import itertools
 import json
 import random
-import shutil
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -265,15 +262,6 @@ class SteppedEngines(FakeEngines):
                 await asyncio.sleep(0)
         finally:
             self.num_left += num_said < self.num_tokens
-
-
-@pytest.fixture(scope="module")
-def shared_product(migrated_sqlite: Path, tmp_path_factory) -> Iterator[InProcess]:
-    folder = tmp_path_factory.mktemp("product")
-    shutil.copy(migrated_sqlite, folder / "chorale.db")
-    product = InProcess.build(folder, f"sqlite:///{folder / 'chorale.db'}")
-    yield product
-    product.close()
 
 
 @pytest.fixture

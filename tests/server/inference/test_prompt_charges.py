@@ -1,14 +1,10 @@
 """Long prompts over HTTP: a request is charged before work is done for it, and refused by bytes."""
 
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from server.database.database import DEFAULT_FILE
 from server.limits.memory import MemoryLimiter
 from tests.server.bases import change_base
 from tests.server.factories import NOW_MS
@@ -35,16 +31,12 @@ class CountingTokenizer:
 
 
 @pytest.fixture
-def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[InProcess]:
-    shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
-    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
+def product(product: InProcess) -> InProcess:
+    """A gateway whose limiter's clock stands still, so that no limit refills while a test runs."""
     tokenizer: Any = CountingTokenizer(product.gateway.bases.default.tokenizer)
     change_base(product.gateway, tokenizer=tokenizer)
-    # The limiter's clock stands still, so that no limit refills while a test runs.
-    limiter = MemoryLimiter(lambda: NOW_MS)
-    product.gateway = replace(product.gateway, limiter=limiter)
-    yield product
-    product.close()
+    product.gateway = replace(product.gateway, limiter=MemoryLimiter(lambda: NOW_MS))
+    return product
 
 
 def encoded(product: InProcess) -> list[int]:

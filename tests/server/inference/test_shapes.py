@@ -1,23 +1,11 @@
 """Shapes over HTTP: compiled once and charged before, refused by path, paid for if too slow."""
 
-import shutil
-
 import pytest
 
-from server.database.database import DEFAULT_FILE
 from server.tools.grammar import AnswerForm
 from tests.server.fake_engines import FakeEngines, answer_at_once
-from tests.server.in_process import InProcess
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 0}}}
-
-
-@pytest.fixture
-def product(migrated_sqlite, tmp_path):
-    shutil.copy(migrated_sqlite, tmp_path / DEFAULT_FILE)
-    product = InProcess.build(tmp_path, f"sqlite:///{tmp_path / DEFAULT_FILE}")
-    yield product
-    product.close()
 
 
 def chat(user, **fields):

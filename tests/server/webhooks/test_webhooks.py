@@ -44,7 +44,6 @@ from tests.server.factories import (
     make_price,
     make_tenant,
 )
-from tests.server.in_process import InProcess
 
 ANYWHERE = UrlRules(allow_http=True, allow_private=True)
 
@@ -411,14 +410,6 @@ def test_the_page_for_tenants_names_every_type_of_event():
 
 
 # ---- over HTTP ----
-
-
-@pytest.fixture
-def product(sqlite_database, tmp_path) -> Iterator[InProcess]:
-    sqlite_database.close()
-    made = InProcess.build(tmp_path, sqlite_database.url.render_as_string(False))
-    yield made
-    made.close()
 
 
 def test_a_tenants_admin_sets_its_webhook_and_sees_the_secret_once(product):
