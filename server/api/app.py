@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -21,7 +21,6 @@ from registry.uploads import Uploads
 from server.accounts.key_uses import KeyUses
 from server.adapters.watch import AdapterWatch
 from server.api import errors, foreign_errors
-from server.api.deps import authenticate, require_admin, usage_reader
 from server.api.errors import ApiError
 from server.api.gateway import Gateway
 from server.api.middleware import Edge, WriteLine
@@ -73,6 +72,18 @@ _READY_S = 5.0
 _LOOK_S = 0.05
 _SWEEP_S = 60.0
 _SWEEPS_PER_PURGE = 60
+# `receipts.router` would take the path of `receipts.public_router` for a request's id.
+_ROUTERS = (
+    receipts.public_router,
+    *(module.router for module in (
+        inference, limits, models, adapters, sharing, offers, uploads, usage, receipts, statements,
+        admin, base_limits, base_models, engines, prices, audit, problems,
+    )),
+    *(router for module in (keys, audit_log, budgets, webhooks, model_routes)
+      for router in (module.router, module.admin_router)),
+    statements.admin_router, billing.router, billing.admin_router, simulate.router,
+    organization.router, exports.router, exports.admin_router, tokens.router, machines.router,
+)  # fmt: skip
 _METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 
 
@@ -94,28 +105,9 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.gateway = gateway
-    tenant, operator = [Depends(authenticate)], [Depends(require_admin)]
-    # Included before `receipts.router`, which would take its path for a request's id.
-    app.include_router(receipts.public_router, prefix="/v1")
-    for module in (
-        inference, limits, models, adapters, sharing, offers, uploads, usage, receipts, statements,
-    ):  # fmt: skip
-        app.include_router(module.router, prefix="/v1", dependencies=tenant)
-    for module in (admin, base_limits, base_models, engines, prices, audit, problems):
-        app.include_router(module.router, prefix="/admin/v1", dependencies=operator)
-    for module in (keys, audit_log, budgets, webhooks, model_routes):
-        app.include_router(module.router, prefix="/v1", dependencies=tenant)
-        app.include_router(module.admin_router, prefix="/admin/v1", dependencies=operator)
-    app.include_router(statements.admin_router, prefix="/admin/v1", dependencies=operator)
-    app.include_router(billing.router, prefix="/v1", dependencies=tenant)
-    app.include_router(billing.admin_router, prefix="/admin/v1", dependencies=operator)
-    app.include_router(simulate.router, prefix="/admin/v1", dependencies=operator)
-    # For tenants and the operator: the key decides whose usage is read.
-    app.include_router(organization.router, prefix="/v1", dependencies=[Depends(usage_reader)])
-    app.include_router(exports.router, prefix="/v1", dependencies=tenant)
-    app.include_router(exports.admin_router, prefix="/admin/v1", dependencies=operator)
-    app.include_router(tokens.router, dependencies=tenant)
-    app.include_router(machines.router)
+    for router in _ROUTERS:
+        # `include_router` would build each route a second time, in every application anew.
+        app.router.routes += router.routes
     _handle_errors(app)
     app.openapi = functools.cache(lambda: openapi_document(app))  # type: ignore[method-assign]
     if origins := gateway.settings.cors_origins:

@@ -7,7 +7,7 @@ import hmac
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from registry.catalog import Catalog
@@ -187,6 +187,16 @@ async def require_admin(request: Request, bearer: Bearer) -> None:
     if not await _is_operators(request, bearer):
         raise errors.invalid_api_key()
     show_operator(request)
+
+
+def tenants_router(prefix: str = "") -> APIRouter:
+    """A router of endpoints for tenants; each takes their keys and sessions."""
+    return APIRouter(prefix=f"/v1{prefix}", dependencies=[Depends(authenticate)])
+
+
+def operators_router() -> APIRouter:
+    """A router of endpoints for the operator alone."""
+    return APIRouter(prefix="/admin/v1", dependencies=[Depends(require_admin)])
 
 
 async def _is_operators(request: Request, bearer: Bearer) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
@@ -19,12 +19,12 @@ from server.api.adapter_view import VersionAnswer
 from server.api.deps import AdapterViewDep, BasesDep, CatalogDep, DatabaseDep, UploadsDep
 from server.api.routes import adapters, offers, sharing
 from server.api.routes.lists import ListAnswer
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import AdaptersViewer
 from server.inference.bases import Bases
 
-router = APIRouter(route_class=PageRoute)
+router = pages_router()
 
 _PAGE_SIZE = 50
 _MOST_ROWS = 20

@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import Path, Query, Response
 from sqlalchemy import Connection
 
 from server.api import errors
@@ -16,12 +16,12 @@ from server.billing.exports.schedules import INTERVAL_S
 from server.billing.months import end_of, month_before
 from server.billing.statements import Statement
 from server.console.days import Days, day_of
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import TenantViewer, UsageViewer
 from server.database.database import Database
 
-router = APIRouter(prefix="/bill", route_class=PageRoute)
+router = pages_router("/bill")
 
 _PAGE_SIZE = 24
 _MOST_LINES = 200

@@ -2,19 +2,19 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from sqlalchemy import Connection
 
 from server.accounts import auth
 from server.accounts.keys import MAX_NAME, ApiKey, get_key, list_keys
 from server.api.deps import BasesDep, DatabaseDep, LimiterDep
 from server.api.routes.limits import get_limits
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import AdminViewer, AnyTenant
 from server.database.clock import now_ms
 
-router = APIRouter(prefix="/keys", route_class=PageRoute)
+router = pages_router("/keys")
 
 _PAGE_SIZE = 50
 

@@ -1,6 +1,6 @@
 """Puts the console's pages into the application."""
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 
 from server.api import errors
 from server.console import (
@@ -15,9 +15,9 @@ from server.console import (
     webhooks,
 )
 from server.console.operator import audit_log, engines, incidents, slow_requests, tenants
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 
-_nowhere = APIRouter(route_class=PageRoute)
+_nowhere = pages_router()
 
 _PAGES = (
     rendering,
@@ -35,9 +35,8 @@ _OPERATORS_PAGES = (engines, tenants, slow_requests, incidents, audit_log)
 
 def mount(app: FastAPI) -> FastAPI:
     """Add the pages at `/console` to the gateway's application, and return it."""
-    for module in (*_PAGES, *_OPERATORS_PAGES):
-        app.include_router(module.router, prefix="/console", include_in_schema=False)
-    app.include_router(_nowhere, prefix="/console", include_in_schema=False)
+    for router in (*(module.router for module in (*_PAGES, *_OPERATORS_PAGES)), _nowhere):
+        app.router.routes += router.routes  # as in server.api.app
     return app
 
 

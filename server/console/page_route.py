@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 
@@ -32,6 +32,10 @@ class PageRoute(APIRoute):
             return answer
 
         return handle_faults
+
+
+def pages_router(prefix: str = "") -> APIRouter:
+    return APIRouter(prefix=f"/console{prefix}", route_class=PageRoute, include_in_schema=False)
 
 
 def _fault(request: Request, error: ApiError) -> Response:

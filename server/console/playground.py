@@ -1,12 +1,12 @@
 """The playground: the page's script asks several models side by side, through the API."""
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import InferenceViewer
 
-router = APIRouter(prefix="/playground", route_class=PageRoute)
+router = pages_router("/playground")
 
 
 @router.get("")

@@ -13,7 +13,7 @@ from server.api import errors
 from server.console import formats
 from server.console.viewers import Viewer
 
-router = APIRouter()
+router = APIRouter(prefix="/console", include_in_schema=False)
 
 _HEADERS = {
     "content-security-policy": (

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -13,12 +13,12 @@ from server.billing import request_log
 from server.billing.holds import count_open
 from server.billing.request_log import Asked, LoggedRequest
 from server.console.days import Days, day_of
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.spend import Name, named_keys
 from server.console.viewers import UsageViewer
 
-router = APIRouter(prefix="/requests", route_class=PageRoute)
+router = pages_router("/requests")
 
 _PAGE_SIZE = 50
 

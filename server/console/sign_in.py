@@ -3,7 +3,7 @@
 from typing import Annotated
 from urllib.parse import parse_qs
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from server.accounts import auth
@@ -13,10 +13,10 @@ from server.api import errors
 from server.api.bodies import read_body
 from server.api.deps import SESSION_COOKIE, BodiesDep, SessionsDep
 from server.api.foreign_errors import from_auth
-from server.console.page_route import OPERATORS, SIGN_IN, PageRoute
+from server.console.page_route import OPERATORS, SIGN_IN, pages_router
 from server.console.rendering import render
 
-router = APIRouter(route_class=PageRoute)
+router = pages_router()
 
 _HOMES = (
     (auth.USAGE_READ, "/console"),

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -20,12 +20,12 @@ from server.billing.receipts.rows import COST_KINDS
 from server.billing.usage import UsageSum, Which, sum_entries
 from server.console.budgets import list_budgets
 from server.console.days import DAY_MS, Days, day_of
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import TenantViewer, UsageViewer
 from server.database.clock import now_ms
 
-router = APIRouter(route_class=PageRoute)
+router = pages_router()
 
 _MOST_GROUPS = 50
 _MOST_SERIES = 5

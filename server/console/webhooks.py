@@ -2,11 +2,11 @@
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from sqlalchemy import Connection
 
 from server.api.deps import DatabaseDep
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import AdminViewer
 from server.database.clock import now_ms
@@ -14,7 +14,7 @@ from server.webhooks import events
 from server.webhooks.events import KEPT_MS, Event, Webhook
 from server.webhooks.urls import MAX_URL_CHARACTERS
 
-router = APIRouter(prefix="/webhooks", route_class=PageRoute)
+router = pages_router("/webhooks")
 
 _PAGE_SIZE = 50
 

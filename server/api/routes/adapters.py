@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -31,13 +31,14 @@ from server.api.deps import (
     CatalogDep,
     DatabaseDep,
     UploadsDep,
+    tenants_router,
 )
 from server.billing.prices import price_of_adapter
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.inference.routes import refuse_name_of_route
 
-router = APIRouter(prefix="/adapters")
+router = tenants_router("/adapters")
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Search = Annotated[str, Query(max_length=64)]

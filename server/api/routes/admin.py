@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -14,7 +13,7 @@ from server.accounts.identities import Identities
 from server.accounts.tenants import Tenant, TenantLimits, TenantStatus
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import BasesDep, DatabaseDep, IdentitiesDep, PriceTagsDep
+from server.api.deps import BasesDep, DatabaseDep, IdentitiesDep, PriceTagsDep, operators_router
 from server.api.routes.budgets import Dollars, nanousd
 from server.api.routes.lists import ListAnswer
 from server.api.routes.usage import GroupBy, Time, UsageList, usage_list
@@ -25,7 +24,7 @@ from server.billing.rating import format_usd
 from server.database.clock import now_ms
 from server.database.database import Database
 
-router = APIRouter()
+router = operators_router()
 
 
 class _Limits(BodyFields):

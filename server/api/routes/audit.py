@@ -2,18 +2,17 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import AuditorDep, DatabaseDep, SignerDep
+from server.api.deps import AuditorDep, DatabaseDep, SignerDep, operators_router
 from server.api.receipt_models import LedgerEntry
 from server.billing.audit.acknowledgements import acknowledge
 from server.billing.audit.report import report_body
 from server.database.clock import now_ms
 
-router = APIRouter()
+router = operators_router()
 
 
 class _Acknowledgement(BodyFields):

@@ -2,18 +2,18 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 
 from server.accounts import tenants
 from server.accounts.audit_log import MAX_LINES, Asked, AuditLine, list_lines
 from server.api.answer import Answer
-from server.api.deps import DatabaseDep, TenantAdminKey
+from server.api.deps import DatabaseDep, TenantAdminKey, operators_router, tenants_router
 from server.api.routes.lists import Page
 from server.database.database import Database
 
-router = APIRouter()
-admin_router = APIRouter()
+router = tenants_router()
+admin_router = operators_router()
 
 _MAX_ID = (1 << 63) - 1
 _MAX_S = 10**11

@@ -3,20 +3,20 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from pydantic import Field
 from sqlalchemy import Connection
 
 from server.accounts import tenants
 from server.api.bodies import json_body
-from server.api.deps import DatabaseDep, IdentitiesDep
+from server.api.deps import DatabaseDep, IdentitiesDep, operators_router
 from server.api.routes.limits import AmountsAnswer, LimitFields
 from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
 from server.limits import base_limits
 from server.limits.amounts import Amounts
 
-router = APIRouter()
+router = operators_router()
 
 BaseName = Annotated[str, Path(min_length=1, max_length=256)]
 

@@ -3,14 +3,13 @@
 import json
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import Field, JsonValue
 
 from registry.audit import record_audit
 from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import BasesDep, DatabaseDep, FollowerDep, SettingsDep
+from server.api.deps import BasesDep, DatabaseDep, FollowerDep, SettingsDep, operators_router
 from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
 from server.database.database import Database
@@ -20,7 +19,7 @@ from server.launch.settings import InvalidSetting, Settings, UnknownSetting
 from server.pool.base_files import BaseEntry
 from server.text.json_object import JsonObject
 
-router = APIRouter()
+router = operators_router()
 
 
 class _NewBaseModel(BodyFields):

@@ -4,7 +4,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Header
+from fastapi import Header
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -12,7 +12,7 @@ from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, SignerDep, UsageKey
+from server.api.deps import DatabaseDep, SignerDep, UsageKey, operators_router, tenants_router
 from server.api.receipt_models import LedgerEntry
 from server.billing import credits
 from server.billing.credits import CreditKind
@@ -23,8 +23,8 @@ from server.database.clock import now_ms
 from server.database.database import Database
 from server.text.json_object import JsonObject
 
-router = APIRouter()
-admin_router = APIRouter()
+router = tenants_router()
+admin_router = operators_router()
 
 MAX_AMOUNT_NANOUSD = 10**15
 """A million dollars, the most of one entry: nine thousand such entries still fit a balance."""

@@ -3,7 +3,6 @@
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -11,7 +10,7 @@ from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, IdentitiesDep, UsageKey
+from server.api.deps import DatabaseDep, IdentitiesDep, UsageKey, operators_router, tenants_router
 from server.api.routes.lists import ListAnswer
 from server.billing import budgets
 from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums
@@ -19,8 +18,8 @@ from server.billing.months import end_of, month_of
 from server.billing.rating import format_usd
 from server.database.clock import now_ms
 
-router = APIRouter()
-admin_router = APIRouter()
+router = tenants_router()
+admin_router = operators_router()
 
 
 Dollars = Annotated[str, Field(pattern=r"^[0-9]{1,7}(\.[0-9]{1,9})?$")]

@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Path
+from fastapi import Path
 from pydantic import Field
 
 from engine.messages import EngineStats
 from server.api import errors
 from server.api.answer import Answer
-from server.api.deps import BasesDep, DatabaseDep
+from server.api.deps import BasesDep, DatabaseDep, operators_router
 from server.api.routes.lists import ListAnswer
 from server.billing.holds import MAX_VOIDED_AT_ONCE, void_lost
 from server.billing.settler import LEASE, SILENT_MS
@@ -20,7 +20,7 @@ from server.database.leases import MACHINE, forget, list_held
 from server.pool.engine import EngineState
 from server.pool.engines import EngineFigures
 
-router = APIRouter()
+router = operators_router()
 
 
 class TierFigures(Answer):

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 from sqlalchemy.engine import Connection
@@ -12,7 +12,7 @@ from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, UsageKey
+from server.api.deps import DatabaseDep, UsageKey, operators_router, tenants_router
 from server.api.routes.lists import ListAnswer
 from server.api.routes.usage import Time, parse_range
 from server.billing.exports import schedules
@@ -30,8 +30,8 @@ from server.billing.receipts.rows import Place
 from server.database.clock import now_ms
 from server.database.database import Database
 
-router = APIRouter()
-admin_router = APIRouter()
+router = tenants_router()
+admin_router = operators_router()
 
 THROUGH = "x-chorale-export-through"
 _FOREVER_MS = 2**62

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Header, Request
+from fastapi import Header, Request
 from fastapi.responses import Response
 from pydantic import Field
 
@@ -10,11 +10,11 @@ from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyDep
 from server.api.completion_models import ChatCompletion, TextCompletion
-from server.api.deps import CancelsDep, InferenceKey, ServingDep
+from server.api.deps import CancelsDep, InferenceKey, ServingDep, tenants_router
 from server.api.openai import ChatRequest, CompletionRequest, parse_request
 from server.inference.idempotency import MAX_KEY_CHARACTERS, Claim
 
-router = APIRouter()
+router = tenants_router()
 
 IdempotencyKey = Annotated[
     str | None,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -12,14 +12,21 @@ from server.accounts.auth import Identity
 from server.accounts.identities import Identities
 from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE, ApiKey
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, IdentitiesDep, PepperDep, TenantAdminKey
+from server.api.deps import (
+    DatabaseDep,
+    IdentitiesDep,
+    PepperDep,
+    TenantAdminKey,
+    operators_router,
+    tenants_router,
+)
 from server.api.key_view import AllKeysRevoked, KeyAnswer, KeyMade, KeyPage, KeyRevoked, key_view
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.text.json_object import JsonObject
 
-router = APIRouter()
-admin_router = APIRouter()
+router = tenants_router()
+admin_router = operators_router()
 
 T = TypeVar("T")
 

@@ -3,7 +3,6 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -17,6 +16,7 @@ from server.api.deps import (
     DatabaseDep,
     IdentityDep,
     LimiterDep,
+    tenants_router,
 )
 from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
@@ -29,7 +29,7 @@ from server.limits.amounts import Amounts
 from server.limits.base_limits import tenant_and_base
 from server.limits.rules import Metric, Scope, Standing
 
-router = APIRouter()
+router = tenants_router()
 
 _MAX_LIMIT = 10**9
 """The most that a limit may be: nothing reaches a larger one in a minute."""

@@ -6,12 +6,19 @@ In this module a route is what `server.inference.route` says, never a path of th
 from collections.abc import Collection
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import AdaptersReadKey, AdaptersWriteKey, BasesDep, DatabaseDep, RoutesDep
+from server.api.deps import (
+    AdaptersReadKey,
+    AdaptersWriteKey,
+    BasesDep,
+    DatabaseDep,
+    RoutesDep,
+    operators_router,
+    tenants_router,
+)
 from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
 from server.database.database import Database
@@ -19,8 +26,8 @@ from server.inference import routes as kept
 from server.inference.route import MAX_MODELS, Route, RouteModel, Strategy
 from server.inference.routes import OPERATOR, Routes
 
-router = APIRouter()
-admin_router = APIRouter()
+router = tenants_router()
+admin_router = operators_router()
 
 # A header repeats the name, so it has no comma, semicolon or space.
 _Model = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/:+-]*$")]

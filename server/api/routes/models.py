@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -11,13 +10,13 @@ from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.adapters.names import resolve_adapter
 from server.api.answer import Answer
-from server.api.deps import BasesDep, CatalogDep, DatabaseDep, InferenceKey
+from server.api.deps import BasesDep, CatalogDep, DatabaseDep, InferenceKey, tenants_router
 from server.inference.errors import engine_unavailable
 from server.inference.route import Route
 from server.inference.routes import visible_routes
 from server.inference.served_base import ServedBase
 
-router = APIRouter()
+router = tenants_router()
 
 
 class ModelAnswer(Answer):

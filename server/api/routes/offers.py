@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -14,13 +13,13 @@ from registry.received_offers import Addressee, ReceivedOffer
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.api.answer import Answer
-from server.api.deps import AdaptersReadKey, AdaptersWriteKey, BasesDep, DatabaseDep
+from server.api.deps import AdaptersReadKey, AdaptersWriteKey, BasesDep, DatabaseDep, tenants_router
 from server.api.routes.lists import ListAnswer
 from server.billing.prices import Price, prices_for
 from server.database.clock import now_ms
 from server.text.times import unix_seconds
 
-router = APIRouter(prefix="/offers")
+router = tenants_router("/offers")
 
 
 class OfferAnswer(Answer):

@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qsl, urlencode
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from server.api import errors
 from server.api.answer import Answer
-from server.api.deps import DatabaseDep, UsageReader
+from server.api.deps import DatabaseDep, UsageReader, usage_reader
 from server.api.organization_results import (
     CompletionsUsage,
     Costs,
@@ -100,7 +100,12 @@ class _BracketsRoute(APIRoute):
         return handle_without_brackets
 
 
-router = APIRouter(prefix="/organization", route_class=_BracketsRoute)
+# For tenants and the operator: the key decides whose usage is read.
+router = APIRouter(
+    prefix="/v1/organization",
+    dependencies=[Depends(usage_reader)],
+    route_class=_BracketsRoute,
+)
 
 
 @router.get("/usage/completions")

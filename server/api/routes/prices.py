@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -12,7 +12,7 @@ from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, PriceTagsDep
+from server.api.deps import DatabaseDep, PriceTagsDep, operators_router
 from server.api.errors import ApiError
 from server.api.routes.lists import ListAnswer
 from server.billing import prices
@@ -20,7 +20,7 @@ from server.billing.prices import Price, Scope
 from server.database.clock import now_ms
 from server.text.times import unix_seconds
 
-router = APIRouter()
+router = operators_router()
 
 MAX_PRICES = 1000
 # At most a thousand dollars: a million tokens at that price still fit 63 bits.

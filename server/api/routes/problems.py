@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Depends
+from fastapi import Depends
 from pydantic import Field
 
 from engine.messages import Residency
@@ -25,6 +25,7 @@ from server.api.deps import (
     SettingsDep,
     SettlerDep,
     SpaceDep,
+    operators_router,
 )
 from server.api.routes.lists import ListAnswer
 from server.billing.audit.report import Report
@@ -35,7 +36,7 @@ from server.billing.settler import EngineLag
 from server.database.clock import now_ms
 from server.pool.engines import EngineFigures
 
-router = APIRouter()
+router = operators_router()
 
 _RECENT_MS = 5 * 60_000
 _MOST_RECENT = 200

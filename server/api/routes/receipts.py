@@ -11,7 +11,7 @@ from sqlalchemy.engine import Connection
 
 from server.api import errors
 from server.api.answer import Answer
-from server.api.deps import DatabaseDep, UsageKey
+from server.api.deps import DatabaseDep, UsageKey, tenants_router
 from server.api.receipt_models import KeyId, ReceiptAnswer, SignedReceipt
 from server.api.routes.lists import ListAnswer
 from server.billing.receipts.rows import sealed_receipt, select_receipts
@@ -19,8 +19,8 @@ from server.billing.receipts.signing_keys import list_keys
 from server.billing.tables import entries, holds, usage_events
 from server.inference.attempts import attempt_ids, parent_of
 
-router = APIRouter()
-public_router = APIRouter()
+router = tenants_router()
+public_router = APIRouter(prefix="/v1")
 
 _ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl)-(.+)")
 _ENTRY_ID = re.compile(r"entry_([1-9][0-9]{0,17})")

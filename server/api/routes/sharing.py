@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -16,12 +15,18 @@ from server.accounts.auth import Identity
 from server.api import errors
 from server.api.adapter_view import PinAnswer, pin_view
 from server.api.answer import Answer
-from server.api.deps import AdaptersReadKey, AdaptersWriteKey, CatalogDep, DatabaseDep
+from server.api.deps import (
+    AdaptersReadKey,
+    AdaptersWriteKey,
+    CatalogDep,
+    DatabaseDep,
+    tenants_router,
+)
 from server.api.routes.lists import ListAnswer
 from server.billing.prices import price_of_adapter
 from server.database.clock import now_ms
 
-router = APIRouter(prefix="/adapters/{name}")
+router = tenants_router("/adapters/{name}")
 
 
 class GrantAnswer(Answer):

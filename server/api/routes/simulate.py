@@ -4,7 +4,6 @@ import asyncio
 import dataclasses
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -13,7 +12,7 @@ from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep
+from server.api.deps import DatabaseDep, operators_router
 from server.api.routes.prices import PriceFields, adapter_not_found
 from server.api.routes.usage import parse_range
 from server.billing.entries import EntryKind
@@ -22,7 +21,7 @@ from server.billing.rating import Prices, format_usd
 from server.billing.simulate import Book, BookScope, Line, simulate
 from server.text.json_object import JsonObject
 
-router = APIRouter()
+router = operators_router()
 
 MAX_SCOPES = 1000
 TIMEOUT_S = 60.0

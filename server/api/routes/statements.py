@@ -4,7 +4,6 @@ import asyncio
 import re
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import Field, JsonValue
 from sqlalchemy.engine import Connection
 
@@ -12,7 +11,7 @@ from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, StatementsDep, UsageKey
+from server.api.deps import DatabaseDep, StatementsDep, UsageKey, operators_router, tenants_router
 from server.api.receipt_models import Sha256, Signature
 from server.api.routes.lists import ListAnswer
 from server.billing import statements
@@ -21,8 +20,8 @@ from server.billing.statement_figures import SCHEMA
 from server.billing.statements import OpenPeriod, PeriodNotOver, Statement
 from server.text.json_object import JsonObject
 
-router = APIRouter()
-admin_router = APIRouter()
+router = tenants_router()
+admin_router = operators_router()
 
 MAX_LISTED = 120
 MAX_ISSUED = 100

@@ -6,7 +6,7 @@ A call counts as a request, and takes no tokens.
 import functools
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
@@ -22,6 +22,7 @@ from server.api.deps import (
     EncodersDep,
     InferenceKey,
     LimiterDep,
+    authenticate,
 )
 from server.api.openai import ChatToTokenize, TextToTokenize, TokensToDecode
 from server.api.request_objects import parse_body, parse_object, read_object
@@ -34,7 +35,7 @@ from server.inference.served_base import ServedBase
 from server.limits.rules import Limiter
 from server.tools.dialect import Dialect
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(authenticate)])
 
 
 class Tokens(Answer):

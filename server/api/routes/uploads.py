@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import Header, Request, Response
 from pydantic import Field, JsonValue
 from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
@@ -45,6 +45,7 @@ from server.api.deps import (
     SpoolDep,
     UploadBuildsDep,
     UploadsDep,
+    tenants_router,
 )
 from server.api.limit_headers import retry_headers
 from server.api.routes.adapters import limits_of
@@ -57,7 +58,7 @@ from server.inference.routes import refuse_name_of_route
 from server.limits.inflow import Arrival
 from server.tools.proof import checked_template
 
-router = APIRouter()
+router = tenants_router()
 
 # How long a completion waits for the proof before it answers, and when to ask again then.
 _PROOF_WAIT_S = 30.0

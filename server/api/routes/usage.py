@@ -3,12 +3,12 @@
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from pydantic import ConfigDict, Field
 
 from server.api import errors
 from server.api.answer import Answer
-from server.api.deps import DatabaseDep, UsageKey
+from server.api.deps import DatabaseDep, UsageKey, tenants_router
 from server.billing.entries import EntryKind
 from server.billing.rating import format_usd
 from server.billing.usage import EVERYTHING, UsageSum, Which, sum_entries
@@ -16,7 +16,7 @@ from server.database.clock import now_ms
 from server.database.database import Database
 from server.text.json_object import JsonObject
 
-router = APIRouter()
+router = tenants_router()
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

@@ -2,7 +2,6 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -10,7 +9,14 @@ from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, PepperDep, TenantAdminKey, WebhookRulesDep
+from server.api.deps import (
+    DatabaseDep,
+    PepperDep,
+    TenantAdminKey,
+    WebhookRulesDep,
+    operators_router,
+    tenants_router,
+)
 from server.api.routes.lists import ListAnswer
 from server.database.clock import now_ms
 from server.database.database import Database
@@ -19,8 +25,8 @@ from server.webhooks import events
 from server.webhooks.events import MAX_PENDING, Event, EventType, Webhook
 from server.webhooks.urls import MAX_URL_CHARACTERS, BadWebhookUrl, UrlRules, check_url
 
-router = APIRouter()
-admin_router = APIRouter()
+router = tenants_router()
+admin_router = operators_router()
 
 MAX_EVENTS = 100
 

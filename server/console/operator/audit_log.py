@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -11,11 +11,11 @@ from server.accounts import tenants
 from server.accounts.audit_log import Asked, list_lines
 from server.api.deps import DatabaseDep
 from server.console.days import Days
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import OperatorViewer
 
-router = APIRouter(prefix="/operator/audit", route_class=PageRoute)
+router = pages_router("/operator/audit")
 
 _PAGE_SIZE = 100
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 
 from engine.messages import Residency, Tier
 from registry.build import tenant_of
@@ -14,7 +14,7 @@ from server.api.deps import BasesDep, DatabaseDep, FollowerDep
 from server.api.routes.base_models import BaseModelAnswer, list_base_models
 from server.api.routes.engines import EngineStatsAnswer, engines
 from server.api.routes.problems import ProblemsDep
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import OperatorViewer
 from server.database.clock import now_ms
@@ -23,7 +23,7 @@ from server.inference.served_base import ServedBase
 from server.pool.decisions import Decision
 from server.pool.running import TenantLoad
 
-router = APIRouter(prefix="/operator", route_class=PageRoute)
+router = pages_router("/operator")
 
 _MOST_TENANTS = 50
 _MOST_ADAPTERS = 10

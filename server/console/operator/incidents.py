@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from sqlalchemy import Connection
 
 from server.accounts.tenants import names_of
@@ -12,12 +12,12 @@ from server.billing.holds import expired_by_engine
 from server.billing.incidents import list_incidents
 from server.billing.statements import overdue
 from server.console.operator.advice import advice_on
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import OperatorViewer
 from server.database.clock import database_now_ms
 
-router = APIRouter(prefix="/operator/incidents", route_class=PageRoute)
+router = pages_router("/operator/incidents")
 
 _PAGE_SIZE = 50
 _MOST_OVERDUE = 20

@@ -2,18 +2,18 @@
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from sqlalchemy import Connection
 
 from server.accounts.tenants import names_of
 from server.api.deps import DatabaseDep
 from server.billing.request_log import MAX_COMPARED, Span, read_slowest
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.request_log import bars_of
 from server.console.viewers import OperatorViewer
 
-router = APIRouter(prefix="/operator/requests", route_class=PageRoute)
+router = pages_router("/operator/requests")
 
 _MOST = 25
 

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
@@ -15,13 +15,13 @@ from server.billing.receipts.rows import COST_KINDS
 from server.billing.tenant_figures import Order, list_tenant_figures
 from server.billing.usage import Which, sum_entries
 from server.console.days import Days
-from server.console.page_route import PageRoute
+from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.spend import plot_of
 from server.console.viewers import OperatorViewer
 from server.database.clock import now_ms
 
-router = APIRouter(prefix="/operator/tenants", route_class=PageRoute)
+router = pages_router("/operator/tenants")
 
 _PAGE_SIZE = 50
 _LAST_REQUESTS = 20
