@@ -150,6 +150,7 @@ def check_flips(files, name, max_examples):
         path.write_bytes(changed)
         result = verify(path)
         assert result.exit_code in (1, 2), (content[at - 40 : at + 40], digit)
+        assert isinstance(result.exception, SystemExit), result.exception
         assert is_named(result, at, content, places), (at, result.output)
 
     flip()
@@ -344,6 +345,15 @@ def test_an_answers_receipt_names_the_key_that_signed_it(tmp_path):
     [good, bad] = write(tmp_path, good=answer, bad=answer | {"verified_with": "0" * 16})
     assert verify(good).exit_code == 0
     assert [f["field"] for f in report(bad)["findings"]] == ["verified_with"]
+
+
+def test_an_answers_correction_must_be_of_its_receipt(tmp_path):
+    rows = [make_usage(), make_usage()]
+    receipt, other = seal(rows)
+    *_, correction = seal([*rows, reverse(other)])
+    answer = make_answer() | {"receipt": receipt, "corrections": [correction]}
+    [path] = write(tmp_path, strange=answer)
+    assert "reverses_entry_id" in {f["field"] for f in report(path)["findings"]}
 
 
 def test_many_findings_are_shown_in_part_and_counted(tmp_path):

@@ -132,7 +132,9 @@ def test_what_has_not_been_needed_for_minutes_goes_one_by_one():
     pool = Pool(make_autoscaler(most=5, wanted=5))
     pool.pass_time(SPARE_S, 0)
     assert pool.changes == []
-    pool.pass_time(10 * SPARE_S, 0)
+    pool.pass_time(SPARE_S, 0)
+    assert pool.changes == [-1], "each has its own minutes"
+    pool.pass_time(9 * SPARE_S, 0)
     assert pool.changes == [-1, -1, -1, -1]
 
 

@@ -178,7 +178,7 @@ def test_a_template_is_found_where_transformers_finds_it(tmp_path, files, prompt
     chat = [{"role": "user", "content": "hi"}]
     template = ChatTemplate.load(tmp_path, config)
     reference = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    for tools, expected in ((None, prompt), (TOOLS, with_tools)):
+    for tools, expected in ((None, prompt), ([], with_tools), (TOOLS, with_tools)):
         assert rendered(lambda tools=tools: template.render(chat, tools)) == expected
         assert expected == rendered(
             lambda tools=tools: reference.apply_chat_template(chat, tools=tools, tokenize=False)
