@@ -38,8 +38,9 @@ GROUPS = pytest.mark.parametrize(
 )
 
 LENGTHS = [1, 16, 17, 255, 256, 257, 1100]
-CHUNKS = [(2, 2), (33, 33), (17, 2), (23, 7), (86, 70), (301, 1), (333, 33), (1100, 5)]
-"""(positions, tokens) of chunks that begin at 0, 0, 15, 16, 16, ..; one is a decode."""
+CHUNKS = [(2, 2), (33, 33), (17, 2), (23, 7), (86, 70), (301, 1), (333, 33), (1100, 5), (131, 5)]
+"""(positions, tokens) of chunks that begin at 0, 0, 15, 16, 16, ..; one is a decode. The last one's
+first token does not see the last key of a tile, whatever a tile's keys are."""
 
 
 @pytest.fixture(autouse=True)
