@@ -1,10 +1,12 @@
 """Models and adapters that the stacks of several folders serve."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.e2e.folder_fixture import end_of
 from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
 
 DEMO = Path(__file__).parents[2] / "demo"
@@ -33,3 +35,9 @@ def tiny_adapters(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
         name: save_adapter(tiny_model, folder / name, seed=100 + i, **spec)
         for i, (name, spec) in enumerate(specs.items())
     }
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    yield
+    end_of(item, nextitem)

@@ -1,10 +1,6 @@
 """The demo's model and adapters on one stack, and one browser, which the files here share."""
 
-import contextlib
-import functools
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -13,45 +9,29 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.e2e.browser import chromium
 from tests.e2e.conftest import DEMO
 from tests.e2e.console_browser import sign_in
+from tests.e2e.folder_fixture import folder_fixture
 from tests.e2e.stack import Stack, Tenant, running
 
-HERE = Path(__file__).parent
 WAIT_MS = 60_000
-_ends = contextlib.ExitStack()
 
 
-@functools.cache
-def _browser() -> Browser:
-    expect.set_options(timeout=WAIT_MS)
-    return _ends.enter_context(chromium())
-
-
-@functools.cache
-def _stack(parent: Path) -> Stack:
-    rules = {"webhook_allow_http": True, "webhook_allow_private": True}
-    folder = Path(tempfile.mkdtemp(prefix="demo-stack", dir=parent))
-    stack = _ends.enter_context(running(folder, DEMO / "model", **rules))
-    for name, adapters in {"acme": ("json", "shout"), "globex": ("python", "pirate")}.items():
-        tenant = stack.tenant(name)
-        for adapter in adapters:
-            tenant.push(adapter, DEMO / "adapters" / adapter)
-    return stack
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Iterator[None]:
-    """End stack and browser with the last test here: others run event loops in this thread."""
-    yield
-    if nextitem is None or nextitem.path.parent != HERE:
-        _ends.close()
-        _browser.cache_clear()
-        _stack.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def demo_stack(tmp_path_factory: pytest.TempPathFactory) -> Stack:
+@folder_fixture
+def demo_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """Serve the demo's model and adapters, for two tenants as in `chorale demo`."""
-    return _stack(tmp_path_factory.getbasetemp())
+    rules = {"webhook_allow_http": True, "webhook_allow_private": True}
+    with running(tmp_path_factory.mktemp("demo-stack"), DEMO / "model", **rules) as stack:
+        for name, adapters in {"acme": ("json", "shout"), "globex": ("python", "pirate")}.items():
+            tenant = stack.tenant(name)
+            for adapter in adapters:
+                tenant.push(adapter, DEMO / "adapters" / adapter)
+        yield stack
+
+
+@folder_fixture
+def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=WAIT_MS)
+    with chromium() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +55,6 @@ def agent(tenant: Tenant) -> Iterator[None]:
     yield
     tenant.adapters.remove("agent")
     tenant.http.delete("/v1/adapters/agent").raise_for_status()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Browser:
-    return _browser()
 
 
 @pytest.fixture(scope="module")

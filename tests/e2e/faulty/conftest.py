@@ -19,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 from bench.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from registry.free_space import volume_of
 from tests import needs
+from tests.e2e.folder_fixture import folder_fixture
 from tests.e2e.stack import FILES, Stack, Tenant, running
 from tests.redis_server import RedisServer
 from tests.server.traces.collector import Collector, collecting
@@ -124,7 +125,7 @@ class World:
         return next(entry for entry in data if lora.key.endswith(str(entry["object_key"])))
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def world(
     tiny_model: Path, tiny_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.composed import Fleet, running_fleet
+from tests.e2e.folder_fixture import folder_fixture
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def fleet(
     make_postgres: Callable[[str], str], tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Fleet]:

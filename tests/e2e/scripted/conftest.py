@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from bench.faulty_s3 import CREDENTIALS
+from tests.e2e.folder_fixture import folder_fixture
 from tests.e2e.stack import Stack, running
 from tests.signed_s3 import signed_s3
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def scripted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """The stack. A token takes 8 ms, and a gateway that is asked to end waits for 2 s."""
     with (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.folder_fixture import folder_fixture
 from tests.e2e.oracle import TinyWorld
 from tests.e2e.stack import running
 
@@ -17,7 +18,7 @@ PUBLIC_PROMPT = (
 """The system prompt that all tenants of the stack share."""
 
 
-@pytest.fixture(scope="session")
+@folder_fixture
 def tiny(
     tiny_model: Path, tiny_adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TinyWorld]:
