@@ -138,15 +138,17 @@ def test_requests_on_an_adapter_go_where_it_is(pair):
     asyncio.run(run())
 
 
-def test_a_long_prompt_goes_where_its_beginning_was_computed(pair):
+def test_a_long_prompt_goes_where_its_beginning_was_computed(pool):
+    pool.start("a", "b")
+
     async def run():
-        async with gateway(pair, "a", "b"):
+        async with gateway(pool, "a", "b"):
             prompts = [tuple([first] * 4 * CHUNK_TOKENS) for first in range(5, 15)]
 
             async def ask(turn, number):
                 message = make_message(f"r{turn}-{number}", 1, 1)
                 prompt = (*prompts[number], turn + 1)
-                return (await pair.ask(replace(message, prompt_token_ids=prompt)))[0]
+                return (await pool.ask(replace(message, prompt_token_ids=prompt)))[0]
 
             # The first turns are sent at once, so that they are spread; later ones one by one.
             homes = await asyncio.gather(*(ask(0, number) for number in range(len(prompts))))
@@ -171,7 +173,7 @@ def test_a_killed_engine_ends_its_own_requests_only_and_comes_back_with_nothing_
             assert cached() == {name: 4 * CHUNK_TOKENS}
             messages = [make_message(f"r{i}", 5, 60) for i in range(12)]
             asked = [asyncio.create_task(pool.ask(message)) for message in messages]
-            await pool.wait(lambda: pool.running.num_at(name) + pool.running.num_at(other) == 12)
+            await asyncio.sleep(0.3)
             lost = [r for r in pool.running if pool.running.find(r).engine == name]
             assert 0 < len(lost) < 12
             pool.kill(name)
@@ -259,17 +261,19 @@ def test_who_joins_is_met_and_who_is_gone_is_forgotten(pool):
     asyncio.run(run())
 
 
-def test_each_journal_is_read_from_its_own_engine(pair):
+def test_each_journal_is_read_from_its_own_engine(pool):
+    pool.start("a", "b")
+
     async def run():
-        async with gateway(pair, "a", "b") as engines:
+        async with gateway(pool, "a", "b") as engines:
             went = {}
             for number in range(6):
-                message = make_message(f"j{number}", 5, 2)
-                went[message.request_id], _ = await pair.ask(message)
+                message = make_message(f"r{number}", 5, 2)
+                went[message.request_id], _ = await pool.ask(message)
             found = {}
             for engine_id in engines.engine_ids():
-                records = (await engines.read_journal(engine_id, 0, 1000)).records
-                found |= {r.request_id: engine_id for r in records if r.request_id in went}
+                records = (await engines.read_journal(engine_id, 0, 100)).records
+                found |= {r.request_id: engine_id for r in records}
             assert found == {id: engines.engine_id(name) for id, name in went.items()}
 
     asyncio.run(run())
