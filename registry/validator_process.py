@@ -5,6 +5,7 @@ no network and no secrets. It imports only numpy and the checks.
 """
 
 import ctypes
+import importlib
 import json
 import os
 import resource
@@ -63,6 +64,8 @@ def main() -> None:
 
 def confine(memory_bytes: int, file_bytes: int, cpu_s: int, open_files: int, niceness: int) -> bool:
     """Give up, for good, all that a check does not need; returns whether the network is gone."""
+    # The checks use it. If its import failed after this, the files would be blamed.
+    importlib.import_module("numpy")
     os.nice(niceness)
     for kind, limit in (
         (resource.RLIMIT_AS, memory_bytes),
