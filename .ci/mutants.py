@@ -5,7 +5,7 @@
     python .ci/mutants.py report after.jsonl before.jsonl  # what lives, and what was killed before
 
 `run` works in clones of what TREE has committed and leaves TREE alone. Each mutant meets the test
-files that import its module, best first and at most about 90 processor seconds of them; `--wide`
+files that import its module, best first and at most about 30 processor seconds of them; `--wide`
 takes all of them, `--tests FILES` names other ones. A mutant that is in the output already is not
 run again. At the end the tests that killed run on the tree without a mutant: one that fails there
 proves nothing, and what it killed becomes `red`. A mutant whose line is not in the tree is `gone`.
@@ -49,13 +49,20 @@ _KINDS = (
     *("swapped arguments", "off by one", "dropped condition", "removed await"),
 )
 """Kinds in the order in which they are picked, again and again."""
-_MAX_FILES = 10
-_MAX_SECONDS = 90
+_MAX_FILES = 5
+_MAX_SECONDS = 30
 _UNKNOWN_SECONDS = 3.0
 _FEW_FILES = 4
 _MAX_HOPS = 3
 _TEST_TIMEOUT_S = 240
 _HANG_S = 900
+_PLUGIN = """
+from hypothesis import Phase, settings
+
+phases = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
+settings.register_profile("mutants", phases=phases)
+"""
+"""A plugin of pytest, so that nobody waits for the smallest example of a fault."""
 _FAR = ("e2e", "crash", "ray", "clients", "gpu")
 """Folders of tests whose product runs in other processes: only `--tests` takes them."""
 _COMPARISONS = {
@@ -73,7 +80,7 @@ _RETURNS = (
     (r"", "None"),
 )
 """What a function returns instead, by its annotation."""
-_SYMMETRIC = set("min max isinstance issubclass getattr hasattr cast print gcd".split())
+_SYMMETRIC = {"min", "max", "isinstance", "getattr", "hasattr", "cast", "gcd"}
 """Functions whose swapped arguments say nothing: the same, or an error at once."""
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -386,8 +393,10 @@ class Clone:
         """Exit status and output of a run; the status is None if it hangs."""
         command = ["nice", "-n", "5", sys.executable, "-m", "pytest", "-vv", "--tb=no"]
         command += ["-p", "no:cacheprovider", "-o", f"timeout={_TEST_TIMEOUT_S}", "-m", "not soak"]
+        command += ["-p", "mutants_plugin", "--hypothesis-profile=mutants"]
         command += [f"--basetemp={self.root.parent}/t{self.root.name}", "-rfE", *options, *tests]
-        environment = os.environ | {"PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        environment["PYTHONPATH"] = f"{self.root}{os.pathsep}{self.root.parent}"
         with tempfile.TemporaryFile("w+") as output:
             process = subprocess.Popen(
                 command,
@@ -401,7 +410,10 @@ class Clone:
             try:
                 status = process.wait(_HANG_S) if "-x" in options else process.wait()
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                # An interrupted run stops its servers.
+                for number in (signal.SIGINT, signal.SIGKILL):
+                    os.killpg(process.pid, number)
+                    time.sleep(20)
                 process.wait()
                 status = None
             output.seek(0)
@@ -423,7 +435,7 @@ class Clone:
             path.write_text(text)
 
     def _meet(self, tests: Sequence[str]) -> Row:
-        """Result of a planted mutant. What fails once and not again, alone, is left out."""
+        """Result of a planted mutant. A test of a less specific file has to fail twice."""
         flaky: list[str] = []
         while True:
             status, output = self.pytest(tests, "-x", *(f"--deselect={test}" for test in flaky))
@@ -434,7 +446,8 @@ class Clone:
             row = {"result": "killed", "by": by, "status": status}
             if status is None or "Timeout (>" in output:
                 return row | {"hung": True}
-            if not by or self.pytest([by], "-x")[0] != 0:
+            is_best = by.startswith(tests[0])
+            if is_best or not by or self.pytest([by], "-x")[0] != 0:
                 return row | ({"flaky": flaky} if flaky else {})
             flaky.append(by)
 
@@ -450,6 +463,7 @@ def run(arguments: argparse.Namespace) -> None:
     left = [m for m in mutants if m.name not in rows and m.name in (arguments.only or [m.name])]
     scratch = Path(tempfile.mkdtemp(prefix="m", dir="/tmp"))
     root = arguments.root.resolve()
+    (scratch / "mutants_plugin.py").write_text(_PLUGIN)
     clones = [_cloned(root, scratch / str(i)) for i in range(arguments.jobs)]
     suite = Suite(clones[0].root)
     lock = threading.Lock()
