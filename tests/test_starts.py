@@ -1,4 +1,4 @@
-"""What a process imports before it serves: what it may never need is imported where it is used."""
+"""A start is cheap: what a process may never need is imported where it is used."""
 
 import subprocess
 import sys
