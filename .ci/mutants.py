@@ -29,8 +29,9 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 ROOT = Path(__file__).parents[1]
 CHOSEN = ROOT / ".ci" / "mutants.json"
@@ -79,7 +80,7 @@ _RETURNS = (
     (r"str$", '""'),
     (r"", "None"),
 )
-"""What a function returns instead, by its annotation."""
+"""Expressions that a function returns instead, by its annotation."""
 _SYMMETRIC = {"min", "max", "isinstance", "getattr", "hasattr", "cast", "gcd"}
 """Functions whose swapped arguments say nothing: the same, or an error at once."""
 
@@ -245,34 +246,38 @@ def changes(node: Any, function: _Function, line: bytes) -> Iterator[Change]:
             yield from _off_by_one(*arguments)
         case ast.Call(called, arguments):
             name = getattr(called, "id", getattr(called, "attr", ""))
-            for a, b in zip(arguments, arguments[1:], strict=False):
-                names = {ast.dump(a), ast.dump(b)}
+            for a, b in pairwise(cast(list[Any], arguments)):
                 is_plain = all(isinstance(arg, ast.Name | ast.Attribute) for arg in (a, b))
-                if is_plain and len(names) == 2 and name not in _SYMMETRIC:
-                    between = line[a.end_col_offset : b.col_offset]
-                    first = line[a.col_offset : a.end_col_offset]
-                    second = line[b.col_offset : b.end_col_offset]
-                    new = (second + between + first).decode()
+                if is_plain and ast.dump(a) != ast.dump(b) and name not in _SYMMETRIC:
+                    ends = (a.col_offset, a.end_col_offset, b.col_offset, b.end_col_offset)
+                    one, between, other = (line[i:j].decode() for i, j in pairwise(ends))
+                    new = f"{other}{between}{one}"
                     yield "swapped arguments", a.col_offset, b.end_col_offset, new
         case ast.Await(value):
             yield "removed await", node.col_offset, value.col_offset, ""
         case ast.Return(ast.Constant(bool(value)) as constant):
-            yield "changed return", constant.col_offset, constant.end_col_offset, str(not value)
+            yield _instead("changed return", constant, str(not value))
         case ast.Return(ast.expr() as value) if not isinstance(value, ast.Constant):
             annotation = ast.unparse(function.returns) if function.returns else ""
             form = next(form for pattern, form in _RETURNS if re.match(pattern, annotation))
-            new = form.format(line[value.col_offset : value.end_col_offset].decode())
-            yield "changed return", value.col_offset, value.end_col_offset, new
-        case ast.BoolOp(values=values) if not _binds(node):
-            yield "dropped condition", values[0].col_offset, values[1].col_offset, ""
-            yield "dropped condition", values[-2].end_col_offset, values[-1].end_col_offset, ""
+            text = line[value.col_offset : value.end_col_offset].decode()
+            yield _instead("changed return", value, form.format(text))
+        case ast.BoolOp() if not _binds(node):
+            first, second, *_ = node.values
+            *_, last_but_one, last = node.values
+            yield "dropped condition", first.col_offset, second.col_offset, ""
+            yield "dropped condition", last_but_one.end_col_offset, last.end_col_offset, ""
         case ast.UnaryOp(ast.Not(), operand):
             yield "dropped condition", node.col_offset, operand.col_offset, ""
         case ast.If(test=test, body=body) if not _binds(test):
             is_guard = isinstance(body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
-            yield "dropped condition", test.col_offset, test.end_col_offset, str(not is_guard)
+            yield _instead("dropped condition", test, str(not is_guard))
         case ast.IfExp(test=test) | ast.comprehension(ifs=[test]) if not _binds(test):
-            yield "dropped condition", test.col_offset, test.end_col_offset, "True"
+            yield _instead("dropped condition", test, "True")
+
+
+def _instead(kind: str, node: Any, new: str) -> Change:
+    return kind, node.col_offset, node.end_col_offset, new
 
 
 def _off_by_one(*nodes: ast.expr | None) -> Iterator[Change]:
@@ -280,7 +285,7 @@ def _off_by_one(*nodes: ast.expr | None) -> Iterator[Change]:
         match node:
             case ast.Constant(int(value)) if not isinstance(value, bool):
                 for new in (value + 1, value - 1) if value > 0 else (1,):
-                    yield "off by one", node.col_offset, node.end_col_offset or 0, str(new)
+                    yield _instead("off by one", node, str(new))
 
 
 def _binds(node: ast.AST) -> bool:
