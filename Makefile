@@ -54,7 +54,7 @@ docs: $(VENV)/dev.stamp ## build the site of docs/ in build/docs
 	@$(BIN)/python .ci/docs.py
 
 screenshots: $(VENV)/dev.stamp chromium ## make the pictures of docs/ again, by a test in a browser
-	$(PYTEST) tests/e2e/test_console.py -k every_page
+	$(PYTEST) tests/e2e/demo/test_console.py -k every_page
 	cp $(addprefix build/screenshots/,spend-1280-light.png adapters-json-1280-light.png operator-1280-light.png) docs/images
 
 words: $(VENV)/dev.stamp ## list docstrings that open with a fragment [ARGS=PATH]
