@@ -56,10 +56,17 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def database(database_url: str, tmp_path: Path) -> Iterator[Database]:
+def each_database(database_url: str, tmp_path: Path) -> Iterator[Database]:
+    """Each of both databases, for statements that differ or that PostgreSQL may see otherwise."""
     database = Database(database_url, data_dir=tmp_path)
     yield database
     database.close()
+
+
+@pytest.fixture
+def database(each_database: Database) -> Database:
+    """The same; a file whose statements are the same on both makes it SQLite's."""
+    return each_database
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 import httpx
 from fastapi import FastAPI
-from starlette.routing import BaseRoute
 
 from server.accounts.admin_key import AdminKey
 from server.accounts.keys import create_key
@@ -34,18 +33,19 @@ from tests.server.fake_engines import FakeEngines
 
 DEMO = Path(__file__).parents[2] / "demo" / "model"
 ADMIN_KEY = "the-operator"
-_routes: list[BaseRoute] = []
+_first: list[FastAPI] = []
 _tokenizer = functools.cache(base_maker.Tokenizer)
 
 
 def make_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> FastAPI:
-    """The application with its console. All applications share the first one's routes, which know
-    no gateway: to read them anew would take a fifth of a second.
+    """The application with its console. All applications share the first one's routes and their
+    document, which know no gateway: to make them anew would take a fifth of a second and a second.
     """
     app = mount(create_app(gateway, write_line))
-    if not _routes:
-        _routes.extend(app.router.routes)
-    app.router.routes[:] = _routes
+    if not _first:
+        _first.append(app)
+    app.router.routes[:] = _first[0].router.routes
+    app.openapi = _first[0].openapi  # type: ignore[method-assign]
     return app
 
 
@@ -88,10 +88,12 @@ class InProcess:
 
     @classmethod
     @contextlib.contextmanager
-    def running(cls, migrated: Path, folder: Path) -> "Iterator[InProcess]":
+    def running(
+        cls, migrated: Path, folder: Path, model_name: str = "base"
+    ) -> "Iterator[InProcess]":
         """Build a gateway on a copy of a migrated SQLite database, and close it at the end."""
         shutil.copy(migrated, folder / DEFAULT_FILE)
-        product = cls.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
+        product = cls.build(folder, f"sqlite:///{folder / DEFAULT_FILE}", model_name)
         yield product
         product.close()
 

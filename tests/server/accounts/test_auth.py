@@ -37,6 +37,11 @@ def log_in(database, plaintext, pepper=PEPPER, now_ms=NOW_MS):
     )
 
 
+@pytest.fixture
+def database(sqlite_database):
+    return sqlite_database
+
+
 def test_a_key_identifies_its_tenant_and_carries_its_limits(database):
     tenant = make_tenant(database, requests_per_minute=60, weight=2.0)
     key, plaintext = make_key(database, tenant)
@@ -131,24 +136,24 @@ def test_a_tenant_sees_and_revokes_only_its_own_keys(database):
     assert log_in(database, their_text)
 
 
-def test_revoking_twice_keeps_the_first_time(database):
-    tenant = make_tenant(database)
-    key, _ = make_key(database, tenant)
+def test_revoking_twice_keeps_the_first_time(each_database):
+    tenant = make_tenant(each_database)
+    key, _ = make_key(each_database, tenant)
     for now_ms in (NOW_MS + 1, NOW_MS + 2):
-        database.write_sync(
+        each_database.write_sync(
             lambda c, now_ms=now_ms: revoke_key(c, tenant.tenant_id, key.key_id, now_ms=now_ms)
         )
-    assert database.read_sync(lambda c: list_keys(c, tenant.tenant_id))[0].revoked_at_ms == (
+    assert each_database.read_sync(lambda c: list_keys(c, tenant.tenant_id))[0].revoked_at_ms == (
         NOW_MS + 1
     )
 
 
-def test_last_use_never_moves_back(database):
-    tenant = make_tenant(database)
-    key, _ = make_key(database, tenant)
+def test_last_use_never_moves_back(each_database):
+    tenant = make_tenant(each_database)
+    key, _ = make_key(each_database, tenant)
     for at_ms in (NOW_MS + 5, NOW_MS + 3):
-        database.write_sync(lambda c, at_ms=at_ms: record_key_uses(c, {key.key_id: at_ms}))
-    [listed] = database.read_sync(lambda c: list_keys(c, tenant.tenant_id))
+        each_database.write_sync(lambda c, at_ms=at_ms: record_key_uses(c, {key.key_id: at_ms}))
+    [listed] = each_database.read_sync(lambda c: list_keys(c, tenant.tenant_id))
     assert listed.last_used_at_ms == NOW_MS + 5
 
 
@@ -193,10 +198,10 @@ def test_a_tenant_cannot_pass_for_another_by_taking_its_id_as_name(database):
     assert database.read_sync(lambda c: get_tenant(c, tenant.tenant_id)) == tenant
 
 
-def test_two_tenants_cannot_have_one_name(database):
-    make_tenant(database)
+def test_two_tenants_cannot_have_one_name(each_database):
+    make_tenant(each_database)
     with pytest.raises(TenantNameTaken):
-        make_tenant(database)
+        make_tenant(each_database)
 
 
 @pytest.mark.parametrize("name", ["", "Acme", "-a", "a/b", "a" * 65, "a b", "ä"])

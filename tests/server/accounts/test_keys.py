@@ -46,14 +46,14 @@ def alone(sqlite_database):
     return World(sqlite_database)
 
 
-def test_a_key_gives_no_scope_that_it_lacks(world):
-    admin = world.make(scopes={ADMIN, INFERENCE})
-    child = world.make(by=admin, scopes=frozenset({INFERENCE}))
-    assert world.identity(child).scopes == {INFERENCE}
+def test_a_key_gives_no_scope_that_it_lacks(alone):
+    admin = alone.make(scopes={ADMIN, INFERENCE})
+    child = alone.make(by=admin, scopes=frozenset({INFERENCE}))
+    assert alone.identity(child).scopes == {INFERENCE}
     for change in (
-        lambda: world.make(by=admin, scopes=frozenset({INFERENCE, USAGE_READ})),
-        lambda: world.change(child, by=admin, scopes=frozenset({USAGE_READ})),
-        lambda: world.change(admin, by=admin, scopes=SCOPES),
+        lambda: alone.make(by=admin, scopes=frozenset({INFERENCE, USAGE_READ})),
+        lambda: alone.change(child, by=admin, scopes=frozenset({USAGE_READ})),
+        lambda: alone.change(admin, by=admin, scopes=SCOPES),
     ):
         with pytest.raises(BeyondRights) as refused:
             change()
@@ -129,20 +129,20 @@ def test_no_key_outlives_by_its_own_word_the_one_that_asks(alone):
             alone.change(admin, by=admin, expires_at_ms=expires_at_ms)
 
 
-def test_a_key_manages_itself_and_what_came_of_it_and_nothing_else(world):
-    ours, theirs = world.make(scopes=SCOPES), world.make(scopes=SCOPES)
-    child = world.make(by=ours, scopes=SCOPES)
-    grandchild = world.make(by=child)
-    for foreign in (theirs, world.make(by=theirs)):
-        for manage in (world.revoke, world.rotate, world.change):
+def test_a_key_manages_itself_and_what_came_of_it_and_nothing_else(alone):
+    ours, theirs = alone.make(scopes=SCOPES), alone.make(scopes=SCOPES)
+    child = alone.make(by=ours, scopes=SCOPES)
+    grandchild = alone.make(by=child)
+    for foreign in (theirs, alone.make(by=theirs)):
+        for manage in (alone.revoke, alone.rotate, alone.change):
             with pytest.raises(BeyondRights):
                 manage(foreign, by=ours)
     with pytest.raises(BeyondRights):
-        world.revoke(ours, by=child)
-    world.revoke(grandchild, by=ours)
-    world.rotate(child, by=ours)
-    world.revoke(ours, by=ours)
-    assert [world.is_good(key) for key in (ours, child, grandchild)] == [False, True, False]
+        alone.revoke(ours, by=child)
+    alone.revoke(grandchild, by=ours)
+    alone.rotate(child, by=ours)
+    alone.revoke(ours, by=ours)
+    assert [alone.is_good(key) for key in (ours, child, grandchild)] == [False, True, False]
 
 
 def test_a_revocation_that_cascades_ends_all_that_came_of_the_key_and_nothing_else(world):
@@ -206,18 +206,18 @@ def test_a_revoked_key_that_another_gateway_still_remembers_manages_nothing(alon
             manage(child, by=remembered)
 
 
-def test_all_keys_of_a_tenant_end_together_and_those_of_others_go_on(database):
-    ours, theirs = World(database), World(database, "globex")
+def test_all_keys_of_a_tenant_end_together_and_those_of_others_go_on(sqlite_database):
+    ours, theirs = World(sqlite_database), World(sqlite_database, "globex")
     root = ours.make(scopes=SCOPES)
     keys = [root, ours.make(by=root), ours.make()]
     other = theirs.make()
-    ended = database.write_sync(lambda c: revoke_all(c, ours.tenant_id, now_ms=ours.now_ms))
+    ended = sqlite_database.write_sync(lambda c: revoke_all(c, ours.tenant_id, now_ms=ours.now_ms))
     assert ended == sorted(map(id_of, keys))
     assert ours.good(*keys, other) == [other]
 
 
-def test_another_tenants_key_is_not_there(database):
-    ours, theirs = World(database), World(database, "globex")
+def test_another_tenants_key_is_not_there(sqlite_database):
+    ours, theirs = World(sqlite_database), World(sqlite_database, "globex")
     admin, key = ours.make(scopes=SCOPES), theirs.make()
     for manage in (ours.revoke, ours.rotate, ours.change, ours.key):
         with pytest.raises(KeyNotFound):
@@ -225,20 +225,20 @@ def test_another_tenants_key_is_not_there(database):
     assert theirs.is_good(key)
 
 
-def test_rotation_gives_a_key_that_is_the_same_and_ends_the_old_one_after_the_overlap(world):
-    admin = world.make(scopes=SCOPES)
-    old = world.make(by=admin, scopes={INFERENCE}, max_concurrency=2)
-    new = world.rotate(old, overlap_s=60)
-    before, after = world.key(old), world.key(new)
+def test_rotation_gives_a_key_that_is_the_same_and_ends_the_old_one_after_the_overlap(alone):
+    admin = alone.make(scopes=SCOPES)
+    old = alone.make(by=admin, scopes={INFERENCE}, max_concurrency=2)
+    new = alone.rotate(old, overlap_s=60)
+    before, after = alone.key(old), alone.key(new)
     others = {"key_id", "prefix", "replaces", "expires_at_ms"}
     same = {field.name for field in dataclasses.fields(after)} - others
     assert all(getattr(before, name) == getattr(after, name) for name in same)
     assert (after.replaces, after.expires_at_ms) == (id_of(old), None)
-    world.now_ms += 59_999
-    assert world.is_good(old)
-    world.now_ms += 1
-    assert not world.is_good(old)
-    assert world.is_good(new)
+    alone.now_ms += 59_999
+    assert alone.is_good(old)
+    alone.now_ms += 1
+    assert not alone.is_good(old)
+    assert alone.is_good(new)
 
 
 def test_without_an_overlap_the_old_key_ends_at_once_and_a_second_rotation_is_refused(alone):

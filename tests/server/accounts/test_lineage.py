@@ -138,7 +138,7 @@ _acts = st.lists(
 
 @given(amount=st.integers(1, 6), acts=_acts)
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_no_key_and_all_that_came_of_it_get_more_than_its_limit(sqlite_database, amount, acts):
     """The test keeps its own tree: `above` has the parent of each key's row of rotations."""

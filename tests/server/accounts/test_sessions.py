@@ -58,8 +58,8 @@ class World:
 
 
 @pytest.fixture
-def world(database: Database) -> World:
-    return World(database)
+def world(sqlite_database: Database) -> World:
+    return World(sqlite_database)
 
 
 def test_a_session_has_the_identity_of_its_key(world: World) -> None:
@@ -128,8 +128,8 @@ def test_the_operators_session_ends_when_the_admin_key_is_replaced(world: World)
         world.is_operators(token)
 
 
-def test_a_key_has_a_bounded_number_of_sessions_and_the_newest_stay(world: World) -> None:
-    tokens = []
+def test_a_key_has_a_bounded_number_of_sessions_and_the_newest_stay(each_database) -> None:
+    world, tokens = World(each_database), []
     for _ in range(MAX_SESSIONS + 2):
         world.now_ms += 1
         tokens.append(world.begin())

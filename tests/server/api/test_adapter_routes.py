@@ -57,12 +57,6 @@ def test_an_adapter_shows_its_aliases_and_the_canaries_of_those_that_have_one(ac
     assert call(acme, GET, "")["data"] == [answer]
 
 
-@pytest.mark.parametrize(("version", "percent"), [(2, 0), (2, 100), (1, 5)])
-def test_what_is_no_canary_is_refused_by_its_name(acme, version, percent):
-    body = {"version": 1, "canary": {"version": version, "percent": percent}}
-    assert refused(acme, PUT, "/pirate/aliases/prod", body) == (400, "invalid_canary")
-
-
 @pytest.mark.parametrize(
     "body",
     [{}, {"version": "x"}, {"version": 1, "percent": 5}, {"version": 1, "canary": {"version": 2}}],
@@ -78,12 +72,6 @@ def test_a_rollback_goes_back_and_again_forth(acme):
         assert (answer["aliases"]["latest"], answer["latest"]["version"]) == (meant, meant)
     nothing = refused(acme, POST, "/pirate/aliases/prod/rollback")
     assert nothing == (409, "nothing_to_roll_back")
-
-
-def test_a_rollback_to_a_deleted_version_is_refused(acme):
-    call(acme, PUT, "/pirate/aliases/prod", {"version": 2})
-    call(acme, DELETE, "/pirate/versions/1")
-    assert refused(acme, POST, "/pirate/aliases/prod/rollback") == (409, "version_deleted")
 
 
 def test_moves_name_who_moved_and_come_in_pages(acme):
@@ -173,33 +161,6 @@ def test_a_version_that_is_not_there_is_not_found(acme, number):
         assert found == (404, "model_not_found")
     body = {"version": int(number)}
     assert refused(acme, PUT, "/pirate/aliases/prod", body) == (404, "model_not_found")
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "body"),
-    [
-        (GET, "", None),
-        (DELETE, "", None),
-        (POST, "/restore", None),
-        (GET, "/versions", None),
-        (DELETE, "/versions/1", None),
-        (POST, "/versions/1/restore", None),
-        (PUT, "/aliases/prod", {"version": 1}),
-        (DELETE, "/aliases/prod", None),
-        (POST, "/aliases/prod/rollback", None),
-        (GET, "/aliases/prod/moves", None),
-    ],
-)
-def test_anothers_adapter_answers_as_one_that_is_not_there(product, acme, method, path, body):
-    globex = product.user(f"globex-{next(_numbers)}")
-
-    def ask(name):
-        answer = globex.call(method, f"/v1/adapters/{name}{path}", body)
-        return answer.status_code, answer.text.replace(name, "NAME")
-
-    assert ask("pirate") == ask("parrot")
-    assert ask("pirate")[0] == 404
-    assert call(acme, GET, "/pirate")["aliases"] == {"latest": 3, "prod": 1}
 
 
 def test_a_restore_that_is_over_a_limit_is_refused_and_changes_nothing(acme):

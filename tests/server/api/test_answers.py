@@ -5,7 +5,6 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from engine.messages import RequestOutput, TokenLogprobs
@@ -179,22 +178,6 @@ def test_a_stream_in_pieces_is_the_whole_answer(is_chat, pieces):
     for name in ("content",) if is_chat else ("tokens", "text_offset", "top_logprobs"):
         whole_entries = (body["logprobs"] or {name: []})[name]
         assert [entry for logprobs in joined for entry in logprobs[name]] == whole_entries
-
-
-def test_the_official_client_reads_every_shape():
-    final = make_output(1, 5, logprobs=True, finish_reason="stop", stop_cause="eos")
-    shown = usage(final, counts(final), 0, 1)
-    for is_chat, kind in ((True, ChatCompletion), (False, Completion)):
-        answer, choice = Answer.of("r", "m", is_chat, "abc", "flex"), make_choice(is_chat, index=3)
-        body = answer.whole([choice.whole(choice.take(final))], shown)
-        read = kind.model_validate(body, strict=True)
-        assert read.choices[0].index == 3
-    assert read.choices[0].logprobs.tokens == ["a", " cd"]
-    answer, choice = Answer.of("r", "m", True, "abc", "flex"), make_choice()
-    chunk = answer.chunk(choice.chunk(choice.take(final)))
-    read = ChatCompletionChunk.model_validate(chunk, strict=True)
-    assert read.service_tier == "flex"
-    assert read.choices[0].logprobs.content[0].bytes == [97]
 
 
 PIECES = [

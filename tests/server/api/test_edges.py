@@ -310,6 +310,13 @@ def test_an_address_with_a_nul_is_refused(product: InProcess, path: str) -> None
     assert product.operator.call("GET", path).status_code == 400
 
 
+def test_an_unknown_address_or_method_is_an_error_in_openais_shape(product: InProcess) -> None:
+    for method, path, status in (("GET", "/v2/chat", 404), ("PUT", "/health", 405)):
+        answer = product.operator.call(method, path)
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
 def test_no_answer_redirects_to_what_the_host_header_says(product: InProcess) -> None:
     answer = product.operator.call("GET", "/admin/v1/tenants/", headers={"host": "evil.example"})
     assert answer.status_code == 404

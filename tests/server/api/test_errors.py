@@ -1,5 +1,3 @@
-import inspect
-
 import pytest
 
 from registry import errors as registry_errors
@@ -168,13 +166,3 @@ def test_the_worlds_faults_do_not_tell_where_things_are():
     for error in (foreign_errors.from_registry(storage), foreign_errors.from_database(database)):
         assert "10.0.0" not in str(error_body(error))
         assert "ten_1" not in str(error_body(error))
-
-
-def test_every_maker_returns_an_api_error_class_only():
-    makers = [
-        fn
-        for name, fn in inspect.getmembers(errors, inspect.isfunction)
-        if fn.__module__ == errors.__name__ and not name.startswith("_") and name != "error_body"
-    ]
-    assert makers
-    assert {fn.__annotations__["return"] for fn in makers} == {ApiError}

@@ -85,18 +85,6 @@ def test_a_prediction_goes_with_what_openai_refuses_beside_it(product: Product) 
 
 
 @pytest.mark.parametrize("kind", ["chat", "text"])
-def test_speculation_is_off_or_shared_where_a_request_says_so(product: Product, kind) -> None:
-    ask = product.chat if kind == "chat" else product.text
-    fields = predicted(SENTENCE) if kind == "chat" else {}
-    for speculation in (None, "auto", "off", "shared"):
-        assert ask(speculation=speculation, **fields).status_code == 200
-    found = [(it.drafts, it.shares_drafts) for it in product.engines.asked]
-    assert found == [(True, False), (True, False), (False, False), (True, True)]
-    has_prediction = [bool(it.predicted_token_ids) for it in product.engines.asked]
-    assert has_prediction == ([True, True, False, True] if kind == "chat" else [False] * 4)
-
-
-@pytest.mark.parametrize("kind", ["chat", "text"])
 def test_usage_says_how_many_drafts_were_accepted_and_how_many_were_in_vain(
     product: Product, kind
 ) -> None:

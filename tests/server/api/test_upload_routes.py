@@ -229,47 +229,6 @@ def test_a_dry_run_answers_with_the_passport_and_leaves_nothing(
     assert [path for path in objects.rglob("*") if path.is_file()] == []
 
 
-def test_files_that_were_uploaded_before_are_complete_at_once(with_client) -> None:
-    async def steps(client: Client) -> None:
-        first = (await client.create()).json()
-        await client.send(first)
-        version = (await client.complete(first)).json()["version"]
-        again = (await client.create(alias="prod")).json()
-        assert (again["state"], again["version"]["version"]) == ("complete", version["version"])
-        assert {f["received_bytes"] - f["size_bytes"] for f in again["files"].values()} == {0}
-        # A client that still sends the files and completes the upload gets the same version.
-        await client.send(again)
-        assert (await client.complete(again)).json()["version"] == again["version"]
-        aliases = (await client.http.get("/v1/adapters/one")).json()["aliases"]
-        assert aliases == {"latest": 1, "prod": 1}
-
-    with_client(steps)
-
-
-def test_presigned_parts_need_a_store_that_takes_them(with_client) -> None:
-    async def steps(client: Client) -> None:
-        answer = await client.create(transfer="presigned")
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (400, "presigned_not_supported")
-        assert "gateway" in error["message"]
-        assert (await client.create(transfer="carrier pigeon")).status_code == 400
-
-    with_client(steps)
-
-
-def test_the_hourly_limit_says_when_to_come_back(with_client) -> None:
-    async def steps(client: Client) -> None:
-        uploads = client.gateway.uploads
-        uploads.limits = replace(uploads.limits, max_uploads_per_hour=1)
-        assert (await client.create()).status_code == 201
-        answer = await client.create()
-        assert answer.status_code == 429
-        assert 3590 <= int(answer.headers["retry-after"]) <= 3600
-        assert answer.json()["error"]["type"] == "rate_limit_error"
-
-    with_client(steps)
-
-
 def test_parts_beyond_the_places_on_disk_are_a_503_and_a_tenant_has_only_some(
     with_client, user: User
 ) -> None:

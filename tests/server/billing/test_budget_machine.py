@@ -292,7 +292,7 @@ def new_sqlite(migrated_sqlite, tmp_path):
 
 
 def test_budgets_are_what_the_model_says_whatever_happens(new_sqlite, tmp_path):
-    run(tmp_path, new_sqlite, max_examples=15, steps=30)
+    run(tmp_path, new_sqlite, max_examples=12, steps=30)
 
 
 def test_budgets_are_what_the_model_says_on_postgresql(empty_postgres, tmp_path):

@@ -26,6 +26,11 @@ PRICE = TokenPrices(prompt_nanousd=10, cached_nanousd=5, completion_nanousd=100)
 FREE = TokenPrices(prompt_nanousd=0, cached_nanousd=0, completion_nanousd=0)
 
 
+@pytest.fixture
+def database(sqlite_database):
+    return sqlite_database
+
+
 def give(database, tenant, amount, kind="monthly", enforcement="hard"):
     budget = Budget(
         tenant_id=tenant.tenant_id, kind=kind, enforcement=enforcement, amount_nanousd=amount
@@ -119,13 +124,13 @@ def test_what_costs_nothing_needs_no_budget(database):
     assert cover(database, tenant, price=FREE, wanted=100) == 100
 
 
-def test_an_open_hold_is_spent_until_it_is_posted_and_then_what_it_cost_is(database):
-    tenant = make_tenant(database)
-    give(database, tenant, 10**6)
-    made = hold(database, tenant)
-    assert sums(database, tenant).held_nanousd == made.amount_nanousd
-    end(database, tenant, 1)
-    after = sums(database, tenant)
+def test_an_open_hold_is_spent_until_it_is_posted_and_then_what_it_cost_is(each_database):
+    tenant = make_tenant(each_database)
+    give(each_database, tenant, 10**6)
+    made = hold(each_database, tenant)
+    assert sums(each_database, tenant).held_nanousd == made.amount_nanousd
+    end(each_database, tenant, 1)
+    after = sums(each_database, tenant)
     assert after.held_nanousd == 0
     assert 0 < after.spent_nanousd == -after.balance_nanousd < made.amount_nanousd
 
@@ -157,15 +162,15 @@ def test_another_tenants_budget_and_holds_are_its_own(database):
     assert cover(database, ours) == 1
 
 
-def test_extending_raises_lease_and_hold_together(database):
-    tenant = make_tenant(database)
-    price = make_price(database)
-    made = hold(database, tenant, token_lease=10)
-    give(database, tenant, made.amount_nanousd + 5 * price.completion_nanousd)
-    assert extend(database, 12) == 12
-    assert extend(database, 1000) == 15
-    assert extend(database, 1000) == 15  # nothing is left
-    found = database.read_sync(lambda c: get_hold(c, "r1"))
+def test_extending_raises_lease_and_hold_together(each_database):
+    tenant = make_tenant(each_database)
+    price = make_price(each_database)
+    made = hold(each_database, tenant, token_lease=10)
+    give(each_database, tenant, made.amount_nanousd + 5 * price.completion_nanousd)
+    assert extend(each_database, 12) == 12
+    assert extend(each_database, 1000) == 15
+    assert extend(each_database, 1000) == 15  # nothing is left
+    found = each_database.read_sync(lambda c: get_hold(c, "r1"))
     assert found.token_lease == 15
     assert found.amount_nanousd == made.amount_nanousd + 5 * price.completion_nanousd
 
@@ -209,18 +214,20 @@ def test_a_new_month_is_a_new_budget_once_no_clock_can_still_be_in_the_old_one(d
     assert cover(database, tenant, now_ms=new_year + CLOCK_SLACK_MS) == 1
 
 
-def test_a_budget_is_set_changed_and_removed(database):
-    tenant = make_tenant(database)
-    give(database, tenant, 7)
-    give(database, tenant, 9)
-    give(database, tenant, 1, kind="prepaid", enforcement="soft")
-    found = database.read_sync(lambda c: budgets.get_budgets(c, tenant.tenant_id))
+def test_a_budget_is_set_changed_and_removed(each_database):
+    tenant = make_tenant(each_database)
+    give(each_database, tenant, 7)
+    give(each_database, tenant, 9)
+    give(each_database, tenant, 1, kind="prepaid", enforcement="soft")
+    found = each_database.read_sync(lambda c: budgets.get_budgets(c, tenant.tenant_id))
     assert [(b.kind, b.enforcement, b.amount_nanousd) for b in found] == [
         ("monthly", "hard", 9), ("prepaid", "soft", 1),
     ]  # fmt: skip
     remove = (tenant.tenant_id, "monthly", "hard")
     for was_there in (True, False):
-        removed = database.write_sync(lambda c: budgets.remove_budget(c, *remove, now_ms=NOW_MS))
+        removed = each_database.write_sync(
+            lambda c: budgets.remove_budget(c, *remove, now_ms=NOW_MS)
+        )
         assert removed == was_there
 
 

@@ -18,6 +18,11 @@ from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold, 
 from tests.server.in_process import User
 
 
+@pytest.fixture
+def database(sqlite_database):
+    return sqlite_database
+
+
 def credit(conn, key, amount=10, memo=None, kind="credit", tenant_id="ten_1"):
     return credits.post_credit(
         conn, SIGNER, kind, tenant_id, amount, memo=memo, idempotency_key=key, now_ms=NOW_MS
@@ -84,14 +89,14 @@ def test_a_balance_is_the_sum_of_its_entries_after_any_sequence(sqlite_database,
         conn.rollback()
 
 
-def test_one_key_posts_one_entry(database):
-    first = database.write_sync(lambda c: credit(c, "k", memo="welcome"))
-    assert database.write_sync(lambda c: credit(c, "k", memo="welcome")) == first
-    assert database.read_sync(lambda c: credits.balance_of(c, "ten_1")).balance_nanousd == 10
+def test_one_key_posts_one_entry(each_database):
+    first = each_database.write_sync(lambda c: credit(c, "k", memo="welcome"))
+    assert each_database.write_sync(lambda c: credit(c, "k", memo="welcome")) == first
+    assert each_database.read_sync(lambda c: credits.balance_of(c, "ten_1")).balance_nanousd == 10
     others = {"amount": 11}, {"kind": "payment"}, {"memo": "bye"}, {"tenant_id": "ten_2"}
     for other in others:
         with pytest.raises(Fault) as refused:
-            database.write_sync(
+            each_database.write_sync(
                 lambda c, other=other: credit(c, "k", **{"memo": "welcome"} | other)
             )
         assert (from_fault(refused.value).status, refused.value.code) == (
@@ -99,7 +104,7 @@ def test_one_key_posts_one_entry(database):
             "idempotency_key_reused",
         )
     with pytest.raises(Fault) as refused:
-        database.write_sync(lambda c: correct(c, first["entry_id"], "k", memo="welcome"))
+        each_database.write_sync(lambda c: correct(c, first["entry_id"], "k", memo="welcome"))
     assert from_fault(refused.value).status == 422
 
 

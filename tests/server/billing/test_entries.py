@@ -25,6 +25,11 @@ TENANTS = ("ten_1", "ten_2", "ten_3")
 HOUR_MS = 3_600_000
 
 
+@pytest.fixture
+def database(sqlite_database):
+    return sqlite_database
+
+
 def charge(tenant_id="ten_1", amount=7, at_ms=NOW_MS, **fields):
     return Draft.charge("usage", tenant_id, amount, at_ms=at_ms, **fields)
 
@@ -65,9 +70,9 @@ def check_chains(receipts):
     return before
 
 
-def test_what_is_posted_is_what_is_read_again(database):
-    posted = post(database, charge(), credit("ten_2"), charge(amount=0))
-    assert sorted(read(database), key=lambda r: r["entry_id"]) == posted
+def test_what_is_posted_is_what_is_read_again(each_database):
+    posted = post(each_database, charge(), credit("ten_2"), charge(amount=0))
+    assert sorted(read(each_database), key=lambda r: r["entry_id"]) == posted
     assert [receipt["entry_id"] for receipt in posted] == [1, 2, 3]
     assert [receipt["amount_nanousd"] for receipt in posted] == [7, -7, 0]
     assert posted[1]["amount_usd"] == "-0.000000007"

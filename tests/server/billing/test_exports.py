@@ -25,6 +25,11 @@ COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 METERS = ("Prompt Tokens", "Cached Prompt Tokens", "Completion Tokens")
 
 
+@pytest.fixture
+def database(sqlite_database):
+    return sqlite_database
+
+
 def read(chunks):
     return list(read_export(io.BytesIO(b"".join(chunks))))
 
@@ -60,19 +65,18 @@ def sums_of(database, tenant_id):
     return database.read_sync(query)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_five_formats_and_the_ledger_have_the_same_tokens_and_totals(database, seed):
-    fill(database, seed, 40)
+def test_five_formats_and_the_ledger_have_the_same_tokens_and_totals(each_database):
+    fill(each_database, 1, 40)
     for tenant_id in ("ten_1", "ten_2"):
-        sums, paid = sums_of(database, tenant_id)
-        receipts = ledger_of(database, entries.c.tenant_id == tenant_id)
+        sums, paid = sums_of(each_database, tenant_id)
+        receipts = ledger_of(each_database, entries.c.tenant_id == tenant_id)
         for format in FORMATS:
-            found = read(exported(database, format, tenant_id))
+            found = read(exported(each_database, format, tenant_id))
             wanted = [r for r in receipts if format != "focus" or not is_paid(r)]
             assert found == wanted, format
             totals = [sum(r[name] or 0 for r in found) for name in (*COUNTS, "amount_nanousd")]
             assert totals == [*sums[:3], sums[3] - (paid if format == "focus" else 0)], format
-        assert charges(exported(database, "focus", tenant_id)) == [*sums[:3], sums[3] - paid]
+        assert charges(exported(each_database, "focus", tenant_id)) == [*sums[:3], sums[3] - paid]
 
 
 def is_paid(receipt):
@@ -92,10 +96,10 @@ def charges(chunks):
     return [tokens[0] + tokens[1], tokens[1], tokens[2], int(cost * 10**9)]
 
 
-def test_all_tenants_follow_one_another_each_in_its_own_order(database):
-    fill(database, 3, 30)
-    found = read(exported(database, "jsonl", page_size=4))
-    assert found == ledger_of(database)
+def test_all_tenants_follow_one_another_each_in_its_own_order(each_database):
+    fill(each_database, 3, 30)
+    found = read(exported(each_database, "jsonl", page_size=4))
+    assert found == ledger_of(each_database)
     places = [(r["tenant_id"], r["receipt_seq"]) for r in found]
     assert places == sorted(set(places))
     assert {tenant_id for tenant_id, _ in places} == {"ten_1", "ten_2"}
@@ -120,20 +124,20 @@ def test_a_time_includes_its_start_and_not_its_end(sqlite_database, page_size):
             assert found == ledger_of(database, *within, *own)
 
 
-def test_what_is_posted_during_an_export_is_not_in_it(database):
-    use(database, count=2)
+def test_what_is_posted_during_an_export_is_not_in_it(each_database):
+    use(each_database, count=2)
 
     async def run():
-        within = Range.clamped("ten_1", 0, 2**70, database.read_sync(
+        within = Range.clamped("ten_1", 0, 2**70, each_database.read_sync(
             lambda conn: last_entry_id(conn, "ten_1")
         ))  # fmt: skip
-        chunks = stream(database, open_encoder("jsonl"), within, page_size=1)
+        chunks = stream(each_database, open_encoder("jsonl"), within, page_size=1)
         first = [await anext(chunks), await anext(chunks)]
-        await asyncio.to_thread(use, database, "ten_1", 3)
+        await asyncio.to_thread(use, each_database, "ten_1", 3)
         return [*first, *[chunk async for chunk in chunks]]
 
     assert len(read(asyncio.run(run()))) == 2
-    assert len(read(exported(database, "jsonl", page_size=1))) == 5
+    assert len(read(exported(each_database, "jsonl", page_size=1))) == 5
 
 
 def test_an_export_of_nothing_is_a_header(database):

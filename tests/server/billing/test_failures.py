@@ -57,6 +57,11 @@ class Away:
         return await self._database.write(fn)
 
 
+@pytest.fixture
+def database(sqlite_database):
+    return sqlite_database
+
+
 def settle(database, *ends):
     database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, ends, NOW_MS))
 
@@ -92,17 +97,17 @@ def test_a_request_that_failed_before_it_was_settled_is_counted_and_free(held, n
     assert held.read_sync(lambda c: get_hold(c, "r1")).state == "posted"
 
 
-def test_what_an_engine_ended_with_an_error_of_ours_is_failed_and_free(database):
+def test_what_an_engine_ended_with_an_error_of_ours_is_failed_and_free(each_database):
     """A request is failed if its client got a 5xx, but not if it got a 400."""
-    price, told = make_price(database), []
+    price, told = make_price(each_database), []
     for seq, (cause, num_tokens) in enumerate(product(get_args(StopCause), (0, 5)), 1):
         reason = "error" if cause in BROKEN or cause == "first_token_timeout" else "length"
         ended = {"finish_reason": reason, "stop_cause": cause, "num_completion_tokens": num_tokens}
-        insert_holds(database, make_hold(price, f"r{seq}"))
-        settle(database, make_end(seq, f"r{seq}", **ended))
+        insert_holds(each_database, make_hold(price, f"r{seq}"))
+        settle(each_database, make_end(seq, f"r{seq}", **ended))
         output = RequestOutput(request_id=f"r{seq}", seq=0, **ended)
         told.append(failure_of(MESSAGE, output, prompt_param="messages"))
-    posted = receipts(database)
+    posted = receipts(each_database)
     assert len(posted) == len(told)
     for receipt, error in zip(posted, told, strict=True):
         assert receipt["is_failed"] == (error is not None and from_fault(error).status >= 500), (

@@ -37,6 +37,11 @@ from tests.server.factories import (
 )
 
 
+@pytest.fixture
+def database(sqlite_database):
+    return sqlite_database
+
+
 def post(database, *records, engine_id=ENGINE, now_ms=NOW_MS + 1000):
     return database.write_sync(lambda c: ledger.post(c, SIGNER, engine_id, records, now_ms))
 
@@ -71,16 +76,18 @@ def contents(database):
     )
 
 
-def test_an_end_record_becomes_a_usage_event_and_posts_its_hold(database):
-    price = make_price(database)
+def test_an_end_record_becomes_a_usage_event_and_posts_its_hold(each_database):
+    price = make_price(each_database)
     hold = make_hold(
         price, model="acme-bot", adapter_id="ada_1", adapter_version=3, adapter_digest="d" * 64
     )
-    insert_holds(database, hold)
-    assert hold_of(database) == hold
+    insert_holds(each_database, hold)
+    assert hold_of(each_database) == hold
     record = make_end(4, adapter_digest="d" * 64, num_cached_tokens=2)
-    assert post(database, record) == PostResult(posted=1, replayed=0, incidents=0, settled_seq=4)
-    [event] = events_of(database)
+    assert post(each_database, record) == PostResult(
+        posted=1, replayed=0, incidents=0, settled_seq=4
+    )
+    [event] = events_of(each_database)
     assert (event.tenant_id, event.key_id, event.model) == ("ten_1", "key1", "acme-bot")
     assert (event.adapter_id, event.adapter_version) == ("ada_1", 3)
     assert (event.adapter_digest, event.base_revision) == ("d" * 64, "b" * 64)
@@ -89,8 +96,8 @@ def test_an_end_record_becomes_a_usage_event_and_posts_its_hold(database):
     assert (event.started_at_ms, event.first_token_at_ms) == (NOW_MS, NOW_MS + 500)
     assert (event.ended_at_ms, event.posted_at_ms) == (NOW_MS + 4000, NOW_MS + 1000)
     posted = dataclasses.replace(hold, state="posted", resolved_at_ms=NOW_MS + 1000)
-    assert hold_of(database) == posted
-    assert database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 4
+    assert hold_of(each_database) == posted
+    assert each_database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 4
 
 
 def test_an_event_says_what_its_request_waited_for_and_its_receipt_does_not(database):
@@ -104,16 +111,16 @@ def test_an_event_says_what_its_request_waited_for_and_its_receipt_does_not(data
     assert not {"load_ms", "load_tier", "queue_ms"} & set(receipts[0])
 
 
-def test_the_same_records_again_change_nothing(database):
-    price = make_price(database)
-    insert_holds(database, make_hold(price, "r1"), make_hold(price, "r2"))
+def test_the_same_records_again_change_nothing(each_database):
+    price = make_price(each_database)
+    insert_holds(each_database, make_hold(price, "r1"), make_hold(price, "r2"))
     records = [make_end(2, "r1"), make_end(5, "r2"), make_end(6, "stray")]
-    post(database, *records)
-    before = contents(database)
-    again = post(database, *records, now_ms=NOW_MS + 9999)
+    post(each_database, *records)
+    before = contents(each_database)
+    again = post(each_database, *records, now_ms=NOW_MS + 9999)
     assert again == PostResult(posted=0, replayed=3, incidents=0, settled_seq=6)
-    assert post(database, records[0]).settled_seq == 6
-    assert contents(database) == before
+    assert post(each_database, records[0]).settled_seq == 6
+    assert contents(each_database) == before
 
 
 def test_a_group_that_overlaps_what_is_posted_posts_only_the_rest(database):
@@ -125,18 +132,18 @@ def test_a_group_that_overlaps_what_is_posted_posts_only_the_rest(database):
     assert [event.request_id for event in events_of(database)] == ["r1", "r2"]
 
 
-def test_a_post_that_fails_leaves_nothing_behind(database):
-    insert_holds(database, make_hold(make_price(database)))
-    before = contents(database)
+def test_a_post_that_fails_leaves_nothing_behind(each_database):
+    insert_holds(each_database, make_hold(make_price(each_database)))
+    before = contents(each_database)
 
     def fail(conn):
         ledger.post(conn, SIGNER, ENGINE, [make_end(1)], NOW_MS)
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError):
-        database.write_sync(fail)
-    assert contents(database) == before
-    assert post(database, make_end(1)).posted == 1
+        each_database.write_sync(fail)
+    assert contents(each_database) == before
+    assert post(each_database, make_end(1)).posted == 1
 
 
 def test_what_the_engines_canary_generates_is_counted_free_and_nothing_to_report(database):
@@ -190,15 +197,15 @@ def test_a_record_that_does_not_fit_its_hold_is_posted_and_reported(database, fi
     assert incidents_of(database) == [(kind, "r1")]
 
 
-def test_a_second_end_of_a_request_is_reported_once_and_not_billed(database):
-    price = make_price(database)
-    insert_holds(database, make_hold(price))
-    post(database, make_end(1))
+def test_a_second_end_of_a_request_is_reported_once_and_not_billed(each_database):
+    price = make_price(each_database)
+    insert_holds(each_database, make_hold(price))
+    post(each_database, make_end(1))
     for _ in range(2):
-        post(database, make_end(2))
-    assert len(events_of(database)) == 1
-    assert incidents_of(database) == [("ended_twice", "r1")]
-    assert database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 2
+        post(each_database, make_end(2))
+    assert len(events_of(each_database)) == 1
+    assert incidents_of(each_database) == [("ended_twice", "r1")]
+    assert each_database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 2
 
 
 def test_another_request_under_a_posted_number_is_reported(database):
@@ -220,20 +227,20 @@ def test_engines_number_their_journals_each_for_itself(database):
     assert incidents_of(database) == []
 
 
-def test_only_expired_unused_holds_of_that_engine_are_voided(database):
-    price = make_price(database)
+def test_only_expired_unused_holds_of_that_engine_are_voided(each_database):
+    price = make_price(each_database)
     insert_holds(
-        database,
+        each_database,
         make_hold(price, "expired", expires_at_ms=NOW_MS),
         make_hold(price, "still-open", expires_at_ms=NOW_MS),
         make_hold(price, "not-yet", expires_at_ms=NOW_MS + 1),
         make_hold(price, "elsewhere", expires_at_ms=NOW_MS, engine_id="engine-2"),
         make_hold(price, "ended", expires_at_ms=NOW_MS),
     )
-    post(database, make_end(1, "ended"))
-    assert void(database, NOW_MS + 1, still_open={"still-open"}) == ["expired"]
+    post(each_database, make_end(1, "ended"))
+    assert void(each_database, NOW_MS + 1, still_open={"still-open"}) == ["expired"]
     states = {
-        name: hold_of(database, name).state
+        name: hold_of(each_database, name).state
         for name in ("expired", "still-open", "not-yet", "elsewhere", "ended")
     }
     assert states == {
@@ -243,14 +250,17 @@ def test_only_expired_unused_holds_of_that_engine_are_voided(database):
         "elsewhere": "open",
         "ended": "posted",
     }
-    assert void(database, NOW_MS + 1, still_open={"still-open"}) == []
+    assert void(each_database, NOW_MS + 1, still_open={"still-open"}) == []
 
 
-def test_what_a_lost_engine_held_is_voided_once_it_has_expired_and_nobody_elses(database):
-    now_ms = database.read_sync(database_now_ms)
-    price, old = make_price(database), {"created_at_ms": NOW_MS, "expires_at_ms": now_ms - 1000}
+def test_what_a_lost_engine_held_is_voided_once_it_has_expired_and_nobody_elses(each_database):
+    now_ms = each_database.read_sync(database_now_ms)
+    price, old = (
+        make_price(each_database),
+        {"created_at_ms": NOW_MS, "expires_at_ms": now_ms - 1000},
+    )
     insert_holds(
-        database,
+        each_database,
         make_hold(price, "one", engine_id="lost", **old),
         make_hold(price, "two", engine_id="lost", **old),
         make_hold(price, "running", engine_id="lost", expires_at_ms=now_ms + 600_000),
@@ -260,12 +270,12 @@ def test_what_a_lost_engine_held_is_voided_once_it_has_expired_and_nobody_elses(
     def void_lost(conn):
         return holding.void_lost(conn, "lost", actor="operator", now_ms=NOW_MS + 7)
 
-    assert database.write_sync(void_lost) == (2, 1)
-    assert database.write_sync(void_lost) == (0, 1)
-    states = {name: hold_of(database, name).state for name in ("one", "two", "running")}
+    assert each_database.write_sync(void_lost) == (2, 1)
+    assert each_database.write_sync(void_lost) == (0, 1)
+    states = {name: hold_of(each_database, name).state for name in ("one", "two", "running")}
     assert states == {"one": "voided", "two": "voided", "running": "open"}
-    assert hold_of(database, "elsewhere").state == "open"
-    lines = database.read_sync(lambda c: list_lines(c, Asked(action="engine.lost"), 10))
+    assert hold_of(each_database, "elsewhere").state == "open"
+    lines = each_database.read_sync(lambda c: list_lines(c, Asked(action="engine.lost"), 10))
     assert {(line.actor, line.target) for line in lines} == {("operator", "lost")}
     assert [line.detail for line in lines] == ["voided 0 holds", "voided 2 holds"]
 
@@ -308,30 +318,32 @@ def test_an_open_hold_can_be_extended(database):
     assert (hold_of(database).token_lease, hold_of(database).amount_nanousd) == (99, 12345)
 
 
-def test_a_hold_that_moves_is_the_new_engines_for_a_whole_lifetime(database):
-    hold = make_hold(make_price(database))
-    insert_holds(database, hold)
+def test_a_hold_that_moves_is_the_new_engines_for_a_whole_lifetime(each_database):
+    hold = make_hold(make_price(each_database))
+    insert_holds(each_database, hold)
 
     def move(conn):
         before = database_now_ms(conn)
         assert holding.move_hold(conn, "r1", "eng-2", 150_000)
         return before, database_now_ms(conn)
 
-    before, after = database.write_sync(move)
-    moved = hold_of(database)
+    before, after = each_database.write_sync(move)
+    moved = hold_of(each_database)
     assert before + 150_000 <= moved.expires_at_ms <= after + 150_000
     expected = dataclasses.replace(hold, engine_id="eng-2", expires_at_ms=moved.expires_at_ms)
     assert moved == expected
-    post(database, make_end(1), engine_id="eng-2")
-    assert incidents_of(database) == []
-    assert not database.write_sync(lambda c: holding.move_hold(c, "r1", "eng-3", 1)), "it has ended"
+    post(each_database, make_end(1), engine_id="eng-2")
+    assert incidents_of(each_database) == []
+    assert not each_database.write_sync(lambda c: holding.move_hold(c, "r1", "eng-3", 1)), (
+        "it has ended"
+    )
 
 
-def test_one_request_cannot_have_two_holds(database):
-    hold = make_hold(make_price(database))
-    insert_holds(database, hold)
+def test_one_request_cannot_have_two_holds(each_database):
+    hold = make_hold(make_price(each_database))
+    insert_holds(each_database, hold)
     with pytest.raises(sa.exc.IntegrityError):
-        insert_holds(database, hold)
+        insert_holds(each_database, hold)
 
 
 def test_two_settlers_on_one_database_post_every_record_once(
@@ -527,7 +539,7 @@ def test_the_ledger_agrees_with_its_model_whatever_happens(migrated_sqlite, tmp_
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=25,
+            max_examples=12,
             stateful_step_count=25,
             deadline=None,
             suppress_health_check=list(HealthCheck),

@@ -44,13 +44,13 @@ def answers(database):
     return database.read_sync(read), asyncio.run(simulate(database, Book({}), 0, 2**62))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10**6), days=st.integers(0, 40))
 def test_what_is_deleted_is_never_needed(migrated_sqlite, tmp_path_factory, seed, days):
     folder = tmp_path_factory.mktemp("old")
     shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
     database = Database(data_dir=folder)
-    fill_ledger(database, make_ends(24, seed=seed))
+    fill_ledger(database, make_ends(16, seed=seed))
     before, had = answers(database), held(database)
     left = turn(database, days)
     assert answers(database) == before

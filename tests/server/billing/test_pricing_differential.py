@@ -105,8 +105,8 @@ def test_the_words_name_every_way_that_a_request_ends():
     assert make_end(1).stop_cause in PAID
 
 
-def test_twenty_thousand_random_usages_cost_what_the_words_say():
-    sweep(1, 20_000)
+def test_five_thousand_random_usages_cost_what_the_words_say():
+    sweep(1, 5_000)
 
 
 @pytest.mark.soak
@@ -121,10 +121,3 @@ def test_a_million_random_usages_cost_what_the_words_say():
 def test_half_a_nanodollar_is_a_whole_one(half, expected):
     """The amounts are for half a GB for an hour at 1, 3 and 5 nano-dollars."""
     assert kept_amount(5 * 10**8, 3_600_000, half) == expected
-
-
-@pytest.mark.parametrize("reason", get_args(FinishReason))
-@pytest.mark.parametrize("cause", ["engine_failure", "gateway_lost"])
-def test_what_the_server_broke_is_free_whatever_it_generated(reason, cause):
-    price = TokenPrices(prompt_nanousd=1, cached_nanousd=1, completion_nanousd=1)
-    assert rated_amounts(reason, cause, 10, 5, 100, price).total == 0

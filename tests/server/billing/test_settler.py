@@ -51,6 +51,11 @@ class FakeEngine:
         )
 
 
+@pytest.fixture
+def database(sqlite_database):
+    return sqlite_database
+
+
 class FakeTracer:
     def __init__(self):
         self.exported = []
@@ -95,16 +100,16 @@ def settle(settler, **options):
     return asyncio.run(settler.settle(**options))
 
 
-def test_one_pass_posts_the_whole_journal_in_groups(database):
+def test_one_pass_posts_the_whole_journal_in_groups(each_database):
     engine = FakeEngine()
     names = [f"r{i}" for i in range(7)]
-    hold_requests(database, *names)
+    hold_requests(each_database, *names)
     for name in names:
         engine.end(name)
-    settler = make_settler(database, engine, group_size=3)
+    settler = make_settler(each_database, engine, group_size=3)
     assert settle(settler)
-    assert posted(database) == names
-    assert set(states(database).values()) == {"posted"}
+    assert posted(each_database) == names
+    assert set(states(each_database).values()) == {"posted"}
     assert engine.reads == [0, 3, 6]
     lag = settler.lags[ENGINE]
     assert (lag.settled_seq, lag.last_seq, lag.complete_at_ms) == (7, 7, NOW_MS)
@@ -238,17 +243,17 @@ def test_an_unwritable_ledger_is_waited_for(sqlite_database, monkeypatch):
     assert posted(sqlite_database) == ["stray"]
 
 
-def test_holds_are_voided_only_after_a_complete_read(database):
+def test_holds_are_voided_only_after_a_complete_read(each_database):
     engine = FakeEngine()
-    hold_requests(database, "unused", "running", "unread", expires_at_ms=NOW_MS - 1)
-    hold_requests(database, "later", expires_at_ms=NOW_MS)
+    hold_requests(each_database, "unused", "running", "unread", expires_at_ms=NOW_MS - 1)
+    hold_requests(each_database, "later", expires_at_ms=NOW_MS)
     engine.open_request_ids = ["running"]
     engine.end("stray")
     engine.end("unread")
-    settler = make_settler(database, engine, group_size=1, void_interval_s=0)
+    settler = make_settler(each_database, engine, group_size=1, void_interval_s=0)
     settle(settler)
     settle(settler)
-    assert states(database) == {
+    assert states(each_database) == {
         "unused": "voided",
         "running": "open",
         "unread": "posted",

@@ -177,39 +177,43 @@ def test_a_statement_says_what_a_month_came_to(book):
     assert book.findings(found) == []
 
 
-def test_a_statement_is_issued_once_and_never_changes(book):
-    book.use()
-    book.now_ms = at("2026-12-01")
-    first = book.statements.issue("ten_1", "2026-11")
-    book.use(at_ms=at("2026-11-30"))
-    book.now_ms += DAY_MS
-    assert book.statements.issue("ten_1", "2026-11") == first == book.statement("2026-11")
-    book.statements.issue_due()
-    assert book.statement("2026-11") == first
+def test_a_statement_is_issued_once_and_never_changes(sqlite_book):
+    sqlite_book.use()
+    sqlite_book.now_ms = at("2026-12-01")
+    first = sqlite_book.statements.issue("ten_1", "2026-11")
+    sqlite_book.use(at_ms=at("2026-11-30"))
+    sqlite_book.now_ms += DAY_MS
+    assert (
+        sqlite_book.statements.issue("ten_1", "2026-11")
+        == first
+        == sqlite_book.statement("2026-11")
+    )
+    sqlite_book.statements.issue_due()
+    assert sqlite_book.statement("2026-11") == first
 
 
-def test_a_month_that_is_not_over_has_none(book):
-    book.use()
-    book.now_ms = end_of("2026-11") - 1
+def test_a_month_that_is_not_over_has_none(sqlite_book):
+    sqlite_book.use()
+    sqlite_book.now_ms = end_of("2026-11") - 1
     with pytest.raises(PeriodNotOver):
-        book.statements.issue("ten_1", "2026-11")
-    assert book.issued() == []
+        sqlite_book.statements.issue("ten_1", "2026-11")
+    assert sqlite_book.issued() == []
 
 
-def test_what_comes_late_is_on_the_next_statement(book):
-    book.use(at_ms=at("2026-11-05"))
-    book.now_ms = at("2026-12-01")
-    book.statements.issue("ten_1", "2026-11")
-    book.use(at_ms=at("2026-11-30T23:59"), num_completion_tokens=9)
-    book.use(at_ms=at("2026-12-01"), num_completion_tokens=2)
-    assert book.open() == ["2026-12"]
-    book.now_ms = at("2027-01-01")
-    second = book.statements.issue("ten_1", "2026-12").values
+def test_what_comes_late_is_on_the_next_statement(sqlite_book):
+    sqlite_book.use(at_ms=at("2026-11-05"))
+    sqlite_book.now_ms = at("2026-12-01")
+    sqlite_book.statements.issue("ten_1", "2026-11")
+    sqlite_book.use(at_ms=at("2026-11-30T23:59"), num_completion_tokens=9)
+    sqlite_book.use(at_ms=at("2026-12-01"), num_completion_tokens=2)
+    assert sqlite_book.open() == ["2026-12"]
+    sqlite_book.now_ms = at("2027-01-01")
+    second = sqlite_book.statements.issue("ten_1", "2026-12").values
     assert (second["num_entries"], second["completion_tokens"]) == (2, 11)
-    first = book.statement("2026-11")
+    first = sqlite_book.statement("2026-11")
     assert second["opening_balance_nanousd"] == first.values["closing_balance_nanousd"]
-    assert book.findings(first) == []
-    assert book.findings(book.statement("2026-12")) == []
+    assert sqlite_book.findings(first) == []
+    assert sqlite_book.findings(sqlite_book.statement("2026-12")) == []
 
 
 def test_months_are_due_an_hour_after_their_end_when_all_is_settled(book):
@@ -226,26 +230,30 @@ def test_months_are_due_an_hour_after_their_end_when_all_is_settled(book):
     assert book.issued() == ["2026-11"]
 
 
-def test_an_entry_of_a_month_that_had_none_is_after_all_statements_and_the_audit_agrees(book):
-    book.write(lambda conn: record_key(conn, SIGNER.public, book.now_ms))
-    book.use()
-    book.now_ms = at("2026-12-02")
-    book.statements.issue("ten_1", "2026-11")
-    book.use(at("2026-09-05"))
-    late = book.read(lambda conn: list(iterate_receipts(conn, select_receipts())))[-1]
+def test_an_entry_of_a_month_that_had_none_is_after_all_statements_and_the_audit_agrees(
+    sqlite_book,
+):
+    sqlite_book.write(lambda conn: record_key(conn, SIGNER.public, sqlite_book.now_ms))
+    sqlite_book.use()
+    sqlite_book.now_ms = at("2026-12-02")
+    sqlite_book.statements.issue("ten_1", "2026-11")
+    sqlite_book.use(at("2026-09-05"))
+    late = sqlite_book.read(lambda conn: list(iterate_receipts(conn, select_receipts())))[-1]
     assert late["period"] == "2026-12"
-    report = book.read(audit)
+    report = sqlite_book.read(audit)
     assert [found for found in report.findings if found.check == "statements"] == []
 
 
-def test_a_correction_of_an_issued_month_is_on_the_next_statement_and_named_so_in_focus(book):
-    book.use()
-    book.now_ms = at("2026-12-02")
-    book.statements.issue("ten_1", "2026-11")
-    [charged] = book.read(lambda conn: list(iterate_receipts(conn, select_receipts())))
-    correction = book.write(
+def test_a_correction_of_an_issued_month_is_on_the_next_statement_and_named_so_in_focus(
+    sqlite_book,
+):
+    sqlite_book.use()
+    sqlite_book.now_ms = at("2026-12-02")
+    sqlite_book.statements.issue("ten_1", "2026-11")
+    [charged] = sqlite_book.read(lambda conn: list(iterate_receipts(conn, select_receipts())))
+    correction = sqlite_book.write(
         lambda conn: ledger.reverse(
-            conn, SIGNER, charged["entry_id"], memo="goodwill", now_ms=book.now_ms
+            conn, SIGNER, charged["entry_id"], memo="goodwill", now_ms=sqlite_book.now_ms
         )
     )
     assert (correction["ended_at"], correction["period"]) == (charged["ended_at"], "2026-12")
@@ -255,45 +263,49 @@ def test_a_correction_of_an_issued_month_is_on_the_next_statement_and_named_so_i
     assert row["ChargePeriodStart"] < "2026-12" <= row["BillingPeriodStart"]
 
 
-def test_a_month_waits_for_what_was_kept_on_its_last_day(book):
+def test_a_month_waits_for_what_was_kept_on_its_last_day(sqlite_book):
     def posted(day):
         row = {"settled_seq": day, "updated_at_ms": 0}
         rows = [row | {"engine_id": f"kept/{account}"} for account in ACCOUNTS]
-        book.write(lambda conn: conn.execute(sa.delete(journal_positions)))
-        book.write(lambda conn: conn.execute(sa.insert(journal_positions), rows))
+        sqlite_book.write(lambda conn: conn.execute(sa.delete(journal_positions)))
+        sqlite_book.write(lambda conn: conn.execute(sa.insert(journal_positions), rows))
 
-    book.use()
+    sqlite_book.use()
     last_day = end_of("2026-11") // DAY_MS - 1
-    book.now_ms = end_of("2026-11") + GRACE_MS
+    sqlite_book.now_ms = end_of("2026-11") + GRACE_MS
     posted(last_day - 1)
-    assert book.statements.issue_due() == 0
+    assert sqlite_book.statements.issue_due() == 0
     posted(last_day)
-    assert book.statements.issue_due() == 1
+    assert sqlite_book.statements.issue_due() == 1
 
 
-def test_a_request_that_is_not_settled_in_a_day_waits_for_the_next_statement(book):
-    book.use()
-    book.hold()
-    book.now_ms = end_of("2026-11") + MAX_GRACE_MS - 1
-    assert book.statements.issue_due() == 0
-    book.now_ms += 1
-    assert book.statements.issue_due() == 1
+def test_a_request_that_is_not_settled_in_a_day_waits_for_the_next_statement(sqlite_book):
+    sqlite_book.use()
+    sqlite_book.hold()
+    sqlite_book.now_ms = end_of("2026-11") + MAX_GRACE_MS - 1
+    assert sqlite_book.statements.issue_due() == 0
+    sqlite_book.now_ms += 1
+    assert sqlite_book.statements.issue_due() == 1
 
 
-def test_each_turn_tells_what_waits_too_long_before_it_issues_what_is_due(book):
-    book.use()
-    book.now_ms = end_of("2026-11") - 1
-    request_id, expires_at_ms = book.hold(), book.now_ms + 150_000
+def test_each_turn_tells_what_waits_too_long_before_it_issues_what_is_due(sqlite_book):
+    sqlite_book.use()
+    sqlite_book.now_ms = end_of("2026-11") - 1
+    request_id, expires_at_ms = sqlite_book.hold(), sqlite_book.now_ms + 150_000
 
     def turn():
-        asyncio.run(book.statements.turn())
-        return list(book.waits.pop().values())
+        asyncio.run(sqlite_book.statements.turn())
+        return list(sqlite_book.waits.pop().values())
 
     for num_late, left_ms in ((0, 1), (1, 0)):
-        book.now_ms = end_of("2026-11") + MAX_GRACE_MS - left_ms
-        assert turn() == [book.now_ms / 1000, (book.now_ms - expires_at_ms) / 1000, num_late]
-    book.write(lambda conn: holds.void_refused(conn, request_id, book.now_ms))
-    assert turn() == [book.now_ms / 1000, 0, 0]
+        sqlite_book.now_ms = end_of("2026-11") + MAX_GRACE_MS - left_ms
+        assert turn() == [
+            sqlite_book.now_ms / 1000,
+            (sqlite_book.now_ms - expires_at_ms) / 1000,
+            num_late,
+        ]
+    sqlite_book.write(lambda conn: holds.void_refused(conn, request_id, sqlite_book.now_ms))
+    assert turn() == [sqlite_book.now_ms / 1000, 0, 0]
 
 
 def test_all_months_and_tenants_that_are_due_are_issued_the_oldest_first(sqlite_book, monkeypatch):

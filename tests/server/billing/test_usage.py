@@ -45,6 +45,11 @@ MOMENTS = sorted(
 KEPT_PRICE = 5 * 10**8
 
 
+@pytest.fixture
+def database(sqlite_database):
+    return sqlite_database
+
+
 def post_usage(database, price, *requests):
     """Hold and post a request per dict of `tenant`, `model`, `key`, `at_ms`, and record fields."""
     first = 1 + database.read_sync(lambda c: ledger.settled_seq(c, ENGINE))
@@ -223,31 +228,31 @@ def of_days(dimension):
     return st.builds(Which, tenant_ids=tenant_ids, kinds=st.just(COST_KINDS), **names[dimension])
 
 
-def test_any_sum_is_what_adding_up_its_entries_gives(database):
-    fill(database)
-    posted = read_entries(database)
+def test_any_sum_is_what_adding_up_its_entries_gives(each_database):
+    fill(each_database)
+    posted = read_entries(each_database)
     assert {receipt["kind"] for _, receipt in posted} == set(KINDS)
 
-    @settings(max_examples=150, deadline=None, database=None)
+    @settings(max_examples=60 if each_database.is_sqlite else 20, deadline=None, database=None)
     @given(moments, moments, dimensions, whiches)
     def check(start_ms, end_ms, group_by, which):
-        found = database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, which))
+        found = each_database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, which))
         assert found == add_up(posted, start_ms, end_ms, group_by, which)
 
     check()
 
 
-def test_a_sum_by_day_and_one_dimension_is_what_adding_up_its_entries_gives(database):
-    fill(database)
-    posted = read_entries(database)
+def test_a_sum_by_day_and_one_dimension_is_what_adding_up_its_entries_gives(each_database):
+    fill(each_database)
+    posted = read_entries(each_database)
 
-    @settings(max_examples=150 if database.is_sqlite else 40, deadline=None, database=None)
+    @settings(max_examples=60 if each_database.is_sqlite else 20, deadline=None, database=None)
     @given(starts, ends, units, st.sampled_from(["model", "key", "kind"]), st.data())
     def check(start_ms, end_ms, units, dimension, data):
         which = data.draw(of_days(dimension))
         group_by = (*units, dimension) if data.draw(st.booleans()) else units
         assert usage._day_dimension(group_by, which) in (dimension, "kind")
-        found = database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, which))
+        found = each_database.read_sync(lambda c: sum_entries(c, start_ms, end_ms, group_by, which))
         assert found == add_up(posted, start_ms, end_ms, group_by, which)
 
     check()
@@ -317,16 +322,16 @@ def test_too_many_groups_are_refused_not_cut_off(database, monkeypatch):
     assert (from_fault(caught.value).status, caught.value.param) == (400, "group_by")
 
 
-def test_a_time_may_be_larger_than_any_column(database):
-    post_usage(database, make_price(database), {})
-    assert sums(database, "ten_1", (), -(2**70), 2**70)[0].num_requests == 1
+def test_a_time_may_be_larger_than_any_column(each_database):
+    post_usage(each_database, make_price(each_database), {})
+    assert sums(each_database, "ten_1", (), -(2**70), 2**70)[0].num_requests == 1
 
 
 @pytest.mark.parametrize("tenant_id", ["ten_1", None])
 @pytest.mark.parametrize("unit", ["day", "hour", "minute"])
-def test_a_sum_of_some_time_does_not_read_the_whole_ledger(database, tenant_id, unit):
-    insert_month(database)
-    plan = explain(database, tenant_id, unit)
+def test_a_sum_of_some_time_does_not_read_the_whole_ledger(each_database, tenant_id, unit):
+    insert_month(each_database)
+    plan = explain(each_database, tenant_id, unit)
     tables = ("entries", "usage_rollups", "usage_days")
     scans = [scan + name for name in tables for scan in ("SCAN ", "Seq Scan on ")]
     assert not [line for line in plan if any(scan in line for scan in scans)]

@@ -97,6 +97,11 @@ def receiver() -> Iterator[Receiver]:
     server.server_close()
 
 
+@pytest.fixture
+def database(sqlite_database):
+    return sqlite_database
+
+
 def hook(database, url, name="acme"):
     tenant = make_tenant(database, name)
     return database.write_sync(
@@ -308,8 +313,8 @@ class Told:
         return sorted(event.type for event in found if event.event_id not in known)
 
 
-def test_a_soft_monthly_budget_is_told_once_a_month_and_again_for_another_amount(database):
-    told = Told(database)
+def test_a_soft_monthly_budget_is_told_once_a_month_and_again_for_another_amount(each_database):
+    told = Told(each_database)
     told.limit("monthly", "soft", 8_000)
     told.use()
     assert told.look() == [REACHED], "half of it"
@@ -324,7 +329,7 @@ def test_a_soft_monthly_budget_is_told_once_a_month_and_again_for_another_amount
     for _ in range(3):
         told.use()
     assert told.look() == [REACHED]
-    [*_, last] = sorted(events_of(database), key=lambda event: event.created_at_ms)
+    [*_, last] = sorted(events_of(each_database), key=lambda event: event.created_at_ms)
     data = json.loads(last.body)["data"]
     assert (data["month"], data["spent_nanousd"]) == ("2026-03", 3 * 4_050)
     assert data["tenant_id"] == told.tenant_id
