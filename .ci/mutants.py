@@ -1,14 +1,20 @@
 """Mutants: small faults planted in the product one at a time, to see that the tests notice them.
 
-    python .ci/mutants.py make --seed 7                    # choose them, into .ci/mutants.json
-    python .ci/mutants.py run --root TREE --output after.jsonl
-    python .ci/mutants.py report after.jsonl before.jsonl  # what lives, and what was killed before
+    python .ci/mutants.py make --seed 20     # chooses them anew, into .ci/mutants.json
+    python .ci/mutants.py run --root TREE --output before.jsonl
+    python .ci/mutants.py run --root OTHER --earlier before.jsonl --output after.jsonl
+    python .ci/mutants.py report after.jsonl before.jsonl
 
 `run` works in clones of what TREE has committed and leaves TREE alone. Each mutant meets the test
-files that import its module, best first and at most about 30 processor seconds of them; `--wide`
-takes all of them, `--tests FILES` names other ones. A mutant that is in the output already is not
-run again. At the end the tests that killed run on the tree without a mutant: one that fails there
-proves nothing, and what it killed becomes `red`. A mutant whose line is not in the tree is `gone`.
+files that import its module, best first, at most five and about 30 processor seconds of them by
+tests/seconds.json; before them the file of the test that killed it earlier. `--wide` takes all that
+import it, `--tests FILES` others instead, like those of tests/e2e, which import nothing. A mutant
+that is in the output already is not run again: take its line out first.
+
+A mutant is `killed` if a test fails. One of a less specific file has to fail twice; at the end all
+tests that killed run without a mutant, and one that fails there proves nothing: what it killed is
+`red`. A mutant whose line is not in its function is `gone`. `report` counts, and shows what is not
+killed; it returns 1 if any of it was killed earlier.
 """
 
 import argparse
@@ -263,8 +269,8 @@ def changes(node: Any, function: _Function, line: bytes) -> Iterator[Change]:
             text = line[value.col_offset : value.end_col_offset].decode()
             yield _instead("changed return", value, form.format(text))
         case ast.BoolOp() if not _binds(node):
-            first, second, *_ = node.values
-            *_, last_but_one, last = node.values
+            values: list[Any] = node.values
+            first, second, last_but_one, last = *values[:2], *values[-2:]
             yield "dropped condition", first.col_offset, second.col_offset, ""
             yield "dropped condition", last_but_one.end_col_offset, last.end_col_offset, ""
         case ast.UnaryOp(ast.Not(), operand):
@@ -364,6 +370,14 @@ class Suite:
 
     def path(self, file: str) -> str:
         return self._files[file].relative_to(self._root).as_posix()
+
+    def still(self, test: str) -> list[str]:
+        """The file of a test, also if it is in another folder by now; none if it is gone."""
+        wanted = Path(test.partition("::")[0])
+        paths = [Path(self.path(module)) for module in self._files]
+        return [str(path) for path in paths if path == wanted] or [
+            str(path) for path in paths if path.name == wanted.name
+        ]
 
     def _seen_by(self, file: str) -> set[str]:
         """Modules that a test file imports, itself or by the helpers and fixtures of tests/."""
@@ -469,15 +483,16 @@ def run(arguments: argparse.Namespace) -> None:
     scratch = Path(tempfile.mkdtemp(prefix="m", dir="/tmp"))
     root = arguments.root.resolve()
     (scratch / "mutants_plugin.py").write_text(_PLUGIN)
+    earlier = _rows(arguments.earlier) if arguments.earlier else {}
     clones = [_cloned(root, scratch / str(i)) for i in range(arguments.jobs)]
     suite = Suite(clones[0].root)
     lock = threading.Lock()
 
     def meet(mutant: Mutant) -> None:
         with lock:
-            files = arguments.tests or [
-                suite.path(f) for f in suite.relevant(mutant, arguments.wide)
-            ]
+            found = suite.relevant(mutant, arguments.wide)
+            killer = suite.still(earlier.get(mutant.name, {}).get("by", ""))
+            files = arguments.tests or list(dict.fromkeys([*killer, *map(suite.path, found)]))
             clone = clones.pop()
         start = time.monotonic()
         row = {"name": mutant.name, "tests": files} | clone.meet(mutant, files)
@@ -566,6 +581,7 @@ def main() -> int:
     command.add_argument("--root", type=Path, default=ROOT, help="tree; this one by default")
     command.add_argument("--output", type=Path, required=True, help="results, one JSON a line")
     command.add_argument("--only", nargs="+", metavar="NAME", help="mutants, all by default")
+    command.add_argument("--earlier", type=Path, help="results whose killers are tried first")
     command.add_argument("--wide", action="store_true", help="all files that import the module")
     command.add_argument("--tests", nargs="+", metavar="FILE", help="these files instead")
     command.add_argument("--jobs", type=int, default=2, help="mutants side by side (2)")
