@@ -1,19 +1,22 @@
 """The console's pages of adapters in a real browser: uploads, and changes by forms."""
 
 import hashlib
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page, expect
+from safetensors.numpy import load_file, save_file
 
 from tests.e2e.conftest import DEMO
 from tests.e2e.console_browser import drop, tab_to
 from tests.e2e.cutting_relay import CuttingRelay
 from tests.e2e.stack import FILES, Stack, Tenant
 
-PART_BYTES = 1 << 17
+PART_BYTES = 16 << 20
 
 
 @pytest.fixture(scope="module")
@@ -34,10 +37,8 @@ def open_form(page: Page, base_url: str) -> Locator:
     return page.locator("#upload [type=file]")
 
 
-def upload(page: Page, base_url: str, adapter: str, name: str) -> None:
-    """Upload an adapter of the demo's, in two parts."""
-    open_form(page, base_url).set_input_files(paths_of(adapter))
-    page.locator("#upload").evaluate(f"form => {{ form.dataset.partBytes = {PART_BYTES} }}")
+def upload(page: Page, base_url: str, paths: list[Path], name: str) -> None:
+    open_form(page, base_url).set_input_files(paths)
     send(page, name)
 
 
@@ -53,7 +54,7 @@ def expect_ready(page: Page, name: str) -> None:
 def test_an_upload_by_the_chooser_becomes_ready_and_shows_its_passport(
     page: Page, demo_stack: Stack, tenant: Tenant
 ) -> None:
-    upload(page, demo_stack.base_url, "json", "chosen")
+    upload(page, demo_stack.base_url, paths_of("json"), "chosen")
     expect_ready(page, "chosen")
     size_bytes = sum(path.stat().st_size for path in paths_of("json"))
     assert page.locator("progress").evaluate("bar => [bar.value, bar.max]") == [size_bytes] * 2
@@ -83,28 +84,56 @@ def relay(demo_stack: Stack) -> Iterator[tuple[CuttingRelay, str]]:
         yield relay, url
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The demo's adapter `json` with zeros up to rank 256 in every module: two parts of weights."""
+    folder, rank = tmp_path_factory.mktemp("large"), 256
+    config_path, weights_path = paths_of("json")
+    config, tensors = json.loads(config_path.read_text()), {}
+    for name, tensor in load_file(weights_path).items():
+        places = [(0, rank - tensor.shape[0]), (0, 0)]
+        places = places if "lora_A" in name else [(0, 0), (0, rank - tensor.shape[1])]
+        tensors[name] = np.pad(tensor.astype(np.float32), places)
+    at, (vocab, hidden) = "base_model.model.", (2048, 128)
+    for name, shape in {
+        "model.embed_tokens.lora_embedding_A": (rank, vocab),
+        "model.embed_tokens.lora_embedding_B": (hidden, rank),
+        "lm_head.lora_A.weight": (rank, hidden),
+        "lm_head.lora_B.weight": (vocab, rank),
+    }.items():
+        tensors[at + name] = np.zeros(shape, np.float32)
+    config["lora_alpha"] *= rank // config["r"]
+    config["r"] = rank
+    config["target_modules"] += ["embed_tokens", "lm_head"]
+    (folder / FILES[0]).write_text(json.dumps(config))
+    save_file(tensors, folder / FILES[1])
+    paths = [folder / file for file in FILES]
+    assert PART_BYTES < paths[1].stat().st_size < 2 * PART_BYTES
+    return paths
+
+
 def test_a_cut_connection_in_the_middle_is_resumed(
-    page: Page, relay: tuple[CuttingRelay, str]
+    page: Page, relay: tuple[CuttingRelay, str], large: list[Path]
 ) -> None:
     gateway, url = relay
     # Three times, since the browser itself sends a part again whose connection was kept open.
     gateway.cuts.extend([False, True, True, True])
-    upload(page, url, "python", "cut")
+    upload(page, url, large, "cut")
     expect_ready(page, "cut")
     assert [start // PART_BYTES for start in gateway.starts] == [0, 1, 1, 1, 1]
 
 
 def test_a_page_left_in_the_middle_goes_on_where_the_server_stands(
-    page: Page, relay: tuple[CuttingRelay, str]
+    page: Page, relay: tuple[CuttingRelay, str], large: list[Path]
 ) -> None:
     gateway, url = relay
     gateway.cuts.extend([False] + [True] * 50)
     with page.expect_event("requestfailed", lambda it: it.url.endswith("safetensors")):
-        upload(page, url, "pirate", "left")
+        upload(page, url, large, "left")
     page.goto("about:blank")
     gateway.cuts.clear()
     gateway.starts.clear()
-    upload(page, url, "pirate", "left")
+    upload(page, url, large, "left")
     expect_ready(page, "left")
     assert gateway.starts == [PART_BYTES]
 
