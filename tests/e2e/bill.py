@@ -181,7 +181,7 @@ def meter_of(stack: Stack) -> Path:
 
 @dataclass
 class Before:
-    """What was billed, and what was computed, before a load."""
+    """Sums of what was billed, and of what was computed, before a load."""
 
     request_ids: set[str]
     meter: tuple[int, int, int, int]

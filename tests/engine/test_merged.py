@@ -23,7 +23,7 @@ from tests.oracle import merged_model
 from tests.tiny_models import LLAMA3_ROPE, QWEN3_MOE, save_adapter, save_model
 
 ONE_FAMILY = pytest.mark.parametrize("world", ["llama"], indirect=True)
-"""For what no family's formulas can change."""
+"""Tests of claims that no family's formulas can change run on one family."""
 PROMPTS = ((5, 6, 7, 17, 18, 19, 80), tuple(17 + i % 9 for i in range(40)))
 
 

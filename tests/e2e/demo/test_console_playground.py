@@ -62,7 +62,7 @@ def through_api(tenant: Tenant, model: str, *messages: str) -> str:
 
 
 def run_python(tenant: Tenant, turn: Locator) -> str:
-    """What the program prints, with the tenant's key in its environment alone."""
+    """The program's output, with the tenant's key in its environment alone."""
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setenv("CHORALE_API_KEY", tenant.api_key)

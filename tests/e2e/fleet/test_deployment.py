@@ -30,7 +30,7 @@ NONE_IS_READY = "backend gateways has no server available!"
 def test_adapters_uploaded_at_one_machine_are_served_by_both_engines_of_the_other(
     fleet: Fleet, tiny_model: Path, tiny_adapters: dict[str, Path]
 ) -> None:
-    """They travel through the object store, and every request gets the tokens of PEFT."""
+    """Adapters travel through the object store, and every request gets the tokens of PEFT."""
     first, second = fleet.machines
     # The list also has the other machine's engines.
     Stack.wait(lambda: [it["state"] for it in engines(second).values()].count("ready") == 2)

@@ -87,7 +87,7 @@ def queries() -> Iterator[tuple[str, str]]:
 def test_every_panel_rule_and_alert_finds_what_it_asks_for(
     asking: tuple[Tenant, Tenant], prometheus: Prometheus
 ) -> None:
-    """Those of vLLM's names are there for routers."""
+    """Metrics with vLLM's names are there for routers."""
     missing = dict(queries()) | {
         name: f'vllm:{name}{{model_name="base"}}'
         for name in (
