@@ -480,6 +480,7 @@ def run(arguments: argparse.Namespace) -> None:
     mutants = [Mutant(**row) for row in json.loads(CHOSEN.read_text())]
     rows = _rows(arguments.output)
     left = [m for m in mutants if m.name not in rows and m.name in (arguments.only or [m.name])]
+    # Tests make Unix sockets below it, whose paths are short.
     scratch = Path(tempfile.mkdtemp(prefix="m", dir="/tmp"))
     root = arguments.root.resolve()
     (scratch / "mutants_plugin.py").write_text(_PLUGIN)
