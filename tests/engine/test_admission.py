@@ -171,3 +171,17 @@ def test_an_adapter_above_the_sum_of_ranks_runs_alone(tmp_path):
     core.handle("gw", make_message("small", adapter=make_adapter("small", 8)))
     core.handle("gw", make_message("large", adapter=make_adapter("large", 256)))
     assert run_until_idle(core)["large"][-1].finish_reason == "length"
+
+
+def test_a_request_without_room_is_passed_max_skips_times_and_no_more():
+    scheduler = make_scheduler(max_sum_ranks_per_step=8, max_skips=2)
+    for name in ("runs", "passed"):
+        message = make_message(name, max_tokens=50, adapter=make_adapter(name, 8))
+        scheduler.add("gw", message)
+    for i in range(-5, 4):
+        if i >= 0:
+            scheduler.add("gw", make_message(f"r{i}", max_tokens=50))
+        scheduler.adapters.poll()
+        batch = scheduler.schedule()
+        scheduler.update(batch, tokens_for(batch))
+    assert {row.request_id for row in batch.rows} == {"runs", "r0", "r1"}

@@ -125,6 +125,23 @@ def test_a_mask_that_does_not_come_holds_up_its_own_answer_only(tmp_path, lag):
     assert core.scheduler.constraints.lanes.figures.masks_late > 0
 
 
+def test_a_mask_that_is_a_little_late_is_waited_for():
+    gate = threading.Event()
+
+    class Awaited(threading.Event):
+        def wait(self, timeout):
+            if timeout > 0.0:
+                gate.set()
+            return super().wait(timeout)
+
+    compilation = Compilation("t", "g")
+    compilation.matcher = Script(lambda: gate.wait() and [5, 6])
+    constraint = Constraint(compilation, Lanes(), [EOS])
+    constraint._is_known = Awaited()
+    assert constraint.wait(time.monotonic()) is None
+    assert constraint.wait(time.monotonic() + 60.0) is not None
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_row_whose_grammar_is_slow_is_in_no_step_before_its_mask_is_there(
     tmp_path, lag, monkeypatch

@@ -34,7 +34,9 @@ LLAMA = {
 }
 FAMILIES = {
     "llama": LLAMA,
-    "one kv head": LLAMA | {"num_key_value_heads": 1, "head_dim": 48, "attention_bias": True},
+    # Its hidden size, unlike the others', is not the size of the self-check's vocabulary.
+    "one kv head": LLAMA
+    | {"hidden_size": 96, "num_key_value_heads": 1, "head_dim": 48, "attention_bias": True},
     "qwen2": LLAMA
     | {"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True, "max_window_layers": 1},
     "qwen3": LLAMA | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 32},

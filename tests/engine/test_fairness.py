@@ -185,6 +185,18 @@ def test_the_shortest_expected_goes_first_and_learns_from_what_came():
     assert [row.request_id for row in scheduler.schedule().rows] == ["brief1"]
 
 
+def test_the_last_answer_is_a_tenth_of_how_long_the_next_is_expected_to_be():
+    scheduler = make_scheduler(scheduling_policy="sjf")
+    for name, max_tokens in (("first", 1), ("second", 11)):
+        scheduler.add("gw", make_message(name, 9, max_tokens))
+        while scheduler.has_work:
+            batch = scheduler.schedule()
+            scheduler.update(batch, tokens_for(batch))
+    scheduler.add("gw", make_message("third", 9, 100))
+    (third,) = scheduler.queues.waiting
+    assert scheduler.policy.expected_tokens(third) == pytest.approx(9 + 0.9 * 1 + 0.1 * 11)
+
+
 def test_under_shortest_first_who_has_waited_long_goes_before():
     clock = FakeClock()
     scheduler = make_scheduler(scheduling_policy="sjf", max_num_seqs=1, clock=clock)

@@ -162,6 +162,19 @@ def test_verified_drafts_tell_nothing_about_the_speed_of_prompts(tmp_path):
     assert costs.prefill_tokens_per_s == learned > 0
 
 
+def test_only_steps_without_prompts_tell_how_long_steps_with_drafts_take(tmp_path):
+    scheduler = make_scheduler(clock=TickingClock(), drafter=FakeDrafter(share_wrong=0.0))
+    core, noted = make_core(tmp_path, scheduler), []
+    scheduler.speculation.note_step = lambda *step: noted.append(step[:2])
+    core.handle("gw", make_message("r1", prompt_len=40, max_tokens=30))
+    core.step()
+    core.handle("gw", make_message("r2", prompt_len=40, max_tokens=30))
+    core.step()
+    assert noted == []
+    core.step()
+    assert noted == [(2, core.runner.newest.num_tokens - 2)]
+
+
 def test_acceptance_is_learned_for_each_length_of_match_and_forgotten():
     acceptance = Acceptance()
     first = acceptance.chance(1), acceptance.chance(20)

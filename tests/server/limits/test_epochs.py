@@ -240,9 +240,12 @@ def test_when_redis_does_not_answer_each_gateway_has_an_empty_share(make_fleet, 
     assert caught.value.is_degraded
     assert (fleet.epoch.mode, fleet.epoch.num_gateways) == ("local", 2)
     fleet.now += 30_000
-    fleet.admit(0, 150, [TOKENS])
+    grant = fleet.admit(0, 150, [TOKENS]).grant
     with pytest.raises(RateLimited):
         fleet.admit(0, 1, [TOKENS])
+    (standing,) = fleet.run(fleet.gateways[0][0].standings([TOKENS]))
+    assert [holder.request_id for holder in standing.holders] == [grant.request_id]
+    assert grant.standings[0].holders == (), "only `standings` lists them"
 
 
 def test_seats_of_requests_under_way_count_when_the_way_of_counting_changes(make_fleet):
