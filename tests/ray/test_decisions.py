@@ -11,6 +11,7 @@ if importlib.util.find_spec("ray") is None:
 
 import ray
 import ray.exceptions
+import ray.util
 
 from engine.leaving import mark_settled
 from engine.wire import write_vocabulary
@@ -284,6 +285,21 @@ def test_a_gateway_that_fell_silent_is_waited_for_much_longer(world):
     assert world.turn() == {1: "engine"}
     world.now += 2
     assert world.turn() is True
+
+
+def test_a_coordinator_finds_the_actors_that_its_predecessor_left(monkeypatch):
+    def get_actor(name):
+        if name == "engine/3/t/c":
+            raise ValueError("it has ended")
+        return name
+
+    names = ["coordinator", "engine/1/t/a", "retired/2/t/b", "engine/3/t/c"]
+    monkeypatch.setattr(ray.util, "list_named_actors", lambda: names)
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    assert coordinator._find_slots() == {
+        1: Slot("engine", "t", "engine/1/t/a"),
+        2: Slot("retired", "t", "retired/2/t/b"),
+    }
 
 
 def test_another_model_is_refused_while_somebody_is_there_and_replaces_all_once_alone(world):

@@ -57,6 +57,11 @@ def test_an_adapter_shows_its_aliases_and_the_canaries_of_those_that_have_one(ac
     assert call(acme, GET, "")["data"] == [answer]
 
 
+def test_a_model_was_created_when_its_adapter_was(acme):
+    model = acme.call(GET, "/v1/models/pirate").json()
+    assert model["created"] == call(acme, GET, "/pirate")["created_at"]
+
+
 @pytest.mark.parametrize(
     "body",
     [{}, {"version": "x"}, {"version": 1, "percent": 5}, {"version": 1, "canary": {"version": 2}}],

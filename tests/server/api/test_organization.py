@@ -263,7 +263,9 @@ def test_simple_usage_is_what_the_export_of_the_same_time_adds_up_to(product, ac
     post_payment(database, "credit", acme.tenant_id, (MIDNIGHT + HOUR) * 1000, 7)
     post_payment(database, "payment", acme.tenant_id, (MIDNIGHT + 9) * 1000, 7)
     period = f"start={MIDNIGHT + start}&end={MIDNIGHT + end}"
-    [whole] = acme.call("GET", f"/v1/usage?{period}").json()["data"]
+    usage = acme.call("GET", f"/v1/usage?{period}").json()
+    assert (usage["start_time"], usage["end_time"]) == (MIDNIGHT + start, MIDNIGHT + end)
+    [whole] = usage["data"]
     export = acme.call("GET", f"/v1/usage/export?format=jsonl&{period}").text
     rows = [json.loads(line) for line in export.splitlines()]
     assert rows

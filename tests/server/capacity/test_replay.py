@@ -26,9 +26,11 @@ class CountedTimes:
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, int]] = []
+        self.pairs: list[float] = []
 
     def parts(self, load: StepLoad) -> dict[str, float]:
         self.steps.append((load.num_tokens, load.num_choosing))
+        self.pairs.append(load.num_pairs)
         return {"products": 1.0}
 
 
@@ -160,6 +162,13 @@ def test_weights_take_the_bytes_that_the_engine_counts(
         # The model is tied: its rounded head is one more copy, which the engine does not count.
         planned -= model.head_bytes(quantization, 4)  # type: ignore[arg-type]
     assert core.runner.model.weight_bytes == planned  # type: ignore[attr-defined]
+
+
+def test_a_token_meets_itself_and_all_before_it() -> None:
+    times = CountedTimes()
+    requests = [Request(5, 2, arrival_s=0.0)]
+    Replay(times, Seats(SEATS, 3, 100, 16), requests).run()  # type: ignore[arg-type]
+    assert times.pairs == [1 + 2 + 3, 4 + 5, 6]
 
 
 def test_a_request_passed_over_for_its_rank_lets_others_go_first() -> None:

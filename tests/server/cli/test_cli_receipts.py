@@ -286,6 +286,13 @@ def test_what_is_no_export_is_exit_2_and_one_line(tmp_path, content):
     assert result.stderr.count("\n") == 1
 
 
+def test_a_document_is_read_up_to_its_limit_and_refused_a_byte_beyond(tmp_path, monkeypatch):
+    content = to_json(make_answer())
+    good, long = write(tmp_path, good=content, long=content + b"\n")
+    monkeypatch.setattr("server.cli.receipts.MAX_DOCUMENT_BYTES", len(content))
+    assert [verify(path).exit_code for path in (good, long)] == [0, 2]
+
+
 def test_receipts_come_to_their_statement_to_the_nano_dollar(tmp_path):
     receipts = seal(make_rows(14, 30, ["ten_1"]))
     other_month = seal([make_usage() | {"period": "2026-03"} for _ in range(2)])

@@ -132,6 +132,15 @@ def test_late_refunds_come_out_the_same_in_any_order(order):
     assert caller.standing(TOKENS).remaining == 200
 
 
+def test_an_older_request_gets_no_more_back_because_of_a_newer_ones_refund():
+    caller = Caller()
+    slow = caller.acquire(TOKENS, tokens=500)
+    caller.now += 45_000
+    caller.limiter.release(caller.acquire(TOKENS, tokens=100), 50)
+    caller.limiter.release(slow, 0)
+    assert caller.standing(TOKENS).remaining == 550
+
+
 def test_a_request_for_more_than_the_limit_passes_an_idle_limit():
     caller = Caller()
     caller.acquire(TOKENS, tokens=100_000)
