@@ -94,8 +94,7 @@ def test_a_store_that_is_gone(night: Night) -> None:
 
 def test_limits_without_their_redis(night: Night) -> None:
     problem, alert = "Limits are not the shared ones", "ChoraleLimitsDegraded"
-    night.wait(lambda: problem not in night.shown())
-    assert not night.fires(alert)
+    night.wait(lambda: problem not in night.shown() and not night.fires(alert))
     night.world.redis.stop()
     night.wait(lambda: night.ask() == 200 and night.fires(alert))
     assert problem in night.shown()
