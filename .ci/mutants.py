@@ -366,7 +366,7 @@ class Suite:
         return chosen[:1] + sorted(chosen[1:], key=self._cost)
 
     def _cost(self, file: str) -> float:
-        return self._seconds.get(self.path(file), [0, _UNKNOWN_SECONDS])[1]
+        return self._seconds.get(self.path(file), _UNKNOWN_SECONDS)
 
     def path(self, file: str) -> str:
         return self._files[file].relative_to(self._root).as_posix()
