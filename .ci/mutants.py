@@ -6,7 +6,7 @@
     python .ci/mutants.py report after.jsonl before.jsonl
 
 `run` works in clones of what TREE has committed and leaves TREE alone. Each mutant meets the test
-files that import its module, best first, at most five and about 30 processor seconds of them by
+files that import its module, best first, at most five and about 30 seconds of them by
 tests/seconds.json; before them the file of the test that killed it earlier. `--wide` takes all that
 import it, `--tests FILES` others instead, like those of tests/e2e, which import nothing. A mutant
 that is in the output already is not run again: take its line out first.
