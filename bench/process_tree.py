@@ -11,7 +11,11 @@ _PARENT, _TIMES = 1, slice(11, 15)  # fields of a stat line after the name; reap
 
 def cpu_seconds(root_pid: int) -> float:
     """Return the user and system seconds of the tree so far, to 10 ms."""
-    return sum(sum(map(int, _stat(pid)[_TIMES])) for pid in _tree(root_pid)) / _TICKS_PER_S
+    ticks = 0
+    for pid in _tree(root_pid):
+        with contextlib.suppress(OSError):  # the process ended meanwhile
+            ticks += sum(map(int, _stat(pid)[_TIMES]))
+    return ticks / _TICKS_PER_S
 
 
 def peak_rss_mb(root_pid: int) -> float:
