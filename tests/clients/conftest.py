@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def clients(request: pytest.FixtureRequest) -> Iterator[Clients]:
     """Start to make the environments that the chosen tests need."""
     specs = [getattr(item, "callspec", None) for item in request.session.items]
-    chosen = [spec.params["name"] for spec in specs if spec]
+    chosen = [spec.params.get("name") for spec in specs if spec]
     clients = Clients([name for name in INSTALLED if name in chosen])
     yield clients
     clients.close()
