@@ -1,5 +1,6 @@
 """The console in a real browser: all its pages, signing in, spend and receipts."""
 
+import contextlib
 import functools
 import re
 from pathlib import Path
@@ -22,6 +23,7 @@ OPERATOR_PAGES = [
     for path in ("", "/tenants", "/tenants/acme", "/requests", "/incidents", "/audit")
 ]
 PHONE = 400
+WIDTH = "document.documentElement.scrollWidth"
 RECEIPT = re.compile(r"/v1/receipts/[0-9a-f]{8}")
 MODES = [(1280, "light"), pytest.param(PHONE, "dark", marks=pytest.mark.soak)]
 
@@ -43,6 +45,10 @@ def key_of_the_owner(stack: Stack) -> str:
     """A key of acme's that sees every form."""
     body = {"name": "of the owner", "scopes": sorted(SCOPES)}
     return str(stack.operator.post("/admin/v1/tenants/acme/keys", json=body).json()["api_key"])
+
+
+def _is_as_wide_as(page: Page, width: int) -> bool:
+    return bool(page.evaluate(WIDTH) == width)
 
 
 @pytest.mark.parametrize(("width", "scheme"), MODES)
@@ -71,7 +77,10 @@ def test_every_page_is_for_everybody_and_asks_nothing_of_others(
         page.screenshot(path=SCREENSHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
         for narrow in (width, PHONE):
             page.set_viewport_size({"width": narrow, "height": 900})
-            if (needed := page.evaluate("document.documentElement.scrollWidth")) != narrow:
+            # What scripts have drawn follows the new width a moment later.
+            with contextlib.suppress(AssertionError):
+                asked.wait(functools.partial(_is_as_wide_as, page, narrow), timeout_s=20.0)
+            if (needed := page.evaluate(WIDTH)) != narrow:
                 faults.append((path, f"at {narrow} needs a width of", needed))
         page.set_viewport_size({"width": width, "height": 900})
     context.close()
