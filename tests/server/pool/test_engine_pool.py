@@ -339,22 +339,23 @@ def test_engines_that_have_had_drafts_are_told_to_forget_and_no_others(pool):
     assert told == [("a", message), ("b", message)]
 
 
-def test_service_of_one_engine_is_told_to_the_other_and_not_to_itself(pair):
+def test_service_of_one_engine_is_told_to_the_other_and_not_to_itself(pool):
+    pool.start("a", "b")
     told = []
 
     async def run():
-        async with gateway(pair, "a", "b") as engines:
+        async with gateway(pool, "a", "b") as engines:
             for name, engine in engines._engines.items():
                 engine.client.tell_service = lambda m, n=name: note(n, m)
             message = make_message("r1", 5, 4)
-            name, _ = await pair.ask(message)
+            name, _ = await pool.ask(message)
             source = engines.engine_id(name)
             others = {"a", "b"} - {name}
 
             def arrived():
                 return {n for n, m in told if m.engine_id == source} == others
 
-            await pair.wait(arrived)
+            await pool.wait(arrived)
             (totals,) = {m.totals for _, m in told if m.engine_id == source and m.totals}
             assert dict(totals)[message.tenant_id] > 0
 
