@@ -129,6 +129,7 @@ def test_a_clock_that_differs_is_a_warning_and_past_the_slack_of_holds_it_is_wro
 
 
 def test_redis_is_well_unless_it_forgets_single_limits(redis_server, tmp_path):
+    redis_server.wipe()
     settings = make(tmp_path, redis_url=redis_server.url, redis_deadline_s=10)
     assert "runs the limits' script" in check_redis(settings).found
     assert not redis_server.client.keys()
