@@ -13,7 +13,7 @@ _ONE_STACK = re.compile(r"tests/(ray|clients|e2e/\w+)(?=/)")
 
 _USUAL_S = 0.3
 """Assumed seconds of a file that is not in the table."""
-_FAST_S = 2.0
+_FAST_S = 1.5
 """Files that take longer are left out of `make test-fast`."""
 _STARTING = ("tests/e2e", "tests/crash", "tests/ray", "tests/clients")
 """Folders of tests that start servers, and are left out of `make test-fast` however short."""

@@ -69,6 +69,7 @@ NO_MONEY = {
     "holds.base_model": "says under which limits the request counts; nothing is priced by it",
     "holds.created_at_ms": "when it was made; nothing is priced by it",
     "holds.expires_at_ms": "of a hold that has ended, it decides nothing any more",
+    "holds.traceparent": "where the request is shown in its trace; nothing is priced by it",
     "journal_positions.updated_at_ms": "when it was written",
     "usage_events.load_ms": "what the request waited for; nothing is priced by it",
     "usage_events.load_tier": "likewise",
