@@ -20,11 +20,12 @@ from tests.server.export_ledger import use
 from tests.server.in_process import InProcess, User
 
 SignIn = Callable[[User], Visitor]
-TODAY_MS = now_ms() // DAY_MS * DAY_MS
+LAST_MS = now_ms() // DAY_MS * DAY_MS - DAY_MS // 2
+"""Noon of the last whole day when the tests began: they may go on past midnight."""
 
 
 def spend(product: InProcess, user: User, model: str, count: int = 1, days_ago: int = 0, **fields):
-    at_ms = now_ms() - days_ago * DAY_MS - 1000
+    at_ms = LAST_MS - days_ago * DAY_MS
     use(product.gateway.database, user.tenant_id, count, model=model, at_ms=at_ms, **fields)
 
 
@@ -87,8 +88,8 @@ def test_filters_select_a_model_with_its_versions_and_a_key(
 
 
 def plot(visitor: Visitor, query: str = "") -> dict[str, Any]:
-    """The plot of a page: its series by label, of the last two days."""
-    page = visitor.get(f"/console?start={_day(1)}&{query}").text
+    """The plot of a page: its series by label, of the last two whole days."""
+    page = visitor.get(f"/console?start={_day(1)}&end={_day(0)}&{query}").text
     told = json.loads(html.unescape(page.split('data-plot="')[1].split('"')[0]))
     return {it["label"]: it["values"] for it in told["series"]} | {"unit": told["unit"]}
 
@@ -123,7 +124,7 @@ def test_a_plot_that_two_filters_would_make_slow_has_one_series(
 
 
 def _day(days_ago: int) -> str:
-    return day_of(TODAY_MS - days_ago * DAY_MS)
+    return day_of(LAST_MS - days_ago * DAY_MS)
 
 
 def test_a_name_that_a_spreadsheet_would_run_is_text_in_the_csv(
