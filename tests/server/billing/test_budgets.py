@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import sqlalchemy as sa
 
+from server.accounts.tables import tenants
 from server.billing import budgets, ledger
 from server.billing.budgets import CLOCK_SLACK_MS, LEASE_TOKENS, Budget, BudgetExhausted
 from server.billing.credits import post_credit
@@ -229,6 +230,18 @@ def test_a_budget_is_set_changed_and_removed(each_database):
             lambda c: budgets.remove_budget(c, *remove, now_ms=NOW_MS)
         )
         assert removed == was_there
+
+
+def test_only_tenants_with_a_hard_budget_are_locked_until_their_request_is_held(postgres_database):
+    database = postgres_database
+    budgeted, free = make_tenant(database), make_tenant(database, "b")
+    give(database, budgeted, 10**9)
+    not_locked = sa.select(tenants.c.tenant_id).with_for_update(skip_locked=True)
+    with database.begin() as conn:
+        for tenant in (budgeted, free):
+            budgets.cover(conn, tenant.tenant_id, PRICE, 1, 1, num_answers=1, now_ms=NOW_MS)
+        found = database.write_sync(lambda c: c.scalars(not_locked).all())
+    assert found == [free.tenant_id]
 
 
 def test_two_gateways_that_lock_the_same_tenants_in_another_order_do_not_deadlock(

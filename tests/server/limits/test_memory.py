@@ -284,9 +284,12 @@ def test_a_gateway_that_ended_cleanly_is_gone_on_with(tmp_path):
     assert second.standing(TOKENS).remaining == 300
     assert second.standing(TOKENS).holders[0].expires_ms == 10_000
     assert second.standing(SEATS).remaining == 1
-    third = Caller()
+    second.limiter.save(path)
+    third, fourth = Caller(), Caller()
     third.limiter.load(path)
-    assert third.limiter.is_degraded
+    assert not third.limiter.is_degraded
+    fourth.limiter.load(path)
+    assert fourth.limiter.is_degraded
 
 
 def test_a_clock_that_was_set_back_between_two_gateways_gives_nothing_away(tmp_path):
