@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from sqlalchemy import StaticPool, create_engine
 
@@ -320,6 +320,7 @@ def run(both, step):
 @settings(max_examples=25, deadline=None)
 @given(sequence=st.lists(steps, min_size=15, max_size=30))
 def test_any_sequence_leaves_what_the_model_says(tmp_path_factory, sequence):
+    note(str(sequence))
     both = Both(tmp_path_factory.mktemp("work"))
     run(both, ("create", "first"))
     for step in sequence:
