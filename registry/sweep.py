@@ -105,7 +105,7 @@ def _old_objects(uploads: Uploads) -> Iterator[tuple[str, str]]:
 def _meant(conn: Connection, tenant_id: str, keys: list[str]) -> set[str]:
     """The given keys that a ready or restorable version, or a proving upload, refers to."""
     live = adapter_rows.live_object_keys(conn, tenant_id, keys)
-    return live | proof_claims.proving_object_keys(conn, tenant_id)
+    return live | (proof_claims.proving_object_keys(conn, tenant_id) & set(keys))
 
 
 def _sweep_leftovers(uploads: Uploads) -> int:
