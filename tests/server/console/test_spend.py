@@ -36,7 +36,7 @@ def rows_of(text: str) -> list[dict[str, str]]:
 def test_the_page_says_what_the_usage_api_says(
     product: InProcess, acme: User, signed_in: SignIn
 ) -> None:
-    spend(product, acme, "support@2", 3)
+    use(product.gateway.database, acme.tenant_id, 3, model="support@2", at_ms=now_ms())
     spend(product, acme, "base", 2, days_ago=40)
     page = signed_in(acme).get("/console").text
     answer = acme.call("GET", "/v1/usage").json()["data"]
