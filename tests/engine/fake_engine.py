@@ -1,6 +1,7 @@
 """`python -m tests.engine.fake_engine CONFIG.json`: the real engine process around a FakeRunner.
 
 The process starts in a third of a second. Adapters load at once; FAKE_STEP_S slows the steps.
+FAKE_SILENCE_S is how long it may be silent, in its first steps, too: they compile nothing.
 """
 
 import json
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from engine import step_times
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.journal import Journal
@@ -53,6 +55,7 @@ def serve(
     **journal_options: Any,
 ) -> None:
     """Serve until every gateway is gone."""
+    step_times.MOST_S = silence_s = float(os.environ.get("FAKE_SILENCE_S", "10"))
     config = replace(
         config,
         max_num_seqs=config.max_num_seqs or 64,
@@ -100,7 +103,7 @@ def serve(
             tcp=TcpListener.of(config),
             gateway_timeout_s=config.gateway_timeout_s,
             leaving=Leaving(config.leave_timeout_s),
-            beat=Beat.inherited(float(os.environ.get("FAKE_SILENCE_S", "10"))),
+            beat=Beat.inherited(silence_s),
         ).run()
 
 

@@ -98,7 +98,7 @@ def test_a_child_that_is_not_vital_and_cannot_start_is_tried_again(tmp_path):
 
 
 def test_a_hangup_has_the_settings_read_again_and_ends_nothing():
-    seen = []
+    seen, before = [], signal.getsignal(signal.SIGHUP)
     with Supervisor([make_child()], FAST, reload=lambda: seen.append("read")) as supervisor:
         # To this thread, whose handler runs at once; others may get a signal to the process later.
         signal.raise_signal(signal.SIGHUP)
@@ -108,7 +108,7 @@ def test_a_hangup_has_the_settings_read_again_and_ends_nothing():
         assert seen == ["read"], "two that come together are one"
         signal.raise_signal(signal.SIGHUP)
         run_until(supervisor, lambda: len(seen) == 2)
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) == before
 
 
 IN_A_TERMINAL = """
