@@ -26,7 +26,7 @@ from engine.speculation import Drafter, Speculation
 from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
 from lora.arena import Arena
-from lora.beat import Beat
+from lora.beat import SILENCE_S, Beat
 from lora.manager import AdapterManager
 from tests.engine.fakes import FLAT, LAYOUT, FakeLoader, FakeReference, FakeRunner
 
@@ -55,7 +55,8 @@ def serve(
     **journal_options: Any,
 ) -> None:
     """Serve until every gateway is gone."""
-    step_times.MOST_S = silence_s = float(os.environ.get("FAKE_SILENCE_S", "10"))
+    silence_s = float(os.environ.get("FAKE_SILENCE_S", SILENCE_S))
+    step_times.MOST_S = float(os.environ.get("FAKE_SILENCE_S", step_times.MOST_S))
     config = replace(
         config,
         max_num_seqs=config.max_num_seqs or 64,
