@@ -30,7 +30,12 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+_EMBEDDING_STD = {"gemma3_text": 0.05, "granite": 0.1}
+"""Of families that multiply embeddings: larger ones would have a model repeat the last token,
+whatever context and adapter are. So would tied ones where what a layer adds is normalized.
+"""
 GEMMA2 = {
+    "tied": False,
     "query_pre_attn_scalar": 24,
     "attn_logit_softcapping": 4.0,
     "final_logit_softcapping": 6.0,
@@ -55,7 +60,7 @@ LONGROPE = {
 }
 PARTIAL_ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
 PHI3: dict[str, Any] = {"rope": {**LONGROPE}, "original_max_position_embeddings": 256}
-OLMO2 = {"attention_bias": True}
+OLMO2 = {"tied": False, "attention_bias": True}
 GRANITE = {
     "embedding_multiplier": 3.0,
     "residual_multiplier": 0.7,
@@ -129,21 +134,21 @@ def save_model(
     }
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **values | config))
     for name, parameter in model.named_parameters():
-        _randomize(name, parameter)
+        _randomize(name, parameter, _EMBEDDING_STD.get(family, 1.0))
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     if old_spelling:
         _respell(folder / "config.json")
     return folder
 
 
-def _randomize(name: str, parameter: torch.nn.Parameter) -> None:
+def _randomize(name: str, parameter: torch.nn.Parameter, embedding_std: float) -> None:
     """Randomize a parameter, ones and zeros included, so that a forgotten norm or bias shows."""
     if name.endswith("bias"):
         torch.nn.init.normal_(parameter, std=0.5)
     elif parameter.dim() == 1:
         torch.nn.init.uniform_(parameter, 0.5, 1.5)
     else:
-        scale = 1.0 if "embed" in name else 2.0 / parameter.shape[-1] ** 0.5
+        scale = embedding_std if "embed" in name else 2.0 / parameter.shape[-1] ** 0.5
         torch.nn.init.normal_(parameter, std=scale)
 
 

@@ -170,6 +170,8 @@ class World:
             )
             for message in self.messages
         }
+        repeating = [tokens for tokens in self.expected.values() if len(set(tokens)) < 4]
+        assert len(repeating) < len(self.messages) / 4, "such a model shows nothing"
 
 
 @pytest.fixture(scope="module")
