@@ -31,8 +31,8 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 _EMBEDDING_STD = {"gemma3_text": 0.05, "granite": 0.1}
-"""Sizes of embeddings in families that multiply them. Larger ones would have a model repeat the last
-token, whatever context and adapter are; so would tied ones where what a layer adds is normalized.
+"""Sizes of embeddings in families that multiply them. Larger ones would have a model repeat the
+last token, whatever context and adapter are; so would tied ones if what a layer adds is normalized.
 """
 GEMMA2 = {
     "tied": False,
