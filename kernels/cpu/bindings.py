@@ -1,7 +1,10 @@
 """The library of C kernels, with the signatures of its functions."""
 
 import ctypes
+from pathlib import Path
+from typing import Any
 
+from kernels.cpu.addresses import taking_tensors
 from kernels.cpu.compiler import build_library
 from kernels.cpu.errors import Unavailable
 
@@ -23,16 +26,37 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 }
 
 
-def load_library() -> ctypes.CDLL:
+class Library:
+    """The functions of a built library, which take tensors for pointers. Raises OSError.
+
+    Some functions exist on some processors only.
+    """
+
+    def __init__(self, path: Path) -> None:
+        library = ctypes.CDLL(str(path))
+        for name, arguments in _SIGNATURES.items():
+            if hasattr(library, name):
+                function = getattr(library, name)
+                function.argtypes, function.restype = arguments, None
+                setattr(self, name, taking_tensors(function))
+        self.int8_columns = 0
+        """Outputs per panel of weights of 4 and 8 bits, which depends on the processor."""
+        if self.has_bytes:
+            library.int8_columns.restype = _I
+            self.int8_columns = library.int8_columns()
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether there are products of bytes."""
+        return hasattr(self, "gemm_int8")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"this processor has no {name}")
+
+
+def load_library() -> Library:
     """Load the C kernels, built first if they have to be. Raises Unavailable."""
     try:
-        library = ctypes.CDLL(str(build_library()))
+        return Library(build_library())
     except OSError as error:
         raise Unavailable(f"the C kernels do not load: {error}") from error
-    for name, arguments in _SIGNATURES.items():
-        if hasattr(library, name):  # some functions exist on some processors only
-            function = getattr(library, name)
-            function.argtypes, function.restype = arguments, None
-    if hasattr(library, "int8_columns"):
-        library.int8_columns.restype = _I
-    return library

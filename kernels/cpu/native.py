@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import torch
 
+from kernels.cpu.addresses import Struct, address_table
 from kernels.cpu.bindings import load_library
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, Embedding, Linear
@@ -17,7 +18,7 @@ _LANES = 16
 """Number that head_dim and block_size must be multiples of."""
 
 
-class _Shape(ctypes.Structure):
+class _Shape(Struct):
     """The struct `Shape` of attention.c."""
 
     _fields_ = (
@@ -34,7 +35,7 @@ class _Shape(ctypes.Structure):
     )
 
 
-class _LoRAWork(ctypes.Structure):
+class _LoRAWork(Struct):
     """The struct `Work` of lora.c."""
 
     _fields_ = (
@@ -69,7 +70,7 @@ class NativeKernels:
         """Make a layer. Raises Unavailable for a rounding that has no kernel here."""
         if not isinstance(weight, QuantizedWeight):
             return NativeLinear(self._library, as_numbers(weight), bias, self.threads)
-        if not hasattr(self._library, "gemm_int8"):
+        if not self._library.has_bytes:
             raise Unavailable("this processor has no instruction for products of bytes")
         make = NativeInt8Linear if weight.rounding.bits == 8 else NativeInt4Linear
         return make(self._library, weight, bias, self.threads)
@@ -84,15 +85,13 @@ class NativeKernels:
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        return self._norm(x, delta.data_ptr(), weight, eps)
+        return self._norm(x, delta, weight, eps)
 
     def _norm(
-        self, x: torch.Tensor, delta: int | None, weight: torch.Tensor, eps: float
+        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
         y = torch.empty_like(x)
-        self._library.rms_norm(
-            x.data_ptr(), delta, weight.data_ptr(), y.data_ptr(), eps, *x.shape, self.threads
-        )
+        self._library.rms_norm(x, delta, weight, y, eps, *x.shape, self.threads)
         return y
 
     def attention(
@@ -106,39 +105,39 @@ class NativeKernels:
     ) -> torch.Tensor:
         shape, num_tokens = self.shape, qkv.shape[0]
         layer_size = 2 * shape.num_kv_heads * shape.head_dim * shape.block_size
-        kv = work.kv.data_ptr() + layer * layer_size * work.kv.itemsize
+        kv = work.kv[:, layer * layer_size :]
         about = ctypes.byref(
             _Shape(
                 shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.block_size,
-                self._cos[rope].data_ptr(), self._sin[rope].data_ptr(), self._cos.shape[2],
+                self._cos[rope], self._sin[rope], self._cos.shape[2],
                 work.kv.stride(0), shape.scale or 0.0, shape.softcap or 0.0,
             )
         )  # fmt: skip
         finite = torch.empty(num_tokens, dtype=torch.uint8)
         self._library.rope_store(
             about,
-            qkv.data_ptr(),
-            norms.q.data_ptr() if norms else None,
-            norms.k.data_ptr() if norms else None,
+            qkv,
+            norms.q if norms else None,
+            norms.k if norms else None,
             norms.eps if norms else 0.0,
-            work.positions.data_ptr(),
-            work.slots.data_ptr(),
+            work.positions,
+            work.slots,
             kv,
-            finite.data_ptr(),
+            finite,
             num_tokens,
             self.threads,
         )
         out = torch.empty(num_tokens, shape.num_heads * shape.head_dim)
         self._library.attend(
             about,
-            qkv.data_ptr(),
-            out.data_ptr(),
-            finite.data_ptr(),
+            qkv,
+            out,
+            finite,
             kv,
-            work.query_starts.data_ptr(),
-            work.seq_lens.data_ptr(),
-            work.block_starts.data_ptr(),
-            work.blocks.data_ptr(),
+            work.query_starts,
+            work.seq_lens,
+            work.block_starts,
+            work.blocks,
             len(work.seq_lens),
             window or self._cos.shape[1],
             self.threads,
@@ -154,14 +153,14 @@ class NativeKernels:
     def _gate(self, function: Callable[..., None], gate_up: torch.Tensor) -> torch.Tensor:
         rows, width = gate_up.shape
         y = torch.empty(rows, width // 2)
-        function(gate_up.data_ptr(), y.data_ptr(), rows, width // 2, self.threads)
+        function(gate_up, y, rows, width // 2, self.threads)
         return y
 
     def _addresses(self, runs: AdapterRuns) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Addresses of the runs' tables and scales, and the tables' depths; found once per step."""
         if self._found is None or self._found[0] is not runs:
-            tables = torch.tensor([table.data_ptr() for table in runs.tile_tables])
-            scales = torch.tensor([scale.data_ptr() for scale in runs.scales])
+            tables = address_table(runs.tile_tables)
+            scales = address_table(runs.scales)
             depths = torch.tensor([table.shape[2] for table in runs.tile_tables])
             self._found = runs, (tables, scales, depths)
         return self._found[1]
@@ -170,8 +169,7 @@ class NativeKernels:
         tables, scales, depths = self._addresses(runs)
         outs = (ctypes.c_int64 * len(site.out_features))(*site.out_features)
         work = _LoRAWork(
-            y.data_ptr(), x.data_ptr(), runs.arena.data_ptr(), runs.bounds.data_ptr(),
-            tables.data_ptr(), scales.data_ptr(), depths.data_ptr(), ctypes.addressof(outs),
+            y, x, runs.arena, runs.bounds, tables, scales, depths, ctypes.addressof(outs),
             site.in_features, y.stride(0), len(outs), len(depths),
             site.layer * site.num_projections + site.projections[0],
         )  # fmt: skip

@@ -4,6 +4,8 @@ import ctypes
 
 import torch
 
+from kernels.cpu.addresses import Struct
+from kernels.cpu.bindings import Library
 from kernels.cpu.errors import Unavailable
 from kernels.quantized import QuantizedWeight
 
@@ -15,37 +17,32 @@ class NativeLinear:
     """A `Linear` that keeps the weight only in panels of 48 outputs."""
 
     def __init__(
-        self, library: ctypes.CDLL, weight: torch.Tensor, bias: torch.Tensor | None, threads: int
+        self, library: Library, weight: torch.Tensor, bias: torch.Tensor | None, threads: int
     ) -> None:
         self._library = library
         self._threads = threads
         self.out_features, self.in_features = weight.shape
         num_panels = -(-self.out_features // _COLUMNS)
         self._panels = torch.empty(num_panels, self.in_features, _COLUMNS)
-        library.pack_panels(
-            weight.contiguous().data_ptr(), self._panels.data_ptr(),
-            self.in_features, self.out_features,
-        )  # fmt: skip
+        library.pack_panels(weight.contiguous(), self._panels, self.in_features, self.out_features)
         self._bias = _padded(bias, num_panels * _COLUMNS)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(x.shape[0], self.out_features)
         self._library.gemm(
-            x.data_ptr(), self._panels.data_ptr(), self._bias.data_ptr(),
-            y.data_ptr(), x.shape[0], self.in_features, self.out_features, self._threads,
+            x, self._panels, self._bias, y, x.shape[0], self.in_features, self.out_features,
+            self._threads,
         )  # fmt: skip
         return y
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """weight[ids], to the bit.   ids: [T] int64.   Result: [T, in]."""
         y = torch.empty(len(ids), self.in_features)
-        self._library.take_rows(
-            self._panels.data_ptr(), ids.data_ptr(), y.data_ptr(), len(ids), self.in_features
-        )
+        self._library.take_rows(self._panels, ids, y, len(ids), self.in_features)
         return y
 
 
-class _Int8Weights(ctypes.Structure):
+class _Int8Weights(Struct):
     """The struct `Weights` of int8.c."""
 
     _fields_ = (
@@ -63,7 +60,7 @@ class NativeInt8Linear:
 
     def __init__(
         self,
-        library: ctypes.CDLL,
+        library: Library,
         weight: QuantizedWeight,
         bias: torch.Tensor | None,
         threads: int,
@@ -74,33 +71,27 @@ class NativeInt8Linear:
         self._threads = threads
         self.out_features, in_features = weight.shape
         self._padded = -(-in_features // 4) * 4
-        columns = _columns(library)
+        columns = library.int8_columns
         num_panels = -(-self.out_features // columns)
-        self._panels = torch.zeros(num_panels, self._padded, columns, dtype=torch.int8)
-        self._totals = torch.zeros(num_panels * columns, dtype=torch.int32)
-        self._scales = _padded(weight.scales[:, 0], num_panels * columns)
-        self._bias = _padded(bias, num_panels * columns)
-        library.pack_int8(
-            weight.codes.contiguous().data_ptr(), self._panels.data_ptr(),
-            self._totals.data_ptr(), in_features, self._padded, self.out_features,
-        )  # fmt: skip
-        self._weights = _Int8Weights(
-            self._panels.data_ptr(), self._totals.data_ptr(), self._scales.data_ptr(),
-            self._bias.data_ptr(), self._padded, self.out_features,
-        )  # fmt: skip
+        panels = torch.zeros(num_panels, self._padded, columns, dtype=torch.int8)
+        totals = torch.zeros(num_panels * columns, dtype=torch.int32)
+        scales = _padded(weight.scales[:, 0], num_panels * columns)
+        bias = _padded(bias, num_panels * columns)
+        codes = weight.codes.contiguous()
+        library.pack_int8(codes, panels, totals, in_features, self._padded, self.out_features)
+        self._weights = _Int8Weights(panels, totals, scales, bias, self._padded, self.out_features)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.empty(x.shape[0], self.out_features)
         rounded = torch.empty(x.shape[0], self._padded, dtype=torch.uint8)
         scales = torch.empty(x.shape[0])
         self._library.gemm_int8(
-            ctypes.byref(self._weights), x.data_ptr(), rounded.data_ptr(), scales.data_ptr(),
-            y.data_ptr(), *x.shape, self._threads,
-        )  # fmt: skip
+            ctypes.byref(self._weights), x, rounded, scales, y, *x.shape, self._threads
+        )
         return y
 
 
-class _Int4Weights(ctypes.Structure):
+class _Int4Weights(Struct):
     """The struct `Int4Weights` of int4.c."""
 
     _fields_ = (
@@ -117,7 +108,7 @@ class NativeInt4Linear:
 
     def __init__(
         self,
-        library: ctypes.CDLL,
+        library: Library,
         weight: QuantizedWeight,
         bias: torch.Tensor | None,
         threads: int,
@@ -128,23 +119,19 @@ class NativeInt4Linear:
         self._library = library
         self._threads = threads
         self.out_features, self.in_features = weight.shape
-        columns = _columns(library)
+        columns = library.int8_columns
         num_panels = -(-self.out_features // columns)
-        self._panels = torch.zeros(num_panels, self.in_features // 2, columns, dtype=torch.uint8)
-        library.pack_int4(
-            weight.codes.contiguous().data_ptr(), self._panels.data_ptr(),
-            self.in_features, self.out_features,
-        )  # fmt: skip
-        self._scales = _in_panels(weight.scales, num_panels, columns)
-        self._zeros = None
+        panels = torch.zeros(num_panels, self.in_features // 2, columns, dtype=torch.uint8)
+        codes = weight.codes.contiguous()
+        library.pack_int4(codes, panels, self.in_features, self.out_features)
+        scales = _in_panels(weight.scales, num_panels, columns)
+        zeros = None
         if weight.zeros is not None:
-            self._zeros = _in_panels(weight.zeros.int() + 8, num_panels, columns)
-        self._bias = _padded(bias, num_panels * columns)
+            zeros = _in_panels(weight.zeros.int() + 8, num_panels, columns)
+        bias = _padded(bias, num_panels * columns)
         self._weights = _Int4Weights(
-            self._panels.data_ptr(), self._scales.data_ptr(),
-            None if self._zeros is None else self._zeros.data_ptr(), self._bias.data_ptr(),
-            self.in_features, self.out_features, group_size,
-        )  # fmt: skip
+            panels, scales, zeros, bias, self.in_features, self.out_features, group_size
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         num_rows = x.shape[0]
@@ -153,16 +140,9 @@ class NativeInt4Linear:
         scales = torch.empty(num_rows)
         sums = torch.empty(num_rows, self.in_features // 8, dtype=torch.int32)
         self._library.gemm_int4(
-            ctypes.byref(self._weights), x.data_ptr(), rounded.data_ptr(), scales.data_ptr(),
-            sums.data_ptr(), y.data_ptr(), num_rows, self._threads,
-        )  # fmt: skip
+            ctypes.byref(self._weights), x, rounded, scales, sums, y, num_rows, self._threads
+        )
         return y
-
-
-def _columns(library: ctypes.CDLL) -> int:
-    """Outputs per panel of weights of 4 and 8 bits, which depends on the processor."""
-    columns: int = library.int8_columns()
-    return columns
 
 
 def _in_panels(values: torch.Tensor, num_panels: int, columns: int) -> torch.Tensor:

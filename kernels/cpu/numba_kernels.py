@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from kernels.cpu.addresses import addresses
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, Embedding, Linear
 from kernels.cpu.jit.attention import attend, scratch_size
@@ -60,12 +61,13 @@ class NumbaKernels:
     def add_rms_norm(
         self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> torch.Tensor:
-        return self._norm(x, delta.data_ptr(), weight, eps)
+        return self._norm(x, delta, weight, eps)
 
-    def _norm(self, x: torch.Tensor, delta: int, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def _norm(
+        self, x: torch.Tensor, delta: torch.Tensor | int, weight: torch.Tensor, eps: float
+    ) -> torch.Tensor:
         y = torch.empty_like(x)
-        addresses = (x.data_ptr(), delta, weight.data_ptr(), y.data_ptr())
-        self._share(_ROWS, rms_norm, len(x), *addresses, eps, x.shape[1])
+        self._share(_ROWS, rms_norm, len(x), x, delta, weight, y, eps, x.shape[1])
         return y
 
     def attention(
@@ -79,23 +81,23 @@ class NumbaKernels:
     ) -> torch.Tensor:
         shape, heads = self.shape, self._heads(work.kv.stride(0))
         layer_size = 2 * shape.num_kv_heads * shape.head_dim * shape.block_size
-        kv = work.kv.data_ptr() + layer * layer_size * work.kv.itemsize
+        kv = work.kv[:, layer * layer_size :]
         finite = torch.empty(len(qkv), dtype=torch.int32)
-        q_norm, k_norm = (norms.q.data_ptr(), norms.k.data_ptr()) if norms else (0, 0)
+        q_norm, k_norm = (norms.q, norms.k) if norms else (0, 0)
         self._share(
             _ROWS, rope_store, len(qkv),
-            heads, qkv.data_ptr(), q_norm, k_norm,
-            self._cos[rope].data_ptr(), self._sin[rope].data_ptr(), self._cos.shape[2],
-            work.positions.data_ptr(), work.slots.data_ptr(), kv,
-            finite.data_ptr(), norms.eps if norms else 0.0, shape.scale or shape.head_dim**-0.5,
+            heads, qkv, q_norm, k_norm,
+            self._cos[rope], self._sin[rope], self._cos.shape[2],
+            work.positions, work.slots, kv,
+            finite, norms.eps if norms else 0.0, shape.scale or shape.head_dim**-0.5,
         )  # fmt: skip
         out = torch.empty(len(qkv), shape.num_heads * shape.head_dim)
         tiles = self._tiles_of(work)
         self._share(
             _ITEMS, attend, len(tiles),
-            heads, tiles.data_ptr(), work.blocks.data_ptr(), qkv.data_ptr(), out.data_ptr(),
-            finite.data_ptr(), kv, window or self._cos.shape[1],
-            self._scratch.data_ptr(), self._scratch.shape[1], shape.softcap or 0.0,
+            heads, tiles, work.blocks, qkv, out,
+            finite, kv, window or self._cos.shape[1],
+            self._scratch, self._scratch.shape[1], shape.softcap or 0.0,
         )  # fmt: skip
         return out
 
@@ -108,30 +110,30 @@ class NumbaKernels:
     def _gate(self, gate_up: torch.Tensor, is_gelu: int) -> torch.Tensor:
         rows, width = gate_up.shape
         y = torch.empty(rows, width // 2)
-        addresses = gate_up.data_ptr(), y.data_ptr()
-        self._share(_ROWS, gated_product, rows, *addresses, width // 2, is_gelu)
+        self._share(_ROWS, gated_product, rows, gate_up, y, width // 2, is_gelu)
         return y
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:
         items, num_projections = self._items_of(runs), len(site.projections)
         self._share(
             _ITEMS, add_lora, len(items) * num_projections,
-            items.data_ptr(), x.data_ptr(), site.in_features, y.data_ptr(), y.stride(0),
+            items, x, site.in_features, y, y.stride(0),
             (*site.out_features, 0, 0)[:3], num_projections,
-            site.layer * site.num_projections + site.projections[0], runs.arena.data_ptr(),
+            site.layer * site.num_projections + site.projections[0], runs.arena,
         )  # fmt: skip
 
     def _share(self, grain: int, kernel: Any, count: int, *arguments: Any) -> None:
         """Run `count` parts of a kernel on this thread and others.
 
-        grain: how many parts justify waking one more thread.
+        grain: how many parts justify waking one more thread.   arguments: numbers and tensors.
         """
         threads = min(self.threads, 1 + count // grain)
+        plain = addresses(arguments)
         others = [
-            self._pool.submit(kernel, thread, threads, count, *arguments)
+            self._pool.submit(kernel, thread, threads, count, *plain)
             for thread in range(1, threads)
         ]
-        kernel(0, threads, count, *arguments)
+        kernel(0, threads, count, *plain)
         for other in others:
             other.result()
 
@@ -156,11 +158,12 @@ class NumbaKernels:
     def _items_of(self, runs: AdapterRuns) -> torch.Tensor:
         """The items of `add_lora`, which all sites of a step share."""
         if self._runs is None or self._runs[0] is not runs:
-            bounds = runs.bounds.tolist()
+            tables, scales = addresses(runs.tile_tables), addresses(runs.scales)
+            depths = [table.shape[2] for table in runs.tile_tables]
             items = [
-                (at, min(at + _RUN_TOKENS, end), table.data_ptr(), scale.data_ptr(), table.shape[2])
-                for (first, end), table, scale in zip(
-                    bounds, runs.tile_tables, runs.scales, strict=True
+                (at, min(at + _RUN_TOKENS, end), *adapter)
+                for (first, end), *adapter in zip(
+                    runs.bounds.tolist(), tables, scales, depths, strict=True
                 )
                 for at in range(first, end, _RUN_TOKENS)
             ]

@@ -1,6 +1,7 @@
 """Packed products in C match their formula at odd sizes, and a row's bits depend on it only."""
 
 import ctypes
+import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import kernels.cpu
+from kernels.cpu.bindings import Library
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape
 from kernels.cpu.native import NativeKernels
@@ -49,14 +51,7 @@ def with_vnni(tmp_path_factory):
     sources = [*csrc.glob("int*.c"), csrc / "pool.c"]
     command = ["cc", "-std=gnu11", "-O2", "-march=native", "-DGENERIC_DOT", "-fPIC", "-shared"]
     subprocess.run([*command, *sources, "-pthread", "-lm", "-o", target], check=True)
-    library = ctypes.CDLL(str(target))
-    library.int8_columns.restype = ctypes.c_int64
-    pointer, size = ctypes.c_void_p, ctypes.c_int64
-    library.pack_int8.argtypes = (*[pointer] * 3, *[size] * 3)
-    library.pack_int4.argtypes = (*[pointer] * 2, *[size] * 2)
-    library.gemm_int8.argtypes = (*[pointer] * 5, *[size] * 2, ctypes.c_int)
-    library.gemm_int4.argtypes = (*[pointer] * 6, size, ctypes.c_int)
-    return library
+    return Library(target)
 
 
 def rounded(x):
@@ -121,6 +116,37 @@ def test_with_vnni_products_are_the_same(with_vnni, rounding):
     found = kind(with_vnni, weight, bias, 1)
     x = torch.randn(MOST_ROWS, 192)
     torch.testing.assert_close(found(x), layer(x), rtol=1e-5, atol=1e-4)
+
+
+@pytest.fixture
+def poison():
+    """Memory that is freed holds other bytes at once."""
+    set_option, perturb = ctypes.CDLL(None).mallopt, -6
+    set_option(perturb, 0x55)
+    yield
+    set_option(perturb, 0)
+
+
+@KINDS
+def test_a_weight_whose_numbers_lie_in_another_order_is_packed_from_memory_that_is_kept(
+    rounding, poison
+):
+    """Codes of GPTQ and AWQ are transposed views, so that what C reads is a copy of them."""
+    layer, weight, _ = make(256, 512, rounding)
+    numbers = weight if rounding is None else weight.codes
+    view = numbers.T.contiguous().T
+    other = view if rounding is None else dataclasses.replace(weight, codes=view)
+    if rounding is not None and weight.zeros is not None:
+        other = dataclasses.replace(other, zeros=weight.zeros.T.contiguous().T)
+    kernels = NativeKernels(AttentionShape(1, 1, 32, 16, *[torch.zeros(1, 1, 16)] * 2), 1)
+    x = torch.randn(3, 256)
+    assert torch.equal(kernels.linear(other, None)(x), kernels.linear(weight, None)(x))
+
+
+def test_addresses_are_taken_in_one_place():
+    folder = Path(kernels.cpu.__file__).parent
+    takes = {p.name for p in folder.rglob("*.py") if "data_ptr" in p.read_text()}
+    assert takes == {"addresses.py"}
 
 
 @pytest.mark.parametrize("group_size", [4, 24, 48])
