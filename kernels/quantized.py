@@ -136,8 +136,11 @@ def concatenated(weights: Sequence[Weight]) -> Weight:
 def quantize(weight: torch.Tensor, rounding: Rounding) -> QuantizedWeight:
     """Round to the nearest codes; the values of a group are spread over all codes.
 
-    weight: [out, in] of a floating dtype; the group size must divide `in`.
+    weight: [out, in] of a floating dtype. Where the groups do not divide `in`, it gets 8 bits with
+    a scale for each output instead, as no product has a group that is smaller than the others.
     """
+    if weight.shape[1] % (rounding.group_size or 1):
+        rounding = Rounding(8)
     groups = weight.float().view(len(weight), -1, rounding.group_size or weight.shape[1])
     tiny = torch.finfo(torch.float32).tiny
     most = (1 << (rounding.bits - 1)) - 1

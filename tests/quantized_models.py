@@ -66,9 +66,10 @@ def gptq_files(codes, scales, zeros, g_idx, least_zero=1):
 
 def _rounded(weight, size, has_zeros):
     """Codes and zeros from 0 to 15, and scales that float16 holds."""
-    found = quantize(weight, Rounding(4, size, has_zeros))
+    whole = torch.nn.functional.pad(weight, (0, -weight.shape[1] % size))
+    found = quantize(whole, Rounding(4, size, has_zeros))
     zeros = torch.zeros_like(found.scales) if found.zeros is None else found.zeros
-    return found.codes.int() + 8, found.scales.half().float(), zeros.int() + 8
+    return found.codes[:, : weight.shape[1]].int() + 8, found.scales.half().float(), zeros.int() + 8
 
 
 def _gptq(size, has_zeros=False, least_zero=1, is_shuffled=False):

@@ -5,7 +5,6 @@ from typing import Self
 
 import torch
 
-from engine.errors import UnsupportedModel
 from kernels.quantized import Rounding, Weight, quantize
 
 _INT8, _INT4 = Rounding(8), Rounding(4, group_size=32)
@@ -15,7 +14,8 @@ _INT8, _INT4 = Rounding(8), Rounding(4, group_size=32)
 class WeightRounding:
     """How projections and the head are rounded; None leaves them as they are.
 
-    With int4 the head has 8 bits, since an error of a logit reaches the answer undamped.
+    With int4 the head has 8 bits, since an error of a logit reaches the answer undamped, and so has
+    a projection whose inputs the groups do not divide.
     """
 
     projections: Rounding | None = None
@@ -29,11 +29,11 @@ class WeightRounding:
         return cls(_INT4, _INT8) if quantization == "int4" else cls()
 
     def of_projection(self, weight: Weight) -> Weight:
-        """Round a projection, unless the checkpoint has codes. Raises UnsupportedModel."""
+        """Round a projection, unless the checkpoint has codes."""
         return _rounded(weight, self.projections)
 
     def of_head(self, weight: Weight) -> Weight:
-        """Round a head, unless the checkpoint has codes. Raises UnsupportedModel."""
+        """Round a head, unless the checkpoint has codes."""
         return _rounded(weight, self.head)
 
 
@@ -43,10 +43,4 @@ NO_ROUNDING = WeightRounding()
 def _rounded(weight: Weight, rounding: Rounding | None) -> Weight:
     if rounding is None or not isinstance(weight, torch.Tensor):
         return weight
-    num_inputs, group_size = weight.shape[1], rounding.group_size
-    if group_size and num_inputs % group_size:
-        raise UnsupportedModel(
-            f"quantization int4 wants products whose inputs {group_size} divides, here is one of "
-            f"{num_inputs}: take quantization int8, or another tensor_parallel_size"
-        )
     return quantize(weight, rounding)

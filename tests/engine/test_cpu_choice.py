@@ -17,6 +17,7 @@ from kernels.attention import prefill_attention
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.linear import LinearMaker
 from kernels.cpu.plain import PlainKernels
+from kernels.quantized import Rounding
 from tests.engine.gpu.backends import make_config
 from tests.tiny_models import GEMMA2, GRANITE, save_model
 
@@ -139,6 +140,11 @@ def test_what_there_is_here_passes(kind, family, quantization):
     values = {"cpu_kernels": kind, "quantization": quantization, "batch_invariant": True}
     chosen = choose(config=FAMILIES[family], **values)
     assert (type(chosen), chosen.name) == (type(made), NAMES[kind])
+
+
+def test_groups_that_do_not_divide_the_inputs_do_not_end_the_start():
+    """As with SmolLM2, whose 576 inputs are no multiple of 128."""
+    choose_kernels(make_config(device="cpu"), *parse(), rounding=Rounding(4, 128))
 
 
 def test_an_engine_for_short_requests_is_checked_too():

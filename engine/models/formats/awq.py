@@ -40,14 +40,15 @@ class Awq:
     def read(self, module: Module, part: Part) -> Weight:
         words = slice(part.outputs.start // 8, -(-part.outputs.stop // 8))
         wanted = slice(part.outputs.start % 8, part.outputs.start % 8 + len(part.outputs))
-        num_groups = module.shape("scales")[0]
-        groups = module.groups(part, self.shape(module)[1], num_groups)
+        num_inputs, num_groups = self.shape(module)[1], module.shape("scales")[0]
+        size = self.rounding.group_size or num_inputs
+        groups = module.groups(part, num_inputs, num_groups, size)
         codes = _in_order(module.read("qweight", part.columns, words))[:, wanted]
         scales = module.read("scales", groups, part.rows)
         zeros = None
         if module.has("qzeros"):
             zeros = _in_order(module.read("qzeros", groups, words))[:, wanted].T
-        return grouped(4, codes.T, scales.T, zeros)
+        return grouped(4, codes.T, scales.T, zeros, size)
 
 
 def _in_order(words: torch.Tensor) -> torch.Tensor:

@@ -49,7 +49,13 @@ class CompressedTensors:
             raise UnsupportedModel("compressed-tensors with several numbers of bits is not served")
         if block := schemes[0].get("block_structure"):
             self.block = (int(block[0]), int(block[1]))
-        self.rounding = None if schemes[0]["type"] == "float" else _rounding(schemes[0])
+        size = schemes[0].get("group_size") or -1
+        self.group_size = size if size > 0 else None
+        self.rounding = None
+        if schemes[0]["type"] != "float":
+            groups_of_4 = self.group_size if self.bits == 4 else None
+            has_zeros = self.bits == 4 and not schemes[0].get("symmetric", True)
+            self.rounding = Rounding(4 if self.bits == 4 else 8, groups_of_4, has_zeros)
 
     def shape(self, module: Module) -> tuple[int, int]:
         if module.has("weight"):
@@ -75,10 +81,10 @@ class CompressedTensors:
             logger.warning("%s: its act-order is not kept, it is rounded to 8 bits", module.name)
             index = module.read("weight_g_idx").long()[part.columns]
             return regrouped(codes, scales, zeros, index)
-        groups = module.groups(part, num_inputs, num_groups)
-        return grouped(
-            self.bits, codes, scales[:, groups], None if zeros is None else zeros[:, groups]
-        )
+        size = self.group_size or num_inputs
+        groups = module.groups(part, num_inputs, num_groups, size)
+        zeros = None if zeros is None else zeros[:, groups]
+        return grouped(self.bits, codes, scales[:, groups], zeros, size)
 
     def _codes(self, module: Module, part: Part) -> torch.Tensor:
         per_word = 32 // self.bits
@@ -106,10 +112,3 @@ def _checked(scheme: Mapping[str, Any]) -> Mapping[str, Any]:
             "4 or 8 bits and float with 8 bits are"
         )
     return scheme
-
-
-def _rounding(scheme: Mapping[str, Any]) -> Rounding:
-    if scheme["num_bits"] == 8:
-        return Rounding(8)
-    size = scheme.get("group_size") or -1
-    return Rounding(4, size if size > 0 else None, not scheme.get("symmetric", True))

@@ -36,9 +36,10 @@ class Gptq:
             )
         self.least_zero = 1 if form == "gptq" else 0
         size = config.get("group_size", -1)
+        self.group_size = size if size > 0 else None
         self.rounding = Rounding(
             4 if self.bits == 4 else 8,
-            size if size > 0 and self.bits == 4 else None,
+            self.group_size if self.bits == 4 else None,
             has_zeros=self.bits == 4 and not config.get("sym", True),
         )
 
@@ -55,12 +56,12 @@ class Gptq:
         scales = module.read("scales")[:, part.rows]
         stored = unpack(module.read("qzeros"), self.bits, dim=1)[:, part.rows]
         zeros = stored.short() + self.least_zero - half
-        size = -(-num_inputs // len(scales))
+        size = self.group_size or num_inputs
         in_order = torch.arange(num_inputs) // size
         codes, zeros = codes.to(torch.int8), zeros.to(torch.int8)
         index = module.read("g_idx").long() if module.has("g_idx") else in_order
         if not torch.equal(index, in_order):
             logger.warning("%s: its act-order is not kept, it is rounded to 8 bits", module.name)
             return regrouped(codes.T, scales.T, zeros.T, index[part.columns])
-        groups = module.groups(part, num_inputs, len(scales))
-        return grouped(self.bits, codes.T, scales[groups].T, zeros[groups].T)
+        groups = module.groups(part, num_inputs, len(scales), size)
+        return grouped(self.bits, codes.T, scales[groups].T, zeros[groups].T, size)

@@ -45,11 +45,18 @@ class Module:
         """Raises UnsupportedModel if there is no such tensor."""
         return self.files.read(self._named(kind), rows, columns)
 
-    def groups(self, part: Part, num_inputs: int, num_groups: int) -> slice:
-        """Groups of scales that belong to a part. Raises UnsupportedModel if it cuts one."""
+    def groups(self, part: Part, num_inputs: int, num_groups: int, size: int) -> slice:
+        """Groups of scales that belong to a part. Raises UnsupportedModel if it cuts one.
+
+        size: inputs of a group; the last group of a module may have fewer.
+        """
         if num_groups == 1:
             return slice(0, 1)
-        size = -(-num_inputs // num_groups)
+        if -(-num_inputs // size) != num_groups:
+            raise UnsupportedModel(
+                f"{self.name} has {num_groups} groups of scales for {num_inputs} inputs, but its "
+                f"group_size is {size}: quantise the model again, or mend its quantization_config"
+            )
         if part.inputs.start % size or (part.inputs.stop % size and part.inputs.stop != num_inputs):
             raise UnsupportedModel(
                 f"{self.name} has groups of {size} inputs, which cannot be shared out among ranks: "
@@ -75,17 +82,18 @@ def unpack(packed: torch.Tensor, bits: int, dim: int) -> torch.Tensor:
 
 
 def grouped(
-    bits: int, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
+    bits: int, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, size: int
 ) -> QuantizedWeight:
     """Make a weight of groups of equal size, or round to 8 bits what has no kernel of its own.
 
     codes: [out, in], zeros: [out, groups], both signed int8.   scales: [out, groups].
+    size: inputs of a group; the last group may have fewer.
     """
     num_inputs, num_groups = codes.shape[1], scales.shape[1]
-    size = -(-num_inputs // num_groups)
+    size = min(size, num_inputs)
     if zeros is not None and not zeros.any():
         zeros = None
-    if size * num_groups == num_inputs and _has_kernel(bits, size, num_groups, zeros):
+    if num_inputs % size == 0 and _has_kernel(bits, size, num_groups, zeros):
         rounding = Rounding(
             4 if bits == 4 else 8, size if num_groups > 1 else None, zeros is not None
         )

@@ -91,6 +91,35 @@ def test_ranks_do_not_cut_a_group(model_dir, tmp_path):
         weights["model.layers.0.mlp.down_proj.weight"]
 
 
+@pytest.fixture(scope="module")
+def narrow_dir(tmp_path_factory):
+    """A model of whose inputs, 96 and 160, groups of 64 leave the last one with 32."""
+    folder = tmp_path_factory.mktemp("narrow") / "model"
+    return save_model(folder, hidden_size=96, num_hidden_layers=1)
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_a_last_group_that_is_smaller_has_its_own_scale(has_index, narrow_dir, tmp_path):
+    folder, twin = save_quantized(narrow_dir, tmp_path, "gptq v2")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    if not has_index:
+        save_file({k: v for k, v in tensors.items() if not k.endswith("g_idx")}, path)
+    weights, expected = open_weights(folder, torch.float32), load_file(twin / path.name)
+    for name in expected:
+        assert_alike("gptq act-order", as_numbers(weights[name]), expected[name])
+
+
+def test_a_group_size_that_the_scales_contradict_is_refused_by_name(model_dir, tmp_path):
+    folder, _ = save_quantized(model_dir, tmp_path, "awq")
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"group_size": 32', '"group_size": 128'))
+    weights = open_weights(folder, torch.float32)
+    said = r"down_proj has 6 groups of scales for 192 inputs, but its group_size is 128"
+    with pytest.raises(UnsupportedModel, match=said):
+        weights["model.layers.0.mlp.down_proj.weight"]
+
+
 def test_modules_that_a_checkpoint_leaves_alone_are_floats(model_dir, tmp_path):
     folder, _ = save_quantized(model_dir, tmp_path, "W4A16")
     tensors = load_file(folder / "model.safetensors")
