@@ -172,14 +172,16 @@ class EngineClient:
         """Tell the engine what service another engine gave to tenants."""
         await self._send(message)
 
-    async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
-        """Have the engine prove an adapter. Raises EngineDeadError."""
+    async def prove(self, adapter: AdapterRef, object_path: Path, *, alone: bool) -> Proof:
+        """Have the engine prove an adapter; see ProveAdapter. Raises EngineDeadError."""
         if not self.is_ready:
             raise EngineDeadError("the engine is starting")
         proof_id = uuid.uuid4().hex
         waiter: asyncio.Future[Proof] = asyncio.get_running_loop().create_future()
         self._proof_waiters[proof_id] = waiter
-        message = ProveAdapter(proof_id=proof_id, adapter=adapter, object_path=str(object_path))
+        message = ProveAdapter(
+            proof_id=proof_id, adapter=adapter, object_path=str(object_path), alone=alone
+        )
         try:
             await self._send(message)
             return await asyncio.wait_for(waiter, _PROOF_TIMEOUT_S)

@@ -11,6 +11,7 @@ from engine.journal import Journal, JournalFull
 from engine.messages import (
     NOT_METERED,
     PROOF_TENANT,
+    PROVING,
     SILENCE_S,
     AbortRequests,
     AddRequest,
@@ -329,7 +330,8 @@ class EngineCore:
         )
 
     def _add(self, gateway_id: str, message: AddRequest) -> list[tuple[str, ToGateway]]:
-        if not (refusal := self._accept(message, gateway_id)):
+        refusal = PROVING if self.proofs.is_alone else self._accept(message, gateway_id)
+        if not refusal:
             return []
         # The journal never contains a refused request, so the gateway voids its hold.
         refused = RequestOutput(

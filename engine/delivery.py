@@ -3,9 +3,15 @@
 import asyncio
 from collections.abc import Callable
 
-from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate, RequestRefused
+from engine.errors import (
+    EngineAwayError,
+    EngineDeadError,
+    EngineProves,
+    FirstTokenLate,
+    RequestRefused,
+)
 from engine.leaving import LEAVING
-from engine.messages import RequestOutput
+from engine.messages import PROVING, RequestOutput
 
 Take = Callable[[RequestOutput], None]
 """Takes one output of a request, at once: it is called by the task that receives them all."""
@@ -36,9 +42,12 @@ class Delivery:
         self._has_begun = self._has_begun or not output.is_of_prompt
         self.has_last = output.is_last
         if output.finish_reason == "error" and output.stop_cause is None:
-            is_leaving = output.error == LEAVING
-            refused = RequestRefused(output.error or "refused")
-            self.fail(EngineAwayError("the engine leaves") if is_leaving else refused)
+            away = {
+                LEAVING: EngineAwayError("the engine leaves"),
+                PROVING: EngineProves("the engine proves an adapter"),
+            }
+            reason = output.error or "refused"
+            self.fail(away.get(reason) or RequestRefused(reason))
             return
         try:
             self._take(output)

@@ -3,6 +3,7 @@
 EngineError
 ├── EngineDeadError    the engine is gone and restarts; its requests in flight have ended
 │   ├── EngineAwayError    it was gone, or leaves, before this request: another engine may take it
+│   │   └── EngineProves       it takes no request for a moment, and will again
 │   └── FirstTokenLate     it lives, as far as is known, but did not even end the request in time
 ├── UnsupportedModel   the engine cannot start on this checkpoint, now or later
 └── RequestRefused     the engine did not accept the request; nothing was generated or counted
@@ -19,6 +20,10 @@ class EngineDeadError(EngineError):
 
 class EngineAwayError(EngineDeadError):
     """The request was not sent, or was turned away unread, so that no journal contains it."""
+
+
+class EngineProves(EngineAwayError):
+    """The engine proves an adapter alone, under which another engine ended."""
 
 
 class FirstTokenLate(EngineDeadError):

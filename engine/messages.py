@@ -31,6 +31,9 @@ LoadTier = Literal["host", "disk", "store"]
 NOT_METERED = "metering_unavailable"
 """Error of requests that are refused, or ended, because the journal takes no more records."""
 
+PROVING = "proving"
+"""Error of requests that are refused for a moment, as the engine proves an adapter alone."""
+
 SILENCE_S = 30.0
 """Silence after which a gateway treats an engine as hung that has announced no long work.
 
@@ -191,11 +194,13 @@ class ProveAdapter:
     """Prove that serving this adapter gives the results of its merged weights; see engine.proof.
 
     object_path: file of its canonical object, which the engine can read until it has answered.
+    alone: whether the engine may serve nobody else meanwhile, since one ended in the last try.
     """
 
     proof_id: str
     adapter: AdapterRef
     object_path: str
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ from engine.tcp import TcpListener
 from engine.wire import (
     UNEXPECTED_NUMBER,
     MessageLost,
+    NotSendable,
     Numbering,
     WireError,
     decode,
@@ -326,6 +327,11 @@ class EngineProcess:
         except zmq.ZMQError as error:  # gone, or so far behind that its queue is full
             logger.warning("gateway %s cannot be reached: %s", gateway_id, error)
             self._forget(gateway_id)
+        except NotSendable as error:
+            # Nobody else is told, so the gateway begins anew and does not wait for this message.
+            logger.error("a message cannot be sent to gateway %s: %s", gateway_id, error)
+            self._forget(gateway_id)
+            self._disown(gateway_id)
 
     def _tell_everybody(self, *, is_busy: bool) -> None:
         """Send residency at once, and figures and service totals four times a second, or once

@@ -5,6 +5,7 @@ is fetched, packed, placed and applied as it will be for its tenant. The same to
 through the merged weights, a few milliseconds of work at a time, between the engine's steps.
 """
 
+import logging
 import time
 import uuid
 from collections import deque
@@ -29,8 +30,10 @@ from engine.messages import (
 from engine.request import find_adapter_start
 from engine.scheduler import NOT_FINITE, Scheduler
 from lora.errors import AdapterError
-from registry.proof import Proof, Verdict
+from registry.proof import PROOF_FAILED, Proof, Verdict
 from registry.ref import AdapterRef
+
+logger = logging.getLogger(__name__)
 
 MAX_WAITING = 64
 _PROMPT_LENGTHS = (7, 19)
@@ -44,6 +47,8 @@ _NOISE_FACTOR, _LEAST_NOISE = 4.0, 1e-5
 fewer tokens than are compared, plus a least amount in nats.
 """
 _DEADLINE_S = 600.0
+_QUIET_S = 300.0
+"""How long a proof that wants the engine alone waits for a moment without other requests."""
 
 # Stop causes that another try may not meet; all others are the adapter's own fault.
 # A full disk ends requests as an engine failure, or without a cause if they were never written.
@@ -138,10 +143,16 @@ class ProofRunner:
         self._current: tuple[str, ProveAdapter, _Steps, float] | None = None
         self._outputs: dict[str, list[RequestOutput]] = {}
         self._resume_at = 0.0
+        self._quiet_by: float | None = None
 
     @property
     def has_work(self) -> bool:
         return self._current is not None or bool(self._waiting)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other request may begin, as a proof runs under which an engine may end."""
+        return self._current is not None and self._current[1].alone
 
     def add(self, gateway_id: str, message: ProveAdapter) -> ProofResult | None:
         """Queue a proof, or return its result at once if it cannot be queued."""
@@ -164,7 +175,10 @@ class ProofRunner:
         if self._current is None:
             if not self._waiting:
                 return []
+            if self._waiting[0][1].alone and self.scheduler.groups:
+                return self._wait_for_quiet()
             gateway_id, message = self._waiting.popleft()
+            self._quiet_by = None
             self._current = gateway_id, message, self._prove(message), self.clock()
         started_at = self.clock()
         if started_at < self._resume_at and self.scheduler.has_work:
@@ -174,6 +188,10 @@ class ProofRunner:
             next(steps)
         except StopIteration as done:
             proof: Proof = done.value
+        except Exception:
+            # It ends this proof; those who are served beside it are not to end with it.
+            logger.exception("the proof of %s failed", message.adapter.object_key)
+            proof = Proof(verdict="proof_failed", message=PROOF_FAILED)
         else:
             now = self.clock()
             self._resume_at = now + (now - started_at) * (1 / _BUSY_SHARE - 1)
@@ -183,6 +201,17 @@ class ProofRunner:
         self.scheduler.abort(list(self._outputs))
         self._outputs.clear()
         proof = replace(proof, seconds=self.clock() - begun_at)
+        return [(gateway_id, ProofResult(proof_id=message.proof_id, proof=proof))]
+
+    def _wait_for_quiet(self) -> list[tuple[str, ProofResult]]:
+        """Wait for a moment without other requests; give the first proof up if none comes."""
+        if self._quiet_by is None:
+            self._quiet_by = self.clock() + _QUIET_S
+        if self.clock() < self._quiet_by:
+            return []
+        self._quiet_by = None
+        gateway_id, message = self._waiting.popleft()
+        proof = Proof(verdict="unavailable", message="The engine was never without requests.")
         return [(gateway_id, ProofResult(proof_id=message.proof_id, proof=proof))]
 
     # ---- one proof, top to bottom ----
@@ -367,7 +396,7 @@ def _of_rounding(compared: Compared, rows: Sequence[TokenLogprobs]) -> _Shift:
         for row, merged, whole in pairs
         for token, _ in row.top
     )
-    same = [merged.argmax() == whole.argmax() for _, merged, whole in pairs]
+    same = [int(merged.argmax()) == int(whole.argmax()) for _, merged, whole in pairs]
     return {"base_shift": shift, "base_agreement": sum(same) / len(same)}
 
 

@@ -72,7 +72,7 @@ class _JournalFrame:
         )
 
 
-_TYPES: tuple[type, ...] = (
+MESSAGES: tuple[type, ...] = (
     Hello,
     Welcome,
     AddRequest,
@@ -85,16 +85,32 @@ _TYPES: tuple[type, ...] = (
     StepOutputs,
     LeaseLow,
     Residency,
-    _JournalFrame,
+    JournalRecords,
     EngineStats,
     ProveAdapter,
     ProofResult,
     TenantService,
     ForgetDrafts,
 )
-_KINDS = {message_type: kind for kind, message_type in enumerate(_TYPES)}
-_DECODERS: tuple[msgspec.msgpack.Decoder[object], ...] = tuple(map(msgspec.msgpack.Decoder, _TYPES))
-_ENCODER = msgspec.msgpack.Encoder()
+_KINDS = {message_type: kind for kind, message_type in enumerate(MESSAGES)}
+_DECODERS = tuple(
+    msgspec.msgpack.Decoder[object](_JournalFrame if each is JournalRecords else each)
+    for each in MESSAGES
+)
+
+
+def _plain(value: object) -> object:
+    """The plain number that a number of numpy or torch stands for."""
+    if (item := getattr(value, "item", None)) is None:
+        raise TypeError(f"a {type(value).__name__} cannot be sent")
+    return item()
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
+
+
+class NotSendable(Exception):
+    """A message has a field that the wire has no form for, which is a fault of its sender."""
 
 
 class WireError(Exception):
@@ -110,9 +126,13 @@ class MessageLost(WireError):
 
 
 def encode(number: int, message: object) -> bytes:
-    if isinstance(message, JournalRecords):
-        message = _JournalFrame.of(message)
-    return _HEADER.pack(number, _KINDS[type(message)]) + _ENCODER.encode(message)
+    """Encode a message; all numbers in it become plain ones. Raises NotSendable."""
+    sent = _JournalFrame.of(message) if isinstance(message, JournalRecords) else message
+    try:
+        body = _ENCODER.encode(sent)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise NotSendable(f"{type(message).__name__}: {error}") from error
+    return _HEADER.pack(number, _KINDS[type(message)]) + body
 
 
 def decode(frame: bytes) -> tuple[int, object]:

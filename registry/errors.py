@@ -25,6 +25,7 @@ RegistryError
 │   ├── AlreadyProved
 │   ├── UploadIsPresigned
 │   └── ProofUnavailable      no engine proved the upload in time
+├── ProofFailed               no engine could prove the upload, by an error of ours    500
 ├── TooLarge                  more bytes than allowed or declared                      413
 ├── QuotaExceeded             the tenant's own limit                                   429
 ├── ValidatorUnavailable      the files could not be checked now                       503
@@ -325,6 +326,12 @@ class ProofUnavailable(Conflict):
 
     def __init__(self, *, message: str) -> None:
         super().__init__(message)
+
+
+class ProofFailed(RegistryError):
+    """The proof of the upload failed by an error of the server; its files are not at fault."""
+
+    code = "proof_failed"
 
 
 class TooLarge(RegistryError):

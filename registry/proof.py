@@ -3,8 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
-# "unavailable" is no verdict on the adapter, and the proof is tried again; the others are final.
-Verdict = Literal["passed", "not_finite", "no_effect", "mismatch", "not_served", "unavailable"]
+# The last two are no verdicts on the adapter. After "unavailable" the proof is tried again;
+# "proof_failed" is final, as are the others: the proof itself failed, by an error of ours.
+Verdict = Literal[
+    "passed", "not_finite", "no_effect", "mismatch", "not_served", "unavailable", "proof_failed"
+]
+PROOF_FAILED = (
+    "The proof failed by an error of the server, not of the adapter. Tell the operator, whose log "
+    "of the engine has the reason; then upload the adapter again."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from registry.errors import (
     AlreadyProved,
     InvalidAdapter,
     InvalidUpload,
+    ProofFailed,
     ProofUnavailable,
     QuotaExceeded,
     StorageError,
@@ -46,11 +47,13 @@ _UNAVAILABLE = "unavailable"
 def ended(upload: Upload) -> Upload:
     """Return an upload that is proving or complete; raise the reason if it ended in another way.
 
-    Raises ProofUnavailable, InvalidAdapter, UploadNotOpen.
+    Raises ProofUnavailable, ProofFailed, InvalidAdapter, UploadNotOpen.
     """
     if upload.state == FAILED:
         if upload.error_code == _UNAVAILABLE:
             raise ProofUnavailable(message=upload.error or "")
+        if upload.error_code == ProofFailed.code:
+            raise ProofFailed(upload.error)
         raise InvalidAdapter(
             code=upload.error_code or "invalid_adapter",
             message=upload.error or "",

@@ -224,13 +224,13 @@ def _registry_limits(settings: Settings) -> RegistryLimits:
 def _prover(
     database: Database, uploads: Uploads, bases: Bases, metrics: Metrics, work: WorkDir
 ) -> Prover:
-    async def prove(base_revision: str, adapter: AdapterRef, object_path: Path) -> Proof:
-        if (base := bases.of_revision(base_revision)) is None:
+    async def prove(revision: str, adapter: AdapterRef, object_path: Path, alone: bool) -> Proof:
+        if (base := bases.of_revision(revision)) is None:
             raise EngineAwayError("no engine has this base model")
         try:
             with base.keeper.visit():
                 await base.keeper.wake(_PROVER)
-                proof = await base.engines.prove(adapter, object_path)
+                proof = await base.engines.prove(adapter, object_path, alone=alone)
         except (PoolClosed, StillAsleep, TooManyWait) as error:
             raise EngineAwayError("the base model is at rest") from error
         metrics.note_proof(proof)

@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 from engine.errors import EngineAwayError, EngineDeadError
 from registry import upload_proof
 from registry.errors import NoRoom, StorageError, UploadNotOpen
-from registry.proof import Proof
+from registry.proof import PROOF_FAILED, Proof
 from registry.ref import AdapterRef
 from registry.sweep import discard
 from registry.upload_rows import PROVING, Upload
@@ -32,13 +32,15 @@ logger = logging.getLogger(__name__)
 
 _REF_FIELDS = ("digest", "object_key", "rank", "size_bytes")
 _MAX_DEATHS = 2
-"""An upload is refused after the engine died this often while it proved the upload."""
+"""How often an engine may die while it proves an upload; then the proof has failed. After the first
+death it is tried where nobody else is served.
+"""
 _MAX_REMEMBERED = 1000
 """Uploads whose engine deaths one gateway keeps count of."""
 
 _UNAVAILABLE = Proof(verdict="unavailable", message="The engine is not available.")
 
-Prove = Callable[[str, AdapterRef, Path], Awaitable[Proof]]
+Prove = Callable[[str, AdapterRef, Path, bool], Awaitable[Proof]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,8 @@ class Prover:
     """Proves the uploads that it claims.
 
     prove: has an engine of the base model with this revision prove the canonical object in a local
-    file; raises EngineDeadError, and EngineAwayError if no engine had it.
+    file, and serve nobody else meanwhile if the last argument says so; raises EngineDeadError, and
+    EngineAwayError if no engine had it.
     work: where objects are fetched to, on the engine's machine.
     """
 
@@ -181,8 +184,9 @@ class Prover:
     async def _ask_engine(self, upload: Upload, ref: AdapterRef, path: Path) -> Proof:
         assert upload.built is not None
         was_ready = self._is_ready()
+        alone = self._deaths.get(upload.upload_id, 0) > 0
         try:
-            return await self._prove(upload.built["base_revision"], ref, path)
+            return await self._prove(upload.built["base_revision"], ref, path, alone)
         except EngineAwayError:  # no engine had the adapter
             return _UNAVAILABLE
         except EngineDeadError:
@@ -193,8 +197,7 @@ class Prover:
         if deaths < _MAX_DEATHS:
             return _UNAVAILABLE
         logger.error("the engine died %d times while it proved %s", deaths, upload.upload_id)
-        message = "The engine failed twice while it served the adapter; train it again."
-        return Proof(verdict="not_served", message=message)
+        return Proof(verdict="proof_failed", message=PROOF_FAILED)
 
     def _fetch(self, ref: AdapterRef, path: Path) -> None:
         """Copy the object to `path`. Raises StorageError, also if its sha256 is not the digest."""

@@ -151,6 +151,9 @@ def from_registry(error: RegistryError) -> ApiError:
             return mismatch
         case registry_errors.Conflict():
             return errors.conflict(str(error), code=error.code, param=error.param)
+        case registry_errors.ProofFailed():
+            headers = {"x-should-retry": "false"}
+            return ApiError(500, str(error), type="server_error", code=error.code, headers=headers)
         case registry_errors.TooLarge():
             return ApiError(413, str(error), code=error.code, param=error.param)
         case registry_errors.QuotaExceeded():

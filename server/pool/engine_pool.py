@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.client import EngineClient
 from engine.delivery import Take
 from engine.endpoint import Endpoint
-from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate
+from engine.errors import EngineAwayError, EngineDeadError, EngineProves, FirstTokenLate
 from engine.messages import (
     AddRequest,
     ForgetDrafts,
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 TURN_S = 0.25
 """Seconds between polls of the list of engines, and of the service that they gave."""
+_PROVES_S = 0.1
+"""Seconds between tries at an engine that proves an adapter alone."""
 _BY_NEARNESS: tuple[Tier, ...] = (
     "device", "loading", "host", "disk", "fetching", "failed", "remote",
 )  # fmt: skip
@@ -229,12 +231,25 @@ class EnginePool:
             take(output)
 
         try:
-            await engine.client.generate(request, note_and_take)
+            await self._generate(engine.client, request, note_and_take)
         except (EngineAwayError, FirstTokenLate):
             raise  # the engine never had the request, or has not died
         except EngineDeadError:
             self._quarantine.note_death(mark)
             raise
+
+    async def _generate(self, client: EngineClient, request: AddRequest, take: Take) -> None:
+        """Have an engine answer a request, once it is done if it proves an adapter alone and there
+        is no other engine. Raises as `generate` does.
+        """
+        deadline = time.monotonic() + request.first_token_timeout_s
+        while True:
+            try:
+                return await client.generate(request, take)
+            except EngineProves:
+                if len(self._ready()) > 1 or time.monotonic() >= deadline:
+                    raise
+            await asyncio.sleep(_PROVES_S)
 
     async def abort(self, request_id: str) -> None:
         if engine := self._engine_of(request_id):
@@ -272,15 +287,19 @@ class EnginePool:
             if engine.has_drafted:
                 await engine.client.forget_drafts(message)
 
-    async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
+    async def prove(self, adapter: AdapterRef, object_path: Path, *, alone: bool) -> Proof:
         """Have an engine prove an adapter by serving it. Raises EngineDeadError, and
         EngineAwayError if no engine had it.
 
         object_path: the adapter's canonical object, in a file that the engine can read.
+        alone: whether the engine may serve nobody else meanwhile.
         """
-        if (engine := self._place(adapter)) is None:
+        engine = self._place(adapter)
+        if alone:
+            engine = min(self._ready(), key=lambda e: e.num_requests, default=None)
+        if engine is None:
             raise EngineAwayError("no engine is ready")
-        return await engine.client.prove(adapter, object_path)
+        return await engine.client.prove(adapter, object_path, alone=alone)
 
     # ---- journals ----
 

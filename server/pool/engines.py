@@ -102,10 +102,11 @@ class Engines(Protocol):
     async def forget_drafts(self, tenant_id: str, adapter_digest: str | None = None) -> None:
         """Have all engines forget drafts from a tenant's answers: those with an adapter, or all."""
 
-    async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
+    async def prove(self, adapter: AdapterRef, object_path: Path, *, alone: bool) -> Proof:
         """Have an engine prove an adapter by serving it. Raises EngineDeadError.
 
         object_path: the adapter's canonical object, in a file that the engine can read.
+        alone: whether the engine may serve nobody else meanwhile.
         """
 
     # ---- journals ----

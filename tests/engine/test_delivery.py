@@ -5,9 +5,15 @@ import asyncio
 import pytest
 
 from engine.delivery import Delivery
-from engine.errors import EngineAwayError, EngineDeadError, FirstTokenLate, RequestRefused
+from engine.errors import (
+    EngineAwayError,
+    EngineDeadError,
+    EngineProves,
+    FirstTokenLate,
+    RequestRefused,
+)
 from engine.leaving import LEAVING
-from engine.messages import RequestOutput
+from engine.messages import PROVING, RequestOutput
 
 
 def output(seq, **fields):
@@ -42,6 +48,7 @@ def test_outputs_are_taken_in_order_to_the_last():
         ([output(1)], EngineDeadError),
         ([output(0), output(2)], EngineDeadError),
         ([output(0, finish_reason="error", error=LEAVING, is_last=True)], EngineAwayError),
+        ([output(0, finish_reason="error", error=PROVING, is_last=True)], EngineProves),
         ([output(0, finish_reason="error", error="queue_full", is_last=True)], RequestRefused),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 from engine.batch import BAD_LOGITS, StepTokens
 from engine.messages import (
     PROOF_TENANT,
+    PROVING,
     ProofResult,
     ProveAdapter,
     StepOutputs,
@@ -40,9 +41,9 @@ def adapter(tmp_path):
 
 @pytest.fixture
 def ask(tmp_path, adapter):
-    def make(proof_id="p1"):
+    def make(proof_id="p1", **fields):
         return ProveAdapter(
-            proof_id=proof_id, adapter=adapter, object_path=str(tmp_path / "object")
+            proof_id=proof_id, adapter=adapter, object_path=str(tmp_path / "object"), **fields
         )
 
     return make
@@ -296,3 +297,50 @@ def test_what_a_proof_generates_is_in_the_journal_under_its_own_name(tmp_path, a
     assert {record.tenant_id for record in records} == {PROOF_TENANT}
     assert sum(record.num_completion_tokens for record in records) == 2 * 1 + 2 * 4
     assert core.num_completion_tokens == 10
+
+
+# ---- errors of ours ----
+
+
+class BrokenReference(FakeReference):
+    def compare(self, sequences, object_path):
+        yield
+        raise KeyError("a weight that is not there")
+
+
+def test_an_error_of_the_proof_itself_ends_only_the_proof(tmp_path, ask):
+    core, message = make_core(tmp_path), make_message("r", max_tokens=40)
+    core.proofs.reference = BrokenReference()
+    core.handle("gw", message)
+    core.handle("gw", ask())
+    proofs, outputs = run(core)
+    assert proofs["p1"][1].verdict == "proof_failed"
+    assert tokens_of(outputs["r"]) == expected_tokens(message)
+
+
+def test_alone_it_waits_until_nobody_is_served_and_then_turns_others_away(tmp_path, ask):
+    core = make_core(tmp_path)
+    core.handle("gw", make_message("before", max_tokens=4))
+    core.handle("gw", ask(alone=True))
+    while "before" in core.scheduler.groups:
+        assert not core.proofs.is_alone
+        core.step()
+    core.step()
+    assert core.proofs.is_alone
+    ((_, refused),) = core.handle("gw", make_message("meanwhile"))
+    assert [output.error for output in refused.outputs] == [PROVING]
+    proofs, _ = run(core)
+    assert proofs["p1"][1].verdict == "passed"
+    assert core.handle("gw", make_message("after")) == []
+
+
+def test_alone_it_is_given_up_if_it_never_is(tmp_path, ask):
+    clock = FakeClock()
+    core = make_core(tmp_path, make_scheduler(clock=clock))
+    core.handle("gw", make_message("r", max_tokens=100, deadline_s=900.0))
+    core.handle("gw", ask(alone=True))
+    core.step()
+    clock.now += 301
+    answers = [m for _, m in core.step() if isinstance(m, ProofResult)]
+    assert [answer.proof.verdict for answer in answers] == ["unavailable"]
+    assert not any(isinstance(m, ProofResult) for _, m in core.step())

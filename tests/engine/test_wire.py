@@ -1,9 +1,14 @@
 """The wire format: every message decodes to itself, and a lost message is noticed."""
 
-from typing import get_args
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass, replace
+from types import UnionType
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis.strategies import (
     booleans,
@@ -18,6 +23,7 @@ from hypothesis.strategies import (
     tuples,
 )
 
+from engine import wire
 from engine.messages import (
     AbortRequests,
     FinishReason,
@@ -35,6 +41,7 @@ from engine.messages import (
 from engine.records import EndRecord, JournalRecords, ResidencyRecord
 from engine.wire import (
     MessageLost,
+    NotSendable,
     Numbering,
     decode,
     encode,
@@ -92,6 +99,52 @@ MESSAGES = [
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda m: type(m).__name__)
 def test_a_message_is_the_same_after_the_wire(message):
     assert Numbering().decode(Numbering().encode(message)) == message
+
+
+def some(hint):
+    """A value of a field of this type."""
+    origin, of = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return next(some(each) for each in of if each is not type(None))
+    if origin is Literal:
+        return of[0]
+    if origin is tuple:
+        return (some(of[0]),) if of[1:] == (...,) else tuple(map(some, of))
+    if is_dataclass(hint) or hasattr(hint, "_fields"):
+        return hint(**{name: some(each) for name, each in get_type_hints(hint).items()})
+    return hint(1) if issubclass(hint, int | float) else hint("1", *["ascii"] * (hint is bytes))
+
+
+def counted(value, numbers):
+    """The value with numbers of other libraries in place of its own.   numbers: by kind."""
+    if type(value) in numbers:
+        return numbers[type(value)](value)
+    if isinstance(value, tuple):
+        parts = [counted(each, numbers) for each in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if is_dataclass(value):
+        fields = {f.name: counted(getattr(value, f.name), numbers) for f in dataclass_fields(value)}
+        return replace(value, **fields)
+    return value
+
+
+NUMPY = {int: np.int64, float: np.float32, bool: np.bool_}
+TORCH = {int: torch.tensor, float: torch.tensor, bool: torch.tensor}
+
+
+@pytest.mark.parametrize("kind", wire.MESSAGES, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("numbers", [NUMPY, TORCH], ids=["numpy", "torch"])
+def test_every_number_of_every_message_is_sent_as_a_plain_one(kind, numbers):
+    message = some(kind)
+    frame = encode(3, message)
+    assert decode(frame) == (3, message)
+    assert encode(3, counted(message, numbers)) == frame
+
+
+def test_what_has_no_form_on_the_wire_is_said_with_the_message():
+    for value in (object(), np.arange(2)):
+        with pytest.raises(NotSendable, match="Hello: "):
+            encode(0, Hello(gateway_id=value))
 
 
 COUNTS = integers(0, 2**32)

@@ -122,7 +122,7 @@ class FakeEngines:
     async def forget_drafts(self, tenant_id: str, adapter_digest: str | None = None) -> None:
         self.forgotten.append((tenant_id, adapter_digest))
 
-    async def prove(self, adapter: AdapterRef, object_path: Path) -> Proof:
+    async def prove(self, adapter: AdapterRef, object_path: Path, *, alone: bool) -> Proof:
         raise EngineDeadError("a fake proves nothing")
 
     async def read_journal(self, engine_id: str, settled_seq: int, limit: int) -> JournalRecords:

@@ -12,10 +12,11 @@ from engine.errors import EngineAwayError, EngineDeadError
 from registry.base_model import BaseModel
 from registry.base_models import BaseModels
 from registry.catalog import Catalog
+from registry.errors import ProofFailed
 from registry.proof import Proof
 from registry.storage import LocalStorage
 from registry.upload_build import build_upload
-from registry.upload_proof import claim_proofs
+from registry.upload_proof import claim_proofs, ended
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.work_dir import WorkDir
@@ -41,12 +42,13 @@ class FakeEngine:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.is_ready = True
-        self.asked = []
+        self.asked, self.were_alone = [], []
         self.num_inside = self.most_inside = 0
         self.go = asyncio.Event()
         self.go.set()
 
-    async def prove(self, base_revision, adapter, path):
+    async def prove(self, base_revision, adapter, path, alone):
+        self.were_alone.append(alone)
         data = path.read_bytes()
         assert (hashlib.sha256(data).hexdigest(), len(data)) == (adapter.digest, adapter.size_bytes)
         self.asked.append((adapter, path))
@@ -165,12 +167,15 @@ def test_an_engine_that_says_it_cannot_now_is_asked_again(make_proving, make_pro
     assert (proved.state, len(engine.asked)) == ("complete", 3)
 
 
-def test_an_adapter_under_which_the_engine_dies_twice_is_not_tried_a_third_time(
+def test_after_an_engine_died_it_is_tried_alone_and_then_no_more_and_nobody_blames_the_adapter(
     make_proving, make_prover
 ):
     engine = FakeEngine(*[EngineDeadError("killed")] * 9)
     (proved,) = prove_all(make_prover(engine), make_proving())
-    assert (proved.state, proved.error_code, len(engine.asked)) == ("failed", "not_served", 2)
+    assert (proved.state, proved.error_code) == ("failed", "proof_failed")
+    assert engine.were_alone == [False, True]
+    with pytest.raises(ProofFailed, match="not of the adapter"):
+        ended(proved)
 
 
 def test_an_engine_that_was_not_there_did_not_die_of_the_adapter(
@@ -180,9 +185,9 @@ def test_an_engine_that_was_not_there_did_not_die_of_the_adapter(
     upload, storage = make_proving(), uploads.storage
 
     class RestartingEngine(FakeEngine):
-        async def prove(self, base_revision, adapter, path):
+        async def prove(self, *asked):
             self.is_ready = True
-            return await super().prove(base_revision, adapter, path)
+            return await super().prove(*asked)
 
     class EndingStorage:
         def __getattr__(self, name):

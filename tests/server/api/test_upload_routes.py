@@ -43,7 +43,7 @@ class FakeEngine:
         self.proof = Proof(verdict="passed", device_bytes=4096)
         self.is_held = False
 
-    async def prove(self, base_revision: str, adapter: object, path: Path) -> Proof:
+    async def prove(self, base_revision: str, adapter: object, path: Path, alone: bool) -> Proof:
         while self.is_held:
             await asyncio.sleep(0.001)
         return self.proof

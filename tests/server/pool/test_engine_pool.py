@@ -216,6 +216,24 @@ def test_an_engine_that_leaves_ends_what_it_has_and_is_no_death(pool):
     asyncio.run(run())
 
 
+def test_requests_wait_while_the_only_engine_proves_an_adapter_alone(pool, tmp_path):
+    pool.start("a", step_s=0.05)
+    path = tmp_path / "object"
+    path.write_bytes(b"a")
+    adapter = make_adapter("a")
+    message = make_message("r1", 5, 3)
+
+    async def run():
+        async with gateway(pool, "a") as engines:
+            proving = asyncio.create_task(engines.prove(adapter, path, alone=True))
+            await pool.wait(lambda: engines.figures()[0].stats.running)
+            assert (await pool.ask(message))[1] == expected_tokens(message)
+            assert proving.done()
+            assert proving.result().verdict == "passed"
+
+    asyncio.run(run())
+
+
 def test_who_was_not_there_did_not_die_of_a_request_and_another_is_named_for_it(pool):
     pool.start("a", "b")
     message = make_message("r1", 5, 3)
