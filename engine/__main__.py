@@ -59,15 +59,22 @@ def main() -> None:
 def serve(config: EngineConfig, beat: Beat) -> None:
     """Serve until the engine is asked to stop, or has no gateway any more.
 
-    Raises UnsupportedModel, ArenaTooSmall, JournalCorrupt, JournalGone.
+    Raises UnsupportedModel, ArenaTooSmall, JournalCorrupt, JournalGone. Exits with EX_DATAERR after
+    another error of the start, which may pass; the supervisor tries a few times.
     """
     torch.set_num_threads(config.threads)
     data_dir = Path(config.data_dir)
     with lock_directory(data_dir):
         engine_id, epoch = engine_identity(data_dir)
         vocabulary = read_vocabulary(Path(config.vocabulary_path))
-        with beat.busy("loading the model", _LOADING_S):
-            core, config = build_core(config, engine_id, vocabulary)
+        try:
+            with beat.busy("loading the model", _LOADING_S):
+                core, config = build_core(config, engine_id, vocabulary)
+        except (UnsupportedModel, ArenaTooSmall, JournalCorrupt):
+            raise
+        except Exception as error:
+            logger.exception("the model cannot be started: %s: %s", type(error).__name__, error)
+            sys.exit(os.EX_DATAERR)
         assert config.max_model_len is not None
         welcome = Welcome(
             engine_id=engine_id,

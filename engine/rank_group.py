@@ -137,4 +137,4 @@ def _end_with(process: "subprocess.Popen[bytes]", index: int) -> None:
     logger.error("rank %d has ended (%d): exiting", index, status)
     # Exit at once, since the engine may be waiting for that rank. What it journaled is written,
     # and the next process ends what was open.
-    os._exit(status if status == os.EX_CONFIG else os.EX_SOFTWARE)
+    os._exit(status if status in (os.EX_CONFIG, os.EX_DATAERR) else os.EX_SOFTWARE)

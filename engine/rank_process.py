@@ -100,6 +100,9 @@ def main() -> None:
     except UnsupportedModel as error:
         logger.error("%s", error)
         sys.exit(os.EX_CONFIG)
+    except Exception as error:
+        logger.exception("the rank cannot be started: %s: %s", type(error).__name__, error)
+        sys.exit(os.EX_DATAERR)
     adapters = PlacedAdapters(rank.filler, Path(config.adapter_cache_dir))
     threading.Thread(target=_place, args=(adapters, orders, placements), daemon=True).start()
     runner = rank.make_runner(adapters.tables)

@@ -67,7 +67,7 @@ class _Base:
     """A base model that is wanted, or was.
 
     home, engines: None until the model is loaded.   gpus: those that its engines take.
-    is_vital: whether nothing is served if its engines cannot start.
+    is_vital: whether nothing is served if its engines cannot start.   refusal: why they cannot.
     """
 
     wanted: WantedModel
@@ -79,6 +79,7 @@ class _Base:
     is_vital: bool = False
     is_former: bool = False
     problem: str = ""
+    refusal: str = ""
 
     @property
     def entry(self) -> BaseEntry:
@@ -96,7 +97,12 @@ class _Base:
 
     def children(self) -> list[ChildSpec]:
         specs = self.engines() if self.engines else []
-        return specs if self.is_vital else [replace(spec, is_vital=False) for spec in specs]
+        return specs if self.is_vital else [replace(spec, on_refusal=self.refuse) for spec in specs]
+
+    def refuse(self, reason: str) -> None:
+        """Note that an engine cannot start. What settles a former model's journals tries on."""
+        if not self.is_former:
+            self.refusal = reason
 
 
 class BasePlan:
@@ -141,6 +147,8 @@ class BasePlan:
         if self._read_changes():
             self._follow()
         self._take_loaded()
+        for base in [base for base in self._bases if base.refusal]:
+            self._give_up(base, base.refusal)
         children = [child for base in self._bases for child in base.children()]
         self._let_go()
         self._load_next()
@@ -268,14 +276,19 @@ class BasePlan:
             base.children()
         except Exception as error:
             # What is served must go on, whatever an operator has added.
-            base.problem = str(error) if isinstance(error, ServeError | OSError) else repr(error)
-            logger.error("%s is not served: %s", base.wanted.name, base.problem)
-            base.engines, base.model_dir, base.gpus = None, "", ()
-            self._give_up_home(base)
+            is_known = isinstance(error, ServeError | OSError)
+            self._give_up(base, str(error) if is_known else repr(error))
             return
         for other in self._bases:
             if other is not base and other.wanted.name == base.wanted.name and not other.is_former:
                 self._make_former(other)
+
+    def _give_up(self, base: _Base, problem: str) -> None:
+        """Serve a base model no more, until its settings change."""
+        logger.error("%s is not served: %s", base.wanted.name, problem)
+        base.problem, base.refusal = problem, ""
+        base.engines, base.model_dir, base.gpus = None, "", ()
+        self._give_up_home(base)
 
     def _give_up_home(self, base: _Base) -> None:
         """Settle what is left in the home of a base model that does not run."""

@@ -91,9 +91,13 @@ class Gateways:
             stop_timeout_s=stop_timeout_s,
             leave_timeout_s=stop_timeout_s,
             stage=2,
-            is_vital=number <= self._num,
+            on_refusal=None if number <= self._num else _is_replacing,
             descriptors=() if self._listener is None else (self._listener,),
         )
+
+
+def _is_replacing(reason: str) -> None:
+    """Have a gateway that takes another's place tried again: the other goes on serving."""
 
 
 def _listen(host: str, port: int) -> int:

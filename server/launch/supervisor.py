@@ -33,6 +33,8 @@ _STDIN = 0
 _PR_SET_PDEATHSIG = 1
 _LOGS_S = 1.0
 """Interval between looks at the sizes of the log files."""
+_MOST_FAILED_STARTS = 3
+"""Exits with EX_DATAERR, one after the other, that count as one with EX_CONFIG."""
 _SHOWN_LINES = 10
 """Lines of a log that are shown to say why a child could not start."""
 
@@ -68,7 +70,8 @@ class ChildSpec:
     leave_timeout_s: the same when this process alone has to go or to be replaced.
     stage: children of one stage are stopped together.
     first_beat_s: seconds until its first beat (lora.beat); None: it is not watched.
-    is_vital: whether all processes end if this one cannot start; else it is tried again and again.
+    on_refusal: called with the reason if the process says that it cannot start; the plan then
+    decides whether it is tried again. None: all processes end.
     descriptors: open files that the process inherits; the supervisor closes its own when it stops.
     """
 
@@ -79,7 +82,7 @@ class ChildSpec:
     leave_timeout_s: float = 5.0
     stage: int = 0
     first_beat_s: float | None = None
-    is_vital: bool = True
+    on_refusal: Callable[[str], None] | None = None
     descriptors: tuple[int, ...] = ()
 
 
@@ -166,8 +169,9 @@ class Supervisor:
     def run(self, until: Callable[[], bool] = lambda: False, *, may_restart: bool = True) -> None:
         """Tend the children until a signal comes, or until `until` returns True at a poll.
 
-        Raises ChildCannotStart if a child's exit code is EX_CONFIG, or if a child failed and
-        may_restart is False.
+        Raises ChildCannotStart if a child refuses to start, or if one failed and may_restart is
+        False. A child refuses with exit code EX_CONFIG; with EX_DATAERR it failed to start for a
+        reason that it does not know to last, and refuses the third time.
         """
         while not self.is_stopping and not until():
             self.tend(may_restart=may_restart)
@@ -269,6 +273,7 @@ class _Child:
         self.process: subprocess.Popen[bytes] | None = None
         self._config = config
         self._backoff = Backoff(config)
+        self._num_failed_starts = 0
         self._started_at = 0.0
         self._due_at = 0.0
         self._kill_at: float | None = None
@@ -318,10 +323,14 @@ class _Child:
             logger.info("%s has left (%s)", self.spec.name, _describe(returncode))
             self._kill_at = None
             return
-        if returncode == os.EX_CONFIG and self.spec.is_vital:
-            raise ChildCannotStart(
+        self._num_failed_starts = self._num_failed_starts + 1 if returncode == os.EX_DATAERR else 0
+        if returncode == os.EX_CONFIG or self._num_failed_starts == _MOST_FAILED_STARTS:
+            refused = ChildCannotStart(
                 self.spec.name, "cannot start with these settings", self._log_path
             )
+            if self.spec.on_refusal is None:
+                raise refused
+            self.spec.on_refusal(str(refused))
         if returncode and not may_restart:
             how = f"ended before it was ready ({_describe(returncode)})"
             raise ChildCannotStart(self.spec.name, how, self._log_path)

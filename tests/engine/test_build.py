@@ -1,15 +1,20 @@
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from engine.__main__ import serve
 from engine.build import build_core, resolve_device, resolve_max_model_len
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
+from engine.wire import write_vocabulary
+from lora.beat import Beat
+from tests.tiny_models import save_model
 
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
@@ -128,3 +133,16 @@ def test_what_was_given_stays(tmp_path):
     assert resolve_device(config) == config
     resolved = dataclasses.replace(config, max_model_len=9, max_sum_ranks_per_step=8)
     assert resolved.scheduler.max_model_len == 9
+
+
+def test_an_error_of_a_start_that_nobody_foresaw_is_said_with_the_status_of_one(tmp_path, caplog):
+    model = save_model(tmp_path / "model")
+    (model / "model.safetensors").write_bytes(b"torn")
+    write_vocabulary(tmp_path / "vocabulary", [b"x"])
+    config = make_config(
+        tmp_path, model_dir=str(model), device="cpu", vocabulary_path=str(tmp_path / "vocabulary")
+    )
+    with pytest.raises(SystemExit) as ended:
+        serve(config, Beat())
+    assert ended.value.code == os.EX_DATAERR
+    assert "the model cannot be started: SafetensorError: " in caplog.messages[-1]

@@ -252,13 +252,19 @@ def test_an_added_model_is_loaded_while_the_others_are_tended(world):
     assert (entry.origin, entry.model_dir, entry.problem) == ("added", "/b", "")
 
 
-def test_a_later_model_whose_engine_cannot_start_does_not_end_the_others(world):
+def test_a_later_model_whose_engine_cannot_start_says_why_and_does_not_end_the_others(world):
     world.start(A)
     world.add(B)
-    assert {spec.name: spec.is_vital for spec in world.bases()} == {
-        "fetcher": True, "engine": True, "gateway": True,
-        "b-bbbbbbbb.fetcher": False, "b-bbbbbbbb.engine": False,
+    specs = {spec.name: spec for spec in world.bases()}
+    assert {name for name, spec in specs.items() if spec.on_refusal} == {
+        "b-bbbbbbbb.fetcher", "b-bbbbbbbb.engine",
     }  # fmt: skip
+    specs["b-bbbbbbbb.engine"].on_refusal("it has no such layer")
+    assert world.children == ["fetcher lora.fetch", "engine engine"]
+    assert told(world) == [("a", "d", ""), ("b", "", "it has no such layer")]
+    world.add({**B, "engines": 2})
+    assert world.entries[1].problem == ""
+    assert len(world.children) == 5
 
 
 @pytest.mark.parametrize(

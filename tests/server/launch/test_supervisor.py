@@ -88,13 +88,30 @@ def test_a_child_that_says_it_cannot_start_ends_the_run_instead_of_starting_for_
         supervisor.run()
 
 
-def test_a_child_that_is_not_vital_and_cannot_start_is_tried_again(tmp_path):
+def test_a_child_that_failed_to_start_is_tried_again_but_not_for_ever(tmp_path):
     starts = tmp_path / "starts"
-    code = f"import sys; open(sys.argv[1], 'a').write('x'); sys.exit({os.EX_CONFIG})"
-    children = [make_child("other"), make_child("engine", code, starts, is_vital=False)]
-    with Supervisor(children, FAST) as supervisor:
-        run_until(supervisor, lambda: starts.exists() and len(starts.read_text()) >= 2)
+    code = f"import sys; open(sys.argv[1], 'a').write('x'); sys.exit({os.EX_DATAERR})"
+    with (
+        Supervisor([make_child("engine", code, starts)], FAST) as supervisor,
+        pytest.raises(ChildCannotStart, match="engine"),
+    ):
+        supervisor.run()
+    assert starts.read_text() == "xxx"
+
+
+def test_a_child_of_which_the_plan_decides_ends_no_other_if_it_cannot_start(tmp_path):
+    reasons = []
+    code = f"raise SystemExit({os.EX_CONFIG})"
+    refusing = make_child("engine", code, on_refusal=reasons.append)
+
+    def plan():
+        return [make_child("other"), *([] if reasons else [refusing])]
+
+    with Supervisor(plan, FAST) as supervisor:
+        run_until(supervisor, lambda: reasons and "engine" not in supervisor.pids)
         assert "other" in supervisor.pids
+    assert reasons == [reasons[0]]
+    assert "cannot start with these settings" in reasons[0]
 
 
 def test_a_hangup_has_the_settings_read_again_and_ends_nothing():
