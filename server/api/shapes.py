@@ -19,6 +19,7 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class _NamedSchema(RequestObject):
+    exact: ClassVar[frozenset[str]] = frozenset({"schema"})
     name: str = Field(max_length=64, pattern="^[A-Za-z0-9_-]+$")
     description: _SchemaText | None = None
     asked: _Schema = Field(alias="schema")

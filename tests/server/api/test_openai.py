@@ -159,6 +159,9 @@ def asks_for(**fields):
     [
         (asks_for(strict=True), ("json", '{"type": "object"}')),
         ({"response_format": {"type": "json_object"}}, ("json", '{"type": "object"}')),
+        (asks_for(schema={}), ("json", "{}")),
+        (asks_for(schema={"enum": []}), ("json", '{"enum": []}')),
+        (asks_for(schema={"title": None}), ("json", '{"title": null}')),
         ({"structured_outputs": {"json": {}}}, ("json", "{}")),
         ({"structured_outputs": {"json": "true", "regex": None}}, ("json", "true")),
         ({"structured_outputs": {"regex": "é", "disable_fallback": False}}, ("regex", "é")),
