@@ -1,9 +1,11 @@
 """A shape in llguidance's form, compiled for its errors; on a thread, as it takes 0.3 to 150 ms."""
 
 import json
+import math
 import re
 import time
 from collections import Counter
+from decimal import Decimal
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
@@ -11,7 +13,8 @@ from pydantic_core import from_json
 
 from engine.grammar.limits import COMPILE_BUDGET_S, MAX_GRAMMAR_BYTES, parser_limits
 from server.faults import Invalid
-from server.shapes.schema import MAX_LEVELS, normalised, path_of
+from server.shapes.pattern import BESIDE_FORMAT, rust_pattern
+from server.shapes.schema import DIGITS, LISTS, MAPS, MAX_LEVELS, SINGLE, normalised, path_of
 from server.shapes.schema_fault import find_fault
 from server.shapes.shape import Shape
 from server.text.json_object import JsonObject
@@ -104,7 +107,35 @@ def _schema_grammar(schema: JsonObject) -> str:
 
 def _with_options(schema: JsonObject) -> JsonObject:
     options = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": _ESCAPES}
-    return schema | {"x-guidance": options}
+    return {**_written(schema), "x-guidance": options}
+
+
+def _written(schema: Any) -> Any:
+    """A schema or a list of them, so written that llguidance 1.9.1 reads it right."""
+    if not isinstance(schema, dict):
+        return list(map(_written, schema)) if isinstance(schema, list) else schema
+    written = schema | _next_limits(schema)
+    if beside := BESIDE_FORMAT.get(schema.get("format", "")):
+        written["allOf"] = [*schema.get("allOf", []), *beside]
+    if "pattern" in written:
+        written["pattern"] = rust_pattern(written["pattern"])
+    for keyword in written.keys() & {*LISTS, *SINGLE}:
+        written[keyword] = _written(written[keyword])
+    for keyword in written.keys() & {*MAPS}:
+        name_of = rust_pattern if keyword == "patternProperties" else str
+        written[keyword] = {name_of(name): _written(it) for name, it in written[keyword].items()}
+    return written
+
+
+def _next_limits(schema: JsonObject) -> JsonObject:
+    """The next numbers as limits, beside those that exclude a number: it might be let in."""
+    limits = {}
+    for sign, name in (1, "Minimum"), (-1, "Maximum"):
+        if sign * (limit := schema.get(f"exclusive{name}", -sign)) >= 0:
+            least = min(sign * limit + 1, float(DIGITS.next_plus(Decimal(str(sign * limit)))))
+            least = max(least, sign * schema.get(name.lower(), -sign * math.inf))
+            limits[name.lower()] = sign * least
+    return limits
 
 
 def _top_level(form: str, grammar: Any) -> str:

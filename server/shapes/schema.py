@@ -9,11 +9,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 from urllib.parse import quote, unquote
 
 from server.faults import Invalid
+from server.shapes.pattern import rust_pattern
 
 MAX_DEPTH = 32
 MAX_LEVELS = 500
@@ -27,6 +28,8 @@ makes as many states, 0.04 s for 10,000. Likewise it compares all patterns of pr
 """
 MAX_NUMBER = 2**53
 """llguidance computes with floats, which are exact up to here only."""
+DIGITS = Context(prec=15, Emin=-8)
+"""Fractions of 15 digits and 22 places at most; llguidance may read others as their neighbours."""
 MAPS = ("$defs", "definitions", "properties", "patternProperties")
 LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
 SINGLE = ("items", "additionalProperties")
@@ -41,17 +44,10 @@ _ANNOTATIONS = frozenset({
     "$comment", "discriminator", "x-guidance",
 })  # fmt: skip
 """Keywords that demand nothing; x-guidance would change llguidance's own settings."""
-_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
-_LEAP_DAYS = f"^{_LEAP_YEAR}|-(?:0[13-9]|1[0-2])-|-02-(?:[01]|2[0-8])"
-_NO_LEAP_SECOND = ":[0-5][0-9]:[0-5]"
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]|(?<![\[^-])\\(?:u00|x)[01]")
 """Characters that no answer has: see _ESCAPES in server.shapes.grammar. An expression may write
 them, too, but as ends of a range they are harmless.
 """
-_BESIDE_FORMAT = {
-    "date": [_LEAP_DAYS], "time": [_NO_LEAP_SECOND], "date-time": [_LEAP_DAYS, _NO_LEAP_SECOND],
-}  # fmt: skip
-"""Patterns beside formats, as llguidance has 29 February in any year, and any leap second."""
 
 
 _GROUPS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
@@ -96,8 +92,8 @@ def normalised(schema: Any, param: str) -> dict[str, Any]:
     kept = walk.kept(schema, (), 0)
     for place, target in walk.refs:
         # A reference to data, such as an example, would lead to a schema that was not checked.
-        if target not in walk.places:
-            raise walk.fault(place, "there is no schema at this place")
+        if target not in walk.places or "patternProperties" in target:
+            raise walk.fault(place, "there is no schema at this place that may be referred to")
     if walk.num_levels > MAX_LEVELS:
         raise walk.fault((), f"what is referred to may have {MAX_LEVELS} levels in all at most")
     walk.ease_unions()
@@ -144,8 +140,6 @@ class _Walk:
             for keyword, value in schema.items()
             if not _demands_nothing(keyword, value, is_root=not place)
         }
-        if patterns := _BESIDE_FORMAT.get(kept.get("format", "")):
-            kept["allOf"] = [*kept.get("allOf", []), *({"pattern": text} for text in patterns)]
         return kept
 
     def ease_unions(self) -> None:
@@ -184,6 +178,12 @@ class _Walk:
             raise self.fault(
                 place, "control characters but \\n, \\r, \\t, \\b, \\f are not supported"
             )
+        if keyword in ("pattern", "patternProperties"):
+            try:
+                if len({rust_pattern(name) for name in names}) < len(names):
+                    raise self.fault(place, "two patterns mean the same; leave one out")
+            except ValueError as error:
+                raise self.fault(place, str(error)) from None
         if keyword in MAPS:
             return {name: self.kept(inner, (*place, name), depth) for name, inner in value.items()}
         if keyword in LISTS:
@@ -195,8 +195,12 @@ class _Walk:
             names = [unquote(name) for name in value.split("/")[1:]]
             self.refs.append((place, tuple(n.replace("~1", "/").replace("~0", "~") for n in names)))
             return "/".join(["#", *map(quote, names)])
-        if any(isinstance(leaf, int | float) and abs(leaf) > MAX_NUMBER for leaf in _leaves(value)):
+        numbers = [leaf for leaf in _leaves(value) if isinstance(leaf, int | float)]
+        if any(abs(number) > MAX_NUMBER for number in numbers):
             raise self.fault(place, "numbers beyond 2^53 are not supported")
+        fractions = [str(number) for number in numbers if isinstance(number, float)]
+        if any(DIGITS.create_decimal(text) != Decimal(text) for text in fractions):
+            raise self.fault(place, "fractions of more than 15 digits are not supported")
         return value
 
 

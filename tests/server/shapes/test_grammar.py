@@ -71,6 +71,53 @@ def test_dates_and_times_exist():
         assert not accepts(grammar, f'"{bad}"')
 
 
+def test_a_host_and_an_address_have_no_more_characters_than_they_may():
+    """A name of four labels has 255 characters, and one with xn-- may not be decodable."""
+    label = "a" * 63
+    longest = ".".join([label] * 3 + ["b" * 61])
+    hosts = {longest: True, f"{longest}b": False, "a--b": True, "a.bc--d": False, "xn--a": False}
+    grammar = make("json", {"format": "hostname"})
+    assert {host: accepts(grammar, f'"{host}"') for host in hosts} == hosts
+    grammar = make("json", {"type": "string", "format": "email"})
+    for address in (f"{'a' * 64}@b.c", f"a@{label}.b", "a@[1.2.3.4]", f"a@{longest[2:]}"):
+        assert accepts(grammar, f'"{address}"')
+    for address in (f"{'a' * 65}@b.c", f"a@{label}b.c", "a@bc--d.e", f"ab@{longest[1:]}"):
+        assert not accepts(grammar, f'"{address}"')
+
+
+@pytest.mark.parametrize(
+    ("asked", "good", "bad"),
+    [
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, ["0.1", "0.5"], ["0", "-0", "0.0", "0.6"]),
+        ({"exclusiveMaximum": 0, "minimum": -0.5}, ["-0.1", "-0.5"], ["0", "-0", "-0.6"]),
+        ({"exclusiveMinimum": 5, "exclusiveMaximum": 5.5}, ["5.25"], ["5", "5.0", "5.5"]),
+        ({"exclusiveMaximum": -5, "minimum": -5.5}, ["-5.25"], ["-5", "-5.0"]),
+        ({"allOf": [{"exclusiveMinimum": 7}, {"maximum": 7.25}]}, ["7.1"], ["7", "7.0"]),
+        ({"exclusiveMinimum": 0, "minimum": 2}, ["2", "3.5"], ["0", "1"]),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 100}, ["99.9", "1"], ["0", "100"]),
+        ({"exclusiveMinimum": 2**53 - 2, "type": "integer"}, [f"{2**53 - 1}"], [f"{2**53 - 2}"]),
+    ],
+    ids=str,
+)
+def test_a_number_that_a_limit_excludes_is_excluded(asked, good, bad):
+    grammar = make("json", {"type": "number"} | asked)
+    assert [number for number in good + bad if accepts(grammar, number)] == good
+
+
+def test_a_number_that_llguidance_would_misread_is_refused():
+    for asked in (-99.29615158058975, 9007199254640991.0, 1e-30, 0.1 + 0.2):
+        for keyword in ("const", "minimum", "exclusiveMaximum"):
+            assert refused("json", {"items": {keyword: asked}})[0] == f"s.items.{keyword}"
+    for asked in (0.123456789012345, 2**53 - 1, -0.00025):
+        assert accepts(make("json", {"enum": ["a", asked]}), json.dumps(asked))
+
+
+def test_a_format_and_a_pattern_that_are_too_much_work_together_are_found_at_their_place():
+    pattern = r"^\w+([\.-]?\w+)*@\w+([\.-]?\w+)*(\.\w{2,})+$"
+    path = refused("json", {"items": {"format": "email", "pattern": pattern}})[0]
+    assert path in ("s.items.format", "s.items.pattern")
+
+
 @pytest.mark.parametrize(
     ("asked", "path"),
     [
