@@ -1,5 +1,6 @@
 """The model architectures that are served: one list for the registry and for the engine."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,6 +25,13 @@ adapters."""
 
 EXPERT_ARCHITECTURES = frozenset({"Qwen3MoeForCausalLM", "MixtralForCausalLM"})
 """Architectures whose MLPs consist of experts. Adapters may change their attention only."""
+
+_OF_MLP = re.compile(r"\.(?:mlp|block_sparse_moe)\.")
+
+
+def may_change(config: Mapping[str, Any], name: str) -> bool:
+    """Whether adapters may change a tensor: in a mixture of experts, none of an MLP."""
+    return not (_OF_MLP.search(name) and served_architecture(config) in EXPERT_ARCHITECTURES)
 
 
 def served_architecture(config: Mapping[str, Any]) -> str | None:

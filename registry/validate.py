@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from registry.architecture import EXPERT_ARCHITECTURES, served_architecture
+from registry.architecture import may_change
 from registry.base_tensor import BaseTensor
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.peft_config import CONFIG_FILE, TOKENS_NOT_SERVED, PeftConfig, endings
@@ -48,8 +48,6 @@ _TRAINED_TOKENS = ".token_adapter.trainable_tokens_delta"
 
 # The copies that PEFT writes for modules_to_save, and below an adapter of an embedding or a head.
 _COPY = re.compile(r"base_model\.model\.([A-Za-z0-9_.]+?)(?:\.base_layer)?\.(weight|bias)")
-
-_OF_MLP = re.compile(r"\.(?:mlp|block_sparse_moe)\.")
 
 
 class Base(Protocol):
@@ -298,7 +296,7 @@ def _paired_modules(header: Header, base: Base) -> list[str]:
                 "unsupported_feature",
                 f"Tensor {shown(name)} is neither lora_A nor lora_B of a layer; train without it",
             )
-        if _OF_MLP.search(parts[0]) and served_architecture(base.config) in EXPERT_ARCHITECTURES:
+        if not may_change(base.config, parts[0]):
             raise _fault(
                 "unsupported_feature",
                 f"Tensor {shown(name)} changes an MLP of {base.model_id}, a mixture of experts: "

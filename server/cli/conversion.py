@@ -23,8 +23,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
+from registry.architecture import may_change
 from registry.peft_format import EMBEDDING, HEAD, lora_names
 
 MAX_RANK = 256
@@ -37,8 +39,8 @@ _FAULTS = (AttributeError, ImportError, KeyError, NotImplementedError, OSError, 
 """Errors by which transformers and PEFT say that files are damaged or of another model."""
 
 _MORE_THAN_MATRICES = (
-    "It changes or adds {}, and a LoRA changes only the matrices of attention, MLP, embedding and "
-    "head; train those only."
+    "It changes or adds {}, and a LoRA changes only the matrices of attention, embedding, head "
+    "and, in a model without experts, MLP; train those only."
 )
 _NUM_PROBES = 16
 _PROBE_PRECISION = 1e-3
@@ -96,10 +98,11 @@ class Effect:
 def read_effects(model_dir: Path, adapter_dir: Path) -> list[Effect]:
     """Find what the adapter adds to each weight of the model in `model_dir`. Raises NotConvertible.
 
-    The model is held in float32.
+    The model is held in float32, and fused experts once more, taken apart as the files have them.
     """
     merged = _merged(model_dir, adapter_dir)
-    modules, weights = dict(merged.named_modules()), merged.state_dict()
+    modules, config = dict(merged.named_modules()), merged.config.to_dict()
+    weights = revert_weight_conversion(merged, merged.state_dict())
     effects = []
     with torch.inference_mode():
         for name, stored in _stored_weights(model_dir):
@@ -108,7 +111,8 @@ def read_effects(model_dir: Path, adapter_dir: Path) -> list[Effect]:
                 continue
             module = name.removesuffix(".weight")
             is_projection = isinstance(modules.get(module), torch.nn.Linear)
-            if not is_projection and name not in _ENDS:
+            is_served = is_projection and may_change(config, name)
+            if not is_served and name not in _ENDS:
                 raise NotConvertible(_MORE_THAN_MATRICES.format(name))
             effects.append(Effect.of(module, weight - stored))
     if weights:

@@ -20,7 +20,7 @@ from registry.validate import AdapterLimits, validate_adapter
 from server.cli.main import app
 from tests.oracle import merged_model
 from tests.server.fake_api import is_one_line
-from tests.tiny_models import save_model
+from tests.tiny_models import MIXTRAL, QWEN3_MOE, save_model
 
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 TYPES = {
@@ -157,6 +157,18 @@ def test_a_lora_of_another_formula_becomes_a_plain_one(model_dir, base, tmp_path
     assert_converted(model_dir, base, folder, max_error=0.2)
 
 
+def assert_same_logits(model_dir, folder, out):
+    """Compare what the adapter and the LoRA made of it do to the base model's logits."""
+    prompt = torch.tensor([[5, 1, 290, 7, 3, 100, 0]])
+    with torch.inference_mode():
+        base = fresh_model(model_dir)(prompt).logits
+        theirs, ours = (
+            peft.PeftModel.from_pretrained(fresh_model(model_dir), each)(prompt).logits
+            for each in (folder, out)
+        )
+    assert relative(ours - base, theirs - base) < 1e-3
+
+
 TRAINED = {
     "tokens": make_config("Lora", r=3, trainable_token_indices=[1, 5, 290]),
     "tokens of LoHa and a saved head": make_config("LoHa", r=2, modules_to_save=["lm_head"]),
@@ -173,18 +185,51 @@ def test_trained_tokens_and_heads_become_lora_of_the_ends(tmp_path, case, tied):
     folder = write(model_dir, tmp_path / "adapter", TRAINED[case])
     result, out = convert(model_dir, folder, "--max-error", "1e-4")
     assert result.exit_code == 0, result.stderr
-    prompt = torch.tensor([[5, 1, 290, 7, 3, 100, 0]])
-    with torch.inference_mode():
-        base = fresh_model(model_dir)(prompt).logits
-        theirs, ours = (
-            peft.PeftModel.from_pretrained(fresh_model(model_dir), each)(prompt).logits
-            for each in (folder, out)
-        )
-    assert relative(ours - base, theirs - base) < 1e-3
+    assert_same_logits(model_dir, folder, out)
     base_model = BaseModel.load(model_dir, "tiny", tmp_path / "cache")
     validate_adapter(
         (out / CONFIG_FILE).read_bytes(), out / WEIGHTS_FILE, base_model, AdapterLimits()
     )
+
+
+# ---- mixtures of experts, whose fused parameters are not what their files hold ----
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+MIXTURES = {"qwen3_moe": QWEN3_MOE, "mixtral": MIXTRAL}
+
+
+@pytest.fixture(scope="module", params=MIXTURES)
+def mixture_dir(request, tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("mixture") / "model"
+    return save_model(folder, family=request.param, tied=False, **MIXTURES[request.param])
+
+
+def test_dora_on_a_mixtures_attention_becomes_a_plain_lora(mixture_dir, tmp_path):
+    config = make_config("Lora", r=3, use_dora=True, target_modules=ATTENTION)
+    folder = write(mixture_dir, tmp_path / "adapter", config)
+    result, out = convert(mixture_dir, folder, "--max-error", "1e-4")
+    assert result.exit_code == 0, result.stderr
+    assert_same_logits(mixture_dir, folder, out)
+    base = BaseModel.load(mixture_dir, "tiny", tmp_path / "cache")
+    validate_adapter((out / CONFIG_FILE).read_bytes(), out / WEIGHTS_FILE, base, AdapterLimits())
+
+
+BESIDE_ATTENTION = {
+    "experts": make_config("Lora", target_parameters=["experts.gate_up_proj"]),
+    "router": make_config("LoHa", target_modules=ATTENTION, modules_to_save=["gate"]),
+    "MLP beside experts": make_config("LoHa", target_modules=["down_proj"]),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE_ATTENTION)
+def test_what_changes_more_of_a_mixture_than_attention_is_refused(tmp_path, case):
+    model_dir = save_model(tmp_path / "model", family="qwen3_moe", tied=False, **QWEN3_MOE)
+    folder = write(model_dir, tmp_path / "adapter", BESIDE_ATTENTION[case])
+    result, out = convert(model_dir, folder)
+    assert result.exit_code == 1
+    assert is_one_line(result.stderr, ".mlp.", "in a model without experts, MLP; train those only")
+    assert not out.exists()
 
 
 def test_what_a_refusal_says_is_convertible_is_converted_here():
