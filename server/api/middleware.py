@@ -152,7 +152,10 @@ class _Exchange:
         self._scope, self._method, self._template = scope, method, template
         self._send = send
         self._metrics = metrics
-        self._request_id = f"req_{uuid.uuid4().hex}"
+        request_id = uuid.uuid4().hex
+        # An inference request has its receipt under this id, which comes from no client.
+        scope.setdefault("state", {})["request_id"] = request_id
+        self._request_id = f"req_{request_id}"
         self._client_request_id = _client_request_id(scope)
         self._digest: bytes | None = None
         self._traceparent = traceparent

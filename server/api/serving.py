@@ -6,7 +6,6 @@ client, and a repeat gets its answer.
 
 import functools
 import time
-import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -78,7 +77,7 @@ class Serving:
                 return await self._replay(identity, stored)
             make = functools.partial(self._record, identity, asked)
             return await self._read(request, self.recorder.start(claim, make))
-        request_id = uuid.uuid4().hex
+        request_id = request.state.request_id
         if route := await self._route(identity, asked):
             routed = self._routed(route, identity, asked, request_id)
             return await self._answer_routed(request, routed)

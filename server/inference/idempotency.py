@@ -10,7 +10,6 @@ A key is claimed before anything of its request happens, and no claim stays for 
 import functools
 import hashlib
 import json
-import uuid
 import zlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -59,9 +58,9 @@ class Claim:
         return self.tenant_id, self.endpoint, self.key
 
     @classmethod
-    def of(cls, tenant_id: str, endpoint: str, key: str, body: bytes) -> "Claim":
+    def of(cls, tenant_id: str, endpoint: str, key: str, body: bytes, request_id: str) -> "Claim":
         """A new claim. body: of the request, as it was sent."""
-        return cls(tenant_id, endpoint, key, hashlib.sha256(body).hexdigest(), uuid.uuid4().hex)
+        return cls(tenant_id, endpoint, key, hashlib.sha256(body).hexdigest(), request_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from fastapi import Header, Request
 from fastapi.responses import Response
 from pydantic import Field
 
+from server.accounts.auth import Identity
 from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyDep
@@ -43,7 +44,7 @@ async def chat_completions(
 ) -> Response:
     """Answer a chat, whole or as a stream of server-sent events."""
     asked = parse_request(body, ChatRequest)
-    claim = Claim.of(identity.tenant_id, "chat/completions", key, body) if key else None
+    claim = _claim(request, identity, "chat/completions", key, body)
     return await serving.answer(request, identity, asked, claim)
 
 
@@ -57,7 +58,7 @@ async def completions(
 ) -> Response:
     """Complete one or several prompts, whole or as a stream of server-sent events."""
     asked = parse_request(body, CompletionRequest)
-    claim = Claim.of(identity.tenant_id, "completions", key, body) if key else None
+    claim = _claim(request, identity, "completions", key, body)
     return await serving.answer(request, identity, asked, claim)
 
 
@@ -72,3 +73,11 @@ async def cancel(
     if not await cancels.cancel(identity.tenant_id, answer_id.rpartition("-")[2]):
         raise errors.not_found("There is no such completion under way.", param="id")
     return CompletionCancelled(id=answer_id)
+
+
+def _claim(
+    request: Request, identity: Identity, endpoint: str, key: str | None, body: bytes
+) -> Claim | None:
+    """The request's claim on its Idempotency-Key, if it has one."""
+    request_id = request.state.request_id
+    return Claim.of(identity.tenant_id, endpoint, key, body, request_id) if key else None

@@ -22,7 +22,7 @@ from server.inference.attempts import attempt_ids, parent_of
 router = tenants_router()
 public_router = APIRouter(prefix="/v1")
 
-_ANSWER_ID = re.compile(r"(?:chatcmpl|cmpl)-(.+)")
+_SHOWN_ID = re.compile(r"(?:chatcmpl-|cmpl-|req_)(.+)")
 _ENTRY_ID = re.compile(r"entry_([1-9][0-9]{0,17})")
 _RETRY_AFTER_S = 1.0
 
@@ -68,11 +68,13 @@ async def get_keys(database: DatabaseDep) -> ReceiptKeyList:
 async def get_receipt(request_id: str, database: DatabaseDep, identity: UsageKey) -> ReceiptAnswer:
     """Get the receipt of a request or of a ledger entry, with the receipts that correct it.
 
-    request_id: the request's id, its answer's id (`chatcmpl-...`, `cmpl-...`), or `entry_<number>`.
+    request_id: the request's id, its answer's `x-request-id` (`req_...`) or `id` (`chatcmpl-...`,
+    `cmpl-...`), or `entry_<number>`. A request for a route has the receipt of its last attempt that
+    did not fail.
     """
     found = await database.read(lambda conn: _find(conn, identity.tenant_id, request_id))
     if found is None:
-        raise errors.not_found("There is no such receipt.", code="receipt_not_found")
+        raise _not_found()
     return found
 
 
@@ -96,7 +98,7 @@ async def get_attempts(request_id: str, database: DatabaseDep, identity: UsageKe
 
     data = await database.read(read)
     if not data:
-        raise errors.not_found("There is no such receipt.", code="receipt_not_found")
+        raise _not_found()
     return ReceiptList(data=data)
 
 
@@ -108,9 +110,12 @@ def _find(conn: Connection, tenant_id: str, given_id: str) -> ReceiptAnswer | No
     if (match := _ENTRY_ID.fullmatch(given_id)) is not None:
         found = query.where(entries.c.entry_id == int(match[1]))
     else:
-        request_id = _request_id(given_id)
-        found = query.where(usage_events.c.request_id == request_id)
-        _refuse_pending(conn, tenant_id, [request_id])
+        event, request_id = usage_events.c, _request_id(given_id)
+        request_ids = [request_id, *attempt_ids(request_id)]
+        _refuse_pending(conn, tenant_id, request_ids)
+        found = query.where(event.request_id.in_(request_ids))
+        has_failed = event.is_failed | (event.finish_reason == "error")
+        found = found.order_by(has_failed, event.request_id.desc())
     row = conn.execute(found).mappings().first()
     return None if row is None else _answer(conn, query, row)
 
@@ -133,8 +138,13 @@ def _receipt(row: sa.RowMapping) -> SignedReceipt:
 
 
 def _request_id(given_id: str) -> str:
-    match = _ANSWER_ID.fullmatch(given_id)
+    match = _SHOWN_ID.fullmatch(given_id)
     return match[1] if match else given_id
+
+
+def _not_found() -> errors.ApiError:
+    message = "You have no receipt of this id: nothing was billed for it."
+    return errors.not_found(message, code="receipt_not_found")
 
 
 def _refuse_pending(conn: Connection, tenant_id: str, request_ids: Sequence[str]) -> None:

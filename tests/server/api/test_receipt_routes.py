@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from engine.errors import EngineDeadError
 from server.billing import holds, ledger
 from server.billing.entries import Draft, post_entries
 from server.billing.prices import get_price
@@ -70,9 +71,49 @@ def test_a_receipt_is_found_by_the_ids_that_a_client_has(acme):
     assert set(document["receipt"]) == set(COLUMNS)
     assert document["receipt"]["request_id"] == "abc"
     assert document["verified_with"] == document["receipt"]["signing_key"]
-    for other in ("chatcmpl-abc", "cmpl-abc", "entry_1"):
+    for other in ("chatcmpl-abc", "cmpl-abc", "req_abc", "entry_1"):
         assert get(acme, other) == document
     assert check(acme, document) == []
+
+
+def settle_asked(user, **fields):
+    """Settle what the engine was asked for last."""
+    seq, request = len(user.product.engines.asked), user.product.engines.asked[-1]
+    record = make_end(seq, request.request_id, tenant_id=user.tenant_id, **fields)
+    signer = user.product.gateway.signer
+    write(user.product, lambda conn: ledger.post(conn, signer, ENGINE, [record], NOW_MS))
+
+
+@pytest.mark.parametrize("key", [{}, {"idempotency-key": "k"}])
+def test_the_id_in_an_answers_header_finds_its_receipt(acme, key):
+    body = {"model": "base", "prompt": "hi", "max_tokens": 3}
+    ids = []
+    for number in range(2):
+        header = {name: f"{value}{number}" for name, value in key.items()} | {"x-request-id": "own"}
+        answer = acme.call("POST", "/v1/completions", body, header)
+        settle_asked(acme)
+        ids.append(answer.headers["x-request-id"])
+        assert get(acme, ids[-1]) == get(acme, answer.json()["id"])
+    assert len({*ids, "own"}) == 3
+    other = acme.product.user(f"other-{len(key)}").call("GET", f"/v1/receipts/{ids[0]}")
+    assert other.json()["error"]["code"] == "receipt_not_found"
+
+
+def test_an_error_that_an_engine_had_is_found_by_its_header_and_costs_nothing(acme):
+    acme.product.engines.script = lambda _: [EngineDeadError("gone")]
+    answer = acme.complete("base")
+    assert answer.status_code == 503
+    settle_asked(acme, finish_reason="error", stop_cause="engine_failure")
+    receipt = get(acme, answer.headers["x-request-id"])["receipt"]
+    assert (receipt["stop_cause"], receipt["amount_nanousd"]) == ("engine_failure", 0)
+
+
+def test_of_an_error_before_the_engine_the_lookup_says_that_nothing_was_billed(acme):
+    refused = acme.complete("base", max_tokens=-1)
+    assert refused.status_code == 400
+    answer = acme.call("GET", f"/v1/receipts/{refused.headers['x-request-id']}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "receipt_not_found")
+    assert "nothing was billed" in answer.json()["error"]["message"]
 
 
 def test_an_entry_that_is_no_request_has_its_number(acme):
@@ -153,6 +194,10 @@ def test_the_receipts_of_all_attempts_are_found_by_the_id_of_any_of_them(acme):
         assert get(acme, f"{other}/attempts")["data"] == listed
     assert get(acme, "abc/attempts")["data"] == [get(acme, "abc")]
     assert get(acme, "abc")["parent_id"] is None
-    hold(acme, "p.3")
+    assert get(acme, "req_p") == get(acme, "p.2")
+    use(acme, "p.3", seq=4, finish_reason="error", stop_cause="engine_failure")
+    assert get(acme, "req_p") == get(acme, "p.2"), "the answer's, not the failed attempt's"
+    hold(acme, "p.4")
+    assert acme.call("GET", "/v1/receipts/req_p").json()["error"]["code"] == "receipt_pending"
     pending = acme.call("GET", "/v1/receipts/p/attempts")
     assert (pending.status_code, pending.json()["error"]["code"]) == (404, "receipt_pending")

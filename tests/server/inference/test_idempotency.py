@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import random
+import uuid
 import zlib
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -44,7 +45,7 @@ ANSWER = StoredAnswer("r1", 200, {"content-type": "application/json"}, b"body")
 
 
 def make_claim(key: str = "k", body: bytes = b"{}", tenant: str = "ten_1") -> Claim:
-    return Claim.of(tenant, "completions", key, body)
+    return Claim.of(tenant, "completions", key, body, uuid.uuid4().hex)
 
 
 def take(database: Database, claim: Claim, claim_ms: int = CLAIM_MS) -> Any:
