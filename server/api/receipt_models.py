@@ -21,7 +21,7 @@ class SignedReceipt(Answer):
     prompt_nanousd, cached_nanousd, completion_nanousd: of a token.   prompt_tokens: all of the
     prompt's tokens, the cached ones too.   hold_nanousd: what was held for the request.
     kept_nanousd: of a GB (10^9 bytes) for an hour in `tier`.
-    is_failed: whether the answer was an error of the server.
+    is_failed: whether the answer was an error for which nothing was billed.
     period: the month whose statement the entry is on.
     receipt_seq: the number of the tenant's receipt, whose sha256 is prev_sha256 in the next one.
     signature: of sha256, Ed25519 in base64.

@@ -15,7 +15,7 @@ from engine.messages import PROOF_TENANT
 from engine.records import EndRecord, ResidencyRecord
 from server.billing.entries import Draft, lock_ledger, post_entries
 from server.billing.holds import Hold, lock_holds, note_failed, resolve
-from server.billing.rating import FREE, TokenAmounts, TokenPrices, is_our_failure, rated_amounts
+from server.billing.rating import FREE, TokenAmounts, TokenPrices, is_free_error, rated_amounts
 from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.signing import Signer
 from server.billing.storage_stretches import insert_events, residency_drafts
@@ -279,7 +279,7 @@ def _draft(
         "finish_reason": record.finish_reason,
         "stop_cause": record.stop_cause,
         "is_failed": bool(hold and hold.failed_at_ms is not None)
-        or is_our_failure(record.finish_reason, record.stop_cause, record.num_completion_tokens),
+        or is_free_error(record.finish_reason, record.stop_cause, record.num_completion_tokens),
         "output_sha256": record.output_sha256,
         "price_version": hold.price_version if hold else None,
         "hold_nanousd": hold.amount_nanousd if hold else None,

@@ -11,9 +11,6 @@ _GB_HOUR = 10**9 * 3_600_000
 _HOUR_MS = 3_600_000
 _MONTH_MS = 30 * 24 * _HOUR_MS
 
-_CLIENT_FAULTS = ("adapter_incompatible", "adapter_too_large", "adapter_not_invoked")
-"""Stop causes of requests that are answered with a 400: they are free, and not server errors."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPrices:
@@ -84,7 +81,7 @@ def rated_amounts(
 ) -> TokenAmounts:
     """Return the amounts that a request pays: the price of its tokens, or nothing.
 
-    is_failed: the gateway answered with a server error. Impossible counts are free; a person has
+    is_failed: the answer was an error that is free. Impossible counts are free; a person has
     to look at them.
     """
     adds_up = 0 <= cached_tokens <= prompt_tokens and completion_tokens >= 0
@@ -105,11 +102,9 @@ def is_billable(finish_reason: str, stop_cause: str) -> bool:
     return finish_reason != "error" or stop_cause in ("deadline", "constraint_too_slow")
 
 
-def is_our_failure(finish_reason: str, stop_cause: str, completion_tokens: int) -> bool:
-    """Whether a request with this end is answered with a server error, not with a 400."""
-    if _is_late(stop_cause, completion_tokens):
-        return True
-    return not is_billable(finish_reason, stop_cause) and stop_cause not in _CLIENT_FAULTS
+def is_free_error(finish_reason: str, stop_cause: str, completion_tokens: int) -> bool:
+    """Whether a request with this end is answered with an error, and nothing is billed for it."""
+    return _is_late(stop_cause, completion_tokens) or not is_billable(finish_reason, stop_cause)
 
 
 def _is_late(stop_cause: str, completion_tokens: int) -> bool:

@@ -73,7 +73,8 @@ class UsageSum:
     """Usage and charges of one group, including corrections, credits and payments.
 
     A dimension that is not grouped by is None. at_ms: beginning of the group's day, hour or minute.
-    num_failed_requests: requests answered with a server error, which num_requests leaves out.
+    num_failed_requests: requests whose error says that nothing was billed; num_requests leaves them
+    out.
     kept_mb_s: 10^6 bytes for a second.   cached_, completion_amount: parts of the amount.
     """
 

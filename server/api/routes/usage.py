@@ -29,9 +29,9 @@ Time = Annotated[str | None, Query(max_length=64)]
 class UsageLine(Answer):
     """A sum of usage, and what it was charged, with corrections, credits and payments.
 
-    num_failed_requests: requests answered with an error of the server, which num_requests leaves
-    out.   tenant, model, key, adapter_digest, kind, day: left out unless `group_by` names them.
-    tenant, key: ids.   kind: of ledger entry.   day: of UTC.
+    num_failed_requests: requests that an engine had, and whose error says that nothing was billed;
+    num_requests leaves them out.   tenant, model, key, adapter_digest, kind, day: left out unless
+    `group_by` names them.   tenant, key: ids.   kind: of ledger entry.   day: of UTC.
     """
 
     model_config = ConfigDict(json_schema_serialization_defaults_required=False)

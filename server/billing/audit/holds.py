@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from server.billing.audit.report import Finding, Scope, differences
-from server.billing.rating import TokenPrices, amount_nanousd, is_our_failure
+from server.billing.rating import TokenPrices, amount_nanousd, is_free_error
 from server.billing.receipts.rows import PAGE_SIZE
 from server.billing.tables import entries, holds, incidents, price_versions, usage_events
 
@@ -125,7 +125,7 @@ def _pairs(row: Row) -> dict[str, tuple[Any, Any]]:
         pairs["resolved_at_ms"] = (row["event_posted_at_ms"], row["resolved_at_ms"])
     if row["failed_at_ms"] is not None:
         pairs["what failed is free"] = (True, is_free)
-    elif not is_our_failure(*(row[f"event_{name}"] for name in _END)):
+    elif not is_free_error(*(row[f"event_{name}"] for name in _END)):
         pairs["is_failed"] = (bool(row["event_is_failed"]), False)
     return pairs
 

@@ -265,8 +265,9 @@ def test_what_is_used_is_in_the_sums_at_once(database):
         assert sums(database, "ten_1")[0].num_requests == count
 
 
-def test_what_failed_by_our_fault_is_counted_apart(database):
-    broken = {"finish_reason": "error", "stop_cause": "adapter_loading"}
+@pytest.mark.parametrize("cause", ["adapter_loading", "adapter_too_large", "adapter_not_invoked"])
+def test_what_ended_with_an_error_and_was_free_is_counted_apart(database, cause):
+    broken = {"finish_reason": "error", "stop_cause": cause}
     post_usage(database, make_price(database), {}, {}, broken, broken, broken)
     [total] = sums(database, "ten_1")
     assert (total.num_requests, total.num_failed_requests) == (2, 3)
