@@ -100,10 +100,10 @@ class Admission:
         if not request.is_first and self._waits_for_first_answer(request.prompt):
             return False
         if self._has_adapter(request):
-            is_invoked = self._is_invoked(request)
+            may_run = self._is_invoked(request) and self._may_fit(request)
             is_plain = request.adapter_key is None and request.group.compilation is None
-            request.needs_only_room = is_invoked and is_plain and request.is_first
-            return is_invoked
+            request.needs_only_room = may_run and is_plain and request.is_first
+            return may_run
         if request.group.started_at is None:
             self._note_load(request)
         return self._advance_adapter(request)
@@ -158,7 +158,7 @@ class Admission:
             self._hopeless.append((request.group, ending))
             return False
         needed = self.adapters.slabs_needed(key)
-        if needed is None or not self._is_invoked(request):
+        if needed is None or not self._is_invoked(request) or not self._may_fit(request):
             return False
         if needed and not self._is_held_up(request):
             self._place(request, needed)
@@ -179,17 +179,32 @@ class Admission:
             return False
         return True
 
+    def _may_fit(self, request: Request) -> bool:
+        """Whether the request fits into the arena beside its adapter, however long it gets.
+
+        If it does not, it fails, instead of waiting for room that never comes.
+        """
+        if request.adapter_key is None:
+            return True  # max_model_len fits
+        kv, arena = self.queues.kv, self.queues.arena
+        longest = request.num_prompt_tokens + request.max_tokens
+        most_blocks = kv.layout.num_blocks(min(longest, self.config.max_model_len))
+        num_slabs = self.adapters.entries[request.adapter_key].num_slabs
+        if num_slabs + most_blocks <= arena.num_slabs:
+            return True
+        ending = Ending("error", "request_too_long", "its adapter leaves too little of the arena")
+        if num_slabs >= arena.num_slabs:
+            error = "the adapter does not fit into the arena"
+            ending = Ending("error", "adapter_too_large", error)
+        self._hopeless.append((request.group, ending))
+        return False
+
     def _place(self, request: Request, num_slabs: int) -> None:
         """Allocate the adapter's slabs and the request's first chunk, or neither of them."""
         assert request.adapter is not None
-        kv, arena = self.queues.kv, self.queues.arena
+        kv = self.queues.kv
         first_chunk = min(request.num_tokens_to_do, self.config.max_num_batched_tokens)
-        longest = request.num_prompt_tokens + request.max_tokens
-        most_blocks = kv.layout.num_blocks(min(longest, self.config.max_model_len))
-        if num_slabs + most_blocks > arena.num_slabs:
-            error = "the adapter does not fit into the arena"
-            self._hopeless.append((request.group, Ending("error", "adapter_too_large", error)))
-        elif self.queues.make_way(request, num_slabs + kv.num_missing(request, first_chunk)):
+        if self.queues.make_way(request, num_slabs + kv.num_missing(request, first_chunk)):
             self._ranks = None  # running requests may have been preempted
             size_bytes = self.adapters.place(request.adapter.object_key)
             request.load_service = size_bytes / kv.layout.kv_bytes_per_token

@@ -22,7 +22,8 @@ StopCause = Literal[
     "eos", "stop_string", "stop_token", "max_tokens", "max_model_len", "budget",
     "aborted", "deadline", "first_token_timeout", "gateway_lost",
     "adapter_loading", "adapter_missing", "adapter_corrupt", "adapter_incompatible",
-    "adapter_too_large", "adapter_not_invoked", "constraint_too_slow", "engine_failure",
+    "adapter_too_large", "request_too_long", "adapter_not_invoked", "constraint_too_slow",
+    "engine_failure",
 ]  # fmt: skip
 Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 ResidentTier = Literal["device", "host", "disk"]

@@ -15,8 +15,8 @@ from server.inference.route import MAX_MODELS
 from server.limits.rules import RateLimited
 
 _ATTEMPT_ID = re.compile(rf"(.+)\.[1-{MAX_MODELS}]")
-_UNSERVABLE = ("adapter_incompatible", "adapter_too_large")
-"""Codes of a 400 that is about the model's adapter, and not about what the caller sent."""
+_UNSERVABLE = ("adapter_incompatible", "adapter_too_large", "request_too_long")
+"""Codes of a 400 that is about the model's adapter, and not only about what the caller sent."""
 
 
 class Outcome(StrEnum):

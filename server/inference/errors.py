@@ -147,6 +147,14 @@ def adapter_too_large() -> Invalid:
     return Invalid(message, param="model", code="adapter_too_large")
 
 
+def request_too_long(*, param: str) -> Invalid:
+    message = (
+        "Prompt and answer may become too long for the memory that this adapter leaves; shorten "
+        "the prompt, lower max_tokens, or use an adapter of a lower rank. Nothing was billed."
+    )
+    return Invalid(message, param=param, code="request_too_long")
+
+
 def adapter_not_invoked(*, param: str) -> Invalid:
     message = (
         "The prompt does not contain the adapter's invocation tokens (alora_invocation_tokens); "

@@ -32,6 +32,8 @@ def failure_of(
             return errors.adapter_incompatible()
         case "adapter_too_large":
             return errors.adapter_too_large()
+        case "request_too_long":
+            return errors.request_too_long(param=prompt_param)
         case "adapter_not_invoked":
             return errors.adapter_not_invoked(param=prompt_param)
         case "constraint_too_slow":

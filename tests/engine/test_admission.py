@@ -152,6 +152,18 @@ def test_what_can_never_fit_is_refused_by_name(tmp_path):
     )
 
 
+def test_a_long_request_is_not_blamed_on_an_adapter_that_others_can_use(tmp_path):
+    loader, adapter = FakeLoader(), make_adapter("small")
+    loader.slabs[adapter.object_key] = 8
+    core = make_core(tmp_path, make_scheduler(num_slabs=20, loader=loader))
+    for request_id, max_tokens in (("long", 240), ("short", 5), ("long beside it", 240)):
+        core.handle("gw", make_message(request_id, max_tokens=max_tokens, adapter=adapter))
+        final = run_until_idle(core)[request_id][-1]
+        fits = max_tokens == 5
+        assert final.stop_cause == ("max_tokens" if fits else "request_too_long")
+        assert final.finish_reason == ("length" if fits else "error")
+
+
 def test_the_distinct_adapters_of_a_step_stay_within_the_sum_of_ranks():
     scheduler = make_scheduler(max_sum_ranks_per_step=24)
     for i in range(4):

@@ -57,6 +57,8 @@ def make(cls):
         (told(of_inference.adapter_incompatible()), 400, "invalid_request_error",
          "adapter_incompatible"),
         (told(of_inference.adapter_too_large()), 400, "invalid_request_error", "adapter_too_large"),
+        (told(of_inference.request_too_long(param="prompt")), 400, "invalid_request_error",
+         "request_too_long"),
         (told(of_inference.adapter_not_invoked(param="prompt")), 400, "invalid_request_error",
          "adapter_not_invoked"),
     ],

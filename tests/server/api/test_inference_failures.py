@@ -93,6 +93,7 @@ def test_every_503_says_when_to_come_back(product: Product, fault) -> None:
         ("adapter_corrupt", 502),
         ("adapter_incompatible", 400),
         ("adapter_too_large", 400),
+        ("request_too_long", 400),
         ("adapter_not_invoked", 400),
     ],
 )
@@ -109,7 +110,7 @@ def test_an_adapter_that_cannot_be_served_is_an_error_of_its_own(
             assert "othing was billed" in error["message"]
             assert "ten_1" not in answer.text
             assert "10.0.0.1" not in answer.text
-            if cause == "adapter_not_invoked":
+            if cause in ("adapter_not_invoked", "request_too_long"):
                 assert error["param"] == param
     assert not product.gateway.bases.default.running
 

@@ -31,6 +31,7 @@ LATE = {"deadline", "first_token_timeout"}
 BROKEN = {
     "engine_failure", "gateway_lost", "adapter_loading", "adapter_missing", "adapter_corrupt",
     "adapter_incompatible", "adapter_too_large", "adapter_not_invoked",
+    "request_too_long",
 }  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def some(rng, limit):
 def check_tokens(rng):
     cause = rng.choice(get_args(StopCause))
     # Requests of an adapter that cannot be served always end with an error.
-    is_error = cause.startswith("adapter_")
+    is_error = cause.startswith("adapter_") or cause == "request_too_long"
     reason = "error" if is_error else rng.choice(get_args(FinishReason))
     prompt = some(rng, 2_000_000)
     cached = rng.choice((0, prompt, rng.randint(0, prompt)))

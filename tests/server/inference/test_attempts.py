@@ -89,6 +89,7 @@ def limited(scope: str) -> RateLimited:
         (errors.adapter_corrupt(), "missing"),
         (errors.adapter_incompatible(), "missing"),
         (errors.adapter_too_large(), "missing"),
+        (errors.request_too_long(param="prompt"), "missing"),
         (Failed(), "failed"),
         (errors.request_timeout(9), "timed_out"),
         (limited("tenant"), "refused"),
