@@ -149,7 +149,7 @@ class Keeper:
             self._num_visits -= 1
 
     async def wake(self, tenant_id: str) -> None:
-        """Return once an engine takes requests, if the pool sleeps; at once if it is awake.
+        """Return once an engine takes requests, if the pool sleeps or was opened; else at once.
 
         Raises StillAsleep, TooManyWait.
         """
@@ -203,7 +203,9 @@ class Keeper:
             self._asked_at = self._clock()
 
     def open(self) -> None:
-        """Take requests again."""
+        """Take requests again; those that come before an engine is there wait, as in `wake`."""
+        if self._state == "closed" and not self._engines.is_ready:
+            self._waking_since = self._clock()
         self._state, self._has_successor = "awake", False
         self._asked_at = self._clock()
 

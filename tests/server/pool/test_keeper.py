@@ -116,6 +116,23 @@ def test_a_waiting_request_goes_on_when_an_engine_is_there_and_the_next_is_told_
     assert refused.value.retry_after_s == 4.0
 
 
+def test_a_request_waits_for_a_model_that_was_closed_and_opened_as_for_one_that_woke(world):
+    world.keeper.close()
+    world.pass_time(1)
+    world.engines.is_ready = False
+    world.keeper.open()
+
+    async def ask():
+        waiting = asyncio.create_task(world.keeper.wake("ten"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        world.now_s += 4
+        world.engines.is_ready = True
+        await waiting
+
+    asyncio.run(ask())
+
+
 def test_how_long_a_start_took_is_known_although_nobody_waited_for_it(world):
     world.keeper._config = replace(CONFIG, wake_timeout_s=0.0)
     world.pass_time(60)
