@@ -62,11 +62,13 @@ class _Streams:
 
 
 class Weights(Protocol):
-    """Float32 tensors by their Hugging Face names; see engine.weights.StoredWeights."""
+    """Float32 tensors by their Hugging Face names; see engine.weights.ServedNumbers."""
 
     def __getitem__(self, name: str) -> torch.Tensor: ...
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor: ...
+
+    def inputs(self, name: str, x: torch.Tensor) -> torch.Tensor: ...
 
 
 class MergedModel:
@@ -91,7 +93,7 @@ class MergedModel:
     def compare(
         self, sequences: Sequence[TokenSequence], object_path: Path
     ) -> Generator[None, None, Compared]:
-        """Logprobs after the last tokens of every sequence, `num_asked` each; yields between units.
+        """Logprobs after the tokens of all sequences; yields between units.
 
         Raises AdapterError.
         """
@@ -154,13 +156,15 @@ class _Run:
             normed = self._norm_in(layer, x, norms.before_mlp)
             added = yield from self._mlp(layer, normed)
             x = x + factors.residual * self._norm_in(layer, added, norms.after_mlp)
-        asked = self._asked_rows()
-        x = self._norm(x[asked], "model.norm.weight")
+        x = self._norm(x, "model.norm.weight")
         head = EMBEDDING if self.config.tie_word_embeddings else HEAD
-        merged = torch.isin(torch.tensor(asked), self.streams.merged).nonzero().view(-1)
         # A tied head and the embedding share a weight, but each has its own delta, as in PEFT.
         logits = yield from self._multiply(
-            f"{head}.weight", self.config.vocab_size, x, self.adapter.delta(HEAD), merged
+            f"{head}.weight",
+            self.config.vocab_size,
+            x,
+            self.adapter.delta(HEAD),
+            self.streams.merged,
         )
         logits *= factors.logits
         if (cap := self.config.soft_caps.logits) is not None:
@@ -191,15 +195,6 @@ class _Run:
     def _norm_in(self, layer: int, x: torch.Tensor, name: str | None) -> torch.Tensor:
         """Norm by one of a layer's norms, if it has this one."""
         return x if name is None else self._norm(x, f"model.layers.{layer}.{name}.weight")
-
-    def _asked_rows(self) -> list[int]:
-        """Rows of the asked tokens in both streams, the base's first."""
-        counts = [sequence.num_asked for sequence in self.sequences] * 2
-        return [
-            row
-            for (_, end), count in zip(self.streams.bounds, counts, strict=True)
-            for row in range(end - count, end)
-        ]
 
     # ---- a layer ----
 
@@ -278,16 +273,16 @@ class _Run:
 
         merged: rows of x that the delta applies to.
         """
-        y = torch.empty(len(x), num_outputs)
+        y, read = torch.empty(len(x), num_outputs), self.weights.inputs(name, x)
         a = None if delta is None else torch.from_numpy(as_float32(delta.a))
         num_rows = max(1, _UNIT_ELEMENTS // x.shape[1])
         for start in range(0, num_outputs, num_rows):
             end = min(start + num_rows, num_outputs)
             weight = self.weights.rows(name, start, end)
-            y[:, start:end] = linear(x, weight)
+            y[:, start:end] = linear(read, weight)
             if delta is not None and a is not None and len(merged):
                 b = torch.from_numpy(as_float32(delta.b[start:end]))
-                y[merged, start:end] = linear(x[merged], weight + delta.scale * (b @ a))
+                y[merged, start:end] += linear(x[merged], delta.scale * (b @ a))
             yield
         return y
 

@@ -324,14 +324,10 @@ class EngineProcess:
         try:
             frame = gateway.numbering.encode(message)
             self._socket.send_multipart([gateway_id.encode(), frame], zmq.NOBLOCK)
-        except zmq.ZMQError as error:  # gone, or so far behind that its queue is full
+        except (zmq.ZMQError, NotSendable) as error:
+            # It is gone, or so far behind that its queue is full, or this message cannot be sent.
             logger.warning("gateway %s cannot be reached: %s", gateway_id, error)
             self._forget(gateway_id)
-        except NotSendable as error:
-            # Nobody else is told, so the gateway begins anew and does not wait for this message.
-            logger.error("a message cannot be sent to gateway %s: %s", gateway_id, error)
-            self._forget(gateway_id)
-            self._disown(gateway_id)
 
     def _tell_everybody(self, *, is_busy: bool) -> None:
         """Send residency at once, and figures and service totals four times a second, or once

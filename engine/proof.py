@@ -43,8 +43,8 @@ _TOP = 20
 _BUSY_SHARE = 0.1
 """Share of the engine's time that merged weights may take while requests are served."""
 _NOISE_FACTOR, _LEAST_NOISE = 4.0, 1e-5
-"""Rounding that is tolerated: a multiple of the base model's own, which is measured at other and
-fewer tokens than are compared, plus a least amount in nats.
+"""Rounding that is tolerated: a multiple of the base model's own, which is measured at all tokens
+of the prompts, as few of them meet the worst (another expert), plus a least amount in nats.
 """
 _DEADLINE_S = 600.0
 _QUIET_S = 300.0
@@ -56,23 +56,21 @@ _PASSING = {"adapter_missing", "adapter_loading", "adapter_corrupt", "deadline",
             "first_token_timeout", "aborted", "gateway_lost", "engine_failure", None}  # fmt: skip
 
 Logprobs = npt.NDArray[np.float32]
+_Row = tuple[int, TokenLogprobs]
+"""Logprobs that were served, with the row of the reference's for the same token."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Tokens to run; the logprobs of what follows are wanted for the last `num_asked` of them.
-
-    adapter_start: the first position that the adapter applies to.
-    """
+    """Tokens to run.   adapter_start: the first position that the adapter applies to."""
 
     token_ids: tuple[int, ...]
     adapter_start: int
-    num_asked: int
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Logprobs of the whole vocabulary, [asked tokens, vocab]: of the base model, and merged.
+    """Logprobs after every token, [tokens, vocab]: of the base model, and merged.
 
     unrounded: merged into the weights as they were before they were rounded to few bits; None if
     they were not, or are not known.
@@ -270,11 +268,16 @@ class ProofRunner:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Complete answer to one request of a proof. logprobs: one for every token."""
+    """Complete answer to one request of a proof.
+
+    logprobs: one for every token.   prompt_logprobs: one for every token of the prompt but the
+    first, if they were asked for.
+    """
 
     message: AddRequest
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
     @classmethod
     def of(cls, message: AddRequest, outputs: Sequence[RequestOutput]) -> "Answer":
@@ -295,14 +298,15 @@ class Answer:
             message,
             tuple(token for output in outputs for token in output.new_token_ids),
             tuple(each for output in outputs for each in output.logprobs or ()),
+            tuple(each for output in outputs for each in output.prompt_logprobs or ()),
         )
 
     def sequence(self, invocation: tuple[int, ...] | None) -> TokenSequence:
-        """The answer's tokens for the reference, which is asked for every answered token again."""
+        """The prompt and the answer but its last token, for the reference."""
         start = find_adapter_start(self.message.adapter, self.message.prompt_token_ids, invocation)
         assert start is not None, "the prompts hold what invokes it"
         tokens = (*self.message.prompt_token_ids, *self.token_ids[:-1])
-        return TokenSequence(tokens, start, num_asked=len(self.token_ids))
+        return TokenSequence(tokens, start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,12 +348,16 @@ def judge(
             message="Merged into the base weights it gives values that are not finite; its weights "
             "or its scale are too large, train again.",
         )
-    rows = [logprobs for answer in served for logprobs in answer.logprobs]
-    firsts = [i * _NUM_TOKENS for i in range(len(served))]
-    before = [answer.logprobs[0] for answer in base]
-    effect = max(_distance(row, compared.base[i]) for i, row in enumerate(rows))
-    difference = max(_distance(row, compared.merged[i]) for i, row in enumerate(rows))
-    noise = max(_distance(row, compared.base[i]) for i, row in zip(firsts, before, strict=True))
+    before: list[_Row] = []
+    rows: list[_Row] = []
+    end = 0
+    for asked, answer in zip(base, served, strict=True):
+        before += enumerate((*asked.prompt_logprobs, *asked.logprobs), start=end)
+        end += len(answer.message.prompt_token_ids) + len(answer.token_ids) - 1
+        rows += enumerate(answer.logprobs, start=end - len(answer.logprobs))
+    effect = max(_distance(row, compared.base[i]) for i, row in rows)
+    difference = max(_distance(row, compared.merged[i]) for i, row in rows)
+    noise = max(_distance(row, compared.base[i]) for i, row in before)
     lost = _NOISE_FACTOR * noise + _LEAST_NOISE
     proof = Proof(
         verdict="passed",
@@ -386,11 +394,11 @@ def judge(
     return proof
 
 
-def _of_rounding(compared: Compared, rows: Sequence[TokenLogprobs]) -> _Shift:
+def _of_rounding(compared: Compared, rows: Sequence[_Row]) -> _Shift:
     """How far rounding the base model's weights moves the adapter's answers."""
     if compared.unrounded is None:
         return {}
-    pairs = list(zip(rows, compared.merged, compared.unrounded, strict=True))
+    pairs = [(row, compared.merged[i], compared.unrounded[i]) for i, row in rows]
     shift = max(
         abs(float(merged[token] - whole[token]))
         for row, merged, whole in pairs
@@ -406,7 +414,13 @@ def _distance(served: TokenLogprobs, reference: Logprobs) -> float:
 
 
 def _request(prompt: tuple[int, ...], adapter: AdapterRef | None, num_tokens: int) -> AddRequest:
-    params = SamplingParams(max_tokens=num_tokens, temperature=0.0, logprobs=_TOP, ignore_eos=True)
+    params = SamplingParams(
+        max_tokens=num_tokens,
+        temperature=0.0,
+        logprobs=_TOP,
+        prompt_logprobs=None if adapter else _TOP,
+        ignore_eos=True,
+    )
     return AddRequest(
         request_id=f"proof-{uuid.uuid4().hex}",
         tenant_id=PROOF_TENANT,

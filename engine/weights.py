@@ -13,7 +13,7 @@ from engine.models.formats.module import Module, Part
 from engine.models.formats.quantization import Format, format_of
 from engine.models.rounding import WeightRounding
 from engine.models.tensor_files import ALL, TensorFiles
-from kernels.quantized import Rounding, Weight, as_numbers
+from kernels.quantized import QuantizedWeight, Rounding, Weight, as_numbers, rounded_rows
 from lora.layout import CUT_BY_INPUTS, FUSED, PROJECTIONS
 from lora.shard import Shard
 
@@ -127,11 +127,17 @@ def _projection(name: str) -> str:
 
 
 class ServedNumbers:
-    """The numbers that are served, in float32: weights as the checkpoint or `rounding` has them."""
+    """The numbers that are served, in float32: weights as the checkpoint or `rounding` has them.
 
-    def __init__(self, model_dir: Path, rounding: WeightRounding) -> None:
+    rounds_rows: whether products with codes read rows of few bits, as they do on a CPU.
+    """
+
+    def __init__(
+        self, model_dir: Path, rounding: WeightRounding, rounds_rows: bool = False
+    ) -> None:
         self._weights = open_weights(model_dir, torch.float32)
         self._rounding = rounding
+        self._rounds_rows = rounds_rows
 
     @property
     def is_quantized(self) -> bool:
@@ -143,12 +149,18 @@ class ServedNumbers:
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
         """Rows [start, end) of a weight; the others are not read."""
+        return as_numbers(self._rows(name, start, end))
+
+    def inputs(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """The part of x, [T, in], that a product with this weight reads."""
+        has_codes = isinstance(self._rows(name, 0, 1), QuantizedWeight)
+        return rounded_rows(x) if self._rounds_rows and has_codes else x
+
+    def _rows(self, name: str, start: int, end: int) -> Weight:
         weight = self._weights.rows(name, start, end)
         if _projection(name) in PROJECTIONS:
-            weight = self._rounding.of_projection(weight)
-        elif name == "lm_head.weight":
-            weight = self._rounding.of_head(weight)
-        return as_numbers(weight)
+            return self._rounding.of_projection(weight)
+        return self._rounding.of_head(weight) if name == "lm_head.weight" else weight
 
 
 class ShardedWeights(Mapping[str, Weight]):

@@ -133,6 +133,12 @@ def concatenated(weights: Sequence[Weight]) -> Weight:
     return type(first).concatenate(weights)  # type: ignore[arg-type]
 
 
+def rounded_rows(x: torch.Tensor) -> torch.Tensor:
+    """Round x, [T, in], as a CPU does before a product with codes: 8 bits, a scale for each row."""
+    step = x.abs().amax(dim=1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny) / 127
+    return (x / step).round() * step
+
+
 def quantize(weight: torch.Tensor, rounding: Rounding) -> QuantizedWeight:
     """Round to the nearest codes; the values of a group are spread over all codes.
 

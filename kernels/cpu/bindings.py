@@ -41,14 +41,11 @@ class Library:
                 setattr(self, name, taking_tensors(function))
         self.int8_columns = 0
         """Outputs per panel of weights of 4 and 8 bits, which depends on the processor."""
+        self.has_bytes = hasattr(self, "gemm_int8")
+        """Whether there are products of bytes."""
         if self.has_bytes:
             library.int8_columns.restype = _I
             self.int8_columns = library.int8_columns()
-
-    @property
-    def has_bytes(self) -> bool:
-        """Whether there are products of bytes."""
-        return hasattr(self, "gemm_int8")
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"this processor has no {name}")

@@ -118,7 +118,7 @@ class FakeReference:
         base, merged = [], []
         for sequence in sequences:
             length = len(sequence.token_ids)
-            for end in range(length - sequence.num_asked + 1, length + 1):
+            for end in range(1, length + 1):
                 history = sequence.token_ids[:end]
                 base.append(fake_logprobs(history, None))
                 start = sequence.adapter_start if digest else 0

@@ -143,7 +143,7 @@ def test_what_there_is_here_passes(kind, family, quantization):
 
 
 def test_groups_that_do_not_divide_the_inputs_do_not_end_the_start():
-    """As with SmolLM2, whose 576 inputs are no multiple of 128."""
+    """SmolLM2 has 576 inputs, which are no multiple of 128."""
     choose_kernels(make_config(device="cpu"), *parse(), rounding=Rounding(4, 128))
 
 

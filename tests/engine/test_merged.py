@@ -12,8 +12,9 @@ from peft.tuners.lora.variants import calculate_alora_offsets
 from engine import merged
 from engine.merged import MergedModel
 from engine.models.config import DecoderConfig
+from engine.models.rounding import NO_ROUNDING
 from engine.proof import TokenSequence
-from engine.weights import StoredWeights, load_config
+from engine.weights import ServedNumbers, load_config
 from tests.engine import real_core
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.gpu.backends import fake_backend
@@ -81,7 +82,7 @@ def drain(generator):
 
 def reference(model):
     config = DecoderConfig.parse(load_config(model))
-    return MergedModel(StoredWeights(model, torch.float32), config)
+    return MergedModel(ServedNumbers(model, NO_ROUNDING), config)
 
 
 def compare(model, path, sequences):
@@ -104,11 +105,11 @@ def test_both_streams_are_transformers_and_peft(world, tmp_path, kind):
     *_, path = added(model, adapters[kind], tmp_path)
     starts = [3, 36] if kind == "alora" else [0, 0]
     prompts = [PROMPTS[0], (*PROMPTS[1][:36], *INVOCATION, 40)]
-    sequences = [TokenSequence(p, s, 3) for p, s in zip(prompts, starts, strict=True)]
+    sequences = [TokenSequence(p, s) for p, s in zip(prompts, starts, strict=True)]
     found = compare(model, path, sequences)
     for stream, adapter in ((found.base, None), (found.merged, adapters[kind])):
         peft = merged_model(model, adapter)
-        expected = [logprobs(peft, prompt)[-3:] for prompt in prompts]
+        expected = [logprobs(peft, prompt) for prompt in prompts]
         np.testing.assert_allclose(stream, np.concatenate(expected), atol=2e-4)
     assert np.abs(found.base - found.merged).max() > 0.1
 
@@ -116,7 +117,7 @@ def test_both_streams_are_transformers_and_peft(world, tmp_path, kind):
 def test_the_size_of_a_unit_changes_nothing(world, tmp_path, monkeypatch):
     model, adapters = world
     *_, path = added(model, adapters["lora"], tmp_path)
-    sequences = [TokenSequence(PROMPTS[0], 0, 2)]
+    sequences = [TokenSequence(PROMPTS[0], 0)]
     whole = compare(model, path, sequences)
     monkeypatch.setattr(merged, "_UNIT_ELEMENTS", 64 * 7)
     pieces, units = drain(reference(model).compare(sequences, path))
@@ -124,7 +125,7 @@ def test_the_size_of_a_unit_changes_nothing(world, tmp_path, monkeypatch):
     np.testing.assert_allclose(pieces.merged, whole.merged, atol=2e-4)
 
 
-class Watched(StoredWeights):
+class Watched(ServedNumbers):
     """Weights that note of which experts they were read."""
 
     def __init__(self, *args):
@@ -141,9 +142,9 @@ def test_only_experts_that_a_token_has_are_read(tmp_path):
     options = {**QWEN3_MOE, "num_experts": 64, "mlp_only_layers": []}
     model = save_model(tmp_path / "model", family="qwen3_moe", **options)
     *_, path = added(model, save_adapter(model, tmp_path / "lora", seed=1), tmp_path)
-    weights = Watched(model, torch.float32)
+    weights = Watched(model, NO_ROUNDING)
     watched = MergedModel(weights, DecoderConfig.parse(load_config(model)))
-    sequence = TokenSequence(PROMPTS[0][:3], 0, 1)
+    sequence = TokenSequence(PROMPTS[0][:3], 0)
     drain(watched.compare([sequence], path))
     num_layers, most = 2, 2 * len(sequence.token_ids) * options["num_experts_per_tok"]
     assert num_layers < len(weights.read) <= num_layers * most < num_layers * 64
@@ -170,8 +171,8 @@ def test_on_a_rounded_base_a_proof_tells_how_far_that_moves_its_answers(tmp_path
     assert proof.base_shift > 0.001
     assert proof.base_agreement in [n / 8 for n in range(9)]
     reference = core.proofs.reference
-    found = drain(reference.compare([TokenSequence(PROMPTS[0], 0, 3)], path))[0]
-    expected = logprobs(merged_model(model, adapter), PROMPTS[0])[-3:]
+    found = drain(reference.compare([TokenSequence(PROMPTS[0], 0)], path))[0]
+    expected = logprobs(merged_model(model, adapter), PROMPTS[0])
     np.testing.assert_allclose(found.unrounded, expected, atol=2e-4)
     assert np.abs(found.unrounded - found.merged).max() > 0.001
 

@@ -1,11 +1,12 @@
 """Proofs around a fake model: verdicts, their receivers, and effects on other requests."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from engine.batch import BAD_LOGITS, StepTokens
+from engine.batch import BAD_LOGITS
 from engine.messages import (
     PROOF_TENANT,
     PROVING,
@@ -147,7 +148,7 @@ def test_values_that_are_not_finite_when_served_are_the_adapters_fault(tmp_path,
         rows, step = core.runner._launched[0].rows, collect()
         tokens = [BAD_LOGITS if row.adapter_key else token
                   for row, token in zip(rows, step.token_ids, strict=True)]  # fmt: skip
-        return StepTokens(tokens, step.logprobs, step.adapter_digests)
+        return replace(step, token_ids=tokens)
 
     core.runner.collect = poisoned
     assert verdict(core, ask()) == "not_finite"
@@ -168,7 +169,7 @@ def test_values_that_are_not_finite_when_merged_are_the_adapters_fault(tmp_path,
 
 def test_what_is_too_little_to_be_told_from_rounding_is_a_warning():
     message = make_message()
-    vocabulary = np.zeros((8, 256), np.float32)
+    vocabulary = np.zeros((2 * (9 + 3), 256), np.float32)
     served = [TokenLogprobs(logprob=0.0, top=((3, 1e-4), (4, 0.0)))] * 4
     answers = [Answer(message, (3, 3, 3, 3), tuple(served))] * 2
     rounded = [TokenLogprobs(logprob=0.0, top=((3, 5e-5), (4, 0.0)))]
