@@ -41,6 +41,8 @@ TURN_S = 1.0
 _LOOK_S = 0.05
 _GRACE_S = 5.0
 """Seconds without a request before a pool with a successor closes."""
+_DOUBT_S = 1.0
+"""Seconds in which an engine that was told to go shows whether it does."""
 _FIRST_WAKE_S = 30.0
 """Seconds that a start is expected to take before one was seen."""
 
@@ -121,6 +123,7 @@ class Keeper:
         self._has_successor = False
         self._asked_at = clock()
         self._waking_since: float | None = None
+        self._doubted_until = 0.0
         self._wake_s = _FIRST_WAKE_S
         self._num_visits = 0
         self._waiting: Counter[str] = Counter()
@@ -155,7 +158,7 @@ class Keeper:
         """
         if self._state == "asleep":
             self._state = "awake"
-            self._waking_since = self._clock()
+            self._begin_to_wake()
             self._tell(self._autoscaler.wanted, "a request woke it")
         if self._waking_since is None or self._note_awake():
             return
@@ -170,6 +173,11 @@ class Keeper:
             if not self._waiting[tenant_id]:
                 del self._waiting[tenant_id]
 
+    def _begin_to_wake(self) -> None:
+        """Note that requests wait; an engine that is still there may have been told to go."""
+        self._waking_since = self._clock()
+        self._doubted_until = self._waking_since + _DOUBT_S * self._engines.is_ready
+
     async def _until_awake(self) -> None:
         deadline = self._clock() + self._config.wake_timeout_s
         while not self._note_awake():
@@ -179,7 +187,7 @@ class Keeper:
 
     def _note_awake(self) -> bool:
         """Whether an engine takes requests; the time that it took is what the next is told."""
-        if not self._engines.is_ready:
+        if not self._engines.is_ready or self._clock() < self._doubted_until:
             return False
         if self._waking_since is not None:
             self._wake_s = self._clock() - self._waking_since
@@ -204,8 +212,8 @@ class Keeper:
 
     def open(self) -> None:
         """Take requests again; those that come before an engine is there wait, as in `wake`."""
-        if self._state == "closed" and not self._engines.is_ready:
-            self._waking_since = self._clock()
+        if self._state == "closed":
+            self._begin_to_wake()
         self._state, self._has_successor = "awake", False
         self._asked_at = self._clock()
 

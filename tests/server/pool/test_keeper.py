@@ -42,6 +42,17 @@ class World:
         self.now_s += seconds
         self.keeper.turn()
 
+    def wake(self):
+        """Have a request wait until it may go on, which takes a second at most."""
+
+        async def ask():
+            waiting = asyncio.create_task(self.keeper.wake("ten"))
+            await asyncio.sleep(0)
+            self.now_s += 0 if waiting.done() else 1
+            await waiting
+
+        asyncio.run(ask())
+
 
 @pytest.fixture
 def world(tmp_path):
@@ -128,6 +139,26 @@ def test_a_request_waits_for_a_model_that_was_closed_and_opened_as_for_one_that_
         assert not waiting.done()
         world.now_s += 4
         world.engines.is_ready = True
+        await waiting
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize("goes", [True, False])
+def test_an_engine_that_may_have_been_told_to_go_is_doubted_for_a_moment(world, goes):
+    world.pass_time(60)
+    assert world.wanted == 0
+
+    async def ask():
+        waiting = asyncio.create_task(world.keeper.wake("ten"))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        world.engines.is_ready = not goes
+        world.now_s += 1
+        if goes:
+            await asyncio.sleep(0.1)
+            assert not waiting.done()
+            world.engines.is_ready = True
         await waiting
 
     asyncio.run(ask())
@@ -245,7 +276,7 @@ class AnySequence(RuleBasedStateMachine):
     @rule()
     def a_request_begins(self):
         with self.world.keeper.visit():
-            asyncio.run(self.world.keeper.wake("ten"))
+            self.world.wake()
             self.number += 1
             self.world.running.add(request(str(self.number)))
 
@@ -308,7 +339,7 @@ def decisions(world):
 def test_each_change_of_the_number_is_kept_with_its_reason(world):
     world.pass_time(60)
     assert decisions(world) == [(0, "nobody asked for it for 60 s")]
-    asyncio.run(world.keeper.wake("ten"))
+    world.wake()
     assert decisions(world)[0] == (1, "a request woke it")
     world.keeper.close()
     world.pass_time(1)
