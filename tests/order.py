@@ -15,7 +15,7 @@ _USUAL_S = 0.3
 """Assumed seconds of a file that is not in the table."""
 _FAST_S = 1.5
 """Files that take longer are left out of `make test-fast`."""
-_STARTING = ("tests/e2e", "tests/crash", "tests/ray", "tests/clients")
+_STARTING = ("tests/e2e", "tests/pairs", "tests/crash", "tests/ray", "tests/clients")
 """Folders of tests that start servers, and are left out of `make test-fast` however short."""
 
 SECONDS: dict[str, float] = json.loads(TABLE.read_text())

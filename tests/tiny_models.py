@@ -109,6 +109,7 @@ def save_model(
     old_spelling: bool = False,
     dtype: torch.dtype = torch.float32,
     max_shard_size: str = "1GB",
+    seed: int = 1,
     **config: Any,
 ) -> Path:
     """Write a model of two layers with GQA, whose random weights give logits that vary much.
@@ -116,7 +117,7 @@ def save_model(
     family: a model_type of transformers.   config: further entries of its config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     values = {
         "hidden_size": 64,
         "intermediate_size": 160,
@@ -170,7 +171,7 @@ def save_adapter(model_dir: Path, folder: Path, seed: int, **config: Any) -> Pat
     options = {"r": 8, "lora_alpha": 16, "target_modules": _linear_modules(model)} | config
     peft_model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
     for name, parameter in peft_model.named_parameters():
-        if "lora_" in name:
+        if "lora_" in name and parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.5 / parameter.shape[1] ** 0.5)
     peft_model.save_pretrained(folder)
     (folder / "README.md").unlink(missing_ok=True)

@@ -82,11 +82,22 @@ class Tenant:
 
 
 class Stack:
-    """`chorale serve` and its operator. fake_engine: run without a model; all else is real."""
+    """`chorale serve` and its operator. fake_engine: run without a model; all else is real.
+
+    module: what starts the processes.
+    """
 
     _making_client = threading.Lock()
 
-    def __init__(self, data_dir: Path, model: Path, *, fake_engine: bool = False, **settings: Any):
+    def __init__(
+        self,
+        data_dir: Path,
+        model: Path,
+        *,
+        fake_engine: bool = False,
+        module: str = "tests.e2e.serve_real",
+        **settings: Any,
+    ):
         self.data_dir = data_dir
         self.port = free_port()
         self.base_url = f"http://127.0.0.1:{self.port}"
@@ -106,7 +117,7 @@ class Stack:
         if "models" in settings:
             del self._settings["model"], self._settings["model_name"]
         self._shares = {"database_url", "redis_url"} & settings.keys()
-        self._module = "tests.e2e.serve_fake" if fake_engine else "tests.e2e.serve_real"
+        self._module = "tests.e2e.serve_fake" if fake_engine else module
         self._process: subprocess.Popen[bytes] | None = None
 
     # ---- processes ----
