@@ -122,12 +122,14 @@ def several(asked: Asked) -> None:
 
 
 def grammar(asked: Asked) -> None:
+    """The second time it is drafted, so that masks lie behind drafts."""
     form = {"type": "json_schema", "json_schema": {"name": "fox", "schema": SCHEMA, "strict": True}}
-    answer = asked.chat(response_format=form)
-    (choice,) = answer["choices"]
-    assert choice["finish_reason"] == "stop", choice
-    jsonschema_rs.validate(SCHEMA, json.loads(choice["message"]["content"]))
-    asked.judge(_prompt(answer), choice, is_free=False)
+    for _ in range(2):
+        answer = asked.chat(response_format=form, speculation="shared")
+        (choice,) = answer["choices"]
+        assert choice["finish_reason"] == "stop", choice
+        jsonschema_rs.validate(SCHEMA, json.loads(choice["message"]["content"]))
+        asked.judge(_prompt(answer), choice, is_free=False)
 
 
 def tool(asked: Asked) -> None:

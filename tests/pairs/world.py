@@ -77,8 +77,14 @@ def push(world: World, name: str, folder: Path, base: str | None = None, **asked
     contents = {file: (folder / file).read_bytes() for file in FILES}
     answer = world.tenant.upload(name, contents, {"base_model": base or world.name, **asked})
     assert answer.status_code == 200, (world.case, name, answer.text)
-    canary = answer.json()["version"]["passport"]["canary"]
+    check_proof(answer.json()["version"]["passport"]["canary"])
+
+
+def check_proof(canary: dict[str, Any]) -> None:
+    """Check that the adapter was compared with its merged weights, and moves what it may."""
     assert canary["passed"], canary
+    assert (canary["num_prompts"], canary["num_tokens"]) == (2, 8), canary
+    assert canary["max_difference"] <= canary["tolerance"] < canary["max_effect"], canary
 
 
 # ---- deeds: each returns the model to ask, and the adapter's folder ----
@@ -120,6 +126,7 @@ def prove_on_a_second_base(world: World, kind: str) -> tuple[str, Path]:
     world.wait(is_over)
     upload = http.get(f"/v1/uploads/{begun['id']}").json()
     assert upload["state"] == "complete", upload
+    check_proof(upload["passport"]["canary"])
     return f"{name}@2", folder
 
 
