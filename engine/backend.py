@@ -1,6 +1,6 @@
 """Backends, on which an engine computes: the arena's memory, and a runner for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,9 +27,11 @@ class Backend:
 
     slabs: the arena, [slabs, slab_bytes] uint8.   device: None if the slabs are host memory.
     make_runner: makes a runner from the adapters' tables, a meter and the number of swap slots.
+    rounds_rows_of: bits of the codes before whose products rows are rounded, see `rounded_rows`.
     """
 
     slabs: torch.Tensor
     device: Device | None
     weight_bytes: int
     make_runner: Callable[[Tables, TokenMeter, int], MeasuredRunner]
+    rounds_rows_of: Sequence[int] = ()

@@ -171,14 +171,10 @@ def build_core(
         num_slabs, layout.slab_bytes // 1024, num_slabs * layout.block_size, config.dtype,
         config.device,
     )  # fmt: skip
-    is_float32 = config.dtype == "float32"
-    numbers = ServedNumbers(
-        Path(config.model_dir),
-        WeightRounding.of(config.quantization),
-        rounds_rows=is_float32 and config.device == "cpu",
-    )
+    rounding = WeightRounding.of(config.quantization)
+    numbers = ServedNumbers(Path(config.model_dir), rounding, backend.rounds_rows_of)
     reference = MergedModel(numbers, model_config, _unrounded(config, model_config, numbers))
-    is_exact = is_float32 and not numbers.is_quantized and not config.quantization
+    is_exact = config.dtype == "float32" and not numbers.is_quantized and not config.quantization
     precision = _PROOF_PRECISION[is_exact]
     core = EngineCore(
         scheduler,

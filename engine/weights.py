@@ -2,7 +2,7 @@
 
 import ctypes
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,15 +129,15 @@ def _projection(name: str) -> str:
 class ServedNumbers:
     """The numbers that are served, in float32: weights as the checkpoint or `rounding` has them.
 
-    rounds_rows: whether products with codes read rows of few bits, as they do on a CPU.
+    rounds_rows_of: see Backend.
     """
 
     def __init__(
-        self, model_dir: Path, rounding: WeightRounding, rounds_rows: bool = False
+        self, model_dir: Path, rounding: WeightRounding, rounds_rows_of: Sequence[int] = ()
     ) -> None:
         self._weights = open_weights(model_dir, torch.float32)
         self._rounding = rounding
-        self._rounds_rows = rounds_rows
+        self._rounds_rows_of = rounds_rows_of
 
     @property
     def is_quantized(self) -> bool:
@@ -153,8 +153,9 @@ class ServedNumbers:
 
     def inputs(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """The part of x, [T, in], that a product with this weight reads."""
-        has_codes = isinstance(self._rows(name, 0, 1), QuantizedWeight)
-        return rounded_rows(x) if self._rounds_rows and has_codes else x
+        weight = self._rows(name, 0, 1)
+        bits = weight.rounding.bits if isinstance(weight, QuantizedWeight) else 0
+        return rounded_rows(x) if bits in self._rounds_rows_of else x
 
     def _rows(self, name: str, start: int, end: int) -> Weight:
         weight = self._weights.rows(name, start, end)

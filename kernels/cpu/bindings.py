@@ -29,7 +29,7 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 class Library:
     """The functions of a built library, which take tensors for pointers. Raises OSError.
 
-    Some functions exist on some processors only.
+    Some functions exist on some processors only.   has_bytes: whether there are products of bytes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -42,7 +42,6 @@ class Library:
         self.int8_columns = 0
         """Outputs per panel of weights of 4 and 8 bits, which depends on the processor."""
         self.has_bytes = hasattr(self, "gemm_int8")
-        """Whether there are products of bytes."""
         if self.has_bytes:
             library.int8_columns.restype = _I
             self.int8_columns = library.int8_columns()

@@ -1,7 +1,6 @@
 """The base models and adapters of the table, and transformers and PEFT as their oracle."""
 
 import functools
-import itertools
 import json
 import shutil
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from kernels.cpu.linear import holds_eight_bits
 from server.cli.adapter_convert import convert
 from tests.pairs.covering import Case
-from tests.pairs.table import WORLD
+from tests.pairs.table import number_of
 from tests.quantized_models import KINDS, save_quantized
 from tests.tiny_models import ALL_TARGETS, QWEN3_MOE, save_adapter, save_model
 
@@ -84,7 +83,7 @@ class Models:
         """The base model of a world."""
         form = world["form"]
         # Base models with the same weights would be one.
-        seed = 2 + list(itertools.product(*WORLD.values())).index(tuple(world.values()))
+        seed = 2 + number_of(world)
         whole = self.whole(world["layers"], world["head"], world["kernels"], seed)
         settings: dict[str, Any] = {"arena_bytes": 1 << 20, "max_model_len": 1024}
         settings |= SETTINGS.get(form, {})

@@ -33,6 +33,12 @@ def is_possible(case: Case) -> bool:
     return (case.get("ask"), case.get("deed")) != ("alora", "convert")
 
 
+def number_of(world: Case) -> int:
+    """Return a number for the world among all that there could be."""
+    values = tuple(world[axis] for axis in WORLD)
+    return list(product(*WORLD.values())).index(values)
+
+
 def worlds(strength: int = 2) -> list[Case]:
     """The base models."""
     cases = [dict(zip(WORLD, values, strict=True)) for values in product(*WORLD.values())]

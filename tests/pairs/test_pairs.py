@@ -13,7 +13,7 @@ from tests.e2e.stack import Stack, running
 from tests.pairs.asks import ASKS, Asked
 from tests.pairs.covering import Case
 from tests.pairs.models import Models
-from tests.pairs.table import WORLD, adapter_of, runs, worlds
+from tests.pairs.table import WORLD, adapter_of, number_of, runs, worlds
 from tests.pairs.world import DEEDS, SLEEP_AFTER_S, World
 from tests.soak import soak
 
@@ -44,7 +44,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory, models: Models) -> Iterator[Stack]:
-    folder = tmp_path_factory.mktemp("pairs")
+    folder = tmp_path_factory.mktemp("p")  # a path of sockets is short
     with running(folder, models.whole("dense", "tied", "C"), module="tests.pairs.forked") as stack:
         yield stack
 
@@ -55,7 +55,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, models: Models) -> Iterator[
 def test_every_pair(name: str, ours: list[Case], stack: Stack, models: Models) -> None:
     case = {axis: ours[0][axis] for axis in WORLD}
     base = models.base(case)
-    base_name = name.replace(" ", "-").lower()
+    base_name = f"base-{number_of(case)}"
     settings = dict(base.settings)
     if any(run["deed"] == "wake" for run in ours):
         settings["sleep_after_s"] = SLEEP_AFTER_S

@@ -11,7 +11,7 @@ import httpx
 
 from server.billing.receipts.check import ReceiptCheck
 from server.billing.receipts.signing import PublicKey
-from tests.e2e.base_models import is_asleep, state_of
+from tests.e2e.base_models import is_asleep, models_of, state_of
 from tests.e2e.stack import FILES, Stack, Tenant
 from tests.pairs.covering import Case
 from tests.pairs.models import Base, Models
@@ -67,7 +67,9 @@ class World:
         self.stack.wait(condition, 60)
 
     def wait_served(self) -> None:
-        self.wait(lambda: state_of(self.stack, self.name) in ("serving", "asleep"))
+        self.wait(lambda: state_of(self.stack, self.name) in ("serving", "asleep", "failed"))
+        (entry,) = [it for it in models_of(self.stack) if it["name"] == self.name]
+        assert not entry["problem"], entry
 
     def adapter(self, kind: str, seed: int = 7) -> Path:
         return self.models.adapter(self.case["layers"], kind, seed)
@@ -134,7 +136,7 @@ def restart(world: World, kind: str) -> tuple[str, Path]:
     """The engines end and come back."""
     folder = world.adapter(kind, seed=10)
     push(world, f"again-{kind}", folder)
-    (home,) = [m["home"] for m in _models(world) if m["name"] == world.name]
+    (home,) = [m["home"] for m in models_of(world.stack) if m["name"] == world.name]
     for file in Path(home).glob("engine*.pid"):
         old = file.read_text()
         os.kill(int(old), signal.SIGKILL)
@@ -163,11 +165,6 @@ DEEDS = {
     "restart": restart,
     "roll back": roll_back,
 }
-
-
-def _models(world: World) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = world.stack.operator.get("/admin/v1/models").json()["data"]
-    return found
 
 
 def _answers(world: World) -> bool:
