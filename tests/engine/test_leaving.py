@@ -176,7 +176,7 @@ def test_a_new_gateway_hears_at_once_that_it_leaves_and_its_proofs_stay_unanswer
             with pytest.raises(EngineAwayError, match="leaves"):
                 await ask_for_ever(client)
             with pytest.raises(EngineDeadError, match="died"):
-                await client.prove(make_adapter(), tmp_path / "object")
+                await client.prove(make_adapter(), tmp_path / "object", alone=False)
 
     asyncio.run(run())
 

@@ -86,7 +86,8 @@ def check_proof(canary: dict[str, Any]) -> None:
     """Check that the adapter was compared with its merged weights, and moves what it may."""
     assert canary["passed"], canary
     assert (canary["num_prompts"], canary["num_tokens"]) == (2, 8), canary
-    assert canary["max_difference"] <= canary["tolerance"] < canary["max_effect"], canary
+    assert canary["max_difference"] <= canary["tolerance"], canary
+    assert canary["max_difference"] < canary["max_effect"] / 4, canary
 
 
 # ---- deeds: each returns the model to ask, and the adapter's folder ----
