@@ -60,7 +60,7 @@ def serve(config: EngineConfig, beat: Beat) -> None:
     """Serve until the engine is asked to stop, or has no gateway any more.
 
     Raises UnsupportedModel, ArenaTooSmall, JournalCorrupt, JournalGone. Exits with EX_DATAERR after
-    another error of the start, which may pass; the supervisor tries a few times.
+    an unforeseen error of the model or of settings; the supervisor tries a few times.
     """
     torch.set_num_threads(config.threads)
     data_dir = Path(config.data_dir)
@@ -70,8 +70,8 @@ def serve(config: EngineConfig, beat: Beat) -> None:
         try:
             with beat.busy("loading the model", _LOADING_S):
                 core, config = build_core(config, engine_id, vocabulary)
-        except (UnsupportedModel, ArenaTooSmall, JournalCorrupt):
-            raise
+        except (UnsupportedModel, ArenaTooSmall, JournalCorrupt, OSError, MemoryError):
+            raise  # the last two are the machine's, and the next start may find it well again
         except Exception as error:
             logger.exception("the model cannot be started: %s: %s", type(error).__name__, error)
             sys.exit(os.EX_DATAERR)

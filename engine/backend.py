@@ -27,7 +27,7 @@ class Backend:
 
     slabs: the arena, [slabs, slab_bytes] uint8.   device: None if the slabs are host memory.
     make_runner: makes a runner from the adapters' tables, a meter and the number of swap slots.
-    rounds_rows_of: bits of the codes before whose products rows are rounded, see `rounded_rows`.
+    rounds_rows_of: see CpuKernels.
     """
 
     slabs: torch.Tensor

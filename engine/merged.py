@@ -159,13 +159,8 @@ class _Run:
         x = self._norm(x, "model.norm.weight")
         head = EMBEDDING if self.config.tie_word_embeddings else HEAD
         # A tied head and the embedding share a weight, but each has its own delta, as in PEFT.
-        logits = yield from self._multiply(
-            f"{head}.weight",
-            self.config.vocab_size,
-            x,
-            self.adapter.delta(HEAD),
-            self.streams.merged,
-        )
+        delta, size = self.adapter.delta(HEAD), self.config.vocab_size
+        logits = yield from self._multiply(f"{head}.weight", size, x, delta, self.streams.merged)
         logits *= factors.logits
         if (cap := self.config.soft_caps.logits) is not None:
             soft_cap_(logits, cap)

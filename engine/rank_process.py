@@ -100,6 +100,8 @@ def main() -> None:
     except UnsupportedModel as error:
         logger.error("%s", error)
         sys.exit(os.EX_CONFIG)
+    except (OSError, MemoryError):
+        raise
     except Exception as error:
         logger.exception("the rank cannot be started: %s: %s", type(error).__name__, error)
         sys.exit(os.EX_DATAERR)

@@ -35,8 +35,7 @@ def cpu_backend(
     def make_runner(tables: Tables, meter: TokenMeter, num_swap_slots: int) -> ModelRunner:
         return ModelRunner(model, slabs, form, tables, meter, num_swap_slots)
 
-    rounds_rows_of = (4, 8) if model.kernels.name == "C" else (8,)
-    return Backend(slabs, None, model.weight_bytes, make_runner, rounds_rows_of)
+    return Backend(slabs, None, model.weight_bytes, make_runner, model.kernels.rounds_rows_of)
 
 
 def open_decoder(

@@ -1,6 +1,6 @@
 """The operations of a step on a CPU. The results of all implementations agree to rounding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,9 +39,13 @@ class AttentionShape:
 
 
 class CpuKernels(Protocol):
-    """One implementation of a step's operations.   name: for the log."""
+    """One implementation of a step's operations.
+
+    name: for the log.   rounds_rows_of: bits of the codes before whose products rows are rounded.
+    """
 
     name: str
+    rounds_rows_of: Sequence[int]
 
     def linear(self, weight: Weight, bias: torch.Tensor | None) -> Linear:
         """Make a layer.   weight: [out, in], bias: [out]; the caller need not keep them."""

@@ -1,7 +1,7 @@
 """The operations in C, see `csrc`. A row's bits do not depend on the rest of the batch."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -53,6 +53,7 @@ class NativeKernels:
     """
 
     name = "C"
+    rounds_rows_of: Sequence[int] = (4, 8)
 
     def __init__(self, shape: AttentionShape, threads: int) -> None:
         if shape.cos.dtype != torch.float32:

@@ -1,5 +1,6 @@
 """The operations compiled by numba, for machines without a C compiler: see `jit`."""
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -35,6 +36,7 @@ class NumbaKernels:
     """
 
     name = "numba"
+    rounds_rows_of: Sequence[int] = (8,)
 
     def __init__(self, shape: AttentionShape, linear: MakeLinear, threads: int) -> None:
         if shape.cos.dtype != torch.float32:
@@ -63,9 +65,7 @@ class NumbaKernels:
     ) -> torch.Tensor:
         return self._norm(x, delta, weight, eps)
 
-    def _norm(
-        self, x: torch.Tensor, delta: torch.Tensor | int, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
+    def _norm(self, x: torch.Tensor, delta: Any, weight: torch.Tensor, eps: float) -> torch.Tensor:
         y = torch.empty_like(x)
         self._share(_ROWS, rms_norm, len(x), x, delta, weight, y, eps, x.shape[1])
         return y

@@ -1,6 +1,7 @@
 """The operations in plain torch: the reference for the other kernels, and the last fallback."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +42,7 @@ class PlainKernels:
     ) -> None:
         self.shape = shape
         self.linear = linear
+        self.rounds_rows_of: Sequence[int] = () if linear is plain else (8,)
         self.is_invariant = is_invariant
         self._attention = tiled_attention if is_invariant else attention
         self._add_lora = add_lora_by_tiles if is_invariant else add_lora

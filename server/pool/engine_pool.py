@@ -239,9 +239,7 @@ class EnginePool:
             raise
 
     async def _generate(self, client: EngineClient, request: AddRequest, take: Take) -> None:
-        """Have an engine answer a request, once it is done if it proves an adapter alone and there
-        is no other engine. Raises as `generate` does.
-        """
+        """Have an engine answer; the only one may first end a proof that it serves alone."""
         deadline = time.monotonic() + request.first_token_timeout_s
         while True:
             try:
