@@ -15,23 +15,24 @@ what they write has to be masked.
 STEP = 32
 """Inputs that a `tl.dot` sums at once; they share a scale, so groups are whole steps."""
 
-BLOCK = 2 * STEP
-"""Inputs of which a program loads the codes at once, and of which weights have a multiple."""
+_WORD_BITS = 16
 
-_NIBBLE_ZERO = 8
-"""Added to codes of 4 bits, and to their zeros, so that nibbles have no sign."""
+GROUPS = 2
+"""Groups whose scales share a word of 4 bytes, if 16 bits hold each; so do their zeros. A kernel
+prefetches no fewer than 4 bytes for a thread.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedWeight:
     """A QuantizedWeight whose codes lie input by input, as the right operand of a product.
 
-    codes: with 8 bits int8 [blocks, 64, columns]. With 4 bits uint8 [blocks, 32, columns]: byte i
-    of an output has the codes of two inputs of the block, i in the low nibble and 32 + i in the
-    high one, and 8 is added to every code.
-    scales: [groups, columns] float32.
-    zeros: [groups, columns] float32, with 8 added if there are 4 bits; None if zero is code 0.
-    They are not bytes, since a kernel prefetches no fewer than 4 bytes for a thread.
+    codes: uint16 [blocks, 32, columns]. Word i of an output has the codes of inputs i, 32 + i, ..
+    of the block, the first in the lowest bits; 2 ** (bits - 1) is added to each. Words of 16 bits
+    are what a kernel takes out of shared memory with the fewest instructions.
+    scales: [groups, columns] float32; or float16 [pairs of groups, columns, 2] if that loses
+    nothing: scales of published checkpoints are float16, and so are those that `quantize` chooses.
+    zeros: float16 [pairs of groups, columns, 2], raised like the codes; None if zero is code 0.
     columns: outputs, padded to a multiple of 128 with a scale of 0. Inputs are padded to whole
     blocks; what their codes stand for is finite, and has to be multiplied by 0.
     """
@@ -50,14 +51,18 @@ class PackedWeight:
 
     def dequantize(self) -> torch.Tensor:
         """The weight as it is meant, [out, in] float32."""
-        codes, zero = self.codes, 0
-        if self.rounding.bits == 4:
-            codes, zero = torch.cat((codes & 15, codes >> 4), dim=1), _NIBBLE_ZERO
-        codes = codes.flatten(0, 1)[: self.in_features].float()
+        bits, words = self.rounding.bits, self.codes.to(torch.int32)
+        fields = [words >> at & (1 << bits) - 1 for at in range(0, _WORD_BITS, bits)]
+        codes = torch.cat(fields, dim=1).flatten(0, 1)[: self.in_features].float()
         inputs = torch.arange(self.in_features, device=codes.device)
         groups = inputs // (self.rounding.group_size or self.in_features)
-        codes -= zero if self.zeros is None else self.zeros[groups]
-        return (codes * self.scales[groups])[:, : self.out_features].T
+        codes -= _raised_by(self.rounding) if self.zeros is None else _by_group(self.zeros)[groups]
+        return (codes * _by_group(self.scales)[groups])[:, : self.out_features].T
+
+
+def block_size(bits: int) -> int:
+    """Inputs of a block, whose codes a program loads at once."""
+    return STEP * _WORD_BITS // bits
 
 
 def can_pack(rounding: Rounding) -> bool:
@@ -69,22 +74,38 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
     """Pack a weight of any widths, on the device on which it lies."""
     rounding, (out_features, in_features) = weight.rounding, weight.shape
     assert can_pack(rounding)
-    spare_inputs, spare_columns = -in_features % BLOCK, -out_features % COLUMNS
-    codes = pad(weight.codes, (0, spare_inputs, 0, spare_columns)).T.unflatten(0, (-1, BLOCK))
-    if rounding.bits == 4:
-        low, high = (codes + _NIBBLE_ZERO).to(torch.uint8).split(STEP, dim=1)
-        codes = low | (high << 4)
+    block = block_size(rounding.bits)
+    spare_inputs, spare_columns = -in_features % block, -out_features % COLUMNS
+    codes = pad(weight.codes, (0, spare_inputs, 0, spare_columns)).T.unflatten(0, (-1, block))
+    words = codes.new_zeros((len(codes), STEP, codes.shape[2]), dtype=torch.int32)
+    for index, field in enumerate(codes.split(STEP, dim=1)):
+        words |= field.int() + _raised_by(rounding) << rounding.bits * index
     # Padded inputs may begin another group, whose scale is read, too.
     group_size = rounding.group_size or in_features + spare_inputs
     num_groups = -(-(in_features + spare_inputs) // group_size)
 
-    def of_groups(values: torch.Tensor) -> torch.Tensor:
-        spare_groups = num_groups - values.shape[1]
-        return pad(values.float(), (0, spare_groups, 0, spare_columns)).T.contiguous()
+    def of_groups(values: torch.Tensor, *, is_narrow: bool) -> torch.Tensor:
+        spare_groups = num_groups - values.shape[1] + (num_groups % GROUPS if is_narrow else 0)
+        found = pad(values, (0, spare_groups, 0, spare_columns)).T
+        if is_narrow:
+            found = found.half().unflatten(0, (-1, GROUPS)).transpose(1, 2)
+        return found.contiguous()
 
-    zeros = None
+    zeros, scales = None, weight.scales
     if weight.zeros is not None:
-        zeros = of_groups(weight.zeros + (_NIBBLE_ZERO if rounding.bits == 4 else 0))
-    return PackedWeight(
-        rounding, in_features, out_features, codes.contiguous(), of_groups(weight.scales), zeros
-    )
+        raised = weight.zeros.int() + _raised_by(rounding)
+        zeros = of_groups(raised, is_narrow=True)
+    is_narrow = rounding.group_size is not None and torch.equal(scales.half().float(), scales)
+    scales = of_groups(scales, is_narrow=is_narrow)
+    return PackedWeight(rounding, in_features, out_features, words.to(torch.uint16), scales, zeros)
+
+
+def _raised_by(rounding: Rounding) -> int:
+    """The number that is added to codes, so that they have no sign."""
+    return 1 << (rounding.bits - 1)
+
+
+def _by_group(values: torch.Tensor) -> torch.Tensor:
+    """Scales or zeros, [groups, columns] float32; there may be one group more."""
+    is_narrow = values.dtype == torch.float16
+    return values.transpose(1, 2).flatten(0, 1).float() if is_narrow else values

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from kernels.gpu import launch
 from kernels.gpu.expansion import dot
-from kernels.packed import BLOCK, STEP, PackedWeight
+from kernels.packed import COLUMNS, STEP, PackedWeight, block_size
 
 
 class _Tiles(NamedTuple):
@@ -30,9 +30,9 @@ class _Tiles(NamedTuple):
 # None of these has been measured yet. With 128 columns, 32 rows spill registers on sm_100, and 128
 # rows spill on sm_80.
 _TILES = (
-    _Tiles(rows=16, columns=128, num_warps=4, num_stages=6, most_splits=8),
-    _Tiles(rows=32, columns=64, num_warps=4, num_stages=5, most_splits=8),
-    _Tiles(rows=64, columns=128, num_warps=4, num_stages=4, most_splits=4),
+    _Tiles(rows=16, columns=128, num_warps=4, num_stages=4, most_splits=8),
+    _Tiles(rows=32, columns=64, num_warps=4, num_stages=4, most_splits=8),
+    _Tiles(rows=64, columns=128, num_warps=4, num_stages=3, most_splits=4),
     _Tiles(rows=128, columns=64, num_warps=4, num_stages=3, most_splits=4),
 )
 _PROGRAMS = 256
@@ -41,6 +41,65 @@ The number is fixed, so that every GPU sums in the same order.
 """
 
 _SUM_TILE = 1024
+_MOST_SCALED = 256
+"""Most tokens whose tiles scale the weights themselves. On an H100, by counted instructions, a tile
+of 128 tokens spends 2.5 ms on scaling the 7e9 weights in an 8B's layers. Writing them in 16 bits
+and reading them again is 28 GB, so 9 ms at most, for any number of tokens.
+"""
+_SCRATCH_BYTES = 64 << 20
+"""Most memory of weights that are written in 16 bits. With half of it, products of 2,048 tokens
+with `down` of an 8B would have fewer tiles of 128 x 256 than an H100 has multiprocessors.
+"""
+
+
+@triton.jit
+def _of_group(values, group, columns, NUM_COLUMNS: tl.constexpr):
+    """Scales or zeros of a group, float32.   values: see PackedWeight; float16 as int32 words."""
+    if values.dtype.element_ty == tl.float32:
+        found = tl.load(values + group * NUM_COLUMNS + columns)
+    else:
+        words = tl.load(values + group // 2 * NUM_COLUMNS + columns)
+        found = (words >> 16 * (group % 2)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return found
+
+
+@triton.jit
+def _load_words(codes, block, columns, NUM_COLUMNS: tl.constexpr, STEP: tl.constexpr):
+    """The codes of a block of inputs, [32, columns] words."""
+    tile = tl.arange(0, STEP)[:, None] * NUM_COLUMNS + columns[None, :]
+    return tl.load(codes + block.to(tl.int64) * (STEP * NUM_COLUMNS) + tile)
+
+
+@triton.jit
+def _numbers(
+    words,
+    scales,
+    zeros,
+    start,
+    columns,
+    FIELD: tl.constexpr,
+    BITS: tl.constexpr,
+    IN: tl.constexpr,
+    NUM_COLUMNS: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """Weights of the 32 inputs from `start` on, float32, whose codes are field FIELD of the words;
+    without a scale that all inputs share.
+    """
+    # A code stays where it is and becomes the last bits of a float, with the exponent for which bit
+    # AT counts 1: that float is BASE + code, exactly. So a code needs no shift and no conversion.
+    AT: tl.constexpr = BITS * FIELD
+    BASE: tl.constexpr = 2.0 ** (23 - AT)
+    code = words.to(tl.int32) & (((1 << BITS) - 1) << AT)
+    raised = (code | ((150 - AT) << 23)).to(tl.float32, bitcast=True)
+    group = start // GROUP
+    if zeros is not None:
+        numbers = raised - (BASE + _of_group(zeros, group, columns, NUM_COLUMNS))[None, :]
+    else:
+        numbers = raised - (BASE + 2 ** (BITS - 1))
+    if GROUP < IN:
+        numbers *= _of_group(scales, group, columns, NUM_COLUMNS)[None, :]
+    return numbers
 
 
 @triton.jit
@@ -51,33 +110,31 @@ def _add_product(
     codes,
     scales,
     zeros,
-    start,
+    block,
     columns,
+    BITS: tl.constexpr,
     IN: tl.constexpr,
     NUM_COLUMNS: tl.constexpr,
     STEP: tl.constexpr,
     GROUP: tl.constexpr,
-    ZERO: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """total + x[:, start : start + 32] @ codes, times their scale unless it is that of all inputs.
+    """total + x[:, the block's inputs] @ their weights, without a scale that all inputs share.
 
-    codes: [32, columns].   ZERO: the code of zero where `zeros` is None.
+    x_rows: addresses of the rows.   codes, scales, zeros: see PackedWeight.   block: int32.
     """
-    k = start + tl.arange(0, STEP)
-    mask = row_mask[:, None]
-    if IN % (2 * STEP) != 0:
-        mask &= (k < IN)[None, :]
-    left = tl.load(x_rows[:, None] + k[None, :], mask=mask, other=0.0)
-    line = start // GROUP * NUM_COLUMNS + columns
-    right = codes.to(tl.float32)
-    if zeros is not None:
-        right -= tl.load(zeros + line)[None, :]
-    else:
-        right -= ZERO
-    if GROUP < IN:
-        right *= tl.load(scales + line)[None, :]
-    return dot(left, right.to(left.dtype), total, UPCAST)
+    FIELDS: tl.constexpr = 16 // BITS
+    words = _load_words(codes, block, columns, NUM_COLUMNS, STEP)
+    for field in tl.static_range(FIELDS):
+        start = (block * FIELDS + field) * STEP
+        k = start + tl.arange(0, STEP)
+        mask = row_mask[:, None]
+        if IN % (FIELDS * STEP) != 0:
+            mask &= (k < IN)[None, :]
+        left = tl.load(x_rows[:, None] + k[None, :], mask=mask, other=0.0)
+        right = _numbers(words, scales, zeros, start, columns, field, BITS, IN, NUM_COLUMNS, GROUP)
+        total = dot(left, right.to(left.dtype), total, UPCAST)
+    return total
 
 
 @triton.jit(do_not_specialize=["num_tokens", "blocks_per_split"])
@@ -102,34 +159,21 @@ def _multiply(
     TILE: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    ZERO: tl.constexpr = 8 if BITS == 4 else 0
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     split = tl.program_id(2)
     row_mask = rows < num_tokens
     x_rows = x + rows * x_stride
-    tile = tl.arange(0, STEP)[:, None] * NUM_COLUMNS + columns[None, :]
     total = tl.zeros((ROWS, TILE), tl.float32)
     first = split * blocks_per_split
     for index in range(first, tl.minimum(first + blocks_per_split, NUM_BLOCKS)):
         block = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
-        own = codes + block.to(tl.int64) * (2 * STEP * BITS // 8 * NUM_COLUMNS)
-        low = tl.load(own + tile)
-        if BITS == 4:
-            low, high = low & 15, low >> 4
-        else:
-            high = tl.load(own + STEP * NUM_COLUMNS + tile)
-        start = 2 * STEP * block
         total = _add_product(
-            total, x_rows, row_mask, low, scales, zeros, start, columns,
-            IN, NUM_COLUMNS, STEP, GROUP, ZERO, UPCAST,
-        )  # fmt: skip
-        total = _add_product(
-            total, x_rows, row_mask, high, scales, zeros, start + STEP, columns,
-            IN, NUM_COLUMNS, STEP, GROUP, ZERO, UPCAST,
+            total, x_rows, row_mask, codes, scales, zeros, block, columns,
+            BITS, IN, NUM_COLUMNS, STEP, GROUP, UPCAST,
         )  # fmt: skip
     if GROUP >= IN:
-        total *= tl.load(scales + columns)[None, :]
+        total *= _of_group(scales, 0, columns, NUM_COLUMNS)[None, :]
     column_mask = columns < OUT
     if bias is not None:
         total += tl.load(bias + columns, mask=column_mask, other=0.0).to(tl.float32)[None, :]
@@ -154,22 +198,69 @@ def _sum_splits(
     tl.store(y + token * OUT + columns, total.to(y.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _dequantize(
+    dense,
+    codes,
+    scales,
+    zeros,
+    first_column,
+    width,
+    BITS: tl.constexpr,
+    IN: tl.constexpr,
+    NUM_COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """dense[i, c] = the weight of input i and output first_column + c.   dense: [in, width].
+
+    first_column, width: multiples of 128, which Triton has to know to load and store 16 bytes.
+    """
+    block = tl.program_id(0)
+    own = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    columns = first_column + own
+    words = _load_words(codes, block, columns, NUM_COLUMNS, STEP)
+    FIELDS: tl.constexpr = 16 // BITS
+    for field in tl.static_range(FIELDS):
+        start = (block * FIELDS + field) * STEP
+        numbers = _numbers(
+            words, scales, zeros, start, columns, field, BITS, IN, NUM_COLUMNS, GROUP
+        )
+        if GROUP >= IN:
+            numbers *= _of_group(scales, 0, columns, NUM_COLUMNS)[None, :]
+        k = start + tl.arange(0, STEP)
+        at = dense + k.to(tl.int64)[:, None] * width + own[None, :]
+        tl.store(at, numbers.to(dense.dtype.element_ty), mask=(k < IN)[:, None])
+
+
 def multiply_quantized(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """x @ weight.T + bias, [T, out] in x's dtype, summed in float32.
 
     x: [T, in], rows contiguous.   bias: [out].   With groups, weights are rounded to x's dtype.
-    With one scale for all inputs, codes are multiplied, which are exact, and their sum is scaled.
-    Layout of the codes: see PackedWeight.
-    Grid: (tiles of tokens, tiles of outputs, splits of the inputs). Tiles of tokens come first, so
-    that programs that run together read the same codes. If there are few tiles, the inputs are
-    split to fill the GPU, and `_sum_splits` adds the parts in order; up to 16 tokens a row's bits
-    are the same whoever else is there.   Few tokens: bound by bytes, the weight's, once.   Many
-    tokens: bound by arithmetic, and every tile of tokens scales the codes anew.
+    With one scale for all inputs, up to 256 tokens are multiplied by codes, which are exact, and
+    their sum is scaled. Layout of the codes: see PackedWeight.
+    More than 256 tokens are multiplied by torch with weights that `_dequantize` writes, which are
+    those of `kernels.reference`, rounded to x's dtype.
     """
     assert x.stride(1) == 1
     assert x.shape[1] == weight.in_features
+    multiply = _multiply_dense if len(x) > _MOST_SCALED else _multiply_tiles
+    return multiply(x, weight, bias)
+
+
+def _multiply_tiles(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply by weights that every tile of tokens scales for itself.
+
+    Grid: (tiles of tokens, tiles of outputs, splits of the inputs). Tiles of tokens come first, so
+    that programs that run together read the same codes. If there are few tiles, the inputs are
+    split to fill the GPU, and `_sum_splits` adds the parts in order; up to 16 tokens a row's bits
+    are the same whoever else is there.   Bound by bytes, the weight's, once.
+    """
     tokens, out = len(x), weight.out_features
     num_blocks, _, num_columns = weight.codes.shape
     tiles = next((tiles for tiles in _TILES if tokens <= tiles.rows), _TILES[-1])
@@ -180,20 +271,14 @@ def multiply_quantized(
     _multiply[(*grid, splits)](
         planes,
         x,
-        weight.codes,
-        weight.scales,
-        weight.zeros,
+        *_operands(weight),
         bias if splits == 1 else None,
         tokens,
         x.stride(0),
         triton.cdiv(num_blocks, splits),
-        BITS=weight.rounding.bits,
-        IN=weight.in_features,
+        **_constants(weight),
         OUT=out,
-        NUM_COLUMNS=num_columns,
         NUM_BLOCKS=num_blocks,
-        STEP=STEP,
-        GROUP=weight.rounding.group_size or num_blocks * BLOCK,
         ROWS=tiles.rows,
         TILE=tiles.columns,
         UPCAST=launch.INTERPRETED,
@@ -205,6 +290,55 @@ def multiply_quantized(
             y, planes, bias, tokens, OUT=out, SPLITS=splits, TILE=_SUM_TILE
         )
     return y
+
+
+def _multiply_dense(
+    x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """Multiply by weights that are written in x's dtype, some outputs after the others.
+
+    Grid: (blocks of inputs, tiles of outputs).   Bound by arithmetic, but for 4 bytes a weight.
+    """
+    tokens, out, size = len(x), weight.out_features, weight.in_features * x.element_size()
+    num_blocks, _, num_columns = weight.codes.shape
+    num_parts = triton.cdiv(size * num_columns, _SCRATCH_BYTES)
+    width = triton.cdiv(num_columns // COLUMNS, num_parts) * COLUMNS
+    dense, y = x.new_empty(weight.in_features, width), x.new_empty(tokens, out)
+    for first in range(0, out, width):
+        num_tiles = min(width, num_columns - first) // COLUMNS
+        _dequantize[(num_blocks, num_tiles)](
+            dense, *_operands(weight), first, width, **_constants(weight), TILE=COLUMNS
+        )
+        part = slice(first, min(out, first + width))
+        right = dense[:, : part.stop - first]
+        if bias is None:
+            torch.mm(x, right, out=y[:, part])
+        else:
+            torch.addmm(bias[part], x, right, out=y[:, part])
+    return y
+
+
+def _operands(weight: PackedWeight) -> tuple[torch.Tensor | None, ...]:
+    return weight.codes, _words(weight.scales), _words(weight.zeros)
+
+
+def _words(values: torch.Tensor | None) -> torch.Tensor | None:
+    """Scales or zeros as kernels read them: two numbers of 16 bits at a time."""
+    if values is None or values.dtype == torch.float32:
+        return values
+    return values.view(torch.int32)
+
+
+def _constants(weight: PackedWeight) -> dict[str, int]:
+    num_blocks, _, num_columns = weight.codes.shape
+    bits = weight.rounding.bits
+    return {
+        "BITS": bits,
+        "IN": weight.in_features,
+        "NUM_COLUMNS": num_columns,
+        "STEP": STEP,
+        "GROUP": weight.rounding.group_size or num_blocks * block_size(bits),
+    }
 
 
 def _num_splits(num_tiles: int, most: int) -> int:

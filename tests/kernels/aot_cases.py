@@ -12,8 +12,7 @@ import torch
 from kernels.block import BLOCK
 from kernels.gpu import ops
 from kernels.gpu.prefill_attention import prefill_queries
-from kernels.packed import BLOCK as PACKED_BLOCK
-from kernels.packed import COLUMNS, PackedWeight
+from kernels.packed import COLUMNS, GROUPS, STEP, PackedWeight, block_size
 from kernels.quantized import Rounding
 from kernels.reference import FP8
 from kernels.work import (
@@ -255,7 +254,9 @@ def _quantized(shape: ModelShape, decode_tokens: int) -> Iterator[Case]:
     for name, rounding in _ROUNDINGS.items():
         multiply = partial(_multiply_quantized, shape, rounding)
         yield Case(f"multiply_quantized decode {name}", partial(multiply, few))
-        yield Case(f"multiply_quantized prefill {name}", partial(multiply, PREFILL_TOKENS))
+        yield Case(f"multiply_quantized prefill {name}", partial(multiply, 256))
+        # The product is torch's, so that here a CPU computes it.
+        yield Case(f"multiply_quantized dense {name}", partial(multiply, 257))
     for tokens in (32, 64):
         multiply = partial(_multiply_quantized, shape, _ROUNDINGS["4 bits"], tokens)
         yield Case(f"multiply_quantized {tokens} tokens", multiply)
@@ -271,12 +272,13 @@ def _multiply_quantized(
 
 
 def _packed(rounding: Rounding, in_features: int, out_features: int) -> PackedWeight:
-    blocks, columns = -(-in_features // PACKED_BLOCK), -(-out_features // COLUMNS) * COLUMNS
+    blocks = -(-in_features // block_size(rounding.bits))
+    columns = -(-out_features // COLUMNS) * COLUMNS
     groups = in_features // (rounding.group_size or in_features)
-    code_dtype = torch.uint8 if rounding.bits == 4 else torch.int8
-    codes = _of(code_dtype, blocks, PACKED_BLOCK * rounding.bits // 8, columns)
-    zeros = torch.empty(groups, columns) if rounding.has_zeros else None
-    scales = torch.empty(groups, columns)
+    codes = _of(torch.uint16, blocks, STEP, columns)
+    pairs = _of(torch.float16, -(-groups // GROUPS), columns, GROUPS)
+    zeros = pairs if rounding.has_zeros else None
+    scales = pairs if rounding.group_size else torch.empty(groups, columns)
     return PackedWeight(rounding, in_features, out_features, codes, scales, zeros)
 
 

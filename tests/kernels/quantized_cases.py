@@ -13,9 +13,16 @@ ROUNDINGS = [
 
 
 def random_weight(
-    rounding: Rounding, out_features: int, in_features: int, seed: int = 1
+    rounding: Rounding,
+    out_features: int,
+    in_features: int,
+    seed: int = 1,
+    scale_dtype: torch.dtype = torch.float16,
 ) -> QuantizedWeight:
-    """Make a weight of random codes, scales and zeros, with outputs of about 1 for inputs of 1."""
+    """Make a weight of random codes, scales and zeros, with outputs of about 1 for inputs of 1.
+
+    scale_dtype: in which the scales are exact; checkpoints have float16.
+    """
     rng = torch.Generator().manual_seed(seed)
     most = 1 << (rounding.bits - 1)
 
@@ -25,4 +32,5 @@ def random_weight(
     groups = in_features // (rounding.group_size or in_features)
     scales = (torch.rand(out_features, groups, generator=rng) + 0.5) / (most * in_features**0.5)
     zeros = codes(out_features, groups) if rounding.has_zeros else None
+    scales = scales.to(scale_dtype).float()
     return QuantizedWeight(rounding, codes(out_features, in_features), scales, zeros)

@@ -48,20 +48,20 @@ HEAVY = frozenset(
     {
         "_copy_kernel",
         "_decode_kernel",
+        "_dequantize",
         "_expand",
+        "_multiply",
         "_prefill_kernel",
         "_rope_store_kv",
         "_shrink",
         "_gated_product_expand",
     }
 )
-"""Kernels that spend their time on reading tiles, KV or slabs, by loads of 16 bytes. `_multiply`
-has a test of its own, since Triton loads its codes by 8 bytes for few tokens.
-"""
+"""Kernels that spend their time on reading tiles, KV, slabs or weights, by loads of 16 bytes."""
 
-NARROW_SHARE = 0.3
-"""Largest share of a heavy kernel's bytes that it may load fewer than 8 at a time. Work lists and
-tables take less; elements that are wrongly loaded in pairs would take more.
+NARROW_SHARE = 0.35
+"""Largest share of a heavy kernel's bytes that it may load fewer than 8 at a time. Work lists,
+tables and scales take less; elements that are wrongly loaded in pairs would take more.
 """
 
 REGISTER_A_WGMMA_ALLOWED: dict[str, str] = {}
@@ -137,15 +137,6 @@ def test_every_kernel_that_is_launched_occurs_in_a_case(results: Results) -> Non
     names = {kernel.kernel for _, kernel in compiled_in(results)}
     assert launched_kernels(Path(kernels.gpu.__path__[0])) == names
     assert names >= HEAVY
-
-
-def test_weights_in_few_bits_are_read_by_8_bytes_or_more(results: Results) -> None:
-    # Scales and zeros, a number for each thread, are the rest.
-    for task, kernel in compiled_in(results):
-        if kernel.kernel == "_multiply":
-            sizes = [size for size, count in kernel.loads.items() for _ in range(count)]
-            assert min(sizes) >= 4, task
-            assert sum(size for size in sizes if size < 8) <= NARROW_SHARE * sum(sizes), task
 
 
 def test_kernels_know_that_work_lists_of_adapters_may_be_read_wide(results: Results) -> None:

@@ -5,8 +5,9 @@ import torch
 from torch.nn.functional import linear
 
 from kernels import reference
+from kernels.gpu import quantized
 from kernels.gpu.quantized import multiply_quantized
-from kernels.packed import pack
+from kernels.packed import COLUMNS, pack
 from kernels.quantized import Rounding
 from tests.kernels.far_rows import far_rows
 from tests.kernels.lora_cases import assert_loses_no_more, randn
@@ -21,9 +22,11 @@ def empty_memory_is_nan():
     torch.use_deterministic_algorithms(False)
 
 
-def check(rounding, tokens, out_features, in_features, dtype, *, has_bias=False):
+def check(
+    rounding, tokens, out_features, in_features, dtype, *, has_bias=False, scale_dtype=torch.float16
+):
     """Compare with float64, in which `linear` with the weights rounded to `dtype` loses more."""
-    weight = random_weight(rounding, out_features, in_features)
+    weight = random_weight(rounding, out_features, in_features, scale_dtype=scale_dtype)
     wide = torch.full((tokens, in_features + 7), torch.nan, dtype=dtype)
     x = wide[:, :in_features]
     x.copy_(randn(tokens, in_features, dtype=dtype))
@@ -37,6 +40,7 @@ def check(rounding, tokens, out_features, in_features, dtype, *, has_bias=False)
     assert_loses_no_more(meant, linear(x, dense.to(dtype), bias), exact)
 
 
+@pytest.mark.parametrize("tokens", [3, 257])
 @pytest.mark.parametrize(
     ("rounding", "dtype"),
     [
@@ -46,11 +50,27 @@ def check(rounding, tokens, out_features, in_features, dtype, *, has_bias=False)
     ],
     ids=str,
 )
-def test_every_rounding_is_multiplied(rounding, dtype):
-    check(rounding, 3, 5, rounding.group_size or 77, dtype)
+def test_every_rounding_is_multiplied(rounding, dtype, tokens):
+    check(rounding, tokens, 5, rounding.group_size or 77, dtype)
 
 
-@pytest.mark.parametrize("tokens", [1, 33, *soak(7, 133)])
+@pytest.mark.parametrize("tokens", [3, 257])
+@pytest.mark.parametrize("rounding", [Rounding(4, 32), Rounding(4, 64, has_zeros=True)], ids=str)
+def test_scales_that_float16_does_not_hold_are_exact(rounding, tokens):
+    check(rounding, tokens, 5, 192, torch.float32, scale_dtype=torch.float32)
+
+
+@pytest.mark.parametrize("rounding", [Rounding(4, 96, has_zeros=True), Rounding(8)], ids=str)
+def test_many_tokens_are_multiplied_by_the_reference_weights_part_by_part(rounding, monkeypatch):
+    # The padding of the outputs is more than the last part.
+    monkeypatch.setattr(quantized, "_SCRATCH_BYTES", 2 * 300 * 4 * COLUMNS)
+    weight = pack(random_weight(rounding, 450, 288))
+    x, bias = randn(300, 288), randn(450, seed=2)
+    found = multiply_quantized(x, weight, bias)
+    assert torch.equal(found, reference.multiply_quantized(x, weight, bias))
+
+
+@pytest.mark.parametrize("tokens", [1, 33, 256, 300, *soak(7, 133)])
 @pytest.mark.parametrize(
     ("rounding", "out_features", "in_features"),
     [

@@ -38,6 +38,15 @@ def test_a_rounded_weight_is_within_half_a_code_of_the_original(rounding):
     assert ((found.dequantize() - weight).abs() <= half * 1.001).all()
 
 
+def test_scales_of_groups_are_float16_where_it_has_all_its_bits():
+    weight = random(9, 64)
+    weight[3, :32] *= 1e-5
+    scales = quantize(weight, Rounding(4, 32)).scales
+    is_narrow = scales.half().float() == scales
+    assert is_narrow.sum() == scales.numel() - 1
+    assert not is_narrow[3, 0]
+
+
 def test_zeros_are_subtracted_group_by_group():
     codes = torch.tensor([[-8, 7, 1, 2]], dtype=torch.int8)
     scales, zeros = torch.tensor([[0.5, 2.0]]), torch.tensor([[-8, 1]], dtype=torch.int8)
