@@ -58,9 +58,6 @@ _PROOF_PRECISION = {True: 0.005, False: 0.05}
 """Share of an adapter's effect that serving may lose (engine.proof), by whether all is float32."""
 _DRAFT_SHARE = 1 / 8
 """Share of the arena that a draft model's KV may have from idle prefixes and adapters."""
-_LEAST_SUM_RANKS = 256
-_RANK_SHARE = 0.1
-"""Bytes that all adapters of a step may add, as a share of the weights, which it reads anyway."""
 
 
 def resolve_device(config: EngineConfig) -> EngineConfig:
@@ -111,14 +108,11 @@ def resolve_max_model_len(
 
 
 def resolve_sum_ranks(config: EngineConfig, layout: Layout, weight_bytes: int) -> EngineConfig:
-    """Resolve a max_sum_ranks_per_step of None: adapters may add a tenth of the weights' bytes.
-
-    Small models get more, as their adapters are large in comparison.
-    """
+    """Resolve a max_sum_ranks_per_step of None to the layout's default."""
     if config.max_sum_ranks_per_step is not None:
         return config
-    rank_bytes = layout.bytes_per_rank
-    sum_ranks = max(_LEAST_SUM_RANKS, int(_RANK_SHARE * weight_bytes / rank_bytes))
+    step_tokens = config.max_num_batched_tokens if config.device == "cuda" else None
+    sum_ranks = layout.default_sum_ranks(weight_bytes, step_tokens)
     return replace(config, max_sum_ranks_per_step=sum_ranks)
 
 

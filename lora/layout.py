@@ -58,6 +58,14 @@ Ranks = Mapping[Place, int]
 _CHUNK_TOKENS = 64
 """Number of tokens that all chunks of a vocabulary, except for the last, are multiples of."""
 
+_LEAST_SUM_RANKS = 256
+_ADDED_SHARE = 0.1
+"""Bytes that the adapters of a step may always add, as a share of the weights, which it reads."""
+_READ_TOKENS = 512
+"""Tokens whose products take no longer than to read 16-bit weights, on every GPU that
+`chorale plan` knows: FLOPs by bandwidth are 117 (A10G) to 419 (L40S), 295 on an H100.
+"""
+
 
 def _round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
@@ -232,6 +240,20 @@ class Layout:
         """Bytes of one rank row of an adapter on all projections that it may change."""
         tiles = sum(self.tile_bytes(p) for p in self.shape.adapted)
         return self.shape.num_layers * tiles // RANK_ROWS
+
+    def default_sum_ranks(self, weight_bytes: int, step_tokens: int | None) -> int:
+        """Sum of the ranks of the distinct adapters that share a step, unless an operator sets it.
+
+        weight_bytes: of the base model, which every step reads.   step_tokens: most tokens of a
+        step on a GPU; None on a CPU.
+        Adapters may add a tenth to the bytes of a step. On a GPU they may also make a step of
+        decodes as long as one full of a prompt's tokens: its products take as long as reading the
+        weights step_tokens / 512 times (docs/decisions/ranks-per-step.md).
+        """
+        share = _ADDED_SHARE
+        if step_tokens is not None:
+            share = max(share, step_tokens / _READ_TOKENS - 1)
+        return max(_LEAST_SUM_RANKS, int(share * weight_bytes / self.bytes_per_rank))
 
     @property
     def most_adapter_bytes(self) -> int:

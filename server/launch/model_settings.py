@@ -62,8 +62,9 @@ class ModelSettings(BaseModel):
     # Most answers that wait in the queue of one engine; a request beyond them is refused with 503.
     max_waiting: int = Field(1024, ge=1)
     # Highest sum of the ranks of the distinct adapters in one step of an engine; a single adapter
-    # with a larger rank runs alone. By default as many ranks as take a tenth of the bytes of the
-    # base model's weights, and at least 256.
+    # with a larger rank runs alone. More ranks make steps longer, fewer make requests wait. By
+    # default as many as take a tenth of the bytes of the base model's weights; on a GPU as many as
+    # make a step no longer than max_num_batched_tokens of a prompt do; and at least 256.
     max_sum_ranks_per_step: int | None = Field(None, ge=1)
     # Whether the KV of prompts and answers is kept and used again for prompts of the same tenant
     # and adapter that begin alike.

@@ -8,12 +8,15 @@ import pytest
 import torch
 
 from engine.__main__ import serve
-from engine.build import build_core, resolve_device, resolve_max_model_len
+from engine.build import build_core, resolve_device, resolve_max_model_len, resolve_sum_ranks
 from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
 from engine.wire import write_vocabulary
 from lora.beat import Beat
+from lora.layout import Layout, ModelShape
+from server.capacity.arena import Arena, Limits, sum_ranks
+from server.capacity.hardware import HARDWARE
 from tests.tiny_models import save_model
 
 MODEL = {
@@ -26,6 +29,8 @@ MODEL = {
     "vocab_size": 64,
     "max_position_embeddings": 2048,
 }
+LLAMA_8B = ModelShape(32, 4096, 14336, 32, 8, 128)
+_HARDWARE = {"cuda": "h100-80gb", "cpu": "epyc-9r14"}
 
 
 def make_config(tmp_path, **values):
@@ -118,6 +123,37 @@ def test_a_gpu_that_is_not_there_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(MODEL))
     with pytest.raises(UnsupportedModel, match="take device cpu"):
         build_core(make_config(tmp_path, device="cuda"), "eng-1", [])
+
+
+@pytest.mark.parametrize(
+    ("device", "itemsize", "step_tokens", "least", "below"),
+    [
+        ("cuda", 2, 2048, 256 * 32, 1 << 14),
+        ("cuda", 2, 700, 64 * 16, 1 << 11),
+        ("cuda", 2, 512, 300, 64 * 16),
+        ("cpu", 4, 128, 300, 64 * 16),
+    ],
+)
+def test_as_many_adapters_share_a_step_as_a_full_step_takes_time(
+    tmp_path, device, itemsize, step_tokens, least, below
+):
+    layout, weight_bytes = Layout.of(LLAMA_8B, itemsize), 8_030_000_000 * itemsize
+    config = make_config(tmp_path, device=device, max_num_batched_tokens=step_tokens)
+    found = resolve_sum_ranks(config, layout, weight_bytes).max_sum_ranks_per_step
+    assert least <= found < below
+    limits, hardware = Limits(256, step_tokens), HARDWARE[_HARDWARE[device]]
+    arena = Arena(layout, 80 << 30, weight_bytes, 0, 40 << 30, 0)
+    assert sum_ranks(limits, hardware, arena) == found, "chorale plan has another rule"
+    given = dataclasses.replace(config, max_sum_ranks_per_step=8)
+    assert resolve_sum_ranks(given, layout, weight_bytes) == given
+
+
+def test_a_small_model_gets_256_ranks_and_a_large_step_of_one_more(tmp_path):
+    layout = Layout.of(LLAMA_8B, 2)
+    for step_tokens, found in ((512, 256), (2048, 375)):
+        config = make_config(tmp_path, device="cuda", max_num_batched_tokens=step_tokens)
+        resolved = resolve_sum_ranks(config, layout, 125 * layout.bytes_per_rank)
+        assert resolved.max_sum_ranks_per_step == found
 
 
 def test_what_was_given_stays(tmp_path):
