@@ -10,8 +10,10 @@ from engine.batch import Batch, ScheduledRow, Scoring
 from engine.core import Runner
 from engine.step_curve import StepCurve
 
-_SIZES = (1, 8, 4, 16, 2, 32, 6, 12, 24, 48, 64)
+SIZES = (1, 8, 4, 16, 2, 32, 6, 12, 24, 48, 64)
 """Tokens of the measured steps; those that matter most come first, as time may run out."""
+DEVICE_SIZES = (1, 8, 64, 256, 128, 16, 32, 96, 192, 4, 2, 24, 48)
+"""The same on a GPU, which has arithmetic for more tokens in the time that it reads the weights."""
 _MOST_S, _FAR_S = 2.0, 0.5
 """Time of the whole measurement, and the part of it that is kept for steps with many keys."""
 _MOST_ROUNDS = 5
@@ -21,8 +23,8 @@ _FAR_KEYS = 1024
 
 _Rows = Sequence[ScheduledRow]
 
-Run = Callable[[_Rows], object]
-"""Runs a step of these rows, and returns when it has finished."""
+Run = Callable[[_Rows], float]
+"""Runs a step of these rows, and returns the seconds that it took."""
 
 
 def steps_of(runner: Runner) -> Run:
@@ -32,21 +34,52 @@ def steps_of(runner: Runner) -> Run:
         runner.launch(Batch(0, tuple(rows)))
         runner.collect()
 
-    return run
+    def run_behind_another(rows: _Rows) -> float:
+        """Seconds between the ends of two such steps, the second of which is launched before the
+        first has ended. Their rows have drafts and score nothing, so they run as graphs.
+        """
+        rows = [row._replace(scoring=None, num_drafts=len(row.token_ids) - 1) for row in rows]
+        for _ in range(2):
+            runner.launch(Batch(0, tuple(rows)))
+        runner.collect()
+        begun_at = time.perf_counter()
+        runner.collect()
+        return time.perf_counter() - begun_at
+
+    return run_behind_another if runner.lag else on_processor(run)
+
+
+def on_processor(run: Callable[[_Rows], object]) -> Run:
+    """A function that runs a step by `run`, which returns when the step has finished.
+
+    It takes processor seconds: only their ratios count, and others may be busy as well.
+    """
+
+    def timed(rows: _Rows) -> float:
+        begun_at = time.process_time()
+        run(rows)
+        return time.process_time() - begun_at
+
+    return timed
 
 
 def measure_steps(
-    run: Run, block_size: int, num_slabs: int, most_tokens: int, max_model_len: int
+    run: Run,
+    block_size: int,
+    num_slabs: int,
+    most_tokens: int,
+    max_model_len: int,
+    sizes: Sequence[int] = SIZES,
 ) -> StepCurve:
     """Measure steps on slabs that nobody uses yet, for about two seconds at most.
 
-    num_slabs: of the arena.   most_tokens: of a step.   max_model_len: of a row. Other work on the
-    machine only ever makes a step slower: each counts by its fastest run, and none as slower than a
-    larger one.
+    num_slabs: of the arena.   most_tokens: of a step.   max_model_len: of a row.   sizes: tokens of
+    steps. Other work on the machine only ever makes a step slower: each counts by its fastest run,
+    and none as slower than a larger one.
     """
     until = time.monotonic() + _MOST_S
     most = min(most_tokens, num_slabs * _ROW_TOKENS)
-    sizes = [size for size in _SIZES if size <= most]
+    sizes = [size for size in sizes if size <= most]
     near = _seconds_of(run, until - _FAR_S, {size: _rows(size, block_size) for size in sizes})
     points = [(size, min(near[t] for t in near if t >= size)) for size in sorted(near)]
     if len(points) == 1:
@@ -68,7 +101,7 @@ def _seconds_of(run: Run, until: float, steps: Mapping[int, _Rows]) -> dict[int,
     for size, rows in itertools.chain.from_iterable([steps.items()] * _MOST_ROUNDS):
         if len(fastest) >= 2 and time.monotonic() > until:
             break
-        fastest[size] = min(_time(run, rows), fastest.get(size, math.inf))
+        fastest[size] = min(run(rows), fastest.get(size, math.inf))
     return fastest
 
 
@@ -94,10 +127,3 @@ def _row(start: int, num_tokens: int, first_slab: int, block_size: int) -> Sched
         num_output_tokens=1,  # so that the meter counts none of its tokens
         scoring=Scoring(0, (0,) * num_tokens, 0),
     )
-
-
-def _time(run: Run, rows: _Rows) -> float:
-    """Processor seconds of a step: only their ratios count, and others may be busy as well."""
-    begun_at = time.process_time()
-    run(rows)
-    return time.process_time() - begun_at

@@ -16,7 +16,7 @@ from engine.cpu.decoder import Decoder
 from engine.cpu.inputs import InputBuilder
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
-from engine.step_measurement import measure_steps
+from engine.step_measurement import measure_steps, on_processor
 from engine.weights import give_back_memory, load_config
 from lora.layout import Layout, ModelShape
 from lora.packed import PackedForm
@@ -46,7 +46,7 @@ class CpuDraftModel:
         self._model = model
         self._inputs = InputBuilder(arena, form, _no_tables)
         self.curve = measure_steps(
-            self.next_tokens, self.block_size, len(arena), most_tokens, max_model_len
+            on_processor(self.next_tokens), self.block_size, len(arena), most_tokens, max_model_len
         )
 
     @torch.inference_mode()

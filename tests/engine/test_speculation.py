@@ -10,7 +10,7 @@ from engine.meter import TokenMeter
 from engine.speculation import MOST_DRAFTS, Speculation
 from engine.step_curve import StepCurve
 from engine.step_estimate import StepEstimate
-from engine.step_measurement import measure_steps, steps_of
+from engine.step_measurement import DEVICE_SIZES, SIZES, measure_steps, steps_of
 from tests.engine.fakes import (
     LAYOUT,
     FakeClock,
@@ -245,16 +245,20 @@ def test_a_curve_goes_through_its_points_and_on_behind_them():
 
 
 @pytest.mark.parametrize(("num_slabs", "most_tokens"), [(1, 1), (2, 9), (64, 64), (4, 128)])
-def test_steps_are_measured_on_slabs_of_nobody_and_not_metered(tmp_path, num_slabs, most_tokens):
-    runner = FakeRunner(TokenMeter(tmp_path / "meter"))
+@pytest.mark.parametrize("lag", [0, 1])
+def test_steps_are_measured_on_slabs_of_nobody_and_not_metered(
+    tmp_path, num_slabs, most_tokens, lag
+):
+    runner = FakeRunner(TokenMeter(tmp_path / "meter"), lag)
     runner.slabs = {slab: dict.fromkeys(range(16), (0, None)) for slab in range(num_slabs)}
     ends, run = [], steps_of(runner)
 
     def run_noting_ends(rows):
         ends.extend(row.end for row in rows)
-        run(rows)
+        return run(rows)
 
-    curve = measure_steps(run_noting_ends, LAYOUT.block_size, num_slabs, most_tokens, 100)
+    sizes = DEVICE_SIZES if lag else SIZES
+    curve = measure_steps(run_noting_ends, LAYOUT.block_size, num_slabs, most_tokens, 100, sizes)
     assert set(runner.slabs) == set(range(num_slabs))
     assert max(ends) <= 100  # of max_model_len
     assert TokenMeter.read(tmp_path / "meter")[:2] == (0, 0)
