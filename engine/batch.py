@@ -30,8 +30,8 @@ class ScheduledRow(NamedTuple):
     fifth of a dataclass's time to make.
 
     index: number of the answer within its request.
-    token_ids: tokens to compute, at positions start, start + 1, ...; the last may be
-    PENDING_TOKEN, which the previous step chooses for this request and index.
+    token_ids: tokens to compute, at positions start, start + 1, ...; the last one before the drafts
+    may be PENDING_TOKEN, which the previous step chooses for this request and index.
     block_ids: KV blocks from position 0 on, which cover all of these tokens.
     sampling: None if no token is chosen, as long as the prompt is not finished.
     scoring: None if no logprobs of the prompt are wanted.

@@ -95,17 +95,24 @@ class Outputs:
         which the same tokens are banned.
 
         A token that would end it is not drafted, but is chosen behind the drafts before it. So no
-        step chooses a token that the answer has no place for.
+        step chooses a token that the answer has no place for. If a token is pending, the first
+        draft is a guess at it, and those behind are certain not to end the answer even if that
+        guess is wrong; only the pending token itself may do so.
         """
         params, count = request.params, len(request.output_token_ids)
         room = min(request.max_tokens - count, self.max_model_len - request.num_tokens) - 1
         if count < params.min_tokens:
             room = min(room, params.min_tokens - count - 1)
         stops = request.stops.copy() if params.stop and count >= params.min_tokens else None
+        behind = b""  # a pending token
         for place, token_id in enumerate(draft_token_ids[: max(0, room)]):
             is_stop = self._ends(request, token_id) or token_id in params.stop_token_ids
             if stops is not None and not is_stop:
-                is_stop = stops.push(token_id, self._vocabulary[token_id])[1] is not None
+                word = self._vocabulary[token_id]
+                is_stop = stops.push(token_id, word)[1] is not None
+                if place and request.num_pending_tokens:
+                    behind += word
+                    is_stop |= request.stops.may_end(behind)
             if is_stop:
                 return draft_token_ids[:place]
         return draft_token_ids[: max(0, room)]

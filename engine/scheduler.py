@@ -111,6 +111,7 @@ class Scheduler:
         self.launched: deque[Launched] = deque()  # oldest first
         self._finished_at = 0.0
         self._step_s = 0.0
+        self._is_waiting = False  # for the step in flight, as nothing can run beside it
         self._first_due_at = math.inf  # no request is overdue before
         self._forced: list[RequestProgress] = []
         self._ended: list[RequestGroup] = []
@@ -227,6 +228,7 @@ class Scheduler:
         )
         if not batch.is_empty:
             self._launch(batch, [request for request, _ in plan])
+        self._is_waiting = batch.is_empty and bool(self.launched)
         return batch
 
     def constrain(self, batch: Batch) -> dict[int, Sequence[Mask]]:
@@ -274,7 +276,7 @@ class Scheduler:
         for request, token_ids in drafts.items():
             self.queues.add_drafts(request, token_ids)
         for request, token_ids in self.queues.drafts.items():
-            if request.constraint is not None:
+            if request.constraint is not None and not request.num_pending_tokens:
                 request.constraint.look_ahead(token_ids)
 
     def update(self, batch: Batch, tokens: StepTokens) -> StepResult:
@@ -378,7 +380,8 @@ class Scheduler:
             request.num_in_flight_tokens += len(row.token_ids)
             request.num_pending_tokens += row.sampling is not None
         restarts = [request.num_restarts for request in requests]
-        self.launched.append(Launched(batch, requests, restarts, self.clock()))
+        launched = Launched(batch, requests, restarts, self.clock(), self._is_waiting)
+        self.launched.append(launched)
 
     def _leave_out(
         self, launched: "Launched", number: int, request: Request, num_again: int
@@ -481,6 +484,8 @@ class Scheduler:
             return
         if chosen and request.constraint is not None:
             request.constraint.advance(chosen)
+            if request.num_in_flight_tokens and (drafts := self.queues.drafts.get(request)):
+                request.constraint.look_ahead(drafts)  # they follow the token that was pending
         if len(chosen) <= row.num_drafts:
             self.kv.trim(request)
 
@@ -505,6 +510,7 @@ class Scheduler:
         """Learn the prefill speed, a cost of preemption, from steps that are mostly prefill."""
         now, batch = self.clock(), launched.batch
         seconds = now - max(launched.at, self._finished_at)
+        since_last_s = now - self._finished_at
         self._finished_at, self._step_s = now, seconds
         counts = [len(row.token_ids) - row.num_drafts for row in batch.rows]
         num_prefill = sum(count for count in counts if count > 1)
@@ -512,7 +518,11 @@ class Scheduler:
             self.kv.swap.costs.note_prefill(batch.num_tokens, seconds)
         if self.speculation is not None and batch.rows and not num_prefill:
             num_drafts = sum(row.num_drafts for row in batch.rows)
-            self.speculation.note_step(batch.num_tokens - num_drafts, num_drafts, seconds)
+            num_tokens = batch.num_tokens - num_drafts
+            if launched.is_after_pause:
+                self.speculation.note_after_pause(num_tokens, num_drafts, since_last_s)
+            else:
+                self.speculation.note_step(num_tokens, num_drafts, seconds)
 
     # ---- endings ----
 
@@ -586,6 +596,7 @@ class Launched:
     """A step in flight.
 
     restarts: `num_restarts` of its requests at its launch.   at: its time.
+    is_after_pause: whether no other step ran meanwhile, since its rows waited for the last one.
     left_out: by number, rows that choose no token after all: how many of their last tokens are
     computed again.
     """
@@ -594,4 +605,5 @@ class Launched:
     requests: Sequence[Request]
     restarts: Sequence[int]
     at: float
+    is_after_pause: bool
     left_out: dict[int, int] = field(default_factory=dict)

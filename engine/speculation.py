@@ -4,6 +4,11 @@ A draft costs time that everybody in the step pays for, so a step has drafts onl
 bring more tokens a second: by the measured time of steps (`engine.step_curve`), and by how often
 the drafts of each answer were accepted. A draft model costs time before that, so it is decided
 first whether it drafts, and how many tokens.
+
+Where a step is planned while the one before it runs, a row's last token may be pending. Then its
+first draft is a guess at that token, and only those behind it are verified. A row with drafts is
+not in the next step, which is planned before anybody knows where the row goes on. So two steps are
+weighed there: with drafts a row gets 1 and the accepted ones in them, without drafts it gets 2.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,24 +53,34 @@ class Drafter(Protocol):
 
 @dataclass(slots=True)
 class _Record:
-    """Knowledge of one answer's drafts.   match: of the draft in the step that runs."""
+    """Knowledge of one answer's drafts.
+
+    match: of the draft in the step that runs.   guess: at the token that was pending, if one was.
+    """
 
     acceptance: Acceptance = field(default_factory=Acceptance)
     match: int = 0
+    guess: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step before it has drafts.   deciding: requests that get a token.   most: drafts in it."""
+    """A step before it has drafts.
+
+    deciding: requests that get a token.   most: drafts in it.   num_away: requests whose drafts are
+    in flight, so that they are not in this step but in the next one.
+    """
 
     num_tokens: int
     deciding: Sequence[Request]
     most: int
+    num_away: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """One more draft for a row.   chance: that it and all before it are accepted.
+    """One more draft for a row.   chance: that it and all before it are accepted, and that the
+    guess at a pending token is right.
 
     cost_s: time that attention takes for it.
     """
@@ -79,7 +94,8 @@ class Speculation:
     """Drafts for all answers of an engine.
 
     curve: times of its steps.   drafter: one whose drafts cost next to no time.   pools: those that
-    it uses.   model: drafts where the drafter is not sure; None without a draft model.
+    it uses.   model: drafts where the drafter is not sure; None without a draft model, which is for
+    runners without lag.   lag: see engine.core.Runner.   most_choices: rows and drafts of a step.
     """
 
     def __init__(
@@ -88,12 +104,16 @@ class Speculation:
         drafter: Drafter,
         pools: DraftPools | None = None,
         model: ModelDrafter | None = None,
+        lag: int = 0,
+        most_choices: int | None = None,
     ) -> None:
         self._curve = curve
         self._estimate = StepEstimate(curve)
         self._drafter = drafter
         self._model = model
         self._pools = DraftPools(0) if pools is None else pools
+        self._lag, self._most_choices = lag, most_choices
+        self._num_away = 0
         self._records: dict[Request, _Record] = {}
         self._drafted = self._accepted = self._verified = 0
 
@@ -105,31 +125,53 @@ class Speculation:
         plan: tokens that the step has to compute, by request.   budget: how many more it may.
         """
         deciding = [r for r, count in plan.items() if r.samples_after(count)]
-        step = _Step(sum(plan.values()), deciding, min(budget, MOST_DRAFTS * len(deciding)))
+        most = min(budget, MOST_DRAFTS * len(deciding))
+        if self._most_choices is not None:
+            most = min(most, self._most_choices - len(plan))
+        step = _Step(sum(plan.values()), deciding, most, self._num_away)
+        self._num_away = 0
         if not self._can_gain(step):
             return {}
         requests = [r for r in deciding if _may_draft(r)]
         for request in requests:
             self._records.setdefault(request, _Record()).acceptance.pass_time()
-        drafts = _cut(self._drafter.drafts(requests, MOST_DRAFTS), before_end)
+        drafts = _cut(self._drafter.drafts(requests, MOST_DRAFTS + self._lag), before_end)
         modelled, spent_s = self._have_modelled(step, requests, drafts)
         drafts |= _cut(modelled, before_end)
         _, counts = self._best(step, drafts, spent_s, spent_s)
-        for request in counts:
-            self._records[request].match = drafts[request].match
-        return {request: drafts[request].token_ids[:count] for request, count in counts.items()}
+        if self._lag:
+            self._num_away = len(counts)
+        return {
+            request: self._take(request, drafts[request], count)
+            for request, count in counts.items()
+        }
+
+    def _take(self, request: Request, draft: Draft, count: int) -> tuple[int, ...]:
+        """The draft's tokens that a step verifies, of which it is noted what they come from."""
+        record, first = self._records[request], request.num_pending_tokens
+        record.match, record.guess = draft.match, draft.token_ids[0] if first else None
+        return draft.token_ids[first : first + count]
 
     def note(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """Note that a row with drafts was verified."""
+        """Note that a row with drafts was verified, before the answer gets what it chose."""
         self._verified += 1
         self._drafted += num_drafts
         self._accepted += num_accepted
-        if (record := self._records.get(request)) is not None:
-            record.acceptance.note(record.match, num_drafts, num_accepted)
+        if (record := self._records.get(request)) is None:
+            return
+        if record.guess is not None:
+            # A guess is a draft that the step before has verified.
+            is_right = record.guess == request.output_token_ids[-1]
+            num_drafts, num_accepted = num_drafts + 1, num_accepted + 1 if is_right else 0
+        record.acceptance.note(record.match, num_drafts, num_accepted)
 
     def note_step(self, num_tokens: int, num_drafts: int, seconds: float) -> None:
         """Note how long a step took whose rows all decoded.   num_tokens: without the drafts."""
         self._estimate.note(num_tokens, num_drafts, seconds)
+
+    def note_after_pause(self, num_tokens: int, num_drafts: int, seconds: float) -> None:
+        """Note such a step that was planned when the one before it had ended, `seconds` ago."""
+        self._estimate.note_after_pause(num_tokens, num_drafts, seconds)
 
     def end(self, request: Request) -> None:
         """Note that an answer has ended."""
@@ -168,11 +210,25 @@ class Speculation:
     def _can_gain(self, step: _Step) -> bool:
         """Whether drafts would pay if all of them were accepted: not in a step that is full."""
         base_s, num_deciding = self._estimate.seconds(step.num_tokens), len(step.deciding)
-        return any(
-            (num_deciding + count) * base_s
-            > _LEAST_GAIN * num_deciding * self._estimate.seconds(step.num_tokens, count)
-            for count in range(1, step.most + 1)
-        )
+        next_tokens, next_s = self._next(step, 0)
+        least = _LEAST_GAIN * (num_deciding + next_tokens)
+        for count in range(1, step.most + 1):
+            more_tokens, more_s = self._next(step, -(-count // MOST_DRAFTS))
+            seconds = self._estimate.seconds(step.num_tokens, count) + more_s
+            if (num_deciding + count + more_tokens) * (base_s + next_s) > least * seconds:
+                return True
+        return False
+
+    def _next(self, step: _Step, num_drafting: int) -> tuple[int, float]:
+        """Tokens that the next step chooses, and its seconds, if so many rows of this one have
+        drafts, for which it does not wait; nothing if it does.
+        """
+        if not self._lag:
+            return 0, 0.0
+        num_coming = step.num_away - num_drafting
+        num_tokens = step.num_tokens + num_coming
+        seconds = self._estimate.seconds(num_tokens) if num_tokens else self._estimate.pause_s
+        return len(step.deciding) + num_coming, seconds
 
     def _have_modelled(
         self, step: _Step, requests: Sequence[Request], drafts: Mapping[Request, Draft]
@@ -201,7 +257,7 @@ class Speculation:
             if chance < _LEAST_CHANCE:
                 continue
             cost_s = self._curve.key_s * request.num_tokens
-            for place in range(1, len(draft.token_ids) + 1):
+            for place in range(request.num_pending_tokens + 1, len(draft.token_ids) + 1):
                 yield _Candidate(request, chance**place, cost_s)
 
     def _best(
@@ -218,7 +274,9 @@ class Speculation:
         """
         candidates = sorted(self._candidates(drafts), key=lambda c: -c.chance)[: step.most]
         base_s = self._estimate.seconds(step.num_tokens) + spent_s
-        best_rate, best = _LEAST_GAIN * len(step.deciding) / base_s, 0
+        next_tokens, next_s = self._next(step, 0)
+        best_rate = _LEAST_GAIN * (len(step.deciding) + next_tokens) / (base_s + next_s)
+        best = 0
         expected, extra_s = float(len(step.deciding)), drafting_s
         drafting: set[Request] = set()
         others = set(step.deciding)
@@ -230,8 +288,10 @@ class Speculation:
             seconds = self._estimate.seconds(step.num_tokens, count) + extra_s
             if seconds > _MOST_DELAY * base_s and _slows_others(drafting, others):
                 continue
-            if expected / seconds > best_rate:
-                best_rate, best = expected / seconds, count
+            next_tokens, next_s = self._next(step, len(drafting))
+            rate = (expected + next_tokens) / (seconds + next_s)
+            if rate > best_rate:
+                best_rate, best = rate, count
         counts: dict[Request, int] = {}
         for candidate in candidates[:best]:
             counts[candidate.request] = counts.get(candidate.request, 0) + 1
@@ -239,19 +299,22 @@ class Speculation:
 
 
 def _cut(drafts: Mapping[Request, Draft], before_end: BeforeEnd) -> dict[Request, Draft]:
-    """Drafts as far as they are certain not to end their answers, without empty ones."""
-    cut = {
-        request: Draft(tuple(before_end(request, draft.token_ids)), draft.match)
-        for request, draft in drafts.items()
-    }
-    return {request: draft for request, draft in cut.items() if draft.token_ids}
+    """Drafts as far as they are certain not to end their answers, without those that leave nothing
+    to verify.
+    """
+    cut: dict[Request, Draft] = {}
+    for request, draft in drafts.items():
+        num_guesses = request.num_pending_tokens
+        token_ids = before_end(request, draft.token_ids[: num_guesses + MOST_DRAFTS])
+        if len(token_ids) > num_guesses:
+            cut[request] = Draft(tuple(token_ids), draft.match)
+    return cut
 
 
 def _may_draft(request: Request) -> bool:
-    """Whether an answer may have drafts now: it has a token, and its last one is known."""
+    """Whether an answer may have drafts now: its first token is known."""
     is_ahead = request.constraint is None or request.constraint.can_look_ahead
-    is_known = bool(request.output_token_ids) and not request.num_pending_tokens
-    return request.message.drafts and is_known and is_ahead
+    return request.message.drafts and bool(request.output_token_ids) and is_ahead
 
 
 def _slows_others(drafting: set[Request], others: set[Request]) -> bool:

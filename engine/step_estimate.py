@@ -18,12 +18,14 @@ class StepEstimate:
     offset_s: what a step without drafts takes more, as its rows attend to many keys.
     price: how many times more than by the curve drafts cost. They make a step that is bound by
     bytes one that is bound by arithmetic, which is what a neighbour on the same core slows down.
+    pause_s: what a step takes more that is planned and launched while no other one runs.
     """
 
     def __init__(self, curve: StepCurve) -> None:
         self.curve = curve
         self.offset_s = 0.0
         self.price = 1.0
+        self.pause_s = 0.0
 
     def seconds(self, num_tokens: int, num_drafts: int = 0) -> float:
         """Time of a step.   num_tokens: without the drafts."""
@@ -41,9 +43,16 @@ class StepEstimate:
             offset_s = max(0.0, seconds - base_s)  # less would make small steps take no time
             self.offset_s += _NEWEST * (offset_s - self.offset_s)
             self.price += _FORGOTTEN * (1.0 - self.price)
+            self.pause_s -= _FORGOTTEN * self.pause_s
             return
         more_s = self.curve.seconds(num_tokens + num_drafts) - base_s
         if more_s > 0.0:
             price = (seconds - base_s - self.offset_s) / more_s
             price = min(max(price, _LEAST_PRICE), _HIGHEST_PRICE)
             self.price += _NEWEST * (price - self.price)
+
+    def note_after_pause(self, num_tokens: int, num_drafts: int, seconds: float) -> None:
+        """Note a step before which the device waited for the host, since the step before ended."""
+        expected_s = self.seconds(num_tokens, num_drafts)
+        pause_s = min(max(seconds - expected_s, 0.0), _MOST_CHANGE * expected_s)
+        self.pause_s += _NEWEST * (pause_s - self.pause_s)

@@ -39,6 +39,13 @@ class StopMatcher:
         copied._held, copied._text = list(self._held), self._text
         return copied
 
+    def may_end(self, text: bytes) -> bool:
+        """Whether a stop string may be complete within this text, whatever stands before it."""
+        return any(
+            stop in text or any(stop.endswith(text[:end]) for end in range(1, len(text) + 1))
+            for stop in self._stops
+        )
+
     def flush(self) -> list[int]:
         """Release every held token, because the request has ended."""
         tokens = [token_id for token_id, _ in self._held]

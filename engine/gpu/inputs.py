@@ -45,7 +45,8 @@ class StepLimits:
 
     prefill_queries: queries in a tile of the prefill attention.
     sliding_window: the widest one of the layers, None if a layer has none.
-    max_num_drafts: drafts of all rows together; the scheduler must not plan more.
+    max_num_drafts: drafts that a step of max_num_seqs rows may have; each row less leaves room for
+    one more. The scheduler must not plan more.
     """
 
     max_num_seqs: int
@@ -115,8 +116,8 @@ class StepPlan:
     num_ints: size of the part of the block that was filled.
     choosing: what each token that is chosen depends on, as a row without drafts, in the order of
     `logits_indices`.
-    sources: for each of these rows, the place of its last token among those that the previous step
-    chooses; -1 if that token is known.
+    sources: for each of these rows, the place of its pending token among those that the previous
+    step chooses, if penalties must count it; else -1.
     segments: kept so that the adapters' tables stay in memory.   scored: see ScoredTokens.
     """
 
@@ -169,7 +170,7 @@ class StepBuilder:
         those that the previous step chooses.
         """
         rows = batch.rows
-        assert sum(row.num_drafts for row in rows) <= self.limits.max_num_drafts
+        assert len(rows) + sum(row.num_drafts for row in rows) <= self.limits.most_choices
         firsts = find_firsts(rows)
         segments, digests = find_segments(rows, firsts[:-1], self.tables, self.base_revision)
         shape = self._shape(rows, firsts[-1], segments)
@@ -194,10 +195,12 @@ class StepBuilder:
         fields = _IntFields(shape, self.limits)
         choosing: list[ScheduledRow] = []
         places: list[int] = []
+        sources: list[int] = []
         for row, end in zip(rows, firsts[1:], strict=True):
             if row.sampling is not None:
                 choosing += single_rows(row)
                 places += range(end - 1 - row.num_drafts, end)
+                sources += [_source(row, previous)] * (1 + row.num_drafts)
         fields.put(memory, "logits_indices", places)
         self._put_tokens(rows, firsts, memory, fields, previous)
         block_starts = self._put_blocks(rows, memory, fields)
@@ -208,7 +211,7 @@ class StepBuilder:
             shape=shape,
             num_ints=aligned(fields.blocks_start + block_starts[-1]),
             choosing=choosing,
-            sources=[_source(row, previous) for row in choosing],
+            sources=sources,
             segments=segments,
             adapter_digests=digests,
             scored=ScoredTokens.of(rows, firsts[: len(rows)]),
@@ -286,9 +289,9 @@ class StepBuilder:
         positions: list[int] = []
         slots: list[int] = []
         for row, end in zip(rows, firsts[1:], strict=True):
-            assert not row.num_drafts or PENDING_TOKEN not in row.token_ids
-            if row.token_ids[-1] == PENDING_TOKEN:
-                sources[end - 1] = previous[row.request_id, row.index]
+            last = end - 1 - row.num_drafts
+            if row.token_ids[-1 - row.num_drafts] == PENDING_TOKEN:
+                sources[last] = previous[row.request_id, row.index]
             own = range(row.start, row.start + len(row.token_ids))
             positions += own
             slots += [row.block_ids[p // size] * size + p % size for p in own]
@@ -452,6 +455,7 @@ def _decodes(row: ScheduledRow) -> bool:
 
 
 def _source(row: ScheduledRow, previous: Mapping[tuple[str, int], int]) -> int:
+    """Place of the pending token that penalties must count, -1 if there is none."""
     is_pending = bool(row.output_token_ids) and row.output_token_ids[-1] == PENDING_TOKEN
     return previous[row.request_id, row.index] if is_pending else -1
 

@@ -175,7 +175,7 @@ def allowed_token(mask: np.ndarray, wanted: int) -> int:
 class FakeDrafter:
     """Drafts the tokens that FakeRunner will choose, but is wrong in `share_wrong` of them.
 
-    window: as in FakeRunner.
+    window: as in FakeRunner.   is_brief: whether it drafts any number of tokens, not the most.
     """
 
     def __init__(
@@ -183,9 +183,11 @@ class FakeDrafter:
         seed: int = 0,
         share_wrong: float = 0.3,
         window: int | None = None,
+        is_brief: bool = True,
     ) -> None:
         self._chance = random.Random(seed)
         self._share_wrong = share_wrong
+        self._is_brief = is_brief
         self._window = window
         self.drafting: set[Request] = set()
 
@@ -199,7 +201,7 @@ class FakeDrafter:
         matcher.consume(request.output_token_ids)
         history = list(request.tokens(0, request.num_tokens))
         drafts = []
-        for _ in range(self._chance.randint(0, most)):
+        for _ in range(self._chance.randint(0, most) if self._is_brief else most):
             seen = history[-(self._window or len(history)) :]
             token = fake_token(seen, request.group.digest, start)
             if request.message.grammar:

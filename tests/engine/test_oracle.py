@@ -6,7 +6,7 @@ transformers and PEFT.
 """
 
 import random
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import pytest
@@ -100,6 +100,10 @@ RUNNERS = {
     "cpu, late": {"lag": 1},
     "cpu, drafts": {"has_drafts": True},
     "device": {"make_backend": fake_backend},
+    "device, drafts": {
+        "make_backend": partial(fake_backend, max_num_drafts=16),
+        "has_drafts": True,
+    },
     "two ranks": {"num_ranks": 2},
     "two devices": {"num_ranks": 2, "make_team": DeviceTeam},
     "cpu, draft model": {"has_draft_model": True},

@@ -1,5 +1,7 @@
 """Outputs: the end of an answer, and tokens held back while they may belong to a stop string."""
 
+from itertools import product
+
 import pytest
 
 from engine.batch import StepTokens
@@ -74,6 +76,27 @@ def test_a_stop_token_that_completes_a_stop_string_is_cut_like_one():
     scheduler.add("gw", make_message(stop=(b"B",), stop_token_ids=(66,)))
     (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([66])).outputs
     assert (output.stop_cause, output.num_stop_bytes) == ("stop_token", 1)
+
+
+def test_drafts_behind_a_pending_token_end_no_answer_whatever_that_token_is():
+    scheduler = make_scheduler()
+    scheduler.add(
+        "gw", make_message(max_tokens=6, stop=(b"BC", b"AAB"), stop_token_ids=(ord("D"),))
+    )
+    scheduler.update(scheduler.schedule(), StepTokens([ord("A")]))
+    scheduler.schedule()  # whose token is pending
+    (request,) = scheduler.queues.running
+    most = 0
+    for drafts in product(b"ABCDE", repeat=5):
+        kept = scheduler.outputs.before_end(request, drafts)
+        most = max(most, len(kept))
+        assert ord("D") not in kept
+        for pending in b"ABCE":
+            matcher = request.stops.copy()
+            said = (pending, *kept[1:])
+            ends = [matcher.push(token, bytes([token]))[1] is not None for token in said]
+            assert ends[0] or not any(ends), "it may end by the pending token only"
+    assert most == 4, "of six tokens one is known, and the last one is not drafted"
 
 
 def test_what_was_held_back_for_a_stop_string_leaves_with_the_end():

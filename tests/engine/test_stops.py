@@ -1,5 +1,7 @@
 """Stop strings: text leaves only if no stop can include it, and ends right before the stop."""
 
+from itertools import product
+
 from hypothesis import given, settings
 from hypothesis.strategies import binary, lists, sampled_from
 
@@ -50,3 +52,20 @@ def test_the_text_ends_before_the_stop_that_is_complete_first_however_it_is_cut(
     assert text == b"".join(tokens[i] for i in released)
     assert (surplus is None) == (start is None)
     assert surplus is None or text[: len(text) - surplus] == b"".join(tokens)[:start]
+
+
+@given(lists(sampled_from(b"ab"), max_size=5).map(bytes), any_stops)
+@settings(max_examples=200, deadline=None)
+def test_a_text_that_cannot_end_a_stop_string_does_not_whatever_stands_before_it(text, stops):
+    """The text before is what tokens that have left and one that nobody knows yet say."""
+    may_end = StopMatcher(stops).may_end(text)
+    befores = [bytes(b) for size in range(5) for b in product(b"ab", repeat=size)]
+    completed = [
+        before
+        for before in befores
+        if first_complete(before, stops) is None
+        and first_complete(before + text, stops) is not None
+    ]
+    assert bool(completed) <= may_end
+    if len(stops) == 1 and set(stops[0]) <= set(b"ab"):
+        assert bool(completed) == may_end

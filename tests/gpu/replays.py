@@ -55,6 +55,7 @@ def _check(setting: Setting) -> None:
             play.take(tokens)
         assert is_same(captured.arena.cpu(), eager.arena.cpu()), "they leave other KV"
         assert play.num_moves > step / 8, "adapters hardly moved"
+        assert play.num_guessed > 0, "no drafts behind pending tokens"
         sizes = captured.runner.graphs.mixed_sizes
         num_sizes = len({shape.num_tokens for shape in replayed["mixed"]})
         assert num_sizes >= min(2, len(sizes)), "all mixed steps took graphs of one size"
@@ -102,6 +103,7 @@ class _Play:
     running: list[_Sequence] = field(default_factory=list)
     slabs: dict[str, list[int]] = field(default_factory=dict)
     num_moves: int = 0
+    num_guessed: int = 0
     num_names: int = 0
 
     def __post_init__(self) -> None:
@@ -228,10 +230,11 @@ class _Play:
             sequence.done = len(sequence.tokens)
             sequence.tokens.append(token)
             sequence.is_pending = not sequence.drafts and self.chance.random() < 0.5
-            sequence.drafts = () if sequence.is_pending else self._draft(sequence)
+            sequence.drafts = self._draft(sequence)
+            self.num_guessed += sequence.is_pending and bool(sequence.drafts)
 
     def _draft(self, sequence: _Sequence) -> tuple[int, ...]:
-        """Draft tokens for half of the answers."""
+        """Draft tokens for half of the answers, also behind pending tokens."""
         left = self.setting.models.max_model_len - len(sequence.tokens)
         left = min(left, self.most_drafts - sum(len(other.drafts) for other in self.running))
         count = self.chance.choice([0, self.chance.randint(1, _MOST_DRAFTS)])

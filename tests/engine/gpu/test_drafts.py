@@ -221,15 +221,44 @@ def test_a_row_whose_mask_was_late_may_be_in_the_next_step_though_it_had_drafts(
     assert list(runner.runner.collect().token_ids) == [expected]
 
 
-def test_a_row_has_no_drafts_behind_a_token_that_is_pending(model_dir, tmp_path):
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_drafts_behind_a_pending_token_are_verified_as_behind_a_known_one(
+    model_dir, tmp_path, temperature
+):
+    """Penalties count the pending token, and once more where a draft is the same one."""
     runner = Runner(model_dir, tmp_path / "meter")
-    row = make_row(runner.layout, token_ids=(PENDING_TOKEN, 8), num_drafts=1)
-    with pytest.raises(AssertionError):
-        runner.runner.launch(Batch(1, (row,)))
+    params = SamplingParams(
+        max_tokens=9, temperature=temperature, frequency_penalty=0.9, repetition_penalty=1.6
+    )
+
+    def run(*rows):
+        """Return what the last row chooses, how many drafts it accepts, and its logits."""
+        for row in rows:
+            runner.runner.launch(Batch(1, (row,)))
+        found = [runner.runner.collect() for _ in rows][-1]
+        logits = runner.runner.out.logits[: 1 + rows[-1].num_drafts].clone()
+        return found.token_ids[0], found.num_accepted.get(0, 0), logits
+
+    def row(said, drafts=()):
+        return Answer(0, params, "", (3, 4), list(said)).row(runner.layout, drafts)
+
+    said = []
+    for _ in range(5):
+        said.append(run(row(said))[0])
+    begin, pending, *right = said
+    for drafts, num_accepted in ((right, 3), ((right[0], pending), 1), ((pending, pending), 0)):
+        known = run(row([begin, pending], drafts))
+        late = run(row([begin]), row([begin, PENDING_TOKEN], drafts))
+        assert known[1] == late[1] == num_accepted
+        assert known[0] == late[0]
+        assert torch.equal(known[2], late[2])
 
 
-def test_a_step_has_no_more_drafts_than_there_is_memory_for(model_dir, tmp_path):
+@pytest.mark.parametrize("num_rows", [1, NUM_ANSWERS - 1, NUM_ANSWERS])
+def test_a_step_has_no_more_drafts_than_there_is_memory_for(model_dir, tmp_path, num_rows):
     runner = Runner(model_dir, tmp_path / "meter", max_num_drafts=1)
-    runner.run([make_row(runner.layout, (8,))], {})
+    others = [make_row(runner.layout, name=f"r{i}") for i in range(1, num_rows)]
+    drafts = (8,) * (1 + NUM_ANSWERS - num_rows)
+    runner.run([make_row(runner.layout, drafts), *others], {})
     with pytest.raises(AssertionError):
-        runner.runner.launch(Batch(2, (make_row(runner.layout, (8, 9)),)))
+        runner.run([make_row(runner.layout, (*drafts, 9)), *others], {})

@@ -1,7 +1,9 @@
 """The device's runner alone; tests.engine.test_{runner,oracle} run it in engines."""
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -77,22 +79,34 @@ def test_it_chooses_what_the_cpu_chooses_though_the_last_token_is_still_pending(
     core = build_core(model_dir, tmp_path / "device", {}, make_backend=fake_backend)
     tokens, logprobs = ask(core)
     assert tokens == expected
-    for name, entries in expected_logprobs.items():
-        assert len(entries) == len(logprobs[name])
+    check_logprobs(logprobs, expected_logprobs)
+
+
+def check_logprobs(logprobs, expected):
+    for name, entries in expected.items():
         for mine, theirs in zip(logprobs[name], entries, strict=True):
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
             assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
 
 
-def test_answers_are_the_same_where_rows_whose_last_token_is_known_have_drafts(tmp_path, model_dir):
-    expected, _ = ask(build_core(model_dir, tmp_path / "cpu", {}))
+def test_answers_are_the_same_with_drafts_behind_known_tokens_and_pending_ones(tmp_path, model_dir):
+    expected, expected_logprobs = ask(build_core(model_dir, tmp_path / "cpu", {}))
     make_backend = partial(fake_backend, max_num_drafts=56)
     drafter = ReplayDrafter(expected, key=lambda request: request.request_id)
     options = {"make_backend": make_backend, "drafter": drafter}
     core = build_core(model_dir, tmp_path / "device", {}, **options)
-    tokens, _ = ask(core)
+    take, accepted = core.scheduler._note_drafts, Counter()
+
+    def note(request, num_drafts, num_accepted):
+        is_guess = core.scheduler.speculation._records[request].guess is not None
+        accepted[is_guess, bool(request.constraint)] += num_accepted
+        take(request, num_drafts, num_accepted)
+
+    core.scheduler._note_drafts = note
+    tokens, logprobs = ask(core)
     assert tokens == expected
-    assert core.scheduler.speculation.figures().accepted_tokens > 0, "behind forced tokens"
+    check_logprobs(logprobs, expected_logprobs)
+    assert all(accepted[kind] for kind in product((False, True), repeat=2)), "of each kind"
 
 
 def test_it_counts_what_the_cpu_counts(tmp_path, model_dir, monkeypatch):
