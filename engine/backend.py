@@ -28,6 +28,7 @@ class Backend:
     slabs: the arena, [slabs, slab_bytes] uint8.   device: None if the slabs are host memory.
     make_runner: makes a runner from the adapters' tables, a meter and the number of swap slots.
     rounds_rows_of: see CpuKernels.
+    most_choices: rows and drafts that a step has memory for; None if it makes its own.
     """
 
     slabs: torch.Tensor
@@ -35,3 +36,4 @@ class Backend:
     weight_bytes: int
     make_runner: Callable[[Tables, TokenMeter, int], MeasuredRunner]
     rounds_rows_of: Sequence[int] = ()
+    most_choices: int | None = None

@@ -28,7 +28,7 @@ from engine.ranks import Ranks
 from engine.scheduler import Scheduler
 from engine.segments import Tables
 from engine.speculation import Speculation
-from engine.step_measurement import measure_steps, steps_of
+from engine.step_measurement import DEVICE_SIZES, SIZES, measure_steps, steps_of
 from engine.swap import PreemptionCosts, SwapSpace
 from engine.weights import ServedNumbers, load_config
 from lora.arena import Arena
@@ -190,8 +190,8 @@ def _speculation(
     backend: Backend,
     arena: Arena,
 ) -> Speculation | None:
-    """Drafts, where they are wanted and steps are verified: on CPUs. Raises UnsupportedModel."""
-    if config.speculation == "off" or config.device != "cpu":
+    """Drafts, where they are wanted. Raises UnsupportedModel."""
+    if config.speculation == "off":
         return None
     assert config.max_num_batched_tokens is not None, "not resolved yet"
     assert config.max_model_len is not None, "not resolved yet"
@@ -199,8 +199,9 @@ def _speculation(
         steps_of(runner),
         layout.block_size,
         len(backend.slabs),
-        config.max_num_batched_tokens,
+        backend.most_choices or config.max_num_batched_tokens,
         config.max_model_len,
+        DEVICE_SIZES if runner.lag else SIZES,
     )
     logger.info("%s", curve)
     pools = DraftPools(config.draft_pool_bytes)
@@ -208,7 +209,8 @@ def _speculation(
     if config.draft_model_dir is not None:
         draft_model = open_draft_model(config, model_config, backend.slabs)
         model = ModelDrafter(draft_model, arena, config.max_model_len, _DRAFT_SHARE)
-    return Speculation(curve, TextDrafter(pools), pools, model)
+    drafter = TextDrafter(pools)
+    return Speculation(curve, drafter, pools, model, runner.lag, backend.most_choices)
 
 
 def _unrounded(

@@ -22,6 +22,7 @@ from engine.models.config import DecoderConfig
 from engine.models.rounding import WeightRounding
 from engine.ranks import Ranks
 from engine.segments import Tables
+from engine.speculation import MOST_DRAFTS
 from engine.weights import ShardedWeights, open_weights
 from kernels import reference
 from kernels.quantized import Weight
@@ -34,6 +35,12 @@ logger = logging.getLogger(__name__)
 
 _LEAST_CAPABILITY = 80
 _LEAST_FP8_CAPABILITY = 89
+_DRAFTING_TOKENS = 256
+"""Tokens of a step up to which drafts may pay. A bf16 weight takes two operations a token and two
+bytes, and an A100 has arithmetic for 153 operations while it reads a byte, an H100 for 295.
+"""
+_DRAFT_LOGITS_BYTES = 64 << 20
+"""Memory for logits of drafts beside those of rows: 128 drafts at a vocabulary of 128k."""
 
 
 def gpu_backend(
@@ -62,7 +69,20 @@ def gpu_backend(
     dtype: torch.dtype = getattr(torch, config.dtype)
     stored = open_weights(Path(config.model_dir), dtype)
     weights = ShardedWeights(stored, shard) if ranks else stored
-    return assemble(config, model_config, form, weights, device, ops, ranks)
+    drafts = most_drafts(config, model_config.vocab_size)
+    return assemble(config, model_config, form, weights, device, ops, ranks, drafts)
+
+
+def most_drafts(config: EngineConfig, vocab_size: int) -> int:
+    """The `max_num_drafts` of StepLimits that a step keeps memory for, the same on all ranks: as
+    many as may pay beside the most rows.
+    """
+    if config.speculation == "off":
+        return 0
+    assert config.max_num_seqs is not None, "not resolved yet"
+    most_choices = min(_DRAFTING_TOKENS, (1 + MOST_DRAFTS) * config.max_num_seqs)
+    affordable = _DRAFT_LOGITS_BYTES // (4 * vocab_size)
+    return max(0, min(most_choices - config.max_num_seqs, affordable))
 
 
 def check_width(model_config: DecoderConfig, most: int) -> None:
@@ -141,7 +161,8 @@ def assemble(
             logger.info("graphs captured in %.1f s", time.monotonic() - start)
         return runner
 
-    return Backend(slabs, device, model.weight_bytes, make_runner)
+    most_choices = limits.most_choices
+    return Backend(slabs, device, model.weight_bytes, make_runner, most_choices=most_choices)
 
 
 class SomeReferences:

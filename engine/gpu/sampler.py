@@ -16,6 +16,7 @@ from engine.gpu.kernels import Kernels
 from engine.grammar.matcher import Mask
 from engine.messages import SamplingParams, TokenLogprobs
 from engine.sampler import COLDEST, restrictions, uniform
+from engine.scoring import chunks
 from kernels.sampling import keep_bits, restrict
 from kernels.work import PenaltyWork, SamplingWork
 
@@ -65,8 +66,8 @@ class SamplingInputs:
     ) -> "SamplingInputs":
         """The inputs of these rows, which all have `sampling`.
 
-        sources: for a row that ends with PENDING_TOKEN, the place of that token among those that
-        the previous step chooses; -1 for the others.
+        sources: for a row with PENDING_TOKEN, the place of that token among those that the previous
+        step chooses; -1 for the others.
         """
         params = [row.sampling for row in rows if row.sampling is not None]
         assert len(params) == len(rows) == len(sources)
@@ -284,7 +285,7 @@ def choose(
     tokens: [..] int32, may be the same memory as `previous` in `penalties`.
     """
     told = inputs.told_there(ints)
-    raw = logits.index_select(0, told).log_softmax(dim=-1) if len(told) else None
+    raw = logits.index_select(0, told)
     if penalties is not None:
         kernels.adjust_logits(logits, penalties)
     if inputs.restrictions:
@@ -292,8 +293,10 @@ def choose(
     if masked is not None and len(masked.packed):
         masked.apply(logits)
     tokens[: inputs.num_rows] = kernels.sample(logits, work)
-    if raw is not None:
-        tell(raw, tokens.index_select(0, told), inputs.told.depth, logprobs)
+    depth = inputs.told.depth
+    for part in chunks(len(raw), raw.shape[1]):
+        chosen = tokens.index_select(0, told[part])
+        tell(raw[part].log_softmax(dim=-1), chosen, depth, logprobs.behind(part.start, depth))
 
 
 def tell(raw: torch.Tensor, tokens: torch.Tensor, depth: int, logprobs: Logprobs) -> None:

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.build import _speculation
 from engine.errors import UnsupportedModel
-from engine.gpu.backend import check_capability, check_width
+from engine.gpu.backend import check_capability, check_width, most_drafts
 from engine.gpu.inputs import StepShape
 from engine.gpu.profile import bytes_of_all, run_largest_steps
 from engine.gpu.sampler import MOST_TOP_LOGPROBS
@@ -19,6 +20,7 @@ from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.weights import StoredWeights, load_config
 from kernels.block import adapter_blocks
+from lora.arena import Arena
 from lora.layout import Layout
 from lora.packed import PackedForm
 from tests.engine.fakes import make_message, run_until_idle, tokens_of
@@ -246,6 +248,40 @@ def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir, max_num_draft
     assert [len(inputs.logits_indices) for inputs in seen] == [3, most_choices]
     assert [len(inputs.attention.prefill_items) > 0 for inputs in seen] == [True, False]
     assert depths == {32}
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "vocab_size", "values", "expected"),
+    [
+        (256, 128_000, {}, 0),  # drafts take the places of rows that a step does not have
+        (128, 32_000, {}, 128),
+        (64, 32_000, {}, 192),
+        (8, 32_000, {}, 56),
+        (64, 128_000, {}, 131),
+        (64, 32_000, {"speculation": "off"}, 0),
+    ],
+)
+def test_there_is_memory_for_as_many_drafts_as_may_pay(max_num_seqs, vocab_size, values, expected):
+    assert most_drafts(make_config(max_num_seqs=max_num_seqs, **values), vocab_size) == expected
+
+
+def test_a_device_drafts_by_its_own_steps_which_it_measures_as_graphs(model_dir, tmp_path):
+    device, meter = FakeDevice(), TokenMeter(tmp_path / "meter")
+    values = {"max_num_seqs": 3, "max_num_drafts": 10}
+    backend, layout = make_backend(model_dir, device, arena_bytes=1 << 20, **values)
+    runner, eager = backend.make_runner(lambda key: None, meter, 0), []
+    runner._forward = lambda shape, *_: eager.append(shape)
+    for speculation in ("auto", "off"):
+        config = make_config(model_dir=str(model_dir), max_num_seqs=3, speculation=speculation)
+        model_config = DecoderConfig.parse(load_config(model_dir))
+        arena = Arena(len(backend.slabs))
+        found = _speculation(config, model_config, runner, layout, backend, arena)
+        assert (found is not None) == (speculation == "auto")
+        if found is not None:
+            assert [tokens for tokens, _ in found._curve.points] == [1, 2, 4, 8]
+            assert (found._lag, found._most_choices) == (1, 13)
+    assert eager == []
+    assert TokenMeter.read(tmp_path / "meter")[:2] == (0, 0)
 
 
 @pytest.mark.parametrize(
