@@ -2,9 +2,9 @@
 
     step, counts of adapters, rows and transfers
     adapter    number of its placement, digest (4)
-    row        request, index, start, adapter's place in the list or -1, adapter_start, how many
-               tokens it chooses (with one for each draft), place of the token before the first
-               scored one, counts of scored tokens, tokens and blocks, tokens, blocks
+    row        request, index, start, adapter's place in the list or -1, adapter_start, whether it
+               chooses tokens, number of drafts, place of the token before the first scored one,
+               counts of scored tokens, tokens and blocks, tokens, blocks
     transfer   block_id, slot, is_out
 
 Strings are not sent: a request has a number for as long as it is in every step, an adapter has the
@@ -48,7 +48,8 @@ class BatchEncoder:
             scoring = row.scoring or _NOT_SCORED
             numbers += [
                 self._requests[row.request_id], row.index, row.start, place, row.adapter_start,
-                _num_choices(row), scoring.first, len(scoring.token_ids),
+                int(row.sampling is not None), row.num_drafts,
+                scoring.first, len(scoring.token_ids),
                 len(row.token_ids), len(row.block_ids),
                 *row.token_ids, *row.block_ids,
             ]  # fmt: skip
@@ -66,10 +67,6 @@ class BatchEncoder:
             if row.request_id not in self._requests:
                 number = known.get(row.request_id) or next(self._next_request)
                 self._requests[row.request_id] = number
-
-
-def _num_choices(row: ScheduledRow) -> int:
-    return 0 if row.sampling is None else 1 + row.num_drafts
 
 
 def decode(numbers: Sequence[int]) -> Batch:
@@ -109,7 +106,7 @@ class _Reader:
         return number, digest_of(digest)
 
     def _row(self, adapters: Sequence[tuple[int, str]]) -> ScheduledRow:
-        request, index, start, place, adapter_start, num_choices = self._take(6)
+        request, index, start, place, adapter_start, samples, num_drafts = self._take(7)
         first_scored, num_scored, num_tokens, num_blocks = self._take(4)
         number, digest = adapters[place] if place >= 0 else (0, None)
         return ScheduledRow(
@@ -122,10 +119,10 @@ class _Reader:
             adapter_digest=digest,
             adapter_generation=number,
             adapter_start=adapter_start,
-            sampling=_CHOSEN if num_choices else None,
+            sampling=_CHOSEN if samples else None,
             seed=0,
             num_output_tokens=0,
-            num_drafts=max(0, num_choices - 1),
+            num_drafts=num_drafts,
             scoring=Scoring(first_scored, (0,) * num_scored, 0) if num_scored else None,
         )
 

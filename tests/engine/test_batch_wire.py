@@ -48,6 +48,7 @@ def rows(draw):
         seed=draw(integers(0, 9)),
         num_output_tokens=draw(integers(0, 9)),
         scoring=draw(none() | builds(Scoring, integers(0, 8), tokens, integers(0, 20))),
+        num_drafts=draw(integers(0, 7)),
     )
 
 
@@ -62,7 +63,7 @@ def sees(row, adapter):
     return (
         row.index, row.token_ids, row.start, row.block_ids, adapter, row.adapter_digest,
         row.adapter_start if row.adapter_key else None, row.sampling is not None,
-        row.scoring and (row.scoring.first, len(row.scoring.token_ids)),
+        row.num_drafts, row.scoring and (row.scoring.first, len(row.scoring.token_ids)),
     )  # fmt: skip
 
 

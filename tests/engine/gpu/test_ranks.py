@@ -11,6 +11,7 @@ from engine.errors import UnsupportedModel
 from engine.gpu.backend import assemble, check_count
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
+from engine.step_measurement import DEVICE_SIZES, measure_steps, steps_of
 from engine.weights import ShardedWeights, StoredWeights, load_config
 from lora.layout import Layout
 from lora.packed import PackedForm
@@ -153,6 +154,14 @@ def test_ranks_together_verify_drafts(llama, tmp_path):
     team.stop()
     assert tokens == {name: llama.said_by_one[name] for name in tokens}
     assert core.scheduler.speculation.figures().accepted_tokens > 0
+
+
+def test_ranks_measure_their_steps_together(llama, tmp_path):
+    """Rows with drafts that choose nothing have the same shape on all ranks."""
+    core, team = build_team(llama, tmp_path / "ranks", 2, max_num_drafts=56)
+    curve = measure_steps(steps_of(core.runner), 16, 96, 64, 256, DEVICE_SIZES)
+    team.stop()
+    assert [tokens for tokens, _ in curve.points][-1] == 64
 
 
 def test_they_do_so_where_requests_are_preempted_and_swapped(llama, tmp_path):
