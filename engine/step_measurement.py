@@ -30,23 +30,29 @@ Run = Callable[[_Rows], float]
 def steps_of(runner: Runner) -> Run:
     """A function that has a runner compute a step."""
 
-    def run(rows: _Rows) -> None:
+    def launch(rows: _Rows) -> None:
         runner.launch(Batch(0, tuple(rows)))
+
+    def run(rows: _Rows) -> None:
+        launch(rows)
         runner.collect()
 
-    def run_behind_another(rows: _Rows) -> float:
-        """Seconds between the ends of two such steps, the second of which is launched before the
-        first has ended. Their rows have drafts and score nothing, so they run as graphs.
+    def run_among_others(rows: _Rows) -> float:
+        """Seconds from the end of such a step to that of the next one, while the one after that is
+        launched. The rows have drafts and score nothing, so the steps run as graphs.
         """
         rows = [row._replace(scoring=None, num_drafts=len(row.token_ids) - 1) for row in rows]
-        for _ in range(2):
-            runner.launch(Batch(0, tuple(rows)))
+        launch(rows)
+        launch(rows)
         runner.collect()
         begun_at = time.perf_counter()
+        launch(rows)
         runner.collect()
-        return time.perf_counter() - begun_at
+        seconds = time.perf_counter() - begun_at
+        runner.collect()
+        return seconds
 
-    return run_behind_another if runner.lag else on_processor(run)
+    return run_among_others if runner.lag else on_processor(run)
 
 
 def on_processor(run: Callable[[_Rows], object]) -> Run:

@@ -408,6 +408,18 @@ def test_steps_are_measured_on_slabs_of_nobody_and_not_metered(
     assert all(a <= b for (_, a), (_, b) in zip(curve.points, curve.points[1:], strict=False))
 
 
+@pytest.mark.parametrize(("host_s", "expected"), [(1e-3, GPU.seconds), (2e-2, lambda _: 2e-2)])
+def test_a_devices_step_takes_as_long_as_one_of_many(monkeypatch, host_s, expected):
+    """The next step is launched meanwhile, which may take longer than the step."""
+    clock = FakeClock(0.0)
+    monkeypatch.setattr("time.perf_counter", clock)
+    run = steps_of(TimedRunner(None, clock, GPU, host_s))
+    curve = measure_steps(run, LAYOUT.block_size, 64, 256, 100, DEVICE_SIZES)
+    assert [tokens for tokens, _ in curve.points] == sorted(DEVICE_SIZES)
+    for tokens, seconds in curve.points:
+        assert seconds == pytest.approx(expected(tokens))
+
+
 def test_drafts_that_are_rejected_after_a_swap_take_no_place_there():
     """A step behind, a request is preempted while its drafts, in their own block, still run."""
     scheduler = make_scheduler(num_swap_slots=4, drafter=FakeDrafter(share_wrong=1.0))
