@@ -1,6 +1,6 @@
 """Every kernel agrees with its reference on a CPU, and gives the same bits each time it is run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -42,22 +42,25 @@ def empty_memory_is_nan() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
-def _check(trials: Trials) -> Check:
-    def check(setting: Setting) -> None:
-        wrong = [f"{t.name}: {error}" for t in trials(setting) for error in _errors(t, setting)]
-        assert not wrong, "\n".join(wrong)
+def check_trials(trials: Iterable[Trial], setting: Setting) -> None:
+    """Raise AssertionError with what is wrong of the kernels, or of their references."""
+    wrong = [f"{t.name}: {error}" for t in trials for error in _errors(t, setting)]
+    assert not wrong, "\n".join(wrong)
 
-    return check
+
+def _check(trials: Trials) -> Check:
+    return lambda setting: check_trials(trials(setting), setting)
 
 
 def _errors(trial: Trial, setting: Setting) -> Iterator[str]:
     with empty_memory_is_nan():
-        ours = trial.run(ops, setting.there)
-        torchs = trial.run(reference, CPU)
         try:
+            ours = trial.run(ops, setting.there)
+            torchs = trial.run(reference, CPU)
             trial.judge([part.cpu() for part in ours], torchs)
         except AssertionError as error:
             yield str(error)
+            return
         for _ in range(setting.kernels.repeats - 1):
             if not all(map(is_same, ours, trial.run(ops, setting.there))):
                 yield "not the same bits again: an error that moves is a race"

@@ -6,10 +6,9 @@ from dataclasses import dataclass, fields, replace
 import torch
 
 from engine.gpu.decodes import Decodes
-from kernels import reference
 from kernels.gpu.prefill_attention import prefill_queries
 from kernels.work import AttentionWork, decode_queries
-from tests.kernels.lora_cases import assert_loses_no_more
+from tests.gpu.trials.trial import CPU, apart, gaps
 
 Attend = Callable[..., None]
 
@@ -34,38 +33,18 @@ class AttentionCase:
             for field in fields(self.work)
             if field.name != "prefill_queries"
         }
-        work = replace(self.work, **tensors)
-        return AttentionCase(_apart(self.q, there), _apart(self.kv, there), work)
+        q, kv = apart(there, self.q, self.kv)
+        return AttentionCase(q, kv, replace(self.work, **tensors))
 
     def run(self, attend: Attend, window: int | None = None, *scores: float | None) -> torch.Tensor:
         """The output of `attend`, NaN where it writes nothing; its rows are not adjacent.
 
         scores: further arguments of `attend`, about scores.
         """
-        wide = torch.full_like(self.q, torch.nan).repeat(1, 2, 1)
-        out = wide[:, : self.q.shape[1]]
+        (out,) = apart(self.q.device, torch.full_like(self.q, torch.nan))
         attend(out, self.q, self.kv, self.work, window, *scores)
-        assert wide[:, self.q.shape[1] :].isnan().all()
+        assert gaps(out).isnan().all(), "it writes behind its rows"
         return out
-
-    def check(
-        self,
-        name: str,
-        attend: Attend,
-        window: int | None = None,
-        *scores: float | None,
-        factor: int = 2,
-    ) -> None:
-        """Assert that the error of `attend` is at most `factor` times that of torch in the same
-        dtype, and that both write the same tokens.
-        """
-        refer: Attend = getattr(reference, name)
-        wide = AttentionCase(self.q.double(), self.kv.double(), self.work)
-        exact = wide.run(refer, window, *scores)
-        torchs, ours = self.run(refer, window, *scores), self.run(attend, window, *scores)
-        written = ~exact.isnan()
-        assert torch.equal(~ours.isnan(), written)
-        assert_loses_no_more(ours[written], torchs[written], exact[written], factor)
 
     def row(self, index: int) -> torch.Tensor:
         """Indices of a row's tokens."""
@@ -83,7 +62,7 @@ def make_case(
     kv_dtype: torch.dtype | None = None,
     num_spare: int = 3,
     most_decoded: int = 1,
-    kv: torch.Tensor | None = None,
+    num_parts: int = 1,
     seed: int = 0,
 ) -> AttentionCase:
     """Make random inputs of attention.
@@ -92,14 +71,12 @@ def make_case(
 
     A sequence's numbers depend on its length and the seed only. Its blocks are scattered, and KV is
     NaN elsewhere.
-    num_spare: number of unused blocks, and of invalid items.   kv: memory to use, of enough slabs.
-    most_decoded: rows of up to so many tokens decode.
+    num_spare: number of unused blocks, and of invalid items of each part.
+    most_decoded: rows of up to so many tokens decode.   num_parts: of the decodes' items.
     """
     depths = [-(-length // block_size) for length, _ in rows]
     slabs = sum(depths) + num_spare
-    if kv is None:
-        kv = torch.full((slabs, 3, 2, kv_heads, block_size, dim), torch.nan)
-        kv = kv.to(kv_dtype or dtype)[:, 1]
+    kv = torch.full((slabs, 2, kv_heads, block_size, dim), torch.nan).to(kv_dtype or dtype)
     free = torch.randperm(slabs, generator=torch.Generator().manual_seed(len(rows))).tolist()
     tables = [[free.pop() for _ in range(depth)] for depth in depths]
     queries = []
@@ -112,21 +89,9 @@ def make_case(
         queries.append(torch.randn(max(length, 1), heads + 2 * kv_heads, dim, generator=rng))
         queries[-1] = queries[-1][-count:]
     q = torch.cat(queries).to(dtype)[:, :heads]
-    tile = prefill_queries(heads, kv_heads, dim, dtype, q.device)
-    decodes = Decodes(
-        num_places=sum(count for _, count in rows),
-        num_parts=1,
-        tile_queries=decode_queries(heads, kv_heads),
-        window=None,
-    )
+    tile = prefill_queries(heads, kv_heads, dim, dtype, CPU)
+    decodes = Decodes(len(q), num_parts, decode_queries(heads, kv_heads), window=None)
     return AttentionCase(q, kv, _work(rows, tables, num_spare, tile, decodes, most_decoded))
-
-
-def _apart(part: torch.Tensor, there: torch.device) -> torch.Tensor:
-    """A copy of `part` that is not contiguous: each row is followed by a gap of its own size."""
-    wide = torch.full((len(part), 2, *part.shape[1:]), torch.nan, device=there).to(part.dtype)
-    wide[:, 0] = part.to(there)
-    return wide[:, 0]
 
 
 def _work(
@@ -145,18 +110,20 @@ def _work(
             prefill_items += [(index, number) for number in range(-(-count // tile))]
         elif length:
             decodes.add(query_starts[-2], length - count, count, block_starts[-2])
-    items = decodes.items()[0].tolist()
+    parts = [part.tolist() for part in decodes.items()]
     records = [*decodes.records, *[(0,) * 7] * (query_starts[-1] - len(decodes.records))]
-    num_sums = sum(decodes.records[first].num_queries for first, _ in items)
-    spare = [(_GARBAGE, _GARBAGE)] * (num_sums - len(items) + num_spare)
+    # Each part has room for its partial sums: one of each query of each item.
+    sums = [sum(decodes.records[first].num_queries for first, _ in part) for part in parts]
+    room = max(sums) + num_spare
+    items = [i for part in parts for i in [*part, *[(_GARBAGE, _GARBAGE)] * (room - len(part))]]
     return AttentionWork(
         query_starts=_ints(query_starts),
         seq_lens=_ints([length for length, _ in rows]),
         block_starts=_ints(block_starts[:-1]),
         blocks=_ints([block for table in tables for block in table] + [_GARBAGE]),
         decodes=_ints(records),
-        decode_items=_ints(items + spare).view(-1, 2),
-        num_decode_items=_ints([len(items)]),
+        decode_items=_ints(items).view(-1, 2),
+        num_decode_items=_ints([*map(len, parts)]),
         prefill_items=_ints(prefill_items + [(_GARBAGE, _GARBAGE)] * num_spare).view(-1, 2),
         num_prefill_items=_ints([len(prefill_items)]),
         prefill_queries=tile,

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from kernels import reference
 from kernels.block import BLOCK
 from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 from kernels.work import PAIR_ROWS, LoRAWork, Site
@@ -35,39 +34,6 @@ class Module:
     a: torch.Tensor
     b: torch.Tensor
     scale: float
-
-
-@dataclass(frozen=True)
-class Cut:
-    """The part of an adapter that rank `index` of `size` has. by_outputs: for q, k, v, gate and up,
-    whose outputs are cut; otherwise for o and down, whose inputs are cut.
-    """
-
-    index: int
-    size: int
-    by_outputs: bool
-
-    def of(self, size: int) -> slice:
-        """Slice of `size` features that this rank has."""
-        return slice(self.index * size // self.size, (self.index + 1) * size // self.size)
-
-    def tile(self, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Parts of A, [8, in], and of B, [8, out], that this rank has."""
-        return (a, self.outputs(b)) if self.by_outputs else (self.inputs(a), b)
-
-    def site(self, site: Site) -> Site:
-        """The site with the features of this rank."""
-        if self.by_outputs:
-            return replace(site, out_features=tuple(w // self.size for w in site.out_features))
-        return replace(site, in_features=site.in_features // self.size)
-
-    def inputs(self, x: torch.Tensor) -> torch.Tensor:
-        """Part of the site's inputs, [.., in], that this rank has."""
-        return x if self.by_outputs else x[:, self.of(x.shape[1])]
-
-    def outputs(self, y: torch.Tensor) -> torch.Tensor:
-        """Part of one projection's outputs, [.., out], that this rank has."""
-        return y[:, self.of(y.shape[1])] if self.by_outputs else y
 
 
 @dataclass(frozen=True)
@@ -134,11 +100,9 @@ def make_case(
     block_rows: int = 16,
     num_layers: int = 2,
     seed: int = 0,
-    cut: Cut | None = None,
 ) -> LoRACase:
     """Make a case with adapter i in slot i.   features: (in, out) of projections with weights.
 
-    cut: the arena holds only one rank's part of the adapters.
     Tiles lie in random order, with NaN around them. After the valid blocks and pairs there are
     others that would change every token.
     """
@@ -149,7 +113,7 @@ def make_case(
     lines = (num_layers, NUM_PROJECTIONS)
     tables = [torch.full((*lines, depth), -1, dtype=torch.int32) for depth in depths]
     scales = [torch.full(lines, torch.nan) for _ in ranks]
-    arena = _place_tiles(modules, tables, scales, dtype, rng, cut)
+    arena = _place_tiles(modules, tables, scales, dtype, rng)
     blocks, pairs = _blocks(slots, block_rows), []
     for number, (_, _, slot) in enumerate(blocks):
         num_pairs = -(-depths[slot] * RANK_ROWS // PAIR_ROWS) if slot >= 0 else 0
@@ -182,13 +146,6 @@ def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> tor
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def reference_expanded(y: torch.Tensor, x: torch.Tensor, case: LoRACase, site: Site):
-    """y plus the adapters' part, by `kernels.reference`."""
-    expanded = y.clone()
-    reference.expand(expanded, reference.shrink(x, case.work, site))
-    return expanded
-
-
 def _modules(
     ranks: Ranks,
     features: Mapping[int, tuple[int, int]],
@@ -211,7 +168,6 @@ def _place_tiles(
     scales: Sequence[torch.Tensor],
     dtype: torch.dtype,
     rng: torch.Generator,
-    cut: Cut | None,
 ) -> torch.Tensor:
     """Make the arena with all tiles in it, and fill the tables with their places."""
     unit = ADDRESS_UNIT_BYTES // dtype.itemsize
@@ -221,9 +177,7 @@ def _place_tiles(
             scales[slot][layer, projection] = m.scale
             for index in range(-(-len(m.a) // RANK_ROWS)):
                 rows = slice(index * RANK_ROWS, (index + 1) * RANK_ROWS)
-                parts = _padded(m.a[rows]), _padded(m.b[rows])
-                parts = cut.tile(*parts) if cut else parts
-                tile = torch.cat([part.flatten() for part in parts])
+                tile = torch.cat([_padded(part[rows]).flatten() for part in (m.a, m.b)])
                 tiles.append((slot, layer, projection, index, tile))
     at, places = 1, []
     for number in torch.randperm(len(tiles), generator=rng).tolist():

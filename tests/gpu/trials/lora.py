@@ -1,16 +1,16 @@
-"""LoRA: shrink with expand, and shrink with the expand that is fused into silu_mul."""
+"""LoRA: shrink with expand, and shrink with the expand that is fused into a gated activation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
-from torch.nn.functional import silu
 
 from kernels.gpu.launch import INTERPRETED
 from kernels.tiles import MAX_RANK
 from kernels.work import Site
 from tests.gpu.setting import KernelSizes, Setting
-from tests.gpu.trials.trial import Trial, near, on, randn
+from tests.gpu.trials.rowwise import GATES
+from tests.gpu.trials.trial import Outputs, Trial, alike, apart, gaps, near, on, randn
 from tests.kernels.lora_cases import LoRACase, make_case, rank_patterns
 
 BLOCK_ROWS = (16, 64)
@@ -18,13 +18,23 @@ LAYER = 1
 
 
 def lora_trials(setting: Setting) -> Iterator[Trial]:
-    for name, site in sites(setting.kernels).items():
+    here, rng = sites(setting.kernels), setting.rng("slots")
+    slots = make_slots(setting.kernels.tokens, rng)
+    for name, site in here.items():
         for block_rows in BLOCK_ROWS:
-            yield _expand(setting, name, site, block_rows, setting.dtype)
+            yield _expand(setting, name, site, slots, block_rows, setting.dtype)
     for dtype in setting.dtypes[1:]:
-        yield _expand(setting, "o", sites(setting.kernels)["o"], BLOCK_ROWS[0], dtype)
-    for block_rows in BLOCK_ROWS:
-        yield _silu_mul(setting, block_rows)
+        yield _expand(setting, "o", here["o"], slots, BLOCK_ROWS[0], dtype)
+    yield _expand(setting, "o, one token", here["o"], [3], BLOCK_ROWS[0], setting.dtype)
+    yield _expand(setting, "o, no adapter", here["o"], [-1] * 5, BLOCK_ROWS[0], setting.dtype)
+    long = [2] * 3 + [1] * 71 + [-1] + [0] * 34
+    yield _expand(setting, "o, two blocks of 64", here["o"], long, 64, setting.dtype)
+    yield _sums(setting)
+    yield _neighbours(setting)
+    for name in GATES:
+        for block_rows in BLOCK_ROWS:
+            yield _gated(setting, name, block_rows)
+    yield _gated_base_rows(setting)
 
 
 def sites(sizes: KernelSizes) -> dict[str, Site]:
@@ -62,37 +72,116 @@ def make_slots(num_tokens: int, rng: torch.Generator) -> list[int]:
     return (slots + [0] * num_tokens)[:num_tokens]
 
 
-def _expand(setting: Setting, name: str, site: Site, block_rows: int, dtype: torch.dtype) -> Trial:
-    title = f"shrink, expand {name}, blocks of {block_rows}, {dtype}"
-    rng, num_tokens = setting.rng(title), setting.kernels.tokens
-    slots = make_slots(num_tokens, rng)
-    case = case_at(site, slots, dtype, block_rows, setting.seed_of(title))
+def _inputs(
+    site: Site, num_tokens: int, dtype: torch.dtype, rng: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(y, x)"""
     x = randn(num_tokens, site.in_features, rng=rng, dtype=dtype)
-    y = randn(num_tokens, sum(site.out_features), rng=rng, dtype=dtype)
+    return randn(num_tokens, sum(site.out_features), rng=rng, dtype=dtype), x
+
+
+def _expanded(ops, there, case: LoRACase, site: Site, *inputs: torch.Tensor) -> torch.Tensor:
+    """y with the adapters' part.   inputs: y and x."""
+    y, x = apart(there, *inputs)
+    ops.expand(y, ops.shrink(x, case.placed(there).work, site))
+    assert gaps(y).isnan().all(), "it writes behind its rows"
+    return y
+
+
+def _expand(
+    setting: Setting, name: str, site: Site, slots: list[int], block_rows: int, dtype: torch.dtype
+) -> Trial:
+    title = f"shrink, expand {name}, blocks of {block_rows}, {dtype}"
+    case = case_at(site, slots, dtype, block_rows, setting.seed_of(title))
+    y, x = _inputs(site, len(slots), dtype, setting.rng(title))
+    return Trial(
+        title,
+        lambda ops, there: [_expanded(ops, there, case, site, y, x)],
+        near(lambda: [case.exact(y, x, site)]),
+    )
+
+
+def _sums(setting: Setting) -> Trial:
+    """Planes that are summed beforehand, those of blocks of 64, have the bits of their sums. One
+    feature of each chunk is set, since the order of a sum's terms depends on the kernel.
+    """
+    site, dtype, slots = sites(setting.kernels)["gate_up"], setting.dtype, [1] * 21
+    x = torch.zeros(len(slots), site.in_features, dtype=dtype)
+    for token in range(len(slots)):
+        for chunk in range(site.num_chunks):
+            width = min(512, site.in_features - 512 * chunk)
+            x[token, 512 * chunk + 3 * token % width] = 0.3 + token + chunk
+    cases = [case_at(site, slots, dtype, rows, setting.seed_of("sums")) for rows in (64, 16)]
 
     def run(ops, there):
-        target, source = on(there, y, x)
-        ops.expand(target, ops.shrink(source, case.placed(there).work, site))
-        return [target]
+        totals = []
+        for case in cases:
+            planes = ops.shrink(*on(there, x), case.placed(there).work, site).planes
+            total = planes[0]
+            for plane in planes[1:]:
+                total = total + plane
+            totals.append(total.nan_to_num())
+        return totals
 
-    return Trial(title, run, near(lambda: [case.exact(y, x, site)]))
+    return Trial("shrink, sums of planes", run, alike)
 
 
-def _silu_mul(setting: Setting, block_rows: int) -> Trial:
-    title = f"silu_mul with adapters, blocks of {block_rows}"
-    rng, num_tokens = setting.rng(title), setting.kernels.tokens
-    site = sites(setting.kernels)["gate_up"]
-    slots = make_slots(num_tokens, rng)
+def _neighbours(setting: Setting) -> Trial:
+    """Rows of the base model keep their bits, and rows that are not finite spoil no others."""
+    site, slots = sites(setting.kernels)["o"], [-1, 1, 1, 1, -1, 0, 0]
+    case = case_at(site, slots, setting.dtype, 16, setting.seed_of("neighbours"))
+    y, x = _inputs(site, len(slots), setting.dtype, setting.rng("neighbours"))
+    bad_y, bad_x = y.clone(), x.clone()
+    bad_y[0, 0], bad_y[3, 1], bad_x[2, 7] = torch.nan, torch.inf, torch.nan
+
+    def run(ops, there):
+        clean = _expanded(ops, there, case, site, y, x)
+        spoilt = _expanded(ops, there, case, site, bad_y, bad_x)
+        return [clean[[1, 5, 6]], spoilt[[1, 5, 6]], spoilt[[0, 4]], spoilt[2]]
+
+    def judge(ours: Outputs, _: Outputs) -> None:
+        alike(ours[:2], _)
+        alike([ours[2], bad_y[[0, 4]]], _)
+        assert ours[3].isnan().all()
+
+    return Trial("shrink, expand beside bad rows", run, judge)
+
+
+def _gated(setting: Setting, name: str, block_rows: int) -> Trial:
+    title = f"{name} with adapters, blocks of {block_rows}"
+    site, rng = sites(setting.kernels)["gate_up"], setting.rng(title)
+    slots = make_slots(setting.kernels.tokens, rng)
     case = case_at(site, slots, setting.dtype, block_rows, setting.seed_of(title))
-    x = randn(num_tokens, site.in_features, rng=rng, dtype=setting.dtype)
-    y = randn(num_tokens, sum(site.out_features), rng=rng, dtype=setting.dtype)
-
-    def run(ops, there):
-        gate_up, source = on(there, y, x)
-        return [ops.silu_mul(gate_up, ops.shrink(source, case.placed(there).work, site))]
+    inputs = _inputs(site, len(slots), setting.dtype, rng)
 
     def exact():
-        gate, up = case.exact(y, x, site).chunk(2, dim=-1)
-        return [silu(gate) * up]
+        gate, up = case.exact(*inputs, site).chunk(2, dim=-1)
+        return [GATES[name](gate) * up]
 
-    return Trial(title, run, near(exact))
+    return Trial(title, _fused(name, case, site, *inputs), near(exact))
+
+
+def _gated_base_rows(setting: Setting) -> Trial:
+    """Rows of the base model have the bits that they have where no row has an adapter."""
+    site, slots = sites(setting.kernels)["gate_up"], [-1, -1, 1, 1, -1, 0]
+    case = case_at(site, slots, setting.dtype, 16, setting.seed_of("gated base rows"))
+    y, x = _inputs(site, len(slots), setting.dtype, setting.rng("gated base rows"))
+    base, fused = torch.tensor(slots) < 0, _fused("silu_mul", case, site, y, x)
+
+    def run(ops, there):
+        rows = base.to(there)
+        return [fused(ops, there)[0][rows], ops.silu_mul(*on(there, y))[rows]]
+
+    return Trial("silu_mul of base rows", run, alike)
+
+
+def _fused(
+    name: str, case: LoRACase, site: Site, y: torch.Tensor, x: torch.Tensor
+) -> Callable[..., Outputs]:
+    """`run` of a trial of the activation `name` with adapters."""
+
+    def run(ops, there):
+        gate_up, source = apart(there, y, x)
+        return [getattr(ops, name)(gate_up, ops.shrink(source, case.placed(there).work, site))]
+
+    return run
