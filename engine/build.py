@@ -165,9 +165,10 @@ def build_core(
         num_slabs, layout.slab_bytes // 1024, num_slabs * layout.block_size, config.dtype,
         config.device,
     )  # fmt: skip
-    rounding = WeightRounding.of(config.quantization)
-    numbers = ServedNumbers(Path(config.model_dir), rounding, backend.rounds_rows_of)
-    reference = MergedModel(numbers, model_config, _unrounded(config, model_config, numbers))
+    rounding, there = WeightRounding.of(config.quantization), backend.slabs.device
+    numbers = ServedNumbers(Path(config.model_dir), rounding, backend.rounds_rows_of, there)
+    unrounded = _unrounded(config, model_config, numbers)
+    reference = MergedModel(numbers, model_config, unrounded, backend.device)
     is_exact = config.dtype == "float32" and not numbers.is_quantized and not config.quantization
     precision = _PROOF_PRECISION[is_exact]
     core = EngineCore(
@@ -224,9 +225,9 @@ def _unrounded(
             raise UnsupportedModel(
                 f"unquantized_model: {folder} is {shape}, the served model is {model_config.shape}"
             )
-        return ServedNumbers(folder, NO_ROUNDING)
+        return ServedNumbers(folder, NO_ROUNDING, there=served.there)
     if config.quantization in ("int8", "int4") and not served.is_quantized:
-        return ServedNumbers(Path(config.model_dir), NO_ROUNDING)
+        return ServedNumbers(Path(config.model_dir), NO_ROUNDING, there=served.there)
     return None
 
 

@@ -48,7 +48,9 @@ logger = logging.getLogger(__name__)
 
 _JOURNAL_TIMEOUT_S = 10.0
 _PROOF_TIMEOUT_S = 1800.0
-"""Longest wait for a proof: its requests have deadlines, its arithmetic a share of the time."""
+"""Longest wait for a proof: its requests have deadlines, and its arithmetic a share of the time, or
+a thread of its own on a GPU.
+"""
 _RECONNECT_S = 0.05
 _LATE_S = 10.0
 _FIRST_TOKEN_LATE_S = 5.0

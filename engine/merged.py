@@ -1,8 +1,9 @@
 """The plainest way to run an adapter: merged into the base weights, in float32, without a cache.
 
 It shares the checkpoint and a few plain torch functions (kernels.elementwise) with the serving
-path, but no tiles, no arena and no compiled kernels. It works in units of a few milliseconds, so
-that it can run between the steps of an engine that serves.
+path, but no tiles, no arena and no compiled kernels. On a CPU it works in units of a few
+milliseconds, so that it can run between the steps of an engine that serves; on a device it runs
+beside them.
 """
 
 from collections.abc import Generator, Sequence
@@ -10,16 +11,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from engine.beside import Beside
 from engine.models.checkpoint import expert_projection_name, projection_name, router_name
 from engine.models.config import DecoderConfig
 from engine.models.experts import Experts
-from engine.proof import Compared, TokenSequence
+from engine.proof import MOST_TOKENS, Compared, TokenSequence
 from kernels.elementwise import apply_rope, gelu_mul, rms_norm, silu_mul, soft_cap_
 from kernels.routing import choose_experts
 from lora.canonical import CanonicalWeights, ModuleDelta, as_float32
+from lora.device import Device
 from lora.layout import FUSED, PROJECTIONS
 from registry.peft_format import EMBEDDING, HEAD
 
@@ -29,8 +34,26 @@ _UNIT_ELEMENTS = 1 << 19
 Units of four times as many take 3 ms, and 9 at most, without making the whole pass faster (135M
 shape: 0.68 s, and 0.80 s with the larger units).
 """
+_DEVICE_UNIT_ELEMENTS = 1 << 22
+"""The same on a device: 8 MiB of bf16 to read and to copy, and 0.5 GFLOP for 32 tokens twice."""
 
+_BYTES_PER_ELEMENT = 16
+"""Device memory of a unit: 8 bytes for each weight if they are numbers, 14 if they are rounded."""
+_LIBRARY_BYTES = 64 << 20
+"""Device memory for what the thread's products need themselves; cuBLAS takes 32 MiB on an H100."""
+_CPU = torch.device("cpu")
 _Q, _K, _V, _O, _GATE, _UP, _DOWN = range(7)
+
+
+def scratch_bytes(config: DecoderConfig, num_tokens: int = MOST_TOKENS) -> int:
+    """Most memory of a device that a run of so many tokens takes at a time."""
+    shape = config.shape
+    hidden, attended = shape.hidden_size, shape.num_heads * shape.head_dim
+    width = max(config.mlp_width, *(experts.width for experts in config.experts if experts), 0)
+    largest = hidden * max(attended, width, config.vocab_size)
+    row = 3 * hidden + max(5 * width, 10 * attended)
+    unit = _BYTES_PER_ELEMENT * min(_DEVICE_UNIT_ELEMENTS, largest)
+    return _LIBRARY_BYTES + unit + 2 * num_tokens * 4 * row
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +85,9 @@ class _Streams:
 
 
 class Weights(Protocol):
-    """Float32 tensors by their Hugging Face names; see engine.weights.ServedNumbers."""
+    """Float32 tensors by their Hugging Face names, where the run computes; see
+    engine.weights.ServedNumbers.
+    """
 
     def __getitem__(self, name: str) -> torch.Tensor: ...
 
@@ -75,16 +100,23 @@ class MergedModel:
     """Runs tokens on weights that are read a few rows at a time; see engine.proof.Reference.
 
     weights: what is served.   unrounded: the same before it was rounded to few bits, if it was, and
-    if there are such weights.
+    if there are such weights.   device: where to compute, and where the weights are; None for this
+    thread. Its products of float32 must not be rounded to TF32.
     """
 
     def __init__(
-        self, weights: Weights, config: DecoderConfig, unrounded: Weights | None = None
+        self,
+        weights: Weights,
+        config: DecoderConfig,
+        unrounded: Weights | None = None,
+        device: Device | None = None,
     ) -> None:
         self.config = config
         self.vocab_size = config.vocab_size
         self._weights = weights
         self._unrounded = unrounded
+        self._there = device.torch_device if device else _CPU
+        self._beside = Beside(device) if device else None
 
     def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
         """Invocation tokens of an activated LoRA, None for other adapters. Raises AdapterError."""
@@ -106,22 +138,37 @@ class MergedModel:
     def _run(
         self, weights: Weights, sequences: Sequence[TokenSequence], object_path: Path
     ) -> Generator[None, None, Compared]:
-        with torch.inference_mode():
-            # A generator must not leave inference mode on while it is suspended.
-            run = _Run(self.config, weights, CanonicalWeights(object_path), sequences)
-        steps = run.steps()
-        while True:
-            with torch.inference_mode():
-                try:
-                    next(steps)
-                except StopIteration as done:
-                    compared: Compared = done.value
-                    return compared
+        steps = self._steps(weights, sequences, object_path)
+
+        @torch.inference_mode()  # a generator must not leave it on while it is suspended
+        def advance() -> Compared | None:
+            try:
+                next(steps)
+            except StopIteration as done:
+                compared: Compared = done.value
+                return compared
+            return None
+
+        if self._beside is not None:
+            return (yield from self._beside.run(advance))
+        while (compared := advance()) is None:
             yield
+        return compared
+
+    def _steps(
+        self, weights: Weights, sequences: Sequence[TokenSequence], object_path: Path
+    ) -> Generator[None, None, Compared]:
+        adapter = CanonicalWeights(object_path)
+        unit = _DEVICE_UNIT_ELEMENTS if self._beside else _UNIT_ELEMENTS
+        run = _Run(self.config, weights, adapter, sequences, self._there, unit)
+        return (yield from run.steps())
 
 
 class _Run:
-    """One forward pass of both streams."""
+    """One forward pass of both streams.
+
+    there: where the weights are and products are computed.   unit_elements: see _UNIT_ELEMENTS.
+    """
 
     def __init__(
         self,
@@ -129,16 +176,21 @@ class _Run:
         weights: Weights,
         adapter: CanonicalWeights,
         sequences: Sequence[TokenSequence],
+        there: torch.device,
+        unit_elements: int,
     ) -> None:
         self.config = config
         self.weights = weights
         self.adapter = adapter
         self.sequences = sequences
+        self.there = there
+        self.unit_elements = unit_elements
         self.streams = _Streams.of(sequences)
+        self.merged = self.streams.merged.to(there)
         longest = max(len(sequence.token_ids) for sequence in sequences)
         tables = [rope.tables(longest) for rope in config.ropes.different]
         at = self.streams.positions
-        self.turns = [(cos[at], sin[at]) for cos, sin in tables]
+        self.turns = [(cos[at].to(there), sin[at].to(there)) for cos, sin in tables]
         self.activate = gelu_mul if config.activation == "gelu_tanh" else silu_mul
 
     def steps(self) -> Generator[None, None, Compared]:
@@ -160,7 +212,8 @@ class _Run:
         head = EMBEDDING if self.config.tie_word_embeddings else HEAD
         # A tied head and the embedding share a weight, but each has its own delta, as in PEFT.
         delta, size = self.adapter.delta(HEAD), self.config.vocab_size
-        logits = yield from self._multiply(f"{head}.weight", size, x, delta, self.streams.merged)
+        # Logits leave the device piece by piece; over a large vocabulary they would take the most.
+        logits = yield from self._multiply(f"{head}.weight", size, x, delta, self.merged, _CPU)
         logits *= factors.logits
         if (cap := self.config.soft_caps.logits) is not None:
             soft_cap_(logits, cap)
@@ -176,12 +229,15 @@ class _Run:
             yield
         x = torch.cat([rows[token] for token in ids]).repeat(2, 1)
         if (delta := self.adapter.delta(EMBEDDING)) is not None:
-            merged = self.streams.merged
-            tokens = torch.tensor(ids).repeat(2)[merged]
-            columns = torch.from_numpy(as_float32(delta.a[:, tokens.numpy()]))
-            x[merged] += delta.scale * (torch.from_numpy(as_float32(delta.b)) @ columns).T
+            tokens = torch.tensor(ids).repeat(2)[self.streams.merged]
+            columns = self._read(delta.a[:, tokens.numpy()])
+            x[self.merged] += delta.scale * (self._read(delta.b) @ columns).T
             yield
         return x
+
+    def _read(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
+        """Values of the adapter, as they are stored."""
+        return torch.from_numpy(as_float32(values)).to(self.there)
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         weight = self.weights[name] + self.config.norm_offset
@@ -200,9 +256,7 @@ class _Run:
         module = projection_name(layer, projection)
         _, num_outputs = self.config.features(projection)
         delta = self.adapter.delta(module) or self._fused_delta(layer, projection)
-        y = yield from self._multiply(
-            f"{module}.weight", num_outputs, x, delta, self.streams.merged
-        )
+        y = yield from self._multiply(f"{module}.weight", num_outputs, x, delta, self.merged)
         if self.config.biases[projection]:
             y = y + self.weights[f"{module}.bias"]
         return y
@@ -263,21 +317,24 @@ class _Run:
         x: torch.Tensor,
         delta: ModuleDelta | None = None,
         merged: Sequence[int] | torch.Tensor = (),
+        to: torch.device | None = None,
     ) -> Generator[None, None, torch.Tensor]:
         """Compute x @ weight.T, a few rows of the weight at a time.
 
-        merged: rows of x that the delta applies to.
+        merged: rows of x that the delta applies to.   to: where the outputs are put; None for where
+        they are computed.
         """
-        y, read = torch.empty(len(x), num_outputs), self.weights.inputs(name, x)
-        a = None if delta is None else torch.from_numpy(as_float32(delta.a))
-        num_rows = max(1, _UNIT_ELEMENTS // x.shape[1])
+        y = torch.empty(len(x), num_outputs, device=to or self.there)
+        read = self.weights.inputs(name, x)
+        a = None if delta is None else self._read(delta.a)
+        num_rows = max(1, self.unit_elements // x.shape[1])
         for start in range(0, num_outputs, num_rows):
             end = min(start + num_rows, num_outputs)
-            weight = self.weights.rows(name, start, end)
-            y[:, start:end] = linear(read, weight)
+            part = linear(read, self.weights.rows(name, start, end))
             if delta is not None and a is not None and len(merged):
-                b = torch.from_numpy(as_float32(delta.b[start:end]))
-                y[merged, start:end] += linear(x[merged], delta.scale * (b @ a))
+                b = self._read(delta.b[start:end])
+                part[merged] += linear(x[merged], delta.scale * (b @ a))
+            y[:, start:end] = part
             yield
         return y
 
@@ -302,7 +359,7 @@ class _Run:
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
         out = torch.empty_like(q)
         for start, end in self.streams.bounds:
-            mask = _visible(end - start, self.config.windows[layer])
+            mask = _visible(end - start, self.config.windows[layer]).to(self.there)
             query, key, value = (t[start:end].transpose(0, 1) for t in (q, k, v))
             out[start:end] = self._softmax(query, key, value, mask).transpose(0, 1)
         return out.flatten(1)

@@ -30,6 +30,7 @@ from engine.messages import (
 from engine.request import find_adapter_start
 from engine.scheduler import NOT_FINITE, Scheduler
 from lora.errors import AdapterError
+from registry.peft_config import MAX_INVOCATION_TOKENS
 from registry.proof import PROOF_FAILED, Proof, Verdict
 from registry.ref import AdapterRef
 
@@ -39,6 +40,10 @@ MAX_WAITING = 64
 _PROMPT_LENGTHS = (7, 19)
 """Tokens of the fixed prompts: one prompt fits into a KV block, one takes two blocks."""
 _NUM_TOKENS = 4
+MOST_TOKENS = sum(_PROMPT_LENGTHS) + len(_PROMPT_LENGTHS) * (
+    MAX_INVOCATION_TOKENS + _NUM_TOKENS - 1
+)
+"""Tokens that the merged weights are run on, at most."""
 _TOP = 20
 _BUSY_SHARE = 0.1
 """Share of the engine's time that merged weights may take while requests are served."""
@@ -93,7 +98,7 @@ class Reference(Protocol):
     def compare(
         self, sequences: Sequence[TokenSequence], object_path: Path
     ) -> Generator[None, None, Compared]:
-        """Run sequences, yielding between units of a few milliseconds. Raises AdapterError."""
+        """Run sequences, yielding every few milliseconds at least. Raises AdapterError."""
         ...
 
 

@@ -17,13 +17,15 @@ from kernels.quantized import QuantizedWeight, Rounding, Weight, as_numbers, rou
 from lora.layout import CUT_BY_INPUTS, FUSED, PROJECTIONS
 from lora.shard import Shard
 
+CPU = torch.device("cpu")
+
 
 def load_config(model_dir: Path) -> dict[str, object]:
     config: dict[str, object] = json.loads((model_dir / "config.json").read_text())
     return config
 
 
-def open_weights(model_dir: Path, dtype: torch.dtype) -> "StoredWeights":
+def open_weights(model_dir: Path, dtype: torch.dtype | None) -> "StoredWeights":
     """Open a folder's weights in the format that its config.json names. Raises UnsupportedModel."""
     return StoredWeights(model_dir, dtype, format_of(load_config(model_dir)))
 
@@ -40,12 +42,14 @@ class StoredWeights(Mapping[str, Weight]):
     """All weights of all files, by name; each is read when it is asked for, and not kept.
 
     So a model that packs its weights as it reads them never holds them twice. A quantised module
-    has one weight in place of the tensors that make it up; all others are tensors of `dtype`.
-    Projections that are stored as one weight have the names of separate ones.
-    Raises FileNotFoundError if the folder has no weights.
+    has one weight in place of the tensors that make it up; all others are tensors of `dtype`, or as
+    they are stored if it is None. Projections that are stored as one weight have the names of
+    separate ones. Raises FileNotFoundError if the folder has no weights.
     """
 
-    def __init__(self, model_dir: Path, dtype: torch.dtype, form: Format | None = None) -> None:
+    def __init__(
+        self, model_dir: Path, dtype: torch.dtype | None, form: Format | None = None
+    ) -> None:
         self.dtype = dtype
         self._files = TensorFiles(model_dir)
         self._form = form
@@ -107,11 +111,14 @@ class StoredWeights(Mapping[str, Weight]):
             own = fused.rows[rows]
             return self._read(fused.name, slice(own.start, own.stop), columns)
         if self._form is None or name not in self._modules:
-            return self._files.read(name, rows, columns).to(self.dtype)
+            return self._typed(self._files.read(name, rows, columns))
         num_outputs, num_inputs = self.shape(name)
         part = Part(range(num_outputs)[rows], range(num_inputs)[columns])
         weight = self._form.read(self._modules[name], part)
-        return weight.to(self.dtype) if isinstance(weight, torch.Tensor) else weight
+        return self._typed(weight) if isinstance(weight, torch.Tensor) else weight
+
+    def _typed(self, weight: torch.Tensor) -> torch.Tensor:
+        return weight.to(self.dtype or weight.dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -129,15 +136,21 @@ def _projection(name: str) -> str:
 class ServedNumbers:
     """The numbers that are served, in float32: weights as the checkpoint or `rounding` has them.
 
-    rounds_rows_of: see Backend.
+    rounds_rows_of: see Backend.   there: the device on which the numbers are. Weights go to it as
+    they are stored, which is half of the bytes, and are rounded there.
     """
 
     def __init__(
-        self, model_dir: Path, rounding: WeightRounding, rounds_rows_of: Sequence[int] = ()
+        self,
+        model_dir: Path,
+        rounding: WeightRounding,
+        rounds_rows_of: Sequence[int] = (),
+        there: torch.device = CPU,
     ) -> None:
-        self._weights = open_weights(model_dir, torch.float32)
+        self._weights = open_weights(model_dir, None)
         self._rounding = rounding
         self._rounds_rows_of = rounds_rows_of
+        self.there = there
 
     @property
     def is_quantized(self) -> bool:
@@ -145,11 +158,11 @@ class ServedNumbers:
         return self._weights.is_quantized
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return as_numbers(self._weights[name])
+        return as_numbers(self._weights[name].to(self.there)).float()
 
     def rows(self, name: str, start: int, end: int) -> torch.Tensor:
         """Rows [start, end) of a weight; the others are not read."""
-        return as_numbers(self._rows(name, start, end))
+        return as_numbers(self._rows(name, start, end)).float()
 
     def inputs(self, name: str, x: torch.Tensor) -> torch.Tensor:
         """The part of x, [T, in], that a product with this weight reads."""
@@ -158,7 +171,7 @@ class ServedNumbers:
         return rounded_rows(x) if bits in self._rounds_rows_of else x
 
     def _rows(self, name: str, start: int, end: int) -> Weight:
-        weight = self._weights.rows(name, start, end)
+        weight = self._weights.rows(name, start, end).to(self.there)
         if _projection(name) in PROJECTIONS:
             return self._rounding.of_projection(weight)
         return self._rounding.of_head(weight) if name == "lm_head.weight" else weight

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -17,6 +18,7 @@ from engine.gpu.kernels import Kernels
 from engine.gpu.linear import Quantization
 from engine.gpu.profile import fit_slabs, run_largest_steps
 from engine.gpu.runner import GpuRunner
+from engine.merged import scratch_bytes
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.models.rounding import WeightRounding
@@ -65,6 +67,7 @@ def gpu_backend(
     device = CudaDevice(there)
     # Weights and arena are filled on the stream that uses them.
     torch.cuda.set_stream(device.compute)
+    torch.set_float32_matmul_precision("highest")  # a proof's reference is no TF32
     check_capability(capability(there), config)
     dtype: torch.dtype = getattr(torch, config.dtype)
     stored = open_weights(Path(config.model_dir), dtype)
@@ -148,6 +151,8 @@ def assemble(
         ranks.least(0)  # a barrier: reading weights may take longer than a step's sums wait
     slab_bytes = form.layout.slab_bytes
     memory = run_largest_steps(model, form, kv_dtype, limits, is_eager)
+    if model.is_first:  # a proof's merged weights run there
+        memory = replace(memory, free_bytes=memory.free_bytes - scratch_bytes(model_config))
     num_slabs = fit_slabs(memory, config, slab_bytes)
     if ranks is not None:
         num_slabs = ranks.least(num_slabs)  # so that a slab's number means the same on all

@@ -1,23 +1,31 @@
 """A proof's reference equals transformers and PEFT, and judges adapters on real kernels."""
 
 import math
-from itertools import count
+import threading
+from functools import partial
+from itertools import accumulate, count
 
 import numpy as np
 import pytest
 import torch
 from peft import PeftModel
 from peft.tuners.lora.variants import calculate_alora_offsets
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from engine import merged
 from engine.merged import MergedModel
+from engine.messages import ProveAdapter
 from engine.models.config import DecoderConfig
-from engine.models.rounding import NO_ROUNDING
+from engine.models.rounding import NO_ROUNDING, WeightRounding
 from engine.proof import TokenSequence
 from engine.weights import ServedNumbers, load_config
 from tests.engine import real_core
 from tests.engine.cpu_kernels import kernels_of
+from tests.engine.fakes import make_message
 from tests.engine.gpu.backends import fake_backend
+from tests.engine.gpu.fake_device import FakeDevice
 from tests.engine.real_core import add_adapter, build_core
 from tests.engine.test_oracle import FAMILIES, INVOCATION
 from tests.oracle import merged_model
@@ -80,13 +88,28 @@ def drain(generator):
     raise AssertionError
 
 
-def reference(model):
+class Watched(ServedNumbers):
+    """Weights that note which of them were read, one name for each unit."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.names = []
+
+    def rows(self, name, start, end):
+        self.names.append(name)
+        return super().rows(name, start, end)
+
+
+def reference(model, device=None, quantization=None):
+    """A model, and its weights where the device is."""
     config = DecoderConfig.parse(load_config(model))
-    return MergedModel(ServedNumbers(model, NO_ROUNDING), config)
+    there = device.torch_device if device else torch.device("cpu")
+    numbers = Watched(model, WeightRounding.of(quantization), there=there)
+    return MergedModel(numbers, config, device=device), numbers
 
 
 def compare(model, path, sequences):
-    return drain(reference(model).compare(sequences, path))[0]
+    return drain(reference(model)[0].compare(sequences, path))[0]
 
 
 @torch.inference_mode()
@@ -114,40 +137,135 @@ def test_both_streams_are_transformers_and_peft(world, tmp_path, kind):
     assert np.abs(found.base - found.merged).max() > 0.1
 
 
-def test_the_size_of_a_unit_changes_nothing(world, tmp_path, monkeypatch):
+def test_neither_the_size_of_a_unit_nor_a_device_changes_anything(world, tmp_path, monkeypatch):
     model, adapters = world
     *_, path = added(model, adapters["lora"], tmp_path)
     sequences = [TokenSequence(PROMPTS[0], 0)]
     whole = compare(model, path, sequences)
+    beside, _ = drain(reference(model, FakeDevice())[0].compare(sequences, path))
     monkeypatch.setattr(merged, "_UNIT_ELEMENTS", 64 * 7)
-    pieces, units = drain(reference(model).compare(sequences, path))
+    pieces, units = drain(reference(model)[0].compare(sequences, path))
     assert units > 100
-    np.testing.assert_allclose(pieces.merged, whole.merged, atol=2e-4, rtol=5e-5)
+    for other in (beside, pieces):
+        np.testing.assert_allclose(other.merged, whole.merged, atol=2e-4, rtol=5e-5)
 
 
-class Watched(ServedNumbers):
-    """Weights that note of which experts they were read."""
+class OneDevice(TorchDispatchMode):
+    """Refuses operators that mix tensors of two devices, except for copies."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        leaves = tree_leaves((args, kwargs))
+        devices = {x.device for x in leaves if isinstance(x, torch.Tensor) and x.dim()}
+        assert len(devices) < 2 or func is torch.ops.aten.copy_.default, f"{func} of {devices}"
+        return func(*args, **(kwargs or {}))
+
+
+class Elsewhere(FakeDevice):
+    """A device whose tensors have no values."""
+
+    torch_device = torch.device("meta")
+
+    def submit(self, stream, work):
+        def checked():
+            with OneDevice():
+                work()
+
+        super().submit(stream, checked)
+
+
+# Which experts run depends on values.
+@pytest.mark.parametrize("world", sorted({*FAMILIES} - {"qwen3_moe", "mixtral"}), indirect=True)
+@pytest.mark.parametrize("quantization", [None, "int4"])
+def test_all_but_logits_is_on_the_device(world, tmp_path, quantization):
+    model, adapters = world
+    config = DecoderConfig.parse(load_config(model))
+    *_, path = added(model, adapters["alora"], tmp_path)
+    elsewhere, weights = reference(model, Elsewhere(eagerness=0.0), quantization)
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        drain(elsewhere.compare([TokenSequence(PROMPTS[0], 0)], path))
+    head = "model.embed_tokens" if config.tie_word_embeddings else "lm_head"
+    assert weights.names[-1] == f"{head}.weight"
+
+
+def peak_bytes(work, but):
+    """Most memory that tensors take while this thread works; mappings of `but` bytes do not count.
+
+    Returns the result of the work, too.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        result = work()
+    events = sorted(profiled.profiler.kineto_results.events(), key=lambda event: event.start_ns())
+    sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    return result, max(accumulate(size for size in sizes if abs(size) != but))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"hidden_size": 256, "intermediate_size": 2048},
+        {"head_dim": 128, "num_attention_heads": 8, "num_key_value_heads": 8},
+    ],
+)
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_a_run_takes_no_more_memory_than_is_kept_for_it(tmp_path, shape, quantization):
+    model = save_model(tmp_path / "model", tied=False, dtype=torch.bfloat16, **shape)
+    *_, path = added(model, save_adapter(model, tmp_path / "lora", seed=1), tmp_path)
+    file_bytes = (model / "model.safetensors").stat().st_size
+    for num_tokens in (2, 100):
+        sequences = [TokenSequence((3,) * num_tokens, 0)]
+        runs, _ = reference(model, quantization=quantization)
+        work = partial(drain, runs.compare(sequences, path))
+        (compared, _), taken = peak_bytes(work, but=file_bytes)
+        on_host = 3 * (compared.base.nbytes + compared.merged.nbytes)
+        kept = merged.scratch_bytes(runs.config, num_tokens) - merged._LIBRARY_BYTES
+        assert 0.4 * kept < taken - on_host <= kept
+
+
+class Shut(ServedNumbers):
+    """Weights that nobody can read until a gate is opened."""
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.read = set()
+        self.is_asked, self.gate = threading.Event(), threading.Event()
 
     def rows(self, name, start, end):
-        if ".experts." in name:
-            self.read.add(name.rpartition(".experts.")[0] + "." + name.split(".")[-3])
+        self.is_asked.set()
+        assert self.gate.wait(60)
         return super().rows(name, start, end)
+
+
+@ONE_FAMILY
+def test_steps_do_not_wait_for_merged_weights_on_a_device(world, tmp_path):
+    model, adapters = world
+    objects, ref, path = added(model, adapters["lora"], tmp_path)
+    core = build_core(model, tmp_path / "engine", objects)
+    weights = Shut(model, NO_ROUNDING)
+    core.proofs.reference = MergedModel(weights, core.proofs.reference.config, device=FakeDevice())
+    core.handle("gw", ProveAdapter(proof_id="p", adapter=ref, object_path=str(path)))
+    while not weights.is_asked.is_set():
+        assert core.step() == []
+    core.handle("gw", make_message("r", max_tokens=20))
+    outputs = []
+    while not outputs or not outputs[-1].is_last:
+        outputs += [output for _, answer in core.step() for output in answer.outputs]
+    weights.gate.set()
+    answers = []
+    while not answers:
+        answers = core.step()
+    assert answers[0][1].proof.verdict == "passed"
 
 
 def test_only_experts_that_a_token_has_are_read(tmp_path):
     options = {**QWEN3_MOE, "num_experts": 64, "mlp_only_layers": []}
     model = save_model(tmp_path / "model", family="qwen3_moe", **options)
     *_, path = added(model, save_adapter(model, tmp_path / "lora", seed=1), tmp_path)
-    weights = Watched(model, NO_ROUNDING)
-    watched = MergedModel(weights, DecoderConfig.parse(load_config(model)))
+    watched, weights = reference(model)
     sequence = TokenSequence(PROMPTS[0][:3], 0)
     drain(watched.compare([sequence], path))
+    gates = {name for name in weights.names if name.endswith("gate_proj.weight")}
+    read = {name for name in gates if ".experts." in name}
     num_layers, most = 2, 2 * len(sequence.token_ids) * options["num_experts_per_tok"]
-    assert num_layers < len(weights.read) <= num_layers * most < num_layers * 64
+    assert num_layers < len(read) <= num_layers * most < num_layers * 64
 
 
 @pytest.mark.parametrize("kind", ["lora", "alora"])
@@ -204,9 +322,10 @@ def scaled(factor):
 
 
 @ONE_FAMILY
-def test_one_module_with_another_scale_is_a_mismatch(prove):
+@pytest.mark.parametrize("options", [{}, {"make_backend": fake_backend}])
+def test_one_module_with_another_scale_is_a_mismatch(prove, options):
     """One of 14 modules is off, which is the effect of a tile that is not applied."""
-    proof = prove(change=scaled(0.5))
+    proof = prove(change=scaled(0.5), **options)
     assert proof.verdict == "mismatch"
     assert proof.max_difference > proof.tolerance
 

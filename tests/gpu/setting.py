@@ -150,7 +150,7 @@ def dry(seed: int) -> Setting:
     """
     torch.set_num_threads(1)
     device = FakeDevice(seed)
-    device.free_bytes = TOTAL_BYTES // 10 + (4 << 20)
+    device.free_bytes = TOTAL_BYTES // 10 + (70 << 20)
     return Setting(device, seed, (torch.float16,), KERNELS_DRY, MODELS_DRY)
 
 

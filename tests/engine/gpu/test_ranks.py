@@ -9,6 +9,7 @@ import torch
 from engine.batch import Batch, Transfer
 from engine.errors import UnsupportedModel
 from engine.gpu.backend import assemble, check_count
+from engine.merged import scratch_bytes
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.step_measurement import DEVICE_SIZES, measure_steps, steps_of
@@ -302,6 +303,8 @@ def test_the_arena_has_as_many_slabs_on_all_ranks_as_fit_on_the_fullest(llama, t
         torch.set_num_threads(1)
         device = FakeDevice(eagerness=1.0)
         device.free_bytes = TOTAL_BYTES // 2 + (20 - 7 * ranks.shard.index) * slab_bytes
+        if ranks.shard.index == 0:
+            device.free_bytes += scratch_bytes(config)  # proofs take memory of the first rank only
         weights = ShardedWeights(StoredWeights(llama.model_dir, torch.float32), ranks.shard)
         engine = make_config(tmp_path, memory_utilization=0.5)
         kernels = RecordingKernels(device)

@@ -15,6 +15,7 @@ from engine.gpu.backend import check_capability, check_width, most_drafts
 from engine.gpu.inputs import StepShape
 from engine.gpu.profile import bytes_of_all, run_largest_steps
 from engine.gpu.sampler import MOST_TOP_LOGPROBS
+from engine.merged import scratch_bytes
 from engine.messages import SamplingParams
 from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
@@ -161,22 +162,26 @@ def make_backend(model_dir, device, **values):
     return fake_backend(config, form, weights, device, **values), layout
 
 
-def test_the_arena_is_what_the_largest_steps_leave_of_a_share_of_the_memory(model_dir):
+def proof_bytes(model_dir):
+    return scratch_bytes(DecoderConfig.parse(load_config(model_dir)))
+
+
+def test_the_arena_is_what_the_largest_steps_and_a_proof_leave_of_a_share_of_the_memory(model_dir):
     device = FakeDevice(eagerness=1.0)
-    device.free_bytes = TOTAL_BYTES // 4
-    backend, layout = make_backend(model_dir, device, memory_utilization=0.8)
-    left = TOTAL_BYTES // 4 - 0.2 * TOTAL_BYTES
+    device.free_bytes = TOTAL_BYTES // 2
+    backend, layout = make_backend(model_dir, device, memory_utilization=0.7)
+    left = TOTAL_BYTES // 2 - 0.3 * TOTAL_BYTES - proof_bytes(model_dir)
     assert 0 <= left - len(backend.slabs) * layout.slab_bytes < layout.slab_bytes
 
 
 def test_beside_the_arena_there_is_room_for_all_graphs(model_dir):
     device = FakeDevice(eagerness=1.0)
-    device.free_bytes = TOTAL_BYTES // 4
+    device.free_bytes = TOTAL_BYTES // 2
     device.pool_bytes, device.graph_bytes = 30 << 20, (1 << 20) + 7
-    backend, layout = make_backend(model_dir, device, memory_utilization=0.8, max_num_seqs=40)
+    backend, layout = make_backend(model_dir, device, memory_utilization=0.7, max_num_seqs=40)
     runner = backend.make_runner(lambda key: None, None, 0)
     graphs = device.pool_bytes + len(list(runner.graphs.shapes())) * device.graph_bytes
-    left = TOTAL_BYTES // 4 - 0.2 * TOTAL_BYTES
+    left = TOTAL_BYTES // 2 - 0.3 * TOTAL_BYTES - proof_bytes(model_dir)
     assert 0 <= left - graphs - backend.slabs.nbytes < layout.slab_bytes
 
 
@@ -218,7 +223,7 @@ def test_an_arena_that_has_no_room_is_refused_with_what_to_do(model_dir):
 
 def test_an_arena_that_was_asked_for_and_does_not_fit_is_refused(model_dir):
     device = FakeDevice(eagerness=1.0)
-    device.free_bytes = 1 << 20
+    device.free_bytes = (1 << 20) + proof_bytes(model_dir)
     backend, layout = make_backend(model_dir, device, arena_bytes=1 << 20)
     assert len(backend.slabs) == (1 << 20) // layout.slab_bytes
     with pytest.raises(UnsupportedModel, match="smaller max_num_batched_tokens or arena_bytes"):
