@@ -35,7 +35,7 @@ Units of four times as many take 3 ms, and 9 at most, without making the whole p
 shape: 0.68 s, and 0.80 s with the larger units).
 """
 _DEVICE_UNIT_ELEMENTS = 1 << 22
-"""The same on a device: 8 MiB of bf16 to read and to copy, and 0.5 GFLOP for 32 tokens twice."""
+"""The same on a device: 8 MiB of bf16 to read and to copy, and 1 GFLOP for 32 tokens."""
 
 _BYTES_PER_ELEMENT = 16
 """Device memory of a unit: 8 bytes for each weight if they are numbers, 14 if they are rounded."""
