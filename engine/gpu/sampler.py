@@ -22,6 +22,8 @@ from kernels.work import PenaltyWork, SamplingWork
 
 MOST_TOP_LOGPROBS = 20
 """Limit on the likeliest tokens that are reported beside one token; buffers hold no more."""
+_TOLD_BYTES = 16 << 20
+"""Logits of which the likeliest are looked up at once, which takes ten times as much beside."""
 
 Array = npt.NDArray[np.generic]
 Fields = dict[str, Array]
@@ -294,7 +296,7 @@ def choose(
         masked.apply(logits)
     tokens[: inputs.num_rows] = kernels.sample(logits, work)
     depth = inputs.told.depth
-    for part in chunks(len(raw), raw.shape[1]):
+    for part in chunks(len(raw), raw.shape[1], _TOLD_BYTES):
         chosen = tokens.index_select(0, told[part])
         tell(raw[part].log_softmax(dim=-1), chosen, depth, logprobs.behind(part.start, depth))
 

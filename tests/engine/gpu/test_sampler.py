@@ -23,6 +23,13 @@ MOST_ROWS = 9
 POISON = -(2**31)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def logprobs_of_two_rows_at_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.gpu.sampler._TOLD_BYTES", 2 * 4 * VOCAB)
+        yield
+
+
 def make_row(*, prompt=(), output=(), seed=0, banned=(), **params) -> ScheduledRow:
     return ScheduledRow(
         request_id="r", token_ids=(1,), start=0, block_ids=(0,), adapter_key=None,
