@@ -132,7 +132,8 @@ def build_core(
     swap = SwapSpace(num_swap_slots, layout.slab_bytes, costs)
     fakes = [b""] * config.vocab_size, [0], FakeGrammars(config.vocab_size)
     words, eos, grammars = tokens or fakes
-    speculation = Speculation(FLAT, drafter) if drafter else None
+    device = {"lag": 1, "most_choices": backend.most_choices} if make_backend else {}
+    speculation = Speculation(FLAT, drafter, **device) if drafter else None
     if draft_model_dir:
         model = open_draft_model(draft_model_dir, slabs, make_kernels, quantization)
         model_drafts = ModelDrafter(model, adapters.arena, limits.max_model_len, idle_share=0.4)

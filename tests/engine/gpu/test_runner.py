@@ -94,7 +94,7 @@ def check_logprobs(logprobs, expected):
 
 def test_answers_are_the_same_with_drafts_behind_known_tokens_and_pending_ones(tmp_path, model_dir):
     expected, expected_logprobs = ask(build_core(model_dir, tmp_path / "cpu", {}))
-    make_backend = partial(fake_backend, max_num_drafts=56)
+    make_backend = partial(fake_backend, max_num_drafts=20)
     drafter = ReplayDrafter(expected, key=lambda request: request.request_id)
     options = {"make_backend": make_backend, "drafter": drafter}
     core = build_core(model_dir, tmp_path / "device", {}, **options)
