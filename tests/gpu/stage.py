@@ -83,12 +83,13 @@ def eager_stage(
     num_slabs: int,
     ranks: Ranks | None = None,
     max_num_drafts: int = 0,
+    kv_dtype: torch.dtype | None = None,
     **limits: int,
 ) -> Stage:
     """Make a stage whose graphs are not captured yet.
 
-    weights, ranks: see GpuDecoder.   max_num_drafts: see StepLimits.   limits: see
-    make_engine_config.
+    weights, ranks: see GpuDecoder.   max_num_drafts: see StepLimits.   kv_dtype: None for that of
+    the weights.   limits: see make_engine_config.
     """
     dtype: torch.dtype = getattr(torch, form.dtype)
     there = device.torch_device
@@ -97,8 +98,9 @@ def eager_stage(
     model = GpuDecoder(config, weights, of_steps.max_model_len, device, kernels, ranks=ranks)
     arena = torch.zeros(num_slabs, form.layout.slab_bytes, dtype=torch.uint8, device=there)
     meter = TokenMeter(folder / "meter")
+    kv_dtype = kv_dtype or dtype
     return Stage(
-        form, arena, lambda tables: GpuRunner(model, arena, form, dtype, tables, meter, of_steps)
+        form, arena, lambda tables: GpuRunner(model, arena, form, kv_dtype, tables, meter, of_steps)
     )
 
 

@@ -2,150 +2,30 @@
 
 import random
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
 from torch.nn.functional import linear
 from torch.overrides import TorchFunctionMode
 
-from engine.batch import Batch, ScheduledRow
-from engine.cpu.inputs import InputBuilder
+from engine.batch import Batch
 from engine.gpu import graphs
-from engine.gpu.decoder import GpuDecoder, StepOutputs
-from engine.gpu.graphs import StepGraphs
-from engine.gpu.inputs import StepBuilder, StepLimits, StepShape
-from engine.messages import SamplingParams
-from engine.models.config import DecoderConfig
 from engine.request import PENDING_TOKEN
-from engine.weights import StoredWeights, load_config
 from kernels import reference
-from kernels.quantized import Rounding, quantize
-from lora.batch import DeviceTables
 from lora.layout import Layout
 from lora.packed import PackedForm
-from registry.base_model import BaseModel
-from tests.cpu_decoder import make_decoder
 from tests.engine.gpu.fake_device import FakeDevice
-from tests.tiny_models import (
-    GEMMA2,
-    GEMMA3,
-    GRANITE,
-    OLMO2,
-    PHI3,
-    canonical_bytes,
-    packed_adapter,
-    save_adapter,
-    save_model,
-)
+from tests.gpu.models import make_adapters, make_config, make_weights, pack_adapter
+from tests.gpu.setting import MODELS_DRY, dry
+from tests.gpu.stage import eager_stage
+from tests.gpu.whole_model import TorchModel, whole_model_checks
 
-CPU = torch.device("cpu")
-NUM_SLABS = 64
-LIMITS = StepLimits(max_num_seqs=8, max_num_batched_tokens=64, max_model_len=128, prefill_queries=8)
-FAMILIES = {
-    "llama": {"attention_bias": True, "mlp_bias": True, "tied": False},
-    "mistral": {"sliding_window": 24},
-    "qwen2": {},
-    "qwen3": {"head_dim": 32},
-    "granite": GRANITE,
-    "phi3": PHI3,
-    "gemma2": GEMMA2,
-    "gemma3_text": GEMMA3,
-    "olmo2": OLMO2,
-}
-
-
-class World:
-    """A tiny model on the device and on the CPU, each with an arena; adapters lie in both."""
-
-    def __init__(
-        self,
-        folder,
-        dtype=torch.float32,
-        kv_dtype=torch.float32,
-        kernels=reference,
-        limits=LIMITS,
-        roundings=None,
-        kv_scales=(),
-        **options,
-    ):
-        model_dir = save_model(folder / "model", dtype=dtype, **options)
-        self.config = DecoderConfig.parse(load_config(model_dir))
-        self.layout = Layout.of(self.config.shape, dtype.itemsize, 32, kv_dtype.itemsize)
-        self.form = PackedForm(self.layout, str(dtype).removeprefix("torch."), "base-1")
-        self.arenas = torch.zeros(2, NUM_SLABS, self.layout.slab_bytes, dtype=torch.uint8)
-        self.tables = {}
-        self.free = list(range(NUM_SLABS))
-        random.Random(1).shuffle(self.free)
-        self._place(model_dir, folder, r=4, lora_alpha=16)
-        self._place(model_dir, folder, r=20, use_rslora=True, target_modules=["v_proj", "o_proj"])
-        self._place(model_dir, folder, rank_pattern={"layers.1.*up_proj": 17}, lora_alpha=16)
-        weights = rounded(dict(StoredWeights(model_dir, dtype)), roundings or {})
-        for layer, scales in enumerate(kv_scales):
-            for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
-                weights[f"model.layers.{layer}.self_attn.{name}"] = torch.tensor([scale])
-        dense = {
-            n: w if isinstance(w, torch.Tensor) else w.dequantize() for n, w in weights.items()
-        }
-        self.torch_model = make_decoder(self.config, dense, self.form, LIMITS.max_model_len)
-        if kv_dtype == dtype:
-            self.torch_inputs = InputBuilder(
-                self.arenas[0], self.form, lambda key: (0, self.tables[key][0])
-            )
-        self.device = FakeDevice()
-        self.model = GpuDecoder(self.config, weights, LIMITS.max_model_len, self.device, kernels)
-        window = replace(limits, sliding_window=self.config.sliding_window)
-        self.graphs = StepGraphs(limits)
-        self.builder = StepBuilder(
-            window, self.form, self.arenas[1], lambda key: (0, self.tables[key][1]),
-            self.graphs.fit,
-        )  # fmt: skip
-        kv = self.arenas[1].view(kv_dtype)[:, : self.layout.kv_block_elems]
-        self.kv = kv.unflatten(1, self.layout.kv_shape)
-        self.ints = torch.full((self.builder.most_ints,), 10**6, dtype=torch.int32)
-        self.out = StepOutputs(
-            torch.zeros(limits.max_num_seqs, dtype=torch.int32),
-            torch.zeros(limits.max_num_batched_tokens, dtype=torch.int32),
-            torch.full((limits.max_num_seqs, self.config.vocab_size), torch.nan),
-        )
-
-    def _place(self, model_dir, folder, **spec):
-        name = f"a{len(self.tables)}"
-        adapter_dir = save_adapter(model_dir, folder / name, seed=len(self.tables), **spec)
-        base = BaseModel.load(model_dir, "tiny", folder / "cache")
-        packed = packed_adapter(canonical_bytes(adapter_dir, base), self.form, folder / "packed")
-        slabs = [self.free.pop() for _ in range(packed.num_slabs)]
-        tables = []
-        for arena in self.arenas:
-            packed.copy_to(arena, slabs)
-            tables.append(DeviceTables.of(packed, self.layout, slabs, arena))
-        self.tables[name] = tables
-
-    def row(self, name, tokens, start, blocks, adapter=None, **fields):
-        digest = self.tables[adapter][0].digest if adapter else None
-        sampling = SamplingParams(max_tokens=1)
-        return ScheduledRow(
-            name, tuple(tokens), start, tuple(blocks), adapter, digest, 0, sampling, 0, 0, **fields
-        )
-
-    def torch_step(self, batch):
-        inputs = self.torch_inputs.build(batch)
-        return self.torch_model.forward(inputs)
-
-    def step(self, batch, previous=None):
-        """Run a step on the device: (logits of its rows, finite flags of its tokens, its plan)."""
-        plan = self.builder.build(batch, self.ints.numpy(), previous or {})
-        inputs = self.builder.views(plan.shape, self.ints)
-        self.out.logits.fill_(torch.nan)
-        self.device.submit(self.device.compute, lambda: self.model.run(inputs, self.kv, self.out))
-        self.device.synchronize(self.device.record(self.device.compute))
-        return self.out.logits[: len(plan.choosing)], self.out.finite[: batch.num_tokens], plan
-
-
-def rounded(weights, roundings):
-    """Quantise the weights whose names end with a key of `roundings`; that is how to round them."""
-    forms = {n: r for end, r in roundings.items() for n in weights if n.endswith(end + ".weight")}
-    return {n: quantize(w, forms[n]) if n in forms else w for n, w in weights.items()}
+SIZES = replace(MODELS_DRY, layers=2, steps=12, max_model_len=128)
+SETTING = replace(dry(seed=0), dtypes=(torch.float32,), models=SIZES)
+CHECKS = whole_model_checks(reference)
+LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": SIZES.max_model_len}
+NUM_SLABS = 100
+CONFIG = make_config("llama", SIZES)
 
 
 @pytest.fixture(autouse=True)
@@ -155,57 +35,43 @@ def inference():
         yield
 
 
-def make_batches(world, chance):
-    """Steps of four sequences on scattered blocks: prefills in chunks, decodes and both."""
-    size, sequences = world.layout.block_size, []
-    for number, adapter in enumerate([None, *world.tables]):
-        blocks = [world.free.pop() for _ in range(-(-100 // size))]
-        tokens = [chance.randrange(250) for _ in range(100)]
-        sequences.append((f"s{number}", tokens, blocks, adapter))
-    chunks = [[(0, 7), (0, 1), (0, 30), (0, 2)], [(7, 8), (1, 40), (30, 31), (2, 9)]]
-    ends = [8, 40, 31, 9]
-    for _ in range(10):
-        lengths = [chance.choice([1, 1, 1, 3]) for _ in ends]
-        chunks.append([(end, end + n) for end, n in zip(ends, lengths, strict=True)])
-        ends = [end + n for end, n in zip(ends, lengths, strict=True)]
-    for step, spans in enumerate(chunks, 1):
-        rows = [
-            world.row(name, tokens[a:b], a, blocks, adapter)
-            for (name, tokens, blocks, adapter), (a, b) in zip(sequences, spans, strict=True)
-        ]
-        yield Batch(step, tuple(rows))
+@pytest.mark.parametrize("name", CHECKS)
+def test_every_step_gives_what_the_cpu_gives(name):
+    CHECKS[name](SETTING)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_step_gives_what_the_cpu_gives(tmp_path, family):
-    world = World(tmp_path, family=family, **FAMILIES[family])
-    shapes = set()
-    for batch in make_batches(world, random.Random(2)):
-        expected, _ = world.torch_step(batch)
-        logits, finite, plan = world.step(batch)
-        shapes.add(plan.shape)
-        assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
-        assert finite.all()
-    kinds = {shape.num_prefill_items > 0 for shape in shapes}
-    assert len(kinds) == 2, "some steps had prefills and some had not"
+class World:
+    """A tiny model on a device with adapters a0, a1 and a2 in its arena.
 
+    weights: of the model, where they are not the usual ones.
+    """
 
-QUANTIZED = {
-    "4 bits": dict.fromkeys(("proj",), Rounding(4, 32)),
-    "8 bits and the head": dict.fromkeys(("proj", "lm_head"), Rounding(8)),
-    "some projections": {"q_proj": Rounding(4, 32), "v_proj": Rounding(8), "up_proj": Rounding(8)},
-}
-"""Roundings by the ends of the names of weights; the other weights stay in float."""
+    def __init__(self, folder, kernels=reference, weights=None, kv_dtype=torch.float32, **limits):
+        rng = torch.Generator().manual_seed(1)
+        self.weights = make_weights(CONFIG, torch.float32, rng) | (weights or {})
+        self.layout = Layout.of(CONFIG.shape, 4, 32, kv_dtype.itemsize)
+        form = PackedForm(self.layout, "float32", "base-1")
+        self.stage = eager_stage(
+            folder, CONFIG, form, self.weights, FakeDevice(), kernels, NUM_SLABS,
+            kv_dtype=kv_dtype, **LIMITS | limits,
+        )  # fmt: skip
+        self.runner = self.stage.runner
+        self.free = random.Random(1).sample(range(NUM_SLABS), NUM_SLABS)
+        for number, data in enumerate(make_adapters(SIZES, CONFIG, torch.float32, rng)[:3]):
+            packed = pack_adapter(data, form, folder)
+            self.stage.place(f"a{number}", packed, self.take(packed.num_slabs))
 
+    def take(self, count):
+        return [self.free.pop() for _ in range(count)]
 
-@pytest.mark.parametrize("roundings", QUANTIZED.values(), ids=QUANTIZED)
-def test_a_quantised_model_gives_what_its_dequantised_weights_give(tmp_path, roundings):
-    world = World(tmp_path, roundings=roundings, **FAMILIES["llama"])
-    for batch in make_batches(world, random.Random(2)):
-        expected, _ = world.torch_step(batch)
-        logits, finite, _ = world.step(batch)
-        assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
-        assert finite.all()
+    def row(self, name, tokens, start, blocks, key=None, **fields):
+        return self.stage.row(name, tokens, start, blocks, key, **fields)
+
+    def step(self, *rows):
+        """Run a step: (logits of its rows, finite flags of its tokens)."""
+        batch = Batch(1, rows)
+        _, logits = self.stage.run(batch)
+        return logits, self.runner.out.finite[: batch.num_tokens].tolist()
 
 
 # ---- steps in the shape of a graph ----
@@ -213,10 +79,10 @@ def test_a_quantised_model_gives_what_its_dequantised_weights_give(tmp_path, rou
 COUNTS = {
     "a full graph": ([1, 15], 16),
     "one token over": ([1, 16], 32),
-    "as many items as there is room for": ([2, 2, 8], 16),
-    "one item over": ([2, 2, 2, 8], 32),
+    "as many items as there is room for": ([2, 8], 16),
+    "one item over": ([2, 2, 8], 32),
     "a token over the largest": ([1, 64], None),
-    "an item over the largest": ([2] * 8 + [9, 9, 9], None),
+    "an item over the largest": ([2] * 5 + [9], None),
     "prefills alone": ([7, 20], 32),
     "the largest": ([1] * 4 + [60], 64),
 }
@@ -225,15 +91,15 @@ COUNTS = {
 
 @pytest.fixture(scope="module")
 def graph_world(tmp_path_factory):
-    """Graphs of 16, 32, 48 and 64 tokens with room for 3, 5, 7 and 9 prefill items."""
+    """Graphs of 16, 32, 48 and 64 tokens with room for 2, 3, 4 and 5 prefill items."""
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(graphs, "_MIXED_TOKENS", 16)
         patch.setattr(graphs, "_SPARE_PREFILL_ITEMS", 1)
         patch.setattr(graphs, "_MOST_MIXED_TOKENS", 64)
-        limits = replace(LIMITS, max_num_seqs=12, max_num_batched_tokens=96)
-        world = World(tmp_path_factory.mktemp("graphs"), limits=limits)
-        captured = {s: world.builder.views(s, world.ints) for s in world.graphs.shapes()}
-        yield world, captured
+        folder = tmp_path_factory.mktemp("graphs")
+        world = World(folder, max_num_seqs=12, max_num_batched_tokens=96)
+        world.runner.capture_graphs()
+        yield world
 
 
 def make_mixed(world, counts):
@@ -242,7 +108,7 @@ def make_mixed(world, counts):
     rows, free = [], list(world.free)
     for number, (count, key) in enumerate(zip(counts, keys, strict=True)):
         adapter = f"a{key - 1}" if key else None
-        tokens = [(7 * number + i) % 250 for i in range(count)]
+        tokens = [(7 * number + i) % SIZES.vocab for i in range(count)]
         blocks = [free.pop() for _ in range(world.layout.num_blocks(3 + count))]
         rows.append(world.row(f"r{number}", tokens, 3, blocks, adapter))
     return Batch(1, tuple(rows))
@@ -257,22 +123,19 @@ class RowByRow(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def run_with(world, batch, fit, captured):
-    """Run a step padded by `fit` on fixed KV: (logits of its rows, KV, shape).
-
-    captured: views by shape, made while the ints had other values.
+def run_with(world, batch, fit=None):
+    """Run a step on fixed KV in the shape to which it is padded by `fit`, or by the runner: (logits
+    of its rows, KV, shape).
     """
+    runner = world.runner
     rng = torch.Generator().manual_seed(1)
-    world.kv[world.free] = torch.randn(len(world.free), *world.kv.shape[1:], generator=rng)
-    world.ints.fill_(10**6)
-    world.builder.fit = fit
-    plan = world.builder.build(batch, world.ints.numpy(), {})
-    inputs = captured.get(plan.shape) or world.builder.views(plan.shape, world.ints)
-    work = partial(world.model.run, inputs, world.kv, world.out)
+    runner.kv[world.free] = torch.randn(len(world.free), *runner.kv.shape[1:], generator=rng)
+    runner.builder.fit = fit or runner.graphs.fit
+    ints = torch.zeros(runner.builder.most_ints, dtype=torch.int32)
+    shape = runner.builder.build(batch, ints.numpy(), {}).shape
     with RowByRow():
-        world.device.submit(world.device.compute, work)
-        world.device.synchronize(world.device.record(world.device.compute))
-    return world.out.logits[: len(batch.rows)].clone(), world.kv.clone(), plan.shape
+        _, logits = world.stage.run(batch)
+    return logits, runner.kv.clone(), shape
 
 
 def random_counts(seed):
@@ -288,98 +151,104 @@ def random_counts(seed):
 def test_a_step_has_in_the_shape_of_a_graph_the_bits_that_it_has_in_its_own(
     graph_world, counts, tokens
 ):
-    world, captured = graph_world
-    batch = make_mixed(world, counts)
-    expected, kv, own = run_with(world, batch, lambda shape: shape, {})
-    logits, graph_kv, shape = run_with(world, batch, world.graphs.fit, captured)
+    find = graph_world.runner.graphs.find
+    batch = make_mixed(graph_world, counts)
+    expected, kv, own = run_with(graph_world, batch, lambda shape: shape)
+    logits, graph_kv, shape = run_with(graph_world, batch)
+    assert find(own) is None, "it was launched kernel by kernel"
     if tokens != "any":
-        assert (shape in captured) == (tokens is not None)
+        assert (find(shape) is not None) == (tokens is not None)
         assert shape == own if tokens is None else shape.num_tokens == tokens
     assert torch.equal(logits, expected)
     assert torch.equal(graph_kv, kv)
 
 
 def test_a_row_has_the_same_bits_in_a_graph_whoever_is_beside_it(graph_world):
-    world, captured = graph_world
-    batch = make_mixed(world, [1, 1, 9, 2, 16, 1, 8])
-    together, _, shape = run_with(world, batch, world.graphs.fit, captured)
+    batch = make_mixed(graph_world, [1, 1, 9, 2, 16, 1, 8])
+    together, _, shape = run_with(graph_world, batch)
+    assert graph_world.runner.graphs.find(shape)
     for number, row in enumerate(batch.rows):
-        alone, _, _ = run_with(world, Batch(1, (row,)), lambda _, to=shape: to, captured)
+        alone, _, _ = run_with(graph_world, Batch(1, (row,)), lambda _: shape)
         assert torch.equal(alone[0], together[number]), number
+
+
+# ---- special rows ----
 
 
 def test_a_pending_token_is_read_where_the_step_before_chose_it(tmp_path):
     world = World(tmp_path)
-    blocks = [world.free.pop() for _ in range(3)]
-    world.step(Batch(1, (world.row("a", [1, 2, 3], 0, blocks, "a0"),)))
-    known, _, _ = world.step(Batch(2, (world.row("a", [77], 3, blocks, "a0"),)))
-    known = known.clone()
-    world.out.tokens[:4] = torch.tensor([5, 6, 77, 8])
-    row = world.row("a", [PENDING_TOKEN], 3, blocks, "a0")
-    pending, _, _ = world.step(Batch(2, (row,)), {("a", 0): 2})
-    assert torch.equal(pending, known)
-    world.out.tokens[2] = -1
-    _, finite, _ = world.step(Batch(2, (row,)), {("a", 0): 2})
-    assert finite.all(), "a failed row's -1 does not make the next step fail"
+    mine, other = world.take(3), world.take(3)
+    first = world.row("b", [5, 6], 0, other), world.row("a", [1, 2, 3], 0, mine, "a0")
+    chosen = world.stage.run(Batch(1, first))[0].token_ids[1]
+    known, _ = world.step(world.row("a", [chosen], 3, mine, "a0"))
+    pending = world.row("a", [PENDING_TOKEN], 3, mine, "a0")
+    world.step(*first)
+    assert torch.equal(world.step(pending)[0], known)
+    world.step(*first)
+    world.runner.out.tokens[1] = -1
+    assert world.step(pending)[1] == [1], "a failed row's -1 does not make the next step fail"
 
 
 def test_a_row_that_is_not_finite_says_so_and_spoils_nobody(tmp_path):
-    world = World(tmp_path, tied=False)
-    world.model.embedding[13] = torch.inf
-    mine, other = ([world.free.pop() for _ in range(2)] for _ in range(2))
-    rows = (world.row("a", [1, 13, 2], 0, mine), world.row("b", [5, 6], 0, other, "a1"))
-    logits, finite, _ = world.step(Batch(1, rows))
-    assert finite.tolist() == [1, 0, 1, 1, 1] or finite.tolist() == [1, 0, 0, 1, 1]
+    embedding = make_weights(CONFIG, torch.float32, torch.Generator().manual_seed(1))
+    embedding = embedding["model.embed_tokens.weight"]
+    embedding[13] = torch.inf
+    world = World(tmp_path, weights={"model.embed_tokens.weight": embedding})
+    mine, other = world.take(2), world.take(2)
+    rows = world.row("a", [1, 13, 2], 0, mine), world.row("b", [5, 6], 0, other, "a1")
+    logits, finite = world.step(*rows)
+    assert finite in ([1, 0, 1, 1, 1], [1, 0, 0, 1, 1])
     assert logits[1].isfinite().all()
-    assert world.kv.isfinite().all()
+    assert world.runner.kv.isfinite().all()
 
 
 def test_what_is_not_finite_only_after_the_last_layer_is_told_too(tmp_path):
-    world = World(tmp_path)
-    world.model.layers[-1].down.weight[3] = torch.inf
-    _, finite, _ = world.step(Batch(1, (world.row("a", [1, 2, 5], 0, [world.free.pop()]),)))
-    assert finite.tolist() == [0, 0, 0]
+    down = torch.ones(SIZES.hidden, SIZES.intermediate)
+    down[3] = torch.inf
+    world = World(tmp_path, weights={"model.layers.1.mlp.down_proj.weight": down})
+    assert world.step(world.row("a", [1, 2, 5], 0, world.take(1)))[1] == [0, 0, 0]
 
 
 def test_padding_rows_write_nothing_and_change_nothing(tmp_path):
     world = World(tmp_path)
-    blocks = [[world.free.pop() for _ in range(2)] for _ in range(3)]
+    blocks = [world.take(2) for _ in range(3)]
     for number, own in enumerate(blocks):
-        world.step(Batch(1, (world.row(f"s{number}", [3, 1, 4, 1, 5], 0, own, "a2"),)))
-    before = world.arenas[1].clone()
-    rows = tuple(world.row(f"s{n}", [9], 5, own, "a2") for n, own in enumerate(blocks))
-    logits, _, plan = world.step(Batch(2, rows))
-    assert plan.shape == StepShape.of_decodes(4, has_lora=True), "one row is padding"
-    changed = (world.arenas[1] != before).any(dim=1).nonzero().flatten().tolist()
+        world.step(world.row(f"s{number}", [3, 1, 4, 1, 5], 0, own, "a2"))
+    before = world.stage.arena.clone()
+    rows = [world.row(f"s{n}", [9], 5, own, "a2") for n, own in enumerate(blocks)]
+    logits, _ = world.step(*rows)
+    assert world.runner.graphs.decode_sizes[2] == 4, "one row is padding"
+    changed = (world.stage.arena != before).any(dim=1).nonzero().flatten().tolist()
     assert sorted(changed) == sorted({own[5 // world.layout.block_size] for own in blocks})
     assert (logits - logits[0]).abs().max() < 1e-5
 
 
-def test_an_empty_step_of_a_shape_touches_no_slab(tmp_path):
+def test_steps_of_padding_which_graphs_are_captured_with_touch_no_slab(tmp_path):
     world = World(tmp_path)
-    before = world.arenas[1].clone()
-    for has_lora in (True, False):
-        shape = StepShape.of_decodes(4, has_lora)
-        world.builder.build_empty(shape, world.ints.numpy())
-        world.model.run(world.builder.views(shape, world.ints), world.kv, world.out)
-    assert torch.equal(world.arenas[1], before)
+    before = world.stage.arena.clone()
+    world.runner.capture_graphs()
+    assert torch.equal(world.stage.arena, before)
 
 
 @pytest.mark.parametrize(("adapter_start", "applied"), [(0, True), (4, True), (9, False)])
 def test_an_activated_lora_applies_from_its_start(tmp_path, adapter_start, applied):
     world = World(tmp_path)
-    blocks = [world.free.pop() for _ in range(2)]
-    tokens = [9, 8, 7, 6, 5, 4, 3]
-    batch = Batch(
-        1,
-        (
-            world.row("b", [1, 2], 0, [world.free.pop()]),
-            world.row("a", tokens, 0, blocks, "a0", adapter_start=adapter_start),
-        ),
-    )
-    expected, _ = world.torch_step(batch)
-    logits, _, plan = world.step(batch)
-    assert bool(plan.adapter_digests) == applied
+    blocks = world.take(2)
+    model = TorchModel(CONFIG, world.weights, torch.float32, NUM_SLABS, SIZES.max_model_len)
+    rng = torch.Generator().manual_seed(1)
+    make_weights(CONFIG, torch.float32, rng)
+    packed = pack_adapter(make_adapters(SIZES, CONFIG, torch.float32, rng)[0], model.form, tmp_path)
+    model.place("a0", packed, list(range(packed.num_slabs)))
+    tokens, spare = [9, 8, 7, 6, 5, 4, 3], world.take(1)
+    rows = [
+        world.row("b", [1, 2], 0, spare),
+        world.row("a", tokens, 0, blocks, "a0", adapter_start=adapter_start),
+    ]
+    found, logits = world.stage.run(Batch(1, tuple(rows)))
+    assert bool(found.adapter_digests) == applied
+    free = iter(range(packed.num_slabs, NUM_SLABS))
+    rows = [row._replace(block_ids=tuple(next(free) for _ in row.block_ids)) for row in rows]
+    expected = model.run(Batch(1, tuple(rows)))
     assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
 
 
@@ -387,7 +256,7 @@ def test_another_adapter_in_the_arena_is_refused(tmp_path):
     world = World(tmp_path)
     row = world.row("a", [1], 0, [0], "a0")._replace(adapter_digest="other")
     with pytest.raises(AssertionError, match="another adapter lies in the arena"):
-        world.step(Batch(1, (row,)))
+        world.step(row)
 
 
 class Rounding:
@@ -416,14 +285,29 @@ class Rounding:
 
 @pytest.mark.parametrize("scales", [[(1.0, 1.0)] * 2, [(0.013, 0.4), (0.3, 1.0)]])
 def test_kv_in_fp8_is_kv_rounded_to_it_by_the_scales_of_its_layer(tmp_path, scales):
-    rounded = World(tmp_path / "rounded", kernels=Rounding(scales))
-    narrow = World(tmp_path / "narrow", kv_dtype=reference.FP8, kv_scales=scales)
-    assert narrow.layout.kv_bytes_per_token < rounded.layout.kv_bytes_per_token
-    batches = zip(
-        make_batches(rounded, random.Random(2)), make_batches(narrow, random.Random(2)), strict=True
-    )
-    for wide_batch, narrow_batch in batches:
-        expected, _, _ = rounded.step(wide_batch)
-        logits, finite, _ = narrow.step(narrow_batch)
+    weights = {
+        f"model.layers.{layer}.self_attn.{name}": torch.tensor([scale])
+        for layer, own in enumerate(scales)
+        for name, scale in zip(("k_scale", "v_scale"), own, strict=True)
+    }
+    worlds = []
+    for name, options in {
+        "rounded": {"kernels": Rounding(scales)},
+        "narrow": {"kv_dtype": reference.FP8, "weights": weights},
+    }.items():
+        (tmp_path / name).mkdir()
+        worlds.append(World(tmp_path / name, **options))
+    blocks = [[world.take(4) for _ in range(2)] for world in worlds]
+    ends, tokens = [0, 0], [[(7 * i + n) % SIZES.vocab for i in range(60)] for n in range(2)]
+    for counts in [(9, 1), (1, 20), (1, 1), (3, 1)]:
+        results = []
+        for world, own in zip(worlds, blocks, strict=True):
+            rows = (
+                world.row(f"s{n}", tokens[n][ends[n] :][:count], ends[n], own[n], (None, "a1")[n])
+                for n, count in enumerate(counts)
+            )
+            results.append(world.step(*rows))
+        (expected, _), (logits, finite) = results
         assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
-        assert finite.all()
+        assert all(finite)
+        ends = [end + count for end, count in zip(ends, counts, strict=True)]
