@@ -13,7 +13,7 @@ from kernels.work import PAIR_ROWS, LoRAWork, Site
 Ranks = Mapping[tuple[int, int], int]
 """(layer, projection) -> rank, for the modules that the adapter has."""
 
-NUM_PROJECTIONS = 7
+NUM_LAYERS, NUM_PROJECTIONS = 2, 7
 
 MIXES: dict[str, list[int]] = {
     "one token": [0],
@@ -78,10 +78,10 @@ class LoRACase:
         return total
 
 
-def rank_patterns(num_layers: int = 2) -> list[Ranks]:
+def rank_patterns() -> list[Ranks]:
     """Ranks of five adapters: even and odd ones, patterns, missing projections, missing layers."""
-    everywhere = [(layer, p) for layer in range(num_layers) for p in range(NUM_PROJECTIONS)]
-    last = num_layers - 1
+    everywhere = [(layer, p) for layer in range(NUM_LAYERS) for p in range(NUM_PROJECTIONS)]
+    last = NUM_LAYERS - 1
     return [
         dict.fromkeys(everywhere, 8),
         {(layer, p): (1, 64, 17, 5, 40, 8, 16)[p] for layer, p in everywhere},
@@ -98,7 +98,6 @@ def make_case(
     dtype: torch.dtype,
     *,
     block_rows: int = 16,
-    num_layers: int = 2,
     seed: int = 0,
 ) -> LoRACase:
     """Make a case with adapter i in slot i.   features: (in, out) of projections with weights.
@@ -110,7 +109,7 @@ def make_case(
     modules = [_modules(r, features, dtype, rng) for r in ranks]
     depths = [-(-max(r.values(), default=0) // RANK_ROWS) for r in ranks]
     max_rank = max(depths) * RANK_ROWS
-    lines = (num_layers, NUM_PROJECTIONS)
+    lines = (NUM_LAYERS, NUM_PROJECTIONS)
     tables = [torch.full((*lines, depth), -1, dtype=torch.int32) for depth in depths]
     scales = [torch.full(lines, torch.nan) for _ in ranks]
     arena = _place_tiles(modules, tables, scales, dtype, rng)

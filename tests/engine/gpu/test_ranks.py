@@ -80,7 +80,9 @@ class World:
     @cached_property
     def said_by_one(self):
         """Tokens of a single device, with which those of several ranks are compared."""
-        return asked_of_one(self, self.folder / "one")
+        folder = self.folder / "one"
+        core = build_core(self.model_dir, folder, self.objects, make_backend=fake_backend)
+        return self.ask(core)
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +127,6 @@ def asked_of_ranks(world, folder, size, count=16, **options):
     return tokens, core, team
 
 
-def asked_of_one(world, folder, count=16, **options):
-    core = build_core(world.model_dir, folder, world.objects, make_backend=fake_backend, **options)
-    return world.ask(core, count)
-
-
 @pytest.mark.parametrize(
     ("family", "size"),
     [
@@ -163,13 +160,6 @@ def test_ranks_measure_their_steps_together(llama, tmp_path):
     curve = measure_steps(steps_of(core.runner), 16, 96, 64, 256, DEVICE_SIZES)
     team.stop()
     assert [tokens for tokens, _ in curve.points][-1] == 64
-
-
-def test_they_do_so_where_requests_are_preempted_and_swapped(llama, tmp_path):
-    options = {"num_slabs": 34, "num_swap_slots": 64, "count": 16}
-    tokens, core, _ = asked_of_ranks(llama, tmp_path / "ranks", 2, **options)
-    assert core.scheduler.queues.num_swaps
-    assert tokens == asked_of_one(llama, tmp_path / "one", 16)
 
 
 def test_the_first_rank_counts_and_the_others_count_nothing(llama, tmp_path):

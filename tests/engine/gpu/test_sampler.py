@@ -15,7 +15,6 @@ from engine.grammar.matcher import mask_bytes
 from engine.messages import SamplingParams
 from engine.request import PENDING_TOKEN
 from kernels import reference
-from kernels.gpu import sampling as kernels
 from tests.engine.test_sampler import make_mask
 
 VOCAB = 133
@@ -44,7 +43,7 @@ def make_logits(rows, vocab=VOCAB, seed=0):
     return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def chosen(logits, rows, masks=None, *, sources=None, previous=(), ops=reference):
+def chosen(logits, rows, masks=None, *, sources=None, previous=()):
     """Call the device's sampler as engine.sampler.choose, with packed ints amid other ints."""
     inputs = SamplingInputs.of(rows, sources or [-1] * len(rows), logits.shape[1])
     packed = inputs.pack()
@@ -58,7 +57,7 @@ def chosen(logits, rows, masks=None, *, sources=None, previous=(), ops=reference
     for target, (place, mask) in zip(packed_masks, (masks or {}).items(), strict=True):
         Masked.pack(place, mask, target)
     masked = Masked(packed_masks)
-    choose(ops, logits, work, penalties, inputs, ints[4:-4], tokens, there, masked)
+    choose(reference, logits, work, penalties, inputs, ints[4:-4], tokens, there, masked)
     for target, source in zip(here.used(inputs.told), there.used(inputs.told), strict=True):
         target.copy_(source)
     assert (tokens[max(len(rows), len(previous)) :] == POISON).all()
@@ -140,14 +139,6 @@ def test_unpacked_work_is_views_of_the_packed_ints():
     assert work.uniform.tolist() == [sampler.uniform(0, 2)] * 3
 
 
-def test_entries_are_distinct_and_those_of_the_prompt_are_not_counted():
-    row = make_row(prompt=(9, 2, 500), output=(2, 4, 2), repetition_penalty=2.0)
-    fields = SamplingInputs.of([row], [-1], VOCAB).penalties
-    entries = zip(fields["entry_tokens"].tolist(), fields["entry_counts"].tolist(), strict=True)
-    assert dict(entries) == {2: 2, 4: 1, 9: 0}
-    assert fields["entry_starts"].tolist() == [0, 3]
-
-
 def test_of_equal_logprobs_the_lower_token_is_named_first():
     logits = torch.zeros(2, VOCAB)
     logits[0, [100, 50, 7]] = torch.tensor([2.0, 2.0, 1.0])
@@ -182,18 +173,6 @@ def test_a_bias_given_twice_is_added_twice():
     logits = torch.zeros(1, VOCAB)
     chosen(logits, [make_row(logit_bias=((3, 1.0), (3, 2.5)))])
     assert logits[0, 3].item() == 3.5
-
-
-def test_the_gpus_kernels_choose_what_the_references_do():
-    rows = [
-        make_row(temperature=0.0, prompt=(1, 2), repetition_penalty=1.3, logprobs=2),
-        make_row(seed=1, top_p=0.9, output=(4, 4, PENDING_TOKEN), frequency_penalty=0.7),
-        make_row(seed=2, top_k=9, temperature=0.7, logit_bias=((3, 4.0), (VOCAB, 9.0))),
-        make_row(seed=3, min_p=0.05, logprobs=0),
-    ]
-    logits, pending = make_logits(4), {"sources": [-1, 2, -1, -1], "previous": [1, 2, 3]}
-    ours = chosen(logits.clone(), rows, **pending, ops=kernels)
-    assert ours == chosen(logits.clone(), rows, **pending)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
