@@ -121,7 +121,11 @@ class CudaDevice:
         self.submit(self.compute, work)
         self.compute.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self.compute):
+        # By default CUDA ends a capture when any thread of the process allocates or synchronizes,
+        # as a loader's may, which pins memory and waits for its copies.
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self.compute, capture_error_mode="thread_local"
+        ):
             work()
         return graph.replay
 

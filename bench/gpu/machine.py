@@ -130,7 +130,7 @@ class Gpu(Machine):
         self.run(work)  # the first launch compiles, which cannot be captured
         compute = self.device.compute
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=compute):
+        with torch.cuda.graph(graph, stream=compute, capture_error_mode="thread_local"):
             work()
         with torch.cuda.stream(compute):
             for _ in range(_WARM_UP):

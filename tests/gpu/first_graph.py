@@ -1,5 +1,8 @@
 """One graph is captured and replayed; steps of decodes are made of such graphs."""
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 import torch
 
 from kernels.gpu import ops
@@ -16,7 +19,8 @@ def first_graph_checks() -> dict[str, Check]:
 
 def _check(setting: Setting) -> None:
     """An adapter is shrunk beside a product and expanded after it, as in a layer. Replays read new
-    numbers from the same memory, and give the same bits as a launch without a graph.
+    numbers from the same memory, and give the same bits as a launch without a graph. Meanwhile
+    another thread pins memory, copies and waits, as loaders may while a graph is captured.
     """
     rng, device, there = setting.rng("first graph"), setting.device, setting.there
     site, tokens = sites(setting.kernels)["o"], setting.kernels.tokens
@@ -28,6 +32,16 @@ def _check(setting: Setting) -> None:
     weight = (scale * randn(site.out_features[0], site.in_features, rng=rng)).to(x).to(there)
     out = torch.zeros(tokens, site.out_features[0], dtype=setting.dtype, device=there)
 
+    loaded, stream = torch.empty(9, dtype=torch.uint8, device=there), device.stream()
+
+    is_captured = Event()
+
+    def load() -> None:
+        while not is_captured.is_set():
+            source = device.pinned(9, dtype=torch.uint8)  # lives until the copy is done
+            device.copy(stream, loaded, source.fill_(7))
+            device.synchronize(device.record(stream))
+
     def layer() -> None:
         deltas = []
         join = device.beside(lambda: deltas.append(ops.shrink(x, case.work, site)))
@@ -36,7 +50,13 @@ def _check(setting: Setting) -> None:
         ops.expand(y, deltas.pop())
         out.copy_(y)
 
-    replay = device.capture(layer)
+    with ThreadPoolExecutor(1) as threads:
+        loading = threads.submit(load)
+        try:
+            replay = device.capture(layer)
+        finally:
+            is_captured.set()
+    loading.result()
     for _ in range(_REPLAYS):
         x.copy_(randn(*x.shape, rng=rng, dtype=setting.dtype))
         device.submit(device.compute, replay)
