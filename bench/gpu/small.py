@@ -190,6 +190,33 @@ def _product(rounding: Rounding | None, machine: Machine, tokens: int) -> _Case:
     return _Case([partial(ops.multiply_quantized, x, own) for own in packs], size, check)
 
 
+def _fp8_product(by_inputs: bool, is_fast: bool, machine: Machine, tokens: int) -> _Case:
+    """The product of o or down in FP8, by torch.   is_fast: sums stay in the tensor cores."""
+    hidden = machine.shape.hidden_size
+    width = machine.shape.intermediate_size if by_inputs else hidden
+    values, scale = reference.quantize_fp8(machine.randn(tokens, width))
+    codes, scales = reference.quantize_fp8(machine.randn(hidden, width, std=width**-0.5))
+    row = scales.T.contiguous()
+    size = codes.nbytes + values.nbytes + tokens * hidden * machine.dtype.itemsize
+    copies = [codes.clone() for _ in _inputs(machine, size)]
+
+    def multiply(own: torch.Tensor, use_fast_accum: bool = is_fast) -> torch.Tensor:
+        return torch._scaled_mm(
+            values,
+            own.T,
+            scale_a=scale,
+            scale_b=row,
+            out_dtype=machine.dtype,
+            use_fast_accum=use_fast_accum,
+        )
+
+    def check() -> None:
+        exact = (values.double() * scale) @ (codes.double() * scales).T
+        check_close("product in FP8", multiply(codes), multiply(codes, False), exact)
+
+    return _Case([partial(multiply, own) for own in copies], size, check)
+
+
 def _sample(top_p: float, temperature: float, machine: Machine, tokens: int) -> _Case:
     size = tokens * machine.vocab_size * 4
     inputs = [
@@ -234,6 +261,10 @@ _CASES: dict[str, Callable[[Machine, int], _Case]] = {
     "o dense, by torch": partial(_product, None),
     "o in 4 bits": partial(_product, Rounding(4, 32)),
     "o in 8 bits": partial(_product, Rounding(8)),
+    "o in FP8": partial(_fp8_product, False, False),
+    "o in FP8, fast sums": partial(_fp8_product, False, True),
+    "down in FP8": partial(_fp8_product, True, False),
+    "down in FP8, fast sums": partial(_fp8_product, True, True),
     "sample greedy": partial(_sample, 1.0, 0.0),
     "sample top_p 0.9": partial(_sample, 0.9, 1.0),
 }

@@ -17,6 +17,13 @@ Quantization = Literal["fp8"]
 _FP8_MULTIPLE = 16
 """Number of which both widths of an FP8 product are multiples, as tensor cores require."""
 
+_MOST_FAST_INPUTS = 2048
+"""Most inputs of an FP8 product that a Hopper may sum in its tensor cores alone. These keep 13 bits
+of fraction and cut off the rest, 32 inputs at a time (DeepSeek-V3, arXiv 2412.19437, sec. 3.5.2).
+By emulation that and bfloat16 lose up to 1.55 times what bfloat16 alone loses with 2,048 inputs,
+2.1 times with 3,072 and 2.7 times with 8,192 (bench/LOG.md); kernels may lose twice as much.
+"""
+
 _LEAST_FP8_CAPABILITY = (8, 9)
 
 
@@ -61,7 +68,16 @@ class Fp8Linear:
             scale_b=self.scale,
             bias=self.bias,
             out_dtype=x.dtype,
+            use_fast_accum=may_sum_fast(x.shape[1], x.dtype),
         )
+
+
+def may_sum_fast(in_features: int, dtype: torch.dtype) -> bool:
+    """Whether sums of an FP8 product in tensor cores alone are exact enough for results in dtype.
+
+    float16 is not: it loses an eighth of what bfloat16 loses.
+    """
+    return dtype == torch.bfloat16 and in_features <= _MOST_FAST_INPUTS
 
 
 class QuantizedLinear:

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from engine.errors import UnsupportedModel
-from engine.gpu.linear import DenseLinear, Linears, QuantizedLinear
+from engine.gpu.linear import DenseLinear, Linears, QuantizedLinear, may_sum_fast
 from kernels import reference
 from kernels.quantized import Fp8Weight, Rounding, quantize
+from tests.kernels.lora_cases import assert_loses_no_more
 
 CPU = torch.device("cpu")
 
@@ -54,6 +55,43 @@ def test_an_outputs_scale_is_its_own():
     linear, x = linears("fp8").fuse([weight], [None]), torch.randn(4, 64)
     lost = (linear(x) - x @ weight.T).abs().amax(0) / (x @ weight.T).abs().amax(0)
     assert lost.max() < 0.2
+
+
+def cut(x, largest):
+    """x with 13 bits of fraction below the first bit of `largest`; the rest is cut off."""
+    step = torch.ldexp(torch.ones_like(largest), largest.frexp().exponent - 14)
+    return (x / step).trunc() * step
+
+
+def summed_by_tensor_cores(a, b):
+    """a @ b.T in float64 as a Hopper sums it, 32 inputs at a time, if nothing else adds them."""
+    total = torch.zeros(len(a), len(b), dtype=torch.float64)
+    for start in range(0, a.shape[1], 32):
+        part = slice(start, start + 32)
+        terms = torch.cat([a[:, None, part] * b[None, :, part], total[:, :, None]], dim=2)
+        total = cut(terms, terms.abs().amax(2, keepdim=True)).sum(2)
+        total = cut(total, total)
+    return total
+
+
+@pytest.mark.parametrize(
+    ("in_features", "dtype"),
+    [(512, torch.bfloat16), (2048, torch.bfloat16), (14336, torch.bfloat16), (512, torch.float16)],
+    ids=str,
+)
+def test_fp8_is_summed_in_tensor_cores_alone_where_that_loses_little(in_features, dtype):
+    a, b = (reference.quantize_fp8(torch.randn(24, in_features))[0].double() for _ in range(2))
+    exact = a @ b.T / (448 * in_features**0.5)  # so that float16 holds it
+    fast = summed_by_tensor_cores(a, b) / (448 * in_features**0.5)
+
+    def loses_little():
+        assert_loses_no_more(fast.to(dtype), exact.to(dtype), exact)
+
+    if may_sum_fast(in_features, dtype):
+        loses_little()
+    else:
+        with pytest.raises(AssertionError, match="is lost"):
+            loses_little()
 
 
 @pytest.mark.parametrize(("out_dim", "in_dim"), [(40, 64), (64, 40)])
