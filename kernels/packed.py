@@ -56,8 +56,8 @@ class PackedWeight:
         codes = torch.cat(fields, dim=1).flatten(0, 1)[: self.in_features].float()
         inputs = torch.arange(self.in_features, device=codes.device)
         groups = inputs // (self.rounding.group_size or self.in_features)
-        codes -= _raised_by(self.rounding) if self.zeros is None else _by_group(self.zeros)[groups]
-        return (codes * _by_group(self.scales)[groups])[:, : self.out_features].T
+        codes -= _raised_by(self.rounding) if self.zeros is None else by_group(self.zeros)[groups]
+        return (codes * by_group(self.scales)[groups])[:, : self.out_features].T
 
 
 def block_size(bits: int) -> int:
@@ -105,7 +105,7 @@ def _raised_by(rounding: Rounding) -> int:
     return 1 << (rounding.bits - 1)
 
 
-def _by_group(values: torch.Tensor) -> torch.Tensor:
-    """Scales or zeros, [groups, columns] float32; there may be one group more."""
+def by_group(values: torch.Tensor) -> torch.Tensor:
+    """Scales or zeros, [.., groups, columns] float32; there may be one group more."""
     is_narrow = values.dtype == torch.float16
-    return values.transpose(1, 2).flatten(0, 1).float() if is_narrow else values
+    return values.transpose(-2, -1).flatten(-3, -2).float() if is_narrow else values

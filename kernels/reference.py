@@ -11,6 +11,8 @@ from torch.nn.functional import gelu, linear, silu
 from kernels import attention, elementwise, sampling
 from kernels.block import adapter_blocks, places_of, scale_of
 from kernels.packed import PackedWeight
+from kernels.routing import Routing, choose_experts, group_by_expert, weighted_sum
+from kernels.stacked import ExpertStack
 from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 from kernels.work import (
     CHUNK_FEATURES,
@@ -26,6 +28,7 @@ from kernels.work import (
 
 FP8 = torch.float8_e4m3fn
 _PREFILL_QUERIES = 16
+_EXPERT_ROWS = 16
 FP8_MAX = 448.0
 
 
@@ -106,6 +109,50 @@ def multiply_quantized(
     """
     dense = weight.dequantize().to(x.dtype).float()
     return linear(x.float(), dense, None if bias is None else bias.float()).to(x.dtype)
+
+
+# ---- mixtures of experts ----
+
+
+def route(x: torch.Tensor, router: torch.Tensor, per_token: int, norms_weights: bool) -> Routing:
+    """Choose each token's experts, and order the tokens by experts. The router's numbers are
+    float32, and never rounded.
+
+    x: [T, hidden].   router: [experts, hidden].   per_token, norms_weights: see `choose_experts`.
+    A token whose numbers are not finite has some experts, and weights that are not finite.
+    """
+    logits = linear(x.float(), router.float())
+    chosen, weights = choose_experts(logits, per_token, norms_weights=norms_weights)
+    return group_by_expert(chosen, weights, len(router), _EXPERT_ROWS)
+
+
+def multiply_experts(
+    x: torch.Tensor, weight: ExpertStack, routing: Routing, is_grouped: bool = False
+) -> torch.Tensor:
+    """x @ weight.T with the weight of each pair's expert, [pairs, out] in x's dtype. Sums are
+    float32 and rounded once.
+
+    x: [T, in], and the results are in the order of `routing.pairs`. If x is grouped, x is in this
+    order, [pairs, in], and the results are in the order of tokens: pair by pair.
+    Weights are rounded to x's dtype, as if they were dense.
+    """
+    y = x.new_empty(len(routing.pairs), weight.out_features)
+    for expert, first, count in routing.tiles.T.tolist():
+        if count:
+            places = torch.arange(first, first + count, device=x.device)
+            pairs = routing.pairs[first : first + count].long()
+            source, target = (places, pairs) if is_grouped else (pairs // routing.per_token, places)
+            dense = weight.dequantize(expert).to(x.dtype).float()
+            y[target] = linear(x[source].float(), dense).to(x.dtype)
+    return y
+
+
+def sum_experts(outputs: torch.Tensor, routing: Routing) -> torch.Tensor:
+    """Sum of each token's outputs by their weights, [T, hidden], in float32 and in order.
+
+    outputs: [pairs, hidden], in the order of tokens.
+    """
+    return weighted_sum(outputs.unflatten(0, routing.weights.shape), routing.weights)
 
 
 # ---- attention on paged KV ----

@@ -9,7 +9,7 @@ from engine.cpu.products import fused
 from engine.models.checkpoint import ExpertWeights
 from engine.models.experts import Experts
 from kernels.cpu.interface import CpuKernels, Linear
-from kernels.routing import choose_experts
+from kernels.routing import choose_experts, weighted_sum
 
 Activate = Callable[[torch.Tensor], torch.Tensor]
 """gate_up: [T, 2 * width] -> activated and multiplied, [T, width]."""
@@ -58,17 +58,4 @@ class ExpertMlp:
             if len(own):
                 activated = self._activate(expert.gate_up(x[own // per_token]))
                 outputs.flatten(0, 1)[own] = expert.down(activated)
-        return _weighted_sum(outputs, weights)
-
-
-def _weighted_sum(outputs: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sum of each row's outputs by weights.   outputs: [T, n, hidden].   weights: [T, n] float32.
-
-    The terms are added one by one: torch's own sums have orders that depend on the shape.
-    """
-    terms = zip(outputs.unbind(1), weights.unsqueeze(-1).unbind(1), strict=True)
-    output, weight = next(terms)
-    total = output * weight
-    for output, weight in terms:
-        total += output * weight
-    return total.to(outputs.dtype)
+        return weighted_sum(outputs, weights)

@@ -5,6 +5,8 @@ from typing import Protocol
 import torch
 
 from kernels.packed import PackedWeight
+from kernels.routing import Routing
+from kernels.stacked import ExpertStack
 from kernels.work import (
     AttentionWork,
     Delta,
@@ -96,6 +98,16 @@ class Kernels(Protocol):
     def multiply_quantized(
         self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None = None, /
     ) -> torch.Tensor: ...
+
+    def route(
+        self, x: torch.Tensor, router: torch.Tensor, per_token: int, norms_weights: bool, /
+    ) -> Routing: ...
+
+    def multiply_experts(
+        self, x: torch.Tensor, weight: ExpertStack, routing: Routing, is_grouped: bool = False, /
+    ) -> torch.Tensor: ...
+
+    def sum_experts(self, outputs: torch.Tensor, routing: Routing, /) -> torch.Tensor: ...
 
     def copy_slabs(
         self,

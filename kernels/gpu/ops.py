@@ -3,6 +3,7 @@
 from kernels.gpu.activation import gelu_mul, silu_mul
 from kernels.gpu.decode_attention import decode_attention
 from kernels.gpu.embedding import embed
+from kernels.gpu.experts import multiply_experts, route, sum_experts
 from kernels.gpu.fp8 import quantize_fp8
 from kernels.gpu.lora import expand, shrink
 from kernels.gpu.norm import add_rms_norm, rms_norm
@@ -20,13 +21,16 @@ __all__ = [
     "embed",
     "expand",
     "gelu_mul",
+    "multiply_experts",
     "multiply_quantized",
     "prefill_attention",
     "prefill_queries",
     "quantize_fp8",
     "rms_norm",
     "rope_store_kv",
+    "route",
     "sample",
     "shrink",
     "silu_mul",
+    "sum_experts",
 ]

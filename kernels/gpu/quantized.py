@@ -53,7 +53,7 @@ with `down` of an 8B would have fewer tiles of 128 x 256 than an H100 has multip
 
 
 @triton.jit
-def _of_group(values, group, columns, NUM_COLUMNS: tl.constexpr):
+def of_group(values, group, columns, NUM_COLUMNS: tl.constexpr):
     """Scales or zeros of a group, float32.   values: see PackedWeight; float16 as int32 words."""
     if values.dtype.element_ty == tl.float32:
         found = tl.load(values + group * NUM_COLUMNS + columns)
@@ -94,16 +94,16 @@ def _numbers(
     raised = (code | ((150 - AT) << 23)).to(tl.float32, bitcast=True)
     group = start // GROUP
     if zeros is not None:
-        numbers = raised - (BASE + _of_group(zeros, group, columns, NUM_COLUMNS))[None, :]
+        numbers = raised - (BASE + of_group(zeros, group, columns, NUM_COLUMNS))[None, :]
     else:
         numbers = raised - (BASE + 2 ** (BITS - 1))
     if GROUP < IN:
-        numbers *= _of_group(scales, group, columns, NUM_COLUMNS)[None, :]
+        numbers *= of_group(scales, group, columns, NUM_COLUMNS)[None, :]
     return numbers
 
 
 @triton.jit
-def _add_product(
+def add_product(
     total,
     x_rows,
     row_mask,
@@ -168,12 +168,12 @@ def _multiply(
     first = split * blocks_per_split
     for index in range(first, tl.minimum(first + blocks_per_split, NUM_BLOCKS)):
         block = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
-        total = _add_product(
+        total = add_product(
             total, x_rows, row_mask, codes, scales, zeros, block, columns,
             BITS, IN, NUM_COLUMNS, STEP, GROUP, UPCAST,
         )  # fmt: skip
     if GROUP >= IN:
-        total *= _of_group(scales, 0, columns, NUM_COLUMNS)[None, :]
+        total *= of_group(scales, 0, columns, NUM_COLUMNS)[None, :]
     column_mask = columns < OUT
     if bias is not None:
         total += tl.load(bias + columns, mask=column_mask, other=0.0).to(tl.float32)[None, :]
@@ -228,7 +228,7 @@ def _dequantize(
             words, scales, zeros, start, columns, field, BITS, IN, NUM_COLUMNS, GROUP
         )
         if GROUP >= IN:
-            numbers *= _of_group(scales, 0, columns, NUM_COLUMNS)[None, :]
+            numbers *= of_group(scales, 0, columns, NUM_COLUMNS)[None, :]
         k = start + tl.arange(0, STEP)
         at = dense + k.to(tl.int64)[:, None] * width + own[None, :]
         tl.store(at, numbers.to(dense.dtype.element_ty), mask=(k < IN)[:, None])
@@ -319,10 +319,10 @@ def _multiply_dense(
 
 
 def _operands(weight: PackedWeight) -> tuple[torch.Tensor | None, ...]:
-    return weight.codes, _words(weight.scales), _words(weight.zeros)
+    return weight.codes, words_of(weight.scales), words_of(weight.zeros)
 
 
-def _words(values: torch.Tensor | None) -> torch.Tensor | None:
+def words_of(values: torch.Tensor | None) -> torch.Tensor | None:
     """Scales or zeros as kernels read them: two numbers of 16 bits at a time."""
     if values is None or values.dtype == torch.float32:
         return values

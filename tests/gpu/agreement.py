@@ -9,6 +9,7 @@ from kernels import reference
 from kernels.gpu import ops
 from tests.gpu.setting import Check, Setting
 from tests.gpu.trials.attention import attention_trials
+from tests.gpu.trials.experts import expert_trials
 from tests.gpu.trials.lora import lora_trials
 from tests.gpu.trials.quantized import quantized_trials
 from tests.gpu.trials.rope import rope_trials
@@ -21,6 +22,7 @@ Trials = Callable[[Setting], Iterator[Trial]]
 GROUPS: dict[str, Trials] = {
     "rowwise": rowwise_trials,
     "quantized": quantized_trials,
+    "experts": expert_trials,
     "rope": rope_trials,
     "attention": attention_trials,
     "lora": lora_trials,

@@ -8,6 +8,7 @@ import torch
 from kernels.gpu import ops
 from tests.gpu.setting import Check, Setting
 from tests.gpu.trials.attention import make_attention
+from tests.gpu.trials.experts import DENSE, INT4, Form, make_mixture
 from tests.gpu.trials.lora import BLOCK_ROWS, case_at, sites
 from tests.gpu.trials.rope import make_step
 from tests.gpu.trials.rowwise import EPS
@@ -33,6 +34,8 @@ def invariance_checks() -> dict[str, Check]:
         "drafts": _drafts,
         "prefill_attention": _prefill,
     }
+    for name, form in {"dense": DENSE, "int4": INT4}.items():
+        checks[f"experts.{name}"] = lambda setting, form=form: _experts(setting, form)
     for rows in BLOCK_ROWS:
         checks |= {
             f"expand.{rows}": lambda setting, rows=rows: _expand(setting, rows),
@@ -136,6 +139,19 @@ def _length(setting: Setting, row: int) -> int:
 
 def _chunk(setting: Setting, row: int) -> int:
     return min(_length(setting, row), 2 + 37 * row % 200)
+
+
+def _experts(setting: Setting, form: Form) -> Rows:
+    """A layer of experts, whose rows have the same experts as other rows, or others."""
+    mixture = make_mixture(setting, form, 8, setting.dtype).on(setting.there)
+    x = _random(setting, mixture.gate_up.in_features)
+
+    def run(rows: Sequence[int]) -> torch.Tensor:
+        routing = ops.route(x[rows], mixture.router, 2, True)
+        gated = ops.silu_mul(ops.multiply_experts(x[rows], mixture.gate_up, routing))
+        return ops.sum_experts(ops.multiply_experts(gated, mixture.down, routing, True), routing)
+
+    return run
 
 
 # ---- with adapters ----

@@ -13,8 +13,10 @@ from kernels.block import BLOCK
 from kernels.gpu import ops
 from kernels.gpu.prefill_attention import prefill_queries
 from kernels.packed import COLUMNS, GROUPS, STEP, PackedWeight, block_size
-from kernels.quantized import Rounding
+from kernels.quantized import Fp8Weight, Rounding
 from kernels.reference import FP8
+from kernels.routing import Routing
+from kernels.stacked import DeviceWeight, ExpertStack
 from kernels.work import (
     SPLIT_KEYS,
     AttentionWork,
@@ -282,6 +284,59 @@ def _packed(rounding: Rounding, in_features: int, out_features: int) -> PackedWe
     return PackedWeight(rounding, in_features, out_features, codes, scales, zeros)
 
 
+# ---- mixtures of experts ----
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Sizes of a mixture of experts."""
+
+    hidden: int
+    width: int
+    experts: int
+    per_token: int
+
+
+QWEN_30B_A3B = Mixture(2048, 768, 128, 8)
+MIXTRAL_8X7B = Mixture(4096, 14336, 8, 2)
+
+
+def expert_cases(model: str, mixture: Mixture, decode_tokens: int = DECODE_TOKENS) -> list[Case]:
+    """All calls of a layer of experts."""
+    found = []
+    for step, tokens in (("decode", decode_tokens), ("prefill", PREFILL_TOKENS)):
+        found.append(Case(f"{model} route {step}", partial(_route, mixture, tokens)))
+        for form in ("dense", "fp8", *_ROUNDINGS):
+            run = partial(_run_experts, mixture, tokens, form)
+            min_arch = 89 if form == "fp8" else 80
+            found.append(Case(f"{model} experts {step} {form}", run, min_arch))
+    return found
+
+
+def _route(mixture: Mixture, tokens: int, dtype: torch.dtype) -> Routing:
+    router = _of(dtype, mixture.experts, mixture.hidden)
+    return ops.route(_of(dtype, tokens, mixture.hidden), router, mixture.per_token, True)
+
+
+def _run_experts(mixture: Mixture, tokens: int, form: str, dtype: torch.dtype) -> None:
+    routing = _route(mixture, tokens, dtype)
+    gate_up, down = (
+        ExpertStack.empty(_weight(form, dtype, *sizes), mixture.experts)
+        for sizes in ((mixture.hidden, 2 * mixture.width), (mixture.width, mixture.hidden))
+    )
+    ops.multiply_experts(_of(dtype, tokens, mixture.hidden), gate_up, routing)
+    activated = _of(dtype, tokens * mixture.per_token, mixture.width)
+    ops.sum_experts(ops.multiply_experts(activated, down, routing, True), routing)
+
+
+def _weight(form: str, dtype: torch.dtype, in_features: int, out_features: int) -> DeviceWeight:
+    if form in _ROUNDINGS:
+        return _packed(_ROUNDINGS[form], in_features, out_features)
+    if form == "fp8":
+        return Fp8Weight(_of(FP8, out_features, in_features), torch.empty(out_features, 1))
+    return _of(dtype, out_features, in_features)
+
+
 # ---- norms, activations, embedding ----
 
 
@@ -383,10 +438,21 @@ def _ints(*size: int) -> torch.Tensor:
 
 
 COPY_SLABS = Case("copy_slabs", _copy_slabs)
-LARGE = [*cases_of("8b", LLAMA_8B), COPY_SLABS]
+LARGE = [
+    *cases_of("8b", LLAMA_8B),
+    *expert_cases("30b-a3b", QWEN_30B_A3B),
+    *expert_cases("8x7b", MIXTRAL_8X7B),
+    COPY_SLABS,
+]
 SMALL = cases_of("0.5b", QWEN_HALF_B)
 SHARDS = shard_cases("8b", LLAMA_8B, 2) + shard_cases("8b", LLAMA_8B, 8)
 CASES = [*LARGE, *SMALL, *SHARDS]
 
-ODD_STEPS = {tokens: cases_of(f"{tokens} decodes 8b", LLAMA_8B, tokens) for tokens in (1, 2)}
+ODD_STEPS = {
+    tokens: [
+        *cases_of(f"{tokens} decodes 8b", LLAMA_8B, tokens),
+        *expert_cases(f"{tokens} decodes 30b-a3b", QWEN_30B_A3B, tokens),
+    ]
+    for tokens in (1, 2)
+}
 """Cases with numbers of tokens that Triton specialises for: 1, and no multiple of 16."""

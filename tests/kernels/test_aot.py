@@ -51,6 +51,7 @@ HEAVY = frozenset(
         "_dequantize",
         "_expand",
         "_multiply",
+        "_multiply_tile",
         "_prefill_kernel",
         "_rope_store_kv",
         "_shrink",
