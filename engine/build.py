@@ -289,7 +289,7 @@ def _num_swap_slots(config: EngineConfig, layout: Layout) -> int:
 def _backend(
     config: EngineConfig, model_config: DecoderConfig, form: PackedForm, ranks: Ranks | None
 ) -> tuple[EngineConfig, Backend]:
-    _refuse_wishes(config, model_config)
+    _refuse_wishes(config)
     if config.device == "cuda":
         # This is imported here, since without a GPU there is no Triton either.
         from engine.gpu.backend import gpu_backend
@@ -307,12 +307,8 @@ def _at_length(config: EngineConfig, model_config: DecoderConfig) -> DecoderConf
     return model_config.at_length(config.max_model_len)
 
 
-def _refuse_wishes(config: EngineConfig, model_config: DecoderConfig) -> None:
-    """Raise UnsupportedModel for models and settings that are for the other device."""
-    if config.device == "cuda" and model_config.has_experts:
-        raise UnsupportedModel(
-            "mixtures of experts (Qwen3-MoE, Mixtral) are served on CPUs only: take device cpu"
-        )
+def _refuse_wishes(config: EngineConfig) -> None:
+    """Raise UnsupportedModel for settings that are for the other device."""
     if config.device == "cuda" and config.batch_invariant:
         raise UnsupportedModel(
             "batch_invariant is for CPUs: the products of a GPU's library sum a row in another "

@@ -121,7 +121,9 @@ class EngineUnderTest:
     def weight_bytes(self) -> int:
         """Bytes of the weights that a step reads: all projections and the language model head."""
         model = self.runner.model
-        linears = [x for one in model.layers for x in (one.qkv, one.o, one.gate_up, one.down)]
+        linears = [
+            x for one in model.layers for x in (one.qkv, one.o, one.mlp.gate_up, one.mlp.down)
+        ]
         return sum(linear.nbytes for linear in (model.lm_head, *linears))
 
     def step(self, rows: tuple[ScheduledRow, ...]) -> StepTokens:

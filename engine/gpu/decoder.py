@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from engine.gpu.experts import ExpertMlp
 from engine.gpu.inputs import StepInputs
 from engine.gpu.kernels import Kernels
 from engine.gpu.linear import Linear, Linears, Quantization
@@ -42,6 +43,12 @@ def _at_once(work: Callable[[], None]) -> Callable[[], None]:
 
 
 @dataclass(frozen=True, slots=True)
+class _DenseMlp:
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class _Layer:
     """Parts of a layer, in the order in which a token passes them.
 
@@ -54,8 +61,7 @@ class _Layer:
     joint_norms: tuple[torch.Tensor, torch.Tensor] | None
     head_norms: HeadNorms | None
     o: Linear
-    gate_up: Linear
-    down: Linear
+    mlp: _DenseMlp | ExpertMlp
     window: int | None
     kv_scales: tuple[float, float]
     rope: int
@@ -106,7 +112,7 @@ class GpuDecoder:
         self.shard = ranks.shard if ranks else WHOLE
         self._run_shrink = device.beside if lora_overlap == "shrink" else _at_once
         own = config.shard(self.shard.size)
-        self._shape = own.shape
+        self._shape, self._experts = own.shape, own.experts
         there = device.torch_device
         checkpoint = Checkpoint(own, weights, rounding)
         self.embedding = checkpoint.embedding.to(there)
@@ -129,30 +135,32 @@ class GpuDecoder:
         return self.shard.index == 0
 
     def _place(self, index: int, layer: LayerWeights) -> _Layer:
-        assert layer.experts is None, "engine.build refuses mixtures of experts on a GPU"
         there = self.device.torch_device
-
-        def of(projections: tuple[int, ...]) -> Linear:
-            return self._linears.fuse(
-                [layer.projections[p] for p in projections],
-                [layer.biases[p] for p in projections],
-            )
-
         qk_norms, eps = None, self.config.rms_norm_eps
         if layer.qk_norms is not None:
             qk_norms = layer.qk_norms[0].to(there), layer.qk_norms[1].to(there)
         is_joint = self.config.qk_norms == "projections"
         return _Layer(
             norms=layer.norms.map(lambda norm: norm.to(there)),
-            qkv=of(_QKV),
+            qkv=self._fuse(layer, _QKV),
             joint_norms=qk_norms if is_joint else None,
             head_norms=HeadNorms(*qk_norms, eps) if qk_norms and not is_joint else None,
-            o=of(_O),
-            gate_up=of(_GATE_UP),
-            down=of(_DOWN),
+            o=self._fuse(layer, _O),
+            mlp=self._place_mlp(index, layer),
             window=layer.window,
             kv_scales=layer.kv_scales,
             rope=self.config.ropes.numbers[index],
+        )
+
+    def _place_mlp(self, index: int, layer: LayerWeights) -> _DenseMlp | ExpertMlp:
+        experts = self._experts[index]
+        if experts is None or layer.experts is None:
+            return _DenseMlp(self._fuse(layer, _GATE_UP), self._fuse(layer, _DOWN))
+        return ExpertMlp(experts, layer.experts, self._linears, self._activate)
+
+    def _fuse(self, layer: LayerWeights, projections: tuple[int, ...]) -> Linear:
+        return self._linears.fuse(
+            [layer.projections[p] for p in projections], [layer.biases[p] for p in projections]
         )
 
     def run(self, inputs: StepInputs, kv: torch.Tensor, out: StepOutputs) -> torch.Tensor:
@@ -172,7 +180,7 @@ class GpuDecoder:
         for index, layer in enumerate(self.layers):
             x = self._attention(index, layer, x, inputs, kv[:, index], finite)
             x = self._add(residual, x, layer.norms.after_attention, layer.norms.before_mlp)
-            x = self._mlp(index, layer, x, inputs)
+            x = self._run_mlp(index, layer.mlp, x, inputs)
             # A NaN never leaves the residual stream, so checking the last one covers all layers.
             checked = finite if layer is self.layers[-1] else None
             x = self._add(residual, x, layer.norms.after_mlp, next_norms[index], checked)
@@ -250,12 +258,23 @@ class GpuDecoder:
             return residual.add_(delta)
         return kernels.add_rms_norm(residual, delta, before_next, config.stream_eps, finite)
 
-    def _mlp(self, index: int, layer: _Layer, x: torch.Tensor, inputs: StepInputs) -> torch.Tensor:
-        delta = self._shrink(x, inputs, index, _GATE_UP)
-        gate_up = layer.gate_up(x)
+    def _run_mlp(
+        self, index: int, mlp: _DenseMlp | ExpertMlp, x: torch.Tensor, inputs: StepInputs
+    ) -> torch.Tensor:
+        if isinstance(mlp, _DenseMlp):
+            delta = self._shrink(x, inputs, index, _GATE_UP)
+            gate_up = mlp.gate_up(x)
+            return self._project(mlp.down, self._activate(gate_up, delta()), inputs, index, _DOWN)
+        y = mlp(x)
+        if self.ranks is not None:
+            # All ranks choose the same experts, since they have the same x and the whole router.
+            self.ranks.all_reduce(y)
+        return y
+
+    def _activate(self, gate_up: torch.Tensor, delta: Delta | None = None) -> torch.Tensor:
         is_gelu = self.config.activation == "gelu_tanh"
         activate = self.kernels.gelu_mul if is_gelu else self.kernels.silu_mul
-        return self._project(layer.down, activate(gate_up, delta()), inputs, index, _DOWN)
+        return activate(gate_up, delta)
 
     def _project(
         self,
@@ -281,7 +300,7 @@ class GpuDecoder:
         self, x: torch.Tensor, inputs: StepInputs, layer: int, projections: tuple[int, ...]
     ) -> Callable[[], Delta | None]:
         """Begin to shrink x in parallel with what follows; the returned function waits for it."""
-        if (work := inputs.lora) is None:
+        if (work := inputs.lora) is None or projections[0] not in self._shape.adapted:
             return lambda: None
         site = site_of(self._shape, layer, projections)
         done: list[Delta] = []

@@ -12,6 +12,7 @@ from engine.errors import UnsupportedModel
 from engine.gpu.kernels import Kernels
 from kernels.packed import PackedWeight, can_pack, pack
 from kernels.quantized import Fp8Weight, QuantizedWeight, Weight, concatenated, form_of
+from kernels.stacked import DeviceWeight
 
 Quantization = Literal["fp8"]
 _FP8_MULTIPLE = 16
@@ -132,21 +133,37 @@ class Linears:
 
         weight, bias: on the device.
         """
-        if isinstance(weight, QuantizedWeight) and can_pack(weight.rounding):
-            return QuantizedLinear(pack(weight), bias, self.kernels)
-        if isinstance(weight, Fp8Weight) and _fits_fp8(weight) and _has_fp8(self.device):
+        return self._linear(self._in_form(weight), bias)
+
+    def place(self, weights: Sequence[Weight]) -> DeviceWeight:
+        """Put the outputs of weights of one form side by side on the device.
+
+        Raises UnsupportedModel as `fuse` does.
+        """
+        weight = concatenated([weight.to(self.device) for weight in weights])
+        if self.quantization == "fp8" and isinstance(weight, torch.Tensor):
+            weight = self._round_to_fp8(weight)
+        return self._in_form(weight)
+
+    def _linear(self, weight: DeviceWeight, bias: torch.Tensor | None) -> Linear:
+        if isinstance(weight, PackedWeight):
+            return QuantizedLinear(weight, bias, self.kernels)
+        if isinstance(weight, Fp8Weight):
             return Fp8Linear(weight, bias, self.kernels)
-        if not isinstance(weight, torch.Tensor):
-            weight = weight.dequantize().to(self.dtype)
         return DenseLinear(weight, bias)
+
+    def _in_form(self, weight: Weight) -> DeviceWeight:
+        """A weight as products take it; in a form that this device cannot multiply, dequantised."""
+        if isinstance(weight, QuantizedWeight) and can_pack(weight.rounding):
+            return pack(weight)
+        if isinstance(weight, Fp8Weight) and _fits_fp8(weight) and _has_fp8(self.device):
+            return weight
+        return weight if isinstance(weight, torch.Tensor) else weight.dequantize().to(self.dtype)
 
     def _fuse_alike(
         self, weights: Sequence[Weight], biases: Sequence[torch.Tensor | None]
     ) -> Linear:
         """Fuse projections whose weights have the same form."""
-        weight = concatenated([weight.to(self.device) for weight in weights])
-        if self.quantization == "fp8" and isinstance(weight, torch.Tensor):
-            weight = self._round_to_fp8(weight)
         bias = None
         if any(given is not None for given in biases):
             bias = torch.cat(
@@ -157,7 +174,7 @@ class Linears:
                     for part, given in zip(weights, biases, strict=True)
                 ]
             )
-        return self.make(weight, bias)
+        return self._linear(self.place(weights), bias)
 
     def _round_to_fp8(self, weight: torch.Tensor) -> Fp8Weight:
         if not _fits_fp8(weight):

@@ -55,11 +55,6 @@ class DecoderConfig:
     multipliers: Multipliers
     soft_caps: SoftCaps
 
-    @property
-    def has_experts(self) -> bool:
-        """Whether a layer's MLP consists of experts."""
-        return any(self.experts)
-
     def features(self, projection: int) -> tuple[int, int]:
         """Numbers of inputs and outputs of a projection of attention, or of a dense MLP.
 

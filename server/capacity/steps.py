@@ -147,11 +147,11 @@ class StepTimes:
         self._rank_bytes = layout.bytes_per_rank
         features = [layout.features((0, p)) for p in layout.shape.adapted]
         self._rank_flops = 2 * s.num_layers * sum(map(sum, features))
-        widths = (
-            6 * s.hidden_size
-            + (s.head_dim * (3 * s.num_heads + 4 * s.num_kv_heads) + 3 * s.intermediate_size)
-            / shards
-        )
+        heads = s.head_dim * (3 * s.num_heads + 4 * s.num_kv_heads)
+        mlp = 3 * s.intermediate_size * max(sizes.experts_per_token, 1)
+        # Outputs of a token's experts are written, and read by their sum.
+        whole = 6 * s.hidden_size + 2 * s.hidden_size * sizes.experts_per_token
+        widths = whole + (heads + mlp) / shards
         self._elementwise_bytes = widths * itemsize
 
     def seconds(self, load: StepLoad) -> float:

@@ -124,7 +124,7 @@ def plan(
         machine = _measured(found, threads, usd_per_hour or 0.0)
         device = machine.hardware
         speed = {name: machine.speed(name) for name in _QUANTIZATIONS}
-    _check_served(found, device, tensor_parallel_size)
+    _check_served(device, tensor_parallel_size)
     limits = default_limits(device.kind)
     wish = Wish(
         sizes=found,
@@ -191,13 +191,8 @@ def _measured(sizes: ModelSizes, threads: int, usd_per_hour: float) -> MeasuredM
         raise CommandFailed(f"--measure: {error}") from None
 
 
-def _check_served(sizes: ModelSizes, hardware: Hardware, size: int | None) -> None:
+def _check_served(hardware: Hardware, size: int | None) -> None:
     """Refuse what the engine does not serve on this device."""
-    if sizes.num_experts and hardware.kind == "gpu":
-        raise CommandFailed(
-            f"--hardware {hardware.name}: mixtures of experts are served on CPUs only; name a CPU.",
-            2,
-        )
     if hardware.kind == "cpu" and size not in (None, 1):
         raise CommandFailed(
             f"--tensor-parallel-size {size}: ranks on a CPU share its bandwidth; leave it out.", 2

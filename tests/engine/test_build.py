@@ -111,13 +111,6 @@ def test_a_cpu_needs_no_triton(tmp_path):
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-@pytest.mark.parametrize("architecture", ["Qwen3MoeForCausalLM", "MixtralForCausalLM"])
-def test_a_mixture_of_experts_is_refused_on_a_gpu(tmp_path, architecture):
-    (tmp_path / "config.json").write_text(json.dumps(MODEL | {"architectures": [architecture]}))
-    with pytest.raises(UnsupportedModel, match=r"Qwen3-MoE, Mixtral.* on CPUs only: take device"):
-        build_core(make_config(tmp_path, device="cuda"), "eng-1", [])
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(MODEL))

@@ -121,6 +121,7 @@ comes back is the scheduler's choice; runners see only copies.
 SHORT = {
     "llama": tuple(RUNNERS.keys() - {"cpu, drafts", "numba", "torch, invariant"}),
     "mistral": ("device", "two ranks", "C"),  # blocks behind a window are given back
+    "qwen3_moe": ("C", "device", "two devices"),
     "mixtral": (),  # runners see no more of it than of qwen3_moe
 }
 """Runners of each family that do not wait for `make soak`; "C" of the other families, which differ
@@ -129,16 +130,12 @@ tests of ends compare all kernels, and "C" has drafts, too.
 """
 ALONE = ("olmo2",)
 """Families that ranks cannot share."""
-CPU_ONLY = ("qwen3_moe", "mixtral")
-"""Families that are not served on GPUs."""
 
 
 def cases():
     """Parameters (family, runner, slots) of every case, ordered by family."""
     for family, runner, slots in product(FAMILIES, RUNNERS, WAYS):
         if family in ALONE and "num_ranks" in RUNNERS[runner]:
-            continue
-        if family in CPU_ONLY and "device" in runner:
             continue
         is_short = runner in SHORT.get(family, ("C",))
         is_short &= slots > 0 or (family == "llama" and runner in COMPUTED_AGAIN)

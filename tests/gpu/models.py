@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from engine.models.checkpoint import expert_projection_name, router_name
 from engine.models.config import DecoderConfig
 from lora.batch import DeviceTables
 from lora.host import PackedAdapter, read_packed
@@ -41,6 +42,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.2,
         "logits_scaling": 2.0,
     },
+    "qwen3_moe": {
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 96,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+    "mixtral": {"num_local_experts": 5},
 }
 """Extra entries of config.json by model_type."""
 
@@ -102,11 +111,24 @@ def make_weights(
             vector(f"{prefix}.{norm}.weight", shape.hidden_size, 0.5, 1.5)
         for norm, size in zip("qk", config.qk_norm_sizes or (), strict=False):
             vector(f"{prefix}.self_attn.{norm}_norm.weight", size, 0.5, 1.5)
-        for name, projection in _MODULES.items():
-            inputs, outputs = shape.features(projection)
+        experts = config.experts[layer]
+        for name, projection in list(_MODULES.items())[: 4 if experts else None]:
+            inputs, outputs = config.features(projection)
             matrix(f"{prefix}.{name}.weight", outputs, inputs, 2 / inputs**0.5)
             if config.biases[projection]:
                 vector(f"{prefix}.{name}.bias", outputs, -0.5, 0.5)
+        if experts:
+            hidden, width = shape.hidden_size, experts.width
+            # Numbers of a router are as far from each other as those of a trained one.
+            matrix(f"{router_name(layer)}.weight", experts.count, hidden, 2 / hidden**0.5)
+            for expert in range(experts.count):
+                for projection, sizes in (
+                    (4, (width, hidden)),
+                    (5, (width, hidden)),
+                    (6, (hidden, width)),
+                ):
+                    name = expert_projection_name(layer, expert, projection)
+                    matrix(f"{name}.weight", *sizes, 2 / sizes[1] ** 0.5)
     return weights
 
 
@@ -114,12 +136,12 @@ def make_adapters(
     sizes: ModelSizes, config: DecoderConfig, dtype: torch.dtype, rng: torch.Generator
 ) -> list[bytes]:
     """Canonical objects of five adapters with ranks from 1 to 33, on all modules or on some."""
-    everywhere = [(layer, p) for layer in range(sizes.layers) for p in range(len(PROJECTIONS))]
+    everywhere = [(layer, p) for layer in range(sizes.layers) for p in config.shape.adapted]
     last = sizes.layers - 1
     patterns: list[Ranks] = [
         dict.fromkeys(everywhere, 3),
         {(layer, p): (20, 5, 16, 1, 9, 20, 8)[p] for layer, p in everywhere},
-        {(last, p): 24 for p in (0, 2, 3, 5)},
+        {(last, p): 24 for p in (0, 2, 3, 5) if p in config.shape.adapted},
         dict.fromkeys(everywhere, 16),
         {(layer, p): 33 for layer, p in everywhere if p == 1 or layer != last},
     ]
@@ -128,7 +150,7 @@ def make_adapters(
 
 def make_adapter(shape: ModelShape, rank: int, dtype: torch.dtype, rng: torch.Generator) -> bytes:
     """Canonical object of an adapter with this rank in all modules."""
-    places = ((layer, p) for layer in range(shape.num_layers) for p in range(len(PROJECTIONS)))
+    places = ((layer, p) for layer in range(shape.num_layers) for p in shape.adapted)
     return _make_object(shape, dict.fromkeys(places, rank), dtype, rng)
 
 

@@ -6,6 +6,7 @@ import random
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from engine.batch import Batch, ScheduledRow, StepTokens
@@ -31,12 +32,15 @@ _KINDS = (
 
 
 def replay_checks() -> dict[str, Check]:
-    return {"graphs.replays": _check}
+    return {
+        "graphs.replays": partial(_check, "llama"),
+        "graphs.replays_of_experts": partial(_check, "qwen3_moe"),
+    }
 
 
-def _check(setting: Setting) -> None:
+def _check(family: str, setting: Setting) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        play = _Play(setting, Path(folder))
+        play = _Play(family, setting, Path(folder))
         captured, eager = play.stages
         replayed = _note_graphs(captured.runner)
         step = 0
@@ -98,6 +102,7 @@ class _Sequence:
 class _Play:
     """Two engines without a scheduler that are given the same steps."""
 
+    family: str
     setting: Setting
     folder: Path
     running: list[_Sequence] = field(default_factory=list)
@@ -110,7 +115,7 @@ class _Play:
         setting, sizes = self.setting, self.setting.models
         rng = setting.rng("replays")
         self.chance = random.Random(setting.seed)
-        config = make_config("llama", sizes)
+        config = make_config(self.family, sizes)
         form = make_form(config, setting.dtype)
         weights = make_weights(config, setting.dtype, rng)
         self.packed: list[PackedAdapter] = [

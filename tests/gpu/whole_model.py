@@ -39,7 +39,9 @@ _MOST_DRAFTS = 7
 
 def whole_model_checks(kernels: Any = ops) -> dict[str, Check]:
     checks = {f"models.{family}": _check(family, None, kernels) for family in FAMILIES}
-    return {**checks, "models.quantized": _check("llama", Rounding(4, 32), kernels)}
+    for name, family in (("quantized", "llama"), ("quantized_experts", "qwen3_moe")):
+        checks[f"models.{name}"] = _check(family, Rounding(4, 32), kernels)
+    return checks
 
 
 class TorchModel:

@@ -62,7 +62,7 @@ class World:
         self.model_dir = save_model(folder / "model", family=family, **values)
         self.config = DecoderConfig.parse(load_config(self.model_dir))
         base = BaseModel.load(self.model_dir, "tiny", folder / "cache")
-        cut_by_inputs = ["o_proj"] if self.config.has_experts else ["o_proj", "down_proj"]
+        cut_by_inputs = ["o_proj"] if any(self.config.experts) else ["o_proj", "down_proj"]
         kinds = [
             {"r": 4, "rank_pattern": {".*v_proj": 19, cut_by_inputs[-1]: 9}},
             {"r": 16, "use_rslora": True},
