@@ -18,6 +18,8 @@ from kernels import reference
 from kernels.gpu import ops
 from kernels.packed import pack
 from kernels.quantized import Rounding, quantize
+from kernels.routing import choose_experts
+from kernels.stacked import ExpertStack
 from kernels.work import SamplingWork
 
 _EPS = 1e-5
@@ -217,6 +219,46 @@ def _fp8_product(by_inputs: bool, is_fast: bool, machine: Machine, tokens: int) 
     return _Case([partial(multiply, own) for own in copies], size, check)
 
 
+def _experts(rounding: Rounding | None, machine: Machine, tokens: int) -> _Case:
+    """A layer's experts with their router, on the sizes of Qwen3-30B-A3B: five kernels and the
+    activation. Bytes are those of the experts that the tokens choose, and what lies in between.
+    """
+    hidden, width, count, each = machine.pick((2048, 768, 128, 8), (64, 32, 4, 2))
+    x = machine.randn(tokens, hidden)
+    router = machine.randn(count, hidden, std=hidden**-0.5)
+
+    def stack(outputs: int, inputs: int) -> ExpertStack:
+        dense = [machine.randn(outputs, inputs, std=inputs**-0.5) for _ in range(count)]
+        weights = [pack(quantize(w, rounding)) if rounding else w for w in dense]
+        found = ExpertStack.empty(weights[0], count)
+        for expert, weight in enumerate(weights):
+            found.put(expert, weight)
+        return found
+
+    gate_up, down = stack(2 * width, hidden), stack(hidden, width)
+
+    def run(kernels: Any, x: torch.Tensor, gate_up: ExpertStack = gate_up) -> torch.Tensor:
+        routing = kernels.route(x, router, each, True)
+        gated = kernels.silu_mul(kernels.multiply_experts(x, gate_up, routing))
+        summed: torch.Tensor = kernels.sum_experts(
+            kernels.multiply_experts(gated, down, routing, True), routing
+        )
+        return summed
+
+    def check() -> None:
+        some = x[:_CHECKED_ROWS]
+        ours = machine.run(partial(run, ops, some))
+        check_close("experts", ours, run(reference, some), run(reference, some.float()))
+
+    logits = linear(x.float(), router.float())
+    chosen, _ = choose_experts(logits, each, norms_weights=True)
+    of_expert = (gate_up.nbytes + down.nbytes) // count
+    between = tokens * each * (6 * width + 2 * hidden) * x.element_size()
+    size = len(chosen.unique()) * of_expert + between + 2 * x.nbytes
+    stacks = [replace(gate_up, codes=gate_up.codes.clone()) for _ in _inputs(machine, size)]
+    return _Case([partial(run, ops, x, own) for own in stacks], size, check)
+
+
 def _sample(top_p: float, temperature: float, machine: Machine, tokens: int) -> _Case:
     size = tokens * machine.vocab_size * 4
     inputs = [
@@ -265,6 +307,8 @@ _CASES: dict[str, Callable[[Machine, int], _Case]] = {
     "o in FP8, fast sums": partial(_fp8_product, False, True),
     "down in FP8": partial(_fp8_product, True, False),
     "down in FP8, fast sums": partial(_fp8_product, True, True),
+    "experts dense": partial(_experts, None),
+    "experts in 4 bits": partial(_experts, Rounding(4, 32)),
     "sample greedy": partial(_sample, 1.0, 0.0),
     "sample top_p 0.9": partial(_sample, 0.9, 1.0),
 }
