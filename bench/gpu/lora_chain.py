@@ -122,7 +122,7 @@ def our_capped_systems(machine: Machine, step: StepInputs, kernels: Any) -> Mapp
 
     def capped(project: Project, programs: int) -> Project:
         def with_fewer(x: torch.Tensor, weight: torch.Tensor, site: Site) -> Any:
-            with mock.patch.object(lora, "SHRINK_PROGRAMS", programs):
+            with mock.patch.object(lora, "MOST_SHRINK_PROGRAMS", programs):
                 return project(x, weight, site)
 
         return with_fewer

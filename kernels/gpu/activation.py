@@ -10,7 +10,6 @@ from kernels.gpu.expansion import (
     add_expanded,
     b_start,
     first_line,
-    num_fused_programs,
     rows_of,
     tile_line,
 )
@@ -146,7 +145,8 @@ def _gate(gate_up: torch.Tensor, delta: Delta | None, is_gelu: bool) -> torch.Te
         )
         return out
     work, site = delta.work, delta.site
-    _gated_product_expand[(num_fused_programs(gate_up.device, work.block_rows),)](
+    launch.persistent(
+        _gated_product_expand,
         out,
         gate_up,
         delta.planes,

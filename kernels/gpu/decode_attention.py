@@ -31,16 +31,14 @@ def _decode_tiles(
     capability, dim = launch.capability(device), triton.next_power_of_2(head_dim)
     rows = max(LEAST_DECODE_ROWS, triton.next_power_of_2(group))
     if dtype == torch.float32:
-        return Tiles(rows, 16, 4, 1, programs=4)
+        return Tiles(rows, 16, 4, 1)
     is_cast = kv_dtype != dtype
     is_large = capability == 80 or capability // 10 in (9, 10, 11)
-    programs = 3 if capability // 10 in (9, 10, 11) and not is_cast else 2
     return Tiles(
         rows,
         keys=64 if dim <= 128 else 32,
         warps=4,
         stages=5 if (is_large or is_cast) and dim <= 128 else 3,
-        programs=programs if dim > 64 else 2 * programs,
     )
 
 
@@ -185,7 +183,8 @@ def decode_attention(
     partial = torch.empty(capacity, heads, dim, dtype=torch.float32, device=q.device)
     lse = torch.empty(capacity, heads, dtype=torch.float32, device=q.device)
     for part in range(num_parts):
-        _decode_kernel[(launch.num_programs(q.device, tiles.programs),)](
+        launch.persistent(
+            _decode_kernel,
             partial,
             lse,
             q,

@@ -3,11 +3,9 @@
 All of them are inlined into `kernels.gpu.lora`, `rope` and `activation`.
 """
 
-import torch
 import triton
 import triton.language as tl
 
-from kernels.gpu import launch
 from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 from kernels.work import PAIR_ROWS, Site
 
@@ -34,13 +32,6 @@ def first_line(site: Site) -> int:
 def b_start(site: Site) -> int:
     """Offset of the rows of B in a tile, in elements: the rows of A come before them."""
     return RANK_ROWS * site.in_features
-
-
-def num_fused_programs(device: torch.device, block_rows: int) -> int:
-    """Number of programs of a kernel with a fused expand: as many as registers hold at once."""
-    if block_rows > ROWS_OF_SMALL_BLOCK:
-        return launch.num_programs(device, 3)
-    return launch.num_programs(device, 4 if launch.capability(device) < 90 else 5)
 
 
 # ---- in kernels ----

@@ -30,11 +30,11 @@ _CHUNK = tl.constexpr(CHUNK_FEATURES)
 # (features of a step, warps, stages) by most tokens of a block. With 16 tokens all loads of a chunk
 # are in flight at once.
 _SHRINK = {16: (128, 4, 4), 64: (128, 4, 3)}
-SHRINK_PROGRAMS = 6
+MOST_SHRINK_PROGRAMS: int | None = None
+"""Programs of a multiprocessor at most, or None for as many as it holds. With fewer, more of it is
+left to the product beside; the benchmark compares.
+"""
 
-# Programs of a multiprocessor, by most tokens of a block: no more than its registers hold at once,
-# or the last ones would start only when all others have ended.
-_EXPAND_PROGRAMS = {16: 6, 64: 4}
 _EXPAND_COLUMNS = 128
 _EXPAND_WARPS = 4
 
@@ -146,8 +146,8 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
     columns = len(site.projections) * work.max_rank
     planes = x.new_empty((site.num_chunks, len(x), columns), dtype=torch.float32)
     block_k, num_warps, num_stages = _SHRINK[work.block_rows]
-    grid = (launch.num_programs(x.device, SHRINK_PROGRAMS),)
-    _shrink[grid](
+    launch.persistent(
+        _shrink,
         x,
         planes,
         work.arena,
@@ -163,12 +163,14 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
         BLOCK_ROWS=work.block_rows,
         BLOCK_K=block_k,
         UPCAST=launch.INTERPRETED,
+        most=MOST_SHRINK_PROGRAMS,
         num_warps=num_warps,
         num_stages=num_stages,
     )
     if site.num_chunks == 1 or work.block_rows <= ROWS_OF_SMALL_BLOCK:
         return Delta(planes, work, site)
-    _sum_planes[grid](
+    launch.persistent(
+        _sum_planes,
         planes,
         work.blocks,
         work.pairs,
@@ -261,7 +263,8 @@ def expand(y: torch.Tensor, delta: Delta) -> None:
     """
     work, site = delta.work, delta.site
     out_0, out_1, out_2 = (*site.out_features, 0, 0)[:3]
-    _expand[(launch.num_programs(y.device, _EXPAND_PROGRAMS[work.block_rows]),)](
+    launch.persistent(
+        _expand,
         y,
         delta.planes,
         work.arena,

@@ -11,7 +11,7 @@ import triton.language as tl
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Shape of a program, and how many programs of a persistent kernel a multiprocessor holds.
+    """Shape of a program.
 
     transposed: the accumulator is V^T P^T, whose operands both lie in memory. On sm_90 P V would be
     a WGMMA with its left operand in registers, which ptxas before 13.3 miscompiles (triton issue
@@ -23,7 +23,6 @@ class Tiles:
     warps: int
     stages: int
     transposed: bool = False
-    programs: int = 1
 
 
 def score_factors(

@@ -14,7 +14,6 @@ from kernels.gpu.expansion import (
     dot,
     first_line,
     load_planes,
-    num_fused_programs,
     pair_mask,
     pair_offsets,
     places_of,
@@ -28,7 +27,6 @@ _FP8_MAX = tl.constexpr(448.0)
 
 _PLAIN_ROWS = 16
 _WARPS = 4
-_PLAIN_PROGRAMS = 8
 
 
 @triton.jit
@@ -291,13 +289,8 @@ def rope_store_kv(
     _, _, kv_heads, block_size, dim = kv.shape
     q_heads = qkv.shape[1] // dim - 2 * kv_heads
     work = delta.work if delta else None
-    if work:
-        rows = min(work.block_rows, TILE_ROWS)
-        num_programs = num_fused_programs(qkv.device, work.block_rows)
-    else:
-        rows = _PLAIN_ROWS
-        num_programs = launch.num_programs(qkv.device, _PLAIN_PROGRAMS)
-    _rope_store_kv[(num_programs,)](
+    launch.persistent(
+        _rope_store_kv,
         qkv,
         kv,
         cos,
@@ -328,7 +321,7 @@ def rope_store_kv(
         B_START=b_start(delta.site) if delta else 0,
         NUM_PLANES=delta.planes.shape[0] if delta else 0,
         BLOCK_ROWS=work.block_rows if work else 0,
-        ROWS=rows,
+        ROWS=min(work.block_rows, TILE_ROWS) if work else _PLAIN_ROWS,
         BLOCK_HALF=max(16, triton.next_power_of_2(dim // 2)),
         UPCAST=launch.INTERPRETED,
         num_warps=_WARPS,

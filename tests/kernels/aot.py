@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import asdict, dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -29,7 +30,6 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
 from kernels.gpu.launch import assume_capability
 
@@ -102,11 +102,16 @@ Answer = list[Compiled] | CompileError
 # ---- in the process that compiles ----
 
 
+MULTIPROCESSORS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}
+"""Multiprocessors by compute capability: of an A100, RTX A6000, L40S, H100, B200 and RTX PRO 6000."""
+
+
 class _Device:
     """A Triton driver with the methods that compiling needs."""
 
     def __init__(self, arch: int) -> None:
         self._arch = arch
+        self.utils = self  # where Triton looks for the properties
 
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", self._arch, 32)
@@ -117,22 +122,27 @@ class _Device:
     def get_current_stream(self, device: int) -> int:
         return 0
 
+    def get_device_properties(self, device: int) -> dict[str, int]:
+        return {"multiprocessor_count": MULTIPROCESSORS[self._arch]}
+
 
 @contextmanager
 def launches(arch: int) -> Iterator[list[Launch]]:
     """Collect the launches on a device of this architecture, in order; nothing is launched."""
     found: list[Launch] = []
-    run = JITFunction.run
 
-    def compile_only(
-        kernel: JITFunction, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any
-    ) -> CompiledKernel:
-        compiled = run(kernel, *args, grid=grid, warmup=True, **kwargs)
-        found.append(Launch(compiled, tuple(grid)))
-        return compiled
+    def load(kernel: CompiledKernel) -> None:
+        kernel.n_regs, _, _ = _resources(kernel.asm["cubin"])
+
+    def launcher(kernel: CompiledKernel) -> Callable[..., None]:
+        return lambda x, y, z, *_: found.append(Launch(kernel, (x, y, z)))
 
     driver.set_active(_Device(arch))
-    with mock.patch.object(JITFunction, "run", compile_only), assume_capability(arch):
+    with (
+        mock.patch.object(CompiledKernel, "_init_handles", load),
+        mock.patch.object(CompiledKernel, "run", property(launcher)),
+        assume_capability(arch),
+    ):
         yield found
 
 
@@ -173,6 +183,7 @@ def _load_sizes(ptx: str) -> Iterator[int]:
         yield int(size, 0)
 
 
+@cache
 def _resources(cubin: bytes) -> tuple[int, int, int]:
     """(registers, bytes of stack, bytes of local memory) of a compiled kernel."""
     with NamedTemporaryFile(suffix=".cubin") as file:
