@@ -6,10 +6,14 @@ import triton.language as tl
 
 from kernels.gpu import launch
 from kernels.gpu.expansion import (
+    ROWS_OF_SMALL_BLOCK,
     TILE_ROWS,
-    add_expanded,
+    add_other_pairs,
     b_start,
+    dot,
     first_line,
+    load_pair,
+    places_of,
     rows_of,
     tile_line,
 )
@@ -19,6 +23,10 @@ _PLAIN_COLUMNS = 1024
 
 _COLUMNS = 128
 _WARPS = 4
+_MOST_REGISTERS = {80: 96, 90: 96, 100: 96}
+"""Registers of a thread at most, by compute capability, for blocks of 16 tokens. The compiler would
+take 128, so that 4 programs fit on a multiprocessor and not 5. Elsewhere it would spill some.
+"""
 
 
 @triton.jit
@@ -41,6 +49,15 @@ def _gated_product(
     up = tl.load(at + WIDTH, mask=mask, other=0.0).to(tl.float32)
     product = _gated(gate, up, GELU)
     tl.store(out + token * WIDTH + columns, product.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _look_up(blocks, tile, num_tiles, line, BLOCK_ROWS: tl.constexpr, ROWS: tl.constexpr):
+    """(first token, tokens, depth, tile table, first places of gate, of up) of a tile of rows."""
+    first, count, depth, table = rows_of(blocks, tile, tile < num_tiles, BLOCK_ROWS, ROWS)
+    gate_0, gate_1 = places_of(tile_line(table, depth, line), depth, 0)
+    up_0, up_1 = places_of(tile_line(table, depth, line + 1), depth, 0)
+    return first, count, depth, table, gate_0, gate_1, up_0, up_1
 
 
 @triton.jit(
@@ -69,52 +86,45 @@ def _gated_product_expand(
 ):
     TILES: tl.constexpr = (WIDTH + BLOCK_N - 1) // BLOCK_N
     num_items = tl.load(counts) * (BLOCK_ROWS // ROWS) * TILES
+    first, count, depth, table, gate_0, gate_1, up_0, up_1 = _look_up(
+        blocks, tl.program_id(0) // TILES, num_items // TILES, line, BLOCK_ROWS, ROWS
+    )
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
         item = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
-        first, count, depth, table = rows_of(blocks, item // TILES, BLOCK_ROWS, ROWS)
         row = tl.arange(0, ROWS)
         rows, row_mask = first + row, row < count
         columns = item % TILES * BLOCK_N + tl.arange(0, BLOCK_N)
         mask = row_mask[:, None] & (columns < WIDTH)[None, :]
         at = gate_up + rows[:, None] * row_stride + columns[None, :]
-        # These loads are issued before the adapter is looked up.
         gate = tl.load(at, mask=mask, other=0.0)
         up = tl.load(at + WIDTH, mask=mask, other=0.0)
+        gate_h, gate_b = load_pair(
+            arena, gate_0, gate_1, planes, num_tokens, rows, row_mask,
+            0, columns, WIDTH, B_START, NUM_PLANES, 2 * MAX_RANK,
+        )  # fmt: skip
+        up_h, up_b = load_pair(
+            arena, up_0, up_1, planes, num_tokens, rows, row_mask,
+            MAX_RANK, columns, WIDTH, B_START, NUM_PLANES, 2 * MAX_RANK,
+        )  # fmt: skip
+        own_depth, own_table = depth, table
+        # The next item is looked up while these products wait for their operands.
+        following = item + tl.num_programs(0)
+        first, count, depth, table, gate_0, gate_1, up_0, up_1 = _look_up(
+            blocks, following // TILES, num_items // TILES, line, BLOCK_ROWS, ROWS
+        )
         zeros = tl.zeros((ROWS, BLOCK_N), tl.float32)
-        gate = gate.to(tl.float32) + add_expanded(
-            zeros,
-            arena,
-            tile_line(table, depth, line),
-            depth,
-            planes,
-            num_tokens,
-            rows,
-            row_mask,
-            0,
-            columns,
-            WIDTH,
-            B_START,
-            NUM_PLANES,
-            2 * MAX_RANK,
-            UPCAST,
-        )
-        up = up.to(tl.float32) + add_expanded(
-            zeros,
-            arena,
-            tile_line(table, depth, line + 1),
-            depth,
-            planes,
-            num_tokens,
-            rows,
-            row_mask,
-            MAX_RANK,
-            columns,
-            WIDTH,
-            B_START,
-            NUM_PLANES,
-            2 * MAX_RANK,
-            UPCAST,
-        )
+        gate_delta = add_other_pairs(
+            dot(gate_h, gate_b, zeros, UPCAST), arena, tile_line(own_table, own_depth, line),
+            own_depth, planes, num_tokens, rows, row_mask,
+            0, columns, WIDTH, B_START, NUM_PLANES, 2 * MAX_RANK, UPCAST,
+        )  # fmt: skip
+        up_delta = add_other_pairs(
+            dot(up_h, up_b, zeros, UPCAST), arena, tile_line(own_table, own_depth, line + 1),
+            own_depth, planes, num_tokens, rows, row_mask,
+            MAX_RANK, columns, WIDTH, B_START, NUM_PLANES, 2 * MAX_RANK, UPCAST,
+        )  # fmt: skip
+        gate = gate.to(tl.float32) + gate_delta
+        up = up.to(tl.float32) + up_delta
         target = out + rows[:, None] * WIDTH + columns[None, :]
         tl.store(target, _gated(gate, up, GELU).to(out.dtype.element_ty), mask=mask)
 
@@ -145,6 +155,7 @@ def _gate(gate_up: torch.Tensor, delta: Delta | None, is_gelu: bool) -> torch.Te
         )
         return out
     work, site = delta.work, delta.site
+    is_small = work.block_rows <= ROWS_OF_SMALL_BLOCK
     launch.persistent(
         _gated_product_expand,
         out,
@@ -166,5 +177,6 @@ def _gate(gate_up: torch.Tensor, delta: Delta | None, is_gelu: bool) -> torch.Te
         GELU=is_gelu,
         UPCAST=launch.INTERPRETED,
         num_warps=_WARPS,
+        maxnreg=_MOST_REGISTERS.get(launch.capability(out.device)) if is_small else None,
     )
     return out

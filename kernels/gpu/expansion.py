@@ -38,10 +38,13 @@ def b_start(site: Site) -> int:
 
 
 @triton.jit
-def block_of(blocks, index):
-    """(first token, tokens, depth, tile table, scales) of a BLOCK, by two loads of 16 bytes."""
+def block_of(blocks, index, is_there=True):
+    """(first token, tokens, depth, tile table, scales) of a BLOCK, by two loads of 16 bytes; zeros
+    if it is not there.
+    """
     words = blocks.to(tl.pointer_type(tl.int64), bitcast=True) + 4 * index.to(tl.int64)
-    even, odd = tl.split(tl.reshape(tl.load(words + tl.arange(0, 4)), (2, 2)))
+    record = tl.load(words + tl.arange(0, 4), mask=is_there, other=0)
+    even, odd = tl.split(tl.reshape(record, (2, 2)))
     tokens, table = tl.split(even)
     depth, scales = tl.split(odd)
     first, count = tokens.to(tl.int32).to(tl.int64), (tokens >> 32).to(tl.int32)
@@ -49,10 +52,10 @@ def block_of(blocks, index):
 
 
 @triton.jit
-def rows_of(blocks, tile, BLOCK_ROWS: tl.constexpr, ROWS: tl.constexpr):
+def rows_of(blocks, tile, is_there, BLOCK_ROWS: tl.constexpr, ROWS: tl.constexpr):
     """(first token, tokens, depth, tile table) of a tile of ROWS rows of a block of BLOCK_ROWS."""
     TILES: tl.constexpr = BLOCK_ROWS // ROWS
-    first, count, depth, table, _ = block_of(blocks, tile // TILES)
+    first, count, depth, table, _ = block_of(blocks, tile // TILES, is_there)
     skipped = tile % TILES * ROWS
     # A tile without tokens has nothing to look up.
     return first + skipped, count - skipped, tl.where(count > skipped, depth, 0), table
@@ -93,9 +96,9 @@ def pair_offsets(arena, place_0, place_1, row_elems):
 
 
 @triton.jit
-def pair_mask(place_1):
-    """Mask of the rows of a pair that exist, [16]: the second tile may be missing."""
-    return (tl.arange(0, _PAIR_ROWS) < _RANK_ROWS) | (place_1 >= 0)
+def pair_mask(place_0, place_1):
+    """Mask of the rows of a pair that exist, [16]: a tile may be missing."""
+    return tl.where(tl.arange(0, _PAIR_ROWS) < _RANK_ROWS, place_0, place_1) >= 0
 
 
 @triton.jit
@@ -106,7 +109,9 @@ def load_planes(
     columns = column + tl.arange(0, _PAIR_ROWS)
     at = planes + rows[:, None] * COLUMNS + columns[None, :]
     h = tl.load(at, mask=mask, other=0.0)
-    for _ in tl.static_range(1, NUM_PLANES):
+    # The compiler unrolls this loop. In one that Triton unrolls, each plane would be moved through
+    # shared memory into the layout of the dot's operand, and only then the next one loaded.
+    for _ in range(1, NUM_PLANES):
         at += tl.cast(num_tokens, tl.int64) * COLUMNS
         h += tl.load(at, mask=mask, other=0.0)
     return h
@@ -121,7 +126,39 @@ def dot(left, right, acc, UPCAST: tl.constexpr):
 
 
 @triton.jit
-def add_expanded(
+def load_pair(
+    arena,
+    place_0,
+    place_1,
+    planes,
+    num_tokens,
+    rows,
+    row_mask,
+    column,
+    out_columns,
+    out_features,
+    B_START: tl.constexpr,
+    NUM_PLANES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """(sum of planes, rows of B) of two tiles, [rows, 16] and [16, out_columns], in B's dtype.
+
+    column: the pair's first column in the planes.   B_START: see `b_start`.
+    """
+    rank_mask = pair_mask(place_0, place_1)
+    offsets = pair_offsets(arena, place_0, place_1, out_features) + B_START
+    b = tl.load(
+        arena + offsets[:, None] + out_columns[None, :],
+        mask=rank_mask[:, None] & (out_columns < out_features)[None, :],
+        other=0.0,
+    )
+    mask = row_mask[:, None] & rank_mask[None, :]
+    h = load_planes(planes, num_tokens, rows, column, mask, NUM_PLANES, COLUMNS)
+    return h.to(b.dtype), b
+
+
+@triton.jit
+def add_other_pairs(
     acc,
     arena,
     line,
@@ -138,27 +175,19 @@ def add_expanded(
     COLUMNS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """acc + (sum of planes) @ B of the line's tiles, for columns [..] of its projection.
+    """acc + (sum of planes) @ B of the line's tiles after the first two.
 
     acc: [rows, out_columns] float32.   column: the projection's first column in the planes.
-    B_START: see `b_start`.
     """
-    column_mask = out_columns < out_features
-    pair = 0
+    pair = 1
     place_0, place_1 = places_of(line, depth, pair)
     while place_0 >= 0:
-        rank_mask = pair_mask(place_1)
-        offsets = pair_offsets(arena, place_0, place_1, out_features) + B_START
-        b = tl.load(
-            arena + offsets[:, None] + out_columns[None, :],
-            mask=rank_mask[:, None] & column_mask[None, :],
-            other=0.0,
-        )
-        h_mask = row_mask[:, None] & rank_mask[None, :]
-        first = column + pair * _PAIR_ROWS
-        h = load_planes(planes, num_tokens, rows, first, h_mask, NUM_PLANES, COLUMNS)
+        h, b = load_pair(
+            arena, place_0, place_1, planes, num_tokens, rows, row_mask,
+            column + pair * _PAIR_ROWS, out_columns, out_features, B_START, NUM_PLANES, COLUMNS,
+        )  # fmt: skip
         pair += 1
         # The next places are loaded while the product still waits for its operands.
         place_0, place_1 = places_of(line, depth, pair)
-        acc = dot(h.to(b.dtype), b, acc, UPCAST)
+        acc = dot(h, b, acc, UPCAST)
     return acc

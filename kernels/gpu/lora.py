@@ -8,12 +8,13 @@ from kernels.gpu import launch
 from kernels.gpu.expansion import (
     ROWS_OF_SMALL_BLOCK,
     TILE_ROWS,
-    add_expanded,
+    add_other_pairs,
     b_start,
     block_of,
     by_number,
     dot,
     first_line,
+    load_pair,
     load_planes,
     pair_mask,
     pair_of,
@@ -75,7 +76,7 @@ def _shrink(
         tiles = tile_line(table, depth, line + number)
         place_0, place_1 = places_of(tiles, depth, pair)
         if place_0 >= 0:
-            rank_mask = pair_mask(place_1)
+            rank_mask = pair_mask(place_0, place_1)
             row = tl.arange(0, BLOCK_ROWS)
             rows, row_mask = first + row, row < count
             a_rows = arena + pair_offsets(arena, place_0, place_1, IN_FEATURES)
@@ -126,8 +127,8 @@ def _sum_planes(
         tiles = tile_line(table, depth, line + number)
         place_0, place_1 = places_of(tiles, depth, pair)
         row = tl.arange(0, BLOCK_ROWS)
-        rows, row_mask = first + row, (row < count) & (place_0 >= 0)
-        mask = row_mask[:, None] & pair_mask(place_1)[None, :]
+        rows, row_mask = first + row, row < count
+        mask = row_mask[:, None] & pair_mask(place_0, place_1)[None, :]
         column = number * MAX_RANK + pair * _PAIR_ROWS
         h = load_planes(planes, num_tokens, rows, column, mask, NUM_PLANES, COLUMNS)
         columns = column + tl.arange(0, _PAIR_ROWS)
@@ -189,6 +190,33 @@ def shrink(x: torch.Tensor, work: LoRAWork, site: Site) -> Delta:
 # ---- expand ----
 
 
+@triton.jit
+def _projection(tile, TILES_0: tl.constexpr, TILES_1: tl.constexpr):
+    """(number, first tile) of the projection that a tile of columns is in."""
+    number = (tile >= TILES_0).to(tl.int32) + (tile >= TILES_0 + TILES_1).to(tl.int32)
+    return number, by_number(number, 0, TILES_0, TILES_0 + TILES_1)
+
+
+@triton.jit
+def _look_up(
+    blocks,
+    item,
+    num_items,
+    line,
+    TILES_0: tl.constexpr,
+    TILES_1: tl.constexpr,
+    TILES: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """(first token, tokens, depth, tiles' line, first places) of an item."""
+    first, count, depth, table = rows_of(blocks, item // TILES, item < num_items, BLOCK_ROWS, ROWS)
+    number, _ = _projection(item % TILES, TILES_0, TILES_1)
+    tiles = tile_line(table, depth, line + number)
+    place_0, place_1 = places_of(tiles, depth, 0)
+    return first, count, depth, tiles, place_0, place_1
+
+
 @triton.jit(
     do_not_specialize=["num_tokens", "line"],
     do_not_specialize_on_alignment=["counts"],
@@ -219,39 +247,38 @@ def _expand(
     TILES_1: tl.constexpr = (OUT_1 + BLOCK_N - 1) // BLOCK_N
     TILES: tl.constexpr = TILES_0 + TILES_1 + (OUT_2 + BLOCK_N - 1) // BLOCK_N
     num_items = tl.load(counts) * (BLOCK_ROWS // ROWS) * TILES
+    first, count, depth, tiles, place_0, place_1 = _look_up(
+        blocks, tl.program_id(0), num_items, line, TILES_0, TILES_1, TILES, BLOCK_ROWS, ROWS
+    )
     for index in range(tl.program_id(0), num_items, tl.num_programs(0)):
         item = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
-        first, count, depth, table = rows_of(blocks, item // TILES, BLOCK_ROWS, ROWS)
-        if depth > 0:
-            tile = item % TILES
-            number = (tile >= TILES_0).to(tl.int32) + (tile >= TILES_0 + TILES_1).to(tl.int32)
-            begin = by_number(number, 0, OUT_0, OUT_0 + OUT_1)
-            width = by_number(number, OUT_0, OUT_1, OUT_2)
-            tile -= by_number(number, 0, TILES_0, TILES_0 + TILES_1)
-            row = tl.arange(0, ROWS)
-            columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            mask = (row < count)[:, None] & (columns < width)[None, :]
-            at = y + (first + row)[:, None] * y_stride + (begin + columns)[None, :]
-            base = tl.load(at, mask=mask, other=0.0)
-            delta = add_expanded(
-                tl.zeros((ROWS, BLOCK_N), tl.float32),
-                arena,
-                tile_line(table, depth, line + number),
-                depth,
-                planes,
-                num_tokens,
-                first + row,
-                row < count,
-                number * MAX_RANK,
-                columns,
-                width,
-                B_START,
-                NUM_PLANES,
-                COLUMNS,
-                UPCAST,
-            )
-            total = base.to(tl.float32) + delta
-            tl.store(at, total.to(y.dtype.element_ty), mask=mask)
+        number, first_tile = _projection(item % TILES, TILES_0, TILES_1)
+        begin = by_number(number, 0, OUT_0, OUT_0 + OUT_1)
+        width = by_number(number, OUT_0, OUT_1, OUT_2)
+        row = tl.arange(0, ROWS)
+        # Rows of the base model are left alone.
+        rows, row_mask = first + row, (row < count) & (depth > 0)
+        columns = (item % TILES - first_tile) * BLOCK_N + tl.arange(0, BLOCK_N)
+        mask = row_mask[:, None] & (columns < width)[None, :]
+        at = y + rows[:, None] * y_stride + (begin + columns)[None, :]
+        base = tl.load(at, mask=mask, other=0.0)
+        h, b = load_pair(
+            arena, place_0, place_1, planes, num_tokens, rows, row_mask,
+            number * MAX_RANK, columns, width, B_START, NUM_PLANES, COLUMNS,
+        )  # fmt: skip
+        own_depth, own_tiles = depth, tiles
+        # The next item is looked up while this one's product waits for its operands.
+        first, count, depth, tiles, place_0, place_1 = _look_up(
+            blocks, item + tl.num_programs(0), num_items, line,
+            TILES_0, TILES_1, TILES, BLOCK_ROWS, ROWS,
+        )  # fmt: skip
+        delta = add_other_pairs(
+            dot(h, b, tl.zeros((ROWS, BLOCK_N), tl.float32), UPCAST), arena, own_tiles, own_depth,
+            planes, num_tokens, rows, row_mask,
+            number * MAX_RANK, columns, width, B_START, NUM_PLANES, COLUMNS, UPCAST,
+        )  # fmt: skip
+        total = base.to(tl.float32) + delta
+        tl.store(at, total.to(y.dtype.element_ty), mask=mask)
 
 
 def expand(y: torch.Tensor, delta: Delta) -> None:

@@ -39,7 +39,7 @@ def _prefill_tiles(
             return Tiles(128, 16 if is_cast else 32, 8, 3, transposed=True)
         if dim > 64:
             return Tiles(128, 64 if is_cast else 128, 8, 3, transposed=True)
-        return Tiles(128, 64, 4, 3, transposed=True)
+        return Tiles(128, 32 if is_cast else 64, 4, 3, transposed=True)
     if capability // 10 in (10, 11):
         return Tiles(128, 32 if dim > 128 else 128, 8, 3)
     if dim > 128:

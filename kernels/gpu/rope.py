@@ -36,7 +36,64 @@ def _rounded(x, like):
 
 
 @triton.jit
-def _expanded_head(
+def _look_up(
+    blocks,
+    item,
+    num_items,
+    line,
+    Q_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """(first token, tokens, depth, tiles' line, first places) of an item."""
+    HEADS: tl.constexpr = Q_HEADS + 2 * KV_HEADS
+    first, count, depth, table = rows_of(blocks, item // HEADS, item < num_items, BLOCK_ROWS, ROWS)
+    tiles = tile_line(table, depth, line + _kind(item % HEADS, Q_HEADS, KV_HEADS))
+    place_0, place_1 = places_of(tiles, depth, 0)
+    return first, count, depth, tiles, place_0, place_1
+
+
+@triton.jit
+def _kind(head, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr):
+    """0 for a head of q, 1 of k, 2 of v."""
+    return (head >= Q_HEADS).to(tl.int32) + (head >= Q_HEADS + KV_HEADS).to(tl.int32)
+
+
+@triton.jit
+def _load_pair(
+    arena,
+    place_0,
+    place_1,
+    planes,
+    num_tokens,
+    rows,
+    row_mask,
+    column,
+    out_columns,
+    half_mask,
+    gap,
+    out_features,
+    B_START: tl.constexpr,
+    NUM_PLANES: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """(sum of planes, rows of B for a head's low half, for its high half) of two tiles."""
+    rank_mask = pair_mask(place_0, place_1)
+    offsets = pair_offsets(arena, place_0, place_1, out_features) + B_START
+    at = arena + offsets[:, None] + out_columns[None, :]
+    b_mask = rank_mask[:, None] & half_mask[None, :]
+    low = tl.load(at, mask=b_mask, other=0.0)
+    high = tl.load(at + gap, mask=b_mask, other=0.0)
+    h_mask = row_mask[:, None] & rank_mask[None, :]
+    h = load_planes(planes, num_tokens, rows, column, h_mask, NUM_PLANES, COLUMNS)
+    return h.to(low.dtype), low, high
+
+
+@triton.jit
+def _add_other_pairs(
+    low,
+    high,
     arena,
     line,
     depth,
@@ -54,22 +111,15 @@ def _expanded_head(
     COLUMNS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Sums that an adapter adds to a head's halves: `add_expanded` twice, with planes read once."""
-    low = tl.zeros((rows.shape[0], out_columns.shape[0]), tl.float32)
-    high = low
-    pair = 0
+    """`add_other_pairs` for a head's halves, with planes read once."""
+    pair = 1
     place_0, place_1 = places_of(line, depth, pair)
     while place_0 >= 0:
-        rank_mask = pair_mask(place_1)
-        offsets = pair_offsets(arena, place_0, place_1, out_features) + B_START
-        at = arena + offsets[:, None] + out_columns[None, :]
-        b_mask = rank_mask[:, None] & half_mask[None, :]
-        b_low = tl.load(at, mask=b_mask, other=0.0)
-        b_high = tl.load(at + gap, mask=b_mask, other=0.0)
-        h_mask = row_mask[:, None] & rank_mask[None, :]
-        first = column + pair * _PAIR_ROWS
-        h = load_planes(planes, num_tokens, rows, first, h_mask, NUM_PLANES, COLUMNS)
-        h = h.to(b_low.dtype)
+        h, b_low, b_high = _load_pair(
+            arena, place_0, place_1, planes, num_tokens, rows, row_mask,
+            column + pair * _PAIR_ROWS, out_columns, half_mask, gap, out_features,
+            B_START, NUM_PLANES, COLUMNS,
+        )  # fmt: skip
         pair += 1
         place_0, place_1 = places_of(line, depth, pair)
         low = dot(h, b_low, low, UPCAST)
@@ -187,12 +237,13 @@ def _rope_store_kv(
     num_tiles = tl.cdiv(num_tokens, ROWS)
     if HAS_DELTA:
         num_tiles = tl.load(counts) * (BLOCK_ROWS // ROWS)
+        first, count, depth, tiles, place_0, place_1 = _look_up(
+            blocks, tl.program_id(0), num_tiles * HEADS, line, Q_HEADS, KV_HEADS, BLOCK_ROWS, ROWS
+        )
     for index in range(tl.program_id(0), num_tiles * HEADS, tl.num_programs(0)):
         item = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
         head, tile = item % HEADS, item // HEADS
-        if HAS_DELTA:
-            first, count, depth, table = rows_of(blocks, tile, BLOCK_ROWS, ROWS)
-        else:
+        if not HAS_DELTA:
             first, count = tile.to(tl.int64) * ROWS, num_tokens - tile * ROWS
         row = tl.arange(0, ROWS)
         rows, row_mask = first + row, row < count
@@ -209,32 +260,35 @@ def _rope_store_kv(
         mask = row_mask[:, None] & half_mask[None, :]
         at = qkv + rows[:, None] * qkv_stride + (head * HEAD_DIM + columns)[None, :]
         # These loads are issued before an adapter is looked up.
-        low = tl.load(at, mask=mask, other=0.0).to(tl.float32)
-        high = tl.load(at + gap, mask=mask, other=0.0).to(tl.float32)
+        low = tl.load(at, mask=mask, other=0.0)
+        high = tl.load(at + gap, mask=mask, other=0.0)
         position = tl.load(positions + rows, mask=row_mask, other=0)
-        # 0 for a head of q, 1 of k, 2 of v.
-        kind = (head >= Q_HEADS).to(tl.int32) + (head >= Q_HEADS + KV_HEADS).to(tl.int32)
+        kind = _kind(head, Q_HEADS, KV_HEADS)
         kv_head = (head - by_number(kind, 0, Q_HEADS, Q_HEADS + KV_HEADS)).to(tl.int64)
         if HAS_DELTA:
-            delta_low, delta_high = _expanded_head(
-                arena,
-                tile_line(table, depth, line + kind),
-                depth,
-                planes,
-                num_tokens,
-                rows,
-                row_mask,
-                kind * MAX_RANK,
-                kv_head * HEAD_DIM + columns,
-                half_mask,
-                gap,
-                tl.where(kind == 0, Q_HEADS, KV_HEADS) * HEAD_DIM,
-                B_START,
-                NUM_PLANES,
-                3 * MAX_RANK,
-                UPCAST,
-            )
-            low, high = _rounded(low + delta_low, qkv), _rounded(high + delta_high, qkv)
+            out_columns = kv_head * HEAD_DIM + columns
+            out_features = tl.where(kind == 0, Q_HEADS, KV_HEADS) * HEAD_DIM
+            h, b_low, b_high = _load_pair(
+                arena, place_0, place_1, planes, num_tokens, rows, row_mask, kind * MAX_RANK,
+                out_columns, half_mask, gap, out_features, B_START, NUM_PLANES, 3 * MAX_RANK,
+            )  # fmt: skip
+            own_depth, own_tiles = depth, tiles
+            # The next item is looked up while this one's products wait for their operands.
+            first, count, depth, tiles, place_0, place_1 = _look_up(
+                blocks, item + tl.num_programs(0), num_tiles * HEADS, line,
+                Q_HEADS, KV_HEADS, BLOCK_ROWS, ROWS,
+            )  # fmt: skip
+            zeros = tl.zeros((ROWS, BLOCK_HALF), tl.float32)
+            delta_low, delta_high = _add_other_pairs(
+                dot(h, b_low, zeros, UPCAST), dot(h, b_high, zeros, UPCAST),
+                arena, own_tiles, own_depth, planes, num_tokens, rows, row_mask, kind * MAX_RANK,
+                out_columns, half_mask, gap, out_features,
+                B_START, NUM_PLANES, 3 * MAX_RANK, UPCAST,
+            )  # fmt: skip
+            low = _rounded(low.to(tl.float32) + delta_low, qkv)
+            high = _rounded(high.to(tl.float32) + delta_high, qkv)
+        else:
+            low, high = low.to(tl.float32), high.to(tl.float32)
         if HAS_NORMS:
             if kind == 0:
                 low, high = _normed(low, high, q_norm, columns, half_mask, gap, eps, qkv, HALF_DIM)

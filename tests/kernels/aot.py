@@ -22,7 +22,7 @@ from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from tempfile import NamedTemporaryFile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 import torch
@@ -48,6 +48,7 @@ _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
 # ptxas takes longer than all compiling before it.
 _LOAD = re.compile(r"\bld\.global(?:\.[\w:]+)*?(?:\.v(\d))?\.[bfsu](\d+)\b")
 _ASYNC_LOAD = re.compile(r"\bcp\.async\.c[ag]\.shared\.global[^;]*?\], \[[^;]*?\], (\w+)")
+_BARRIER = re.compile(r"\b(?:bar\.sync|barrier\.sync)\b")
 _MMA = re.compile(r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)\b")
 # The first list of registers of a WGMMA is its accumulator; a second list is its left operand.
 _REGISTER_A_WGMMA = re.compile(r"wgmma\.mma_async[^;{]*\{[^}]*\},\s*\{")
@@ -68,7 +69,8 @@ class Compiled:
     arguments: type of each, `=value` if it is constant, `%16` if it is a known multiple of 16.
     stack_bytes: memory of values that did not fit into registers.
     mma: how many instructions of each kind.   register_a_wgmma: how many WGMMA have their left
-    operand in registers.   loads: how many global loads of each size in bytes.
+    operand in registers.   loads: how many global loads of each size in bytes.   barriers: how
+    often the warps of a program wait for each other.
     """
 
     kernel: str
@@ -83,6 +85,7 @@ class Compiled:
     mma: dict[str, int]
     register_a_wgmma: int
     loads: dict[int, int]
+    barriers: int
 
 
 class Launch(NamedTuple):
@@ -103,7 +106,7 @@ Answer = list[Compiled] | CompileError
 
 
 MULTIPROCESSORS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}
-"""Multiprocessors by compute capability: of an A100, RTX A6000, L40S, H100, B200 and RTX PRO 6000."""
+"""Multiprocessors by compute capability, of a GPU of each."""
 
 
 class _Device:
@@ -163,6 +166,7 @@ def _inspect(launch: Launch) -> Compiled:
         mma=dict(Counter(_MMA.findall(ptx))),
         register_a_wgmma=len(_REGISTER_A_WGMMA.findall(ptx)),
         loads=dict(Counter(_load_sizes(ptx))),
+        barriers=len(_BARRIER.findall(ptx)),
     )
 
 
@@ -230,14 +234,20 @@ def compile_tasks(
         waiting.put(task)
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(cache_dir)}
-    version = triton.__version__
+    version = version_of(other_triton)
     if other_triton is not None:
-        version = other_triton.name.removeprefix("triton-")
         paths = str(other_triton.absolute()), env.get("PYTHONPATH", "")
         env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     with ThreadPoolExecutor(_PROCESSES) as pool:
         parts = [pool.submit(_work_off, waiting, env, version) for _ in range(_PROCESSES)]
     return {task: answer for part in parts for task, answer in part.result()}
+
+
+def version_of(other_triton: Path | None) -> str:
+    """The version of the Triton in a folder `triton-VERSION`, or of the installed one."""
+    if other_triton is None:
+        return triton.__version__
+    return other_triton.name.removeprefix("triton-")
 
 
 def _work_off(

@@ -9,7 +9,7 @@ import ast
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -19,14 +19,17 @@ import pytest
 import kernels.gpu
 from tests import needs
 from tests.kernels.aot import (
+    MULTIPROCESSORS,
     SHARED_LIMIT_BYTES,
     Answer,
     Compiled,
     CompileError,
     Task,
     compile_tasks,
+    version_of,
 )
-from tests.kernels.aot_cases import CASES, LARGE, ODD_STEPS, SHARDS, Case
+from tests.kernels.aot_cases import CASES, LARGE, ODD_STEPS, SHARDS
+from tests.kernels.aot_table import resident, table, tasks_of
 from tests.kernels.aot_toys import TOYS
 
 pytestmark = pytest.mark.timeout(900)
@@ -41,6 +44,7 @@ CACHE = Path(__file__).parents[2] / "build" / "triton"
 CACHE_LIMIT_BYTES = 1 << 30
 """Limit of all versions of the kernels that were compiled here; a run takes 0.1 GB."""
 
+GPU_KERNELS = Path(kernels.gpu.__path__[0])
 TENSOR_COLUMNS = 512
 GRID_LIMITS = (2**31 - 1, 65535, 65535)
 
@@ -85,15 +89,15 @@ def gpus_triton() -> Path | None:
 
 @pytest.fixture(scope="session")
 def compiled_all(gpus_triton: Path | None) -> Results:
-    """The large model's kernels, those of its odd steps, and toys: all that is compiled."""
-    cases = [*LARGE, *chain(*ODD_STEPS.values())]
+    """All kernels of the models and of their shards, those of odd steps, and toys."""
+    cases = [*CASES, *chain(*ODD_STEPS.values())]
     toys = [Task(name, "bfloat16", GPU_ARCH) for name in TOYS]
     return compile_tasks(tasks_of(cases, "bfloat16", (GPU_ARCH,)) + toys, cache(), gpus_triton)
 
 
 @pytest.fixture(scope="session")
 def results(compiled_all: Results) -> Results:
-    names = {case.name for case in LARGE}
+    names = {case.name for case in CASES}
     return {task: found for task, found in compiled_all.items() if task.case in names}
 
 
@@ -110,19 +114,37 @@ def cache() -> Path:
     return CACHE
 
 
-def tasks_of(cases: Iterable[Case], dtype: str, archs: Iterable[int]) -> list[Task]:
-    return [
-        Task(case.name, dtype, arch) for arch in archs for case in cases if arch >= case.min_arch
-    ]
-
-
 # ---- the kernels ----
 
 
-def test_every_kernel_fits_a_hopper(results: Results) -> None:
-    sys.stdout.write(table(results))
+def test_every_kernel_fits_a_hopper(results: Results, gpus_triton: Path | None) -> None:
+    sys.stdout.write(table(results, version_of(gpus_triton)))
     found = all_defects(results)
     assert not found, "\n".join(found)
+
+
+def test_kernels_that_loop_over_their_items_are_launched_as_often_as_they_fit(
+    results: Results,
+) -> None:
+    names = looping_kernels(GPU_KERNELS)
+    looping = [found for found in compiled_in(results) if found[1].kernel in names]
+    assert {kernel.kernel for _, kernel in looping} == names
+    for task, kernel in looping:
+        held = resident(kernel, task.arch)
+        assert kernel.grid == (held * MULTIPROCESSORS[task.arch], 1, 1), (task, kernel.kernel)
+
+
+def test_the_planes_of_an_expand_are_summed_before_they_change_their_layout(
+    results: Results,
+) -> None:
+    # Otherwise every plane passes through shared memory, and the next is loaded when it is there.
+    barriers = {
+        (kernel.arguments["NUM_PLANES"], kernel.barriers)
+        for task, kernel in compiled_in(results)
+        if task.case.startswith("8b expand decode") and kernel.kernel == "_expand"
+    }
+    assert {planes for planes, _ in barriers} == {"=8", "=28"}
+    assert len({number for _, number in barriers}) == 1
 
 
 @pytest.mark.soak
@@ -136,7 +158,7 @@ def test_every_kernel_fits_for_every_architecture_model_and_dtype() -> None:
 
 def test_every_kernel_that_is_launched_occurs_in_a_case(results: Results) -> None:
     names = {kernel.kernel for _, kernel in compiled_in(results)}
-    assert launched_kernels(Path(kernels.gpu.__path__[0])) == names
+    assert launched_kernels(GPU_KERNELS) == names
     assert names >= HEAVY
 
 
@@ -245,16 +267,16 @@ def all_defects(results: Mapping[Task, Answer]) -> list[str]:
     return lines
 
 
+def looping_kernels(folder: Path) -> set[str]:
+    """Kernels of all modules in a folder that ask how many programs they have."""
+    return {
+        function.name for function in _kernels(folder) if "num_programs" in ast.unparse(function)
+    }
+
+
 def launched_kernels(folder: Path) -> set[str]:
     """Kernels of all modules in a folder that no other kernel calls."""
-    trees = [ast.parse(path.read_text()) for path in folder.glob("*.py")]
-    functions = [
-        node
-        for tree in trees
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef)
-        and any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list)
-    ]
+    functions = _kernels(folder)
     called = {
         name.id
         for function in functions
@@ -262,6 +284,17 @@ def launched_kernels(folder: Path) -> set[str]:
         if isinstance(name, ast.Name)
     }
     return {function.name for function in functions} - called
+
+
+def _kernels(folder: Path) -> list[ast.FunctionDef]:
+    trees = [ast.parse(path.read_text()) for path in folder.glob("*.py")]
+    return [
+        node
+        for tree in trees
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        and any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
 
 
 # ---- results ----
@@ -285,15 +318,3 @@ def compiled(results: Results, toy: str) -> list[Compiled]:
 def without_grids(found: Answer) -> list[Compiled]:
     assert not isinstance(found, CompileError), found
     return [replace(kernel, grid=()) for kernel in found]
-
-
-def table(results: Results) -> str:
-    """A table with one line per kernel and architecture."""
-    lines = [
-        f"{task.arch:>4} {task.dtype:<9} {task.case:<32} {kernel.kernel:<24}"
-        f" warps {kernel.num_warps} stages {kernel.num_stages} registers {kernel.registers:>3}"
-        f" shared {kernel.shared_bytes:>6} spilled {kernel.stack_bytes}"
-        f" loads {dict(sorted(kernel.loads.items()))} {kernel.mma}"
-        for task, kernel in sorted(compiled_in(results), key=lambda pair: pair[0])
-    ]
-    return "\n".join(["", *lines, ""])
