@@ -26,27 +26,19 @@ def run(folder: Path, seed: int, index: int, is_dry: bool) -> None:
     """Run all steps of the script; the first rank saves their logits."""
     from engine.ranks import TorchRanks
     from engine.weights import ShardedWeights, StoredWeights
-    from kernels.gpu import ops
     from lora.shard import Shard
     from tests.gpu import setting as settings
-    from tests.gpu.models import make_form, pack_adapter
-    from tests.gpu.ranks import SIZE, Script, logits_path
-    from tests.gpu.stage import eager_stage
+    from tests.gpu.models import make_form
+    from tests.gpu.ranks import SIZE, logits_path, script_of
 
     setting = settings.dry(seed) if is_dry else settings.on_gpu(seed, index)
     shard = Shard(index, SIZE)
     ranks = TorchRanks(shard, folder / "store", setting.there.type)
-    script, own = Script.of(setting), folder / f"rank-{index}"
+    script, own = script_of(setting), folder / f"rank-{index}"
     own.mkdir()
     form = make_form(script.config, setting.dtype, SIZE)
     weights = ShardedWeights(StoredWeights(folder, setting.dtype), shard)
-    stage = eager_stage(
-        own, script.config, form, weights, setting.device, ops, script.num_slabs, ranks,
-        **script.limits,
-    )  # fmt: skip
-    for number, data in enumerate(script.adapters):
-        packed = pack_adapter(data, form, own, shard)
-        stage.place(str(number), packed, script.slabs_of(number, packed))
+    stage = script.stage(own, form, weights, ranks=ranks)
     stage.runner.capture_graphs()
     for batch in script.batches():
         _, logits = stage.run(batch)

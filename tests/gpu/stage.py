@@ -58,10 +58,8 @@ class Stage:
     ) -> ScheduledRow:
         """Make a row with the adapter that is under `key` now, or on the base model."""
         generation, tables = self.adapters[key] if key else (0, None)
-        return ScheduledRow(
-            name, tuple(tokens), start, tuple(blocks), key, tables and tables.digest, generation,
-            sampling, seed=start, num_output_tokens=start, **fields,
-        )  # fmt: skip
+        adapter = key, tables and tables.digest, generation
+        return make_row(name, tokens, start, blocks, adapter, sampling)._replace(**fields)
 
     def run(self, batch: Batch) -> tuple[StepTokens, torch.Tensor]:
         """Tokens of a step, and its logits after penalties, [rows and drafts, vocab], in host
@@ -71,6 +69,18 @@ class Stage:
         tokens = self.runner.collect()
         count = len(batch.rows) + sum(row.num_drafts for row in batch.rows)
         return tokens, self.runner.out.logits[:count].to("cpu", copy=True)
+
+
+def make_row(
+    name: str,
+    tokens: Sequence[int],
+    start: int,
+    blocks: Sequence[int],
+    adapter: tuple[str | None, str | None, int],
+    sampling: SamplingParams = GREEDY,
+) -> ScheduledRow:
+    """Make a row.   adapter: key, digest and generation."""
+    return ScheduledRow(name, tuple(tokens), start, tuple(blocks), *adapter, sampling, start, start)
 
 
 def eager_stage(

@@ -1,8 +1,9 @@
 """Whole models of every family on the device, compared with the plain torch decoder on the CPU."""
 
+import hashlib
 import random
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,11 +14,13 @@ import torch
 from engine.batch import Batch
 from engine.cpu.inputs import InputBuilder
 from engine.models.config import DecoderConfig
+from engine.ranks import Ranks
 from kernels.gpu import ops
-from kernels.quantized import Rounding, Weight, quantize
+from kernels.quantized import Rounding, Weight, as_numbers, quantize
 from lora.batch import DeviceTables
 from lora.host import PackedAdapter
 from lora.packed import PackedForm
+from lora.shard import WHOLE, Shard
 from tests.cpu_decoder import make_decoder
 from tests.gpu.agreement import empty_memory_is_nan
 from tests.gpu.models import (
@@ -30,11 +33,13 @@ from tests.gpu.models import (
     pack_adapter,
 )
 from tests.gpu.setting import Check, Setting
-from tests.gpu.stage import Stage, eager_stage
+from tests.gpu.stage import Stage, eager_stage, make_row
 
 _ROUNDING = 1e-5
 """Share of the largest logit that float32 itself may lose."""
 _MOST_DRAFTS = 7
+_ADAPTER_SLABS = 40
+"""Slabs for each adapter, more than any of them takes, however it is packed."""
 
 
 def whole_model_checks(kernels: Any = ops) -> dict[str, Check]:
@@ -79,21 +84,21 @@ def _check(family: str, rounding: Rounding | None, kernels: Any) -> Check:
     """Make a check of a model. rounding: that of its projections, and of the head in 8 bits."""
 
     def check(setting: Setting) -> None:
-        losses = Losses()
         if setting.is_dry and kernels is ops and family in VARIANTS:
             setting = _short(setting)
-        with tempfile.TemporaryDirectory() as folder:
-            stage, exact, same_dtype, batches = _build(
-                setting, family, rounding, kernels, Path(folder)
-            )
-            for batch in batches:
-                # Padding is NaN in every layer, which the other tokens must not notice.
-                with empty_memory_is_nan() if setting.is_dry else nullcontext():
-                    _, logits = stage.run(batch)
-                losses.note(batch, logits, same_dtype.run(batch), exact.run(batch))
-        losses.check()
+        with tempfile.TemporaryDirectory() as name:
+            folder, script = Path(name), Script(setting, family, rounding)
+            form = make_form(script.config, setting.dtype)
+            stage = script.stage(folder, form, script.weights, kernels)
+            script.compare(lambda batch: _run(setting, stage, batch), folder)
 
     return check
+
+
+def _run(setting: Setting, stage: Stage, batch: Batch) -> torch.Tensor:
+    # Padding is NaN in every layer, which the other tokens must not notice.
+    with empty_memory_is_nan() if setting.is_dry else nullcontext():
+        return stage.run(batch)[1]
 
 
 def _short(setting: Setting) -> Setting:
@@ -146,36 +151,95 @@ def _errors(logits: torch.Tensor, expected: torch.Tensor) -> list[float]:
     return errors
 
 
-def _build(
-    setting: Setting, family: str, rounding: Rounding | None, kernels: Any, folder: Path
-) -> tuple[Stage, TorchModel, TorchModel, Iterator[Batch]]:
-    """(ours, torch in float32, torch in our dtype, steps for all of them)"""
-    sizes, rng = setting.models, setting.rng(f"models {family}")
-    config = make_config(family, sizes)
-    dense = make_weights(config, setting.dtype, rng)
-    weights = _quantized(dense, rounding) if rounding else dense
-    dense = {n: w if isinstance(w, torch.Tensor) else w.dequantize() for n, w in weights.items()}
-    adapters = make_adapters(sizes, config, setting.dtype, rng)
-    chance = random.Random(setting.seed)
-    per_row = make_form(config, setting.dtype).layout.num_blocks(sizes.max_model_len)
-    num_slabs = (len(adapters) + 1) * per_row + 400
-    free = chance.sample(range(num_slabs), num_slabs)
-    torchs = [
-        TorchModel(config, dense, dtype, num_slabs, sizes.max_model_len)
-        for dtype in (torch.float32, setting.dtype)
-    ]
-    stage = eager_stage(
-        folder, config, make_form(config, setting.dtype), weights, setting.device, kernels,
-        num_slabs, max_num_drafts=_MOST_DRAFTS * (len(adapters) + 1),
-        max_model_len=sizes.max_model_len, max_num_seqs=len(adapters) + 1,
-        max_num_batched_tokens=(len(adapters) + 1) * sizes.max_model_len,
-    )  # fmt: skip
-    for number, data in enumerate(adapters):
-        packed = [pack_adapter(data, model.form, folder) for model in (stage, *torchs)]
-        slabs = [free.pop() for _ in range(max(own.num_slabs for own in packed))]
-        for model, own in zip((stage, *torchs), packed, strict=True):
-            model.place(f"a{number}", own, slabs[: own.num_slabs])
-    return stage, *torchs, _batches(setting, stage, free, chance)
+class Script:
+    """A model, its adapters, and steps for them, which depend on the setting and its seed only.
+
+    rounding: see _check.   slabs: for each adapter, enough however it is packed.   blocks: for each
+    sequence, the base model's first.
+    """
+
+    def __init__(self, setting: Setting, family: str, rounding: Rounding | None = None) -> None:
+        self.setting, self.sizes = setting, setting.models
+        rng, dtype = setting.rng(f"models {family}"), setting.dtype
+        self.config = make_config(family, self.sizes)
+        self.weights: dict[str, Weight] = dict(make_weights(self.config, dtype, rng))
+        if rounding:
+            self.weights = _quantized(self.weights, rounding)
+        self.adapters = make_adapters(self.sizes, self.config, dtype, rng)
+        per_row = make_form(self.config, dtype).layout.num_blocks(self.sizes.max_model_len)
+        num_rows = len(self.adapters) + 1
+        self.num_slabs = num_rows * per_row + len(self.adapters) * _ADAPTER_SLABS
+        slabs = iter(random.Random(setting.seed).sample(range(self.num_slabs), self.num_slabs))
+        self.slabs = [[next(slabs) for _ in range(_ADAPTER_SLABS)] for _ in self.adapters]
+        self.blocks = [[next(slabs) for _ in range(per_row)] for _ in range(num_rows)]
+
+    def stage(
+        self,
+        folder: Path,
+        form: PackedForm,
+        weights: Mapping[str, Weight],
+        kernels: Any = ops,
+        ranks: Ranks | None = None,
+    ) -> Stage:
+        """Make the model on the setting's device, with its adapters."""
+        longest, num_rows = self.sizes.max_model_len, len(self.blocks)
+        stage = eager_stage(
+            folder, self.config, form, weights, self.setting.device, kernels, self.num_slabs,
+            ranks, max_num_drafts=_MOST_DRAFTS * num_rows, max_model_len=longest,
+            max_num_seqs=num_rows, max_num_batched_tokens=num_rows * longest,
+        )  # fmt: skip
+        self.place(stage, folder, ranks.shard if ranks else WHOLE)
+        return stage
+
+    def torch_model(self, dtype: torch.dtype, folder: Path) -> "TorchModel":
+        """Make the model of torch, with its adapters."""
+        numbers = {name: as_numbers(weight) for name, weight in self.weights.items()}
+        longest = self.sizes.max_model_len
+        model = TorchModel(self.config, numbers, dtype, self.num_slabs, longest)
+        self.place(model, folder)
+        return model
+
+    def compare(self, run: Callable[[Batch], torch.Tensor], folder: Path) -> None:
+        """Compare all steps' logits with torch's in float32, and in the same dtype.
+
+        run: returns the logits of a step.
+        """
+        losses = Losses()
+        dtypes = torch.float32, self.setting.dtype
+        models = [self.torch_model(dtype, folder) for dtype in dtypes]
+        for batch in self.batches():
+            exact, same_dtype = (model.run(batch) for model in models)
+            losses.note(batch, run(batch), same_dtype, exact)
+        losses.check()
+
+    def batches(self) -> Iterator[Batch]:
+        """Steps of chunks of prompts, of decodes, some with drafts, and of both, with a sequence of
+        every adapter and one of the base model. All drafts are taken to be right.
+        """
+        sizes, chance = self.sizes, random.Random(self.setting.seed + 1)
+        digests = [None, *(hashlib.sha256(data).hexdigest() for data in self.adapters)]
+        longest = sizes.max_model_len
+        tokens = [[chance.randrange(sizes.vocab) for _ in range(longest)] for _ in digests]
+        ends = [0] * len(digests)
+        for step in range(1, sizes.steps + 1):
+            rows = []
+            for number, digest in enumerate(digests):
+                most = (longest - ends[number]) // (2 if step == 1 else 8)
+                is_decode = step % 3 == 2 or chance.random() < 0.3
+                drafts = min(chance.randint(-3, _MOST_DRAFTS), most - 1) if is_decode else 0
+                drafts = max(drafts, 0)
+                count = 1 + drafts if is_decode else chance.randint(1, max(1, most))
+                start, ends[number] = ends[number], ends[number] + count
+                own, key = tokens[number][start : ends[number]], digest and f"a{number - 1}"
+                found = key, digest, int(digest is not None)
+                row = make_row(f"s{number}", own, start, self.blocks[number], found)
+                rows.append(row._replace(num_drafts=drafts))
+            yield Batch(step, tuple(rows))
+
+    def place(self, model: "Stage | TorchModel", folder: Path, shard: Shard = WHOLE) -> None:
+        for number, data in enumerate(self.adapters):
+            packed = pack_adapter(data, model.form, folder, shard)
+            model.place(f"a{number}", packed, self.slabs[number][: packed.num_slabs])
 
 
 def _quantized(weights: Mapping[str, torch.Tensor], rounding: Rounding) -> dict[str, Weight]:
@@ -187,30 +251,3 @@ def _quantized(weights: Mapping[str, torch.Tensor], rounding: Rounding) -> dict[
         return quantize(weight, own) if own else weight
 
     return {name: of(name, weight) for name, weight in weights.items()}
-
-
-def _batches(
-    setting: Setting, stage: Stage, free: list[int], chance: random.Random
-) -> Iterator[Batch]:
-    """Steps of chunks of prompts, of decodes, some with drafts, and of both, with a sequence of
-    every adapter and one of the base model. All drafts are taken to be right.
-    """
-    sizes = setting.models
-    keys = [None, *stage.adapters]
-    tokens = [[chance.randrange(sizes.vocab) for _ in range(sizes.max_model_len)] for _ in keys]
-    per_row = stage.form.layout.num_blocks(sizes.max_model_len)
-    blocks = [[free.pop() for _ in range(per_row)] for _ in keys]
-    ends = [0] * len(keys)
-    for step in range(1, sizes.steps + 1):
-        rows = []
-        for number, key in enumerate(keys):
-            most = (sizes.max_model_len - ends[number]) // (2 if step == 1 else 8)
-            is_decode = step % 3 == 2 or chance.random() < 0.3
-            drafts = min(chance.randint(-3, _MOST_DRAFTS), most - 1) if is_decode else 0
-            drafts = max(drafts, 0)
-            count = 1 + drafts if is_decode else chance.randint(1, max(1, most))
-            start, ends[number] = ends[number], ends[number] + count
-            own = tokens[number][start : ends[number]]
-            row = stage.row(f"s{number}", own, start, blocks[number], key, num_drafts=drafts)
-            rows.append(row)
-        yield Batch(step, tuple(rows))

@@ -15,17 +15,15 @@ from kernels import reference
 from lora.layout import Layout
 from lora.packed import PackedForm
 from tests.engine.gpu.fake_device import FakeDevice
-from tests.gpu.models import make_adapters, make_config, make_weights, pack_adapter
+from tests.gpu.models import BASE_REVISION
 from tests.gpu.setting import MODELS_DRY, dry
 from tests.gpu.stage import eager_stage
-from tests.gpu.whole_model import TorchModel, whole_model_checks
+from tests.gpu.whole_model import Script, whole_model_checks
 
 SIZES = replace(MODELS_DRY, layers=2, steps=12, max_model_len=128)
 SETTING = replace(dry(seed=0), dtypes=(torch.float32,), models=SIZES)
 CHECKS = whole_model_checks(reference)
 LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": SIZES.max_model_len}
-NUM_SLABS = 100
-CONFIG = make_config("llama", SIZES)
 
 
 @pytest.fixture(autouse=True)
@@ -41,25 +39,22 @@ def test_every_step_gives_what_the_cpu_gives(name):
 
 
 class World:
-    """A tiny model on a device with adapters a0, a1 and a2 in its arena.
+    """A tiny model on a device with adapters a0, a1, .. in its arena.   free: slabs of rows.
 
     weights: of the model, where they are not the usual ones.
     """
 
     def __init__(self, folder, kernels=reference, weights=None, kv_dtype=torch.float32, **limits):
-        rng = torch.Generator().manual_seed(1)
-        self.weights = make_weights(CONFIG, torch.float32, rng) | (weights or {})
-        self.layout = Layout.of(CONFIG.shape, 4, 32, kv_dtype.itemsize)
-        form = PackedForm(self.layout, "float32", "base-1")
+        self.script = script = Script(SETTING, "llama")
+        self.layout = Layout.of(script.config.shape, 4, 32, kv_dtype.itemsize)
+        form = PackedForm(self.layout, "float32", BASE_REVISION)
         self.stage = eager_stage(
-            folder, CONFIG, form, self.weights, FakeDevice(), kernels, NUM_SLABS,
-            kv_dtype=kv_dtype, **LIMITS | limits,
+            folder, script.config, form, script.weights | (weights or {}), FakeDevice(), kernels,
+            script.num_slabs, kv_dtype=kv_dtype, **LIMITS | limits,
         )  # fmt: skip
+        script.place(self.stage, folder)
         self.runner = self.stage.runner
-        self.free = random.Random(1).sample(range(NUM_SLABS), NUM_SLABS)
-        for number, data in enumerate(make_adapters(SIZES, CONFIG, torch.float32, rng)[:3]):
-            packed = pack_adapter(data, form, folder)
-            self.stage.place(f"a{number}", packed, self.take(packed.num_slabs))
+        self.free = [slab for own in script.blocks for slab in own]
 
     def take(self, count):
         return [self.free.pop() for _ in range(count)]
@@ -190,8 +185,7 @@ def test_a_pending_token_is_read_where_the_step_before_chose_it(tmp_path):
 
 
 def test_a_row_that_is_not_finite_says_so_and_spoils_nobody(tmp_path):
-    embedding = make_weights(CONFIG, torch.float32, torch.Generator().manual_seed(1))
-    embedding = embedding["model.embed_tokens.weight"]
+    embedding = Script(SETTING, "llama").weights["model.embed_tokens.weight"]
     embedding[13] = torch.inf
     world = World(tmp_path, weights={"model.embed_tokens.weight": embedding})
     mine, other = world.take(2), world.take(2)
@@ -230,25 +224,19 @@ def test_steps_of_padding_which_graphs_are_captured_with_touch_no_slab(tmp_path)
     assert torch.equal(world.stage.arena, before)
 
 
-@pytest.mark.parametrize(("adapter_start", "applied"), [(0, True), (4, True), (9, False)])
-def test_an_activated_lora_applies_from_its_start(tmp_path, adapter_start, applied):
+@pytest.mark.parametrize(("start", "applied"), [(0, True), (4, True), (9, False)])
+def test_an_activated_lora_applies_from_its_start(tmp_path, start, applied):
     world = World(tmp_path)
-    blocks = world.take(2)
-    model = TorchModel(CONFIG, world.weights, torch.float32, NUM_SLABS, SIZES.max_model_len)
-    rng = torch.Generator().manual_seed(1)
-    make_weights(CONFIG, torch.float32, rng)
-    packed = pack_adapter(make_adapters(SIZES, CONFIG, torch.float32, rng)[0], model.form, tmp_path)
-    model.place("a0", packed, list(range(packed.num_slabs)))
-    tokens, spare = [9, 8, 7, 6, 5, 4, 3], world.take(1)
-    rows = [
-        world.row("b", [1, 2], 0, spare),
-        world.row("a", tokens, 0, blocks, "a0", adapter_start=adapter_start),
-    ]
-    found, logits = world.stage.run(Batch(1, tuple(rows)))
+    batch = Batch(
+        1,
+        (
+            world.row("b", [1, 2], 0, world.take(1)),
+            world.row("a", [9, 8, 7, 6, 5, 4, 3], 0, world.take(2), "a0", adapter_start=start),
+        ),
+    )
+    found, logits = world.stage.run(batch)
     assert bool(found.adapter_digests) == applied
-    free = iter(range(packed.num_slabs, NUM_SLABS))
-    rows = [row._replace(block_ids=tuple(next(free) for _ in row.block_ids)) for row in rows]
-    expected = model.run(Batch(1, tuple(rows)))
+    expected = world.script.torch_model(torch.float32, tmp_path).run(batch)
     assert (logits - expected).abs().max() < 2e-5 * expected.abs().max()
 
 
