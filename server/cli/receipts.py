@@ -147,7 +147,7 @@ def _check_export(check: "ReceiptCheck", path: Path) -> None:
 
 def _check_receipt(check: "ReceiptCheck", document: JsonObject) -> None:
     """Check one receipt as the API answers it: it is row 1, its corrections are the rows after."""
-    names = {"object", "receipt", "corrections", "verified_with"}
+    names = {"object", "parent_id", "receipt", "corrections", "verified_with"}
     receipt, corrections = document.get("receipt"), document.get("corrections")
     if (
         document.keys() != names

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from server.api.receipt_models import ReceiptAnswer
 from server.billing.exports.formats import open_encoder
 from server.billing.exports.reading import read_export
 from server.billing.receipts.signing import Signer
@@ -71,12 +72,10 @@ def make_answer(is_reversed=False):
     first = make_usage(model="né", memo="x")
     rows = [first, reverse(seal([first])[0])] if is_reversed else [first]
     receipt, *corrections = seal(rows)
-    return {
-        "object": "receipt",
-        "receipt": receipt,
-        "corrections": corrections,
-        "verified_with": SIGNER.key_id,
-    }
+    answer = ReceiptAnswer(
+        parent_id=None, receipt=receipt, corrections=corrections, verified_with=SIGNER.key_id
+    )
+    return answer.model_dump(mode="json")
 
 
 def to_json(document):
