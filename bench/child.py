@@ -1,9 +1,10 @@
 """A child process that does one piece of work, so that a crash or a hang ends nothing else.
 
 The child is forked, so that it has its parent's imports and need not load torch again. The parent
-must not have used the GPU before: CUDA does not survive a fork.
+must not have used the GPU before: CUDA does not survive a fork. A child ends with its parent.
 """
 
+import ctypes
 import faulthandler
 import os
 import signal
@@ -15,9 +16,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import NoReturn
+from typing import IO, NoReturn
+
+import torch
 
 _POLL_S = 0.02
+_SHOW_STACK, _SHOW_S = signal.SIGUSR1, 0.2
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl  # loaded here, since a forked child should load nothing
 
 
 @dataclass(frozen=True)
@@ -26,54 +32,69 @@ class Ended:
 
     failure: a line that says why the child did not do its work; None if it did.
     said: everything that the child and its own children printed.   seconds: how long it took.
+    is_overdue: whether it was killed because it took too long.
     """
 
     failure: str | None
     said: str
     seconds: float
+    is_overdue: bool = False
 
 
 class Child:
     """A forked process; it leads a process group, and its own children end with it.
 
-    timeout_s: The child is killed when it takes longer. Shortly before, it prints its stack.
-    is_heard: The child prints to its parent's output, and its output is not kept.
+    timeout_s: The child is killed when it takes longer, after it has printed its stack.
+    output: file that gets what the child prints; None: `Ended.said` gets it.
+    at_once: number of children that share the processors.
     """
 
     def __init__(
-        self, work: Callable[[], object], timeout_s: float, is_heard: bool = False
+        self,
+        work: Callable[[], object],
+        timeout_s: float,
+        output: IO[str] | None = None,
+        at_once: int = 1,
     ) -> None:
         self._timeout_s = timeout_s
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (_end closes it)
         self._start = time.monotonic()
+        parent = os.getpid()
         # Flushed, or the child would print once more what is still in these buffers.
         sys.stdout.flush()
         sys.stderr.flush()
-        self._pid = os.fork()
-        if self._pid == 0:
-            _be_child(work, None if is_heard else self._log.fileno(), timeout_s)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _end_with(parent)
+            _be_child(work, (output or self._log).fileno(), at_once)
 
     def poll(self) -> Ended | None:
         """Return how the child has ended; None while it works."""
-        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        pid, status = os.waitpid(self.pid, os.WNOHANG)
         if pid:
             return self._end(_failure(os.waitstatus_to_exitcode(status)))
         if time.monotonic() < self._start + self._timeout_s:
             return None
+        os.kill(self.pid, _SHOW_STACK)
+        time.sleep(_SHOW_S)
         self.kill()
-        return self._end(f"it was not done in {self._timeout_s:.0f} s")
+        return self._end(f"it was not done in {self._timeout_s:.0f} s", is_overdue=True)
 
     def kill(self) -> None:
-        os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        self._kill_group()
 
-    def _end(self, failure: str | None) -> Ended:
-        seconds = time.monotonic() - self._start
+    def _kill_group(self) -> None:
         with suppress(ProcessLookupError):  # usually the child has left no children behind
-            os.killpg(self._pid, signal.SIGKILL)
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _end(self, failure: str | None, is_overdue: bool = False) -> Ended:
+        seconds = time.monotonic() - self._start
+        self._kill_group()
         with self._log as log:
             log.seek(0)
-            return Ended(failure, log.read(), seconds)
+            return Ended(failure, log.read(), seconds, is_overdue)
 
 
 def run_all(
@@ -87,7 +108,7 @@ def run_all(
     try:
         while True:
             for name, work in islice(waiting, at_once - len(running)):
-                running[name] = Child(work, timeout_s)
+                running[name] = Child(work, timeout_s, at_once=at_once)
             if not running:
                 return
             for name, child in list(running.items()):
@@ -100,9 +121,9 @@ def run_all(
             child.kill()
 
 
-def run(work: Callable[[], object], timeout_s: float, is_heard: bool = False) -> Ended:
-    """Run one work in a child, and wait for its end. is_heard: see Child."""
-    child = Child(work, timeout_s, is_heard)
+def run(work: Callable[[], object], timeout_s: float, output: IO[str] | None = None) -> Ended:
+    """Run one work in a child, and wait for its end. output: see Child."""
+    child = Child(work, timeout_s, output)
     try:
         while (ended := child.poll()) is None:
             time.sleep(_POLL_S)
@@ -112,15 +133,26 @@ def run(work: Callable[[], object], timeout_s: float, is_heard: bool = False) ->
     return ended
 
 
-def _be_child(work: Callable[[], object], log: int | None, timeout_s: float) -> NoReturn:
+def _end_with(parent: int) -> None:
+    """Have Linux kill this process when its parent dies, since it leads a group of its own."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # the parent died before
+        os._exit(1)
+
+
+def _be_child(work: Callable[[], object], output: int, at_once: int) -> NoReturn:
     status = 1
     try:
         os.setpgid(0, 0)  # the session stays the parent's: whoever ends it ends the child, too
-        for fd in () if log is None else (1, 2):
-            os.dup2(log, fd)
-        sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1) for fd in (1, 2))
+        for fd in (1, 2):
+            os.dup2(output, fd)
+        # A child of a child has such files already, which must not close these when they go.
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
         faulthandler.enable(sys.stderr)
-        faulthandler.dump_traceback_later(0.9 * timeout_s, file=sys.stderr)
+        # dump_traceback_later would do, but hangs in a child of a child.
+        faulthandler.register(_SHOW_STACK, sys.stderr)
+        share = max(1, (os.cpu_count() or 1) // at_once)
+        torch.set_num_threads(min(share, torch.get_num_threads()))
         work()
         status = 0
     except BaseException:

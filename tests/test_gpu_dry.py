@@ -8,6 +8,7 @@ import time
 from functools import partial
 
 import pytest
+import torch
 
 from bench import child
 from tests.gpu.checks import CHECKS
@@ -45,10 +46,10 @@ def test_every_check_of_the_gpu_passes_dry():
 # ---- checks that fail ----
 
 
-def run(checks, timeout_s=60.0, deadline_s=float("inf")):
+def run(checks, timeout_s=60.0):
     """Run checks; return the lines that the harness printed, and the names of failed checks."""
     said = []
-    harness = Checks(3, timeout_s, deadline_s, said.append)
+    harness = Checks(3, timeout_s, said.append)
     harness.run(checks)
     return said, harness.failed
 
@@ -86,8 +87,38 @@ def test_a_check_that_leaves_processes_behind_leaves_none():
     script = "import subprocess as s; print(s.Popen(['sleep', '1000']).pid)"
     ended = child.run(partial(subprocess.run, (sys.executable, "-c", script)), timeout_s=60)
     assert ended.failure is None
-    left = int(ended.said)
-    while is_running(left):  # the process was killed, and ends as soon as the system has time
+    wait_for_end(int(ended.said))
+
+
+def test_a_killed_child_takes_its_own_children_along():
+    """A part of a command is killed while its checks run, each in a group of its own."""
+
+    def run_child():
+        child.run(wait_in_child, timeout_s=1e6, output=sys.stdout)
+
+    def wait_in_child():
+        sys.stdout.write(f"{os.getpid()}\n")
+        time.sleep(1e6)
+
+    ended = child.run(run_child, timeout_s=1.0)
+    assert ended.is_overdue
+    wait_for_end(int(ended.said.splitlines()[0]))
+
+
+def test_children_share_the_processors_as_threads_of_torch():
+    own = torch.get_num_threads()
+    torch.set_num_threads(64)
+    try:
+        works = {"a": lambda: sys.stdout.write(str(torch.get_num_threads()))}.items()
+        ends = [dict(child.run_all(works, at_once, 60.0))["a"] for at_once in (1, 10**6)]
+    finally:
+        torch.set_num_threads(own)
+    assert [int(ended.said) for ended in ends] == [min(64, os.cpu_count()), 1]
+
+
+def wait_for_end(pid):
+    """Wait for a killed process, which ends as soon as the system has time."""
+    while is_running(pid):
         time.sleep(0.01)
 
 
@@ -99,12 +130,6 @@ def is_running(pid):
         return False
 
 
-def test_a_check_for_which_no_time_is_left_has_failed():
-    said, failed = run({"late": int}, deadline_s=time.monotonic())
-    assert failed == ["late"]
-    assert said == ["late  FAILED  it was not begun, no time was left"]
-
-
 def test_a_check_that_failed_is_run_once_more_under_the_sanitizer(tmp_path, monkeypatch):
     sanitizer = tmp_path / "compute-sanitizer"
     sanitizer.write_text(
@@ -113,7 +138,7 @@ def test_a_check_that_failed_is_run_once_more_under_the_sanitizer(tmp_path, monk
     sanitizer.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     said = []
-    harness = Checks(1, 60.0, float("inf"), said.append)
+    harness = Checks(1, 60.0, said.append)
     harness.run({"good": int, "bad": be_wrong})
     said.clear()
     harness.sanitize(("--seed", "7"))

@@ -7,20 +7,14 @@ command, given once more, goes on where it stopped.
 
 import argparse
 import importlib
-import math
 import os
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-_BUDGET_S = 450.0
-"""Time after the start at which no further row is begun."""
-
 
 def main() -> int:
-    start = time.monotonic()
     options = parse_options(sys.argv[1:])
     if options.dry:
         # Triton reads the variable where a kernel is defined, so it is set before the import below.
@@ -29,9 +23,8 @@ def main() -> int:
     names = list(command.parts_of({}))
     if unknown := set(options.parts) - set(names):
         sys.exit(f"there is no part {', '.join(sorted(unknown))}: take {', '.join(names)}")
-    deadline_s = math.inf if options.dry else start + _BUDGET_S
     parts = options.parts or names
-    return int(command.run(parts, options.dry, options.out, deadline_s, _switches(options)))
+    return int(command.run(parts, options.dry, options.out, _switches(options)))
 
 
 def _switches(options: argparse.Namespace) -> dict[str, Any]:

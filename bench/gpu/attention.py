@@ -23,6 +23,8 @@ from kernels.reference import FP8
 from lora.layout import Layout
 
 _BLOCK_SIZE = 16
+_KV_SHARE = 0.4
+"""Most of the device's memory that the KV of a case may take; torch's comparison has its own."""
 _CHECKED_ROWS, _CHECKED_QUERIES = 4, 64
 
 
@@ -31,12 +33,22 @@ def decode_rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
     for kv_dtype in (machine.dtype, FP8):
         for batch in batches:
             for context in contexts:
-                setup = {"kv": _name(kv_dtype), "batch": batch, "context": context}
+                layers = _num_layers(machine, batch * context * _token_bytes(machine, kv_dtype))
+                sizes = {"layers": layers, "batch": batch, "context": context}
                 measure = partial(_decode, machine, ceilings, kv_dtype, batch, context)
-                yield Row("gpu.decode_attention", setup, measure)
+                yield Row("gpu.decode_attention", {"kv": _name(kv_dtype), **sizes}, measure)
     batch, context = machine.pick((64, 4096), (3, 40))
     setup = {"batch": batch, "context": context}
     yield Row("gpu.shared_prefix", setup, partial(_shared, machine, batch, context))
+
+
+def quick_decode_rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
+    """Yield some of the rows: KV in 16 bits, one batch, contexts that are not the longest."""
+    wanted = {"kv": machine.dtype_name, "batch": machine.pick(64, 3)}
+    for row in decode_rows(machine, ceilings):
+        is_wanted = wanted.items() <= row.setup.items() and row.setup["context"] <= 4096
+        if is_wanted and row.bench == "gpu.decode_attention":
+            yield row
 
 
 def prefill_rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
@@ -121,8 +133,7 @@ def _make_case(
     """
     shape = machine.shape
     longest = max(start + count for start, count in lengths)
-    layer_bytes = len(lengths) * longest * 2 * shape.num_kv_heads * shape.head_dim
-    layers = machine.copies(layer_bytes * kv_dtype.itemsize)
+    layers = _num_layers(machine, len(lengths) * longest * _token_bytes(machine, kv_dtype))
     layout = Layout(
         replace(shape, num_layers=layers), machine.dtype.itemsize, _BLOCK_SIZE, kv_dtype.itemsize
     )
@@ -142,13 +153,26 @@ def _make_case(
     return _Case(step, q[:, : shape.num_heads], kv, blocks)
 
 
+def _token_bytes(machine: Machine, kv_dtype: torch.dtype) -> int:
+    """Bytes of K and V of a token in one layer."""
+    return 2 * machine.shape.num_kv_heads * machine.shape.head_dim * kv_dtype.itemsize
+
+
+def _num_layers(machine: Machine, layer_bytes: int) -> int:
+    """Return the number of layers in a slab: the model's, so that a row's blocks are as far apart
+    as in an engine; more if a cache could hold those, fewer if they do not fit.
+    """
+    wanted = max(machine.shape.num_layers, machine.copies(layer_bytes))
+    _, total = machine.memory_bytes
+    return max(1, min(wanted, int(_KV_SHARE * total) // layer_bytes))
+
+
 def _decode(
     machine: Machine, ceilings: Ceilings, kv_dtype: torch.dtype, batch: int, context: int
 ) -> dict[str, Any]:
     case = _make_case(machine, kv_dtype, [(context - 1, 1)] * batch)
     seconds = _checked_decode_s(machine, case, context)
-    shape = machine.shape
-    kv_bytes = 2 * batch * context * shape.num_kv_heads * shape.head_dim * kv_dtype.itemsize
+    kv_bytes = batch * context * _token_bytes(machine, kv_dtype)
     share = goals.floor_s(kv_bytes, ceilings.copied_per_s) / seconds
     result: dict[str, Any] = {
         "us": rounded(1e6 * seconds),

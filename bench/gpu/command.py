@@ -29,10 +29,8 @@ from bench.gpu.rows import Row, RowFile, Runs, set_deadly_alarm
 from bench.gpu.table import tables
 
 _RESULTS = Path(__file__).parent.parent / "results"
-_PART_S = 3600.0
-"""Limit of a part. It exceeds the time of its rows: each row has a limit, and no row begins after
-the deadline.
-"""
+_PART_S = 36000.0
+"""Limit of a part, more than its rows take together: each row has a limit of its own."""
 
 _ROW_S, _DRY_ROW_S = 120, 900
 """Limits of a row; a row that takes longer hangs. A dry run may have to wait for a busy machine."""
@@ -55,46 +53,53 @@ def parts_of(switches: Mapping[str, Any]) -> dict[str, Rows]:
 
     switches: settings of the engines, named as in EngineConfig.
     """
+    engine = partial(engine_rows.rows, switches=switches)
     return {
         "launches": lambda machine, _: launches.rows(machine),
+        "kernels": partial(engine_rows.kernel_rows, switches=switches),
         "lora": lora_rows.rows,
         "attention": _attention,
-        "engine": partial(engine_rows.rows, precision="16 bits", switches=switches),
+        "engine": partial(engine, precision="16 bits", cases=engine_rows.ALL),
+        "concurrent": partial(open_loop.concurrent_rows, switches=switches),
         "open-loop": partial(open_loop.rows, switches=switches),
         "small": _small,
-        "fp8": partial(engine_rows.rows, precision="fp8", switches=switches),
+        "fp8": partial(engine, precision="fp8", cases=engine_rows.FP8),
     }
 
 
-def run(
-    parts: Sequence[str],
-    is_dry: bool,
-    out: Path | None,
-    deadline_s: float,
-    switches: Mapping[str, Any],
-) -> int:
+def run(parts: Sequence[str], is_dry: bool, out: Path | None, switches: Mapping[str, Any]) -> int:
     """Measure these parts, print tables and verdicts, and return the exit status.
 
-    deadline_s: time on the monotonic clock.   switches: see parts_of.
+    switches: see parts_of.
     """
     try:
         name = dry_name() if is_dry else _prepare()
     except NoGpu as error:
         _say([str(error)])
         return 1
-    path = out or _path(name, is_dry)
-    RowFile(path, name).end()  # a command that was killed has left its row marked as under way
+    path = out or path_of(name, Path(tempfile.mkdtemp(prefix="bench-gpu-")) if is_dry else _RESULTS)
     for part in parts:
-        rows_of = parts_of(switches)[part]
-        _measure_part(
-            part, partial(_measure_rows, rows_of, is_dry, path, name, deadline_s), path, name
-        )
-    rows = RowFile(path, name).rows()
-    wrong = [row for row in rows if not row["result"]["correct"]]
+        measure(part, parts_of(switches)[part], is_dry, path, name)
+    _say(report(path, name, is_dry))
+    return 1 if wrong_rows(path, name) else 0
+
+
+def wrong_rows(path: Path, name: str) -> list[dict[str, Any]]:
+    """Return the rows in a file, of these sources on this device, that have a wrong result."""
+    return [row for row in RowFile(path, name).rows() if not row["result"]["correct"]]
+
+
+def report(path: Path, name: str, is_dry: bool) -> list[str]:
+    """Return tables of all rows in a file, of these sources on this device, and the goals."""
+    rows, num_wrong = RowFile(path, name).rows(), len(wrong_rows(path, name))
     note = "; a dry run, its figures mean nothing" if is_dry else ""
-    _say([*tables(rows), "", f"{len(rows)} rows, {len(wrong)} of them wrong: {path}"])
-    _say([f"Goals, over all rows of these sources on {name}{note}:", *verdicts(rows)])
-    return 1 if wrong else 0
+    return [
+        *tables(rows),
+        "",
+        f"{len(rows)} rows, {num_wrong} of them wrong: {path}",
+        f"Goals, over all rows of these sources on {name}{note}:",
+        *verdicts(rows),
+    ]
 
 
 def _prepare() -> str:
@@ -108,32 +113,29 @@ def _prepare() -> str:
     return found.name
 
 
-def _measure_part(part: str, work: Callable[[], None], path: Path, name: str) -> None:
+def measure(part: str, rows_of: Rows, is_dry: bool, path: Path, name: str) -> bool:
     """Measure a part in a child. If the child dies, the row it was measuring is marked wrong, and
-    another child goes on with the next row.
+    another child goes on with the next row. Returns whether the part came to its end.
     """
+    RowFile(path, name).end()  # a command that was killed has left its row marked as under way
     num_rows = -1
     while True:
-        ended = child.run(work, _PART_S, is_heard=True)
+        work = partial(_measure_rows, rows_of, is_dry, path, name)
+        ended = child.run(work, _PART_S, sys.stdout)
         if ended.failure is None:
-            return
+            return True
         file = RowFile(path, name)
         file.give_up(ended.failure)
         if len(file.rows()) == num_rows:
             _say([f"{part}: {ended.failure}, and before it measured anything"])
-            return
+            return False
         num_rows = len(file.rows())
 
 
-def _measure_rows(rows_of: Rows, is_dry: bool, path: Path, name: str, deadline_s: float) -> None:
+def _measure_rows(rows_of: Rows, is_dry: bool, path: Path, name: str) -> None:
     machine = DryRun() if is_dry else Gpu()
-    runs = Runs(
-        RowFile(path, name),
-        deadline_s,
-        machine.is_sound,
-        machine.pick(_ROW_S, _DRY_ROW_S),
-        set_deadly_alarm,
-    )
+    limit_s = machine.pick(_ROW_S, _DRY_ROW_S)
+    runs = Runs(RowFile(path, name), machine.is_sound, limit_s, set_deadly_alarm)
     with torch.inference_mode():
         first = ceilings.row(machine)
         runs.run([first])
@@ -143,11 +145,9 @@ def _measure_rows(rows_of: Rows, is_dry: bool, path: Path, name: str, deadline_s
     _say([f"not measured: {line}" for line in runs.missing])
 
 
-def _path(name: str, is_dry: bool) -> Path:
-    if is_dry:
-        return Path(tempfile.mkdtemp(prefix="bench-gpu-")) / "rows.jsonl"
-    device = re.sub(r"[^a-z0-9]+", "-", name.lower())
-    return _RESULTS / f"gpu-{device}.jsonl"
+def path_of(name: str, folder: Path) -> Path:
+    """Return the path of a device's rows in a folder."""
+    return folder / f"gpu-{re.sub(r'[^a-z0-9]+', '-', name.lower())}.jsonl"
 
 
 def _say(lines: Iterable[str]) -> None:

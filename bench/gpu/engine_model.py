@@ -28,10 +28,11 @@ Precision = Literal["16 bits", "fp8"]
 """Precision of weights and KV."""
 
 _WARM_UP = 4
-_PROJECTIONS = (
+MODULES = (
     *(f"self_attn.{name}_proj" for name in "qkvo"),
     *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
 )
+"""Names of a layer's projections, in the order of lora.layout.PROJECTIONS."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class EngineUnderTest:
         if is_fp8:
             config = replace(config, quantization="fp8", kv_cache_dtype="fp8")
         model = make_model_config(sizes.shape, machine.vocab_size)
-        weights = make_random_weights(machine, sizes.shape)
+        weights = make_random_weights(machine, sizes.shape, machine.vocab_size)
         backend = assemble(config, model, self.form, weights, device, ops)
         del weights
         machine.free_memory()
@@ -204,28 +205,31 @@ def _engine_config(
 
 
 def make_model_config(shape: ModelShape, vocab_size: int) -> DecoderConfig:
-    return DecoderConfig.parse(
-        {
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_size": shape.hidden_size,
-            "intermediate_size": shape.intermediate_size,
-            "num_hidden_layers": shape.num_layers,
-            "num_attention_heads": shape.num_heads,
-            "num_key_value_heads": shape.num_kv_heads,
-            "head_dim": shape.head_dim,
-            "vocab_size": vocab_size,
-            "max_position_embeddings": 131072,
-            "rms_norm_eps": 1e-5,
-            "rope_theta": 500000.0,
-            "tie_word_embeddings": False,
-        }
-    )
+    return DecoderConfig.parse(llama_config(shape, vocab_size))
 
 
-def make_random_weights(machine: Machine, shape: ModelShape) -> dict[str, torch.Tensor]:
-    """Return random weights on the device, by their Hugging Face names."""
-    hidden, vocab = shape.hidden_size, machine.vocab_size
+def llama_config(shape: ModelShape, vocab_size: int) -> dict[str, Any]:
+    """Return the entries of config.json."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": vocab_size,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+    }
+
+
+def make_random_weights(machine: Machine, shape: ModelShape, vocab: int) -> dict[str, torch.Tensor]:
+    """Return random weights on the device, by their Hugging Face names. vocab: its size."""
+    hidden = shape.hidden_size
     weights = {
         "model.embed_tokens.weight": machine.randn(vocab, hidden),
         "lm_head.weight": machine.randn(vocab, hidden, std=hidden**-0.5),
@@ -235,7 +239,7 @@ def make_random_weights(machine: Machine, shape: ModelShape) -> dict[str, torch.
         prefix = f"model.layers.{layer}"
         for name in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{prefix}.{name}.weight"] = weights["model.norm.weight"].clone()
-        for number, name in enumerate(_PROJECTIONS):
+        for number, name in enumerate(MODULES):
             inputs, outputs = shape.features(number)
             weights[f"{prefix}.{name}.weight"] = machine.randn(outputs, inputs, std=inputs**-0.5)
     return weights

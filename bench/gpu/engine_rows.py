@@ -1,10 +1,10 @@
 """Steps of the engine with a random Llama-3.1-8B: their time without adapters, beside the time to
-read their bytes, and the time that adapters add.
+read their bytes, and the time that adapters add; and the time of each of their kernels.
 """
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ from bench.gpu.adapters import make_form, num_slabs
 from bench.gpu.ceilings import Ceilings
 from bench.gpu.check import note_wrong
 from bench.gpu.engine_model import EngineSizes, EngineUnderTest, Precision, StepTimes
+from bench.gpu.kernel_times import kernel_times
 from bench.gpu.machine import Machine
 from bench.gpu.rows import NoRoom, Row
 from bench.gpu.steps import make_rows
 from bench.report import rounded
+from engine.batch import ScheduledRow
 from lora.layout import Layout, ModelShape
 
 _SPARE_BYTES = 8 << 30
@@ -32,15 +34,53 @@ _DIFFERS = 0.4
 differ by, and the least that an adapter must change.
 """
 
+_RANK = 16
+
+
+@dataclass(frozen=True)
+class Cases:
+    """Steps to measure, by the numbers of adapters that share them.
+
+    decodes: for each number of rows.   mixed: for decodes beside a part of a prompt.
+    prefills: for a prompt alone.
+    """
+
+    decodes: Mapping[int, tuple[int, ...]]
+    mixed: tuple[int, ...] = ()
+    prefills: tuple[int, ...] = ()
+
+    @property
+    def tiny(self) -> "Cases":
+        """The same kinds of steps for a dry run."""
+        return Cases({2: (0, 2)}, (0, 1) if self.mixed else (), (0, 1) if self.prefills else ())
+
+
+ALL = Cases({1: (0, 1), 16: (0, 1, 16), 64: (0, 1, 16, 64), 256: (0, 1, 16, 256)}, (0, 16), (0, 1))
+FP8 = Cases({goals.STEP_BATCH: (0, 1, 16, 64)})
+QUICK = Cases({goals.STEP_BATCH: (0, 16, 64), 1: (0,)}, prefills=(0, 1))
+_KERNELS = Cases({goals.STEP_BATCH: (0, 64)})
+
 
 def rows(
-    machine: Machine, ceilings: Ceilings, precision: Precision, switches: Mapping[str, Any]
+    machine: Machine,
+    ceilings: Ceilings,
+    precision: Precision,
+    switches: Mapping[str, Any],
+    cases: Cases,
 ) -> Iterator[Row]:
     """Yield all rows. switches: settings of the engine, named as in EngineConfig; they are part of
     the rows' setup.
     """
     with tempfile.TemporaryDirectory() as folder:
-        yield from _Bench(machine, ceilings, precision, switches, Path(folder)).rows()
+        yield from _Bench(machine, ceilings, precision, switches, cases, Path(folder)).rows()
+
+
+def kernel_rows(machine: Machine, ceilings: Ceilings, switches: Mapping[str, Any]) -> Iterator[Row]:
+    """Yield the rows of the time of each kernel, in steps that are launched kernel by kernel."""
+    eager = {**switches, "enforce_eager": True}
+    with tempfile.TemporaryDirectory() as folder:
+        bench = _Bench(machine, ceilings, "16 bits", eager, _KERNELS, Path(folder))
+        yield from bench.kernel_rows()
 
 
 class _Bench:
@@ -52,11 +92,14 @@ class _Bench:
         ceilings: Ceilings,
         precision: Precision,
         switches: Mapping[str, Any],
+        cases: Cases,
         folder: Path,
     ) -> None:
         self.machine, self.ceilings = machine, ceilings
         self.precision: Precision = precision
         self.switches = switches
+        self.cases = machine.pick(cases, cases.tiny)
+        self.most_rows = max(self.cases.decodes)
         self.folder = folder
         self._was_begun = False
         self.context, self.num_steps = machine.pick((1024, 40), (20, 1))
@@ -72,22 +115,27 @@ class _Bench:
         return EngineUnderTest(self.machine, sizes, self.precision, self.switches, self.folder)
 
     def rows(self) -> Iterator[Row]:
-        batches, ranks = self._cases()
-        yield self._row("engine_capture", {"max_num_seqs": max(batches)}, self._capture)
+        yield self._row("engine_capture", {"max_num_seqs": self.most_rows}, self._capture)
         yield self._row("engine_check", {"tokens": self.prompt // 2}, self._check)
-        for batch in batches:
-            for mix in self._mixes(batch, ranks):
-                setup = {"batch": batch, "context": self.context, **_describe(mix)}
-                yield self._row("engine_decode", setup, partial(self._decode, batch, mix))
-        if self.precision == "fp8":
-            return
-        decodes = min(goals.STEP_BATCH, max(batches) - 1)
-        for mix in ((), (16,) * min(16, decodes)):
-            setup = {"decodes": decodes, "prompt_tokens": self.chunk, **_describe(mix)}
-            yield self._row("engine_mixed", setup, partial(self._mixed, decodes, mix))
-        for mix in ((), (16,)):
-            setup = {"tokens": self.prompt, **_describe(mix)}
-            yield self._row("engine_prefill", setup, partial(self._prefill, mix))
+        yield from self._decode_rows("engine_decode", self._decode)
+        decodes = min(goals.STEP_BATCH, self.most_rows - 1)
+        for count in self.cases.mixed:
+            setup = {"decodes": decodes, "prompt_tokens": self.chunk, **_describe(count)}
+            yield self._row("engine_mixed", setup, partial(self._mixed, decodes, count))
+        for count in self.cases.prefills:
+            setup = {"tokens": self.prompt, **_describe(count)}
+            yield self._row("engine_prefill", setup, partial(self._prefill, count))
+
+    def kernel_rows(self) -> Iterator[Row]:
+        yield from self._decode_rows("engine_kernels", self._kernels)
+
+    def _decode_rows(
+        self, name: str, measure: Callable[[int, int], Mapping[str, Any]]
+    ) -> Iterator[Row]:
+        for batch, counts in self.cases.decodes.items():
+            for count in counts:
+                setup = {"batch": batch, "context": self.context, **_describe(count)}
+                yield self._row(name, setup, partial(measure, batch, count))
 
     def _row(self, name: str, setup: dict[str, Any], measure: Callable[[], Any]) -> Row:
         shape = self._shape
@@ -95,18 +143,6 @@ class _Bench:
         weights = "fp8" if self.precision == "fp8" else self.machine.dtype_name
         setup = {"model": model, "weights": weights, **setup, **self.switches}
         return Row(f"gpu.{name}", setup, measure)
-
-    def _cases(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the batch sizes and the ranks to measure."""
-        if self.precision == "fp8":
-            return self.machine.pick(((goals.STEP_BATCH,), (16,)), ((2,), (8,)))
-        return self.machine.pick(((1, 16, goals.STEP_BATCH, 256), (16,)), ((2,), (8,)))
-
-    def _mixes(self, batch: int, ranks: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return ranks of the adapters of a step: no adapter, one, 16, and one per row."""
-        counts = sorted({1, min(16, batch), batch})
-        counts = self.machine.pick(counts, counts[-1:])
-        return [(), *((rank,) * count for rank in ranks for count in counts)]
 
     # ---- sizes ----
 
@@ -119,14 +155,13 @@ class _Bench:
 
     def _sizes(self) -> EngineSizes:
         """Return sizes with slabs for the adapters of the largest case, or as many as fit."""
-        batches, ranks = self._cases()
         layout, longest = self._layout, self.context + self.num_steps + 8
         sizes = EngineSizes(
             shape=self._shape,
-            max_num_seqs=max(batches),
-            max_num_batched_tokens=max(self.prompt, max(batches)),
+            max_num_seqs=self.most_rows,
+            max_num_batched_tokens=max(self.prompt, self.most_rows),
             max_model_len=max(longest, self.prompt),
-            adapter_slabs=max(num_slabs(layout, (rank,) * n) for rank in ranks for n in batches),
+            adapter_slabs=num_slabs(layout, (_RANK,) * self.most_rows),
             kv_blocks=layout.num_blocks(longest),
         )
         free, _ = self.machine.memory_bytes
@@ -168,8 +203,8 @@ class _Bench:
         """
         count = self.prompt // 2
         last, shares = {}, []
-        for name, ranks in (("base", ()), ("adapter", (16,))):
-            digests = self._use(ranks)
+        for name, num_adapters in (("base", 0), ("adapter", 1)):
+            digests = self._use(num_adapters)
             (whole,) = make_rows([(0, count)], [sum(self.engine.blocks, [])], digests)
             pieces = (
                 whole._replace(token_ids=whole.token_ids[:-1]),
@@ -188,28 +223,38 @@ class _Bench:
             note_wrong(f"an adapter changes the logits by {changed:.2f} only")
         return {"decode_to_prefill": rounded(max(shares)), "adapter_to_base": rounded(changed)}
 
-    def _decode(self, batch: int, ranks: tuple[int, ...]) -> dict[str, Any]:
-        engine = self.engine
-        digests = self._use(ranks)
+    def _kernels(self, batch: int, num_adapters: int) -> dict[str, Any]:
+        requests = self._decodes(batch, num_adapters)
+        times = kernel_times(self.engine, requests, self.machine.pick(3, 2))
+        return {"step_us": rounded(sum(of["us"] for of in times.values())), "kernels": times}
+
+    def _decodes(self, batch: int, num_adapters: int) -> tuple[ScheduledRow, ...]:
+        """Return decodes that share so many adapters, after a step of them."""
+        digests = self._use(num_adapters)
         lengths = [(self.context - 1, 1)] * batch
-        requests = make_rows(lengths, engine.blocks[:batch], digests)
+        requests = make_rows(lengths, self.engine.blocks[:batch], digests)
         self._steps_well(requests)
+        return requests
+
+    def _decode(self, batch: int, num_adapters: int) -> dict[str, Any]:
+        engine = self.engine
+        requests = self._decodes(batch, num_adapters)
         times = engine.times(requests, self.num_steps, grows=True)
         name = f"decode {batch}"
-        if not ranks:
+        if not num_adapters:
             self._base[name] = times
         layout = engine.layout
         kv_bytes = batch * self.context * layout.kv_bytes_per_token
         floor = goals.decode_floor_s(engine.weight_bytes, kv_bytes, self.ceilings.copied_per_s)
         result = {**_figures(times), "tokens_per_s": rounded(batch / times.step)}
-        if not ranks:
+        if not num_adapters:
             result |= {"floor_ms": rounded(1e3 * floor), "to_floor": rounded(times.step / floor)}
             if batch == self.machine.pick(goals.STEP_BATCH, batch):
                 goal = goals.at_most(times.step / floor, goals.STEP_TO_FLOOR)
                 result["goals"] = {"engine_step": goal}
             return result
-        base_s = self._base_s(name, partial(self._decode, batch, ()))
-        adapter_bytes = sum(ranks) * layout.bytes_per_rank
+        base_s = self._base_s(name, partial(self._decode, batch, 0))
+        adapter_bytes = num_adapters * _RANK * layout.bytes_per_rank
         limit = goals.lora_limit_s(adapter_bytes, self.ceilings.copied_per_s, base_s)
         added = times.step - base_s
         return result | {
@@ -218,31 +263,31 @@ class _Bench:
             "goals": {"engine_lora": goals.at_most(1e3 * added, 1e3 * limit)},
         }
 
-    def _mixed(self, decodes: int, ranks: tuple[int, ...]) -> dict[str, Any]:
+    def _mixed(self, decodes: int, num_adapters: int) -> dict[str, Any]:
         """Measures decodes that share a step with a chunk of a prompt."""
         engine = self.engine
-        digests = self._use(ranks)
+        digests = self._use(num_adapters)
         lengths = [*[(self.context - 1, 1)] * decodes, (0, self.chunk)]
         requests = make_rows(lengths, engine.blocks[: decodes + 1], digests)
         self._steps_well(requests)
         times = engine.times(requests, self.num_steps, grows=False)
-        if not ranks:
+        if not num_adapters:
             self._base["mixed"] = times
             return _figures(times)
-        base_s = self._base_s("mixed", partial(self._mixed, decodes, ()))
+        base_s = self._base_s("mixed", partial(self._mixed, decodes, 0))
         return _figures(times) | {"percent_of_base": rounded(100 * (times.step / base_s - 1))}
 
-    def _prefill(self, ranks: tuple[int, ...]) -> dict[str, Any]:
+    def _prefill(self, num_adapters: int) -> dict[str, Any]:
         engine = self.engine
-        digests = self._use(ranks)
+        digests = self._use(num_adapters)
         requests = make_rows([(0, self.prompt)], [sum(engine.blocks, [])], digests)
         self._steps_well(requests)
         times = engine.times(requests, self.num_steps, grows=False)
         result = {**_figures(times), "tokens_per_s": rounded(self.prompt / times.step)}
-        if not ranks:
+        if not num_adapters:
             self._base["prefill"] = times
             return result
-        base_s = self._base_s("prefill", partial(self._prefill, ()))
+        base_s = self._base_s("prefill", partial(self._prefill, 0))
         share = (times.step - base_s) / base_s
         goal = goals.at_most(share, goals.PREFILL_LORA_SHARE)
         return result | {"percent_of_base": rounded(100 * share), "goals": {"engine_prefill": goal}}
@@ -255,9 +300,11 @@ class _Bench:
             measure()
         return self._base[name].step
 
-    def _use(self, ranks: tuple[int, ...]) -> list[str]:
+    def _use(self, num_adapters: int) -> list[str]:
+        """Place so many adapters and return their digests."""
+        ranks = (_RANK,) * num_adapters
         if num_slabs(self.engine.layout, ranks) > self.engine.sizes.adapter_slabs:
-            raise NoRoom(f"{len(ranks)} adapters of rank {ranks[0]} do not fit")
+            raise NoRoom(f"{num_adapters} adapters of rank {_RANK} do not fit")
         return self.engine.use_adapters(ranks)
 
     def _steps_well(self, requests: Any) -> None:
@@ -267,8 +314,8 @@ class _Bench:
             note_wrong("a row's logits are not finite")
 
 
-def _describe(ranks: Sequence[int]) -> dict[str, int]:
-    return {"adapters": len(ranks), "rank": max(ranks, default=0)}
+def _describe(num_adapters: int) -> dict[str, int]:
+    return {"adapters": num_adapters, "rank": _RANK if num_adapters else 0}
 
 
 def _figures(times: StepTimes) -> dict[str, float]:

@@ -11,13 +11,27 @@ def tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the lines of all tables; goals are left to `bench.gpu.goals`."""
     lines: list[str] = []
     for bench in dict.fromkeys(row["bench"] for row in rows):
+        of_bench = [row for row in rows if row["bench"] == bench]
         lines += ["", bench]
-        lines += _table([_cells(row) for row in rows if row["bench"] == bench])
+        lines += _table(list(map(_cells, of_bench)))
+        lines += _table(_kernel_cells(of_bench))
     return lines
 
 
+def _kernel_cells(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return a line for each kernel of the rows that time kernels, with two cells for each row."""
+    cells: dict[str, dict[str, str]] = {}
+    for row in rows:
+        for name, times in row["result"].get("kernels", {}).items():
+            own = cells.setdefault(name, {})
+            for figure, value in times.items():
+                own[f"{figure}, {row['setup']['adapters']} adapters"] = str(value)
+    return [{**own, "kernel": name[:_WIDTH]} for name, own in cells.items()]
+
+
 def _cells(row: Mapping[str, Any]) -> dict[str, str]:
-    figures = {key: value for key, value in row["result"].items() if key != "goals"}
+    apart = ("goals", "kernels")
+    figures = {key: value for key, value in row["result"].items() if key not in apart}
     return dict(_flat("", {**row["setup"], **figures}))
 
 
@@ -30,6 +44,8 @@ def _flat(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _table(cells: Sequence[Mapping[str, str]]) -> list[str]:
+    if not cells:
+        return []
     columns = list(dict.fromkeys(name for row in cells for name in row))
     lines = [columns, *([row.get(name, "-") for name in columns] for row in cells)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]

@@ -8,19 +8,10 @@ prints a line, and below it comes its output; the last line says how many passed
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from tests import interpreter
 
-if TYPE_CHECKING:
-    from triton.knobs import CompileTimes
-
-    from tests.gpu.setting import Check, Setting
-
-_BUDGET_S = 480.0
-"""Time after which no check begins, so that a run ends within ten minutes."""
 _TIMEOUT_S, _DRY_TIMEOUT_S = 90.0, 900.0
 _AT_ONCE, _DRY_AT_ONCE = 3, 2
 
@@ -30,6 +21,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.gpu", description=__doc__)
     parser.add_argument("--dry", action="store_true", help="run without a GPU, on tiny shapes")
     parser.add_argument("--seed", type=int, help="default: the time; 0 for a dry run")
+    parser.add_argument("--quick", action="store_true", help="with fewer cases and repetitions")
     parser.add_argument("--only", nargs="+", default=[""], help="prefixes of the checks to run")
     parser.add_argument(
         "--in-process", action="store_true", help="start no processes, for debuggers and sanitizers"
@@ -40,50 +32,38 @@ def main() -> int:
         interpreter.use()
     from tests.gpu import ranks, setting
     from tests.gpu.checks import CHECKS
+    from tests.gpu.harness import Checks, run_check
 
     seed = options.seed
     if seed is None:
         seed = 0 if options.dry else int(time.time())
     say(f"seed {seed}")
-    make = partial(setting.dry if options.dry else setting.on_gpu, seed)
+    on_gpu = partial(setting.on_gpu, is_quick=options.quick)
+    make = partial(setting.dry if options.dry else on_gpu, seed)
     starts = tuple(options.only)
-    named = {name: partial(_do, c, make) for name, c in CHECKS.items() if name.startswith(starts)}
+    named = {
+        name: partial(run_check, check, make)
+        for name, check in CHECKS.items()
+        if name.startswith(starts)
+    }
     if not named:
         parser.error(f"there is no check whose name begins with {' or '.join(starts)}")
     if options.in_process:
         for check in named.values():
             check()
         return 0
-    from tests.gpu.harness import Checks
-
     if options.dry:
-        checks = Checks(_DRY_AT_ONCE, _DRY_TIMEOUT_S, float("inf"), say)
+        checks = Checks(_DRY_AT_ONCE, _DRY_TIMEOUT_S, say)
     else:
         if _prepare(parser) < ranks.SIZE and named.pop("ranks", None):
             say(f"ranks  not run: there are no {ranks.SIZE} devices here")
-        checks = Checks(_AT_ONCE, _TIMEOUT_S, start + _BUDGET_S, say)
+        checks = Checks(_AT_ONCE, _TIMEOUT_S, say)
     checks.run(named)
     if not options.dry:
         checks.sanitize(("--seed", str(seed)))
     seconds = time.monotonic() - start
     say(f"{checks.num_passed} passed, {len(checks.failed)} failed  {seconds:.0f} s")
     return int(bool(checks.failed))
-
-
-def _do(check: "Check", make: "Callable[[], Setting]") -> None:
-    """Run a check on a device of its own, so that no capture outlives it; say what was compiled."""
-    import triton
-
-    compiled_s: list[float] = []
-
-    def note(*, times: "CompileTimes", cache_hit: bool, **_: object) -> None:
-        if not cache_hit:
-            compiled_s.append(times.total / 1e6)
-
-    triton.knobs.compilation.listener = note
-    check(make())
-    if compiled_s:
-        say(f"{len(compiled_s)} kernels were compiled here, in {sum(compiled_s):.1f} s")
 
 
 def _prepare(parser: argparse.ArgumentParser) -> int:

@@ -2,7 +2,8 @@
 
 Host functions are called with tensors in host memory, as in `tests.kernels.aot`, by many processes
 side by side. Compiled kernels go to Triton's cache, where every later process finds them; a kernel
-that is missing here is compiled by the check that launches it.
+that is missing here is compiled by the check that launches it. Triton 3.6 besides runs the C
+compiler at the first launch of a kernel, once for each signature; its launchers are made here, too.
 """
 
 import os
@@ -12,6 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
+from triton.backends.nvidia import driver
 
 from bench.child import run_all
 from bench.gpu.host_device import HostDevice
@@ -22,7 +24,7 @@ from tests.gpu.agreement import GROUPS, Trials
 from tests.gpu.models import FAMILIES
 from tests.gpu.setting import DTYPES_ON_GPU, KERNELS_ON_GPU, MODELS_ON_GPU, Setting
 from tests.gpu.trials.trial import CPU
-from tests.kernels.aot import launches
+from tests.kernels.aot import Launch, launches
 from tests.kernels.aot_cases import COPY_SLABS, LLAMA_8B, Case, cases_of
 
 _TIMEOUT_S = 240.0
@@ -63,13 +65,22 @@ def _cases() -> Iterator[Case]:
 def _compile(cases: list[Case], arch: int) -> None:
     for case in cases:
         if arch >= case.min_arch:
-            with launches(arch):
+            with launches(arch) as found:
                 case.call(torch.bfloat16)
+            make_launchers(found)
 
 
 def _record(trials: Trials, arch: int) -> None:
     """Compile the kernels that trials launch on a GPU; nothing is launched or judged."""
     setting = Setting(HostDevice(), 0, DTYPES_ON_GPU, KERNELS_ON_GPU, MODELS_ON_GPU)
-    with launches(arch):
+    with launches(arch) as found:
         for trial in trials(setting):
             trial.run(ops, CPU)
+    make_launchers(found)
+
+
+def make_launchers(found: list[Launch]) -> None:
+    """Compile the C code that launches these kernels, into Triton's cache. Triton 3.7 has none."""
+    if hasattr(driver, "make_launcher"):
+        for kernel, _ in found:
+            driver.CudaLauncher(kernel.src, kernel.metadata)

@@ -4,13 +4,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.child import run_all
+import triton
+
+from bench.child import Ended, run_all
+from tests.gpu.setting import Check, Setting
 
 _ALONE = "memory"
 """Prefix of the checks that take the whole GPU: they run when all others have ended."""
@@ -21,18 +23,34 @@ _SANITIZER_LINES = 40
 Work = Callable[[], object]
 
 
+def run_check(check: Check, make: Callable[[], Setting]) -> None:
+    """Run a check on a device of its own, so that no capture outlives it; say what was compiled."""
+    compiled_s: list[float] = []
+
+    def note(*, times: "triton.knobs.CompileTimes", cache_hit: bool, **_: object) -> None:
+        if not cache_hit:
+            compiled_s.append(times.total / 1e6)
+
+    triton.knobs.compilation.listener = note
+    check(make())
+    if compiled_s:
+        sys.stdout.write(
+            f"{len(compiled_s)} kernels were compiled here, in {sum(compiled_s):.1f} s\n"
+        )
+
+
 @dataclass
 class Checks:
     """Runs checks, and says how each of them ended.
 
     at_once: how many run side by side.   timeout_s: limit of one check.
-    deadline_s: on the monotonic clock; no check begins later.   failed: names of failed checks.
+    note: is told how each check ended.   failed: names of failed checks.
     """
 
     at_once: int
     timeout_s: float
-    deadline_s: float
     say: Callable[[str], None]
+    note: Callable[[str, Ended], object] = lambda name, ended: None
     num_passed: int = 0
     failed: list[str] = field(default_factory=list)
 
@@ -42,24 +60,15 @@ class Checks:
         self._run(alone.items(), 1)
 
     def _run(self, checks: Iterable[tuple[str, Work]], at_once: int) -> None:
-        for name, ended in run_all(self._in_time(checks), at_once, self.timeout_s):
+        for name, ended in run_all(checks, at_once, self.timeout_s):
+            self.note(name, ended)
             if ended.failure is None:
                 self.num_passed += 1
                 self.say(f"{name}  ok  {ended.seconds:.1f} s")
             else:
-                self._fail(name, f"{ended.seconds:.1f} s: {ended.failure}")
+                self.failed.append(name)
+                self.say(f"{name}  FAILED  {ended.seconds:.1f} s: {ended.failure}")
             self._say_below(ended.said)
-
-    def _in_time(self, checks: Iterable[tuple[str, Work]]) -> Iterator[tuple[str, Work]]:
-        for name, check in checks:
-            if time.monotonic() < self.deadline_s:
-                yield name, check
-            else:
-                self._fail(name, "it was not begun, no time was left")
-
-    def _fail(self, name: str, why: str) -> None:
-        self.failed.append(name)
-        self.say(f"{name}  FAILED  {why}")
 
     def sanitize(self, arguments: Sequence[str]) -> None:
         """Run each failed check once more under compute-sanitizer, if the machine has it.
@@ -67,11 +76,12 @@ class Checks:
         arguments: arguments of `tests.gpu` that repeat the check.
         """
         sanitizer = shutil.which(_SANITIZER) or shutil.which(_SANITIZER, path="/usr/local/cuda/bin")
+        if self.failed and not sanitizer:
+            self.say(f"{_SANITIZER} is not here")
         for name in self.failed if sanitizer else ():
-            if time.monotonic() < self.deadline_s:
-                command = (sys.executable, "-m", "tests.gpu", "--in-process", "--only", name)
-                self.say(f"{name}  {_SANITIZER}")
-                self._say_below(_sanitized((str(sanitizer), *_OPTIONS), (*command, *arguments)))
+            command = (sys.executable, "-m", "tests.gpu", "--in-process", "--only", name)
+            self.say(f"{name}  {_SANITIZER}")
+            self._say_below(_sanitized((str(sanitizer), *_OPTIONS), (*command, *arguments)))
 
     def _say_below(self, text: str) -> None:
         for line in text.splitlines():

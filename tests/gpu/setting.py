@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -135,13 +135,19 @@ MODELS_DRY = ModelSizes(
 )  # fmt: skip
 
 
-def on_gpu(seed: int, index: int = 0) -> Setting:
-    """Setting on a CUDA device, whose compute stream becomes the current one of this thread."""
+def on_gpu(seed: int, index: int = 0, is_quick: bool = False) -> Setting:
+    """Setting on a CUDA device, whose compute stream becomes the current one of this thread.
+
+    is_quick: with the same sizes, but fewer repetitions and cases.
+    """
     there = torch.device("cuda", index)
     torch.cuda.set_device(there)
     device = CudaDevice(there)
     torch.cuda.set_stream(device.compute)
-    return Setting(device, seed, DTYPES_ON_GPU, KERNELS_ON_GPU, MODELS_ON_GPU)
+    kernels, models = KERNELS_ON_GPU, MODELS_ON_GPU
+    if is_quick:
+        kernels, models = replace(kernels, repeats=5, exact=12), replace(models, replays=25)
+    return Setting(device, seed, DTYPES_ON_GPU, kernels, models)
 
 
 def dry(seed: int) -> Setting:
