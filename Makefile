@@ -20,7 +20,7 @@ NO_SMOLLM2 := Warning: SmolLM2 could not be made; without it the tests that need
 
 .DEFAULT_GOAL := help
 ALL_TOOLS := chromium node debian-parts emulator
-.PHONY: help demo demo-train model check reference docs screenshots words house requirements sbom image test test-fast test-all test-ray test-clients order soak bench test-gpu bench-gpu chromium node debian-parts emulator
+.PHONY: help demo demo-train model check reference docs screenshots words house requirements sbom image test test-fast test-all test-ray test-clients order soak bench gpu-pack gpu-first gpu-second test-gpu bench-gpu chromium node debian-parts emulator
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,15 +105,26 @@ bench: $(VENV)/dev.stamp ## send a small load over HTTP, print one JSON line [BE
 	@$(BIN)/python -m bench.serve $(BENCH_ARGS)
 
 # A GPU machine may have torch and no package index; then its own Python is used.
-test-gpu: ## run checks that need a CUDA device, each in a process; DRY=1: tiny ones in Triton's interpreter [ARGS=...]
-	@if $(PYTHON) -c 'import torch, triton, safetensors' 2>/dev/null; then python=$(PYTHON); \
-	else $(MAKE) $(VENV)/dev.stamp && python=$(BIN)/python || exit 1; fi; \
-	$$python -m tests.gpu $(if $(DRY),--dry) $(ARGS)
+define on_gpu
+@if $(PYTHON) -c 'import torch, triton, safetensors' 2>/dev/null; then python=$(PYTHON); \
+else $(MAKE) --no-print-directory $(VENV)/dev.stamp && python=$(BIN)/python || exit 1; fi; \
+$$python -m $(1)
+endef
 
-bench-gpu: ## run benchmarks that need a CUDA device, for 8 minutes; a further run goes on; DRY=1: tiny [PARTS=...] [ARGS=...]
-	@if $(PYTHON) -c 'import torch, triton' 2>/dev/null; then python=$(PYTHON); \
-	else $(MAKE) --no-print-directory $(VENV)/dev.stamp && python=$(BIN)/python || exit 1; fi; \
-	$$python -m bench.gpu $(PARTS) $(if $(DRY),--dry) $(ARGS)
+gpu-pack: ## make build/gpu-pack, which gpu-second needs on a machine without a package index [PTXAS=FILE]
+	@$(PYTHON) -m bench.gpu.lease.pack $(if $(PTXAS),--ptxas $(PTXAS))
+
+gpu-first: ## check and measure the most that 7 minutes on a GPU can; DRY=1: rehearse [OUT=FOLDER]
+	$(call on_gpu,bench.gpu.lease first $(if $(DRY),--dry))
+
+gpu-second: ## look for what gpu-first found broken, or run the product, in 4 minutes; DRY=1: rehearse [OUT=FOLDER]
+	$(call on_gpu,bench.gpu.lease second $(if $(DRY),--dry))
+
+test-gpu: ## run checks that need a CUDA device, each in a process; DRY=1: tiny ones in Triton's interpreter [ARGS=...]
+	$(call on_gpu,tests.gpu $(if $(DRY),--dry) $(ARGS))
+
+bench-gpu: ## run benchmarks that need a CUDA device; a further run goes on; DRY=1: tiny [PARTS=...] [ARGS=...]
+	$(call on_gpu,bench.gpu $(PARTS) $(if $(DRY),--dry) $(ARGS))
 
 # ---- set-up: one stamp for each step; a step runs again if its inputs are newer than its stamp ----
 

@@ -45,9 +45,9 @@ class Product:
 
     def create_tenant(self, name: str, **limits: int) -> str:
         """Create a tenant and return its API key."""
-        self._call("POST", "/admin/v1/tenants", self._admin_key, json={"name": name, **limits})
+        self.call("POST", "/admin/v1/tenants", self._admin_key, json={"name": name, **limits})
         path = f"/admin/v1/tenants/{name}/keys"
-        return str(self._call("POST", path, self._admin_key, json={"name": "bench"})["api_key"])
+        return str(self.call("POST", path, self._admin_key, json={"name": "bench"})["api_key"])
 
     def push_adapter(self, key: str, name: str, folder: Path) -> None:
         """Upload a PEFT folder as the owner of `key`."""
@@ -59,25 +59,25 @@ class Product:
             file: {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             for file, content in contents.items()
         }
-        upload = self._call("POST", f"/v1/adapters/{name}/uploads", key, json={"files": files})
+        upload = self.call("POST", f"/v1/adapters/{name}/uploads", key, json={"files": files})
         path = f"/v1/uploads/{upload['id']}"
         for file, content in contents.items():
             for start in range(0, len(content), _PART_BYTES):
                 part = content[start : start + _PART_BYTES]
                 placed = f"bytes {start}-{start + len(part) - 1}/{len(content)}"
                 headers = {"content-range": placed}
-                self._call("PUT", f"{path}/files/{file}", key, content=part, headers=headers)
-        self._call("POST", f"{path}/complete", key)
+                self.call("PUT", f"{path}/files/{file}", key, content=part, headers=headers)
+        self.call("POST", f"{path}/complete", key)
 
     def add_price(self, **price: str | int) -> None:
         """Add a version of prices, from now on, with the fields of `POST /admin/v1/prices`."""
-        self._call("POST", "/admin/v1/prices", self._admin_key, json=price)
+        self.call("POST", "/admin/v1/prices", self._admin_key, json=price)
 
     def wait_serving(self, names: Iterable[str]) -> None:
         """Wait until base models of these names take requests. Raises ProductFailed."""
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
-            models = self._call("GET", "/admin/v1/models", self._admin_key)["data"]
+            models = self.call("GET", "/admin/v1/models", self._admin_key)["data"]
             if {*names} <= {model["name"] for model in models if model["state"] == "serving"}:
                 return
             time.sleep(_POLL_S)
@@ -86,9 +86,10 @@ class Product:
     def cpu_seconds(self) -> dict[str, float]:
         return cpu_time.cpu_seconds(self.process.pid)
 
-    def _call(
+    def call(
         self, method: str, path: str, key: str, headers: dict[str, str] | None = None, **body: Any
     ) -> dict[str, Any]:
+        """Send a request and return its answer, which is JSON. Raises ProductFailed."""
         answer = httpx.request(
             method,
             self.url + path,

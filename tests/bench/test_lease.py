@@ -1,0 +1,236 @@
+"""The two commands for a lent GPU: parts end at their limits and leave lines, the second command
+follows from the first one's record, and what is taken along is what the server needs.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from bench.gpu import engine_rows, open_loop
+from bench.gpu.ceilings import Ceilings
+from bench.gpu.lease import compilers, pack, second
+from bench.gpu.lease.facts import show_facts
+from bench.gpu.lease.lease import Lease
+from bench.gpu.lease.parts import Part, run_parts
+from bench.gpu.lease.record import Record, say
+from bench.gpu.machine import DryRun
+
+ROOT = Path(__file__).parent.parent.parent
+GPU_TRITON = os.environ.get("GPU_TRITON")
+CEILINGS = Ceilings(1e12, 1e15, 1e11)
+
+
+def make_lease(folder, command="first", kept=None, is_dry=False):
+    record = Record(folder, command, kept)
+    record.begin("a GPU", 7)
+    return Lease(record, folder / "gpu.jsonl", folder, "a GPU", 90, 7, is_dry)
+
+
+# ---- parts ----
+
+
+def be_wrong():
+    raise AssertionError("off by 0.25")
+
+
+def say_and_wait():
+    say("said before it hangs")
+    time.sleep(1e6)
+
+
+def test_a_part_that_overruns_is_killed_and_the_next_one_begins(tmp_path, capfd):
+    lease = make_lease(tmp_path)
+    parts = [
+        Part("is wrong", 60, be_wrong),
+        Part("hangs", 1, say_and_wait, checks=("models.llama",)),
+        Part("too late", 0, partial(say, "is begun all the same")),
+    ]
+    closing = run_parts(parts, lease, time.monotonic())
+    assert [line.split("  ")[:2] for line in closing] == [
+        ["is wrong", "failed"], ["hangs", "killed"], ["too late", "ok"],
+    ]  # fmt: skip
+    assert capfd.readouterr().out.splitlines() == [
+        *closing[:2], "    models.llama  dropped: no time was left for it", closing[2],
+    ]  # fmt: skip
+    log = (tmp_path / "log.txt").read_text()
+    for line in ("off by 0.25", "said before it hangs", "say_and_wait", "all the same", *closing):
+        assert line in log
+    assert log.index("--- hangs: at most") < log.index("said before it hangs")
+    entries = [json.loads(line) for line in (tmp_path / "parts.jsonl").read_text().splitlines()]
+    assert [(e.get("part") or e.get("check"), e["ended"]) for e in entries[1:]] == [
+        ("is wrong", "failed"), ("hangs", "killed"), ("models.llama", "dropped"),
+        ("too late", "ok"),
+    ]  # fmt: skip
+
+
+# ---- the first command's parts ----
+
+
+def test_facts_are_found_dry_and_one_that_fails_is_named(capsys, monkeypatch):
+    show_facts(is_dry=True)
+    assert "capture on two streams: ok" in capsys.readouterr().out
+    monkeypatch.setattr("bench.gpu.lease.facts.ops", None)
+    with pytest.raises(AssertionError, match="failed: kernel on pinned memory"):
+        show_facts(is_dry=True)
+
+
+def measure(rows, *setups):
+    """Measure the rows whose setup has these entries; return their results."""
+    return [r.measure() for r in rows if any(one.items() <= r.setup.items() for one in setups)]
+
+
+def test_a_step_is_broken_down_into_its_kernels():
+    rows = engine_rows.kernel_rows(DryRun(), CEILINGS, {})
+    (result,) = measure(rows, {"adapters": 0})
+    assert result["kernels"]["aten::mm"]["launches"] == 5, "four of the layer, and the head"
+    times = [kernel["us"] for kernel in result["kernels"].values()]
+    assert times == sorted(times, reverse=True)
+    assert result["step_us"] == pytest.approx(sum(times), rel=1e-3)
+
+
+def test_throughput_with_adapters_is_given_as_a_percentage_of_that_without():
+    rows = open_loop.concurrent_rows(DryRun(), CEILINGS, {})
+    (base, adapters) = measure(rows, {"adapters": 0}, {"adapters": 2})
+    assert adapters["adapters_hit"] == 2
+    share = adapters["output_tokens_per_s"] / base["output_tokens_per_s"]
+    assert adapters["percent_of_base"] == pytest.approx(100 * share, rel=1e-3)
+
+
+# ---- compiling ----
+
+MAKE_LAUNCHERS = """
+import torch
+from kernels.gpu import ops
+from tests.gpu.compiling import make_launchers
+from tests.kernels.aot import launches
+
+with launches(90) as found:
+    ops.silu_mul(torch.empty(64, 64, dtype=torch.bfloat16))
+make_launchers(found)
+"""
+CUDA = """
+int cuCtxGetCurrent, cuCtxSetCurrent, cuDeviceGet, cuDevicePrimaryCtxRetain, cuFuncSetAttribute,
+    cuGetErrorString, cuPointerGetAttribute;
+"""
+
+
+@pytest.mark.skipif(not GPU_TRITON, reason="GPU_TRITON names no folder")
+def test_launchers_are_compiled_once_in_advance(tmp_path):
+    """Triton 3.6 has a launcher in C for each signature. libcuda is one in name only."""
+    (tmp_path / "cuda.c").write_text(CUDA)
+    library, failing = tmp_path / "libcuda.so.1", tmp_path / "cc"
+    subprocess.run(("gcc", "-shared", "-o", library, tmp_path / "cuda.c"), check=True)
+    failing.write_text("#!/bin/sh\nexit 1\n")
+    failing.chmod(0o755)
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env |= {
+        "PYTHONPATH": os.pathsep.join((GPU_TRITON, str(ROOT))),
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"), "TRITON_LIBCUDA_PATH": str(tmp_path),
+        "LD_LIBRARY_PATH": str(tmp_path),
+    }  # fmt: skip
+    for compiler in ("gcc", str(failing)):
+        command = (sys.executable, "-c", MAKE_LAUNCHERS)
+        done = subprocess.run(command, env=env | {"CC": compiler}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "cache").rglob("*launcher*.so"))
+
+
+# ---- the second command ----
+
+
+def test_the_second_command_looks_for_a_broken_compiler_only_if_a_kernel_is_wrong(tmp_path):
+    def names(*checks, folder):
+        first = make_lease(tmp_path / folder)
+        for name, ended in checks:
+            first.record.note(check=name, ended=ended, seed=first.seed)
+        lease = make_lease(tmp_path / folder, "second")
+        return [part.name for part in second.parts_of(lease)]
+
+    product, compilers = ["prepare", "product"], ["compilers", "sanitizer"]
+    assert names(folder="well") == product
+    others = ("models.llama", "failed"), ("kernels.rope", "dropped"), ("kernels.lora", "ok")
+    assert names(*others, folder="others") == product
+    assert names(("kernels.rope", "failed"), folder="kernel") == compilers
+    assert names(("whole_numbers.shrink", "failed"), folder="numbers") == compilers
+    assert names(folder="kernel") == product, "a newer run counts"
+
+
+def test_a_failed_check_is_repeated_with_the_kernels_of_each_ptxas(tmp_path, capfd, monkeypatch):
+    monkeypatch.setenv("TRITON_PTXAS_PATH", "")  # restored afterwards
+    lease = make_lease(tmp_path, "second", is_dry=True)
+    compilers.try_compilers(lease, {"whole_numbers.prefill": 7})
+    named = {entry["check"]: entry["ended"] for entry in lease.record.entries("second")[1:]}
+    found = [ptxas for ptxas, path in compilers.find_ptxas().items() if path]
+    assert "of Triton" in found
+    assert named == {f"whole_numbers.prefill, ptxas {ptxas}": "ok" for ptxas in found}
+    assert ("there is no ptxas carried" in capfd.readouterr().out) is ("carried" not in found)
+
+
+def test_the_record_of_the_first_command_is_kept_for_a_second_one_with_an_empty_folder(tmp_path):
+    kept = tmp_path / "kept"
+    make_lease(tmp_path / "first", kept=kept).record.note(check="a", ended="ok")
+    entries = Record(tmp_path / "second", "second", kept).entries("first")
+    assert entries[0]["seed"] == 7
+    assert entries[1:] == [{"command": "first", "check": "a", "ended": "ok"}]
+
+
+def test_what_the_server_needs_is_taken_along_or_there():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = needs_of(project["dependencies"])
+    for name in pack.PACKAGES:
+        needed |= needs_of(metadata.requires(name) or [])
+    assert needed - {*pack.PACKAGES, *pack.THERE} == set()
+    versions = pack.requirements((ROOT / "constraints.txt").read_text())
+    assert [line.partition("==")[0] for line in versions] == list(pack.PACKAGES)
+
+
+def needs_of(lines):
+    """Return the names of packages that these lines require under Python 3.12."""
+    python = {"python_version": "3.12", "python_full_version": "3.12.0", "extra": ""}
+    found = [Requirement(line) for line in lines]
+    return {pack.normalized(r.name) for r in found if not r.marker or r.marker.evaluate(python)}
+
+
+def test_a_pack_that_cannot_be_sent_with_the_tree_is_refused():
+    assert pack.describe(18 << 20, 14 << 20) == ("18.0 MiB, with the tree 32.0 MiB", True)
+    assert pack.describe(50 << 20, (14 << 20) + 1)[1] is False
+
+
+# ---- rehearsals ----
+
+
+def rehearse(command, folder):
+    """Run a command dry; return the names of its rows, and its files' names."""
+    done = subprocess.run(
+        (sys.executable, "-m", "bench.gpu.lease", command, "--dry"),
+        cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OUT": str(folder)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + (folder / "log.txt").read_text()
+    files = {path.name for path in folder.iterdir()}
+    (rows,) = folder.glob("gpu-*.jsonl")
+    lines = rows.read_text().splitlines()
+    return {json.loads(line)["bench"] for line in lines}, files - {rows.name}
+
+
+def test_the_product_is_rehearsed_on_the_cpu(tmp_path):
+    """The model is small; server, pushes with their proofs, load and receipt are the real ones."""
+    rows, files = rehearse("second", tmp_path)
+    assert rows == {"gpu.product"}
+    assert files == {"log.txt", "parts.jsonl", "server.log"}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)  # the test takes two minutes of a processor
+def test_the_first_command_runs_dry_to_its_last_line(tmp_path):
+    rows, files = rehearse("first", tmp_path)
+    assert {"gpu.engine_kernels", "gpu.engine_prefill", "gpu.concurrent"} <= rows
+    assert files == {"log.txt", "parts.jsonl"}
