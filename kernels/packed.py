@@ -27,7 +27,7 @@ prefetches no fewer than 4 bytes for a thread.
 class PackedWeight:
     """A QuantizedWeight whose codes lie input by input, as the right operand of a product.
 
-    codes: uint16 [blocks, 32, columns]. Word i of an output has the codes of inputs i, 32 + i, ..
+    codes: int16 [blocks, 32, columns]. Word i of an output has the codes of inputs i, 32 + i, ..
     of the block, the first in the lowest bits; 2 ** (bits - 1) is added to each. Words of 16 bits
     are what a kernel takes out of shared memory with the fewest instructions.
     scales: [groups, columns] float32; or float16 [pairs of groups, columns, 2] if that loses
@@ -97,7 +97,7 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
         zeros = of_groups(raised, is_narrow=True)
     is_narrow = rounding.group_size is not None and torch.equal(scales.half().float(), scales)
     scales = of_groups(scales, is_narrow=is_narrow)
-    return PackedWeight(rounding, in_features, out_features, words.to(torch.uint16), scales, zeros)
+    return PackedWeight(rounding, in_features, out_features, words.to(torch.int16), scales, zeros)
 
 
 def _raised_by(rounding: Rounding) -> int:

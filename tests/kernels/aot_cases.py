@@ -277,7 +277,7 @@ def _packed(rounding: Rounding, in_features: int, out_features: int) -> PackedWe
     blocks = -(-in_features // block_size(rounding.bits))
     columns = -(-out_features // COLUMNS) * COLUMNS
     groups = in_features // (rounding.group_size or in_features)
-    codes = _of(torch.uint16, blocks, STEP, columns)
+    codes = _of(torch.int16, blocks, STEP, columns)
     pairs = _of(torch.float16, -(-groups // GROUPS), columns, GROUPS)
     zeros = pairs if rounding.has_zeros else None
     scales = pairs if rounding.group_size else torch.empty(groups, columns)
