@@ -79,7 +79,7 @@ def persistent(kernel: Any, *args: Any, most: int | None = None, **constants: An
         kernel[(_INTERPRETED_PROGRAMS,)](*args, **constants)
         return
     # The arguments decide which specialisation is launched, and each has its own registers.
-    compiled = kernel.warmup(*args, grid=(1,), **constants)
+    compiled = kernel.run(*args, grid=None, warmup=True, **constants)
     programs, multiprocessors = _num_programs(compiled)
     grid = multiprocessors * min(programs, most or programs), 1, 1
     compiled[grid](*args, *(constants[name] for name in kernel.arg_names[len(args) :]))

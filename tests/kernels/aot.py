@@ -105,8 +105,8 @@ Answer = list[Compiled] | CompileError
 # ---- in the process that compiles ----
 
 
-MULTIPROCESSORS = {80: 108, 86: 84, 89: 142, 90: 132, 100: 148, 120: 188}
-"""Multiprocessors by compute capability, of a GPU of each."""
+MULTIPROCESSORS = 132
+"""Multiprocessors of every device, whatever its architecture: those of an H100."""
 
 
 class _Device:
@@ -126,7 +126,7 @@ class _Device:
         return 0
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        return {"multiprocessor_count": MULTIPROCESSORS[self._arch]}
+        return {"multiprocessor_count": MULTIPROCESSORS}
 
 
 @contextmanager

@@ -7,6 +7,7 @@ It compiles by the installed Triton, and by the one whose folder `GPU_TRITON` na
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from math import prod
 from pathlib import Path
 
 import triton
@@ -53,7 +54,8 @@ def table(results: Mapping[Task, Answer], version: str = triton.__version__) -> 
         f"{kernel.kernel:<22} {task.case:<36} {task.dtype:<9}{task.arch:>4} {version:<7}"
         f"{kernel.num_warps:>6}{kernel.num_stages:>7}{kernel.registers:>10}"
         f"{kernel.stack_bytes:>8}{kernel.shared_bytes:>7}{resident(kernel, task.arch):>9}"
-        f"{_launched(kernel, task.arch):>9}  {dict(sorted(kernel.loads.items()))} {kernel.mma}"
+        f"{prod(kernel.grid) / MULTIPROCESSORS:>9.3g}"
+        f"  {dict(sorted(kernel.loads.items()))} {kernel.mma}"
         for task, found in sorted(results.items())
         if not isinstance(found, CompileError)
         for kernel in found
@@ -64,10 +66,6 @@ def table(results: Mapping[Task, Answer], version: str = triton.__version__) -> 
         "  loads, mma"
     )
     return "\n".join(["", head, *lines, ""])
-
-
-def _launched(kernel: Compiled, arch: int) -> str:
-    return f"{kernel.grid[0] * kernel.grid[1] * kernel.grid[2] / MULTIPROCESSORS[arch]:.3g}"
 
 
 if __name__ == "__main__":
