@@ -32,14 +32,12 @@ def _decode_tiles(
     rows = max(LEAST_DECODE_ROWS, triton.next_power_of_2(group))
     if dtype == torch.float32:
         return Tiles(rows, 16, 4, 1)
-    is_cast = kv_dtype != dtype
-    is_large = capability == 80 or capability // 10 in (9, 10, 11)
-    return Tiles(
-        rows,
-        keys=64 if dim <= 128 else 32,
-        warps=4,
-        stages=5 if (is_large or is_cast) and dim <= 128 else 3,
-    )
+    has_room = kv_dtype != dtype or capability == 80 or capability // 10 in (9, 10, 11)
+    if dim > 128:
+        return Tiles(rows, 32, 4, 3)
+    if has_room:
+        return Tiles(rows, 64, 4, 5)
+    return Tiles(rows, 64, 4, 3) if dim > 64 else Tiles(rows, 32, 4, 5)
 
 
 @triton.jit(do_not_specialize_on_alignment=_INDICES)

@@ -41,7 +41,8 @@ def _prefill_tiles(
             return Tiles(128, 64 if is_cast else 128, 8, 3, transposed=True)
         return Tiles(128, 32 if is_cast else 64, 4, 3, transposed=True)
     if capability // 10 in (10, 11):
-        return Tiles(128, 32 if dim > 128 else 128, 8, 3)
+        keys = 64 if is_cast and dim <= 64 else 128
+        return Tiles(128, 32 if dim > 128 else keys, 8, 3)
     if dim > 128:
         return Tiles(64, 32, 8, 3)
     return Tiles(128, 32, 8, 5) if dim > 64 else Tiles(128, 64, 8, 3)
