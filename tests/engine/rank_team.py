@@ -20,64 +20,82 @@ from tests.engine.thread_ranks import ThreadRanks
 MAX_MODEL_LEN = 256
 
 
-class RankTeam:
-    """All ranks of a model, as lora.loader.OtherRanks and engine.rank_group.RankGroup.
+class Team:
+    """Ranks of a model, as lora.loader.OtherRanks and engine.rank_group.RankGroup. The first one is
+    led by the engine; the others follow, each in a thread.
 
-    folder: holds the packed files, named by `lora.disk_cache.packed_path`.
+    folder: the engine's, where each rank has a file for its meter.
+    placed: adapters of each rank.   `_make_runner` makes a rank's runner.
     """
 
-    def __init__(self, config, model_dir, form, num_slabs, num_swap_slots, make_kernels, folder):
-        self.size = form.layout.num_shards
-        self.form = form
-        self._num_swap_slots = num_swap_slots
-        self._ranks = ThreadRanks.group(self.size)
-        self._models, self.arenas = [], []
-        for ranks in self._ranks:
-            weights = ShardedWeights(open_weights(model_dir, torch.float32), ranks.shard)
-            model = make_decoder(config, weights, form, MAX_MODEL_LEN, make_kernels, ranks)
-            self._models.append(model)
-            self.arenas.append(torch.zeros(num_slabs, form.layout.slab_bytes, dtype=torch.uint8))
-        self._placed = [
-            PlacedAdapters(SlabFiller(form, arena, shard=ranks.shard), folder)
-            for ranks, arena in list(zip(self._ranks, self.arenas, strict=True))[1:]
-        ]
-        self._steps = [queue.SimpleQueue() for _ in self._placed]
+    def __init__(self, size, folder):
+        self.size, self.folder = size, folder
+        self.ranks = ThreadRanks.group(size)
+        self.placed = [None] * size
+        self._steps = [queue.SimpleQueue() for _ in self.ranks]
         self._num_placings = 0
-        for index in range(1, self.size):
-            meter = TokenMeter(folder.parent / f"meter-{index}")
-            runner = self._runner(index, self._placed[index - 1].tables, meter)
-            work = (self._steps[index - 1], runner, self._ranks[index])
-            threading.Thread(target=_follow, args=work, daemon=True).start()
 
     def lead(self, tables, meter):
         """Make the runner of the first rank."""
-        return LeadingRunner(self._runner(0, tables, meter), self, tables)
+        return LeadingRunner(self._make_runner(0, tables, meter), self, tables)
 
     def send_step(self, numbers):
-        for steps in self._steps:
+        for steps in self._steps[1:]:
             steps.put(list(numbers))
 
     def begin_placing(self, digest, slabs):
         self._num_placings += 1
-        answers = [placed.place(self._num_placings, digest, slabs) for placed in self._placed]
+        answers = [own.place(self._num_placings, digest, slabs) for own in self.placed[1:]]
         assert set(answers) == {PLACED}
         return self._num_placings
 
     def end_placing(self, number):
         return None
 
-    def _runner(self, index, tables, meter):
+    def _make_follower(self, index):
+        meter = TokenMeter(self.folder / f"meter-{index}")
+        return self._make_runner(index, self.placed[index].tables, meter)
+
+    def _follow(self, index, runner):
+        """Launch and collect steps until one is None, as engine.rank_process does."""
+        try:
+            num_under_way = 0
+            while (numbers := self._steps[index].get()) is not None:
+                runner.launch(decode(numbers))
+                num_under_way += 1
+                if num_under_way > runner.lag:
+                    assert runner.collect().token_ids == ()
+                    num_under_way -= 1
+        except BaseException:
+            self.ranks[index].leave()
+            raise
+
+
+class RankTeam(Team):
+    """Ranks of a model on the CPU.
+
+    folder: holds the packed files, named by `lora.disk_cache.packed_path`.
+    """
+
+    def __init__(self, config, model_dir, form, num_slabs, num_swap_slots, make_kernels, folder):
+        super().__init__(form.layout.num_shards, folder.parent)
+        self.form = form
+        self._num_swap_slots = num_swap_slots
+        self._models, self.arenas = [], []
+        for ranks in self.ranks:
+            weights = ShardedWeights(open_weights(model_dir, torch.float32), ranks.shard)
+            model = make_decoder(config, weights, form, MAX_MODEL_LEN, make_kernels, ranks)
+            self._models.append(model)
+            arena = torch.zeros(num_slabs, form.layout.slab_bytes, dtype=torch.uint8)
+            self.arenas.append(arena)
+            filler = SlabFiller(form, arena, shard=ranks.shard)
+            self.placed[ranks.shard.index] = PlacedAdapters(filler, folder)
+        for index in range(1, self.size):
+            # A runner that swaps writes to the arena as it is made, before any adapter is there.
+            work = index, self._make_follower(index)
+            threading.Thread(target=self._follow, args=work, daemon=True).start()
+
+    def _make_runner(self, index, tables, meter):
         return ModelRunner(
             self._models[index], self.arenas[index], self.form, tables, meter, self._num_swap_slots
         )
-
-
-def _follow(steps, runner, ranks):
-    """Launch and collect a rank's steps, as engine.rank_process does."""
-    try:
-        while True:
-            runner.launch(decode(steps.get()))
-            runner.collect()
-    except BaseException:
-        ranks.leave()
-        raise

@@ -1,20 +1,17 @@
 """A device's model on several ranks of one process, each a thread with a fake device."""
 
-import queue
 import threading
 
 import torch
 
-from engine.batch_wire import decode
 from engine.gpu.backend import assemble
-from engine.meter import TokenMeter
-from engine.rank_group import PLACED, LeadingRunner
 from engine.rank_process import PlacedAdapters
 from engine.weights import ShardedWeights, StoredWeights
 from lora.filling import SlabFiller
 from tests.engine.gpu.backends import make_config
 from tests.engine.gpu.fake_device import FakeDevice
 from tests.engine.gpu.recording import RecordingKernels
+from tests.engine.rank_team import Team
 from tests.engine.thread_ranks import ThreadRanks
 
 _TIMEOUT_S = 60.0
@@ -24,8 +21,8 @@ def recording(device: FakeDevice, ranks: ThreadRanks) -> RecordingKernels:
     return RecordingKernels(device)
 
 
-class DeviceTeam:
-    """The counterpart of tests.engine.rank_team.RankTeam on fake devices.
+class DeviceTeam(Team):
+    """Ranks of a model on fake devices.
 
     make_device_kernels: takes a device and its rank.   max_num_drafts: see StepLimits.
     values: fields of the engine's config.
@@ -46,17 +43,12 @@ class DeviceTeam:
         max_num_drafts=0,
         **values,
     ):
-        self.size = form.layout.num_shards
-        self.folder = folder.parent
+        super().__init__(form.layout.num_shards, folder.parent)
         self.num_swap_slots = num_swap_slots
-        self.ranks = ThreadRanks.group(self.size)
         # The other ranks compute as soon as they are asked to, since no one waits for their events.
         self.devices = [FakeDevice(eagerness=0.3 if i == 0 else 1.0) for i in range(self.size)]
         self.runners = [None] * self.size
         self.backends = [None] * self.size
-        self.placed = [None] * self.size
-        self._steps = [queue.SimpleQueue() for _ in self.ranks]
-        self._num_placings = 0
         self._together = threading.Barrier(self.size)
         values |= {
             "max_num_batched_tokens": 64,
@@ -81,7 +73,7 @@ class DeviceTeam:
             self._together.wait(_TIMEOUT_S)
 
         self._threads = [
-            threading.Thread(target=self._follow, args=(index, build), daemon=True)
+            threading.Thread(target=self._build_and_follow, args=(index, build), daemon=True)
             for index in range(1, self.size)
         ]
         for thread in self._threads:
@@ -91,11 +83,6 @@ class DeviceTeam:
     @property
     def arenas(self):
         return [backend.slabs for backend in self.backends]
-
-    def lead(self, tables, meter):
-        """Make the runner of the first rank."""
-        self._make_runner(0, tables, meter)
-        return LeadingRunner(self.runners[0], self, tables)
 
     def _make_runner(self, index, tables, meter):
         runner = self.backends[index].make_runner(tables, meter, self.num_swap_slots)
@@ -110,34 +97,11 @@ class DeviceTeam:
             thread.join(_TIMEOUT_S)
             assert not thread.is_alive()
 
-    # ---- engine.rank_group.RankGroup ----
-
-    def send_step(self, numbers):
-        for steps in self._steps[1:]:
-            steps.put(list(numbers))
-
-    def begin_placing(self, digest, slabs):
-        self._num_placings += 1
-        answers = [own.place(self._num_placings, digest, slabs) for own in self.placed[1:]]
-        assert set(answers) == {PLACED}
-        return self._num_placings
-
-    def end_placing(self, number):
-        return None
-
-    def _follow(self, index, build):
-        """Run a rank as engine.rank_process does: build, then launch and collect steps."""
+    def _build_and_follow(self, index, build):
         try:
             build(index)
-            meter = TokenMeter(self.folder / f"meter-{index}")
-            runner = self._make_runner(index, self.placed[index].tables, meter)
-            num_under_way = 0
-            while (numbers := self._steps[index].get()) is not None:
-                runner.launch(decode(numbers))
-                num_under_way += 1
-                if num_under_way > runner.lag:
-                    assert runner.collect().token_ids == ()
-                    num_under_way -= 1
+            runner = self._make_follower(index)
         except BaseException:
             self.ranks[index].leave()
             raise
+        self._follow(index, runner)
