@@ -31,9 +31,9 @@ def lora_trials(setting: Setting) -> Iterator[Trial]:
     yield _expand(setting, "o, two blocks of 64", here["o"], long, 64, setting.dtype)
     yield _sums(setting)
     yield _neighbours(setting)
-    for name in GATES:
-        for block_rows in BLOCK_ROWS:
-            yield _gated(setting, name, block_rows)
+    for block_rows in BLOCK_ROWS:
+        yield _gated(setting, "silu_mul", block_rows)
+    yield _gated(setting, "gelu_mul", BLOCK_ROWS[0])
     yield _gated_base_rows(setting)
 
 

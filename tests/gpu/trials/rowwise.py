@@ -33,7 +33,7 @@ def rowwise_trials(setting: Setting) -> Iterator[Trial]:
             yield _quantize_fp8(setting, width)
     for source, target in ((False, False), (True, False), (False, True)):
         yield _copy_slabs(setting, _SLAB_BYTES[-1], source, target)
-    for slab_bytes in _SLAB_BYTES[:-1]:
+    for slab_bytes in _SLAB_BYTES[:-1] if setting.is_dry else ():
         yield _copy_slabs(setting, slab_bytes, False, False)
     yield _copy_within(setting)
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from engine.grammar.matcher import mask_bytes
 from kernels import reference, sampling
@@ -70,15 +71,15 @@ def _of_cuts(setting: Setting) -> Iterator[Trial]:
     bad = {1: torch.nan, 5: torch.inf, len(_CUTS): -torch.inf, len(_CUTS) + 6: torch.nan}
     for row, value in bad.items():
         logits[row, 17 * row % vocab] = value
-    yield _sample("sample", logits, rows, rng)
+    yield _sample(setting, "sample", logits, rows, rng)
     rows = [{**cut, "u": u} for cut in ({}, {"top_k": 40}, {"top_p": 0.9}) for u in (0.0, _LAST)]
-    yield _sample("sample, ends", randn(6, vocab, rng=rng), rows, rng)
+    yield _sample(setting, "sample, ends", randn(6, vocab, rng=rng), rows, rng)
     columns = torch.rand(12, 5, generator=rng, dtype=torch.float64)
     scales = torch.tensor([3.0, 1.0, 1.0, 300.0, 1.0])
     names = ("temperature", "min_p", "top_p", "top_k", "u")
     rows = [dict(zip(names, row, strict=True)) for row in (0.01 + scales * columns).tolist()]
     rows = [{**row, "top_k": int(row["top_k"]), "u": row["u"] % 1} for row in rows]
-    yield _sample("sample, random cuts", 10 * randn(12, vocab, rng=rng), rows, rng)
+    yield _sample(setting, "sample, random cuts", 10 * randn(12, vocab, rng=rng), rows, rng)
 
 
 def _of_special_logits(setting: Setting) -> Iterator[Trial]:
@@ -87,27 +88,31 @@ def _of_special_logits(setting: Setting) -> Iterator[Trial]:
     # The lanes' lists do not hold all tokens above the cut.
     rows = [{"top_k": 6000, "u": 0.999}, {"min_p": 0.7, "top_p": 0.9, "u": 0.001}]
     rows += [{"top_k": 5000, "top_p": 0.9, "u": 0.4}]
-    yield _sample("sample, deep cuts", nearly_alike.expand(len(rows), -1), rows, rng)
+    yield _sample(setting, "sample, deep cuts", nearly_alike.expand(len(rows), -1), rows, rng)
     # The likeliest tokens are all in one lane, which keeps four; the cut lies among the rest.
     of_a_lane = randn(1, 14_400, rng=rng) / 2
     of_a_lane[0, torch.arange(12, 14_400, 2048)[:7]] = torch.linspace(19, 20, 7)
     rows = [{**cut, "u": u} for cut in ({"top_k": 6}, {"top_p": 0.8}) for u in (0.01, 0.2, 0.99)]
-    yield _sample("sample, one lane", of_a_lane.expand(len(rows), -1), rows, rng)
+    yield _sample(setting, "sample, one lane", of_a_lane.expand(len(rows), -1), rows, rng)
     ties = torch.zeros(3, 9001)
     ties[1, [8999, 4500, 4097]], ties[2] = 1.0, -1e30
-    yield _sample("sample, the first of equals", ties, [{"temperature": 0.0}] * 3, rng)
+    yield _sample(setting, "sample, the first of equals", ties, [{"temperature": 0.0}] * 3, rng)
     equals = torch.tensor([[2.0, 5.0, 4.0, 5.0, 4.0, 5.0, 0.0]])
     cuts = {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.9}
     rows = [{**cut, "u": (i + 0.5) / 6} for cut in cuts for i in range(6)]
-    yield _sample("sample, equals", equals.expand(len(rows), -1), rows, rng)
+    yield _sample(setting, "sample, equals", equals.expand(len(rows), -1), rows, rng)
     rows = [{"temperature": t, "u": 0.999} for t in (1e-5, 1e-38, 1e-42)]
     rows += [{"temperature": 1e30, "u": (i + 0.5) / 50} for i in range(50)]
-    yield _sample("sample, temperatures", randn(1, 50, rng=rng).expand(53, -1), rows, rng)
+    yield _sample(setting, "sample, temperatures", randn(1, 50, rng=rng).expand(53, -1), rows, rng)
     one = randn(2, 1, rng=rng)
-    yield _sample("sample, a vocabulary of one", one, [{"top_p": 0.5}, {"top_k": 3}], rng)
+    yield _sample(setting, "sample, a vocabulary of one", one, [{"top_p": 0.5}, {"top_k": 3}], rng)
 
 
-def _sample(name: str, logits: torch.Tensor, rows: Sequence[Row], rng: torch.Generator) -> Trial:
+def _sample(
+    setting: Setting, name: str, logits: torch.Tensor, rows: Sequence[Row], rng: torch.Generator
+) -> Trial:
+    if not setting.is_dry:  # a GPU compiles a kernel for each size of a vocabulary
+        logits = pad(logits, (0, setting.kernels.vocab - logits.shape[1]), value=-1e30)
     work = _work(rows, rng)
 
     def run(ops, there):
