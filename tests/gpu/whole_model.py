@@ -96,9 +96,18 @@ def _check(family: str, rounding: Rounding | None, kernels: Any) -> Check:
 
 
 def _run(setting: Setting, stage: Stage, batch: Batch) -> torch.Tensor:
+    """Logits of a step, whose tokens must be the likeliest ones behind the drafts that are so."""
     # Padding is NaN in every layer, which the other tokens must not notice.
     with empty_memory_is_nan() if setting.is_dry else nullcontext():
-        return stage.run(batch)[1]
+        tokens, logits = stage.run(batch)
+    likeliest = iter(logits.argmax(dim=-1).tolist())
+    for number, row in enumerate(batch.rows):
+        own = [next(likeliest) for _ in range(1 + row.num_drafts)]
+        is_right = [draft == one for draft, one in zip(row.draft_token_ids, own, strict=False)]
+        accepted = [*is_right, False].index(False)
+        found = tokens.token_ids[number], tokens.num_accepted.get(number, 0)
+        assert found == (own[accepted], accepted), f"row {number} of step {batch.step}"
+    return logits
 
 
 def _short(setting: Setting) -> Setting:
