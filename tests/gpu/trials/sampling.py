@@ -123,6 +123,7 @@ def _sample(
         is_settled = (theirs < 0) | (work.temperature == 0)
         assert torch.equal(mine[is_settled], theirs[is_settled]), "greedy or bad rows differ"
         assert (mine[~is_settled] >= 0).all(), "a good row is called bad"
+        assert (mine < logits.shape[1]).all(), "a token is beyond the vocabulary"
         _check_draws(logits[~is_settled], _rows(work, ~is_settled), mine[~is_settled])
 
     return Trial(name, run, judge)
