@@ -116,6 +116,8 @@ def _work(
     sums = [sum(decodes.records[first].num_queries for first, _ in part) for part in parts]
     room = max(sums) + num_spare
     items = [i for part in parts for i in [*part, *[(_GARBAGE, _GARBAGE)] * (room - len(part))]]
+    # Without room for items nobody reads how many there are.
+    counts = [len(part) if room else _GARBAGE for part in parts]
     return AttentionWork(
         query_starts=_ints(query_starts),
         seq_lens=_ints([length for length, _ in rows]),
@@ -123,9 +125,9 @@ def _work(
         blocks=_ints([block for table in tables for block in table] + [_GARBAGE]),
         decodes=_ints(records),
         decode_items=_ints(items).view(-1, 2),
-        num_decode_items=_ints([*map(len, parts)]),
+        num_decode_items=_ints(counts),
         prefill_items=_ints(prefill_items + [(_GARBAGE, _GARBAGE)] * num_spare).view(-1, 2),
-        num_prefill_items=_ints([len(prefill_items)]),
+        num_prefill_items=_ints([len(prefill_items) if prefill_items or num_spare else _GARBAGE]),
         prefill_queries=tile,
     )
 

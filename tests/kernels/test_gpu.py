@@ -30,7 +30,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 
 CHECKS = agreement_checks() | invariance_checks() | whole_number_checks()
 SLOW = [name for name in CHECKS if name.startswith("invariance") and name.endswith("64")]
-TINY = replace(dry(seed=0), kernels=replace(KERNELS_DRY, repeats=1))
+# 1,100 positions are so many splits that the order of their sums shows.
+TINY = replace(
+    dry(seed=0),
+    kernels=replace(KERNELS_DRY, repeats=1, contexts=((1, 1), (1100, 1), (40, 33))),
+)
 
 
 def setting_of(dtype=torch.float16, **sizes):
@@ -39,7 +43,9 @@ def setting_of(dtype=torch.float16, **sizes):
 
 @pytest.mark.parametrize("name", [*(name for name in CHECKS if name not in SLOW), *soak(*SLOW)])
 def test_a_check_of_kernels_passes(name):
-    CHECKS[name](TINY)
+    # Another order of sums shows in all bits of float32.
+    is_exact = name.startswith("invariance")
+    CHECKS[name](setting_of(torch.float32) if is_exact else TINY)
 
 
 # 77 features are no whole number of steps.
