@@ -178,8 +178,10 @@ def page_locked(
     whole = np.empty(num_bytes + mmap.PAGESIZE, dtype=np.uint8)
     start = -whole.ctypes.data % mmap.PAGESIZE
     address = whole.ctypes.data + start
+    # Its storage begins at the address: torch asks there whether a copy in a capture is pinned.
+    tensor = torch.from_numpy(whole[start : start + num_bytes])
     if num_bytes:
         register(address, num_bytes)
         # Steps may still be copying at exit, so the memory stays registered until the process ends.
         weakref.finalize(whole, unregister, address).atexit = False
-    return torch.from_numpy(whole)[start : start + num_bytes].view(dtype).view(shape)
+    return tensor.view(dtype).view(shape)
