@@ -17,10 +17,11 @@ from tests.gpu.setting import KERNELS_DRY, dry
 from tests.gpu.trials.attention import DRAFTS, attend, attend_fp8, edges
 from tests.gpu.trials.lora import BLOCK_ROWS, lora_trials, sites
 from tests.gpu.trials.lora import case_at as lora_case
+from tests.gpu.trials.quantized import quantized_trials
 from tests.gpu.trials.rope import plain, rope_trials
 from tests.gpu.trials.rowwise import rowwise_trials
 from tests.gpu.trials.sampling import sized_trials
-from tests.gpu.trials.trial import randn, rows_far_apart
+from tests.gpu.trials.trial import CPU, randn, rows_far_apart
 from tests.gpu.whole_numbers import whole_number_checks
 from tests.kernels.attention_cases import make_case
 from tests.soak import soak
@@ -46,6 +47,12 @@ def test_a_check_of_kernels_passes(name):
     # Another order of sums shows in all bits of float32.
     is_exact = name.startswith("invariance")
     CHECKS[name](setting_of(torch.float32) if is_exact else TINY)
+
+
+def test_references_take_no_product_that_a_torch_may_lack_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(torch, "_scaled_mm", None)
+    for trial in quantized_trials(TINY):
+        trial.run(reference, CPU)
 
 
 # 77 features are no whole number of steps.

@@ -1,13 +1,16 @@
 """Experts: the trials of the GPU in the interpreter, rows that are alone, and rows that are bad."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from kernels import reference
 from kernels.gpu import ops
+from kernels.routing import choose_experts, group_by_expert
 from tests.gpu.invariance import invariance_checks
 from tests.gpu.setting import dry
-from tests.gpu.trials.experts import DENSE, expert_trials, make_mixture
+from tests.gpu.trials.experts import DENSE, expert_of_places, expert_trials, make_mixture
 from tests.gpu.trials.trial import CPU
 
 SETTING = dry(1)
@@ -25,6 +28,16 @@ def empty_memory_is_nan():
 @pytest.mark.parametrize("trial", TRIALS.values(), ids=TRIALS)
 def test_kernels_give_what_the_references_give(trial):
     trial.judge(trial.run(ops, CPU), trial.run(reference, CPU))
+
+
+@pytest.mark.parametrize("number", [-(2**31), 0, 1, 2**31 - 1])
+def test_tiles_of_any_numbers_are_wrong_and_no_error(number):
+    """Kernels are compiled in advance without being run: tiles then hold what memory held."""
+    logits = torch.randn(19, 8, generator=SETTING.rng("tiles"))
+    routing = group_by_expert(*choose_experts(logits, 2, norms_weights=True), 8, 16)
+    assert expert_of_places(routing).min() >= 0
+    garbage = replace(routing, tiles=torch.full_like(routing.tiles, number))
+    assert expert_of_places(garbage).min() < 0
 
 
 @pytest.mark.parametrize("check", INVARIANCE.values(), ids=INVARIANCE)

@@ -102,12 +102,14 @@ def _route(
 
 
 def expert_of_places(routing: Routing) -> torch.Tensor:
-    """The expert of each place in the routing's pairs, by its tiles, [pairs] int32; -1 without."""
+    """The expert of each place in the routing's pairs, by its tiles, [pairs] int32; -1 without, -2
+    in a tile that has too many places or one of another tile. Any numbers may be in the tiles.
+    """
     found = torch.full_like(routing.pairs, -1)
     for expert, first, count in routing.tiles.T.tolist():
-        assert count <= routing.tile_rows
-        assert (found[first : first + count] == -1).all(), "two tiles have the same place"
-        found[first : first + count] = expert
+        places = found[first : first + count]
+        is_right = count <= routing.tile_rows and bool((places == -1).all())
+        places.fill_(expert if is_right else -2)
     return found
 
 
