@@ -5,6 +5,7 @@ bench/results/lease-DATE. The exit status is 1 if a part has failed or was kille
 """
 
 import argparse
+import importlib
 import os
 import sys
 import tempfile
@@ -33,8 +34,7 @@ def main() -> int:
 def run(name: str, folder: Path, is_dry: bool, start_s: float) -> int:
     """Run a command and return its exit status.   start_s: on the monotonic clock."""
     from bench.gpu import command
-    from bench.gpu.lease import first, product, second
-    from bench.gpu.lease.lease import Lease
+    from bench.gpu.lease.lease import Lease, roomy_folder
     from bench.gpu.lease.parts import run_parts
     from bench.gpu.lease.record import Record
     from bench.gpu.probe import NoGpu
@@ -47,8 +47,9 @@ def run(name: str, folder: Path, is_dry: bool, start_s: float) -> int:
         return 1
     seed, rows = int(time.time()), command.path_of(device, folder)
     record.begin(device, seed)
-    parts_of = {"first": first.parts_of, "second": second.parts_of}[name]
-    with tempfile.TemporaryDirectory(prefix="lease-", dir=product.roomy_folder()) as large:
+    # Only this command's: the second one's need packages of the server's client.
+    parts_of = importlib.import_module(f"bench.gpu.lease.{name}").parts_of
+    with tempfile.TemporaryDirectory(prefix="lease-", dir=roomy_folder()) as large:
         lease = Lease(record, rows, Path(large), device, arch, seed, is_dry)
         closing = run_parts(list(parts_of(lease)), lease, start_s)
     for line in (*(command.report(rows, device, is_dry) if rows.exists() else ()), "", *closing):

@@ -1,10 +1,13 @@
 """A machine with a GPU for a while, and where a command leaves what it finds there."""
 
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.gpu.lease.record import Record
 
+_LARGE_BYTES = 20 << 30
 _SLOWNESS = 20.0
 """How many times longer a dry run may take: the interpreter is slow, the machine may be busy."""
 
@@ -27,3 +30,11 @@ class Lease:
 
     def limit_s(self, seconds: float) -> float:
         return seconds * _SLOWNESS if self.is_dry else seconds
+
+
+def roomy_folder() -> Path:
+    """Return the file system in memory if it can hold the model, else that of temporary files."""
+    shared = Path("/dev/shm")
+    if shared.is_dir() and shutil.disk_usage(shared).free > _LARGE_BYTES:
+        return shared
+    return Path(tempfile.gettempdir())

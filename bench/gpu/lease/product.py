@@ -5,10 +5,8 @@ load by the client over HTTP, and a receipt.
 import asyncio
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from dataclasses import replace
 from functools import partial
@@ -32,7 +30,6 @@ from tests.gpu.compiling import compile_all
 _MODEL, _ADAPTERS, _RANK = "random-8b", ("one", "two"), 16
 _TOKEN_IDS = 2048
 """Prompts have ids below this, which are those of the demo's tokenizer."""
-_MODEL_BYTES = 20 << 30
 _PREPARE_S = 120.0
 _TIMEOUT_S = 60.0
 _SETTLED_S = 10.0
@@ -46,14 +43,6 @@ def _site(lease: Lease) -> Path:
 
 def _adapter(lease: Lease, name: str) -> Path:
     return lease.folder / "adapters" / name
-
-
-def roomy_folder() -> Path:
-    """Return the file system in memory if it can hold the model, else that of temporary files."""
-    shared = Path("/dev/shm")
-    if shared.is_dir() and shutil.disk_usage(shared).free > _MODEL_BYTES:
-        return shared
-    return Path(tempfile.gettempdir())
 
 
 def prepare(lease: Lease) -> None:
