@@ -50,6 +50,7 @@ def run(name: str, folder: Path, is_dry: bool, start_s: float) -> int:
     # Only this command's: the second one's need packages of the server's client.
     parts_of = importlib.import_module(f"bench.gpu.lease.{name}").parts_of
     with tempfile.TemporaryDirectory(prefix="lease-", dir=roomy_folder()) as large:
+        tempfile.tempdir = large  # of the parts, too; a part that is killed leaves its files there
         lease = Lease(record, rows, Path(large), device, arch, seed, is_dry)
         closing = run_parts(list(parts_of(lease)), lease, start_s)
     for line in (*(command.report(rows, device, is_dry) if rows.exists() else ()), "", *closing):
