@@ -18,7 +18,7 @@ from tests.engine.gpu.fake_device import FakeDevice
 from tests.gpu.models import BASE_REVISION
 from tests.gpu.setting import MODELS_DRY, dry
 from tests.gpu.stage import eager_stage
-from tests.gpu.whole_model import Script, whole_model_checks
+from tests.gpu.whole_model import Losses, Script, whole_model_checks
 
 SIZES = replace(MODELS_DRY, layers=2, steps=12, max_model_len=128)
 SETTING = replace(dry(seed=0), dtypes=(torch.float32,), models=SIZES)
@@ -36,6 +36,12 @@ def inference():
 @pytest.mark.parametrize("name", CHECKS)
 def test_every_step_gives_what_the_cpu_gives(name):
     CHECKS[name](SETTING)
+
+
+def test_a_model_that_is_wrong_everywhere_is_not_excused_by_one_bad_row_of_torchs():
+    losses = Losses({str(row): 1.0 for row in range(9)}, [*8 * [0.1], 1.0], largest=1.0)
+    with pytest.raises(AssertionError, match=r"half of all rows lose 1 and more, and 0\.1 of"):
+        losses.check()
 
 
 class World:
