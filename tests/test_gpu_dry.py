@@ -14,7 +14,7 @@ from bench import child
 from tests.gpu.checks import CHECKS
 from tests.gpu.harness import Checks
 
-SOME = ("imports", "models.llama", "engine.proof")
+SOME = ("imports", "models.llama", "models.qwen3_moe", "engine.proof")
 
 
 def run_dry(*arguments):

@@ -6,14 +6,17 @@ from dataclasses import replace
 import torch
 
 from kernels.gpu import ops
+from kernels.packed import pack
 from tests.gpu.setting import Check, Setting
 from tests.gpu.trials.attention import make_attention
 from tests.gpu.trials.experts import DENSE, INT4, Form, make_mixture
 from tests.gpu.trials.lora import BLOCK_ROWS, case_at, sites
+from tests.gpu.trials.quantized import shape_of
 from tests.gpu.trials.rope import make_step
 from tests.gpu.trials.rowwise import EPS
 from tests.gpu.trials.sampling import make_choices
 from tests.gpu.trials.trial import describe_difference, is_same, on, randn, work_on
+from tests.kernels.quantized_cases import random_weight
 
 Rows = Callable[[Sequence[int]], torch.Tensor]
 """Numbers of rows, in some order -> a kernel's results for them in one step, [rows, ..]. A row's
@@ -29,6 +32,7 @@ def invariance_checks() -> dict[str, Check]:
         "rms_norm": _rms_norm,
         "add_rms_norm": _add_rms_norm,
         "silu_mul": _silu_mul,
+        "multiply_quantized": _multiply_quantized,
         "sample": _sample,
         "decode_attention": _decode,
         "drafts": _drafts,
@@ -76,6 +80,19 @@ def _add_rms_norm(setting: Setting) -> Rows:
 def _silu_mul(setting: Setting) -> Rows:
     gate_up = _random(setting, 2 * setting.kernels.intermediate)
     return lambda rows: ops.silu_mul(gate_up[rows])
+
+
+def _multiply_quantized(setting: Setting) -> Rows:
+    """Products of steps of up to 16 tokens."""
+    out_features, in_features = shape_of(setting, INT4)
+    weight = pack(random_weight(INT4, out_features, in_features, setting.seed_of("weight")))
+    x, own = _random(setting, in_features), work_on(setting.there, weight)
+    return lambda rows: torch.cat(
+        [
+            ops.multiply_quantized(x[rows[first : first + 16]], own)
+            for first in range(0, len(rows), 16)
+        ]
+    )
 
 
 def _sample(setting: Setting) -> Rows:

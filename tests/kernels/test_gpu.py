@@ -9,21 +9,25 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.gpu import ops
+from kernels.gpu import ops, quantized
 from kernels.gpu.launch import assume_capability
+from kernels.quantized import Rounding
+from kernels.routing import choose_experts, group_by_expert
 from tests.gpu.agreement import agreement_checks, check_trials
 from tests.gpu.invariance import invariance_checks
 from tests.gpu.setting import KERNELS_DRY, dry
 from tests.gpu.trials.attention import DRAFTS, attend, attend_fp8, edges
+from tests.gpu.trials.experts import expert_of_places
 from tests.gpu.trials.lora import BLOCK_ROWS, lora_trials, sites
 from tests.gpu.trials.lora import case_at as lora_case
-from tests.gpu.trials.quantized import quantized_trials
+from tests.gpu.trials.quantized import multiply, quantized_trials
 from tests.gpu.trials.rope import plain, rope_trials
 from tests.gpu.trials.rowwise import rowwise_trials
 from tests.gpu.trials.sampling import sized_trials
 from tests.gpu.trials.trial import CPU, randn, rows_far_apart
 from tests.gpu.whole_numbers import whole_number_checks
 from tests.kernels.attention_cases import make_case
+from tests.kernels.quantized_cases import ROUNDINGS
 from tests.soak import soak
 
 # The interpreter computes with numpy, which warns about NaN and overflows.
@@ -47,6 +51,16 @@ def test_a_check_of_kernels_passes(name):
     # Another order of sums shows in all bits of float32.
     is_exact = name.startswith("invariance")
     CHECKS[name](setting_of(torch.float32) if is_exact else TINY)
+
+
+@pytest.mark.parametrize("number", [-(2**31), 0, 1, 2**31 - 1])
+def test_tiles_of_any_numbers_are_wrong_and_no_error(number):
+    """Kernels are compiled in advance without being run: tiles then hold what memory held."""
+    logits = randn(19, 8, rng=TINY.rng("tiles"))
+    routing = group_by_expert(*choose_experts(logits, 2, norms_weights=True), 8, 16)
+    assert expert_of_places(routing).min() >= 0
+    garbage = replace(routing, tiles=torch.full_like(routing.tiles, number))
+    assert expert_of_places(garbage).min() < 0
 
 
 def test_references_take_no_product_that_a_torch_may_lack_on_a_cpu(monkeypatch):
@@ -77,6 +91,40 @@ def test_rows_have_any_width(hidden, intermediate):
 def test_heads_have_any_dimension_where_they_are_turned(dim, kv_heads):
     setting = setting_of(heads=3, kv_heads=kv_heads, head_dim=dim)
     check_trials([plain(setting, "", setting.dtype, setting.dtype, has_norms=True)], setting)
+
+
+# ---- products with weights in few bits ----
+
+FEW_BITS = [
+    *((rounding, (5, rounding.group_size or 77), torch.float16) for rounding in ROUNDINGS),
+    (Rounding(4, 32), (5, 192), torch.float32),
+    (Rounding(4, 64, has_zeros=True), (5, 192), torch.float32),
+    (Rounding(8), (5, 77), torch.float32),
+]
+# Weights of 300 outputs are written in two parts for 300 tokens.
+WIDTHS = [
+    (Rounding(4, 32), (300, 160)),
+    (Rounding(4, 128, has_zeros=True), (1, 256)),
+    (Rounding(8), (300, 95)),
+    (Rounding(8, 32, has_zeros=True), (7, 96)),
+]
+
+
+@pytest.mark.parametrize(
+    ("rounding", "shape", "dtype", "tokens"),
+    [
+        *((*case, (3, 257)) for case in FEW_BITS),
+        *((*case, torch.float16, (1, 33, 256, 300)) for case in WIDTHS),
+        *soak(*((*case, torch.float32, (7, 133, 300)) for case in WIDTHS)),
+    ],
+    ids=str,
+)
+def test_products_have_any_rounding_widths_and_number_of_tokens(
+    rounding, shape, dtype, tokens, monkeypatch
+):
+    monkeypatch.setattr(quantized, "_SCRATCH_BYTES", 1 << 16)
+    setting = setting_of(dtype)
+    check_trials((multiply(setting, rounding, n, dtype, shape) for n in tokens), setting)
 
 
 # ---- attention ----
@@ -142,6 +190,7 @@ def test_rows_past_32_bits_are_their_own():
     setting = setting_of(tokens=7)
     trials = [*rowwise_trials(setting), *sized_trials(setting)]
     trials = [t for t in trials if t.name.startswith(FAR) or t.name == "sample"]
+    trials.append(multiply(setting, Rounding(4, 32), 3, setting.dtype, (5, 64)))
     trials.append(plain(setting, "far", setting.dtype, setting.dtype, has_norms=False))
     # Each kernel writes the last token of one of them.
     for rows in ([(40, 1), (50, 20)], [(50, 20), (40, 1)]):

@@ -11,7 +11,7 @@ from kernels.quantized import Fp8Weight, Rounding
 from kernels.routing import Routing, choose_experts, group_by_expert
 from kernels.stacked import DeviceWeight, ExpertStack
 from tests.gpu.setting import Setting
-from tests.gpu.trials.trial import Trial, near, on, randint, randn, work_on
+from tests.gpu.trials.trial import Outputs, Trial, near, on, randint, randn, work_on
 from tests.kernels.quantized_cases import random_weight
 
 DENSE, FP8 = "dense", "fp8"
@@ -44,6 +44,7 @@ def expert_trials(setting: Setting) -> Iterator[Trial]:
         if form != FP8 or setting.has_fp8:
             for tile_rows in (16, 64, 128):
                 yield _products(setting, form, tile_rows, 2, setting.dtype)
+    yield _bad_rows(setting)
     for dtype in setting.dtypes[1:]:
         yield _route(setting, *_CHOICES[0], dtype)
         yield _products(setting, DENSE, 16, 1, dtype)
@@ -154,6 +155,35 @@ def _products(
         ]
 
     return Trial(name, run, near(exact))
+
+
+def _bad_rows(setting: Setting) -> Trial:
+    """Rows that are not finite have experts, and spoil no others."""
+    name, tokens, bad = "experts of bad rows", 19, [1, 17, 18]
+    mixture = make_mixture(setting, DENSE, 8, setting.dtype)
+    mixture.router[:, 3] = -1.0  # so that infinity makes all experts equally bad
+    x = randn(tokens, mixture.gate_up.in_features, rng=setting.rng(name), dtype=setting.dtype)
+    spoilt = x.clone()
+    spoilt[1], spoilt[17, 3], spoilt[18, 5] = torch.nan, torch.inf, torch.nan
+
+    def run(ops, there):
+        own, outputs = mixture.on(there), []
+        for part in on(there, x, spoilt):
+            routing = ops.route(part, own.router, 2, True)
+            gated = ops.silu_mul(ops.multiply_experts(part, own.gate_up, routing))
+            grouped = ops.multiply_experts(gated, own.down, routing, True)
+            outputs += [routing.pairs, ops.sum_experts(grouped, routing)]
+        return outputs
+
+    def judge(*both: Outputs) -> None:
+        for pairs, clean, bad_pairs, found in both:
+            for own in (pairs, bad_pairs):
+                assert own.sort().values.tolist() == list(range(2 * tokens))
+            assert not found[bad].isfinite().any()
+            found[bad] = clean[bad] = 0
+            torch.testing.assert_close(found, clean)
+
+    return Trial(name, run, judge)
 
 
 def _skewed(rng: torch.Generator, per_token: int, tile_rows: int) -> Routing:
