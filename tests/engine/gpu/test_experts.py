@@ -63,6 +63,13 @@ def meant(router, experts, x):
     return total
 
 
+def check(experts, quantization=None, means=None):
+    """Check that a layer computes what its experts' numbers mean, or those of `means`."""
+    router, mlp = make(experts, quantization)
+    x = torch.randn(9, HIDDEN)
+    torch.testing.assert_close(mlp(x), meant(router, means or experts, x), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("form", "quantization"),
     [
@@ -78,11 +85,8 @@ def meant(router, experts, x):
 )
 def test_every_form_of_weights_computes_what_its_numbers_mean(form, quantization):
     experts = random_experts([form] * ABOUT.count)
-    router, mlp = make(experts, quantization)
-    x = torch.randn(9, HIDDEN)
-    if form is torch.Tensor and quantization:
-        experts = [tuple(map(in_fp8, own)) for own in experts]
-    torch.testing.assert_close(mlp(x), meant(router, experts, x), rtol=1e-4, atol=1e-4)
+    is_rounded = form is torch.Tensor and quantization
+    check(experts, quantization, [tuple(map(in_fp8, e)) for e in experts] if is_rounded else None)
 
 
 @pytest.mark.parametrize("form", [INT4, Rounding(8, 64)], ids=str)
@@ -93,9 +97,7 @@ def test_one_experts_scales_may_need_more_bits_than_those_of_others(form, wide):
         experts[expert] = tuple(replace(own, scales=own.scales * 1.001) for own in experts[expert])
     kinds = {pack(own[0]).scales.dtype for own in experts}
     assert kinds == {torch.float16, torch.float32}
-    router, mlp = make(experts)
-    x = torch.randn(9, HIDDEN)
-    torch.testing.assert_close(mlp(x), meant(router, experts, x), rtol=1e-4, atol=1e-4)
+    check(experts)
 
 
 @pytest.mark.parametrize("place", [0, 2])

@@ -17,16 +17,28 @@ def mixed(num_tokens, num_items=1, num_rows=3, block_rows=0):
     return StepShape(num_tokens, num_rows, block_rows, num_items)
 
 
-@pytest.mark.parametrize("most", [1, 3, 8, 9, 64, 300])
-def test_every_number_of_rows_has_a_graph_and_none_is_padded_to_twice_its_size(most):
-    graphs = make_graphs(most)
+@pytest.mark.parametrize(
+    ("most_rows", "max_num_drafts"),
+    [*((most, 0) for most in (1, 3, 8, 9, 64, 300)), (3, 21), (64, 256), (256, 256)],
+)
+def test_every_number_of_rows_and_drafts_has_a_graph_and_none_is_padded_to_twice_its_size(
+    most_rows, max_num_drafts
+):
+    plain, graphs = make_graphs(most_rows), make_graphs(most_rows, max_num_drafts=max_num_drafts)
     assert graphs.decode_sizes == sorted(set(graphs.decode_sizes))
-    for num_rows in range(1, most + 1):
-        shape = graphs.fit(StepShape.of_decodes(num_rows, has_lora=False))
-        assert num_rows <= shape.num_rows < 2 * num_rows + 1
-        assert shape in graphs.shapes()
+    most = most_rows + max_num_drafts
+    for num_tokens in range(1, most + 1):
+        for has_lora in (True, False):
+            shape = graphs.fit(StepShape.of_decodes(num_tokens, has_lora))
+            assert num_tokens <= shape.num_tokens < 2 * num_tokens + 1
+            assert shape in graphs.shapes()
+            assert shape.has_lora == has_lora
     beyond = StepShape.of_decodes(most + 1, has_lora=False)
     assert graphs.fit(beyond) == beyond
+    mixed_shape = graphs.fit(mixed(500, num_rows=most_rows + 1))
+    assert mixed_shape.num_rows == min(mixed_shape.num_tokens, most)
+    more = len(list(graphs.shapes())) - len(list(plain.shapes()))
+    assert more <= 2 * (max_num_drafts // 32 + 3 * bool(max_num_drafts))
 
 
 @pytest.mark.parametrize("most_tokens", [1, 96, 128, 300, 1024, 1025, 8192])
@@ -68,19 +80,6 @@ def test_there_are_three_graphs_for_eight_numbers_of_tokens_and_two_for_numbers_
     assert len(shapes) == len(set(shapes)) == count == 3 * 8 + 2 * len(graphs.decode_sizes)
     sizes = [shape.num_tokens for shape in shapes]
     assert sizes[0] == max(sizes), "the first graph's memory holds the others"
-
-
-@pytest.mark.parametrize(("most_rows", "max_num_drafts"), [(3, 21), (64, 256), (256, 256)])
-def test_drafts_take_the_graphs_of_as_many_rows_and_few_more(most_rows, max_num_drafts):
-    plain, graphs = make_graphs(most_rows), make_graphs(most_rows, max_num_drafts=max_num_drafts)
-    for num_tokens in range(1, most_rows + max_num_drafts + 1):
-        shape = graphs.fit(StepShape.of_decodes(num_tokens, has_lora=True))
-        assert shape in graphs.shapes()
-        assert num_tokens <= shape.num_tokens < 2 * num_tokens + 1
-    mixed_shape = graphs.fit(mixed(500, num_rows=most_rows + 1))
-    assert mixed_shape.num_rows == min(mixed_shape.num_tokens, most_rows + max_num_drafts)
-    more = len(list(graphs.shapes())) - len(list(plain.shapes()))
-    assert more <= 2 * (max_num_drafts // 32 + 3)
 
 
 def test_there_are_no_more_choices_than_tokens():

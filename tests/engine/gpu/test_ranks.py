@@ -144,37 +144,26 @@ def test_ranks_together_choose_what_one_chooses_though_the_last_token_is_still_p
     assert tokens == world.said_by_one
 
 
-def test_ranks_together_verify_drafts(llama, tmp_path):
+def test_ranks_together_measure_their_steps_and_verify_drafts(llama, tmp_path):
+    """Rows with drafts that choose nothing have the same shape on all ranks."""
     drafter = ReplayDrafter(llama.said_by_one, key=lambda request: request.request_id)
     options = {"max_num_drafts": 56, "drafter": drafter}
     core, team = build_team(llama, tmp_path / "ranks", 2, **options)
+    curve = measure_steps(steps_of(core.runner), 16, 96, 64, 256, DEVICE_SIZES)
+    assert [tokens for tokens, _ in curve.points][-1] == 64
     tokens = llama.ask(core, 12)
     team.stop()
     assert tokens == {name: llama.said_by_one[name] for name in tokens}
     assert core.scheduler.speculation.figures().accepted_tokens > 0
 
 
-def test_ranks_measure_their_steps_together(llama, tmp_path):
-    """Rows with drafts that choose nothing have the same shape on all ranks."""
-    core, team = build_team(llama, tmp_path / "ranks", 2, max_num_drafts=56)
-    curve = measure_steps(steps_of(core.runner), 16, 96, 64, 256, DEVICE_SIZES)
-    team.stop()
-    assert [tokens for tokens, _ in curve.points][-1] == 64
-
-
-def test_the_first_rank_counts_and_the_others_count_nothing(llama, tmp_path):
+def test_only_the_first_rank_counts_and_has_a_head_and_logits(llama, tmp_path):
     _, _, team = asked_of_ranks(llama, tmp_path / "ranks", 2, count=4)
     first, other = (TokenMeter.read(team.folder / name)[:2] for name in ("meter", "meter-1"))
-    assert first[0] > 0
-    assert first[1] > 0
+    assert all(first)
     assert other == (0, 0)
-
-
-def test_only_the_first_rank_has_a_head_and_logits(llama, tmp_path):
-    _, _, team = asked_of_ranks(llama, tmp_path / "ranks", 2, count=2)
-    runners = team.runners
-    assert [runner.model.lm_head is not None for runner in runners] == [True, False]
-    assert [len(runner.out.logits) for runner in runners] == [8, 0]
+    assert [runner.model.lm_head is not None for runner in team.runners] == [True, False]
+    assert [len(runner.out.logits) for runner in team.runners] == [8, 0]
 
 
 def test_four_ranks_make_the_same_exchanges_in_the_same_order_and_choose_what_one_chooses(
@@ -198,44 +187,40 @@ def test_four_ranks_make_the_same_exchanges_in_the_same_order_and_choose_what_on
     assert tokens == {name: llama.said_by_one[name] for name in tokens}
     assert len(tokens) == 8
     assert len(made) == 4
-    assert made[0] == made[1] == made[2] == made[3]
+    assert all(own == made[0] for own in made.values())
     kinds = [what[0] for what in made[0]]
     assert kinds.count("least") == 2
     assert kinds.count("broadcast") > 14
 
 
-def test_a_step_exchanges_two_sums_a_layer_and_its_flags_with_adapters_and_without(llama, tmp_path):
-    counted = {}
-    for name, ref in (("base", None), ("adapter", llama.refs[0])):
-        core, team = build_team(llama, tmp_path / name, 2)
-        core.handle("gw", make_message("r", max_tokens=1, adapter=ref))
-        before = team.ranks[0].num_reduced
-        run_until_idle(core)
-        counted[name] = team.ranks[0].num_reduced - before
-        team.stop()
-    assert counted == {"base": 2 * 2 + 1, "adapter": 2 * 2 + 1}
+def one_token(core, ref):
+    core.handle("gw", make_message("r", max_tokens=1, adapter=ref))
+    run_until_idle(core)
+
+
+@pytest.mark.parametrize("has_adapter", [True, False])
+def test_a_step_exchanges_two_sums_a_layer_and_its_flags(llama, tmp_path, has_adapter):
+    core, team = build_team(llama, tmp_path / "ranks", 2)
+    before = team.ranks[0].num_reduced
+    one_token(core, llama.refs[0] if has_adapter else None)
+    assert team.ranks[0].num_reduced - before == 2 * 2 + 1
+    team.stop()
 
 
 def test_fp8_over_two_ranks_loses_no_more_than_on_one(llama, tmp_path):
     """Weights that are cut along their inputs get a scale for each output and rank."""
-
-    def logits_of(name, size, quantization):
-        if size == 1:
-            make_backend = partial(fake_backend, quantization=quantization)
-            folder = tmp_path / name
-            core = build_core(llama.model_dir, folder, llama.objects, make_backend=make_backend)
-            runner = core.runner
-        else:
-            core, team = build_team(llama, tmp_path / name, size, quantization=quantization)
-            runner = team.runners[0]
-        core.handle("gw", make_message("r", max_tokens=1, adapter=llama.refs[0]))
-        run_until_idle(core)
-        return runner.out.logits[0].clone()
-
-    exact = logits_of("exact", 1, None)
-    lost = [
-        (logits_of(f"fp8 {size}", size, "fp8") - exact).square().mean().sqrt() for size in (1, 2)
-    ]
+    logits = []
+    for number, quantization in enumerate([None, "fp8"]):
+        make_backend = partial(fake_backend, quantization=quantization)
+        folder = tmp_path / f"one {number}"
+        core = build_core(llama.model_dir, folder, llama.objects, make_backend=make_backend)
+        one_token(core, llama.refs[0])
+        logits.append(core.runner.out.logits[0])
+    core, team = build_team(llama, tmp_path / "two", 2, quantization="fp8")
+    one_token(core, llama.refs[0])
+    team.stop()
+    exact, *rounded = *logits, team.runners[0].out.logits[0]
+    lost = [(own - exact).square().mean().sqrt() for own in rounded]
     assert 0 < lost[1] < 1.25 * lost[0] < exact.std() / 2
 
 

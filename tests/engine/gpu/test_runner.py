@@ -7,10 +7,10 @@ from itertools import product
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.build import _speculation
 from engine.errors import UnsupportedModel
+from engine.gpu import sampler
 from engine.gpu.backend import check_capability, check_width, most_drafts
 from engine.gpu.inputs import StepShape
 from engine.gpu.profile import bytes_of_all, run_largest_steps
@@ -75,29 +75,68 @@ def ask(core):
     return {name: tokens_of(own) for name, own in outputs.items()}, logprobs
 
 
-def test_it_chooses_what_the_cpu_chooses_though_the_last_token_is_still_pending(
-    tmp_path, model_dir
-):
-    expected, expected_logprobs = ask(build_core(model_dir, tmp_path / "cpu", {}))
-    core = build_core(model_dir, tmp_path / "device", {}, make_backend=fake_backend)
-    tokens, logprobs = ask(core)
-    assert tokens == expected
-    check_logprobs(logprobs, expected_logprobs)
+@pytest.fixture(scope="module")
+def cpu(model_dir, tmp_path_factory):
+    """Tokens and logprobs that the CPU chooses, and its counts."""
+    folder = tmp_path_factory.mktemp("cpu")
+    return *ask(build_core(model_dir, folder, {}, lag=1)), counts(folder)
 
 
-def check_logprobs(logprobs, expected):
-    for name, entries in expected.items():
-        for mine, theirs in zip(logprobs[name], entries, strict=True):
+def counts(folder):
+    """(prompt tokens, sampled tokens) that a core in this folder has counted."""
+    return TokenMeter.read(folder / "meter")[:2]
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """No row computes a token again, for want of its mask, which would be counted again."""
+    monkeypatch.setattr("engine.scheduler._LEAST_PATIENCE_S", 60.0)
+
+
+def check(found, expected):
+    """Check tokens and logprobs against those of the CPU."""
+    (tokens, logprobs), (said, entries, _) = found, expected
+    assert tokens == said
+    for name, own in entries.items():
+        for mine, theirs in zip(logprobs[name], own, strict=True):
             assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
             assert [token for token, _ in mine.top] == [token for token, _ in theirs.top]
 
 
-def test_answers_are_the_same_with_drafts_behind_known_tokens_and_pending_ones(tmp_path, model_dir):
-    expected, expected_logprobs = ask(build_core(model_dir, tmp_path / "cpu", {}))
+def note_shapes(runner):
+    """Shapes of steps that may be graphs, and of those that are none, in lists that grow."""
+    found, eager = [], []
+    find, forward = runner.graphs.find, runner._forward
+    runner.graphs.find = lambda shape: found.append(shape) or find(shape)
+    runner._forward = lambda shape, *rest: eager.append(shape) or forward(shape, *rest)
+    return found, eager
+
+
+@pytest.mark.usefixtures("patient")
+def test_graphs_choose_and_count_as_the_cpu_does_though_the_last_token_is_still_pending(
+    tmp_path, model_dir, cpu
+):
+    core = build_core(model_dir, tmp_path, {}, make_backend=fake_backend)
+    found, eager = note_shapes(core.runner)
+    check(ask(core), cpu)
+    assert counts(tmp_path) == cpu[2] != (0, 0)
+    assert len({shape.num_rows for shape in found if not shape.num_prefill_items}) > 1
+    assert any(shape.num_prefill_items for shape in found)
+    assert eager == []
+    params = SamplingParams(max_tokens=2, prompt_logprobs=1)
+    core.handle("gw", replace(make_message("scored", prompt_len=9), sampling_params=params))
+    num_found = len(found)
+    run_until_idle(core)
+    assert eager == [StepShape(9, 1, num_prefill_items=1, has_decodes=False)], "without padding"
+    assert len(found) == num_found + 1, "the second token is a decode"
+
+
+@pytest.mark.usefixtures("patient")
+def test_so_they_do_with_drafts_behind_known_tokens_and_pending_ones(tmp_path, model_dir, cpu):
+    drafter = ReplayDrafter(cpu[0], key=lambda request: request.request_id)
     make_backend = partial(fake_backend, max_num_drafts=20)
-    drafter = ReplayDrafter(expected, key=lambda request: request.request_id)
-    options = {"make_backend": make_backend, "drafter": drafter}
-    core = build_core(model_dir, tmp_path / "device", {}, **options)
+    core = build_core(model_dir, tmp_path, {}, make_backend=make_backend, drafter=drafter)
+    _, eager = note_shapes(core.runner)
     take, accepted = core.scheduler._note_drafts, Counter()
 
     def note(request, num_drafts, num_accepted):
@@ -106,40 +145,10 @@ def test_answers_are_the_same_with_drafts_behind_known_tokens_and_pending_ones(t
         take(request, num_drafts, num_accepted)
 
     core.scheduler._note_drafts = note
-    tokens, logprobs = ask(core)
-    assert tokens == expected
-    check_logprobs(logprobs, expected_logprobs)
+    check(ask(core), cpu)
+    assert counts(tmp_path) == cpu[2]
     assert all(accepted[kind] for kind in product((False, True), repeat=2)), "of each kind"
-
-
-def test_it_counts_what_the_cpu_counts(tmp_path, model_dir, monkeypatch):
-    # No row computes a token again, for want of its mask, which would be counted again.
-    monkeypatch.setattr("engine.scheduler._LEAST_PATIENCE_S", 60.0)
-    for name, options in (("cpu", {"lag": 1}), ("device", {"make_backend": fake_backend})):
-        ask(build_core(model_dir, tmp_path / name, {}, **options))
-    counts = [TokenMeter.read(tmp_path / name / "meter")[:2] for name in ("cpu", "device")]
-    assert counts[0] == counts[1] != (0, 0)
-
-
-def test_steps_run_as_graphs_with_prefills_and_without_and_those_that_score_do_not(
-    tmp_path, model_dir
-):
-    core = build_core(model_dir, tmp_path / "device", {}, make_backend=fake_backend)
-    runner, forward, eager = core.runner, core.runner._forward, []
-    found = []
-    find = runner.graphs.find
-    runner.graphs.find = lambda shape: found.append(shape) or find(shape)
-    runner._forward = lambda shape, *rest: eager.append(shape) or forward(shape, *rest)
-    ask(core)
-    assert len({shape.num_rows for shape in found if not shape.num_prefill_items}) > 1
-    assert any(shape.num_prefill_items for shape in found)
-    assert all(find(shape) for shape in found)
-    params = SamplingParams(max_tokens=2, prompt_logprobs=1)
-    core.handle("gw", replace(make_message("scored", prompt_len=9), sampling_params=params))
-    num_found = len(found)
-    run_until_idle(core)
-    assert eager == [StepShape(9, 1, num_prefill_items=1, has_decodes=False)], "without padding"
-    assert len(found) == num_found + 1, "the second token is a decode"
+    assert eager == []
 
 
 def test_logits_that_overflow_fail_the_request_though_all_before_them_is_finite(tmp_path):
@@ -166,21 +175,16 @@ def proof_bytes(model_dir):
     return scratch_bytes(DecoderConfig.parse(load_config(model_dir)))
 
 
-def test_the_arena_is_what_the_largest_steps_and_a_proof_leave_of_a_share_of_the_memory(model_dir):
+@pytest.mark.parametrize(("pool_bytes", "graph_bytes"), [(0, 0), (30 << 20, (1 << 20) + 7)])
+def test_the_arena_is_what_steps_graphs_and_a_proof_leave_of_a_share_of_the_memory(
+    model_dir, pool_bytes, graph_bytes
+):
     device = FakeDevice(eagerness=1.0)
     device.free_bytes = TOTAL_BYTES // 2
-    backend, layout = make_backend(model_dir, device, memory_utilization=0.7)
-    left = TOTAL_BYTES // 2 - 0.3 * TOTAL_BYTES - proof_bytes(model_dir)
-    assert 0 <= left - len(backend.slabs) * layout.slab_bytes < layout.slab_bytes
-
-
-def test_beside_the_arena_there_is_room_for_all_graphs(model_dir):
-    device = FakeDevice(eagerness=1.0)
-    device.free_bytes = TOTAL_BYTES // 2
-    device.pool_bytes, device.graph_bytes = 30 << 20, (1 << 20) + 7
+    device.pool_bytes, device.graph_bytes = pool_bytes, graph_bytes
     backend, layout = make_backend(model_dir, device, memory_utilization=0.7, max_num_seqs=40)
     runner = backend.make_runner(lambda key: None, None, 0)
-    graphs = device.pool_bytes + len(list(runner.graphs.shapes())) * device.graph_bytes
+    graphs = pool_bytes + len(list(runner.graphs.shapes())) * graph_bytes
     left = TOTAL_BYTES // 2 - 0.3 * TOTAL_BYTES - proof_bytes(model_dir)
     assert 0 <= left - graphs - backend.slabs.nbytes < layout.slab_bytes
 
@@ -191,27 +195,6 @@ def test_beside_the_arena_there_is_room_for_all_graphs(model_dir):
 )
 def test_graphs_that_were_measured_stand_for_all(grown, num_measured, num_graphs, expected):
     assert bytes_of_all(grown, num_measured, num_graphs) == expected
-
-
-class SeenShapes(TorchDispatchMode):
-    """Records the shape of the first tensor that an operator returns at each call."""
-
-    def __init__(self, operator):
-        super().__init__()
-        self.operator, self.shapes = operator, []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if func is self.operator:
-            self.shapes.append(tuple(result[0].shape))
-        return result
-
-
-def test_the_largest_steps_tell_every_row_the_most_logprobs(model_dir):
-    device = FakeDevice(eagerness=1.0)
-    with SeenShapes(torch.ops.aten.topk.default) as seen:
-        make_backend(model_dir, device, max_num_batched_tokens=7, max_num_seqs=16)
-    assert (16, MOST_TOP_LOGPROBS) in seen.shapes
 
 
 def test_an_arena_that_has_no_room_is_refused_with_what_to_do(model_dir):
@@ -231,7 +214,7 @@ def test_an_arena_that_was_asked_for_and_does_not_fit_is_refused(model_dir):
 
 
 @pytest.mark.parametrize("max_num_drafts", [0, 7, *soak(40)])
-def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir, max_num_drafts):
+def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir, max_num_drafts, monkeypatch):
     seen, depths = [], set()
     device = FakeDevice(eagerness=1.0)
     limits = {"max_num_batched_tokens": 700, "max_num_drafts": max_num_drafts}
@@ -244,7 +227,9 @@ def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir, max_num_draft
         depths.update(int(block["depth"]) for block in adapter_blocks(inputs.lora))
         return run(inputs, *rest)
 
-    runner.model.run = note
+    runner.model.run, tell = note, sampler.tell
+    told = []
+    monkeypatch.setattr(sampler, "tell", lambda *given: told.append(given) or tell(*given))
     runner.device.capture = lambda work: work
     form = PackedForm(layout, "float32", "base-1")
     run_largest_steps(runner.model, form, torch.float32, runner.limits)
@@ -253,6 +238,7 @@ def test_the_largest_steps_are_as_large_as_steps_may_be(model_dir, max_num_draft
     assert [len(inputs.logits_indices) for inputs in seen] == [3, most_choices]
     assert [len(inputs.attention.prefill_items) > 0 for inputs in seen] == [True, False]
     assert depths == {32}
+    assert (sum(len(raw) for raw, *_ in told), told[-1][2]) == (3 + most_choices, MOST_TOP_LOGPROBS)
 
 
 @pytest.mark.parametrize(
