@@ -7,6 +7,7 @@ installed one; `make soak` compiles everything for every architecture by the ins
 
 import ast
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -101,11 +102,6 @@ def results(compiled_all: Results) -> Results:
     return {task: found for task, found in compiled_all.items() if task.case in names}
 
 
-@pytest.fixture(scope="session")
-def toys(compiled_all: Results) -> Results:
-    return {task: found for task, found in compiled_all.items() if task.case in TOYS}
-
-
 def cache() -> Path:
     """The folder of compiled kernels, emptied if it holds too many."""
     if sum(path.stat().st_size for path in CACHE.glob("*/*")) > CACHE_LIMIT_BYTES:
@@ -185,8 +181,8 @@ def test_a_step_of_any_number_of_decodes_takes_the_same_kernels(
 # ---- finding defects ----
 
 
-def test_a_sound_kernel_has_no_defect(toys: Results) -> None:
-    (kernel,) = compiled(toys, "fits")
+def test_a_sound_kernel_has_no_defect(compiled_all: Results) -> None:
+    (kernel,) = compiled(compiled_all, "fits")
     assert defects(kernel, 90) == []
     assert kernel.mma == {"wgmma.mma_async": 4}
     assert kernel.num_warps == 4
@@ -202,14 +198,17 @@ def test_a_sound_kernel_has_no_defect(toys: Results) -> None:
         ("launches too many", 90, "grid"),
     ],
 )
-def test_a_defect_is_found(toys: Results, name: str, arch: int, defect: str) -> None:
-    (kernel,) = compiled(toys, name)
+def test_a_defect_is_found(compiled_all: Results, name: str, arch: int, defect: str) -> None:
+    (kernel,) = compiled(compiled_all, name)
     (found,) = defects(kernel, arch)
     assert defect in found
 
 
-def test_wide_loads_are_told_from_narrow_ones(toys: Results) -> None:
-    (wide,), (narrow,) = compiled(toys, "fits"), compiled(toys, "loads in small pieces")
+def test_wide_loads_are_told_from_narrow_ones(compiled_all: Results) -> None:
+    (wide,), (narrow,) = (
+        compiled(compiled_all, "fits"),
+        compiled(compiled_all, "loads in small pieces"),
+    )
     assert reads_wide(wide.loads)
     assert set(narrow.loads) == {2}
     assert not reads_wide(narrow.loads)
@@ -268,10 +267,9 @@ def all_defects(results: Mapping[Task, Answer]) -> list[str]:
 
 
 def looping_kernels(folder: Path) -> set[str]:
-    """Kernels of all modules in a folder that ask how many programs they have."""
-    return {
-        function.name for function in _kernels(folder) if "num_programs" in ast.unparse(function)
-    }
+    """Kernels of all modules in a folder whose programs take one item after another."""
+    items = re.compile(r"range\(tl\.program_id\(0\), .*tl\.num_programs\(0\)\)")
+    return {function.name for function in _kernels(folder) if items.search(ast.unparse(function))}
 
 
 def launched_kernels(folder: Path) -> set[str]:
