@@ -82,16 +82,12 @@ def cases_of(
 
 
 def _attention(shape: ModelShape, decode_tokens: int, sliding_window: int) -> Iterator[Case]:
-    for dtype, suffix, min_arch in ((None, "", 80), (FP8, " fp8", 89)):
-        for window, where in ((None, ""), (sliding_window, " window")):
-            decode = partial(_decode_attention, shape, decode_tokens, window, dtype)
-            yield Case(f"decode_attention{where}{suffix}", decode, min_arch)
-            prefill = partial(_prefill_attention, shape, window, dtype)
-            yield Case(f"prefill_attention{where}{suffix}", prefill, min_arch)
-    decode = partial(_decode_attention, shape, decode_tokens, None, None)
-    yield Case("decode_attention capped", partial(decode, softcap=50.0))
-    prefill = partial(_prefill_attention, shape, None, None)
-    yield Case("prefill_attention capped", partial(prefill, softcap=50.0))
+    for kind, tokens in (("decode", decode_tokens), ("prefill", PREFILL_TOKENS)):
+        attend, name = partial(_attend, kind, shape, tokens), f"{kind}_attention"
+        for dtype, suffix, min_arch in ((None, "", 80), (FP8, " fp8", 89)):
+            yield Case(f"{name}{suffix}", partial(attend, None, dtype), min_arch)
+            yield Case(f"{name} window{suffix}", partial(attend, sliding_window, dtype), min_arch)
+        yield Case(f"{name} capped", partial(attend, None, None, softcap=50.0))
     yield Case("attention of a mixed graph", partial(_mixed_attention, shape))
     for tokens, rows, step in ((decode_tokens, 16, "decode"), (PREFILL_TOKENS, 64, "prefill")):
         rope = partial(_rope_store_kv, shape, tokens)
@@ -107,7 +103,8 @@ def _attention(shape: ModelShape, decode_tokens: int, sliding_window: int) -> It
     yield Case("rope_store_kv fp8 delta", partial(rope, block_rows=16), 89)
 
 
-def _decode_attention(
+def _attend(
+    kind: str,
     shape: ModelShape,
     tokens: int,
     window: int | None,
@@ -115,21 +112,11 @@ def _decode_attention(
     dtype: torch.dtype,
     softcap: float | None = None,
 ) -> None:
+    """Attention of steps of this many decodes, or of prefills of so many tokens of 16 rows."""
     _, q = _qkv(shape, tokens, dtype)
-    work, kv = _attention_work(shape, tokens, dtype), _kv(shape, kv_dtype or dtype)
-    ops.decode_attention(torch.empty_like(q), q, kv, work, window, None, softcap)
-
-
-def _prefill_attention(
-    shape: ModelShape,
-    window: int | None,
-    kv_dtype: torch.dtype | None,
-    dtype: torch.dtype,
-    softcap: float | None = None,
-) -> None:
-    _, q = _qkv(shape, PREFILL_TOKENS, dtype)
-    work, kv = _attention_work(shape, 16, dtype), _kv(shape, kv_dtype or dtype)
-    ops.prefill_attention(torch.empty_like(q), q, kv, work, window, None, softcap)
+    work = _attention_work(shape, tokens if kind == "decode" else 16, dtype)
+    attend, kv = getattr(ops, f"{kind}_attention"), _kv(shape, kv_dtype or dtype)
+    attend(torch.empty_like(q), q, kv, work, window, None, softcap)
 
 
 def _mixed_attention(shape: ModelShape, dtype: torch.dtype) -> None:
@@ -198,24 +185,21 @@ def _attention_work(shape: ModelShape, rows: int, dtype: torch.dtype) -> Attenti
 
 def _lora(shape: ModelShape, decode_tokens: int) -> Iterator[Case]:
     for tokens, rows, step in ((decode_tokens, 16, "decode"), (PREFILL_TOKENS, 64, "prefill")):
-        for name in _SITES:
-            site = site_of(shape, _LAYER, _SITES[name])
-            yield Case(f"shrink {step} {name}", partial(_shrink, shape, site, tokens, rows))
-            yield Case(f"expand {step} {name}", partial(_expand, shape, site, tokens, rows))
+        for name, projections in _SITES.items():
+            site = site_of(shape, _LAYER, projections)
+            delta = partial(_delta, shape, site, tokens, rows)
+            yield Case(f"shrink {step} {name}", partial(_shrink, tokens, delta))
+            yield Case(f"expand {step} {name}", partial(_expand, tokens, delta))
 
 
-def _shrink(
-    shape: ModelShape, site: Site, tokens: int, block_rows: int, dtype: torch.dtype
-) -> None:
-    work = _lora_work(shape, tokens, block_rows, dtype)
-    ops.shrink(_of(dtype, tokens, site.in_features), work, site)
+def _shrink(tokens: int, delta: Callable[[torch.dtype], Delta], dtype: torch.dtype) -> None:
+    made = delta(dtype)
+    ops.shrink(_of(dtype, tokens, made.site.in_features), made.work, made.site)
 
 
-def _expand(
-    shape: ModelShape, site: Site, tokens: int, block_rows: int, dtype: torch.dtype
-) -> None:
-    delta = _delta(shape, site, tokens, block_rows, dtype)
-    ops.expand(_of(dtype, tokens, sum(site.out_features)), delta)
+def _expand(tokens: int, delta: Callable[[torch.dtype], Delta], dtype: torch.dtype) -> None:
+    made = delta(dtype)
+    ops.expand(_of(dtype, tokens, sum(made.site.out_features)), made)
 
 
 def _delta(
@@ -340,51 +324,39 @@ def _weight(form: str, dtype: torch.dtype, in_features: int, out_features: int) 
 # ---- norms, activations, embedding ----
 
 
-def _elementwise(shape: ModelShape, decode_tokens: int) -> Iterator[Case]:
-    yield Case("embed", partial(_embed, shape, decode_tokens))
-    yield Case("rms_norm", partial(_rms_norm, shape, decode_tokens))
-    yield Case("add_rms_norm", partial(_add_rms_norm, shape, decode_tokens))
-    yield Case("add_rms_norm finite", partial(_add_rms_norm, shape, decode_tokens, is_last=True))
-    yield Case("quantize_fp8", partial(_quantize_fp8, shape.intermediate_size, decode_tokens), 89)
-    yield Case("quantize_fp8 wide", partial(_quantize_fp8, WIDE_ROW, decode_tokens), 89)
-    yield Case("silu_mul", partial(_silu_mul, shape, decode_tokens))
-    yield Case("gelu_mul", partial(_gelu_mul, shape, decode_tokens))
-    for tokens, rows, step in ((decode_tokens, 16, "decode"), (PREFILL_TOKENS, 64, "prefill")):
-        delta = partial(_silu_mul, shape, tokens, block_rows=rows)
-        yield Case(f"silu_mul {step} delta", delta)
+def _elementwise(shape: ModelShape, tokens: int) -> Iterator[Case]:
+    hidden, width = shape.hidden_size, shape.intermediate_size
 
+    def add_rms_norm(finite: torch.Tensor | None, dtype: torch.dtype) -> None:
+        residual, x = (_of(dtype, tokens, hidden) for _ in range(2))
+        ops.add_rms_norm(residual, x, _of(dtype, hidden), 1e-5, finite)
 
-def _embed(shape: ModelShape, tokens: int, dtype: torch.dtype) -> None:
-    table = _of(dtype, _VOCAB, shape.hidden_size)
-    ops.embed(table, _ints(tokens), _ints(tokens), _ints(DECODE_TOKENS))
+    def silu_mul(tokens: int, block_rows: int, dtype: torch.dtype) -> None:
+        site = site_of(shape, _LAYER, _SITES["gate_up"])
+        delta = _delta(shape, site, tokens, block_rows, dtype) if block_rows else None
+        ops.silu_mul(_of(dtype, tokens, 2 * width), delta)
 
-
-def _rms_norm(shape: ModelShape, tokens: int, dtype: torch.dtype) -> None:
-    ops.rms_norm(_of(dtype, tokens, shape.hidden_size), _of(dtype, shape.hidden_size), 1e-5)
-
-
-def _add_rms_norm(
-    shape: ModelShape, tokens: int, dtype: torch.dtype, *, is_last: bool = False
-) -> None:
-    residual, x = (_of(dtype, tokens, shape.hidden_size) for _ in range(2))
-    finite = _ints(tokens) if is_last else None
-    ops.add_rms_norm(residual, x, _of(dtype, shape.hidden_size), 1e-5, finite)
+    calls: dict[str, Call] = {
+        "embed": lambda dtype: ops.embed(
+            _of(dtype, _VOCAB, hidden), _ints(tokens), _ints(tokens), _ints(DECODE_TOKENS)
+        ),
+        "rms_norm": lambda dtype: ops.rms_norm(
+            _of(dtype, tokens, hidden), _of(dtype, hidden), 1e-5
+        ),
+        "add_rms_norm": partial(add_rms_norm, None),
+        "add_rms_norm finite": partial(add_rms_norm, _ints(tokens)),
+        "silu_mul": partial(silu_mul, tokens, 0),
+        "gelu_mul": lambda dtype: ops.gelu_mul(_of(dtype, tokens, 2 * width)),
+        "silu_mul decode delta": partial(silu_mul, tokens, 16),
+        "silu_mul prefill delta": partial(silu_mul, PREFILL_TOKENS, 64),
+    }
+    yield from (Case(name, call) for name, call in calls.items())
+    for name, columns in (("quantize_fp8", width), ("quantize_fp8 wide", WIDE_ROW)):
+        yield Case(name, partial(_quantize_fp8, columns, tokens), 89)
 
 
 def _quantize_fp8(columns: int, tokens: int, dtype: torch.dtype) -> None:
     ops.quantize_fp8(_of(dtype, tokens, columns))
-
-
-def _silu_mul(
-    shape: ModelShape, tokens: int, dtype: torch.dtype, *, block_rows: int | None = None
-) -> None:
-    site = site_of(shape, _LAYER, _SITES["gate_up"])
-    delta = _delta(shape, site, tokens, block_rows, dtype) if block_rows else None
-    ops.silu_mul(_of(dtype, tokens, 2 * shape.intermediate_size), delta)
-
-
-def _gelu_mul(shape: ModelShape, tokens: int, dtype: torch.dtype) -> None:
-    ops.gelu_mul(_of(dtype, tokens, 2 * shape.intermediate_size))
 
 
 # ---- sampling, slabs ----

@@ -1,10 +1,12 @@
 """Kernels with one known defect each, which `tests.kernels.aot` has to find."""
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
 
-TILE = 16 * 1024
+Toy = Callable[[torch.dtype], object]
 
 
 @triton.jit
@@ -33,52 +35,28 @@ def _two_matmuls(out, a, b, SIZE: tl.constexpr):
 
 
 def _one_matmul(
-    dtype: torch.dtype,
-    *,
-    m: int,
-    n: int,
-    k: int,
-    block_k: int,
-    num_warps: int,
-    num_stages: int,
-    grid: tuple[int, ...] = (1,),
-) -> None:
-    tensors = (torch.empty(size, dtype=dtype) for size in (m * n, m * k, k * n))
-    launch = _matmul[grid]
-    launch(*tensors, k, m, n, block_k, num_warps=num_warps, num_stages=num_stages)
+    m: int, n: int, k: int, block_k: int, num_warps: int, num_stages: int, num_launched: int = 1
+) -> Toy:
+    def call(dtype: torch.dtype) -> None:
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        _matmul[1, num_launched](*_empty(dtype, m * n, m * k, k * n), k, m, n, block_k, **options)
+
+    return call
 
 
-def _fits(dtype: torch.dtype) -> None:
-    _one_matmul(dtype, m=64, n=64, k=256, block_k=64, num_warps=4, num_stages=3)
+def _empty(dtype: torch.dtype, *sizes: int) -> list[torch.Tensor]:
+    return [torch.empty(size, dtype=dtype) for size in sizes]
 
 
-def _spills(dtype: torch.dtype) -> None:
-    _one_matmul(dtype, m=128, n=128, k=256, block_k=16, num_warps=1, num_stages=2)
-
-
-def _wants_much_shared_memory(dtype: torch.dtype) -> None:
-    _one_matmul(dtype, m=128, n=128, k=1024, block_k=64, num_warps=8, num_stages=6)
-
-
-def _keeps_a_left_operand_in_registers(dtype: torch.dtype) -> None:
-    tensors = (torch.empty(64 * 64, dtype=dtype) for _ in range(3))
-    _two_matmuls[(1,)](*tensors, 64, num_warps=4)
-
-
-def _loads_in_small_pieces(dtype: torch.dtype) -> None:
-    _copy[(1,)](torch.empty(TILE, dtype=dtype), torch.empty(2 * TILE, dtype=dtype), 2, 1024)
-
-
-def _launches_too_many(dtype: torch.dtype) -> None:
-    small = {"m": 64, "n": 64, "k": 256, "block_k": 64}
-    _one_matmul(dtype, **small, num_warps=4, num_stages=3, grid=(1, 65536))
-
-
-TOYS = {
-    "fits": _fits,
-    "spills": _spills,
-    "wants much shared memory": _wants_much_shared_memory,
-    "keeps a left operand in registers": _keeps_a_left_operand_in_registers,
-    "loads in small pieces": _loads_in_small_pieces,
-    "launches too many": _launches_too_many,
+TOYS: dict[str, Toy] = {
+    "fits": _one_matmul(64, 64, 256, 64, num_warps=4, num_stages=3),
+    "spills": _one_matmul(128, 128, 256, 16, num_warps=1, num_stages=2),
+    "wants much shared memory": _one_matmul(128, 128, 1024, 64, num_warps=8, num_stages=6),
+    "keeps a left operand in registers": lambda dtype: _two_matmuls[(1,)](
+        *_empty(dtype, *[64 * 64] * 3), 64, num_warps=4
+    ),
+    "loads in small pieces": lambda dtype: _copy[(1,)](*_empty(dtype, 1024, 2048), 2, 1024),
+    "launches too many": _one_matmul(
+        64, 64, 256, 64, num_warps=4, num_stages=3, num_launched=65536
+    ),
 }

@@ -12,32 +12,27 @@ MULTIPROCESSORS = 10
 
 
 @pytest.mark.parametrize(
-    ("held", "arch", "num_warps", "registers", "shared_bytes"),
+    ("held", "arch", "num_warps", "taken"),
     [
-        (4, 90, 4, 128, 5120),  # registers
-        (3, 90, 4, 129, 5120),  # a warp gets a multiple of 256
-        (12, 90, 1, 152, 0),  # 13 would fit, were the registers not in four partitions
-        (1, 90, 8, 255, 0),
-        (9, 90, 4, 32, 24576),  # shared memory, with 1 KiB for each program
-        (6, 80, 4, 32, 24576),
-        (4, 86, 4, 32, 24576),
-        (8, 80, 8, 24, 0),  # warps
-        (6, 89, 8, 24, 0),
-        (32, 90, 1, 24, 0),  # programs
-        (24, 120, 1, 24, 0),
-        (16, 86, 1, 24, 0),
-        (32, 103, 1, 24, 0),  # the limits of 100
-        (24, 121, 1, 24, 0),  # those of 120
+        (4, 90, 4, (128, 5120)),  # registers
+        (3, 90, 4, (129, 5120)),  # a warp gets a multiple of 256
+        (12, 90, 1, (152, 0)),  # 13 would fit, were the registers not in four partitions
+        (1, 90, 8, (255, 0)),
+        (9, 90, 4, (32, 24576)),  # shared memory, with 1 KiB for each program
+        (6, 80, 4, (32, 24576)),
+        (4, 86, 4, (32, 24576)),
+        (8, 80, 8, (24, 0)),  # warps
+        (6, 89, 8, (24, 0)),
+        (32, 90, 1, (24, 0)),  # programs
+        (24, 120, 1, (24, 0)),
+        (16, 86, 1, (24, 0)),
+        (32, 103, 1, (24, 0)),  # the limits of 100
+        (24, 121, 1, (24, 0)),  # those of 120
+        (2, 100, 4, (32, 0, 256)),  # tensor memory
     ],
 )
-def test_a_multiprocessor_holds_what_its_scarcest_resource_allows(
-    held, arch, num_warps, registers, shared_bytes
-):
-    assert launch.resident_programs(arch, num_warps, registers, shared_bytes) == held
-
-
-def test_tensor_memory_limits_programs():
-    assert launch.resident_programs(100, 4, 32, 0, tensor_columns=256) == 2
+def test_a_multiprocessor_holds_what_its_scarcest_resource_allows(held, arch, num_warps, taken):
+    assert launch.resident_programs(arch, num_warps, *taken) == held
 
 
 class Compiled:
