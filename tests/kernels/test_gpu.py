@@ -11,6 +11,7 @@ import torch
 from kernels import reference
 from kernels.gpu import ops, quantized
 from kernels.gpu.launch import assume_capability
+from kernels.packed import pack
 from kernels.quantized import Rounding
 from kernels.routing import choose_experts, group_by_expert
 from tests.gpu.agreement import agreement_checks, check_trials
@@ -27,7 +28,7 @@ from tests.gpu.trials.sampling import sized_trials
 from tests.gpu.trials.trial import CPU, randn, rows_far_apart
 from tests.gpu.whole_numbers import whole_number_checks
 from tests.kernels.attention_cases import make_case
-from tests.kernels.quantized_cases import ROUNDINGS
+from tests.kernels.quantized_cases import ROUNDINGS, random_weight
 from tests.soak import soak
 
 # The interpreter computes with numpy, which warns about NaN and overflows.
@@ -125,6 +126,12 @@ def test_products_have_any_rounding_widths_and_number_of_tokens(
     monkeypatch.setattr(quantized, "_SCRATCH_BYTES", 1 << 16)
     setting = setting_of(dtype)
     check_trials((multiply(setting, rounding, n, dtype, shape) for n in tokens), setting)
+
+
+def test_many_tokens_are_multiplied_by_the_weights_of_the_reference():
+    weight, x = pack(random_weight(Rounding(8), 450, 288)), randn(300, 288, rng=TINY.rng("many"))
+    found, meant = (own.multiply_quantized(x, weight) for own in (ops, reference))
+    assert torch.equal(found, meant)
 
 
 # ---- attention ----

@@ -189,6 +189,6 @@ def _bad_rows(setting: Setting) -> Trial:
 def _skewed(rng: torch.Generator, per_token: int, tile_rows: int) -> Routing:
     """A choice in which one expert has most tokens, and another one has none."""
     logits = randn(_TOKENS, _EXPERTS, rng=rng) - 2 * torch.arange(_EXPERTS)
-    logits[:, 1] = -torch.inf
+    logits[:, 1], logits[0, -1] = -torch.inf, 10.0  # the last one has a token, too
     chosen, weights = choose_experts(logits, per_token, norms_weights=True)
     return group_by_expert(chosen, weights, _EXPERTS, tile_rows)
