@@ -160,6 +160,7 @@ def _products(
 def _bad_rows(setting: Setting) -> Trial:
     """Rows that are not finite have experts, and spoil no others."""
     name, tokens, bad = "experts of bad rows", 19, [1, 17, 18]
+    good = [token for token in range(tokens) if token not in bad]
     mixture = make_mixture(setting, DENSE, 8, setting.dtype)
     mixture.router[:, 3] = -1.0  # so that infinity makes all experts equally bad
     x = randn(tokens, mixture.gate_up.in_features, rng=setting.rng(name), dtype=setting.dtype)
@@ -180,8 +181,7 @@ def _bad_rows(setting: Setting) -> Trial:
             for own in (pairs, bad_pairs):
                 assert own.sort().values.tolist() == list(range(2 * tokens))
             assert not found[bad].isfinite().any()
-            found[bad] = clean[bad] = 0
-            torch.testing.assert_close(found, clean)
+            torch.testing.assert_close(found[good], clean[good])
 
     return Trial(name, run, judge)
 
