@@ -165,14 +165,14 @@ def _group(
     ends = tl.cumsum(num_own, 0)
     for first in range(own * LISTED, num_tiles, num_blocks * LISTED):
         tile = tl.cast(first, tl.int32) + tl.arange(0, LISTED)
-        expert = tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), 1)
-        is_own = expert[:, None] == experts[None, :]
+        owner = tl.sum((ends[None, :] <= tile[:, None]).to(tl.int32), 1)
+        is_own = owner[:, None] == experts[None, :]
         skipped = (tile - tl.sum(tl.where(is_own, (ends - num_own)[None, :], 0), 1)) * TILE_ROWS
         # A tile past the last one is no expert's, so nothing is left for it.
         left = tl.sum(tl.where(is_own, total[None, :], 0), 1) - skipped
         start = tl.sum(tl.where(is_own, starts[None, :], 0), 1) + skipped
         mask = tile < num_tiles
-        tl.store(tiles + tile, expert, mask=mask)
+        tl.store(tiles + tile, owner, mask=mask)
         tl.store(tiles + num_tiles + tile, start, mask=mask)
         count = tl.minimum(tl.maximum(left, 0), TILE_ROWS)
         tl.store(tiles + 2 * num_tiles + tile, count, mask=mask)

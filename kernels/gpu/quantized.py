@@ -33,9 +33,9 @@ class _Tiles(NamedTuple):
 # rows spill on sm_80.
 _TILES = (
     _Tiles(rows=16, columns=128, num_warps=4, num_stages=4, most_splits=8, most_registers=128),
-    _Tiles(rows=32, columns=64, num_warps=4, num_stages=4, most_splits=8),
+    _Tiles(rows=32, columns=64, num_warps=4, num_stages=3, most_splits=8),
     _Tiles(rows=64, columns=128, num_warps=4, num_stages=3, most_splits=4),
-    _Tiles(rows=128, columns=64, num_warps=4, num_stages=3, most_splits=4),
+    _Tiles(rows=128, columns=64, num_warps=8, num_stages=3, most_splits=4),
 )
 _PROGRAMS = 256
 """Number of programs up to which inputs are split: about two for each multiprocessor of an H100.
