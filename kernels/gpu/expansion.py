@@ -102,6 +102,17 @@ def pair_mask(place_0, place_1):
 
 
 @triton.jit
+def load_b(arena, place_0, place_1, columns, column_mask, out_features, B_START: tl.constexpr):
+    """Rows of B of two tiles, [16, columns]; zeros where a tile is missing, or a column is masked.
+
+    B_START: see `b_start`.
+    """
+    at = arena + pair_offsets(arena, place_0, place_1, out_features)[:, None] + B_START
+    mask = pair_mask(place_0, place_1)[:, None] & column_mask[None, :]
+    return tl.load(at + columns[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
 def load_planes(
     planes, num_tokens, rows, column, mask, NUM_PLANES: tl.constexpr, COLUMNS: tl.constexpr
 ):
@@ -145,14 +156,9 @@ def load_pair(
 
     column: the pair's first column in the planes.   B_START: see `b_start`.
     """
-    rank_mask = pair_mask(place_0, place_1)
-    offsets = pair_offsets(arena, place_0, place_1, out_features) + B_START
-    b = tl.load(
-        arena + offsets[:, None] + out_columns[None, :],
-        mask=rank_mask[:, None] & (out_columns < out_features)[None, :],
-        other=0.0,
-    )
-    mask = row_mask[:, None] & rank_mask[None, :]
+    column_mask = out_columns < out_features
+    b = load_b(arena, place_0, place_1, out_columns, column_mask, out_features, B_START)
+    mask = row_mask[:, None] & pair_mask(place_0, place_1)[None, :]
     h = load_planes(planes, num_tokens, rows, column, mask, NUM_PLANES, COLUMNS)
     return h.to(b.dtype), b
 

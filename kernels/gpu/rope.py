@@ -13,9 +13,9 @@ from kernels.gpu.expansion import (
     by_number,
     dot,
     first_line,
+    load_b,
     load_planes,
     pair_mask,
-    pair_offsets,
     places_of,
     rows_of,
     tile_line,
@@ -79,13 +79,9 @@ def _load_pair(
     COLUMNS: tl.constexpr,
 ):
     """(sum of planes, rows of B for a head's low half, for its high half) of two tiles."""
-    rank_mask = pair_mask(place_0, place_1)
-    offsets = pair_offsets(arena, place_0, place_1, out_features) + B_START
-    at = arena + offsets[:, None] + out_columns[None, :]
-    b_mask = rank_mask[:, None] & half_mask[None, :]
-    low = tl.load(at, mask=b_mask, other=0.0)
-    high = tl.load(at + gap, mask=b_mask, other=0.0)
-    h_mask = row_mask[:, None] & rank_mask[None, :]
+    low = load_b(arena, place_0, place_1, out_columns, half_mask, out_features, B_START)
+    high = load_b(arena, place_0, place_1, out_columns + gap, half_mask, out_features, B_START)
+    h_mask = row_mask[:, None] & pair_mask(place_0, place_1)[None, :]
     h = load_planes(planes, num_tokens, rows, column, h_mask, NUM_PLANES, COLUMNS)
     return h.to(low.dtype), low, high
 
