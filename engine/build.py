@@ -107,12 +107,14 @@ def resolve_max_model_len(
     return replace(config, max_model_len=longest)
 
 
-def resolve_sum_ranks(config: EngineConfig, layout: Layout, weight_bytes: int) -> EngineConfig:
+def resolve_sum_ranks(
+    config: EngineConfig, layout: Layout, weight_bytes: int, used_share: float = 1.0
+) -> EngineConfig:
     """Resolve a max_sum_ranks_per_step of None to the layout's default."""
     if config.max_sum_ranks_per_step is not None:
         return config
     step_tokens = config.max_num_batched_tokens if config.device == "cuda" else None
-    sum_ranks = layout.default_sum_ranks(weight_bytes, step_tokens)
+    sum_ranks = layout.default_sum_ranks(weight_bytes, step_tokens, used_share)
     return replace(config, max_sum_ranks_per_step=sum_ranks)
 
 
@@ -133,7 +135,8 @@ def build_core(
     config, backend = _backend(config, model_config, form, group.ranks if group else None)
     model_config = _at_length(config, model_config)
     adapters = _adapters(config, form, backend, group)
-    config = resolve_sum_ranks(config, layout, backend.weight_bytes)
+    used_share = model_config.used_share
+    config = resolve_sum_ranks(config, layout, backend.weight_bytes, used_share)
     data_dir = Path(config.data_dir)
     num_slots = _num_swap_slots(config, layout)
     meter = TokenMeter(data_dir / "meter")

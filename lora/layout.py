@@ -241,18 +241,21 @@ class Layout:
         tiles = sum(self.tile_bytes(p) for p in self.shape.adapted)
         return self.shape.num_layers * tiles // RANK_ROWS
 
-    def default_sum_ranks(self, weight_bytes: int, step_tokens: int | None) -> int:
+    def default_sum_ranks(
+        self, weight_bytes: int, step_tokens: int | None, used_share: float = 1.0
+    ) -> int:
         """Sum of the ranks of the distinct adapters that share a step, unless an operator sets it.
 
         weight_bytes: of the base model, which every step reads.   step_tokens: most tokens of a
-        step on a GPU; None on a CPU.
+        step on a GPU; None on a CPU.   used_share: of the weights, that a token computes with; a
+        token of a mixture of experts uses few.
         Adapters may add a tenth to the bytes of a step. On a GPU they may also make a step of
         decodes as long as one full of a prompt's tokens: its products take as long as reading the
-        weights step_tokens / 512 times (docs/decisions/ranks-per-step.md).
+        weights that a token uses step_tokens / 512 times (docs/decisions/ranks-per-step.md).
         """
         share = _ADDED_SHARE
         if step_tokens is not None:
-            share = max(share, step_tokens / _READ_TOKENS - 1)
+            share = max(share, used_share * step_tokens / _READ_TOKENS - 1)
         return max(_LEAST_SUM_RANKS, int(share * weight_bytes / self.bytes_per_rank))
 
     @property

@@ -63,6 +63,11 @@ class DecoderConfig:
         return replace(self.shape, intermediate_size=self.mlp_width).features(projection)
 
     @property
+    def used_share(self) -> float:
+        """Share of a layer's weights that a token computes with, as of its experts."""
+        return min(e.per_token / e.count if e else 1.0 for e in self.experts)
+
+    @property
     def longest_of_ropes(self) -> int | None:
         """Length of the longest sequence that all ropes hold for; None without a limit."""
         return min((r.longest for r in self.ropes.different if r.longest is not None), default=None)

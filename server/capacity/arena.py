@@ -94,12 +94,12 @@ def make_arena(
     return Arena(layout, hardware.memory_bytes, weights, step, arena, slabs)
 
 
-def sum_ranks(limits: Limits, hardware: Hardware, arena: Arena) -> int:
+def sum_ranks(limits: Limits, hardware: Hardware, arena: Arena, used_share: float = 1.0) -> int:
     """The highest sum of ranks in a step, as engine.build.resolve_sum_ranks has it."""
     if limits.max_sum_ranks_per_step is not None:
         return limits.max_sum_ranks_per_step
     step_tokens = limits.max_num_batched_tokens if hardware.kind == "gpu" else None
-    return arena.layout.default_sum_ranks(arena.weight_bytes, step_tokens)
+    return arena.layout.default_sum_ranks(arena.weight_bytes, step_tokens, used_share)
 
 
 def _step_bytes(sizes: ModelSizes, hardware: Hardware, num_shards: int, limits: Limits) -> int:

@@ -83,7 +83,7 @@ class EnginePlan:
             self.arena.num_slabs,
             self.arena.layout.block_size,
             self.arena.adapter_slabs,
-            sum_ranks(limits, hardware, self.arena),
+            sum_ranks(limits, hardware, self.arena, sizes.used_share),
         )
 
     @property

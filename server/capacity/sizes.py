@@ -43,6 +43,11 @@ class ModelSizes:
         return replace(self.shape, intermediate_size=0) if self.num_experts else self.shape
 
     @property
+    def used_share(self) -> float:
+        """Share of a layer's weights that a token computes with, as of its experts."""
+        return self.experts_per_token / self.num_experts if self.num_experts else 1.0
+
+    @property
     def mlp_weights(self) -> int:
         """Weights of one MLP, or of one expert."""
         return 3 * self.shape.hidden_size * self.shape.intermediate_size

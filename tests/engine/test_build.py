@@ -119,24 +119,27 @@ def test_a_gpu_that_is_not_there_is_refused_with_what_to_do(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("device", "itemsize", "step_tokens", "least", "below"),
+    ("device", "itemsize", "step_tokens", "used_share", "least", "below"),
     [
-        ("cuda", 2, 2048, 256 * 32, 1 << 14),
-        ("cuda", 2, 700, 64 * 16, 1 << 11),
-        ("cuda", 2, 512, 300, 64 * 16),
-        ("cpu", 4, 128, 300, 64 * 16),
+        ("cuda", 2, 2048, 1.0, 256 * 32, 1 << 14),
+        ("cuda", 2, 2048, 0.25, 300, 64 * 16),
+        ("cuda", 2, 700, 1.0, 64 * 16, 1 << 11),
+        ("cuda", 2, 512, 1.0, 300, 64 * 16),
+        ("cpu", 4, 128, 1.0, 300, 64 * 16),
     ],
 )
 def test_as_many_adapters_share_a_step_as_a_full_step_takes_time(
-    tmp_path, device, itemsize, step_tokens, least, below
+    tmp_path, device, itemsize, step_tokens, used_share, least, below
 ):
     layout, weight_bytes = Layout.of(LLAMA_8B, itemsize), 8_030_000_000 * itemsize
     config = make_config(tmp_path, device=device, max_num_batched_tokens=step_tokens)
-    found = resolve_sum_ranks(config, layout, weight_bytes).max_sum_ranks_per_step
+    resolved = resolve_sum_ranks(config, layout, weight_bytes, used_share)
+    found = resolved.max_sum_ranks_per_step
+    assert found is not None
     assert least <= found < below
     limits, hardware = Limits(256, step_tokens), HARDWARE[_HARDWARE[device]]
     arena = Arena(layout, 80 << 30, weight_bytes, 0, 40 << 30, 0)
-    assert sum_ranks(limits, hardware, arena) == found, "chorale plan has another rule"
+    assert sum_ranks(limits, hardware, arena, used_share) == found, "chorale plan has another rule"
     given = dataclasses.replace(config, max_sum_ranks_per_step=8)
     assert resolve_sum_ranks(given, layout, weight_bytes) == given
 

@@ -129,6 +129,7 @@ FEW_EXPERTS = Experts(count=6, per_token=2, width=48, norms_weights=True)
 def test_each_layer_is_dense_or_has_its_experts(config, experts):
     parsed = DecoderConfig.parse(config)
     assert parsed.experts == experts
+    assert parsed.used_share == min(e.per_token / e.count if e else 1.0 for e in experts)
     assert parsed.mlp_width == (0 if all(experts) else 160)
     assert parsed.shape.intermediate_size == (0 if any(experts) else 160)
 

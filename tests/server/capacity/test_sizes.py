@@ -114,6 +114,7 @@ def test_experts_count_with_their_own_width() -> None:
     }  # fmt: skip
     found = parse_sizes(config, "moe")
     assert (found.num_experts, found.experts_per_token) == (8, 3)
+    assert found.used_share == 3 / 8
     assert found.layer_weights - found.attention_weights == 8 * 3 * 64 * 48
     assert found.adapted_shape.intermediate_size == 0
 
