@@ -31,9 +31,6 @@ from tests.kernels.attention_cases import make_case
 from tests.kernels.quantized_cases import ROUNDINGS, random_weight
 from tests.soak import soak
 
-# The interpreter computes with numpy, which warns about NaN and overflows.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
-
 CHECKS = agreement_checks() | invariance_checks() | whole_number_checks()
 SLOW = [name for name in CHECKS if name.startswith("invariance") and name.endswith("64")]
 # 1,100 positions are so many splits that the order of their sums shows.
