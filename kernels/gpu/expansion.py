@@ -87,6 +87,15 @@ def places_of(line, depth, pair):
 
 
 @triton.jit
+def look_up(blocks, tile, is_there, line, BLOCK_ROWS: tl.constexpr, ROWS: tl.constexpr):
+    """(first token, tokens, depth, start of the line, its first two places) of a tile of rows."""
+    first, count, depth, table = rows_of(blocks, tile, is_there, BLOCK_ROWS, ROWS)
+    tiles = tile_line(table, depth, line)
+    place_0, place_1 = places_of(tiles, depth, 0)
+    return first, count, depth, tiles, place_0, place_1
+
+
+@triton.jit
 def pair_offsets(arena, place_0, place_1, row_elems):
     """Elements from the arena's start to each row of two tiles, [16] int64."""
     row = tl.arange(0, _PAIR_ROWS)

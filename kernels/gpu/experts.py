@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kernels.gpu import launch
 from kernels.gpu.expansion import dot
-from kernels.gpu.quantized import add_product, of_group, words_of
+from kernels.gpu.quantized import product_of_blocks, words_of
 from kernels.packed import STEP, block_size
 from kernels.routing import Routing, most_tiles
 from kernels.stacked import ExpertStack
@@ -214,19 +214,20 @@ def route(x: torch.Tensor, router: torch.Tensor, per_token: int, norms_weights: 
 
 
 @triton.jit
-def _add_dense(
-    total,
+def _product(
     x_rows,
     row_mask,
     weight,
     columns,
     IN: tl.constexpr,
     OUT: tl.constexpr,
+    ROWS: tl.constexpr,
     TILE: tl.constexpr,
     STEP: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """total + x @ weight[columns].T.   weight: [OUT, IN], of a dtype that is cast to x's."""
+    """x @ weight[columns].T, [ROWS, TILE] float32.   weight: [OUT, IN], cast to x's dtype."""
+    total = tl.zeros((ROWS, TILE), tl.float32)
     for start in range(0, IN, STEP):
         k = start + tl.arange(0, STEP)
         left_mask, right_mask = row_mask[:, None], (columns < OUT)[None, :]
@@ -281,25 +282,20 @@ def _multiply_tile(
     x_rows = x + source * x_stride
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     column_mask = columns < OUT
-    total = tl.zeros((ROWS, TILE), tl.float32)
     if scales is not None:
         scales += expert * SCALES
     if zeros is not None:
         zeros += expert * ZEROS
     codes += expert * CODES
     if BITS == 0:
-        total = _add_dense(total, x_rows, row_mask, codes, columns, IN, OUT, TILE, STEP, UPCAST)
+        total = _product(x_rows, row_mask, codes, columns, IN, OUT, ROWS, TILE, STEP, UPCAST)
         if scales is not None:
             total *= tl.load(scales + columns, mask=column_mask, other=0.0)[None, :]
     else:
-        for index in range(NUM_BLOCKS):
-            block = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
-            total = add_product(
-                total, x_rows, row_mask, codes, scales, zeros, block, columns,
-                BITS, IN, NUM_COLUMNS, STEP, GROUP, UPCAST,
-            )  # fmt: skip
-        if GROUP >= IN:
-            total *= of_group(scales, 0, columns, NUM_COLUMNS)[None, :]
+        total = product_of_blocks(
+            x_rows, row_mask, codes, scales, zeros, 0, NUM_BLOCKS, columns,
+            BITS, IN, NUM_COLUMNS, STEP, GROUP, ROWS, TILE, UPCAST,
+        )  # fmt: skip
     at = y + target[:, None] * OUT + columns[None, :]
     tl.store(at, total.to(y.dtype.element_ty), mask=row_mask[:, None] & column_mask[None, :])
 

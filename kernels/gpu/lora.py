@@ -16,11 +16,11 @@ from kernels.gpu.expansion import (
     first_line,
     load_pair,
     load_planes,
+    look_up,
     pair_mask,
     pair_of,
     pair_offsets,
     places_of,
-    rows_of,
     tile_line,
 )
 from kernels.work import CHUNK_FEATURES, PAIR_ROWS, Delta, LoRAWork, Site
@@ -209,12 +209,9 @@ def _look_up(
     BLOCK_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """(first token, tokens, depth, tiles' line, first places) of an item."""
-    first, count, depth, table = rows_of(blocks, item // TILES, item < num_items, BLOCK_ROWS, ROWS)
+    """`look_up` of an item's tile of rows and projection."""
     number, _ = _projection(item % TILES, TILES_0, TILES_1)
-    tiles = tile_line(table, depth, line + number)
-    place_0, place_1 = places_of(tiles, depth, 0)
-    return first, count, depth, tiles, place_0, place_1
+    return look_up(blocks, item // TILES, item < num_items, line + number, BLOCK_ROWS, ROWS)
 
 
 @triton.jit(

@@ -55,7 +55,7 @@ with `down` of an 8B would have fewer tiles of 128 x 256 than an H100 has multip
 
 
 @triton.jit
-def of_group(values, group, columns, NUM_COLUMNS: tl.constexpr):
+def _of_group(values, group, columns, NUM_COLUMNS: tl.constexpr):
     """Scales or zeros of a group, float32.   values: see PackedWeight; float16 as int32 words."""
     if values.dtype.element_ty == tl.float32:
         found = tl.load(values + group * NUM_COLUMNS + columns)
@@ -96,16 +96,16 @@ def _numbers(
     raised = (code | ((150 - AT) << 23)).to(tl.float32, bitcast=True)
     group = start // GROUP
     if zeros is not None:
-        numbers = raised - (BASE + of_group(zeros, group, columns, NUM_COLUMNS))[None, :]
+        numbers = raised - (BASE + _of_group(zeros, group, columns, NUM_COLUMNS))[None, :]
     else:
         numbers = raised - (BASE + 2 ** (BITS - 1))
     if GROUP < IN:
-        numbers *= of_group(scales, group, columns, NUM_COLUMNS)[None, :]
+        numbers *= _of_group(scales, group, columns, NUM_COLUMNS)[None, :]
     return numbers
 
 
 @triton.jit
-def add_product(
+def _add_block(
     total,
     x_rows,
     row_mask,
@@ -121,10 +121,7 @@ def add_product(
     GROUP: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """total + x[:, the block's inputs] @ their weights, without a scale that all inputs share.
-
-    x_rows: addresses of the rows.   codes, scales, zeros: see PackedWeight.   block: int32.
-    """
+    """total + x[:, the block's inputs] @ their weights, without a scale that all inputs share."""
     FIELDS: tl.constexpr = 16 // BITS
     words = _load_words(codes, block, columns, NUM_COLUMNS, STEP)
     for field in tl.static_range(FIELDS):
@@ -136,6 +133,41 @@ def add_product(
         left = tl.load(x_rows[:, None] + k[None, :], mask=mask, other=0.0)
         right = _numbers(words, scales, zeros, start, columns, field, BITS, IN, NUM_COLUMNS, GROUP)
         total = dot(left, right.to(left.dtype), total, UPCAST)
+    return total
+
+
+@triton.jit
+def product_of_blocks(
+    x_rows,
+    row_mask,
+    codes,
+    scales,
+    zeros,
+    first,
+    end,
+    columns,
+    BITS: tl.constexpr,
+    IN: tl.constexpr,
+    NUM_COLUMNS: tl.constexpr,
+    STEP: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """x @ weights of the inputs of blocks `first` to `end` - 1, [ROWS, TILE] float32.
+
+    x_rows: addresses of the rows.   codes, scales, zeros: see PackedWeight.
+    """
+    total = tl.zeros((ROWS, TILE), tl.float32)
+    for index in range(first, end):
+        block = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
+        total = _add_block(
+            total, x_rows, row_mask, codes, scales, zeros, block, columns,
+            BITS, IN, NUM_COLUMNS, STEP, GROUP, UPCAST,
+        )  # fmt: skip
+    if GROUP >= IN:
+        total *= _of_group(scales, 0, columns, NUM_COLUMNS)[None, :]
     return total
 
 
@@ -165,17 +197,12 @@ def _multiply(
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
     split = tl.program_id(2)
     row_mask = rows < num_tokens
-    x_rows = x + rows * x_stride
-    total = tl.zeros((ROWS, TILE), tl.float32)
     first = split * blocks_per_split
-    for index in range(first, tl.minimum(first + blocks_per_split, NUM_BLOCKS)):
-        block = tl.cast(index, tl.int32)  # The interpreter counts in Python's integers.
-        total = add_product(
-            total, x_rows, row_mask, codes, scales, zeros, block, columns,
-            BITS, IN, NUM_COLUMNS, STEP, GROUP, UPCAST,
-        )  # fmt: skip
-    if GROUP >= IN:
-        total *= of_group(scales, 0, columns, NUM_COLUMNS)[None, :]
+    total = product_of_blocks(
+        x + rows * x_stride, row_mask, codes, scales, zeros,
+        first, tl.minimum(first + blocks_per_split, NUM_BLOCKS), columns,
+        BITS, IN, NUM_COLUMNS, STEP, GROUP, ROWS, TILE, UPCAST,
+    )  # fmt: skip
     column_mask = columns < OUT
     if bias is not None:
         total += tl.load(bias + columns, mask=column_mask, other=0.0).to(tl.float32)[None, :]
@@ -230,7 +257,7 @@ def _dequantize(
             words, scales, zeros, start, columns, field, BITS, IN, NUM_COLUMNS, GROUP
         )
         if GROUP >= IN:
-            numbers *= of_group(scales, 0, columns, NUM_COLUMNS)[None, :]
+            numbers *= _of_group(scales, 0, columns, NUM_COLUMNS)[None, :]
         k = start + tl.arange(0, STEP)
         at = dense + k.to(tl.int64)[:, None] * width + own[None, :]
         tl.store(at, numbers.to(dense.dtype.element_ty), mask=(k < IN)[:, None])

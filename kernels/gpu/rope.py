@@ -15,10 +15,9 @@ from kernels.gpu.expansion import (
     first_line,
     load_b,
     load_planes,
+    look_up,
     pair_mask,
     places_of,
-    rows_of,
-    tile_line,
 )
 from kernels.work import PAIR_ROWS, Delta, HeadNorms
 
@@ -46,12 +45,10 @@ def _look_up(
     BLOCK_ROWS: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """(first token, tokens, depth, tiles' line, first places) of an item."""
+    """`look_up` of an item's tile of rows and projection."""
     HEADS: tl.constexpr = Q_HEADS + 2 * KV_HEADS
-    first, count, depth, table = rows_of(blocks, item // HEADS, item < num_items, BLOCK_ROWS, ROWS)
-    tiles = tile_line(table, depth, line + _kind(item % HEADS, Q_HEADS, KV_HEADS))
-    place_0, place_1 = places_of(tiles, depth, 0)
-    return first, count, depth, tiles, place_0, place_1
+    kind = _kind(item % HEADS, Q_HEADS, KV_HEADS)
+    return look_up(blocks, item // HEADS, item < num_items, line + kind, BLOCK_ROWS, ROWS)
 
 
 @triton.jit
