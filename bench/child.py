@@ -6,6 +6,7 @@ must not have used the GPU before: CUDA does not survive a fork. A child ends wi
 
 import ctypes
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -21,6 +22,11 @@ from typing import IO, NoReturn
 import torch
 
 _POLL_S = 0.02
+_KILLED_S = 5.0
+_killed_at = math.inf
+"""When this process is killed, if it is a child, on the monotonic clock."""
+_TELL_S = 1.0
+"""Time that a child has after its own children's."""
 _SHOW_STACK, _SHOW_S = signal.SIGUSR1, 0.2
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None).prctl  # loaded here, since a forked child should load nothing
@@ -32,20 +38,31 @@ class Ended:
 
     failure: a line that says why the child did not do its work; None if it did.
     said: everything that the child and its own children printed.   seconds: how long it took.
-    is_overdue: whether it was killed because it took too long.
+    is_killed: whether it took too long.   is_cut: whether that was because its parent's time was
+    over, before its own.
     """
 
     failure: str | None
     said: str
     seconds: float
-    is_overdue: bool = False
+    is_killed: bool = False
+    is_cut: bool = False
+
+    @property
+    def how(self) -> str:
+        """The end in a word: ok, failed, killed, or dropped if there was no time for it."""
+        if self.is_killed:
+            return "dropped" if self.is_cut else "killed"
+        return "failed" if self.failure else "ok"
 
 
 class Child:
     """A forked process; it leads a process group, and its own children end with it.
 
     timeout_s: The child is killed when it takes longer, after it has printed its stack.
-    output: file that gets what the child prints; None: `Ended.said` gets it.
+    output: file that gets what the child prints; None: `Ended.said` gets it. If the parent is a
+    child itself, such a child is killed a little before the parent's time is over, so that the
+    parent can tell what it printed.
     at_once: number of children that share the processors.
     """
 
@@ -56,7 +73,8 @@ class Child:
         output: IO[str] | None = None,
         at_once: int = 1,
     ) -> None:
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s if output else min(timeout_s, left_s())
+        self._is_cut = self._timeout_s < timeout_s
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (_end closes it)
         self._start = time.monotonic()
         parent = os.getpid()
@@ -66,7 +84,7 @@ class Child:
         self.pid = os.fork()
         if self.pid == 0:
             _end_with(parent)
-            _be_child(work, (output or self._log).fileno(), at_once)
+            _be_child(work, (output or self._log).fileno(), at_once, self._start + self._timeout_s)
 
     def poll(self) -> Ended | None:
         """Return how the child has ended; None while it works."""
@@ -78,23 +96,33 @@ class Child:
         os.kill(self.pid, _SHOW_STACK)
         time.sleep(_SHOW_S)
         self.kill()
-        return self._end(f"it was not done in {self._timeout_s:.0f} s", is_overdue=True)
+        return self._end(f"it was not done in {self._timeout_s:.0f} s", is_killed=True)
 
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
-        os.waitpid(self.pid, 0)
+        # A process that hangs in the driver may outlive this.
+        until = time.monotonic() + _KILLED_S
+        while os.waitpid(self.pid, os.WNOHANG) == (0, 0) and time.monotonic() < until:
+            time.sleep(_POLL_S)
         self._kill_group()
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError):  # usually the child has left no children behind
             os.killpg(self.pid, signal.SIGKILL)
 
-    def _end(self, failure: str | None, is_overdue: bool = False) -> Ended:
+    def _end(self, failure: str | None, is_killed: bool = False) -> Ended:
         seconds = time.monotonic() - self._start
         self._kill_group()
         with self._log as log:
             log.seek(0)
-            return Ended(failure, log.read(), seconds, is_overdue)
+            return Ended(failure, log.read(), seconds, is_killed, is_killed and self._is_cut)
+
+
+def left_s() -> float:
+    """Return how long what this process starts may take, if it is to end before this process is
+    killed; infinity if nothing kills it.
+    """
+    return max(0.0, _killed_at - time.monotonic() - _TELL_S)
 
 
 def run_all(
@@ -140,8 +168,9 @@ def _end_with(parent: int) -> None:
         os._exit(1)
 
 
-def _be_child(work: Callable[[], object], output: int, at_once: int) -> NoReturn:
-    status = 1
+def _be_child(work: Callable[[], object], output: int, at_once: int, killed_at: float) -> NoReturn:
+    global _killed_at
+    status, _killed_at = 1, killed_at
     try:
         os.setpgid(0, 0)  # the session stays the parent's: whoever ends it ends the child, too
         for fd in (1, 2):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench import json_lines
 from bench.gpu.check import collected, describe
 from bench.report import json_line
 
@@ -60,10 +61,8 @@ class RowFile:
     sources: str = field(default_factory=hash_sources)
 
     def __post_init__(self) -> None:
-        lines = self.path.read_text().splitlines() if self.path.exists() else []
         self._rows: dict[Key, dict[str, Any]] = {}
-        for line in lines:
-            row = json.loads(line)
+        for row in json_lines.read(self.path):
             self._rows[row["bench"], row["sources"], row["device"], _text(row["setup"])] = row
 
     def find(self, row: Row) -> dict[str, Any] | None:
@@ -72,9 +71,7 @@ class RowFile:
     def add(self, bench: str, setup: Mapping[str, Any], result: Mapping[str, Any]) -> None:
         row = json.loads(json_line(bench, self.device, dict(setup), _finite(result)))
         row["sources"] = self.sources
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        json_lines.append(self.path, row)
         self._rows[self._key(bench, setup)] = row
 
     def rows(self) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from bench.gpu.lease.parts import Part, run_parts
 from bench.gpu.lease.record import Record, say
 from bench.gpu.machine import DryRun
 from tests import needs
+from tests.gpu.harness import Checks
 
 ROOT = Path(__file__).parent.parent.parent
 GPU_TRITON = Path(os.environ.get("GPU_TRITON", "no folder"))
@@ -60,17 +61,41 @@ def test_a_part_that_overruns_is_killed_and_the_next_one_begins(tmp_path, capfd)
         ["is wrong", "failed"], ["hangs", "killed"], ["too late", "ok"],
     ]  # fmt: skip
     assert capfd.readouterr().out.splitlines() == [
-        *closing[:2], "    models.llama  dropped: no time was left for it", closing[2],
+        *closing[:2], "    models.llama  dropped", closing[2],
     ]  # fmt: skip
     log = (tmp_path / "log.txt").read_text()
     for line in ("off by 0.25", "said before it hangs", "say_and_wait", "all the same", *closing):
         assert line in log
     assert log.index("--- hangs: at most") < log.index("said before it hangs")
-    entries = [json.loads(line) for line in (tmp_path / "parts.jsonl").read_text().splitlines()]
+    entries = [json.loads(line) for line in (tmp_path / "first.jsonl").read_text().splitlines()]
     assert [(e.get("part") or e.get("check"), e["ended"]) for e in entries[1:]] == [
-        ("is wrong", "failed"), ("hangs", "killed"), ("models.llama", "dropped"),
+        ("is wrong", "failed"), ("models.llama", "dropped"), ("hangs", "killed"),
         ("too late", "ok"),
     ]  # fmt: skip
+
+
+def test_what_checks_said_is_kept_when_their_time_or_their_parts_is_over(tmp_path, capfd):
+    lease = make_lease(tmp_path)
+    works = {"kernels.hangs": say_and_wait, "kernels.next": say_and_wait, "kernels.wrong": be_wrong}
+    limits_s = {"kernels.hangs": 0.5, "kernels.next": 60, "kernels.wrong": 60}
+
+    def run_checks():
+        for name, work in works.items():
+            Checks(1, limits_s[name], say, lease.record.note_check).run({name: work})
+
+    run_parts([Part("checks", 4, run_checks, tuple(works))], lease, time.monotonic())
+    assert (tmp_path / "log.txt").read_text().count("said before it hangs") == 2
+    assert capfd.readouterr().out.splitlines()[1:] == [
+        "    kernels.hangs  killed", "    kernels.next  dropped", "    kernels.wrong  dropped",
+    ]  # fmt: skip
+
+
+def test_a_line_that_was_cut_off_hides_no_other(tmp_path):
+    lease = make_lease(tmp_path)
+    with (tmp_path / "first.jsonl").open("a") as file:
+        file.write('{"part": "cut o')
+    lease.record.note(check="a", ended="ok")
+    assert lease.record.entries("first")[1:] == [{"check": "a", "ended": "ok"}]
 
 
 # ---- the first command's parts ----
@@ -162,7 +187,7 @@ def test_the_second_command_looks_for_a_broken_compiler_only_if_a_kernel_is_wron
     others = ("models.llama", "failed"), ("kernels.rope", "dropped"), ("kernels.lora", "ok")
     assert names(*others, folder="others") == product
     assert names(("kernels.rope", "failed"), folder="kernel") == compilers
-    assert names(("whole_numbers.shrink", "failed"), folder="numbers") == compilers
+    assert names(("whole_numbers.shrink", "killed"), folder="numbers") == compilers
     assert names(folder="kernel") == product, "a newer run counts"
 
 
@@ -180,9 +205,9 @@ def test_a_failed_check_is_repeated_with_the_kernels_of_each_ptxas(tmp_path, cap
 def test_the_record_of_the_first_command_is_kept_for_a_second_one_with_an_empty_folder(tmp_path):
     kept = tmp_path / "kept"
     make_lease(tmp_path / "first", kept=kept).record.note(check="a", ended="ok")
-    entries = Record(tmp_path / "second", "second", kept).entries("first")
+    entries = make_lease(tmp_path / "second", "second", kept).record.entries("first")
     assert entries[0]["seed"] == 7
-    assert entries[1:] == [{"command": "first", "check": "a", "ended": "ok"}]
+    assert entries[1:] == [{"check": "a", "ended": "ok"}]
 
 
 def test_what_the_server_needs_is_taken_along_or_there():
@@ -227,7 +252,7 @@ def test_the_product_is_rehearsed_on_the_cpu(tmp_path):
     """The model is small; server, pushes with their proofs, load and receipt are the real ones."""
     rows, files = rehearse("second", tmp_path)
     assert rows == {"gpu.product"}
-    assert files == {"log.txt", "parts.jsonl", "server.log"}
+    assert files == {"log.txt", "second.jsonl", "server.log"}
 
 
 @pytest.mark.soak
@@ -235,4 +260,4 @@ def test_the_product_is_rehearsed_on_the_cpu(tmp_path):
 def test_the_first_command_runs_dry_to_its_last_line(tmp_path):
     rows, files = rehearse("first", tmp_path)
     assert {"gpu.engine_kernels", "gpu.engine_prefill", "gpu.concurrent"} <= rows
-    assert files == {"log.txt", "parts.jsonl"}
+    assert files == {"log.txt", "first.jsonl"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import triton
 
-from bench.child import Ended, run_all
+from bench.child import Ended, left_s, run_all
 from tests.gpu.setting import Check, Setting
 
 _ALONE = "memory"
@@ -97,6 +97,6 @@ def _sanitized(sanitizer: Sequence[str], command: Sequence[str]) -> str:
         log = Path(folder) / "log"
         with suppress(subprocess.TimeoutExpired):  # the log has the findings up to then
             whole = (*sanitizer, str(log), *command)
-            subprocess.run(whole, timeout=_SANITIZER_S, capture_output=True)
+            subprocess.run(whole, timeout=min(_SANITIZER_S, left_s()), capture_output=True)
         lines = log.read_text().splitlines() if log.exists() else ["it wrote nothing"]
     return "\n".join(lines[:_SANITIZER_LINES])

@@ -28,18 +28,21 @@ def run_parts(parts: Sequence[Part], lease: Lease, start_s: float) -> list[str]:
     """Run the parts in order, and return their closing lines.   start_s: on the monotonic clock."""
     record, closing = lease.record, []
     for part in parts:
+        num_noted = len(record.entries(record.command))
         limit_s = max(_LEAST_S, start_s + lease.limit_s(part.until_s) - time.monotonic())
         with record.open_log() as log:
             log.write(f"\n--- {part.name}: at most {limit_s:.0f} s ---\n")
             log.flush()
             ended = child.run(part.work, limit_s, log)
-        how = "killed" if ended.is_overdue else "failed" if ended.failure else "ok"
-        record.note(part=part.name, ended=how, seconds=round(ended.seconds, 1))
-        closing.append(f"{part.name}  {how}  {ended.seconds:.1f} s")
-        record.say(closing[-1])
-        known = {entry.get("check") for entry in record.entries(record.command)}
+        noted = record.entries(record.command)[num_noted:]
         for name in part.checks:
-            if name not in known:
-                record.note(check=name, ended="dropped")
-                record.say(f"    {name}  dropped: no time was left for it")
+            if all(entry.get("check") != name for entry in noted):
+                noted.append({"check": name, "ended": "dropped"})
+                record.note(**noted[-1])
+        record.note(part=part.name, ended=ended.how, seconds=round(ended.seconds, 1))
+        closing.append(f"{part.name}  {ended.how}  {ended.seconds:.1f} s")
+        record.say(closing[-1])
+        for entry in noted:
+            if entry["ended"] != "ok":
+                record.say(f"    {entry['check']}  {entry['ended']}")
     return closing

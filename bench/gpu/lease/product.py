@@ -80,7 +80,7 @@ def show_product(lease: Lease) -> None:
     """Serve the model, push the adapters, measure a load; print each figure when it is known."""
     os.environ["PYTHONPATH"] = os.pathsep.join((str(_site(lease)), os.getcwd()))
     own = {"device": "cpu", "dtype": "float32", "arena_bytes": 1 << 28} if lease.is_dry else {}
-    settings = {"model": str(lease.folder / _MODEL), "device": "cuda", "speculation": "off", **own}
+    settings = {"model": str(lease.folder / _MODEL), "device": "cuda", **own}
     # The log lies where every line of it is kept.
     (lease.folder / "chorale.log").symlink_to(lease.record.folder.absolute() / "server.log")
     start_s = time.perf_counter()

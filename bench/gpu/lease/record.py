@@ -1,24 +1,24 @@
 """The folder in which a command leaves what it finds, line by line as it is known."""
 
-import json
 import shutil
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from bench import json_lines
 from bench.child import Ended
-
-_ENTRIES = "parts.jsonl"
 
 
 @dataclass(frozen=True)
 class Record:
     """The output folder of a command.
 
-    log.txt has everything that the parts print, parts.jsonl a line for each part and each check.
+    log.txt has everything that the parts print; a file for each command, such as first.jsonl, has a
+    line for each part and each check.
 
-    kept: another folder for parts.jsonl, which the second command reads if its own folder is empty.
+    kept: another folder for the latter, where the second command reads what the first one found if
+    its own folder is empty.
     """
 
     folder: Path
@@ -40,29 +40,29 @@ class Record:
         self.note(device=device, seed=seed)
 
     def note(self, **entry: Any) -> None:
-        """Add a line to parts.jsonl."""
-        path = self.folder / _ENTRIES
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.write(json.dumps({"command": self.command, **entry}) + "\n")
+        """Add a line to the command's file."""
+        path = self.folder / _file_of(self.command)
+        json_lines.append(path, entry)
         if self.kept is not None:
             self.kept.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, self.kept / _ENTRIES)
+            shutil.copyfile(path, self.kept / path.name)
 
     def note_check(self, name: str, ended: Ended, **entry: Any) -> None:
-        how, seconds = "failed" if ended.failure else "ok", round(ended.seconds, 1)
-        self.note(check=name, ended=how, seconds=seconds, why=ended.failure, **entry)
+        seconds = round(ended.seconds, 1)
+        self.note(check=name, ended=ended.how, seconds=seconds, why=ended.failure, **entry)
 
     def entries(self, command: str) -> list[dict[str, Any]]:
         """Return the entries of a command's newest run in this folder, or else of the kept one."""
         for folder in filter(None, (self.folder, self.kept)):
-            path = folder / _ENTRIES
-            lines = path.read_text().splitlines() if path.exists() else []
-            found = [entry for entry in map(json.loads, lines) if entry["command"] == command]
+            found = json_lines.read(folder / _file_of(command))
             starts = [number for number, entry in enumerate(found) if "device" in entry]
             if starts:
                 return found[starts[-1] :]
         return []
+
+
+def _file_of(command: str) -> str:
+    return f"{command}.jsonl"
 
 
 def say(line: str) -> None:

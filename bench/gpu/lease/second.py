@@ -12,14 +12,14 @@ _OF_KERNELS = ("kernels.", "whole_numbers.")
 
 
 def failed_kernels(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the checks of kernels that failed, with the seeds that they had.
+    """Return the checks of kernels that failed or hung, with the seeds that they had.
 
     entries: of the first command's record.
     """
     return {
         entry["check"]: entry["seed"]
         for entry in entries
-        if entry.get("ended") == "failed" and entry.get("check", "").startswith(_OF_KERNELS)
+        if entry.get("check", "").startswith(_OF_KERNELS) and entry["ended"] in ("failed", "killed")
     }
 
 
