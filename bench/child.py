@@ -24,7 +24,7 @@ import torch
 _POLL_S = 0.02
 _KILLED_S = 5.0
 _killed_at = math.inf
-"""When this process is killed, if it is a child, on the monotonic clock."""
+"""Time of the monotonic clock at which this process is killed, if it is a child."""
 _TELL_S = 1.0
 """Time that a child has after its own children's."""
 _SHOW_STACK, _SHOW_S = signal.SIGUSR1, 0.2

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+from engine.messages import SILENCE_S
 from lora.device import Device
 
 _TURN_S = 0.01
@@ -30,11 +31,14 @@ class Beside:
     def run(self, unit: Callable[[], Result | None]) -> Generator[None, None, Result]:
         """Repeat a unit of work until it has a result; yields without waiting until then.
 
-        Raises what the unit raises.
+        Raises what the unit raises; TimeoutError if the thread is silent for `SILENCE_S`.
         """
         while True:
             turn = self._thread.submit(partial(self._take_turn, unit))
+            until = time.monotonic() + SILENCE_S
             while not turn.done():
+                if time.monotonic() > until:
+                    raise TimeoutError(f"a file or the device has not answered for {SILENCE_S} s")
                 yield
             if (result := turn.result()) is not None:
                 return result

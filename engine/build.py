@@ -108,7 +108,7 @@ def resolve_max_model_len(
 
 
 def resolve_sum_ranks(
-    config: EngineConfig, layout: Layout, weight_bytes: int, used_share: float = 1.0
+    config: EngineConfig, layout: Layout, weight_bytes: int, used_share: float
 ) -> EngineConfig:
     """Resolve a max_sum_ranks_per_step of None to the layout's default."""
     if config.max_sum_ranks_per_step is not None:

@@ -127,7 +127,7 @@ class MergedModel:
     ) -> Generator[None, None, Compared]:
         """Logprobs after the tokens of all sequences; yields between units.
 
-        Raises AdapterError.
+        Raises AdapterError; OSError if a file cannot be read; MemoryError if the device is full.
         """
         compared = yield from self._run(self._weights, sequences, object_path)
         if self._unrounded is None:
@@ -147,6 +147,8 @@ class MergedModel:
             except StopIteration as done:
                 compared: Compared = done.value
                 return compared
+            except torch.OutOfMemoryError as error:
+                raise MemoryError("the device has no memory left for the merged weights") from error
             return None
 
         if self._beside is not None:

@@ -2,7 +2,8 @@
 
 A proof's requests go through the scheduler like a tenant's, in the batch class, so that the adapter
 is fetched, packed, placed and applied as it will be for its tenant. The same tokens then run
-through the merged weights, a few milliseconds of work at a time, between the engine's steps.
+through the merged weights: on a CPU a few milliseconds of work at a time between the engine's
+steps, on a device beside them.
 """
 
 import logging
@@ -46,7 +47,9 @@ MOST_TOKENS = sum(_PROMPT_LENGTHS) + len(_PROMPT_LENGTHS) * (
 """Tokens that the merged weights are run on, at most."""
 _TOP = 20
 _BUSY_SHARE = 0.1
-"""Share of the engine's time that merged weights may take while requests are served."""
+"""Share of the loop's time that merged weights may take while requests are served. On a device they
+take next to none of it, and the device's time is not limited.
+"""
 _NOISE_FACTOR, _LEAST_NOISE = 4.0, 1e-5
 """Rounding that is tolerated: a multiple of the base model's own, which is measured at all tokens
 of the prompts, as few of them meet the worst (another expert), plus a least amount in nats.
@@ -98,7 +101,10 @@ class Reference(Protocol):
     def compare(
         self, sequences: Sequence[TokenSequence], object_path: Path
     ) -> Generator[None, None, Compared]:
-        """Run sequences, yielding every few milliseconds at least. Raises AdapterError."""
+        """Run sequences, yielding every few milliseconds at least.
+
+        Raises AdapterError; OSError or MemoryError if another try may do it.
+        """
         ...
 
 
@@ -234,8 +240,8 @@ class ProofRunner:
             return failed.proof
         except AdapterError as error:
             return Proof(verdict="not_served", message=f"{error}; upload the adapter again.")
-        except OSError as error:
-            return Proof(verdict="unavailable", message=f"Its object cannot be read: {error}.")
+        except (OSError, MemoryError) as error:
+            return Proof(verdict="unavailable", message=f"It cannot be proved now: {error}.")
         proof = judge(base.answers, served.answers, compared, self.precision)
         return replace(proof, device_bytes=served.device_bytes, cold_load_s=served.load_s)
 

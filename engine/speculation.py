@@ -212,11 +212,12 @@ class Speculation:
         base_s, num_deciding = self._estimate.seconds(step.num_tokens), len(step.deciding)
         next_tokens, next_s = self._next(step, 0)
         least = _LEAST_GAIN * (num_deciding + next_tokens)
-        for count in range(1, step.most + 1):
-            more_tokens, more_s = self._next(step, -(-count // MOST_DRAFTS))
-            seconds = self._estimate.seconds(step.num_tokens, count) + more_s
-            if (num_deciding + count + more_tokens) * (base_s + next_s) > least * seconds:
-                return True
+        for before in range(0, step.most, MOST_DRAFTS):
+            more_tokens, more_s = self._next(step, before // MOST_DRAFTS + 1)
+            for count in range(before + 1, min(before + MOST_DRAFTS, step.most) + 1):
+                seconds = self._estimate.seconds(step.num_tokens, count) + more_s
+                if (num_deciding + count + more_tokens) * (base_s + next_s) > least * seconds:
+                    return True
         return False
 
     def _next(self, step: _Step, num_drafting: int) -> tuple[int, float]:

@@ -30,8 +30,9 @@ class PackedWeight:
     codes: int16 [blocks, 32, columns]. Word i of an output has the codes of inputs i, 32 + i, ..
     of the block, the first in the lowest bits; 2 ** (bits - 1) is added to each. Words of 16 bits
     are what a kernel takes out of shared memory with the fewest instructions.
-    scales: [groups, columns] float32; or float16 [pairs of groups, columns, 2] if that loses
-    nothing: scales of published checkpoints are float16, and so are those that `quantize` chooses.
+    scales: [groups, columns] float32; or float16 [pairs of groups, columns, 2] if there are
+    groups and nothing is lost: scales of published checkpoints are float16, and so are those that
+    `quantize` chooses.
     zeros: float16 [pairs of groups, columns, 2], raised like the codes; None if zero is code 0.
     columns: outputs, padded to a multiple of 128 with a scale of 0. Inputs are padded to whole
     blocks; what their codes stand for is finite, and has to be multiplied by 0.

@@ -59,7 +59,7 @@ def group_by_expert(
     return Routing(
         weights,
         flat.argsort(stable=True).int(),
-        torch.tensor(tiles, dtype=torch.int32, device=chosen.device).T.contiguous(),
+        torch.tensor(tiles, dtype=torch.int32, device=chosen.device).view(-1, 3).T.contiguous(),
         tile_rows,
     )
 

@@ -242,7 +242,7 @@ class Layout:
         return self.shape.num_layers * tiles // RANK_ROWS
 
     def default_sum_ranks(
-        self, weight_bytes: int, step_tokens: int | None, used_share: float = 1.0
+        self, weight_bytes: int, step_tokens: int | None, used_share: float
     ) -> int:
         """Sum of the ranks of the distinct adapters that share a step, unless an operator sets it.
 

@@ -23,7 +23,7 @@ _PLAIN_COLUMNS = 1024
 
 _COLUMNS = 128
 _WARPS = 4
-_MOST_REGISTERS = {80: 96, 90: 96, 100: 96}
+_MOST_REGISTERS = {80: 96, 90: 96, 100: 96, 103: 96}
 """Registers of a thread at most, by compute capability, for blocks of 16 tokens. The compiler would
 take 128, so that 4 programs fit on a multiprocessor and not 5. Elsewhere it would spill some.
 """

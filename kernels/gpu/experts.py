@@ -100,7 +100,7 @@ def _choose(
             other=0.0,
         )
         logits = dot(left, right, logits, UPCAST)
-    # A number that is not finite is below all others here, so that any row has experts.
+    # NaN and -infinity are the lowest number here, so that any row has experts.
     score = tl.where(logits > LOWEST, logits, LOWEST)
     score = tl.where(is_expert, score, float("-inf"))
     largest = tl.max(score, 1)
@@ -313,6 +313,7 @@ def multiply_experts(
     by bytes, those of the chosen experts, once.   Many tokens: bound by arithmetic.
     """
     assert x.stride(1) == 1
+    assert x.shape[1] == weight.in_features
     rounding, scales, zeros = weight.rounding, words_of(weight.scales), words_of(weight.zeros)
     tiles = next(
         own for own in (_DENSE if rounding is None else _PACKED) if routing.tile_rows <= own.rows
@@ -356,9 +357,10 @@ def _sum_outputs(
 def sum_experts(outputs: torch.Tensor, routing: Routing) -> torch.Tensor:
     """Sum of each token's outputs by their weights, [T, hidden], in float32 and in order.
 
-    outputs: [pairs, hidden], in the order of tokens.   Grid: a program per (token, 1024 columns).
-    Bound by bytes: the outputs', once.
+    outputs: [pairs, hidden], in the order of tokens, contiguous.
+    Grid: a program per (token, 1024 columns).   Bound by bytes: the outputs', once.
     """
+    assert outputs.is_contiguous()
     (tokens, per_token), hidden = routing.weights.shape, outputs.shape[1]
     total = outputs.new_empty(tokens, hidden)
     _sum_outputs[(tokens, triton.cdiv(hidden, _SUM_TILE))](

@@ -331,12 +331,11 @@ def _multiply_dense(
     """
     tokens, out, size = len(x), weight.out_features, weight.in_features * x.element_size()
     num_blocks, _, num_columns = weight.codes.shape
-    num_parts = triton.cdiv(size * num_columns, _SCRATCH_BYTES)
-    width = triton.cdiv(num_columns // COLUMNS, num_parts) * COLUMNS
+    num_tiles, most_tiles = num_columns // COLUMNS, max(1, _SCRATCH_BYTES // (size * COLUMNS))
+    width = triton.cdiv(num_tiles, triton.cdiv(num_tiles, most_tiles)) * COLUMNS
     dense, y = x.new_empty(weight.in_features, width), x.new_empty(tokens, out)
     for first in range(0, out, width):
-        num_tiles = min(width, num_columns - first) // COLUMNS
-        _dequantize[(num_blocks, num_tiles)](
+        _dequantize[(num_blocks, min(width, num_columns - first) // COLUMNS)](
             dense, *_operands(weight), first, width, **_constants(weight), TILE=COLUMNS
         )
         part = slice(first, min(out, first + width))

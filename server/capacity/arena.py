@@ -94,7 +94,7 @@ def make_arena(
     return Arena(layout, hardware.memory_bytes, weights, step, arena, slabs)
 
 
-def sum_ranks(limits: Limits, hardware: Hardware, arena: Arena, used_share: float = 1.0) -> int:
+def sum_ranks(limits: Limits, hardware: Hardware, arena: Arena, used_share: float) -> int:
     """The highest sum of ranks in a step, as engine.build.resolve_sum_ranks has it."""
     if limits.max_sum_ranks_per_step is not None:
         return limits.max_sum_ranks_per_step

@@ -141,14 +141,14 @@ def test_as_many_adapters_share_a_step_as_a_full_step_takes_time(
     arena = Arena(layout, 80 << 30, weight_bytes, 0, 40 << 30, 0)
     assert sum_ranks(limits, hardware, arena, used_share) == found, "chorale plan has another rule"
     given = dataclasses.replace(config, max_sum_ranks_per_step=8)
-    assert resolve_sum_ranks(given, layout, weight_bytes) == given
+    assert resolve_sum_ranks(given, layout, weight_bytes, used_share) == given
 
 
 def test_a_small_model_gets_256_ranks_and_a_large_step_of_one_more(tmp_path):
     layout = Layout.of(LLAMA_8B, 2)
     for step_tokens, found in ((512, 256), (2048, 375)):
         config = make_config(tmp_path, device="cuda", max_num_batched_tokens=step_tokens)
-        resolved = resolve_sum_ranks(config, layout, 125 * layout.bytes_per_rank)
+        resolved = resolve_sum_ranks(config, layout, 125 * layout.bytes_per_rank, 1.0)
         assert resolved.max_sum_ranks_per_step == found
 
 

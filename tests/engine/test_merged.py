@@ -4,6 +4,7 @@ import math
 import threading
 from functools import partial
 from itertools import accumulate, count
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine import merged
+from engine import beside, merged
 from engine.merged import MergedModel
 from engine.messages import ProveAdapter
 from engine.models.config import DecoderConfig
@@ -253,6 +254,30 @@ def test_steps_do_not_wait_for_merged_weights_on_a_device(world, tmp_path):
     while not answers:
         answers = core.step()
     assert answers[0][1].proof.verdict == "passed"
+
+
+@ONE_FAMILY
+@pytest.mark.parametrize("fault", ["silence", "memory"])
+def test_a_device_that_does_not_answer_or_has_no_room_leaves_the_adapter_unproved(
+    world, tmp_path, monkeypatch, fault
+):
+    model, adapters = world
+    objects, ref, path = added(model, adapters["lora"], tmp_path)
+    core = build_core(model, tmp_path / "engine", objects)
+    weights = Shut(model, NO_ROUNDING)
+    core.proofs.reference = MergedModel(weights, core.proofs.reference.config, device=FakeDevice())
+    if fault == "silence":
+        monkeypatch.setattr(beside, "SILENCE_S", 0.1)
+    else:
+        monkeypatch.setattr(weights, "rows", Mock(side_effect=torch.OutOfMemoryError("none")))
+    proof = real_core.prove(core, ref, path)
+    weights.gate.set()
+    assert proof.verdict == "unavailable"
+    reason = {"silence": "has not answered for 0.1 s", "memory": "no memory left"}[fault]
+    assert reason in proof.message
+    core.handle("gw", make_message("r", max_tokens=20))
+    while not any(output.is_last for _, answer in core.step() for output in answer.outputs):
+        pass
 
 
 def test_only_experts_that_a_token_has_are_read(tmp_path):

@@ -31,6 +31,7 @@ from tests.engine.fakes import (
 BOUND_BY_BYTES = StepCurve(((1, 1.0), (8, 1.0), (16, 2.0)))
 """Eight tokens take as long as one; from there on each costs the same."""
 FULL = StepCurve(((1, 1.0), (2, 2.0)))
+FREE = StepCurve(((1, 1.0), (64, 1.0)))
 
 
 class CertainDrafter:
@@ -252,6 +253,13 @@ def test_behind_a_pending_token_each_draft_is_less_likely_by_the_guess_at_it():
     for is_pending, expected in ((False, {"a": 1}), (True, {})):
         speculation = Speculation(curve, CertainDrafter(), lag=1, most_choices=2)
         assert decoding("a", speculation=speculation, is_pending=is_pending) == expected
+
+
+def test_a_guess_at_a_pending_token_takes_no_drafts_place():
+    for is_pending in (False, True):
+        speculation = Speculation(FREE, CertainDrafter(), lag=1, most_choices=99)
+        drafts = decoding("a", speculation=speculation, is_pending=is_pending)
+        assert drafts == {"a": MOST_DRAFTS}
 
 
 @pytest.mark.parametrize(("said", "expected"), [(5, (3, 2)), (6, (3, 0))])

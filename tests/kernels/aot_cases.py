@@ -289,7 +289,8 @@ def expert_cases(model: str, mixture: Mixture, decode_tokens: int = DECODE_TOKEN
     """All calls of a layer of experts."""
     found = []
     for step, tokens in (("decode", decode_tokens), ("prefill", PREFILL_TOKENS)):
-        found.append(Case(f"{model} route {step}", partial(_route, mixture, tokens)))
+        found.append(Case(f"{model} route {step}", partial(_route, mixture, tokens, True)))
+        found.append(Case(f"{model} route {step} plain", partial(_route, mixture, tokens, False)))
         for form in ("dense", "fp8", *_ROUNDINGS):
             run = partial(_run_experts, mixture, tokens, form)
             min_arch = 89 if form == "fp8" else 80
@@ -297,13 +298,13 @@ def expert_cases(model: str, mixture: Mixture, decode_tokens: int = DECODE_TOKEN
     return found
 
 
-def _route(mixture: Mixture, tokens: int, dtype: torch.dtype) -> Routing:
+def _route(mixture: Mixture, tokens: int, norms: bool, dtype: torch.dtype) -> Routing:
     router = _of(dtype, mixture.experts, mixture.hidden)
-    return ops.route(_of(dtype, tokens, mixture.hidden), router, mixture.per_token, True)
+    return ops.route(_of(dtype, tokens, mixture.hidden), router, mixture.per_token, norms)
 
 
 def _run_experts(mixture: Mixture, tokens: int, form: str, dtype: torch.dtype) -> None:
-    routing = _route(mixture, tokens, dtype)
+    routing = _route(mixture, tokens, True, dtype)
     gate_up, down = (
         ExpertStack.empty(_weight(form, dtype, *sizes), mixture.experts)
         for sizes in ((mixture.hidden, 2 * mixture.width), (mixture.width, mixture.hidden))

@@ -27,6 +27,10 @@ MIXES: dict[str, list[int]] = {
 """Each token's slot, -1 for the base model. The largest runs are longer than a block of 16."""
 
 
+_STALE = -2
+"""Slot of a block that earlier steps left behind: its addresses must not be read."""
+
+
 @dataclass(frozen=True)
 class Module:
     """An adapter's matrices for one projection.   a: [rank, in].   b: [rank, out]."""
@@ -121,12 +125,12 @@ def make_case(
     work = LoRAWork(
         arena=arena,
         blocks=torch.empty(0),
-        pairs=_int32(pairs + [(len(blocks) + i, 0) for i in range(len(wrong))]),
+        pairs=_int32(pairs + [(len(blocks) + 1 + i, 0) for i in range(len(wrong))]),
         counts=_int32([len(blocks), len(pairs)]),
         block_rows=block_rows,
         max_rank=max_rank,
     )
-    case = LoRACase(work, modules, list(slots), blocks + wrong, tables, scales)
+    case = LoRACase(work, modules, list(slots), [*blocks, (0, 1, _STALE), *wrong], tables, scales)
     return case.placed(arena.device)
 
 
@@ -212,6 +216,8 @@ def _record(
 ) -> tuple[int, ...]:
     """A BLOCK record. The base model has depth 0, and addresses that must not be read."""
     first, count, slot = block
+    if slot == _STALE:
+        return first, count, 1, 8, 8
     if slot < 0:
         return first, count, 0, 0, 0
     return first, count, tables[slot].shape[2], tables[slot].data_ptr(), scales[slot].data_ptr()

@@ -69,7 +69,7 @@ def test_references_take_no_product_that_a_torch_may_lack_on_a_cpu(monkeypatch):
 
 # 77 features are no whole number of steps.
 ODD = {
-    "hidden": 77, "intermediate": 200, "heads": 3, "kv_heads": 1, "head_dim": 80, "vocab": 20_001,
+    "hidden": 77, "intermediate": 1100, "heads": 3, "kv_heads": 1, "head_dim": 80, "vocab": 20_001,
     "tokens": 9,
 }  # fmt: skip
 
@@ -187,15 +187,27 @@ def test_the_reference_has_drafts_attend_as_prefills_do(window):
 
 # ---- numbers beyond 2**31 elements ----
 
-FAR = ("embed", "rms_norm", "add_rms_norm", "quantize_fp8, 520", "copy_slabs of 16 ", "adjust")
+FAR = (
+    "embed",
+    "rms_norm",
+    "add_rms_norm",
+    "quantize_fp8, 520",
+    "copy_slabs of 16 ",
+    "adjust",
+    "sample",
+)
 
 
 def test_rows_past_32_bits_are_their_own():
     setting = setting_of(tokens=7)
     trials = [*rowwise_trials(setting), *sized_trials(setting)]
-    trials = [t for t in trials if t.name.startswith(FAR) or t.name == "sample"]
+    trials = [t for t in trials if t.name.startswith(FAR)]
+    for name in FAR:
+        assert any(t.name.startswith(name) for t in trials), f"no trial is of {name}"
     trials.append(multiply(setting, Rounding(4, 32), 3, setting.dtype, (5, 64)))
-    trials.append(plain(setting, "far", setting.dtype, setting.dtype, has_norms=False))
+    # A stride that is more than 32 bits long itself would make any product wide.
+    wide = setting_of(tokens=40)
+    trials.append(plain(wide, "far", setting.dtype, setting.dtype, has_norms=False))
     # Each kernel writes the last token of one of them.
     for rows in ([(40, 1), (50, 20)], [(50, 20), (40, 1)]):
         trials.append(attend(setting, ", far", rows, setting.dtype, num_spare=0))

@@ -29,6 +29,7 @@ MULTIPROCESSORS = 10
         (32, 103, 1, (24, 0)),  # the limits of 100
         (24, 121, 1, (24, 0)),  # those of 120
         (2, 100, 4, (32, 0, 256)),  # tensor memory
+        (1, 90, 4, (32, 300 << 10)),  # whether it can be launched is for the driver to say
     ],
 )
 def test_a_multiprocessor_holds_what_its_scarcest_resource_allows(held, arch, num_warps, taken):

@@ -19,8 +19,12 @@ INT4 = Rounding(4, 32)
 Form = Rounding | str
 
 _FORMS: tuple[Form, ...] = (DENSE, FP8, INT4, Rounding(4, 128, has_zeros=True), Rounding(8))
-_CHOICES = ((7, 8, 2), (90, 4, 1), (270, 2, 2), (37, 160, 2), (1, 5, 5))
-"""(tokens, experts, experts of a token), for which the router makes tiles of all sizes."""
+_CHOICES = (
+    (7, 8, 2, True), (90, 4, 1, False), (270, 2, 2, True), (37, 160, 2, False), (1, 5, 5, True),
+)  # fmt: skip
+"""(tokens, experts, experts of a token, whether their weights sum to 1), for which the router makes
+tiles of all sizes.
+"""
 _TOKENS, _EXPERTS = 90, 5
 
 
@@ -79,7 +83,7 @@ def _weight(
 
 
 def _route(
-    setting: Setting, tokens: int, experts: int, per_token: int, dtype: torch.dtype
+    setting: Setting, tokens: int, experts: int, per_token: int, norms: bool, dtype: torch.dtype
 ) -> Trial:
     """The router on numbers whose sums are exact and differ: all choose the same experts."""
     name = f"route {tokens} tokens to {per_token} of {experts} experts, {dtype}"
@@ -89,13 +93,15 @@ def _route(
     x[:, -1], router[:, -1] = 1, torch.randperm(experts, generator=rng) / 8192
 
     def run(ops, there):
-        routing = ops.route(*apart(there, x), *on(there, router), per_token, True)
+        routing = ops.route(*apart(there, x), *on(there, router), per_token, norms)
         return [routing.weights, routing.pairs, expert_of_places(routing)]
 
     def exact():
         logits = x.double() @ router.double().T
-        chosen, _ = choose_experts(logits, per_token, norms_weights=True)
-        weights = logits.gather(1, chosen).softmax(dim=1)
+        chosen, _ = choose_experts(logits, per_token, norms_weights=norms)
+        weights = logits.softmax(dim=1).gather(1, chosen)
+        if norms:
+            weights /= weights.sum(dim=1, keepdim=True)
         flat = chosen.flatten()
         return [weights, flat.argsort(stable=True).int(), flat.sort().values.int()]
 

@@ -17,6 +17,7 @@ from tests.gpu.trials.trial import (
     alike,
     apart,
     check_gaps,
+    describe_difference,
     near,
     on,
     randn,
@@ -142,6 +143,7 @@ def plain(
     heads[0, 0, 3] = torch.nan  # q sets no flag
     heads[1, sizes.heads, 3] = torch.nan
     heads[2, -1, -1], heads[4, -1, 0] = torch.inf, -torch.inf
+    step.slots[step.slots == 0] = step.slots[6].item()  # two tokens in one slot would be a race
     step.slots[3], step.slots[5], step.slots[6], step.finite[3] = -1, -3, 0, 0
     return Trial(title, step.run, near(lambda: step.exact(step.qkv)))
 
@@ -174,12 +176,15 @@ def _flags(setting: Setting, kv_dtype: torch.dtype) -> Trial:
 
     def judge(ours: Outputs, torchs: Outputs) -> None:
         finite, stored = ours
-        limit = FP8_MAX if kv_dtype == FP8 else torch.inf
-        assert finite.tolist() == [1, 0, 1, 1]
-        assert stored.isfinite().all()
-        assert torch.equal(stored[1] == 0, torchs[1][1] == 0)
-        assert (stored[2, 1] == min(most, limit)).all()
-        assert (stored[3, 1] == -min(1000.0, limit)).all()
+        limit, least = (FP8_MAX, 2.0**-9) if kv_dtype == FP8 else (torch.inf, 0.0)
+        mine, theirs = stored[1].abs(), torchs[1][1].abs()
+        assert finite.tolist() == [1, 0, 1, 1], f"the flags are {finite.tolist()}"
+        assert stored.isfinite().all(), "a number that is not finite is stored"
+        # The least number of e4m3 and 0 are as far from what is rounded.
+        differs = ((mine == 0) & (theirs > least)) | ((theirs == 0) & (mine > least))
+        assert not differs.any(), f"0 or not: {describe_difference(stored[1], torchs[1][1])}"
+        assert (stored[2, 1] == min(most, limit)).all(), "the largest number is stored as another"
+        assert (stored[3, 1] == -min(1000.0, limit)).all(), "-1000 is stored as another number"
 
     return Trial(f"rope_store_kv, flags, KV {kv_dtype}", run, judge)
 

@@ -176,6 +176,7 @@ def _copy_slabs(
     rng = setting.rng(name)
     words = randint(-(2**31), 2**31, 2, 7, slab_bytes // 4, rng=rng)
     target_ids, source_ids = torch.randperm(7, generator=rng)[:4].int(), randint(0, 7, 4, rng=rng)
+    target_ids[target_ids == 6] = target_ids[0].item()  # no slab is the target of two copies
     target_ids[0] = source_ids[1] = 6  # the last one, which may lie far away
 
     def run(ops, there):
