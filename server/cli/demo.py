@@ -161,7 +161,7 @@ def _show_what_to_paste(made: JsonObject) -> None:
         show("")
     show("In Python, with OpenAI's client (pip install openai):\n")
     for line in _python(url, tenants[0]["api_key"], [*tenants[0]["adapters"], made["model"]][0]):
-        show(f"  {line}")
+        show(line)  # without spaces before it, which Python would not take
 
 
 def _show_what_to_export(made: JsonObject, data_dir: Path) -> None:

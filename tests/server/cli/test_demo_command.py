@@ -23,7 +23,7 @@ from server.cli.terminal import CommandFailed
 
 START_TIMEOUT_S = 60.0
 DEMO = files("demo")
-# First words of the lines that are not indented; URLs, commands and the program are indented.
+# First words of the lines that are not indented; URLs and commands are.
 OWN_LINES = ["The", "Starting", "Ready", "In", "In", "In", "In", "For", "Ctrl-C", "Stopping;"]
 
 
@@ -91,7 +91,11 @@ def test_the_demo_answers_in_every_voice_and_comes_back_with_the_same_keys(tmp_p
         assert without == [{**tenant, "adapters": []} for tenant in first["tenants"]]
     assert process.returncode == 0
     log = data_dir.with_suffix(".log").read_text()
-    assert [line.split()[0] for line in log.splitlines() if line[:1].strip()] == OWN_LINES
+    before, _, rest = log.partition("(pip install openai):\n\n")
+    program, _, after = rest.partition("\n\n")
+    assert compile(program, "as it is pasted", "exec").co_names[:2] == ("openai", "OpenAI")
+    own_lines = [*before.splitlines(), *after.splitlines()]
+    assert [line.split()[0] for line in own_lines if line[:1].strip()] == OWN_LINES
     requests = (data_dir / "logs" / "gateway.log").read_text()
     assert '"route":"/v1/chat/completions"' in requests
     polls = [line for line in requests.splitlines() if '"/ready"' in line]
