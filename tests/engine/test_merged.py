@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine import beside, merged
+from engine.beside import Beside
 from engine.merged import MergedModel
 from engine.messages import ProveAdapter
 from engine.models.config import DecoderConfig
@@ -254,6 +255,13 @@ def test_steps_do_not_wait_for_merged_weights_on_a_device(world, tmp_path):
     while not answers:
         answers = core.step()
     assert answers[0][1].proof.verdict == "passed"
+
+
+def test_a_thread_beside_the_steps_does_many_short_units_before_it_waits_for_the_loop():
+    work, units = Beside(FakeDevice()), iter([None] * 200 + ["done"])
+    turns = work._thread.submit = Mock(wraps=work._thread.submit)
+    assert drain(work.run(lambda: next(units)))[0] == "done"
+    assert turns.call_count < 200
 
 
 @ONE_FAMILY

@@ -372,6 +372,16 @@ def test_an_estimate_learns_what_a_step_takes_beside_its_tokens_and_what_drafts_
     assert estimate.seconds(2, 3) == pytest.approx(2.5 + 3 * 1.4, rel=0.05)
 
 
+def test_a_pause_before_a_step_is_learned_and_forgotten():
+    estimate = StepEstimate(StepCurve(((1, 1.0), (9, 9.0))))
+    for _ in range(50):
+        estimate.note_after_pause(2, 3, 5.0 + 0.5)
+    assert estimate.pause_s == pytest.approx(0.5, rel=0.05)
+    for _ in range(500):
+        estimate.note(2, 0, 2.0)
+    assert estimate.pause_s < 0.05, "nothing is measured while no drafts are made"
+
+
 def test_no_step_is_expected_to_take_less_than_by_the_curve():
     """The curve may have been measured on a busy machine, and a large step be much faster now."""
     estimate = StepEstimate(StepCurve(((1, 1.0), (64, 10.0))))
