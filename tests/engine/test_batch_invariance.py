@@ -233,7 +233,7 @@ def assert_one_each(patterns, happened, num_runs):
     assert len(patterns) == 6
     assert len({next(iter(found)) for found in patterns.values()}) >= 4
     assert len(happened) == 7
-    assert min(happened.values()) >= 5, happened
+    assert min(happened.values()) >= 1, happened
 
 
 @pytest.mark.parametrize("quantization", [None, "int4"])

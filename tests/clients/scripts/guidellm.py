@@ -15,7 +15,7 @@ options = (
     f"--tokenizer kind=huggingface_auto,model={MODEL} --profile kind=synchronous "
     "--constraint kind=max_requests,count=10 --output kind=json,path=report.json --disable-console"
 )
-subprocess.run([f"{sys.prefix}/bin/guidellm", "run", *options.split()], check=True)
+subprocess.run([sys.executable, "-m", "guidellm", "run", *options.split()], check=True)
 report = json.loads(Path("report.json").read_text())
 totals = report["benchmarks"][0]["metrics"]["request_totals"]
 assert totals == {"successful": 10, "errored": 0, "incomplete": 0, "total": 10}, totals
