@@ -26,7 +26,34 @@ adapters."""
 EXPERT_ARCHITECTURES = frozenset({"Qwen3MoeForCausalLM", "MixtralForCausalLM"})
 """Architectures whose MLPs consist of experts. Adapters may change their attention only."""
 
+_TEXT_PREFIXES = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head.", "lm_head."),
+    ("language_model.", "model."),
+    ("model.text_model.", "model."),
+    ("text_model.model.", "model."),
+    ("text_model.", "model."),
+)
+"""Names of a text model within a checkpoint that also takes images or sound, and its own names."""
+
+_TOWER = re.compile(
+    r"(?:^|\.)(?:vision|visual|audio|image|speech|multi_modal|mm_projector|embed_vision|embed_audio)"
+)
+
 _OF_MLP = re.compile(r"\.(?:mlp|block_sparse_moe)\.")
+
+
+def text_name(name: str) -> str | None:
+    """Name of a tensor or module in a checkpoint of the text model alone, such as
+    "model.layers.0.mlp.up_proj"; None if it belongs to a tower for images or sound.
+    """
+    if _TOWER.search(name):
+        return None
+    for theirs, own in _TEXT_PREFIXES:
+        if name.startswith(theirs):
+            return own + name.removeprefix(theirs)
+    return name
 
 
 def may_change(config: Mapping[str, Any], name: str) -> bool:
