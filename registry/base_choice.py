@@ -10,6 +10,7 @@ from typing import BinaryIO, Protocol, TypeVar
 from registry.errors import InvalidAdapter, shown
 from registry.peft_config import CONFIG_FILE, PeftConfig
 from registry.peft_format import Header, split_lora_name
+from registry.tensor_names import name_tensors
 from registry.validate import AdapterLimits, Base, find_copies, read_weights_header
 
 
@@ -38,7 +39,8 @@ def choose_base(
     trained_on = PeftConfig.parse(config).base_model_name
     file_size = weights.seek(0, 2)
     weights.seek(0)
-    return choose(candidates, trained_on, read_weights_header(weights, file_size, limits))
+    header = read_weights_header(weights, file_size, limits)
+    return choose(candidates, trained_on, name_tensors(header).header)
 
 
 def choose(candidates: Sequence[C], trained_on: str | None, header: Header) -> C:

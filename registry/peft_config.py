@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from registry.errors import InvalidAdapter, TooLarge, shown
-from registry.module_pattern import MAX_WORK, ModulePattern
-from registry.peft_format import EMBEDDING, HEAD, ModuleScale
+from registry.module_pattern import ModulePattern, read_pattern
+from registry.peft_format import EMBEDDING, HEAD
 from registry.strict_json import parse_object
 
 T = TypeVar("T")
@@ -19,31 +19,26 @@ MAX_INVOCATION_TOKENS = 64
 # The largest models that are served have 882 modules.
 MAX_PATTERNS = 1024
 _MAX_RANK = 1 << 20
+_ENDS = {name.rpartition(".")[2] for name in (EMBEDDING, HEAD)}
+# PEFT's rule for the number of a layer, and its rule where layers_pattern says what is before it.
+_LAYER = r".*?\.[^.]*\.(?P<layer>\d+)\."
+_LAYER_OF = r"(?:^|.*?\.){}\.(?P<layer>\d+)\."
 
 ALL_LINEAR = "all-linear"
 
-# Options that change the computation in ways that are not served. Null, false and empty values
-# are accepted, since they ask for nothing.
+# Options that change the computation in ways that are not served.
 _UNSUPPORTED = frozenset(
     {
         "arrow_config",
-        "corda_config",
-        "fan_in_fan_out",
         "kasa_config",
         "layer_replication",
-        "layers_pattern",
-        "loftq_config",
         "lora_bias",
-        "lora_ga_config",
         "megatron_config",
-        "monteclora_config",
-        "runtime_config",
         "target_parameters",
         "trainable_token_indices",
         "use_bdlora",
         "use_dora",
         "use_qalora",
-        "velora_config",
     }
 )
 # Types and options of which `chorale adapters convert` makes a plain LoRA.
@@ -55,25 +50,30 @@ CONVERTIBLE_TYPES = frozenset(
 )  # fmt: skip
 _CONVERTIBLE_INITS = ("corda", "lora_ga", "mica", "olora", "pissa")
 CONVERTIBLE_OPTIONS = frozenset(
-    {
-        "kasa_config",
-        "monteclora_config",
-        "trainable_token_indices",
-        "use_dora",
-        "use_qalora",
-        "velora_config",
-    }
+    {"kasa_config", "trainable_token_indices", "use_dora", "use_qalora"}
 )
-# Options that concern training only, or have an effect only with another key.
+# Options of how a model is loaded, how an adapter begins and how it is trained. An initialization
+# that changes more than the adapter has its name in init_lora_weights.
 _IGNORED = frozenset(
     {
+        "corda_config",
         "eva_config",
+        # PEFT itself sets it to false for the linear layers that all served models have.
+        "fan_in_fan_out",
         "inference_mode",
+        "loftq_config",
         "lora_dropout",
+        "lora_dtype",
+        "lora_ga_config",
+        "lorap_emb_lr",
+        "lorap_lr_ratio",
         "megatron_core",
+        "monteclora_config",
         "peft_version",
         "qalora_group_size",
         "revision",
+        "runtime_config",
+        "velora_config",
     }
 )
 _READ = frozenset(
@@ -86,6 +86,7 @@ _READ = frozenset(
         "ensure_weight_tying",
         "exclude_modules",
         "init_lora_weights",
+        "layers_pattern",
         "layers_to_transform",
         "lora_alpha",
         "modules_to_save",
@@ -99,6 +100,7 @@ _READ = frozenset(
 )
 # Keys of auto_mapping, in which PEFT notes the class that it wrapped; Unsloth adds the last.
 _CLASS_KEYS = frozenset({"base_model_class", "parent_library", "unsloth_fixed"})
+_MLX_KEYS = frozenset({"fine_tune_type", "lora_parameters"})
 TOKENS_NOT_SERVED = (
     "trained tokens are not served; make a plain LoRA of embed_tokens of them with "
     "`chorale adapters convert`, or train embed_tokens with LoRA (target_modules)"
@@ -115,10 +117,13 @@ class PeftConfig:
     pattern ".*".   is_all_linear: then the model's ends are not targeted.
     saved_modules: names, or parts of them, of modules that are saved whole and have no adapter.
     rank_pattern, alpha_pattern: the first pattern that matches a module wins, as in PEFT.
-    layers: layers with an adapter; None for all.
+    layers: layers with an adapter; None for all.   layer_patterns: expressions that find the number
+    of a layer in a module's name.
     ties_ends: an embedding that is also the head has one LoRA for both, see `targets`.
     invocation_tokens: an activated LoRA applies from their last occurrence in the prompt on; None
     for an ordinary LoRA.
+    not_compared: keys whose patterns cannot be matched in linear time. They announce which modules
+    have tensors, and the tensors themselves decide.
     """
 
     r: int
@@ -131,9 +136,12 @@ class PeftConfig:
     is_all_linear: bool
     saved_modules: tuple[str, ...]
     layers: frozenset[int] | None
+    layer_patterns: tuple[ModulePattern, ...]
     ties_ends: bool
     invocation_tokens: tuple[int, ...] | None
     base_model_name: str | None
+    task_type: str | None
+    not_compared: tuple[str, ...]
 
     @classmethod
     def parse(cls, raw: bytes) -> "PeftConfig":
@@ -146,47 +154,71 @@ class PeftConfig:
         layers = _layers(config.get("layers_to_transform"))
         if layers is not None and isinstance(targets, str):
             raise _invalid("layers_to_transform", "needs target_modules to be a list")
-        base_model_name = config.get("base_model_name_or_path")
+        not_compared = [] if targets is not None else ["target_modules"]
+        ranks = _patterns("rank_pattern", config.get("rank_pattern"), _rank)
+        if None in (pattern for pattern, _ in ranks):
+            not_compared.append("rank_pattern")
+        base_model_name, task_type = config.get("base_model_name_or_path"), config.get("task_type")
         return cls(
             r=_rank("r", config.get("r")),
             lora_alpha=_alpha("lora_alpha", config.get("lora_alpha")),
             use_rslora=_flag("use_rslora", config.get("use_rslora")),
-            rank_pattern=_patterns("rank_pattern", config.get("rank_pattern"), _rank),
-            alpha_pattern=_patterns("alpha_pattern", config.get("alpha_pattern"), _alpha),
-            target_modules=_modules("target_modules", targets),
-            exclude_modules=_modules("exclude_modules", config.get("exclude_modules") or []),
+            rank_pattern=tuple((p, rank) for p, rank in ranks if p is not None),
+            alpha_pattern=_alphas(config.get("alpha_pattern")),
+            target_modules=_modules("target_modules", targets or [], not_compared),
+            exclude_modules=_modules(
+                "exclude_modules", config.get("exclude_modules") or [], not_compared
+            ),
             is_all_linear=targets == ALL_LINEAR,
             saved_modules=_names("modules_to_save", config.get("modules_to_save") or []),
             layers=layers,
+            layer_patterns=_layer_patterns(config.get("layers_pattern"), not_compared),
             ties_ends=_flag("ensure_weight_tying", config.get("ensure_weight_tying")),
             invocation_tokens=_invocation_tokens(config.get("alora_invocation_tokens")),
             base_model_name=base_model_name if isinstance(base_model_name, str) else None,
+            task_type=task_type if isinstance(task_type, str) else None,
+            not_compared=tuple(not_compared),
         )
 
-    def effect(self, module: str) -> ModuleScale:
-        """Rank and scale of a module. The scale is alpha / r, or alpha / sqrt(r) with rsLoRA, in
-        float32.
+    @property
+    def announces_modules(self) -> bool:
+        """Whether `targets` is known; else the tensors alone say which modules change."""
+        return not {"target_modules", "exclude_modules", "layers_pattern"} & {*self.not_compared}
+
+    def rank(self, module: str) -> int | None:
+        """Rank of a module, by the name that it has in the trainer's model; None if not known."""
+        if "rank_pattern" in self.not_compared:
+            return None
+        return _first_match(self.rank_pattern, module, self.r)
+
+    def scale(self, module: str, rank: int) -> float:
+        """Scale of a module of this rank, by the name that it has in the trainer's model.
+
+        It is alpha / r, or alpha / sqrt(r) with rsLoRA, in float32.
         """
         import numpy as np  # here, as in registry.tensor_values
 
-        rank = _first_match(self.rank_pattern, module, self.r)
         alpha = _first_match(self.alpha_pattern, module, self.lora_alpha)
-        scale = float(np.float32(alpha / (math.sqrt(rank) if self.use_rslora else rank)))
-        return ModuleScale(rank, scale)
+        return float(np.float32(alpha / (math.sqrt(rank) if self.use_rslora else rank)))
 
     def targets(self, module: str) -> bool:
         """Whether PEFT would put an adapter on this module (check_target_module_exists)."""
-        is_end = module in (EMBEDDING, HEAD)
+        is_end = module.rpartition(".")[2] in _ENDS
         if _matches(self.exclude_modules, module) or (is_end and self.is_all_linear):
             return False
         if any(f".{name}." in f".{module}." for name in self.saved_modules):
             return False
         if not _matches(self.target_modules, module):
             return False
-        if self.layers is None or (not is_end and int(module.split(".")[2]) in self.layers):
+        if self.layers is None or self._layer(module) in self.layers:
             return True
         # PEFT ignores layers_to_transform for a module that target_modules names in full.
         return isinstance(self.target_modules, frozenset) and module in self.target_modules
+
+    def _layer(self, module: str) -> int | None:
+        """Number of the layer, as layers_to_transform means it; None outside layers."""
+        numbers = (pattern.layer(module) for pattern in self.layer_patterns)
+        return next((number for number in numbers if number is not None), None)
 
 
 def endings(module: str) -> Iterator[str]:
@@ -207,16 +239,18 @@ def _first_match(patterns: tuple[tuple[ModulePattern, T], ...], module: str, def
 
 def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
     # peft_type is checked first, since the keys of other methods would all be unknown.
-    if config.get("peft_type") != "LORA":
-        raise _unsupported("peft_type", config.get("peft_type"))
-    if config.get("task_type") not in (None, "CAUSAL_LM"):
-        raise _unsupported("task_type", config["task_type"])
-    if (mapping := config.get("auto_mapping")) and not _is_causal_lm(mapping):
-        raise _unsupported("auto_mapping", mapping)
+    if config.get("peft_type") is None:
+        raise _of_no_type(config)
+    if config["peft_type"] != "LORA":
+        raise _unsupported("peft_type", config["peft_type"])
     for key, value in config.items():
-        if key in _UNSUPPORTED and value:
+        if _asks_for_nothing(key, value):
+            continue
+        if key in _UNSUPPORTED:
             raise _unsupported(key, value)
-        if key not in _READ | _IGNORED | _UNSUPPORTED and value:
+        if key == "auto_mapping":
+            _check_class(value)
+        elif key not in _READ | _IGNORED:
             raise InvalidAdapter(
                 code="unknown_config_key",
                 message=f"{CONFIG_FILE} has the key {shown(key)}, which is not known; remove it.",
@@ -231,11 +265,23 @@ def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
         raise _unsupported("init_lora_weights", init)
 
 
-def _is_causal_lm(mapping: object) -> bool:
-    """Whether an auto_mapping names the class of a language model and nothing else."""
-    if not isinstance(mapping, dict) or mapping.keys() - _CLASS_KEYS:
-        return False
-    return str(mapping.get("base_model_class")).endswith("ForCausalLM")
+def _asks_for_nothing(key: str, value: object) -> bool:
+    """Whether an option changes nothing: null, false, empty, or an object or a list of such."""
+    if key == "use_bdlora" and isinstance(value, dict):
+        return bool(value.get("nblocks", 1) == 1)  # one block is the whole matrix
+    if isinstance(value, dict):
+        return all(_asks_for_nothing("", item) for item in value.values())
+    if isinstance(value, list):
+        return all(_asks_for_nothing("", item) and item != 0 for item in value)
+    return not value
+
+
+def _check_class(mapping: object) -> None:
+    """Check that auto_mapping names a class, and no code to load. Raises InvalidAdapter."""
+    if not isinstance(mapping, dict):
+        raise _invalid("auto_mapping", "must be an object")
+    for key in mapping.keys() - _CLASS_KEYS:
+        raise _unsupported(f"auto_mapping.{key}", mapping[key])
 
 
 def _rank(key: str, value: object) -> int:
@@ -260,23 +306,52 @@ def _flag(key: str, value: object) -> bool:
 
 def _patterns(
     key: str, value: object, read: Callable[[str, object], T]
-) -> tuple[tuple[ModulePattern, T], ...]:
+) -> list[tuple[ModulePattern | None, T]]:
+    """Patterns and their numbers; None for a pattern that cannot be matched in linear time."""
     if value is None:
-        return ()
+        return []
     if not isinstance(value, dict) or len(value) > MAX_PATTERNS:
         raise _invalid(key, f"must map at most {MAX_PATTERNS} module names to numbers")
-    patterns = tuple((ModulePattern(k, param=key), read(key, v)) for k, v in value.items())
-    if sum(pattern.work for pattern, _ in patterns) > 4 * MAX_WORK:
-        raise _invalid(key, "has too many patterns; list the modules by name")
-    return patterns
+    return [(read_pattern(text, key), read(key, number)) for text, number in value.items()]
 
 
-def _modules(key: str, value: object) -> frozenset[str] | ModulePattern:
+def _alphas(value: object) -> tuple[tuple[ModulePattern, float], ...]:
+    """Scales depend on every pattern of alpha_pattern, so each has to be matched."""
+    found = []
+    for (pattern, alpha), text in zip(
+        _patterns("alpha_pattern", value, _alpha), value if isinstance(value, dict) else (),
+        strict=True,
+    ):  # fmt: skip
+        if pattern is None:
+            raise InvalidAdapter(
+                code="unsupported_pattern",
+                message=f"alpha_pattern has {shown(text)}, which scales depend on and which cannot "
+                "be matched in linear time (lookaround, references); list the modules by name.",
+                param="alpha_pattern",
+            )
+        found.append((pattern, alpha))
+    return tuple(found)
+
+
+def _modules(key: str, value: object, not_compared: list[str]) -> frozenset[str] | ModulePattern:
+    """Names, or a pattern; notes the key in `not_compared` if it cannot be matched."""
     if isinstance(value, str):
-        return ModulePattern(".*" if value == ALL_LINEAR else value, param=key)
+        pattern = read_pattern(".*" if value == ALL_LINEAR else value, key)
+        if pattern is None:
+            not_compared.append(key)
+        return pattern or frozenset()
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return frozenset(value)
     raise _invalid(key, "must be a list of module names or one pattern")
+
+
+def _layer_patterns(value: object, not_compared: list[str]) -> tuple[ModulePattern, ...]:
+    names = [value] if isinstance(value, str) and value else value or []
+    forms = [_LAYER_OF.format(name) for name in _names("layers_pattern", names)] or [_LAYER]
+    patterns = [read_pattern(form, "layers_pattern") for form in forms]
+    if None in patterns:
+        not_compared.append("layers_pattern")
+    return tuple(pattern for pattern in patterns if pattern is not None)
 
 
 def _names(key: str, value: object) -> tuple[str, ...]:
@@ -312,6 +387,19 @@ def _invalid(key: str, rule: str) -> InvalidAdapter:
     )
 
 
+def _of_no_type(config: Mapping[str, Any]) -> InvalidAdapter:
+    if config.keys() & _MLX_KEYS:
+        message = (
+            f"{CONFIG_FILE} has no peft_type, as mlx-lm writes it: push the folder with `chorale "
+            "adapters push`, which converts it."
+        )
+    else:
+        message = (
+            f"{CONFIG_FILE} has no peft_type; send the file that PEFT's save_pretrained wrote."
+        )
+    return InvalidAdapter(code="invalid_config", message=message, param="peft_type")
+
+
 def _unsupported(key: str, value: object) -> InvalidAdapter:
     what = f"{key}={shown(str(value))} in {CONFIG_FILE}"
     # Trained tokens are rows of the embedding, so the message for embeddings applies.
@@ -325,7 +413,7 @@ def _unsupported(key: str, value: object) -> InvalidAdapter:
     elif _is_convertible(key, value):
         message = f"{what} is not served; make a plain LoRA of it with `chorale adapters convert`."
     else:
-        message = f"{what} is not served; train a plain LoRA for CAUSAL_LM without it."
+        message = f"{what} is not served; train a plain LoRA without it."
     return InvalidAdapter(code="unsupported_feature", message=message, param=key)
 
 

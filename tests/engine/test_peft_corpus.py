@@ -30,6 +30,12 @@ INVOCATION = [17, 18, 19]
 PROMPTS = [[5, *INVOCATION, 7, 9], [*range(30, 60), *INVOCATION, 3], [*INVOCATION, 200, 100, 50]]
 NUM_TOKENS = 8
 UP_DOWN = r"model\.layers\.\d+\.mlp\.(up|down)_proj"
+PARTS = "(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense)"
+UNSLOTH = (
+    rf"(?:.*?(?:language|text).*?{PARTS}.*?(?:q_proj|up_proj).*?)"
+    rf"|(?:\bmodel\.layers\.[\d]{{1,}}\.{PARTS}\.(?:(?:q_proj|up_proj)))"
+)
+SWIFT = r"^(model(?!.*(experts|visual))).*\.(q_proj|up_proj)$"
 MIXED = {
     "rank_pattern": {"layers.0.self_attn.q_proj": 3, r".*\.o_proj": 12, "o_proj": 2},
     "alpha_pattern": {r"layers\.1\..*": 9, "^model.layers.0.self_attn.q_proj": 5},
@@ -99,6 +105,21 @@ SERVED = {
     },
     # PEFT corrects this option for linear layers, with a warning.
     "fan in fan out": {"fan_in_fan_out": True},
+    "another task": {"task_type": "SEQ_CLS"},
+    "a class of another task": {
+        "auto_mapping": {"base_model_class": "LlamaForSequenceClassification"}
+    },
+    "layer pattern": {"layers_pattern": "layers", "layers_to_transform": [1]},
+    "LoRA-GA's options": {"lora_ga_config": options.LoraGAConfig()},
+    "CorDA's paths": {"corda_config": options.CordaConfig(cache_file="/etc/passwd")},
+    "VeLoRA": {"velora_config": options.VeloraConfig()},
+    "MonteCLoRA": {"monteclora_config": options.MontecloraConfig()},
+    "LoftQ's options": {"loftq_config": {"loftq_bits": 4}},
+    "blocks that are whole": {
+        "use_bdlora": options.BdLoraConfig(target_modules_bd_b=["q_proj"], match_strict=False)
+    },
+    "Unsloth's expression": {"target_modules": UNSLOTH},
+    "ms-swift's expression": {"target_modules": SWIFT},
 }  # fmt: skip
 
 REFUSED = {
@@ -106,14 +127,9 @@ REFUSED = {
     "LoRA bias": {"lora_bias": True},
     "all biases": {"bias": "all"},
     "biases beside LoRA": {"bias": "lora_only"},
-    "another task": {"task_type": "SEQ_CLS"},
-    "a class of another task": {
-        "auto_mapping": {"base_model_class": "LlamaForSequenceClassification"}
-    },
     "a mapping to code": {
         "auto_mapping": {"base_model_class": "LlamaForCausalLM", "auto_map": "evil.py"}
     },
-    "layer pattern": {"layers_pattern": "layers", "layers_to_transform": [1]},
     "layers twice": {"layer_replication": [[0, 2], [1, 2]]},
     "trained tokens": {"trainable_token_indices": [1, 2]},
     "parameters": {
@@ -124,11 +140,7 @@ REFUSED = {
     "OLoRA": {"init_lora_weights": "olora"},
     "MiCA": {"init_lora_weights": "mica"},
     "LoRA-GA": {"init_lora_weights": "lora_ga", "lora_ga_config": options.LoraGAConfig()},
-    "LoRA-GA's options": {"lora_ga_config": options.LoraGAConfig()},
-    "CorDA's paths": {"corda_config": options.CordaConfig(cache_file="/etc/passwd")},
-    "VeLoRA": {"velora_config": options.VeloraConfig()},
     "QALoRA": {"use_qalora": True},
-    "MonteCLoRA": {"monteclora_config": options.MontecloraConfig()},
     "KaSA": {"kasa_config": options.KasaConfig()},
 }  # fmt: skip
 
@@ -136,11 +148,9 @@ REFUSED = {
 ONLY_WRITTEN = {
     "CorDA": {"init_lora_weights": "corda", "corda_config": options.CordaConfig()},
     "LoftQ": {"init_lora_weights": "loftq"},
-    "LoftQ's options": {"loftq_config": {"loftq_bits": 4}},
     "megatron": {"megatron_config": {"hidden_size": 64}},
-    "block diagonal": {"use_bdlora": options.BdLoraConfig()},
+    "block diagonal": {"use_bdlora": options.BdLoraConfig(nblocks=2)},
     "arrow": {"arrow_config": options.ArrowConfig()},
-    "fan in fan out of other layers": {"fan_in_fan_out": True},
 }
 
 METHODS = {
@@ -258,7 +268,7 @@ def refusal(world, folder):
 @pytest.mark.parametrize("case", REFUSED)
 def test_an_option_that_is_not_served_is_refused_by_name(world, tmp_path, case):
     error = refusal(world, write(world, tmp_path, REFUSED[case]))
-    assert error.param in REFUSED[case]
+    assert error.param.partition(".")[0] in REFUSED[case]
     assert error.param in str(error)
 
 

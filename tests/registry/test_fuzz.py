@@ -21,6 +21,7 @@ from lora.packing import pack
 from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter, TooLarge
 from registry.peft_format import lora_names, write_canonical
+from registry.tensor_names import peft_name
 from registry.validate import AdapterLimits, check_adapter
 from tests.lora.factories import FORM, SHAPE
 from tests.registry.mutants import mutant
@@ -70,13 +71,15 @@ def no_hang():
 
 
 def uploaded(number):
-    """(A, B) by module of an accepted mutant, read without the registry's code."""
+    """(A, B) by module of an accepted mutant, read with nothing of the registry but names."""
     _, weights = mutant(number)
     start = 8 + int.from_bytes(weights[:8], "little")
     header = json.loads(weights[8:start])
 
+    given = {peft_name(name): name for name in header if name != "__metadata__"}
+
     def tensor(name):
-        entry = header[name]
+        entry = header[given[name]]
         first, end = entry["data_offsets"]
         raw = weights[start + first : start + end]
         if entry["dtype"] == "BF16":
@@ -85,8 +88,7 @@ def uploaded(number):
             values = np.frombuffer(raw, {"F16": "<f2", "F32": "<f4"}[entry["dtype"]])
         return values.astype(np.float32).reshape(entry["shape"])
 
-    names = [name for name in header if name != "__metadata__"]
-    modules = {name.removeprefix("base_model.model.").partition(".lora")[0] for name in names}
+    modules = {name.removeprefix("base_model.model.").partition(".lora")[0] for name in given}
     return {module: [tensor(name) for name in lora_names(module)] for module in modules}
 
 

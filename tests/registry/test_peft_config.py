@@ -21,27 +21,32 @@ def parse(**changes):
     return PeftConfig.parse(make_config(**changes))
 
 
+def effect(config, module):
+    rank = config.rank(module)
+    return ModuleScale(rank, config.scale(module, rank))
+
+
 def test_the_scale_is_alpha_over_rank():
-    assert parse(r=4, lora_alpha=8).effect(Q0) == ModuleScale(4, 2.0)
+    assert effect(parse(r=4, lora_alpha=8), Q0) == ModuleScale(4, 2.0)
 
 
 def test_rslora_divides_by_the_root_of_the_rank():
-    assert parse(r=16, lora_alpha=8, use_rslora=True).effect(Q0) == ModuleScale(16, 2.0)
+    assert effect(parse(r=16, lora_alpha=8, use_rslora=True), Q0) == ModuleScale(16, 2.0)
 
 
 def test_the_scale_is_a_float32():
-    assert parse(r=3, lora_alpha=1).effect(Q0).scale == 0.3333333432674408
+    assert parse(r=3, lora_alpha=1).scale(Q0, 3) == 0.3333333432674408
 
 
 def test_patterns_give_a_module_its_own_rank_and_alpha():
     config = parse(rank_pattern={"layers.0.self_attn.q_proj": 2}, alpha_pattern={r"layers\.1.*": 2})
-    assert config.effect(Q0) == ModuleScale(2, 4.0)
-    assert config.effect(Q1) == ModuleScale(4, 0.5)
+    assert effect(config, Q0) == ModuleScale(2, 4.0)
+    assert effect(config, Q1) == ModuleScale(4, 0.5)
 
 
 def test_the_first_pattern_that_matches_wins():
-    assert parse(rank_pattern={"q_proj": 2, Q0: 8}).effect(Q0).rank == 2
-    assert parse(rank_pattern={Q0: 8, "q_proj": 2}).effect(Q0).rank == 8
+    assert parse(rank_pattern={"q_proj": 2, Q0: 8}).rank(Q0) == 2
+    assert parse(rank_pattern={Q0: 8, "q_proj": 2}).rank(Q0) == 8
 
 
 def test_targets_are_names_or_endings_at_a_dot():
@@ -93,22 +98,16 @@ def test_layers_to_transform_keeps_the_other_layers_out(layers):
         ("use_bdlora", {"nblocks": 2}),
         ("lora_bias", True),
         ("bias", "all"),
-        ("fan_in_fan_out", True),
         ("layer_replication", [[0, 1]]),
-        ("layers_pattern", "layers"),
         ("trainable_token_indices", [1]),
         ("target_parameters", ["experts"]),
         ("megatron_config", {"a": 1}),
-        ("auto_mapping", {"base_model_class": "LlamaForSequenceClassification"}),
-        ("auto_mapping", {"base_model_class": "LlamaForCausalLM", "code": "evil.py"}),
-        ("auto_mapping", ["LlamaForCausalLM"]),
-        ("loftq_config", {"loftq_bits": 4}),
-        ("corda_config", {"cache_file": "/etc/passwd"}),
         ("init_lora_weights", "pissa"),
         ("init_lora_weights", "olora"),
+        ("init_lora_weights", "loftq"),
+        ("arrow_config", {"top_k": 3}),
+        ("kasa_config", {"beta": 1e-4}),
         ("peft_type", "LOHA"),
-        ("peft_type", None),
-        ("task_type", "SEQ_CLS"),
     ],
 )
 def test_a_feature_that_is_not_served_is_refused_by_name(key, value):
@@ -117,9 +116,61 @@ def test_a_feature_that_is_not_served_is_refused_by_name(key, value):
     assert key in str(error)
 
 
-def test_null_false_and_empty_ask_for_nothing():
-    nothing = {"use_dora": False, "modules_to_save": None, "loftq_config": {}, "new_thing": None}
-    assert parse(**nothing, layers_pattern="") == parse()
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("use_dora", False),
+        ("modules_to_save", None),
+        ("loftq_config", {}),
+        ("new_thing", None),
+        ("new_thing", {"enabled": False, "of": [{"b": None}]}),
+        ("layers_pattern", ""),
+        ("layers_pattern", []),
+        ("use_bdlora", {"nblocks": 1, "target_modules_bd_b": ["q_proj"], "match_strict": True}),
+        # how a model is loaded, how an adapter begins, how it is trained
+        ("runtime_config", {"ephemeral_gpu_offload": True}),
+        ("eva_config", {"rho": 2.0, "tau": 0.99}),
+        ("corda_config", {"corda_method": "ipm", "cache_file": "/tmp/cache"}),
+        ("loftq_config", {"loftq_bits": 4, "loftq_iter": 1}),
+        ("lora_ga_config", {"direction": "ArB2r"}),
+        ("monteclora_config", {"num_samples": 8}),
+        ("velora_config", {"num_groups": 64}),
+        ("qalora_group_size", 16),
+        ("lorap_lr_ratio", 16.0),
+        ("fan_in_fan_out", True),
+        # which class was wrapped; nothing is loaded by its name
+        ("auto_mapping", {"base_model_class": "LlamaForSequenceClassification"}),
+        ("auto_mapping", {"base_model_class": "Gemma3ForConditionalGeneration",
+                          "parent_library": "transformers.models.gemma3", "unsloth_fixed": True}),
+    ],
+)  # fmt: skip
+def test_what_changes_no_computation_is_accepted(key, value):
+    assert parse(**{key: value}) == parse()
+
+
+@pytest.mark.parametrize("task", ["FEATURE_EXTRACTION", "SEQ_CLS", None])
+def test_any_task_may_have_trained_the_layers(task):
+    assert parse(task_type=task).task_type == task
+
+
+def test_a_class_and_nothing_else_may_be_mapped():
+    error = refused(make_config(auto_mapping={"base_model_class": "A", "code": "evil.py"}))
+    assert (error.code, error.param) == ("unsupported_feature", "auto_mapping.code")
+    assert refused(make_config(auto_mapping=["LlamaForCausalLM"])).param == "auto_mapping"
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"fine_tune_type": "lora"}, "adapters push"),
+        ({"lora_parameters": {"rank": 4}}, "mlx-lm"),
+        ({}, "save_pretrained"),
+    ],
+)
+def test_a_config_without_a_type_says_who_writes_such(changes, word):
+    error = refused(make_config(peft_type=None, **changes))
+    assert (error.code, error.param) == ("invalid_config", "peft_type")
+    assert word in str(error)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +191,6 @@ def test_code_paths_and_other_unknown_keys_are_refused_by_name(key, value):
     assert key in str(error)
 
 
-def test_the_class_that_was_wrapped_may_stand_for_the_task():
-    mapping = {"base_model_class": "LlamaForCausalLM", "parent_library": "transformers.models"}
-    assert parse(task_type=None, auto_mapping=mapping) == parse()
-
-
-def test_how_an_adapter_was_initialised_is_nothing_to_serving():
-    assert parse(init_lora_weights="eva", eva_config={"rho": 2.0}) == parse()
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -165,7 +207,6 @@ def test_how_an_adapter_was_initialised_is_nothing_to_serving():
         ("rank_pattern", [4]),
         ("rank_pattern", {"q_proj": 1.5}),
         ("alpha_pattern", {"q_proj": None}),
-        ("target_modules", None),
         ("target_modules", [1]),
         ("layers_to_transform", "1"),
         ("layers_to_transform", [True]),
@@ -201,9 +242,37 @@ def test_layers_and_a_pattern_do_not_go_together():
     assert error.param == "layers_to_transform"
 
 
-def test_many_costly_patterns_are_refused():
-    patterns = {f".*.*.*{n}": 4 for n in range(5)}
-    assert refused(make_config(rank_pattern=patterns)).param == "rank_pattern"
+LOOKAHEAD = r"model\.layers\.\d+(?!.*experts).*\.(q_proj|v_proj)"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("target_modules", LOOKAHEAD),
+        ("target_modules", None),
+        ("exclude_modules", LOOKAHEAD),
+        ("layers_pattern", "(?=l)layers"),
+        ("rank_pattern", {LOOKAHEAD: 4}),
+    ],
+)
+def test_what_cannot_be_matched_in_linear_time_is_not_compared(key, value):
+    config = parse(**{key: value})
+    assert config.not_compared == (key,)
+    assert config.announces_modules == (key == "rank_pattern")
+    assert config.rank(Q0) == (None if key == "rank_pattern" else 4)
+
+
+def test_a_scale_that_cannot_be_found_in_linear_time_is_refused():
+    error = refused(make_config(alpha_pattern={LOOKAHEAD: 4}))
+    assert (error.code, error.param) == ("unsupported_pattern", "alpha_pattern")
+
+
+@pytest.mark.parametrize("pattern", ["layers", ["layers"], ["blocks", "layers"], "model.layers"])
+def test_a_layer_is_found_behind_its_pattern(pattern):
+    config = parse(target_modules=["q_proj"], layers_to_transform=[1], layers_pattern=pattern)
+    assert [config.targets(module) for module in (Q0, Q1)] == [False, True]
+    config = parse(target_modules=["q_proj"], layers_to_transform=[1], layers_pattern="blocks")
+    assert not config.targets(Q1)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +307,7 @@ def test_the_largest_config_is_read_quickly():
     raw = make_config(rank_pattern=names)
     assert 50_000 < len(raw) <= 65_536
     last = f"base.model.model.layers.{MAX_PATTERNS - 1}.self_attn.q_proj"
-    assert PeftConfig.parse(raw).effect(last).rank == 4
+    assert PeftConfig.parse(raw).rank(last) == 4
     assert json.loads(raw)["rank_pattern"] == names
 
 

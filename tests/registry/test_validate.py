@@ -171,13 +171,120 @@ def test_a_module_that_the_base_does_not_have_is_refused_by_name(base, module):
         "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
         "base_model.model.lm_head.weight",
         "base_model.model.lm_head.lora_embedding_A",
-        "model.layers.0.self_attn.q_proj.lora_A.weight",
     ],
 )
 def test_a_tensor_of_another_method_is_refused_by_name(base, name):
     error = refused(base, with_tensor(base, name, make_tensor(np.ones(4))))
     assert error.code == "unsupported_feature"
     assert name in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("model.layers.0.self_attn.q_proj.lora_a", "mlx-lm"),
+        ("layers.0.attn.q_proj.lora_a.weight", "torchtune's checkpointer"),
+        ("model.decoder.layers.0.self_attention.linear_qkv.adapter.linear_in.weight", "NeMo"),
+        ("base_model.model.score.weight", "classifier"),
+        ("base_model.model.model.layers.0.input_layernorm.weight", "whole weight"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", "convert"),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias", "lora_bias=False"),
+        ("weights", "no form that is known"),
+    ],
+)
+def test_a_tensor_that_is_no_lora_says_what_to_do(base, name, advice):
+    error = refused(base, with_tensor(base, name, make_tensor(np.ones(4))))
+    assert (error.code, advice in str(error)) == ("unsupported_feature", True), str(error)
+    assert name in str(error)
+
+
+def test_a_tensor_without_values_says_how_to_gather_them(base):
+    error = refused(base, with_tensor(base, A0, make_tensor(np.ones(0))))
+    assert error.code == "empty_tensor"
+    assert "has no values" in str(error)
+    assert "ZeRO-3" in str(error)
+
+
+def test_two_names_of_one_tensor_are_both_shown(base):
+    other = A0.replace(".weight", ".sales.weight")
+    error = refused(base, with_tensor(base, other, make_tensor(np.ones((4, 16)))))
+    assert error.code == "duplicate_tensor"
+    assert A0 in str(error)
+    assert other in str(error)
+
+
+def test_an_endless_name_is_refused_before_it_is_read(base):
+    error = refused(base, with_tensor(base, "x_" * 600 + ".lora_A", make_tensor(np.ones(4))))
+    assert (error.code, "1207 characters" in str(error)) == ("invalid_header", True)
+
+
+def renamed(tensors, change):
+    return {change(name): tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda n: n.replace(".weight", ".default.weight"),
+        lambda n: "_orig_mod." + n,
+        lambda n: n.replace("layers.0.", "layers.0._fsdp_wrapped_module."),
+        lambda n: "module." + n,
+        lambda n: n.removeprefix("base_model.model."),
+        lambda n: n.replace("model.model.layers", "model.layers"),
+        lambda n: n.replace("model.model.layers", "model.model.language_model.layers"),
+        lambda n: n.replace(".lora_", "_"),  # the adapter was called "lora"
+    ],
+)
+def test_names_of_any_writer_make_one_canonical_adapter(base, change):
+    tensors = make_adapter(base)
+    plain, other = check(base, tensors), check(base, renamed(tensors, change))
+    assert other.header.tensors.keys() == plain.header.tensors.keys()
+    assert other.modules == plain.modules
+    assert other.passport == plain.passport
+
+
+def test_patterns_mean_the_names_of_the_model_that_was_trained(base):
+    tensors = renamed(
+        make_adapter(base), lambda n: n.replace("model.layers.", "model.language_model.layers.")
+    )
+    config = make_config(
+        target_modules=r".*language_model.*\.(q_proj|v_proj)",
+        alpha_pattern={"model.language_model.layers.1.self_attn.q_proj": 12},
+    )
+    passport = check(base, tensors, config).passport
+    assert passport.scales == {"2": 3, "3": 1}
+    assert passport.warnings == []
+
+
+VISION = "base_model.model.model.visual.blocks.0.attn.qkv"
+
+
+def test_a_tower_that_changes_nothing_is_left_out(base):
+    half = {f"{VISION}.lora_A.weight": make_tensor(np.ones((4, 8)))}
+    tower = half | {f"{VISION}.lora_B.weight": make_tensor(np.zeros((24, 4)))}
+    checked = check(base, make_adapter(base) | tower)
+    assert checked.modules.keys() == check(base, make_adapter(base)).modules.keys()
+    (warning,) = checked.passport.warnings
+    assert "2 tensors of a tower for images or sound" in warning
+    assert VISION in warning
+
+
+@pytest.mark.parametrize("with_b", [True, False])
+def test_a_tower_that_was_trained_is_refused_by_name(base, with_b):
+    tower = {f"{VISION}.lora_A.weight": make_tensor(np.ones((4, 8)))}
+    if with_b:
+        tower[f"{VISION}.lora_B.weight"] = make_tensor(np.ones((24, 4)))
+    error = refused(base, make_adapter(base) | tower)
+    assert error.code == "unsupported_feature"
+    assert f"{VISION}.lora_A.weight" in str(error)
+
+
+def test_tensors_that_only_training_uses_are_left_out(base):
+    extra = A0.replace(".lora_A.weight", ".lora_velora_embed")
+    checked = check(base, make_adapter(base) | {extra: make_tensor(np.ones(8))})
+    (warning,) = checked.passport.warnings
+    assert "only training uses" in warning
+    assert extra in warning
 
 
 def test_a_dtype_that_is_not_served_is_refused(base):
@@ -215,15 +322,36 @@ def test_warnings_are_few_however_much_there_is_to_warn_of(base):
     assert "1980 more" in warnings[-1]
 
 
-def test_a_module_that_is_not_targeted_but_has_tensors_is_refused(base):
-    error = refused(base, make_adapter(base), make_config(target_modules=["q_proj"]))
-    assert error.code == "target_mismatch"
-    assert "v_proj" in str(error)
+@pytest.mark.parametrize(("targets", "number"), [(["q_proj"], 2), ("q_proj", 4), ([], 4)])
+def test_a_module_that_has_tensors_is_served_though_peft_would_leave_it_out(base, targets, number):
+    checked = check(base, make_adapter(base), make_config(target_modules=targets))
+    assert len(checked.modules) == 4
+    (warning,) = checked.passport.warnings
+    assert f"does not target {number} of 4 modules" in warning
+    assert "PEFT would leave them out" in warning
 
 
-def test_a_pattern_that_matches_nothing_is_refused(base):
-    error = refused(base, make_adapter(base), make_config(target_modules="q_proj"))
-    assert (error.code, error.param) == ("target_mismatch", "target_modules")
+@pytest.mark.parametrize("targets", [None, r"(?!.*mlp).*\.(q_proj|v_proj)"])
+def test_a_target_that_is_not_compared_leaves_it_to_the_tensors(base, targets):
+    checked = check(base, make_adapter(base), make_config(target_modules=targets))
+    assert checked.modules == check(base, make_adapter(base)).modules
+    (warning,) = checked.passport.warnings
+    assert warning.startswith("not_compared: target_modules")
+
+
+def test_a_rank_that_is_not_compared_is_that_of_the_tensors(base):
+    config = make_config(rank_pattern={"(?!x)q_proj": 2}, lora_alpha=12)
+    tensors = make_adapter(base, targets=["q_proj"], rank=2) | make_adapter(
+        base, targets=["v_proj"]
+    )
+    checked = check(base, tensors, config)
+    assert checked.passport.ranks == {"2": 2, "4": 2}
+    assert checked.passport.scales == {"3": 2, "6": 2}
+
+
+def test_a_task_with_a_head_of_its_own_is_served_as_text_with_a_warning(base):
+    (warning,) = check(base, make_adapter(base), make_config(task_type="SEQ_CLS")).passport.warnings
+    assert "SEQ_CLS" in warning
 
 
 def test_a_file_over_the_limit_is_too_large(base):
@@ -367,6 +495,18 @@ def test_lora_on_experts_and_their_router_is_refused_by_name(mixture, module):
     assert (error.code, error.param) == ("unsupported_feature", "adapter_model.safetensors")
     assert name in str(error)
     assert "LoRA on experts" in str(error)
+
+
+def test_all_experts_of_a_large_mixture_are_refused_by_the_name_of_one(mixture):
+    tensor = make_tensor(np.ones((1, 4)))
+    tensors = {
+        f"base_model.model.model.layers.{layer}.mlp.experts.{expert}.{name}_proj.lora_{side}.weight":
+        tensor
+        for layer in range(48) for expert in range(128) for name in ("gate", "up", "down")
+        for side in "AB"
+    }  # fmt: skip
+    error = refused(mixture, tensors)
+    assert (error.code, "mlp.experts.0" in str(error)) == ("unsupported_feature", True)
 
 
 def test_lora_on_experts_that_are_parameters_is_refused_by_name(mixture):

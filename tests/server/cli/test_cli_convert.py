@@ -47,8 +47,6 @@ OPTIONS = {
     "use_dora": True,
     "use_qalora": True,
     "kasa_config": options.KasaConfig(),
-    "monteclora_config": options.MontecloraConfig(),
-    "velora_config": options.VeloraConfig(),
 }
 OFTEN = ("AdaLora", "IA3", "LoHa", "OFT", "use_dora")
 """Cases of each run: the conversion does not ask for the type."""
