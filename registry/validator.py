@@ -28,7 +28,7 @@ from registry.errors import InvalidAdapter, TooLarge, ValidatorUnavailable
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.peft_format import MAX_CANONICAL_HEADER_BYTES, WEIGHTS_FILE
 from registry.validate import AdapterLimits
-from registry.validator_process import READY
+from registry.validator_process import CONFIG_KEYS, READY
 
 _log = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ def _facts(base: BaseModel) -> dict[str, Any]:
         "known_as": sorted(base.known_as),
         "modules": base.modules,
         "ends": base.ends,
-        "config": {name: base.config.get(name) for name in ("vocab_size", "tie_word_embeddings")},
+        "config": {name: base.config.get(name) for name in CONFIG_KEYS},
         "tensors": {
             name: (tensor.dtype, tensor.shape, tensor.digest)
             for name, tensor in base.tensors.items()

@@ -23,13 +23,15 @@ from registry.validate import AdapterLimits, check_adapter
 READY = b"ready\n"
 """Line printed after the start: earlier failures are the server's fault, later ones the files'."""
 
+CONFIG_KEYS = ("architectures", "model_type", "vocab_size", "tie_word_embeddings")
+
 _CLONE_NEWNET = 0x4000_0000
 _CLONE_NEWUSER = 0x1000_0000
 
 
 @dataclass(frozen=True, slots=True)
 class BaseFacts:
-    """Properties of a base model that the checks need. config: vocab_size, tie_word_embeddings.
+    """Properties of a base model that the checks need.   config: CONFIG_KEYS of config.json.
 
     The others are those of registry.base_model.BaseModel.
     """

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from registry.errors import InvalidAdapter, TooLarge, ValidatorUnavailable
@@ -21,6 +22,7 @@ from tests.registry.factories import (
     make_adapter,
     make_base,
     make_config,
+    make_tensor,
     sha256,
 )
 
@@ -66,6 +68,15 @@ def test_a_refusal_comes_through_with_its_code_and_its_key(base, files):
     with pytest.raises(InvalidAdapter, match="use_dora") as caught:
         Validator(LIMITS).check([base], "a", *files)
     assert (caught.value.code, caught.value.param) == ("unsupported_feature", "use_dora")
+
+
+def test_the_process_knows_a_mixture_of_experts(base, files):
+    mixture = replace(base, config=base.config | {"architectures": ["Qwen3MoeForCausalLM"]})
+    name = "base_model.model.model.layers.0.mlp.experts.3.up_proj.lora_A.weight"
+    files[1].write_bytes(encode({name: make_tensor(np.ones((1, 4)))}))
+    with pytest.raises(InvalidAdapter, match="LoRA on experts") as caught:
+        Validator(LIMITS).check([mixture], "a", *files)
+    assert name in str(caught.value)
 
 
 def test_the_process_chooses_among_base_models_and_names_its_choice(base, files, tmp_path):
