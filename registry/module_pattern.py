@@ -13,7 +13,7 @@ import re2
 
 from registry.errors import InvalidAdapter, shown
 
-_MAX_PROGRAM_BYTES = 1 << 20
+_MAX_PROGRAM_BYTES = 1 << 16
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]*")
 # RE2 reads these in another way than Python.
 _AMBIGUOUS = re.compile(r"\{,|\[\^?\]?\[:")
