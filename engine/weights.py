@@ -16,13 +16,17 @@ from engine.models.tensor_files import ALL, TensorFiles
 from kernels.quantized import QuantizedWeight, Rounding, Weight, as_numbers, rounded_rows
 from lora.layout import CUT_BY_INPUTS, FUSED, PROJECTIONS
 from lora.shard import Shard
+from registry.architecture import composite_class
+from registry.text_config import text_config
 
 CPU = torch.device("cpu")
 
 
 def load_config(model_dir: Path) -> dict[str, object]:
+    """Read config.json; of a checkpoint that also takes images, the text model's part of it."""
     config: dict[str, object] = json.loads((model_dir / "config.json").read_text())
-    return config
+    stored = TensorFiles(model_dir).names if composite_class(config) else ()
+    return text_config(config, stored)
 
 
 def open_weights(model_dir: Path, dtype: torch.dtype | None) -> "StoredWeights":

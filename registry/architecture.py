@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 # `model_type` by class name, both as in config.json, which lists class names in `architectures`.
@@ -18,6 +19,35 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3_text",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """A class of checkpoints that also take images.
+
+    model_type: in config.json.   text_type: that of the text model, where text_config has none.
+    """
+
+    model_type: str
+    text_type: str
+
+
+COMPOSITES = {
+    "Gemma3ForConditionalGeneration": Composite("gemma3", "gemma3_text"),
+    "Mistral3ForConditionalGeneration": Composite("mistral3", "mistral"),
+    "Qwen2_5_VLForConditionalGeneration": Composite("qwen2_5_vl", "qwen2_5_vl_text"),
+    "Qwen3VLForConditionalGeneration": Composite("qwen3_vl", "qwen3_vl_text"),
+    "LlavaForConditionalGeneration": Composite("llava", "llama"),
+}
+"""Classes whose text model is served; see registry.text_config."""
+
+_MISSING = {
+    "llama4_text": "attention in chunks and experts beside a dense MLP",
+    "ministral3": "queries that are scaled by position",
+    "qwen3_5_text": "linear attention",
+    "qwen3_5_moe_text": "linear attention",
+}
+"""Features that text models need and that are not served, by `model_type`."""
 
 FUSED_ARCHITECTURES = frozenset({"Phi3ForCausalLM"})
 """Architectures that have q, k and v as one module, and gate and up as one, in checkpoints and in
@@ -62,16 +92,39 @@ def may_change(config: Mapping[str, Any], name: str) -> bool:
 
 
 def served_architecture(config: Mapping[str, Any]) -> str | None:
-    """The architecture that a config.json asks for; None if it is not served."""
+    """The architecture that the config of a text model asks for; None if it is not served."""
+    return _class_of(config, ARCHITECTURES)
+
+
+def composite_class(config: Mapping[str, Any]) -> str | None:
+    """The class of COMPOSITES that a config.json asks for; None for others."""
+    return _class_of(config, {name: each.model_type for name, each in COMPOSITES.items()})
+
+
+def _class_of(config: Mapping[str, Any], served: Mapping[str, str]) -> str | None:
     names = config.get("architectures")
     if isinstance(names, list) and names:
-        return next((name for name in names if name in ARCHITECTURES), None)
+        return next((name for name in names if name in served), None)
     # A folder that was saved from a bare config names only the model type.
     model_type = config.get("model_type")
-    return next((name for name, kind in ARCHITECTURES.items() if kind == model_type), None)
+    return next((name for name, kind in served.items() if kind == model_type), None)
 
 
 def refusal(config: Mapping[str, Any]) -> str:
     """Reason to give for a config.json whose architecture is not served."""
     found = ascii(config.get("architectures") or config.get("model_type"))
-    return f"its architecture is {found}; served are {', '.join(ARCHITECTURES)}"
+    return (
+        f"its architecture is {found}{_text_of(config)}; served are {', '.join(ARCHITECTURES)}, "
+        f"and the text models of {', '.join(COMPOSITES)}"
+    )
+
+
+def _text_of(config: Mapping[str, Any]) -> str:
+    """A refusal's words on the text model of a checkpoint that takes more than text."""
+    text = config.get("text_config")
+    if not isinstance(text, Mapping):
+        return ", and it has no text_config" if composite_class(config) else ""
+    kind = text.get("model_type")
+    missing = _MISSING.get(kind) if isinstance(kind, str) else None
+    needs = f", which needs {missing}" if missing else ""
+    return f" with the text model {ascii(kind)}{needs}"

@@ -6,7 +6,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,13 @@ from registry.architecture import (
     FUSED_ARCHITECTURES,
     refusal,
     served_architecture,
+    text_name,
 )
 from registry.base_tensor import BaseTensor, digest_of
 from registry.errors import InvalidAdapter, UnsupportedBaseModel
 from registry.peft_format import EMBEDDING, HEAD, Header, read_header, read_tensor_chunks
 from registry.strict_json import parse_object
+from registry.text_config import text_config
 
 ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -44,9 +46,11 @@ _OF_EXPERT = re.compile(r".*\.experts\.\d+\..*")
 
 @dataclass(frozen=True, slots=True)
 class BaseModel:
-    """A folder of a served architecture in Hugging Face format.
+    """A folder of a served architecture in Hugging Face format, or the text model in it.
 
-    config: the content of config.json.   base_revision: sha256 of config and weights, hex.
+    config: the content of config.json, or the text model's part (registry.text_config).
+    base_revision: sha256 of config and weights, hex. It is that of what is served: towers for
+    images are no part of it, nor are the names that a text model's tensors have beside towers.
     modules: (in_features, out_features) of every projection that an adapter may change, read from
     the weights, by name such as "model.layers.0.self_attn.q_proj".   ends: the same of the
     embedding and the head.
@@ -101,13 +105,16 @@ def read_headers(
 ) -> tuple[dict[str, Any], dict[str, Header], dict[str, tuple[int, int]]]:
     """Config, headers of the weight files and served modules of the folder, without the weights.
 
-    Raises UnsupportedBaseModel.
+    Of a checkpoint that also takes images, they are those of its text model, under the names that
+    it has alone. Raises UnsupportedBaseModel.
     """
     try:
         config = _read_config(path)
         headers = {name: _read_weights_header(path / name) for name in _weight_files(path)}
     except InvalidAdapter as error:
         raise UnsupportedBaseModel(path=path, reason=str(error).rstrip(".")) from error
+    headers = _text_headers(path, headers)
+    config = text_config(config, {name for header in headers.values() for name in header.tensors})
     return config, headers, _served_modules(path, config, headers)
 
 
@@ -117,7 +124,7 @@ def _read_config(path: Path) -> dict[str, Any]:
         config = parse_object(raw, param=_CONFIG, max_depth=_MAX_CONFIG_DEPTH)
     except OSError:
         raise UnsupportedBaseModel(path=path, reason=f"it has no readable {_CONFIG}") from None
-    if served_architecture(config) is None:
+    if served_architecture(text_config(config)) is None:
         raise UnsupportedBaseModel(path=path, reason=refusal(config))
     return config
 
@@ -152,6 +159,23 @@ def _read_weights_header(file_path: Path) -> Header:
             max_tensors=1_000_000,
             filename=file_path.name,
         )
+
+
+def _text_headers(path: Path, headers: dict[str, Header]) -> dict[str, Header]:
+    """The headers without tensors of towers. Raises UnsupportedBaseModel if two have one name."""
+    places: dict[str, str] = {}
+    found = {}
+    for filename, header in headers.items():
+        tensors = {}
+        for stored, tensor in header.tensors.items():
+            if (name := text_name(stored)) is None:
+                continue
+            if other := places.get(name):
+                both = f"{ascii(other)} and {ascii(stored)}"
+                raise UnsupportedBaseModel(path=path, reason=f"{both} are the same tensor twice")
+            places[name], tensors[name] = stored, tensor
+        found[filename] = replace(header, tensors=tensors)
+    return found
 
 
 def _served_modules(

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from registry.peft_config import CONFIG_FILE
+from tests.tiny_models import load_model
 
 
 def merged_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel | PeftModel:
@@ -16,7 +17,7 @@ def merged_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel |
     An activated LoRA is not merged, because it applies to a part of the tokens only. LoRA on the
     embedding or the head is not merged if they share a weight, since PEFT would change both.
     """
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    model = load_model(model_dir).eval()
     if adapter_dir is None:
         return model
     adapted = PeftModel.from_pretrained(model, adapter_dir).eval()
@@ -31,7 +32,7 @@ def rounding_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel
     """Load the base in float32 with inputs of its projections rounded to int8, row by row, as they
     are before products with 4 or 8 bits. The adapter gets them as they are.
     """
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
+    model = load_model(model_dir).eval()
     if adapter_dir is not None:
         model = PeftModel.from_pretrained(model, adapter_dir).eval()
     for name, module in model.named_modules():

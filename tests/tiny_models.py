@@ -8,8 +8,14 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 from lora.disk_cache import packed_path
 from lora.host import PackedAdapter, read_packed
@@ -30,7 +36,7 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_EMBEDDING_STD = {"gemma3_text": 0.05, "granite": 0.1}
+_EMBEDDING_STD = {"gemma3": 0.05, "gemma3_text": 0.05, "granite": 0.1}
 """Sizes of embeddings in families that multiply them. Larger ones would have a model repeat the
 last token, whatever context and adapter are; so would tied ones if what a layer adds is normalized.
 """
@@ -75,6 +81,34 @@ QWEN3_MOE: dict[str, Any] = {
     "mlp_only_layers": [0],
 }
 MIXTRAL = {"intermediate_size": 96, "num_local_experts": 5}
+_CLIP = {
+    "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+_QWEN_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 40, "num_heads": 2,
+                "out_hidden_size": 64}  # fmt: skip
+TOWERS = {
+    "gemma3": {"vision_config": _CLIP, "mm_tokens_per_image": 4},
+    "mistral3": {"vision_config": {**_CLIP, "head_dim": 16}},
+    "qwen2_5_vl": {"vision_config": {**_QWEN_VISION, "fullatt_block_indexes": [0]}},
+    "qwen3_vl": {"vision_config": {
+        **_QWEN_VISION, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]
+    }},
+    "llava": {"vision_config": {**_CLIP, "projection_dim": 16}},
+}  # fmt: skip
+"""Settings of a family that also takes images, beside those of its text model."""
+NEWER_NAMES = {
+    "language_model.model.": "model.language_model.",
+    "language_model.lm_head.": "lm_head.",
+    "vision_tower.": "model.vision_tower.",
+    "multi_modal_projector.": "model.multi_modal_projector.",
+    "visual.": "model.visual.",
+    "model.": "model.language_model.",
+}
+"""Prefixes of tensors that transformers 4.52 to 4.57 wrote, by those of other releases."""
+MROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+_TEXT_TYPES = {"gemma3": "gemma3_text", "mistral3": "mistral", "llava": "llama"}
+"""Types of text models, of which those of a Qwen-VL follow from its own."""
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -114,7 +148,8 @@ def save_model(
 ) -> Path:
     """Write a model of two layers with GQA, whose random weights give logits that vary much.
 
-    family: a model_type of transformers.   config: further entries of its config.json.
+    family: a model_type of transformers.   config: further entries of its config.json, or of the
+    text model's part of it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
@@ -133,13 +168,39 @@ def save_model(
         "bos_token_id": None,
         "pad_token_id": None,
     }
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **values | config))
+    model = _new_model(family, values | config)
     for name, parameter in model.named_parameters():
         _randomize(name, parameter, _EMBEDDING_STD.get(family, 1.0))
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     if old_spelling:
         _respell(folder / "config.json")
     return folder
+
+
+def _new_model(family: str, config: dict[str, Any]) -> PreTrainedModel:
+    if family not in TOWERS:
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **config))
+    kind = {"model_type": _TEXT_TYPES[family]} if family in _TEXT_TYPES else {}
+    whole = {"text_config": config | kind, "tie_word_embeddings": config["tie_word_embeddings"]}
+    whole_config = AutoConfig.for_model(family, **whole, **TOWERS[family])
+    return AutoModelForImageTextToText.from_config(whole_config)
+
+
+def load_model(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """Load a model by the class that its config.json names, with its towers."""
+    is_composite = "vision_config" in json.loads((folder / "config.json").read_text())
+    loader = AutoModelForImageTextToText if is_composite else AutoModelForCausalLM
+    return loader.from_pretrained(folder, dtype=dtype)
+
+
+def rename_tensors(folder: Path, prefixes: dict[str, str]) -> None:
+    """Replace the first prefix of a tensor's name that fits, as another release names tensors."""
+    path = folder / "model.safetensors"
+    tensors = {}
+    for name, tensor in load_file(path).items():
+        old = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+        tensors[prefixes.get(old, "") + name.removeprefix(old)] = tensor
+    save_file(tensors, path, {"format": "pt"})
 
 
 def _randomize(name: str, parameter: torch.nn.Parameter, embedding_std: float) -> None:
@@ -167,7 +228,7 @@ def _respell(path: Path) -> None:
 def save_adapter(model_dir: Path, folder: Path, seed: int, **config: Any) -> Path:
     """Write a PEFT adapter with random A and B, large enough to change the model's output."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    model = load_model(model_dir)
     options = {"r": 8, "lora_alpha": 16, "target_modules": _linear_modules(model)} | config
     peft_model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
     for name, parameter in peft_model.named_parameters():

@@ -8,6 +8,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from registry.architecture import text_name
+
 ALL = slice(None)
 
 _MIXTRAL_NAMES = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
@@ -22,9 +24,10 @@ class _Stored:
 
 
 class TensorFiles:
-    """All tensors of all files, by name, as they are stored.
+    """All tensors of a text model in all files, by name, as they are stored.
 
-    Tensors of Mixtral's experts have the names that other families give to those of theirs.
+    They have the names that they have in a checkpoint without towers for images, whose tensors are
+    left out. Those of Mixtral's experts have the names that other families give to theirs.
 
     A file is closed after each tensor, since pages read of it count as memory until then.
     Raises FileNotFoundError if the folder has no weights.
@@ -39,7 +42,8 @@ class TensorFiles:
         for name in names:
             with safe_open(model_dir / name, framework="pt") as file:
                 for stored in file.keys():  # noqa: SIM118, since it is no dict
-                    files[_served_name(stored)] = _Stored(model_dir / name, stored)
+                    if (own := text_name(stored)) is not None:
+                        files[_served_name(own)] = _Stored(model_dir / name, stored)
         self._files: Mapping[str, _Stored] = files
 
     @property

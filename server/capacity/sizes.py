@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from lora.layout import PROJECTIONS, ModelShape
 from registry.architecture import EXPERT_ARCHITECTURES, refusal, served_architecture
+from registry.text_config import text_config
 
 Quantization = Literal["float", "int8", "int4", "awq"]
 """Weights as they are, rounded by the engine to 8 bits or to 4 bits in groups of 32, or 4 bits in
@@ -179,9 +180,11 @@ def find_sizes(model: str) -> ModelSizes:
 
 def parse_sizes(config: Any, name: str) -> ModelSizes:
     """Sizes in a config.json. Raises UnknownModel."""
-    if not isinstance(config, Mapping) or (architecture := served_architecture(config)) is None:
-        why = refusal(config) if isinstance(config, Mapping) else "it is no JSON object"
-        raise UnknownModel(f"config.json of {name}: {why}")
+    if not isinstance(config, Mapping):
+        raise UnknownModel(f"config.json of {name}: it is no JSON object")
+    config = text_config(config)
+    if (architecture := served_architecture(config)) is None:
+        raise UnknownModel(f"config.json of {name}: {refusal(config)}")
     heads = _count(config, "num_attention_heads")
     hidden = _count(config, "hidden_size")
     has_experts = architecture in EXPERT_ARCHITECTURES

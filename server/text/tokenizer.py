@@ -16,6 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as HFTokenizer
 
+from registry.text_config import text_config
 from server.text.chat_template import ChatTemplate, content, read_json
 from server.text.chat_template import TemplateError as TemplateError
 from server.text.json_object import JsonObject
@@ -146,8 +147,9 @@ class Detokenizer:
 def _eos_token_ids(model_dir: Path, hf: HFTokenizer, config: JsonObject) -> tuple[int, ...]:
     """Every id that ends an answer, from all the files in which models say so."""
     found: set[int] = set()
-    for name in ("generation_config.json", "config.json"):
-        value = read_json(model_dir / name).get("eos_token_id")
+    of_model = text_config(read_json(model_dir / "config.json"))
+    for settings in (read_json(model_dir / "generation_config.json"), of_model):
+        value = settings.get("eos_token_id")
         found |= set(value) if isinstance(value, list) else {value} if value is not None else set()
     named = hf.token_to_id(content(config.get("eos_token")) or "")
     return tuple(sorted(found | ({named} if named is not None else set())))

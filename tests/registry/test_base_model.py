@@ -2,13 +2,15 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from registry.architecture import ARCHITECTURES, EXPERT_ARCHITECTURES, FUSED_ARCHITECTURES
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
 from tests.quantized_models import save_quantized
 from tests.registry.factories import encode, make_base, make_tensor, write_base
-from tests.tiny_models import MIXTRAL, QWEN3_MOE, save_model
+from tests.tiny_models import MIXTRAL, NEWER_NAMES, QWEN3_MOE, rename_tensors, save_model
 
 
 def load(folder):
@@ -178,3 +180,37 @@ def test_of_a_mixture_of_experts_adapters_may_change_attention_only(tmp_path, fa
     assert all(".self_attn." in name for name in base.modules)
     assert not any(".experts." in name for name in base.tensors)
     assert any(name.endswith(".gate.weight") for name in base.tensors)
+
+
+def change_towers(folder):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    towers = {name: torch.ones(3) for name in tensors if "vision" in name}
+    assert towers
+    save_file(tensors | towers, path)
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"]["hidden_size"] = 7
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_of_a_checkpoint_that_also_takes_images_the_text_model_is_the_base(tmp_path):
+    folder = save_model(tmp_path / "model", family="gemma3")
+    base = load(folder)
+    assert base.config["architectures"] == ["Gemma3ForCausalLM"]
+    assert base.modules.keys() == load(save_model(tmp_path / "text")).modules.keys()
+    assert base.ends == {"model.embed_tokens": (292, 64), "lm_head": (64, 292)}
+    assert base.tensors["lm_head.weight"] == base.tensors["model.embed_tokens.weight"]
+    assert all(name.startswith(("model.", "lm_head.")) for name in base.tensors)
+    assert not any("vision" in name or "projector" in name for name in base.tensors)
+    for change in (change_towers, lambda folder: rename_tensors(folder, NEWER_NAMES)):
+        change(folder)
+        assert load(folder).base_revision == base.base_revision
+
+
+def test_two_names_of_one_tensor_are_refused_with_both(tmp_path):
+    tensors = write_base(tmp_path / "model")
+    name = "layers.0.mlp.up_proj.weight"
+    tensors[f"model.language_model.{name}"] = tensors[f"model.{name}"]
+    split_into_shards(tmp_path / "model", tensors)
+    both = (f"'model.{name}'", f"'model.language_model.{name}'")
+    assert all(one in refused(tmp_path / "model") for one in both)

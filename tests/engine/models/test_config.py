@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from transformers import AutoConfig
@@ -7,7 +9,8 @@ from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
 from engine.models.experts import Experts
 from engine.models.family import Multipliers, SoftCaps
-from registry.architecture import ARCHITECTURES
+from registry.architecture import ARCHITECTURES, COMPOSITES
+from registry.text_config import text_config
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -200,6 +203,30 @@ def test_the_defaults_of_transformers_are_ours(architecture):
         assert parsed.shape.head_dim == head_dim or config.hidden_size // config.num_attention_heads
 
 
+@pytest.mark.parametrize("given", [{}, {"num_attention_heads": 16, "hidden_size": 4096}])
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_what_a_text_config_leaves_out_has_the_values_of_transformers(name, given):
+    composite = COMPOSITES[name]
+    written = [given]
+    if composite.model_type == "llava":
+        written += [given | {"model_type": kind} for kind in ("mistral", "qwen2")]
+    for text in written:
+        read = AutoConfig.for_model(composite.model_type, text_config=text)
+        whole = read.text_config.to_dict() | {"tie_word_embeddings": read.tie_word_embeddings}
+        ours, theirs = (
+            DecoderConfig.parse(text_config({"architectures": [name], "text_config": each}))
+            for each in (text, whole)
+        )
+        for field in dataclasses.fields(DecoderConfig):
+            if field.name == "ropes":
+                assert ours.ropes.numbers == theirs.ropes.numbers
+                frequencies = [[r.frequencies for r in c.ropes.different] for c in (ours, theirs)]
+                assert all(map(torch.equal, *frequencies))
+            # A Mistral 3 that says nothing of ties is tied by what its files hold.
+            elif (name, field.name) != ("Mistral3ForConditionalGeneration", "tie_word_embeddings"):
+                assert getattr(ours, field.name) == getattr(theirs, field.name), field.name
+
+
 def needed(config):
     keys = [key for key in LLAMA if key != "architectures"]
     return {key: getattr(config, key) for key in keys}
@@ -222,6 +249,22 @@ def needed(config):
         (QWEN2 | {"layer_types": ["chunked_attention"] * 4}, "chunked_attention"),
         (QWEN2 | {"layer_types": ["full_attention"] * 3}, "3 layers of 4"),
         (without(LLAMA, "vocab_size"), "vocab_size"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"]}, "it has no text_config"),
+        (
+            {"model_type": "llama4", "text_config": {"model_type": "llama4_text"}},
+            "'llama4' with the text model 'llama4_text', which needs attention in chunks",
+        ),
+        (
+            {
+                "architectures": ["Qwen3_5ForConditionalGeneration"],
+                "text_config": {"model_type": "qwen3_5_text"},
+            },
+            "which needs linear attention; served are .*Qwen3VLForConditionalGeneration",
+        ),
+        (
+            {"model_type": "llava", "text_config": {"model_type": "phi"}},
+            "'llava' with the text model 'phi'; served are",
+        ),
     ],
 )
 def test_a_model_that_is_not_served_is_refused_by_name(config, named):

@@ -1,10 +1,10 @@
 """The decoder alone: its precision by dtype next to transformers', and refused checkpoints."""
 
+import json
 from itertools import product
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from engine.batch import Batch, ScheduledRow
 from engine.cpu.inputs import InputBuilder
@@ -24,9 +24,13 @@ from tests.tiny_models import (
     GEMMA3,
     GRANITE,
     MIXTRAL,
+    MROPE,
+    NEWER_NAMES,
     OLMO2,
     PHI3,
     QWEN3_MOE,
+    load_model,
+    rename_tensors,
     save_model,
 )
 
@@ -110,7 +114,7 @@ def test_a_token_that_is_not_finite_is_told_in_any_layer_whether_it_samples_or_n
 
 @torch.inference_mode()
 def reference_logits(model_dir, dtype):
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
+    model = load_model(model_dir, dtype)
     return model(torch.tensor([PROMPT])).logits[0, -1].float()
 
 
@@ -129,6 +133,54 @@ def test_a_dtype_loses_no_more_than_twice_what_transformers_loses(tmp_path, fami
     ours = last_logits(load(model_dir, dtype), dtype)
     rounding = 64 * torch.finfo(torch.float32).eps * expected.abs().max()
     assert (ours - expected).abs().max() <= 2 * loss + rounding
+
+
+def say_nothing_of_ties(config):
+    """Remove what releases of Gemma 3 do not have."""
+    del config["tie_word_embeddings"], config["text_config"]["tie_word_embeddings"]
+
+
+def say_tied(config):
+    """Say what transformers 5 takes Mistral Small 3.1 to say, whose head is not tied."""
+    config["tie_word_embeddings"] = True
+
+
+def flatten(config):
+    """Write a config of Qwen2.5-VL as transformers did before 4.52."""
+    text = config.pop("text_config")
+    del text["model_type"], text["layer_types"]
+    rope = text.pop("rope_parameters")
+    section = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    config |= {**text, "rope_theta": rope["rope_theta"], "rope_scaling": section, **config}
+
+
+@pytest.mark.parametrize("names", [{}, NEWER_NAMES], ids=["as saved", "newer"])
+@pytest.mark.parametrize(
+    ("family", "options", "change"),
+    [
+        ("gemma3", GEMMA3, say_nothing_of_ties),
+        ("mistral3", {"sliding_window": 24}, None),
+        ("mistral3", {"tied": False}, say_tied),
+        ("qwen2_5_vl", {"tied": False, "rope": MROPE}, None),
+        ("qwen2_5_vl", {"rope": MROPE}, flatten),
+        ("qwen3_vl", {"head_dim": 32, "tied": False, "rope": MROPE}, None),
+        ("llava", {"tied": False}, None),
+    ],
+)
+def test_a_checkpoint_that_also_takes_images_computes_as_its_text_model(
+    tmp_path, family, options, change, names
+):
+    model_dir = save_model(tmp_path / "model", family=family, **options)
+    rename_tensors(model_dir, names if family != "qwen3_vl" else {})
+    if change:
+        config = json.loads((model_dir / "config.json").read_text())
+        change(config)
+        (model_dir / "config.json").write_text(json.dumps(config))
+    expected = reference_logits(model_dir, torch.float32)
+    ours = last_logits(load(model_dir), torch.float32)
+    assert (ours - expected).abs().max() <= 64 * torch.finfo(
+        torch.float32
+    ).eps * expected.abs().max()
 
 
 @torch.inference_mode()

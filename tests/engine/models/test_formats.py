@@ -1,5 +1,7 @@
 """Quantised checkpoints are read as their formats say, whole and in parts; others are refused."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,7 +12,7 @@ from engine.weights import ShardedWeights, open_weights
 from kernels.quantized import Fp8Weight, QuantizedWeight, Rounding, as_numbers
 from lora.shard import Shard
 from tests.quantized_models import KINDS, save_quantized
-from tests.tiny_models import save_model
+from tests.tiny_models import rename_tensors, save_model
 
 ROUNDED_AGAIN = {"gptq act-order", "W8A16 groups"}
 """Kinds that have no product of their own, and are rounded to 8 bits when they are read."""
@@ -190,3 +192,21 @@ def test_a_checkpoint_of_floats_has_no_format(config):
 def test_modules_that_gptqmodel_leaves_alone_do_not_matter():
     config = {"quant_method": "gptq", "bits": 4, "dynamic": {"-:model\\.layers\\.0\\..*": {}}}
     assert format_of({"quantization_config": config}).rounding == Rounding(4)
+
+
+def test_a_quantised_text_model_beside_floating_towers_is_read(model_dir, tmp_path):
+    folder, _ = save_quantized(model_dir, tmp_path, "W4A16")
+    alone = dict(open_weights(folder, torch.float32))
+    rename_tensors(folder, {"model.": "model.language_model."})
+    path = folder / "model.safetensors"
+    towers = {"model.vision_tower.layers.0.mlp.up_proj.weight": torch.ones(3, 3)}
+    save_file(load_file(path) | towers, path)
+    config = json.loads((folder / "config.json").read_text())
+    whole = {key: config.pop(key) for key in ("quantization_config", "dtype")}
+    whole |= {"model_type": "llava", "text_config": config}
+    (folder / "config.json").write_text(json.dumps(whole))
+    weights = open_weights(folder, torch.float32)
+    assert set(weights) == set(alone)
+    assert weights.is_quantized
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert torch.equal(as_numbers(weights[name]), as_numbers(alone[name]))

@@ -33,6 +33,24 @@ LLAMA: dict[str, Any] = {
 }
 
 
+GEMMA_3_4B = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+        "num_hidden_layers": 34, "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    },
+    "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
+}  # fmt: skip
+"""The config.json of the model on the Hub, as far as it has sizes."""
+
+
+def test_of_a_model_that_also_takes_images_the_text_model_is_planned() -> None:
+    sizes = parse_sizes(GEMMA_3_4B, "gemma")
+    assert sizes.shape == ModelShape(34, 2560, 10_240, 8, 4, 256)
+    assert (sizes.vocab_size, sizes.max_model_len, sizes.is_tied) == (262_208, 131_072, True)
+
+
 @st.composite
 def models(draw: st.DrawFn) -> ModelSizes:
     """Untied models, whose widths are multiples of 32 of at least 64."""

@@ -237,6 +237,12 @@ def test_every_id_that_ends_an_answer_is_found(
     assert ours.eos_token_ids == expected
 
 
+def test_a_text_config_says_what_ends_an_answer_where_nothing_else_does(tmp_path):
+    text = {"model_type": "mistral", "eos_token_id": 5}
+    config = {"model_type": "mistral3", "text_config": text}
+    assert load(tmp_path, make_tokenizer("llama2"), config=config).eos_token_ids == (5,)
+
+
 # ---- folders that are refused ----
 
 
