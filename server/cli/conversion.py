@@ -13,20 +13,26 @@ import math
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import peft
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import logging
 
-from registry.architecture import may_change
+from registry.architecture import composite_class, may_change, text_name
 from registry.peft_format import EMBEDDING, HEAD, lora_names
 
 MAX_RANK = 256
@@ -42,6 +48,7 @@ _MORE_THAN_MATRICES = (
     "It changes or adds {}, and a LoRA changes only the matrices of attention, embedding, head "
     "and, in a model without experts, MLP; train those only."
 )
+_T = TypeVar("_T")
 _NUM_PROBES = 16
 _PROBE_PRECISION = 1e-3
 """Difference of logits that rounding may cause, as a share of the largest logit."""
@@ -98,11 +105,12 @@ class Effect:
 def read_effects(model_dir: Path, adapter_dir: Path) -> list[Effect]:
     """Find what the adapter adds to each weight of the model in `model_dir`. Raises NotConvertible.
 
-    The model is held in float32, and fused experts once more, taken apart as the files have them.
+    The model is held in float32, and once more what it has for images, and fused experts, taken
+    apart as the files have them.
     """
     merged = _merged(model_dir, adapter_dir)
-    modules, config = dict(merged.named_modules()), merged.config.to_dict()
-    weights = revert_weight_conversion(merged, merged.state_dict())
+    modules, config = _of_text(dict(merged.named_modules())), merged.config.to_dict()
+    weights = _of_text(revert_weight_conversion(merged, merged.state_dict()))
     effects = []
     with torch.inference_mode():
         for name, stored in _stored_weights(model_dir):
@@ -189,7 +197,9 @@ def _merged(model_dir: Path, adapter_dir: Path) -> PreTrainedModel:
     so both are compared on a few tokens.
     """
     with _quiet():
-        adapted = peft.PeftModel.from_pretrained(_base(model_dir), adapter_dir)
+        base = _base(model_dir)
+        towers = {n: w.clone() for n, w in base.state_dict().items() if text_name(n) is None}
+        adapted = peft.PeftModel.from_pretrained(base, adapter_dir)
         if not hasattr(adapted.base_model, "merge_and_unload"):
             raise NotConvertible(
                 f"Its type, {adapted.active_peft_config.peft_type.value}, does not change weights; "
@@ -205,12 +215,16 @@ def _merged(model_dir: Path, adapter_dir: Path) -> PreTrainedModel:
             "PEFT does not merge it to what it computes, as if layers are replicated, or LoRA is "
             "on an embedding that is also the model's head; train a LoRA without that."
         )
+    weights = merged.state_dict()
+    for name, tower in towers.items():
+        if not torch.equal(weights[name], tower):
+            raise NotConvertible(_MORE_THAN_MATRICES.format(name))
     return merged
 
 
 def _probe_tokens(adapted: peft.PeftModel) -> torch.Tensor:
     """Tokens from all over the vocabulary, and those that were trained, [1, tokens]."""
-    vocab_size = adapted.config.vocab_size
+    vocab_size = adapted.config.get_text_config().vocab_size
     trained = getattr(adapted.active_peft_config, "trainable_token_indices", None) or []
     lists = trained.values() if isinstance(trained, dict) else [trained]
     spread = range(0, vocab_size, -(-vocab_size // _NUM_PROBES))
@@ -218,26 +232,33 @@ def _probe_tokens(adapted: peft.PeftModel) -> torch.Tensor:
 
 
 def _base(model_dir: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=torch.float32, local_files_only=True
-    )
+    takes_images = composite_class(AutoConfig.from_pretrained(model_dir).to_dict())
+    auto_class = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+    return auto_class.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+
+
+def _of_text(parts: Mapping[str, _T]) -> dict[str, _T]:
+    """Parts of the text model, by the names that they have in a checkpoint of it alone."""
+    return {own: part for name, part in parts.items() if (own := text_name(name)) is not None}
 
 
 def _stored_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Names and float32 values of the tensors in the model's files, one after the other.
+    """Names and float32 values of the text model's tensors in the files, one after the other.
 
     A head that is the embedding has no tensor of its own in the files.
     """
     # The model's own config is not asked, since PEFT changes it when it separates the two.
     is_tied = AutoConfig.from_pretrained(model_dir).tie_word_embeddings
+    places: dict[str, Path] = {}
     for path in sorted(model_dir.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            for name in sorted(file.keys()):
-                stored = file.get_tensor(name).float()
-                if not (is_tied and name == _HEAD):
-                    yield name, stored
-                if is_tied and name == _EMBEDDING:
-                    yield _HEAD, stored
+            places |= dict.fromkeys(file.keys(), path)
+    stored = _of_text({name: (name, path) for name, path in places.items()})
+    if is_tied and _EMBEDDING in stored:
+        stored.setdefault(_HEAD, stored[_EMBEDDING])
+    for own, (name, path) in sorted(stored.items()):
+        with safe_open(path, "pt") as file:
+            yield own, file.get_tensor(name).float()
 
 
 @contextmanager

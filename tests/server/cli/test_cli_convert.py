@@ -9,18 +9,27 @@ import peft
 import pytest
 import torch
 from peft.tuners.lora import config as options
-from transformers import AutoModelForCausalLM
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from registry import peft_config
+from registry.architecture import text_name
 from registry.base_model import BaseModel
 from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE
+from registry.peft_format import WEIGHTS_FILE, lora_names
 from registry.validate import AdapterLimits, validate_adapter
 from server.cli.main import app
 from tests.oracle import merged_model
 from tests.server.fake_api import is_one_line
-from tests.tiny_models import MIXTRAL, QWEN3_MOE, save_model
+from tests.tiny_models import (
+    MIXTRAL,
+    MROPE,
+    NEWER_NAMES,
+    QWEN3_MOE,
+    load_model,
+    rename_tensors,
+    save_model,
+)
 
 TARGETS = ["q_proj", "v_proj", "down_proj"]
 TYPES = {
@@ -69,7 +78,7 @@ def base(model_dir):
 
 
 def fresh_model(model_dir):
-    return AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    return load_model(model_dir)
 
 
 def train(model):
@@ -255,6 +264,41 @@ def test_a_larger_error_than_is_tolerated_is_not_written(model_dir, tmp_path):
     result, out = convert(model_dir, folder, "--rank", "2", "--max-error", "1")
     assert result.exit_code == 0
     assert "share of the effect that is kept" in result.stdout
+
+
+# ---- checkpoints that also take images ----
+
+OF_TEXT = r".*language_model.*\.(q_proj|down_proj)"
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "names"),
+    [("gemma3", {}, NEWER_NAMES), ("qwen2_5_vl", {"rope": MROPE, "tied": False}, {})],
+)
+def test_an_adapter_of_the_text_beside_towers_becomes_a_lora_of_the_text_model(
+    tmp_path, family, options, names
+):
+    model_dir = save_model(tmp_path / "model", family=family, **options)
+    rename_tensors(model_dir, names)
+    folder = write(model_dir, tmp_path / "adapter", make_config("LoHa", target_modules=OF_TEXT))
+    result, out = convert(model_dir, folder, "--max-error", "1e-4")
+    assert result.exit_code == 0, result.stderr
+    base = BaseModel.load(model_dir, "tiny", tmp_path / "cache")
+    validate_adapter((out / CONFIG_FILE).read_bytes(), out / WEIGHTS_FILE, base, AdapterLimits())
+    tensors, theirs = load_file(out / WEIGHTS_FILE), merged_effects(model_dir, folder)
+    assert len(theirs) == 4
+    for name, effect in theirs.items():
+        a, b = (tensors[each] for each in lora_names(text_name(name)))
+        assert relative(b @ a, effect) < 1e-4
+
+
+def test_an_adapter_that_changes_a_tower_is_refused_by_the_tensors_name(tmp_path):
+    model_dir = save_model(tmp_path / "model", family="gemma3")
+    config = make_config("LoHa", target_modules=["q_proj", "fc1"])
+    result, out = convert(model_dir, write(model_dir, tmp_path / "adapter", config))
+    assert result.exit_code == 1
+    assert is_one_line(result.stderr, "It changes or adds model.vision_tower.encoder.layers.0.")
+    assert not out.exists()
 
 
 # ---- initializations that change the base weights ----
