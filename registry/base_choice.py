@@ -1,12 +1,13 @@
 """Chooses the base model that an uploaded adapter is for, by its config and its tensors.
 
-Neither is certain: a config may name a folder on another machine, and the tensors of a fine-tuned
-model have the shapes of the model that it was made from.
+The tensors' shapes come first, since a config may name a folder on another machine or quantised
+weights. But the tensors of a fine-tuned model have the shapes of the model that it was made from.
 """
 
 from collections.abc import Sequence
 from typing import BinaryIO, Protocol, TypeVar
 
+from registry.base_names import last_name, plain_name
 from registry.errors import InvalidAdapter, shown
 from registry.peft_config import CONFIG_FILE, PeftConfig
 from registry.peft_format import Header, split_lora_name
@@ -44,22 +45,18 @@ def choose_base(
 
 
 def choose(candidates: Sequence[C], trained_on: str | None, header: Header) -> C:
-    """The candidate whose name the config gives and that the tensors fit.
+    """The only candidate that the tensors fit; if they fit several, the one that the config names.
 
-    If the config names none of the candidates, the tensors decide alone. Candidates of one revision
-    are one base model, and the first of them is chosen. trained_on: base_model_name_or_path.
-    Raises InvalidAdapter (base_model_unclear).
+    If they fit none, it is the one that the config names too, and the checks say why it does not
+    fit. Candidates of one revision are one base model, and the first of them is chosen.
+    trained_on: base_model_name_or_path. Raises InvalidAdapter (base_model_unclear).
     """
-    last = (trained_on or "").rstrip("/").rpartition("/")[2].lower()
-    named = [base for base in candidates if last in base.known_as]
     fitting = [base for base in candidates if fits(base, header)]
-    possible = [base for base in fitting if last in base.known_as] if named else fitting
+    named = _named(fitting or candidates, trained_on or "")
+    possible = named or fitting
     if len({base.base_revision for base in possible}) == 1:
         return possible[0]
-    if len({base.base_revision for base in named}) == 1 and not fitting:
-        # The checks say why the tensors do not fit the base model that the config names.
-        return named[0]
-    raise _unclear(candidates, possible or fitting, trained_on)
+    raise _unclear(candidates, possible, trained_on)
 
 
 def fits(base: Base, header: Header) -> bool:
@@ -81,12 +78,21 @@ def fits(base: Base, header: Header) -> bool:
     return all(header.tensors[name].shape == base.tensors[copied].shape for name, copied in copies)
 
 
+def _named(candidates: Sequence[C], trained_on: str) -> list[C]:
+    """The candidates of this name; if there are none, those whose weights may have been quantised
+    to those of this name, or the other way round.
+    """
+    name, plain = last_name(trained_on), plain_name(trained_on)
+    exactly = [base for base in candidates if name in base.known_as]
+    return exactly or [base for base in candidates if plain in map(plain_name, base.known_as)]
+
+
 def _unclear(
-    candidates: Sequence[Candidate], fitting: Sequence[Candidate], trained_on: str | None
+    candidates: Sequence[Candidate], possible: Sequence[Candidate], trained_on: str | None
 ) -> InvalidAdapter:
     said = f"names {shown(trained_on)}" if trained_on else "names none"
-    names = ", ".join(base.model_id for base in fitting or candidates)
-    fit = f"could be for {names}" if fitting else f"fits none of {names}"
+    names = ", ".join(base.model_id for base in possible or candidates)
+    fit = f"could be for {names}" if possible else f"fits none of {names}"
     return InvalidAdapter(
         code="base_model_unclear",
         message=f"The base model is unclear: {CONFIG_FILE} {said}, and the adapter {fit}; "

@@ -37,6 +37,7 @@ def make_header(width=16, *, modules=(Q,), others=None):
 
 SMALL, WIDE = make_served("org/Small", folder="small-hf"), make_served("org/Wide", 32)
 TWIN = make_served("org/Twin", vocab=9)
+QUANTISED = make_served("org/Other-AWQ")
 EXPERTS = make_served("org/Experts", modules=(Q,))
 AGAIN = make_served("small-int4", folder="small-hf", revision=SMALL.base_revision)
 CHOICES = {
@@ -55,6 +56,18 @@ CHOICES = {
     "by name, and the checks say why it does not fit": (
         [SMALL, WIDE], "org/Wide", make_header(8), WIDE,
     ),
+    "by shape, though the config names another": (
+        [SMALL, WIDE], "org/Small", make_header(32), WIDE,
+    ),
+    "by the name of its quantised weights": (
+        [SMALL, TWIN], "unsloth/twin-unsloth-bnb-4bit", make_header(), TWIN,
+    ),
+    "by the name of the weights that were quantised": (
+        [SMALL, QUANTISED], "org/other", make_header(), QUANTISED,
+    ),
+    "by the whole name rather than the plain one": (
+        [make_served("other"), QUANTISED], "org/Other-AWQ", make_header(), QUANTISED,
+    ),
     "one revision under two names": ([AGAIN, SMALL, WIDE], "Small-HF", make_header(), AGAIN),
 }  # fmt: skip
 
@@ -69,8 +82,13 @@ UNCLEAR = {
     "several fit": ([SMALL, TWIN], None, make_header(), "names none.* for org/Small, org/Twin"),
     "a strange name": ([SMALL, TWIN], "org/X", make_header(), "'org/X'.* for org/Small, org/Twin"),
     "none fits": ([SMALL, WIDE], "org/X", make_header(8), "fits none of org/Small, org/Wide"),
-    "the named does not fit, another does": (
-        [SMALL, WIDE], "org/Small", make_header(32), "'org/Small'.* could be for org/Wide",
+    "the named does not fit, others do": (
+        [SMALL, WIDE, make_served("org/Wider", 32)], "org/Small", make_header(32),
+        "'org/Small'.* could be for org/Wide, org/Wider",
+    ),
+    "several of one name": (
+        [make_served("a/x"), make_served("b/x"), SMALL], "x", make_header(),
+        "'x'.* could be for a/x, b/x;",
     ),
 }  # fmt: skip
 
