@@ -7,6 +7,7 @@ from math import prod
 from statistics import median
 from typing import Any, Protocol
 
+from registry.base_names import trained_on_quantised
 from registry.errors import shown
 from registry.peft_config import CONFIG_FILE, PeftConfig, endings
 from registry.peft_format import Header, ModuleScale, canonical_header
@@ -88,6 +89,11 @@ def config_warnings(
             f"The config says that the adapter was trained on {shown(trained_on)}; "
             f"served here is {base.model_id}."
         )
+        if trained_on_quantised(trained_on):
+            yield (
+                "By this name, the weights were quantised in training; on other weights the "
+                "adapter answers a little differently."
+            )
     if config.task_type not in _OF_TEXT:
         yield f"The config says task_type={shown(config.task_type)}; served here is its text alone."
     for key in config.not_compared:

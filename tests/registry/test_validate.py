@@ -383,6 +383,13 @@ def test_the_base_models_name_is_compared_without_its_folder(base):
     assert check(base, make_adapter(base), config).passport.warnings == []
 
 
+def test_the_passport_says_that_the_adapter_was_trained_on_quantised_weights(base):
+    config = make_config(base_model_name_or_path="unsloth/tiny-llama-bnb-4bit")
+    named, quantised = check(base, make_adapter(base), config).passport.warnings
+    assert "trained on 'unsloth/tiny-llama-bnb-4bit'; served here is tiny-llama" in named
+    assert "quantised in training" in quantised
+
+
 def test_a_module_far_larger_than_the_others_is_a_warning(base):
     tensors = with_tensor(base, B0, make_tensor(np.full((16, 4), 1000.0)))
     (warning,) = check(base, tensors).passport.warnings
