@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 from sqlalchemy import Connection, Row, Select, false, func, insert, select, update
 
 from registry.alias_rows import Target, bucket_of, list_targets, make_target
+from registry.base_ref import BaseRef
 from registry.ref import AdapterRef
 from registry.tables import adapter_aliases as aliases
 from registry.tables import adapter_versions as versions
@@ -26,6 +27,7 @@ class Version:
 
     response_template: JSON, the format of its tool calls or the format's name; None for the base
     model's.
+    base_model, base_variant: of the base model that it was proved on, as registry.base_ref says.
     """
 
     adapter_id: str
@@ -41,6 +43,13 @@ class Version:
     created_by_key: str
     deleted_at_ms: int | None = None
     response_template: str | None = None
+    base_model: str | None = None
+    base_variant: str | None = None
+
+    @property
+    def base(self) -> BaseRef:
+        """The base model that it was proved on."""
+        return BaseRef(self.base_revision, self.base_model, self.base_variant)
 
     @property
     def ref(self) -> AdapterRef:
@@ -179,7 +188,7 @@ def find_same_version(
     tenant_id: str,
     adapter_id: str,
     digest: str,
-    base_revision: str,
+    base: BaseRef,
     response_template: str | None,
 ) -> Version | None:
     """The ready version of this adapter with the same bytes and format, for the same base model."""
@@ -187,7 +196,8 @@ def find_same_version(
         versions.c.tenant_id == tenant_id,
         versions.c.digest == digest,
         versions.c.adapter_id == adapter_id,
-        versions.c.base_revision == base_revision,
+        versions.c.base_revision == base.revision,
+        versions.c.base_model == base.model_id,
         versions.c.response_template == response_template,
         versions.c.state == READY,
     )
@@ -256,6 +266,8 @@ def insert_version(conn: Connection, tenant_id: str, version: Version) -> None:
             rank=version.rank,
             size_bytes=version.size_bytes,
             base_revision=version.base_revision,
+            base_model=version.base_model,
+            base_variant=version.base_variant,
             passport=json.dumps(version.passport),
             response_template=version.response_template,
             state=version.state,
@@ -340,4 +352,6 @@ def _version(row: Row[Any]) -> Version:
         created_by_key=row.created_by_key,
         deleted_at_ms=row.deleted_at_ms,
         response_template=row.response_template,
+        base_model=row.base_model,
+        base_variant=row.base_variant,
     )

@@ -19,7 +19,7 @@ class Candidate(Base, Protocol):
     """A base model that an adapter may be for; registry.base_model documents the properties."""
 
     @property
-    def base_revision(self) -> str: ...
+    def variant(self) -> str: ...
     @property
     def known_as(self) -> frozenset[str]: ...
 
@@ -48,13 +48,13 @@ def choose(candidates: Sequence[C], trained_on: str | None, header: Header) -> C
     """The only candidate that the tensors fit; if they fit several, the one that the config names.
 
     If they fit none, it is the one that the config names too, and the checks say why it does not
-    fit. Candidates of one revision are one base model, and the first of them is chosen.
+    fit. Candidates of one variant are one base model, and the first of them is chosen.
     trained_on: base_model_name_or_path. Raises InvalidAdapter (base_model_unclear).
     """
     fitting = [base for base in candidates if fits(base, header)]
     named = _named(fitting or candidates, trained_on or "")
     possible = named or fitting
-    if len({base.base_revision for base in possible}) == 1:
+    if len({base.variant for base in possible}) == 1:
         return possible[0]
     raise _unclear(candidates, possible, trained_on)
 

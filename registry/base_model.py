@@ -56,6 +56,7 @@ class BaseModel:
     embedding and the head.
     tensors: all other tensors, such as "lm_head.weight", by name; adapters may hold copies of them.
     Those of experts are left out, since there are many thousands.
+    served_as: the chat template and the precision in which it is served, as the gateway says.
     created_at_s: Unix seconds at which config.json was written on this machine.
     """
 
@@ -66,6 +67,12 @@ class BaseModel:
     base_revision: str
     created_at_s: int = 0
     tensors: dict[str, BaseTensor] = field(default_factory=dict)
+    served_as: str = ""
+
+    @property
+    def variant(self) -> str:
+        """sha256 of all that the answers depend on, hex: the revision, and how it is served."""
+        return hashlib.sha256(f"{self.base_revision}\n{self.served_as}".encode()).hexdigest()
 
     @property
     def known_as(self) -> frozenset[str]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from registry.base_model import BaseModel
+from registry.base_ref import BaseRef, serving
 from registry.errors import UnknownBaseModel
 
 
@@ -37,10 +38,13 @@ class BaseModels:
         """
         return self._models if model_id is None else (self.named(model_id, "base_model"),)
 
-    def of_revision(self, base_revision: str) -> BaseModel | None:
-        """The base model of this revision; None if none is served."""
-        found = (model for model in self._models if model.base_revision == base_revision)
-        return next(found, None)
+    def serving(self, ref: BaseRef) -> BaseModel | None:
+        """The base model that serves the versions of `ref`; None if none does."""
+        return serving(self._models, ref)
+
+    def alike(self, ref: BaseRef) -> tuple[str, ...]:
+        """Names of those that have the weights of `ref`, whatever their templates and precision."""
+        return tuple(it.model_id for it in self._models if it.base_revision == ref.revision)
 
     def replace(self, *models: BaseModel) -> None:
         """Let these be the base models from now on."""

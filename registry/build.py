@@ -8,6 +8,7 @@ from typing import Any
 
 from registry.adapter_rows import READY, Version
 from registry.base_model import BaseModel
+from registry.base_ref import BaseRef
 from registry.errors import InvalidAdapter, StorageError, ValidatorUnavailable
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
@@ -28,7 +29,10 @@ class BuildPlan:
 
 @dataclass(frozen=True, slots=True)
 class BuiltAdapter:
-    """A canonical object that is stored (except for a dry run's) but has no version row yet."""
+    """A canonical object that is stored (except for a dry run's) but has no version row yet.
+
+    base_model, base_variant: None if it is that of a version or of an upload without them.
+    """
 
     upload: Upload
     digest: str
@@ -37,6 +41,12 @@ class BuiltAdapter:
     size_bytes: int
     base_revision: str
     passport: dict[str, Any]
+    base_model: str | None = None
+    base_variant: str | None = None
+
+    @property
+    def base(self) -> BaseRef:
+        return BaseRef(self.base_revision, self.base_model, self.base_variant)
 
     def as_version(self, adapter_id: str, number: int, created_at_ms: int) -> Version:
         return Version(
@@ -47,6 +57,8 @@ class BuiltAdapter:
             rank=self.rank,
             size_bytes=self.size_bytes,
             base_revision=self.base_revision,
+            base_model=self.base_model,
+            base_variant=self.base_variant,
             passport=self.passport,
             state=READY,
             created_at_ms=created_at_ms,
@@ -96,14 +108,17 @@ def build_adapter(
                 storage.put(key, folder / "canonical")
     except OSError as error:
         raise ValidatorUnavailable(reason=str(error)) from error
+    base = next(base for base in plan.bases if base.model_id == validated.base_model)
     return BuiltAdapter(
         upload=upload,
         digest=validated.digest,
         object_key=key,
         rank=validated.passport["rank"],
         size_bytes=validated.size_bytes,
-        base_revision=validated.base_revision,
+        base_revision=base.base_revision,
         passport=validated.passport,
+        base_model=base.model_id,
+        base_variant=base.variant,
     )
 
 

@@ -135,7 +135,7 @@ class Catalog(Directory):
             tenant_id,
             adapter.adapter_id,
             built.digest,
-            built.base_revision,
+            built.base,
             built.upload.response_template,
         )
         if version is None:

@@ -44,13 +44,15 @@ class Directory:
             version = adapter_rows.find_version(conn, tenant_id, asked.name, asked.version)
         if version is None:
             raise ModelNotFound(model=model)
-        if not self.is_servable(version):
-            served = self.bases.names
-            raise AdapterNotServable(model=model, version=version.version, served=served)
+        if self.bases.serving(version.base) is None:
+            raise AdapterNotServable(
+                model=model,
+                version=version.version,
+                base_model=version.base_model,
+                alike=self.bases.alike(version.base),
+                served=self.bases.names,
+            )
         return version
-
-    def is_servable(self, version: Version) -> bool:
-        return version.base_revision in self.bases.revisions
 
     def list_adapters(
         self,

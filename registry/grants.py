@@ -13,6 +13,7 @@ from sqlalchemy import Connection, delete, func, insert, select
 from registry import adapter_rows
 from registry.adapter_rows import Adapter
 from registry.audit import record_audit
+from registry.base_ref import BaseRef
 from registry.events import record_event
 from registry.tables import adapter_aliases, adapter_versions, adapters
 from registry.tables import adapter_grants as grants
@@ -38,13 +39,13 @@ class Grant:
 class SharedAdapter:
     """An adapter of another tenant whose `latest` can be served.
 
-    base_revision: of the base model of that version.
+    base: the base model of that version.
     """
 
     owner_id: str
     name: str
     created_at_ms: int
-    base_revision: str
+    base: BaseRef
 
 
 def grant(
@@ -129,13 +130,15 @@ def is_granted(conn: Connection, owner_id: str, name: str, grantee_id: str) -> b
 def list_shared(
     conn: Connection, grantee_id: str, base_revisions: Collection[str]
 ) -> list[SharedAdapter]:
-    """Adapters shared with the tenant that one of these base models serves, by owner and name."""
+    """Adapters shared with the tenant for base models of these revisions, by owner and name."""
     query = (
         select(
             adapters.c.tenant_id,
             adapters.c.name,
             adapters.c.created_at_ms,
             adapter_versions.c.base_revision,
+            adapter_versions.c.base_model,
+            adapter_versions.c.base_variant,
         )
         .join(grants, grants.c.adapter_id == adapters.c.adapter_id)
         .join(adapter_aliases, adapter_aliases.c.adapter_id == adapters.c.adapter_id)
@@ -154,4 +157,6 @@ def list_shared(
         )
         .order_by(adapters.c.tenant_id, adapters.c.name)
     )
-    return [SharedAdapter(*row) for row in conn.execute(query.limit(MAX_SHARED))]
+    return [
+        SharedAdapter(*row[:3], BaseRef(*row[3:])) for row in conn.execute(query.limit(MAX_SHARED))
+    ]

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Row, func, insert, select, update
 from registry import adapter_rows
 from registry.adapter_rows import Adapter, Version
 from registry.audit import record_audit
+from registry.base_ref import BaseRef
 from registry.errors import AdapterNotFound, QuotaExceeded
 from registry.events import record_event
 from registry.ref import AdapterRef
@@ -101,8 +102,8 @@ def pinned_bytes(conn: Connection, tenant_id: str) -> int:
     return int(conn.execute(query).scalar_one())
 
 
-def pins_in_force(conn: Connection, base_revision: str) -> list[AdapterRef]:
-    """Pinned versions of all tenants for an engine of this base model, the oldest pin first."""
+def pins_in_force(conn: Connection, base_revision: str) -> list[tuple[BaseRef, AdapterRef]]:
+    """Pinned versions of all tenants for base models of this revision, the oldest pin first."""
     query = (
         select(versions)
         .join(
@@ -119,7 +120,10 @@ def pins_in_force(conn: Connection, base_revision: str) -> list[AdapterRef]:
         .order_by(pins.c.pinned_at_ms, pins.c.pin_id)
     )
     return [
-        AdapterRef(r.adapter_id, r.version, r.digest, r.object_key, r.rank, r.size_bytes)
+        (
+            BaseRef(r.base_revision, r.base_model, r.base_variant),
+            AdapterRef(r.adapter_id, r.version, r.digest, r.object_key, r.rank, r.size_bytes),
+        )
         for r in conn.execute(query.limit(MAX_PINS_IN_FORCE))
     ]
 

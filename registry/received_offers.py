@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 
 from registry import adapter_rows, grants
+from registry.base_ref import BaseRef
 from registry.errors import OfferNotFound
 from registry.offers import KEPT_MS, is_of, is_standing, record
 from registry.tables import adapter_aliases as aliases
@@ -60,8 +61,16 @@ class ReceivedOffer:
     rank: int | None
     size_bytes: int | None
     base_revision: str | None
+    base_model: str | None
+    base_variant: str | None
     offered_at_ms: int | None = None
     granted_at_ms: int | None = None
+
+    @property
+    def base(self) -> BaseRef | None:
+        """The base model of its `latest`."""
+        revision = self.base_revision
+        return BaseRef(revision, self.base_model, self.base_variant) if revision else None
 
     @property
     def expires_at_ms(self) -> int | None:
@@ -175,6 +184,8 @@ def _described(*times: ColumnElement[Any]) -> Select[Any]:
             versions.c.rank,
             versions.c.size_bytes,
             versions.c.base_revision,
+            versions.c.base_model,
+            versions.c.base_variant,
             *times,
         )
         .outerjoin(

@@ -77,7 +77,7 @@ def start_proof(uploads: Uploads, conn: Connection, built: BuiltAdapter) -> Uplo
         return ended(upload)
     if upload.is_dry_run:
         passport = {**built.passport, "canary": None}
-        report = {"passport": passport, "base_revision": built.base_revision}
+        report = {"passport": passport, "base_model": built.base_model}
         upload_rows.move_upload(conn, upload, COMPLETE, built=report)
         return uploads.get_upload(conn, tenant_id, upload.upload_id)
     _check_object(uploads, built)
@@ -119,7 +119,9 @@ def prove_again(
     adapter_rows.lock_tenant(conn, tenant_id)
     version = uploads.catalog.get_version(conn, tenant_id, name, number)
     base = _other_base(uploads.catalog.bases, name, version, base_model)
-    built = built_fields(version) | {"base_revision": base.base_revision}
+    built = built_fields(version)
+    built["base_revision"], built["base_model"] = base.base_revision, base.model_id
+    built["base_variant"] = base.variant
     built["passport"] = {**version.passport, "canary": None}
     now_ms = uploads.now_ms()
     upload = Upload(
@@ -211,10 +213,11 @@ def _other_base(
 ) -> BaseModel:
     """The base model to prove the version on, see `prove_again`."""
     candidates = bases.candidates(base_model)
-    others = [base for base in candidates if base.base_revision != version.base_revision]
+    its_own = bases.serving(version.base)
+    others = [base for base in candidates if base is not its_own]
     if not others:
         raise AlreadyProved(name=name, version=version.version)
-    if len({base.base_revision for base in others}) > 1:
+    if len({base.variant for base in others}) > 1:
         names = ", ".join(base.model_id for base in others)
         raise InvalidUpload(
             code="base_model_unclear",
@@ -242,6 +245,6 @@ def _same_version(conn: Connection, upload: Upload, built: BuiltAdapter) -> Vers
         upload.tenant_id,
         adapter.adapter_id,
         built.digest,
-        built.base_revision,
+        built.base,
         upload.response_template,
     )

@@ -1,7 +1,7 @@
 """Rows of uploads and of their two files. Every query names the tenant, or spans all tenants."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -203,14 +203,14 @@ def find_same_files(
     tenant_id: str,
     name: str,
     files: Mapping[str, FileSpec],
-    base_revisions: Collection[str],
     response_template: str | None,
-) -> Version | None:
-    """The newest ready version that was made from files with exactly these sha256, for one of these
-    base models and for this format.
+) -> Iterator[Version]:
+    """The ready versions that were made from files with exactly these sha256, for this format, the
+    newest first.
     """
     query = (
         select(uploads.c.adapter_id, uploads.c.version)
+        .distinct()
         .join(
             versions,
             (versions.c.adapter_id == uploads.c.adapter_id)
@@ -222,7 +222,6 @@ def find_same_files(
             uploads.c.state == COMPLETE,
             versions.c.tenant_id == tenant_id,
             versions.c.state == READY,
-            versions.c.base_revision.in_(base_revisions),
             versions.c.response_template == response_template,
         )
     )
@@ -235,10 +234,9 @@ def find_same_files(
             & (file.c.filename == filename)
             & (file.c.sha256 == spec.sha256),
         )
-    row = conn.execute(query.order_by(uploads.c.version.desc()).limit(1)).first()
-    if row is None:
-        return None
-    return find_version_row(conn, tenant_id, row.adapter_id, row.version)
+    for row in conn.execute(query.order_by(uploads.c.version.desc())).all():
+        if version := find_version_row(conn, tenant_id, row.adapter_id, row.version):
+            yield version
 
 
 def set_multipart(

@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 
 from registry import adapter_rows, part_rows, presigned, upload_rows
 from registry.adapter_rows import Version
+from registry.base_ref import BaseRef
 from registry.build import BuiltAdapter
 from registry.catalog import Catalog
 from registry.errors import (
@@ -51,7 +52,10 @@ from registry.work_dir import WorkDir
 # Adapter name of a dry run; no adapter can have this name.
 DRY_RUN_NAME = "-"
 
-_BUILT_FIELDS = ("digest", "object_key", "rank", "size_bytes", "base_revision", "passport")
+_BUILT_FIELDS = (
+    "digest", "object_key", "rank", "size_bytes", "base_revision", "base_model", "base_variant",
+    "passport",
+)  # fmt: skip
 _UPLOAD_ID = re.compile(r"up_[0-9a-f]{32}")
 
 
@@ -132,11 +136,10 @@ class Uploads:
         base_model: only for the base model of this name; None for any that is served. Raises
         UnknownBaseModel.
         """
-        bases = self.catalog.bases.candidates(base_model)
-        revisions = {base.base_revision for base in bases}
-        return upload_rows.find_same_files(
-            conn, tenant_id, name, files, revisions, response_template
-        )
+        bases = self.catalog.bases
+        wanted = bases.candidates(base_model)
+        found = upload_rows.find_same_files(conn, tenant_id, name, files, response_template)
+        return next((it for it in found if bases.serving(it.base) in wanted), None)
 
     def has_object(self, version: Version) -> bool:
         """Whether the store has the version's object; a lost object must be uploaded again."""
@@ -333,6 +336,11 @@ class Uploads:
 
 def new_upload_id() -> str:
     return f"up_{secrets.token_hex(16)}"
+
+
+def base_of(built: dict[str, Any]) -> BaseRef:
+    """The base model in the fields of a built adapter."""
+    return BaseRef(built["base_revision"], built.get("base_model"), built.get("base_variant"))
 
 
 def built_fields(source: BuiltAdapter | Version) -> dict[str, Any]:

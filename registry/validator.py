@@ -4,7 +4,7 @@ The files are untrusted. Whatever they do to the process that reads them, the ga
 no other tenant's keys, files or memory are within the process's reach.
 
     request   JSON on stdin: confinement, limits, bases, config, and the numbers of two open files
-    answer    on stdout: `ready`, then JSON: passport, digest, size_bytes and base_revision
+    answer    on stdout: `ready`, then JSON: passport, digest, size_bytes and base_model
               | refused | too_large | unavailable; and is_offline
 """
 
@@ -75,14 +75,14 @@ class ValidatedAdapter:
 
     The digest is not checked again here. A tenant that makes the validator lie only gets an object
     under a wrong key in its own folder, and the fetcher, which compares digests, refuses it.
-    base_revision: of the base model that the adapter is for, one of those that it was checked for.
+    base_model: name of the one that the adapter is for, one of those that it was checked for.
     is_offline: whether the validator had no network.
     """
 
     passport: dict[str, Any]
     digest: str
     size_bytes: int
-    base_revision: str
+    base_model: str
     is_offline: bool
 
 
@@ -142,7 +142,7 @@ class Validator:
             except OSError as error:
                 raise ValidatorUnavailable(reason=str(error)) from error
         validated = _validated(_answer_of(ended, self._limits.max_answer_bytes))
-        if validated.base_revision not in {base.base_revision for base in bases}:
+        if validated.base_model not in {base.model_id for base in bases}:
             raise _failed(ended)
         if not validated.is_offline:
             _log.warning("the validator had the gateway's network: no namespace can be made here")
@@ -223,7 +223,7 @@ def _facts(base: BaseModel) -> dict[str, Any]:
     """A base model for the process, which reads it as registry.validator_process.BaseFacts."""
     return {
         "model_id": base.model_id,
-        "base_revision": base.base_revision,
+        "variant": base.variant,
         "known_as": sorted(base.known_as),
         "modules": base.modules,
         "ends": base.ends,

@@ -37,7 +37,7 @@ class BaseFacts:
     """
 
     model_id: str
-    base_revision: str
+    variant: str
     known_as: frozenset[str]
     modules: dict[str, tuple[int, int]]
     ends: dict[str, tuple[int, int]]
@@ -118,4 +118,4 @@ def _validate(request: dict[str, Any]) -> dict[str, Any]:
     seconds = {"check": checked_at - started, "write": time.perf_counter() - checked_at}
     rounded = {stage: round(spent, 3) for stage, spent in seconds.items()}
     passport = checked.passport.to_dict() | {"seconds": rounded}
-    return {"passport": passport, **asdict(written), "base_revision": base.base_revision}
+    return {"passport": passport, **asdict(written), "base_model": base.model_id}

@@ -8,7 +8,10 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from sqlalchemy import Connection
+
 from engine.errors import EngineAwayError
+from registry.base_ref import BaseRef
 from registry.catalog import Catalog
 from registry.free_space import FreeSpace
 from registry.proof import Proof
@@ -198,9 +201,14 @@ def assemble(
 
 def _follower(data_dir: Path, database: Database, bases: Bases, maker: BaseMaker) -> BaseFollower:
     async def announce(base: ServedBase) -> None:
-        """Let the ledger know the name of the base model that a revision is of."""
+        """Let the ledger know the name of the base model."""
         model = base.model
-        await database.write(lambda conn: name_base(conn, model.base_revision, model.model_id))
+
+        def write(conn: Connection) -> None:
+            for digest in (model.base_revision, model.variant):
+                name_base(conn, digest, model.model_id)
+
+        await database.write(write)
 
     return BaseFollower(bases, data_dir, maker.base, maker.leftover, announce)
 
@@ -224,8 +232,8 @@ def _registry_limits(settings: Settings) -> RegistryLimits:
 def _prover(
     database: Database, uploads: Uploads, bases: Bases, metrics: Metrics, work: WorkDir
 ) -> Prover:
-    async def prove(revision: str, adapter: AdapterRef, object_path: Path, alone: bool) -> Proof:
-        if (base := bases.of_revision(revision)) is None:
+    async def prove(ref: BaseRef, adapter: AdapterRef, object_path: Path, alone: bool) -> Proof:
+        if (base := bases.serving(ref)) is None:
             raise EngineAwayError("no engine has this base model")
         try:
             with base.keeper.visit():

@@ -6,6 +6,7 @@ from sqlalchemy.engine import Connection
 
 from registry import grants
 from registry.adapter_rows import Version
+from registry.base_ref import BaseRef
 from registry.catalog import Catalog
 from registry.errors import AdapterNotFound, ModelNotFound
 from registry.names import parse_model
@@ -18,7 +19,7 @@ from server.accounts.auth import Identity
 class NamedAdapter:
     """An adapter version; every tenant that may use it can name the adapter `owner_name/name`.
 
-    base_revision: that of the base model which it is for.
+    base: the base model which it is for.
     response_template: the format of its tool calls as JSON; None for the base model's.
     """
 
@@ -26,7 +27,7 @@ class NamedAdapter:
     owner_name: str
     name: str
     ref: AdapterRef
-    base_revision: str
+    base: BaseRef
     response_template: str | None = None
 
 
@@ -61,7 +62,7 @@ def _named(owner_id: str, owner_name: str, name: str, version: Version) -> Named
         owner_name,
         name,
         version.ref,
-        version.base_revision,
+        version.base,
         version.response_template,
     )
 

@@ -19,12 +19,13 @@ from sqlalchemy import Connection
 
 from engine.errors import EngineAwayError, EngineDeadError
 from registry import upload_proof
+from registry.base_ref import BaseRef
 from registry.errors import NoRoom, StorageError, UploadNotOpen
 from registry.proof import PROOF_FAILED, Proof
 from registry.ref import AdapterRef
 from registry.sweep import discard
 from registry.upload_rows import PROVING, Upload
-from registry.uploads import Uploads
+from registry.uploads import Uploads, base_of
 from registry.work_dir import WorkDir
 from server.database.database import Database, DatabaseError
 
@@ -40,7 +41,7 @@ _MAX_REMEMBERED = 1000
 
 _UNAVAILABLE = Proof(verdict="unavailable", message="The engine is not available.")
 
-Prove = Callable[[str, AdapterRef, Path, bool], Awaitable[Proof]]
+Prove = Callable[[BaseRef, AdapterRef, Path, bool], Awaitable[Proof]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +65,9 @@ class ProverConfig:
 class Prover:
     """Proves the uploads that it claims.
 
-    prove: has an engine of the base model with this revision prove the canonical object in a local
-    file, and serve nobody else meanwhile if the last argument says so; raises EngineDeadError, and
-    EngineAwayError if no engine had it.
+    prove: has an engine of this base model prove the canonical object in a local file, and serve
+    nobody else meanwhile if the last argument says so; raises EngineDeadError, and EngineAwayError
+    if no engine had it.
     work: where objects are fetched to, on the engine's machine.
     """
 
@@ -165,7 +166,8 @@ class Prover:
 
     async def _proof_of(self, upload: Upload) -> Proof:
         assert upload.built is not None
-        if upload.built["base_revision"] not in self._uploads.catalog.bases.revisions:
+        base = base_of(upload.built)
+        if (served := self._uploads.catalog.bases.serving(base)) is None:
             message = "The base model was changed after the files were checked; upload them again."
             return Proof(verdict="not_served", message=message)
         named = {name: upload.built[name] for name in _REF_FIELDS}
@@ -175,18 +177,19 @@ class Prover:
             with self._work.folder(f"{upload.upload_id}-proof-", ref.size_bytes) as folder:
                 path = folder / "canonical.safetensors"
                 await asyncio.to_thread(self._fetch, ref, path)
-                async with self._engines[upload.built["base_revision"]]:
-                    return await self._ask_engine(upload, ref, path)
+                async with self._engines[served.model_id]:
+                    return await self._ask_engine(upload, base, ref, path)
         except (NoRoom, StorageError, OSError) as error:
             logger.warning("%s cannot be proved now: %s", upload.upload_id, error)
             return Proof(verdict="unavailable", message="The adapter store is not available.")
 
-    async def _ask_engine(self, upload: Upload, ref: AdapterRef, path: Path) -> Proof:
-        assert upload.built is not None
+    async def _ask_engine(
+        self, upload: Upload, base: BaseRef, ref: AdapterRef, path: Path
+    ) -> Proof:
         was_ready = self._is_ready()
         alone = self._deaths.get(upload.upload_id, 0) > 0
         try:
-            return await self._prove(upload.built["base_revision"], ref, path, alone)
+            return await self._prove(base, ref, path, alone)
         except EngineAwayError:  # no engine had the adapter
             return _UNAVAILABLE
         except EngineDeadError:

@@ -20,6 +20,9 @@ from sqlalchemy import Connection
 from engine.messages import Welcome
 from registry import adapter_rows, pins
 from registry.adapter_rows import Version
+from registry.base_model import BaseModel
+from registry.base_models import BaseModels
+from registry.base_ref import BaseRef
 from registry.events import Event, EventTail, newest_event_id, prune_events
 from registry.ref import AdapterRef
 from server.database.clock import now_ms
@@ -39,18 +42,21 @@ _ENDS_USE = {"removed", "ungranted"}
 class AdapterWatch:
     """Reads the events of all gateways, and tells the engines.
 
-    engines_by_revision: returns the base revision and the engines of every base model.
+    models: the base models that are served.
+    engines: returns every base model, those that are going included, and its engines.
     clock: returns Unix milliseconds.
     """
 
     def __init__(
         self,
         database: Database,
-        engines_by_revision: Callable[[], Iterable[tuple[str, Engines]]],
+        models: BaseModels,
+        engines: Callable[[], Iterable[tuple[BaseModel, Engines]]],
         clock: Callable[[], int] = now_ms,
     ) -> None:
         self._database = database
-        self._engines_by_revision = engines_by_revision
+        self._models = models
+        self._engines = engines
         self._clock = clock
         self._tail: EventTail | None = None
         # Engines that were told of all pins, by pool; empty if they have to be told again.
@@ -96,11 +102,12 @@ class AdapterWatch:
             self._told = {}
 
     async def _tell_pins(self) -> None:
-        for revision, engines in self._engines_by_revision():
+        for model, engines in self._engines():
             # Without an engine there is nobody to tell.
             welcomes = engines.welcomes
             if welcomes and welcomes != self._told.get(id(engines)):
-                await engines.pin(await self._database.read(partial(_pins_for, revision)))
+                found = await self._database.read(partial(_pins_for, model.base_revision))
+                await engines.pin([ref for base, ref in found if self._serves(model, base)])
                 self._told[id(engines)] = welcomes
 
     async def _prefetch(self, events: Sequence[Event]) -> None:
@@ -111,13 +118,20 @@ class AdapterWatch:
             if event.kind == "moved" and event.version is not None
         )
         newest = list(moved)[:_MAX_PREFETCHES]
-        ready = {rev: engines for rev, engines in self._engines_by_revision() if engines.is_ready}
+        ready = [(model, engines) for model, engines in self._engines() if engines.is_ready]
         if not newest or not ready:
             return
         found = await self._database.read(lambda conn: _ready_versions(conn, newest))
         for tenant_id, version in found:
-            if engines := ready.get(version.base_revision):
-                await engines.prefetch(tenant_id, version.ref)
+            for model, engines in ready:
+                if self._serves(model, version.base):
+                    await engines.prefetch(tenant_id, version.ref)
+
+    def _serves(self, model: BaseModel, base: BaseRef) -> bool:
+        """Whether requests for adapters of `base` go to this model, or to another of its name."""
+        serving = self._models.serving(base)
+        is_same = model.base_revision == base.revision
+        return is_same and serving is not None and serving.model_id == model.model_id
 
     async def _forget_drafts(self, events: Sequence[Event]) -> None:
         """Have drafts forgotten that came from answers which the tenants cannot ask for again."""
@@ -134,11 +148,11 @@ class AdapterWatch:
                 await self._forget(tenant_id, digest)
 
     async def _forget(self, tenant_id: str, digest: str | None = None) -> None:
-        for _, engines in self._engines_by_revision():
+        for _, engines in self._engines():
             await engines.forget_drafts(tenant_id, digest)
 
 
-def _pins_for(base_revision: str, conn: Connection) -> list[AdapterRef]:
+def _pins_for(base_revision: str, conn: Connection) -> list[tuple[BaseRef, AdapterRef]]:
     return pins.pins_in_force(conn, base_revision)
 
 

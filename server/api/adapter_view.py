@@ -34,7 +34,7 @@ class VersionAnswer(Answer):
     """A version of an adapter.
 
     digest: the SHA-256 of its stored object.   base_revision: of the base model it was made for.
-    base_model: the name of that base model; null if it is not served now.
+    base_model: the name of the base model that serves it; null if none does now.
     tier: the place of its weights in the engines now.   created_at, deleted_at: in Unix seconds.
     response_template: the format of its tool calls, or a built-in format's name; null for the base
     model's.
@@ -158,8 +158,8 @@ class AdapterView:
         return self.adapters(conn, [adapter])[0]
 
     def version(self, version: Version, price: Price) -> VersionAnswer:
-        residency = self.bases.residency(version.object_key, version.base_revision)
-        base = self.catalog.bases.of_revision(version.base_revision)
+        residency = self.bases.residency(version.object_key, version.base)
+        base = self.catalog.bases.serving(version.base)
         return VersionAnswer(
             version=version.version,
             digest=version.digest,

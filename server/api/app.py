@@ -190,7 +190,7 @@ def _background(gateway: Gateway) -> Iterator[Coroutine[Any, Any, None]]:
     bases = gateway.bases
     yield _sweep(gateway.uploads, gateway.database, gateway.key_uses)
     yield AdapterWatch(
-        gateway.database, lambda: [(base.model.base_revision, base.engines) for base in bases]
+        gateway.database, bases.models, lambda: [(base.model, base.engines) for base in bases]
     ).run()
     yield gateway.follower.run()
     yield gateway.prover.run()

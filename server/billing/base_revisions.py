@@ -1,4 +1,5 @@
-"""The names of base models by their revisions, which adapters and usage are stored with.
+"""The names of base models by their revisions and variants, which usage and adapters are stored
+with.
 
 A name survives a replacement of the weights, and prices are by name.
 """
@@ -14,7 +15,10 @@ from server.database.upsert import upsert
 
 
 def name_base(conn: Connection, base_revision: str, base_model: str) -> None:
-    """Record the name under which a gateway serves a revision; a later name replaces it."""
+    """Record the name under which a gateway serves a revision; a later name replaces it.
+
+    base_revision: or a variant, which is a digest too.
+    """
     insert = upsert(conn.dialect.name, base_revisions)
     values = {"base_revision": base_revision, "base_model": base_model}
     renamed = {"base_model": base_model}
@@ -33,6 +37,10 @@ def bases_of(conn: Connection, adapter_ids: Collection[str]) -> dict[str, str]:
     query = (
         sa.select(version.adapter_id, base_revisions.c.base_model)
         .join(found, is_newest)
-        .join(base_revisions, base_revisions.c.base_revision == version.base_revision)
+        .join(
+            base_revisions,
+            base_revisions.c.base_revision
+            == sa.func.coalesce(version.base_variant, version.base_revision),
+        )
     )
     return {row.adapter_id: row.base_model for row in conn.execute(query)}

@@ -51,7 +51,7 @@ price_versions = Table(
     sqlite_autoincrement=True,
 )
 
-# The name under which gateways last served the base model of a revision.
+# The name under which gateways last served the base model of a revision, or of a variant.
 base_revisions = Table(
     "base_revisions",
     metadata,

@@ -174,7 +174,7 @@ def _places(
     engines: dict[str, list[str]] = {}
     found: dict[str, list[Place]] = {}
     for version in versions:
-        base = bases.of_revision(version.base_revision)
+        base = bases.named(version.base_model or "")
         if base is None:
             continue
         if base.home not in engines:

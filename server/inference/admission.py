@@ -176,7 +176,7 @@ class Admission:
                 conn, self.catalog, identity, request.model, request_key=request_key
             )
             # The directory knows the base models that are served, but one may just have gone.
-            if (base := self.bases.of_revision(named.base_revision)) is None:
+            if (base := self.bases.serving(named.base)) is None:
                 raise errors.engine_unavailable()
             adapter_id, tenant_id = named.ref.adapter_id, identity.tenant_id
             price = price_for(

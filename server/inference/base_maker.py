@@ -1,7 +1,8 @@
 """Makes a gateway's parts of one base model, from what the supervisor tells of it."""
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engine.messages import LeaseLow
@@ -43,8 +44,11 @@ class BaseMaker:
         tokenizer. It takes seconds, and minutes where the hashes are not in the cache.
         """
         settings = self.settings.of_base(entry.settings)
-        model = BaseModel.load(entry.model_dir, entry.name, self.cache_dir)
         tokenizer = Tokenizer(Path(entry.model_dir))
+        model = replace(
+            BaseModel.load(entry.model_dir, entry.name, self.cache_dir),
+            served_as=_served_as(tokenizer, settings),
+        )
         running = Running()
         token_leases = TokenLeases(self.database, running)
 
@@ -81,6 +85,12 @@ class BaseMaker:
         return EnginePool(
             members, self.client_key, base_revision, running, self.on_end, on_lease_low
         )
+
+
+def _served_as(tokenizer: Tokenizer, settings: Settings) -> str:
+    """The chat format and the precision: base models of the same weights may differ in them."""
+    precision = {"quantization": settings.quantization, "dtype": settings.dtype}
+    return json.dumps(tokenizer.chat_format | precision, sort_keys=True)
 
 
 def _load(settings: Settings, running: Running, engines: Engines) -> LoadShedder:

@@ -10,6 +10,7 @@ from engine.errors import EngineDeadError
 from engine.messages import Residency
 from engine.records import JournalRecords
 from registry.base_models import BaseModels
+from registry.base_ref import BaseRef, serving
 from server.inference import errors
 from server.inference.served_base import ServedBase
 from server.pool.base_files import BaseEntry
@@ -76,13 +77,11 @@ class Bases:
         # Former ones come last in the list.
         return next((base for base in found if base.engines.is_ready), next(iter(found), None))
 
-    def of_revision(self, base_revision: str) -> ServedBase | None:
-        """The base model that serves adapters of this revision; None if there is none.
-
-        Where two have one revision, the one that is ready is preferred, then the earlier one.
-        """
-        fitting = [base for base in self.current if base.model.base_revision == base_revision]
-        return max(fitting, key=lambda base: base.engines.is_ready, default=None)
+    def serving(self, ref: BaseRef) -> ServedBase | None:
+        """The base model that serves the adapters of `ref`; None if none does."""
+        current = {base.model_id: base for base in self.current}
+        model = serving([base.model for base in current.values()], ref)
+        return current[model.model_id] if model else None
 
     # ---- how they come and go ----
 
@@ -175,9 +174,9 @@ class Bases:
                 return await engines.read_journal(engine_id, settled_seq, limit)
         raise EngineDeadError("the engine is gone")
 
-    def residency(self, object_key: str, base_revision: str) -> Residency | None:
+    def residency(self, object_key: str, ref: BaseRef) -> Residency | None:
         """Residency of an adapter at the engine of its base model that could use it soonest."""
-        base = self.of_revision(base_revision)
+        base = self.serving(ref)
         return base.engines.residency(object_key) if base else None
 
     # ---- internals ----

@@ -52,8 +52,8 @@ class ChatTemplate:
             }
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno}: {error.message}") from error
-        self._special_tokens = special_tokens
-        self._sources = sources
+        self.special_tokens = special_tokens
+        self.sources = sources
 
     @classmethod
     def load(cls, model_dir: Path, config: JsonObject) -> "ChatTemplate":
@@ -63,8 +63,8 @@ class ChatTemplate:
     @property
     def description(self) -> dict[str, str]:
         """The special tokens, `bos_token` and the like, and `chat_template` if there is one."""
-        default = self._sources.get("default")
-        return {**self._special_tokens, **({"chat_template": default} if default else {})}
+        default = self.sources.get("default")
+        return {**self.special_tokens, **({"chat_template": default} if default else {})}
 
     def render(
         self,
@@ -87,7 +87,7 @@ class ChatTemplate:
             tools=tools,
             documents=None,
             add_generation_prompt=add_generation_prompt,
-            **self._special_tokens,
+            **self.special_tokens,
         )
         try:
             return _joined(pieces)

@@ -95,6 +95,16 @@ class Tokenizer:
         """The tokenizer's special tokens by name, and its chat template."""
         return self._chat_template.description
 
+    @property
+    def chat_format(self) -> JsonObject:
+        """All that the prompts of chats and the reading of their answers depend on, as JSON."""
+        return {
+            "templates": dict(self._chat_template.sources),
+            "special_tokens": dict(self._chat_template.special_tokens),
+            "response_template": self.response_template,
+            "eos_token_ids": list(self.eos_token_ids),
+        }
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

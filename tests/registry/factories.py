@@ -266,7 +266,7 @@ class InProcessValidator:
             )
         passport = checked.passport.to_dict()
         return ValidatedAdapter(
-            passport, written.digest, written.size_bytes, base.base_revision, is_offline=True
+            passport, written.digest, written.size_bytes, base.model_id, is_offline=True
         )
 
 

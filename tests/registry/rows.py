@@ -5,6 +5,7 @@ import json
 
 from sqlalchemy import Connection, delete, insert, select
 
+from registry.base_ref import BaseRef
 from registry.tables import adapter_aliases, adapter_versions, adapters
 
 
@@ -18,8 +19,13 @@ def add_version(
     size_bytes: int = 1000,
     device_bytes: int | None = None,
     adapter_id: str | None = None,
+    base: BaseRef | None = None,
 ) -> str:
-    """Insert the rows of a ready version and point `latest` at it; return its adapter_id."""
+    """Insert the rows of a ready version and point `latest` at it; return its adapter_id.
+
+    base: None for a version from before base models were noted, with this base_revision.
+    """
+    base = base or BaseRef(base_revision)
     adapter_id = adapter_id or f"ad_{_hex(f'{tenant_id}/{name}')[:32]}"
     digest = _hex(f"{adapter_id}@{version}")
     here = {"adapter_id": adapter_id, "tenant_id": tenant_id}
@@ -34,7 +40,9 @@ def add_version(
             object_key=f"tenants/{tenant_id}/{digest}",
             rank=4,
             size_bytes=size_bytes,
-            base_revision=base_revision,
+            base_revision=base.revision,
+            base_model=base.model_id,
+            base_variant=base.variant,
             passport=json.dumps({"size_bytes": size_bytes, "canary": canary}),
             state="ready",
             created_at_ms=0,

@@ -2,6 +2,7 @@
 
 import io
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,15 @@ Q, UP = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.up_proj"
 HEAD_COPY = "base_model.model.lm_head.weight"
 
 
-def make_served(model_id, width=16, *, modules=(Q, UP), folder="folder", vocab=7, revision=None):
+def make_served(
+    model_id, width=16, *, modules=(Q, UP), folder="folder", vocab=7, revision=None, served_as=""
+):
     """A base model whose modules have `width` inputs and twice as many outputs."""
     tensors = {"lm_head.weight": BaseTensor("F32", (vocab, width), "d")}
     places = {name: (width, 2 * width) for name in modules}
     path = Path("/models") / folder
-    return BaseModel(model_id, path, {}, places, revision or f"of {model_id}", tensors=tensors)
+    revision = revision or f"of {model_id}"
+    return BaseModel(model_id, path, {}, places, revision, tensors=tensors, served_as=served_as)
 
 
 def make_header(width=16, *, modules=(Q,), others=None):
@@ -39,7 +43,8 @@ SMALL, WIDE = make_served("org/Small", folder="small-hf"), make_served("org/Wide
 TWIN = make_served("org/Twin", vocab=9)
 QUANTISED = make_served("org/Other-AWQ")
 EXPERTS = make_served("org/Experts", modules=(Q,))
-AGAIN = make_served("small-int4", folder="small-hf", revision=SMALL.base_revision)
+AGAIN = make_served("small-too", folder="small-hf", revision=SMALL.base_revision)
+INT8 = replace(AGAIN, model_id="small-int8", served_as="int8")
 CHOICES = {
     "by name": ([SMALL, TWIN], "org/Twin", make_header(), TWIN),
     "by name in another case": ([SMALL, TWIN], "Other/TWIN", make_header(), TWIN),
@@ -68,7 +73,8 @@ CHOICES = {
     "by the whole name rather than the plain one": (
         [make_served("other"), QUANTISED], "org/Other-AWQ", make_header(), QUANTISED,
     ),
-    "one revision under two names": ([AGAIN, SMALL, WIDE], "Small-HF", make_header(), AGAIN),
+    "one variant under two names": ([AGAIN, SMALL, WIDE], "Small-HF", make_header(), AGAIN),
+    "by its name among equal weights": ([SMALL, INT8], "small-int8", make_header(), INT8),
 }  # fmt: skip
 
 
@@ -81,6 +87,10 @@ def test_the_config_and_the_tensors_choose(case):
 UNCLEAR = {
     "several fit": ([SMALL, TWIN], None, make_header(), "names none.* for org/Small, org/Twin"),
     "a strange name": ([SMALL, TWIN], "org/X", make_header(), "'org/X'.* for org/Small, org/Twin"),
+    "one revision in two variants": (
+        [SMALL, INT8, WIDE], "small-hf", make_header(),
+        "'small-hf'.* for org/Small, small-int8;",
+    ),
     "none fits": ([SMALL, WIDE], "org/X", make_header(8), "fits none of org/Small, org/Wide"),
     "the named does not fit, others do": (
         [SMALL, WIDE, make_served("org/Wider", 32)], "org/Small", make_header(32),

@@ -79,7 +79,7 @@ def test_what_is_shared_is_listed_with_its_owner_while_it_can_be_served(connecti
     assert [(s.owner_id, s.name) for s in shared] == [(A, "pirate"), (C, "beta")]
     assert grants.list_shared(connection, A, [BASE]) == []
     of_both = grants.list_shared(connection, B, [BASE, "0" * 64])
-    assert [(s.name, s.base_revision) for s in of_both] == [
+    assert [(s.name, s.base.revision) for s in of_both] == [
         ("old", "0" * 64), ("pirate", BASE), ("beta", BASE),
     ]  # fmt: skip
     assert grants.list_shared(connection, B, []) == []

@@ -116,7 +116,8 @@ def test_what_engines_keep_is_of_all_tenants_and_of_their_base_model(connection)
     pin(connection, "second", now_ms=2, tenant_id=B)
     pin(connection, "other", now_ms=3)
     wanted = [adapter(connection, "first"), adapter(connection, "second", B)]
-    assert pins.pins_in_force(connection, BASE) == [each.latest.ref for each in wanted]
+    found = pins.pins_in_force(connection, BASE)
+    assert found == [(each.latest.base, each.latest.ref) for each in wanted]
     connection.execute(adapter_versions.update().values(state="deleted"))
     assert pins.pins_in_force(connection, BASE) == []
 

@@ -35,7 +35,7 @@ def newer(uploads, version, storage, clock, tmp_path):
 
 def test_the_same_object_is_the_next_version_once_it_is_proved(newer, database, version):
     with database.begin() as conn:
-        with pytest.raises(AdapterNotServable, match="versions/1/prove"):
+        with pytest.raises(AdapterNotServable, match="prove pirate 1 --base-model newer"):
             newer.catalog.resolve(conn, A, "pirate")
         upload = prove_again(newer, conn, A, "key-2", "pirate", 1, "prod")
         assert (upload.state, upload.files) == ("proving", {})

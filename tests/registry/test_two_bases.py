@@ -1,5 +1,7 @@
 """One registry for two base models: an upload becomes a version for one of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from registry.base_models import BaseModels
@@ -159,6 +161,34 @@ def test_no_adapter_gets_the_name_of_any_base_model(uploads, database, base):
         for name in ("tiny-llama", "tiny-other"):
             with pytest.raises(InvalidName):
                 uploads.create_upload(conn, A, "key", name, declare(files_for(base)))
+
+
+def test_equal_weights_with_another_template_are_another_base(uploads, database, base, tmp_path):
+    twin = replace(base, model_id="twin", served_as="another template")
+    uploads.catalog.bases.replace(base, twin)
+    for number, served in enumerate((twin, base), 1):
+        version = upload_adapter(
+            uploads, database, tmp_path, files=files_for(base), base_model=served.model_id
+        )
+        assert (version.version, version.base_model) == (number, served.model_id)
+        assert version.base_revision == base.base_revision
+        assert uploads.catalog.bases.serving(version.base) is served
+    specs = declare(files_for(base))
+    with database.begin() as conn:
+        for number, served in enumerate((twin, base), 1):
+            known = uploads.find_known(conn, A, "pirate", specs, base_model=served.model_id)
+            assert known.version == number
+        uploads.catalog.bases.replace(base)
+        with pytest.raises(AdapterNotServable, match="Its weights are served as tiny-llama, with"):
+            uploads.catalog.resolve(conn, A, "pirate@1")
+        proving = prove_again(uploads, conn, A, "key", "pirate", 1)
+        assert proving.built["base_model"] == "tiny-llama"
+        with pytest.raises(AlreadyProved):
+            prove_again(uploads, conn, A, "key", "pirate", 2)
+        uploads.catalog.bases.replace(replace(twin, model_id="renamed"))
+        assert uploads.catalog.resolve(conn, A, "pirate@1").version == 1
+        with pytest.raises(AdapterNotServable):
+            uploads.catalog.resolve(conn, A, "pirate@2")
 
 
 def test_a_version_is_proved_on_the_other_base_or_on_the_named_one(

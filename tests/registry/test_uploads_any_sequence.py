@@ -106,7 +106,7 @@ class PlainValidator:
         data = weights.read_bytes()
         target.write_bytes(data)
         return ValidatedAdapter(
-            {"rank": 1}, sha256(data), len(data), bases[0].base_revision, is_offline=True
+            {"rank": 1}, sha256(data), len(data), bases[0].model_id, is_offline=True
         )
 
 

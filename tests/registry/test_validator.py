@@ -81,7 +81,7 @@ def test_the_process_knows_a_mixture_of_experts(base, files):
 
 def test_the_process_chooses_among_base_models_and_names_its_choice(base, files, tmp_path):
     small = make_base(tmp_path / "small", "small", num_layers=1)
-    assert Validator(LIMITS).check([small, base], "a", *files).base_revision == base.base_revision
+    assert Validator(LIMITS).check([small, base], "a", *files).base_model == base.model_id
     twin = replace(base, model_id="twin", base_revision="f" * 64)
     with pytest.raises(InvalidAdapter, match="tiny-llama, twin") as caught:
         Validator(LIMITS).check([base, twin], "a", *files)
@@ -92,7 +92,7 @@ def test_a_process_that_names_a_base_model_that_was_not_asked_about_is_not_belie
     base, files, tmp_path
 ):
     answer = {"passport": {}, "digest": "d", "size_bytes": 1, "is_offline": True}
-    answer["base_revision"] = "f" * 64
+    answer["base_model"] = "another"
     python = pretender(tmp_path, f"{READY}; echo '{json.dumps(answer)}'")
     with pytest.raises(InvalidAdapter) as caught:
         Validator(LIMITS, python=python).check([base], "a", *files)
@@ -154,7 +154,7 @@ def test_it_reaches_no_network_where_the_system_can_keep_it_away():
 
 def test_a_system_that_cannot_keep_it_off_the_network_is_told_of(base, files, tmp_path, caplog):
     answer = {"passport": {}, "digest": "d", "size_bytes": 1, "is_offline": False}
-    answer["base_revision"] = base.base_revision
+    answer["base_model"] = base.model_id
     script = f"echo ready; echo '{json.dumps(answer)}'"
     validated = Validator(LIMITS, python=pretender(tmp_path, script)).check([base], "a", *files)
     assert not validated.is_offline

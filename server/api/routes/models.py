@@ -48,7 +48,6 @@ async def list_models(
     database: DatabaseDep, catalog: CatalogDep, bases: BasesDep, identity: InferenceKey
 ) -> ModelList:
     """List the models that the key may name: base models, routes, own and shared adapters."""
-    by_revision = {base.model.base_revision: base for base in reversed(bases.current)}
 
     def read(conn: Connection) -> list[ModelAnswer]:
         named = visible_routes(conn, identity.tenant_id)
@@ -57,15 +56,16 @@ async def list_models(
         own = [
             _model(base, adapter.name, adapter.name, adapter.created_at_ms, identity.tenant_name)
             for adapter in catalog.list_adapters(conn, identity.tenant_id)
-            if adapter.latest and (base := by_revision.get(adapter.latest.base_revision))
+            if adapter.latest and (base := bases.serving(adapter.latest.base))
         ]
-        shared = grants.list_shared(conn, identity.tenant_id, tuple(by_revision))
+        shared = grants.list_shared(conn, identity.tenant_id, bases.models.revisions)
         names = tenants.names_of(conn, {adapter.owner_id for adapter in shared})
         return (
             own
             + [
-                _model(by_revision[it.base_revision], model, model, it.created_at_ms, owner)
+                _model(base, model, model, it.created_at_ms, owner)
                 for it in shared
+                if (base := bases.serving(it.base))
                 for owner in (names[it.owner_id],)
                 for model in (f"{owner}/{it.name}",)
             ]
@@ -89,7 +89,7 @@ async def get_model(
             return _route(route, identity)
         named = resolve_adapter(conn, catalog, identity, model, request_key=model)
         adapter = catalog.get_adapter(conn, named.owner_id, named.name)
-        if (base := bases.of_revision(named.base_revision)) is None:
+        if (base := bases.serving(named.base)) is None:
             raise engine_unavailable()
         name = model.partition("@")[0]
         return _model(base, model, name, adapter.created_at_ms, named.owner_name)

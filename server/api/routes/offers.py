@@ -1,12 +1,12 @@
 """Offers to the caller's tenant: adapters of other tenants that it may accept or decline."""
 
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 from sqlalchemy import Connection
 
 from registry import received_offers
+from registry.base_models import BaseModels
 from registry.errors import OfferNotFound
 from registry.names import is_name
 from registry.received_offers import Addressee, ReceivedOffer
@@ -26,7 +26,7 @@ class OfferAnswer(Answer):
     """An adapter that another tenant offers to you, or that you accepted.
 
     model: what requests name once you accept.   rank, size_bytes: of its latest version.
-    is_servable: whether that version is for the base model that is served.   prompt_nanousd,
+    is_servable: whether that version is for a base model that is served.   prompt_nanousd,
     completion_nanousd: your price of a token.   offered_at, expires_at: null once accepted;
     granted_at: null until then. Times are in Unix seconds.
     """
@@ -82,9 +82,8 @@ async def list_offers(
         owners = tenants.names_of(conn, {offer.owner_id for offer in found})
         ids = {offer.adapter_id for offer in found}
         prices = prices_for(conn, at_ms, tenant_id=identity.tenant_id, adapter_ids=ids)
-        revisions = bases.models.revisions
         data = [
-            _offer(offer, owners[offer.owner_id], prices[offer.adapter_id], revisions)
+            _offer(offer, owners[offer.owner_id], prices[offer.adapter_id], bases.models)
             for offer in found
         ]
         return OfferList(data=data, has_more=has_more)
@@ -132,9 +131,7 @@ def _owner_id(conn: Connection, owner: str, adapter: str) -> str:
     return tenants.find_id(conn, owner) or ""
 
 
-def _offer(
-    offer: ReceivedOffer, owner: str, price: Price, base_revisions: Sequence[str]
-) -> OfferAnswer:
+def _offer(offer: ReceivedOffer, owner: str, price: Price, bases: BaseModels) -> OfferAnswer:
     is_accepted = offer.granted_at_ms is not None
     return OfferAnswer(
         model=f"{owner}/{offer.name}",
@@ -146,7 +143,7 @@ def _offer(
         granted_at=unix_seconds(offer.granted_at_ms),
         rank=offer.rank,
         size_bytes=offer.size_bytes,
-        is_servable=offer.base_revision in base_revisions,
+        is_servable=offer.base is not None and bases.serving(offer.base) is not None,
         prompt_nanousd=price.prompt_nanousd,
         completion_nanousd=price.completion_nanousd,
     )

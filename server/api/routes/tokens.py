@@ -169,7 +169,7 @@ async def _resolved(
         return resolve_adapter(conn, catalog, identity, str(model), request_key=str(model))
 
     named = await database.read(read)
-    if (base := bases.of_revision(named.base_revision)) is None:
+    if (base := bases.serving(named.base)) is None:
         raise engine_unavailable()
     return base, base.dialect_of(named.response_template)
 

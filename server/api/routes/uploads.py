@@ -329,7 +329,7 @@ async def _known(
     )
     if known is None:
         return None
-    residency = bases.residency(known.object_key, known.base_revision)
+    residency = bases.residency(known.object_key, known.base)
     is_sound = residency is None or residency.tier != "failed"
     if is_sound and await asyncio.to_thread(uploads.has_object, known):
         return known
@@ -410,13 +410,7 @@ async def _rendered(
             return version, price_of_adapter(conn, at_ms, tenant_id, version.adapter_id)
         return None, price_for(conn, at_ms, tenant_id=tenant_id, base_model=base_model or "")
 
-    base_model = upload.base_model or _found_base(uploads, upload)
+    # The base model that the files are for is not known until they are read.
+    base_model = upload.base_model or (upload.built or {}).get("base_model")
     version, price = await database.read(read)
     return upload_view(upload, offered, base_model, version, price, view)
-
-
-def _found_base(uploads: Uploads, upload: Upload) -> str | None:
-    """The name of the base model that an upload's files are for; None until they are read."""
-    revision = (upload.built or {}).get("base_revision", "")
-    base = uploads.catalog.bases.of_revision(revision)
-    return base.model_id if base else None

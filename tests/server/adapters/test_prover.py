@@ -11,6 +11,7 @@ import pytest
 from engine.errors import EngineAwayError, EngineDeadError
 from registry.base_model import BaseModel
 from registry.base_models import BaseModels
+from registry.base_ref import BaseRef
 from registry.catalog import Catalog
 from registry.errors import ProofFailed
 from registry.proof import Proof
@@ -42,13 +43,14 @@ class FakeEngine:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.is_ready = True
-        self.asked, self.were_alone = [], []
+        self.asked, self.were_alone, self.bases = [], [], []
         self.num_inside = self.most_inside = 0
         self.go = asyncio.Event()
         self.go.set()
 
-    async def prove(self, base_revision, adapter, path, alone):
+    async def prove(self, base, adapter, path, alone):
         self.were_alone.append(alone)
+        self.bases.append(base)
         data = path.read_bytes()
         assert (hashlib.sha256(data).hexdigest(), len(data)) == (adapter.digest, adapter.size_bytes)
         self.asked.append((adapter, path))
@@ -142,7 +144,7 @@ async def until(condition):
 
 
 def test_the_engine_reads_the_object_and_what_passed_is_a_version(
-    make_proving, make_prover, uploads, sqlite_database, tmp_path
+    make_proving, make_prover, base, tmp_path
 ):
     engine = FakeEngine(Proof(verdict="passed", max_effect=1.5))
     upload = make_proving()
@@ -151,6 +153,7 @@ def test_the_engine_reads_the_object_and_what_passed_is_a_version(
     assert proved.built["passport"]["canary"]["max_effect"] == 1.5
     (adapter, path) = engine.asked[0]
     assert adapter.object_key == upload.built["object_key"]
+    assert engine.bases == [BaseRef(base.base_revision, base.model_id, base.variant)]
     assert not path.exists()
     assert list((tmp_path / "work").iterdir()) == []
 

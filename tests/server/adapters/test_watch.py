@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -10,6 +11,7 @@ from sqlalchemy import event
 from registry import adapter_rows, grants, pins
 from registry.alias_rows import Canary
 from registry.base_models import BaseModels
+from registry.base_ref import BaseRef
 from registry.catalog import Catalog
 from registry.events import KEPT_MS, record_event
 from registry.tables import adapter_events
@@ -58,7 +60,7 @@ def clock():
 @pytest.fixture
 def watch(sqlite_database, engines, base, clock):
     """A watch that has ticked once, so that it sees only later events."""
-    watch = AdapterWatch(sqlite_database, lambda: [(base.base_revision, engines)], clock)
+    watch = AdapterWatch(sqlite_database, BaseModels(base), lambda: [(base, engines)], clock)
     tick(watch)
     engines.pinned.clear()
     return watch
@@ -114,7 +116,7 @@ def test_an_alias_moved_through_one_gateway_is_what_the_other_serves_and_tells_i
     identity = Identity(
         tenant_id=A, tenant_name="acme", key_id="k1", scopes=frozenset(), weight=1, cache_salt=""
     )
-    watch = AdapterWatch(there, lambda: [(base.base_revision, engines)], clock)
+    watch = AdapterWatch(there, BaseModels(base), lambda: [(base, engines)], clock)
 
     async def served():
         """Resolve the name at the other gateway, as a request does, in this event loop."""
@@ -170,6 +172,25 @@ def test_what_is_deleted_or_for_another_base_model_is_not_prefetched(
     sqlite_database.write_sync(lambda conn: catalog.delete_adapter(conn, A, "gone"))
     tick(watch)
     assert engines.prefetched == []
+
+
+def test_only_the_engines_of_its_own_base_model_are_told_among_equal_weights(
+    sqlite_database, catalog, base, clock
+):
+    """An engine of a replaced base model of the same name and weights is told as well."""
+    twin = replace(base, model_id="twin", served_as="another template")
+    told = [(model, FakeEngines()) for model in (base, twin, twin)]
+    watch = AdapterWatch(sqlite_database, BaseModels(base, twin), lambda: told, clock)
+    tick(watch)
+    its_own = BaseRef(twin.base_revision, "twin", twin.variant)
+    for number in (1, 2):
+        sqlite_database.write_sync(lambda c, n=number: add_version(c, A, version=n, base=its_own))
+    move(sqlite_database, catalog, 1)
+    change_pin(sqlite_database)
+    tick(watch)
+    wanted = ref(sqlite_database, version=1)
+    assert [engines.prefetched for _, engines in told] == [[], [(A, wanted)], [(A, wanted)]]
+    assert [engines.pinned[-1] for _, engines in told] == [(), (wanted,), (wanted,)]
 
 
 def test_an_import_of_many_adapters_prefetches_only_so_many(

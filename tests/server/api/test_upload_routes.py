@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from registry.base_ref import BaseRef
 from registry.errors import StorageError
 from registry.proof import Proof
 from registry.storage import folder_of
@@ -43,7 +44,7 @@ class FakeEngine:
         self.proof = Proof(verdict="passed", device_bytes=4096)
         self.is_held = False
 
-    async def prove(self, base_revision: str, adapter: object, path: Path, alone: bool) -> Proof:
+    async def prove(self, base: BaseRef, adapter: object, path: Path, alone: bool) -> Proof:
         while self.is_held:
             await asyncio.sleep(0.001)
         return self.proof

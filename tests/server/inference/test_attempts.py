@@ -84,7 +84,12 @@ def limited(scope: str) -> RateLimited:
         (errors.metering_unavailable(), "unavailable"),
         (limited("adapter"), "limited"),
         (ModelNotFound(model="gone"), "missing"),
-        (AdapterNotServable(model="old", version=1, served=("base",)), "missing"),
+        (
+            AdapterNotServable(
+                model="old", version=1, base_model="older", alike=(), served=("base",)
+            ),
+            "missing",
+        ),
         (errors.adapter_missing(), "missing"),
         (errors.adapter_corrupt(), "missing"),
         (errors.adapter_incompatible(), "missing"),
