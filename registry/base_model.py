@@ -17,7 +17,7 @@ from registry.architecture import (
     served_architecture,
     text_name,
 )
-from registry.base_tensor import BaseTensor, digest_of
+from registry.base_tensor import BaseTensor, TensorPlace, digest_of
 from registry.errors import InvalidAdapter, UnsupportedBaseModel
 from registry.peft_format import EMBEDDING, HEAD, Header, read_header, read_tensor_chunks
 from registry.strict_json import parse_object
@@ -57,6 +57,7 @@ class BaseModel:
     tensors: all other tensors, such as "lm_head.weight", by name; adapters may hold copies of them.
     Those of experts are left out, since there are many thousands.
     served_as: the chat template and the precision in which it is served, as the gateway says.
+    places: of the tensors of the embedding and the head, by name.
     created_at_s: Unix seconds at which config.json was written on this machine.
     """
 
@@ -68,6 +69,7 @@ class BaseModel:
     created_at_s: int = 0
     tensors: dict[str, BaseTensor] = field(default_factory=dict)
     served_as: str = ""
+    places: dict[str, TensorPlace] = field(default_factory=dict)
 
     @property
     def variant(self) -> str:
@@ -100,11 +102,21 @@ class BaseModel:
         path = Path(path).resolve()
         config, headers, modules = read_headers(path)
         hashes = _cached_hashes(path, config, headers, Path(cache_dir))
-        if config.get("tie_word_embeddings") and _EMBEDDING in hashes.tensors:
+        tensors, places = hashes.tensors, _places_of_ends(path, headers)
+        if config.get("tie_word_embeddings") and _EMBEDDING in tensors:
             # The head is the embedding, whatever else the files have.
-            hashes.tensors[_HEAD] = hashes.tensors[_EMBEDDING]
+            tensors[_HEAD], places[_HEAD] = tensors[_EMBEDDING], places[_EMBEDDING]
         created_at_s = int((path / _CONFIG).stat().st_mtime)
-        return cls(model_id, path, config, modules, hashes.revision, created_at_s, hashes.tensors)
+        return cls(
+            model_id,
+            path,
+            config,
+            modules,
+            hashes.revision,
+            created_at_s,
+            tensors,
+            places=places,
+        )
 
 
 def read_headers(
@@ -183,6 +195,15 @@ def _text_headers(path: Path, headers: dict[str, Header]) -> dict[str, Header]:
             places[name], tensors[name] = stored, tensor
         found[filename] = replace(header, tensors=tensors)
     return found
+
+
+def _places_of_ends(path: Path, headers: dict[str, Header]) -> dict[str, TensorPlace]:
+    return {
+        name: TensorPlace(path / filename, tensor.start)
+        for filename, header in headers.items()
+        for name, tensor in header.tensors.items()
+        if name in (_EMBEDDING, _HEAD)
+    }
 
 
 def _served_modules(

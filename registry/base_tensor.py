@@ -5,8 +5,10 @@ the head. A copy that equals the base model's tensor changes nothing.
 """
 
 import hashlib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from registry.peft_format import ADAPTER_DTYPES, TensorInfo, read_tensor_chunks
@@ -32,6 +34,25 @@ class BaseTensor:
                 return False
             digest.update(raw)
         return digest.hexdigest() == self.digest
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Place of a stored tensor's bytes.   path: of its file, or the number of the file, if it is
+    open.   start: its first byte.
+    """
+
+    path: Path | int
+    start: int
+
+    def read(self, start: int, end: int) -> bytes:
+        """Read bytes [start, end) of the tensor. Raises OSError, also if the file has lost them."""
+        with open(self.path, "rb", closefd=not isinstance(self.path, int)) as file:
+            # An open file has one position, which others may move.
+            found = os.pread(file.fileno(), end - start, self.start + start)
+        if len(found) < end - start:
+            raise OSError("a file of the base model is shorter than it was")
+        return found
 
 
 def digest_of(dtype: str, shape: Iterable[int], chunks: Iterable[bytes]) -> str:
