@@ -74,8 +74,11 @@ def fits(base: Base, header: Header) -> bool:
         in_features, out_features = modules[module]
         if (tensor.shape[1] != in_features) if side == "A" else (tensor.shape[0] != out_features):
             return False
-    copies = find_copies(header, base).items()
-    return all(header.tensors[name].shape == base.tensors[copied].shape for name, copied in copies)
+    return all(
+        header.tensors[name].shape == base.tensors[copied].shape
+        for name, copied in find_copies(header, base).items()
+        if copied in base.tensors  # what is stored quantised has no shape to compare
+    )
 
 
 def _named(candidates: Sequence[C], trained_on: str) -> list[C]:

@@ -13,6 +13,7 @@ from registry.errors import InvalidAdapter, StorageError, ValidatorUnavailable
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
 from registry.storage import Storage, folder_of
+from registry.token_rows import most_bytes_of_rows
 from registry.upload_rows import Upload, UploadFile, UploadPart
 from registry.validator import Validator
 from registry.work_dir import WorkDir
@@ -87,10 +88,11 @@ def build_adapter(
     """
     upload = plan.upload
     size_bytes = sum(file.size_bytes for file in upload.files.values())
-    stored = (folder_of(storage), size_bytes)
+    most_bytes = size_bytes + max(map(most_bytes_of_rows, plan.bases), default=0)
+    stored = (folder_of(storage), most_bytes)
     try:
         # The files and the canonical object lie there together.
-        with work.folder(f"{upload.upload_id}-", 2 * size_bytes, stored) as folder:
+        with work.folder(f"{upload.upload_id}-", size_bytes + most_bytes, stored) as folder:
             for file in upload.files.values():
                 parts = [part for part in plan.parts if part.filename == file.filename]
                 _assemble(folder / file.filename, file, parts, storage)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from registry.architecture import text_name
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.module_pattern import ModulePattern, read_pattern
 from registry.peft_format import EMBEDDING, HEAD
@@ -35,7 +36,6 @@ _UNSUPPORTED = frozenset(
         "lora_bias",
         "megatron_config",
         "target_parameters",
-        "trainable_token_indices",
         "use_bdlora",
         "use_dora",
         "use_qalora",
@@ -49,9 +49,7 @@ CONVERTIBLE_TYPES = frozenset(
     }
 )  # fmt: skip
 _CONVERTIBLE_INITS = ("corda", "lora_ga", "mica", "olora", "pissa")
-CONVERTIBLE_OPTIONS = frozenset(
-    {"kasa_config", "trainable_token_indices", "use_dora", "use_qalora"}
-)
+CONVERTIBLE_OPTIONS = frozenset({"kasa_config", "use_dora", "use_qalora"})
 # Options of how a model is loaded, how an adapter begins and how it is trained. An initialization
 # that changes more than the adapter has its name in init_lora_weights.
 _IGNORED = frozenset(
@@ -95,16 +93,13 @@ _READ = frozenset(
         "rank_pattern",
         "target_modules",
         "task_type",
+        "trainable_token_indices",
         "use_rslora",
     }
 )
 # Keys of auto_mapping, in which PEFT notes the class that it wrapped; Unsloth adds the last.
 _CLASS_KEYS = frozenset({"base_model_class", "parent_library", "unsloth_fixed"})
 _MLX_KEYS = frozenset({"fine_tune_type", "lora_parameters"})
-TOKENS_NOT_SERVED = (
-    "trained tokens are not served; make a plain LoRA of embed_tokens of them with "
-    "`chorale adapters convert`, or train embed_tokens with LoRA (target_modules)"
-)
 # Other initializations (pissa, olora, corda, loftq, mica) change the base weights or the formula.
 _PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
 
@@ -120,6 +115,7 @@ class PeftConfig:
     layers: layers with an adapter; None for all.   layer_patterns: expressions that find the number
     of a layer in a module's name.
     ties_ends: an embedding that is also the head has one LoRA for both, see `targets`.
+    token_indices: trained tokens of the embedding and the head, by module.
     invocation_tokens: an activated LoRA applies from their last occurrence in the prompt on; None
     for an ordinary LoRA.
     not_compared: keys whose patterns cannot be matched in linear time. They announce which modules
@@ -138,6 +134,7 @@ class PeftConfig:
     layers: frozenset[int] | None
     layer_patterns: tuple[ModulePattern, ...]
     ties_ends: bool
+    token_indices: Mapping[str, tuple[int, ...]]
     invocation_tokens: tuple[int, ...] | None
     base_model_name: str | None
     task_type: str | None
@@ -174,6 +171,7 @@ class PeftConfig:
             layers=layers,
             layer_patterns=_layer_patterns(config.get("layers_pattern"), not_compared),
             ties_ends=_flag("ensure_weight_tying", config.get("ensure_weight_tying")),
+            token_indices=_token_indices(config.get("trainable_token_indices")),
             invocation_tokens=_invocation_tokens(config.get("alora_invocation_tokens")),
             base_model_name=base_model_name if isinstance(base_model_name, str) else None,
             task_type=task_type if isinstance(task_type, str) else None,
@@ -200,6 +198,10 @@ class PeftConfig:
 
         alpha = _first_match(self.alpha_pattern, module, self.lora_alpha)
         return float(np.float32(alpha / (math.sqrt(rank) if self.use_rslora else rank)))
+
+    def saves(self, module: str) -> bool:
+        """Whether PEFT trains and saves a whole copy of this module (modules_to_save)."""
+        return any(module.endswith(name) for name in self.saved_modules)
 
     def targets(self, module: str) -> bool:
         """Whether PEFT would put an adapter on this module (check_target_module_exists)."""
@@ -369,6 +371,23 @@ def _layers(value: object) -> frozenset[int] | None:
     return frozenset(layers)
 
 
+def _token_indices(value: object) -> dict[str, tuple[int, ...]]:
+    key = "trainable_token_indices"
+    by_name = value if isinstance(value, dict) else {"embed_tokens": value} if value else {}
+    found: dict[str, tuple[int, ...]] = {}
+    for name, ids in by_name.items():
+        own = text_name(name)
+        module = next((end for end in (EMBEDDING, HEAD) if own and end.endswith(own)), None)
+        if module is None:
+            raise _invalid(key, f"names {shown(name)}; only embed_tokens and lm_head have tokens")
+        if not isinstance(ids, list) or not all(type(n) is int and n >= 0 for n in ids):
+            raise _invalid(key, "must be a list of token ids from 0, or map modules to such lists")
+        if module in found or len(set(ids)) != len(ids):
+            raise _invalid(key, "names a token or a module twice")
+        found[module] = tuple(ids)
+    return {module: ids for module, ids in found.items() if ids}
+
+
 def _invocation_tokens(value: object) -> tuple[int, ...] | None:
     if value is None:
         return None
@@ -402,10 +421,7 @@ def _of_no_type(config: Mapping[str, Any]) -> InvalidAdapter:
 
 def _unsupported(key: str, value: object) -> InvalidAdapter:
     what = f"{key}={shown(str(value))} in {CONFIG_FILE}"
-    # Trained tokens are rows of the embedding, so the message for embeddings applies.
-    if key == "trainable_token_indices":
-        message = f"{what}: {TOKENS_NOT_SERVED}."
-    elif key == "lora_bias":
+    if key == "lora_bias":
         message = (
             f"{what} is not served, since it adds a bias, which is no product of B and A; train "
             "with lora_bias=False."

@@ -25,9 +25,7 @@ _WRAPPER = re.compile(
 _SIDE = re.compile(
     r"(.+?)(?:\.lora)?_(embedding_)?([AB])(?:\.(?!weight$|bias$)[^.]+)?(?:\.weight)?"
 )
-_SAVED = re.compile(
-    r"(.+)\.(?:modules_to_save\.[^.]+|(?:original_module|base_layer))\.(weight|bias)"
-)
+_SAVED = re.compile(r"(.+\.modules_to_save)\.[^.]+\.(weight|bias)")
 _TOKENS = re.compile(r"(.+\.token_adapter\.trainable_tokens_delta)(?:\.[^.]+)?")
 _OF_TRAINING = re.compile(r".*\.lora_(?:velora_embed|monteclora_sampler)(?:\..+)?")
 _IN_LAYERS = re.compile(r"(.*?)(?:layers\.\d+\..+)")
@@ -132,10 +130,10 @@ def peft_name(given: str) -> str | None:
         if bool(match[2]) == (match[1] == EMBEDDING):
             return names[match[3] == "B"]
     elif match := _SAVED.fullmatch(name):
-        name = f"{match[1]}.{match[2]}" if "modules_to_save" in name else name
+        name = f"{match[1]}.{match[2]}"
     elif match := _TOKENS.fullmatch(name):
         name = match[1]
-    return _PEFT + name.replace(".original_module.", ".base_layer.")
+    return _PEFT + name
 
 
 def changed_together(given: str) -> str:

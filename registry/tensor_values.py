@@ -57,5 +57,19 @@ def decode(chunk: bytes, dtype: str) -> "np.ndarray[Any, np.dtype[np.float32]]":
     return np.frombuffer(chunk, "<f2" if dtype == "F16" else "<f4").astype(np.float32, copy=False)
 
 
+def round_to(
+    values: "np.ndarray[Any, np.dtype[np.float32]]", dtype: str
+) -> "np.ndarray[Any, np.dtype[np.float32]]":
+    """The values as a tensor of this served dtype would hold them, rounded to nearest even."""
+    import numpy as np
+
+    if dtype == "BF16":
+        bits = values.view(np.uint32)
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+        return rounded.view(np.float32)
+    with np.errstate(over="ignore"):
+        return values.astype("<f2" if dtype == "F16" else "<f4").astype(np.float32)
+
+
 def _fault(code: str, message: str) -> InvalidAdapter:
     return InvalidAdapter(code=code, message=message, param=WEIGHTS_FILE)

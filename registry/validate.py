@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 from registry.architecture import may_change
-from registry.base_tensor import BaseTensor
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.passport import (
     Passport,
@@ -21,7 +20,7 @@ from registry.passport import (
     tensor_warnings,
     weight_warnings,
 )
-from registry.peft_config import CONFIG_FILE, TOKENS_NOT_SERVED, PeftConfig
+from registry.peft_config import CONFIG_FILE, PeftConfig
 from registry.peft_format import (
     ADAPTER_DTYPES,
     EMBEDDING,
@@ -39,29 +38,24 @@ from registry.peft_format import (
 )
 from registry.tensor_names import UploadedTensors, changed_together, hint, name_tensors
 from registry.tensor_values import TensorValues, scan_tensor
+from registry.token_rows import END_WEIGHTS, BaseRows, EndTensors, add_rows, find_rows
 
 # Functions import numpy when they are called, as in registry.tensor_values.
 if TYPE_CHECKING:
     import numpy as np
 
-_TRAINED_TOKENS = ".token_adapter.trainable_tokens_delta"
-
 # The copies that PEFT writes for modules_to_save, and below an adapter of an embedding or a head.
-_COPY = re.compile(r"base_model\.model\.([A-Za-z0-9_.]+?)(?:\.base_layer)?\.(weight|bias)")
+_COPY = re.compile(
+    r"base_model\.model\.([A-Za-z0-9_.]+?)(?:\.(?:modules_to_save|original_module))?"
+    r"(?:\.token_adapter)?(?:\.base_layer)?\.(weight|bias)"
+)
 
 
-class Base(Protocol):
+class Base(BaseRows, Protocol):
     """Properties of a base model that the checks need; registry.base_model documents them."""
 
     @property
-    def model_id(self) -> str: ...
-    @property
     def modules(self) -> Mapping[str, tuple[int, int]]: ...
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-    @property
-    def tensors(self) -> Mapping[str, BaseTensor]: ...
-
     @property
     def ends(self) -> Mapping[str, tuple[int, int]]: ...
 
@@ -111,8 +105,11 @@ def check_adapter(
         uploaded = name_tensors(read_weights_header(file, file_size, limits))
         _check_towers(file, uploaded)
         copies = find_copies(uploaded.header, base)
-        _check_copies(file, uploaded, copies, base)
-        uploaded = uploaded.without(copies)
+        ends = EndTensors.of(uploaded.header, copies)
+        rows = find_rows(file, uploaded.header, ends, config, base, limits.max_rank)
+        other_copies = {name: it for name, it in copies.items() if name not in ends.copies}
+        _check_copies(file, uploaded, other_copies, base)
+        uploaded = uploaded.without({*copies, *ends.tokens})
         header = uploaded.header
         names = _paired_modules(uploaded, base)
         targeted = _targeted(config, uploaded, base)
@@ -121,18 +118,20 @@ def check_adapter(
         modules = _effects(names, config, uploaded, base, limits)
         if _ties_ends(config, base) and HEAD in modules:
             _check_tied(file, header)
+        header, with_rows = add_rows(file, header, modules, rows, base, limits.max_rank)
         values = {name: scan_tensor(file, name, tensor) for name, tensor in header.tensors.items()}
-    norms = _norms(modules, values)
+    norms = _norms(with_rows, values)
+    unchanged = dict.fromkeys(copies.values()).keys() - {f"{module}.weight" for module in rows}
     warnings = [
         *config_warnings(config, uploaded, names, targeted, base),
-        *tensor_warnings(uploaded, copies.values()),
-        *weight_warnings(modules, norms),
+        *tensor_warnings(uploaded, sorted(unchanged)),
+        *weight_warnings(modules, {name: norms[name] for name in modules}),
     ]
     max_value = max(tensor.max_value for tensor in values.values())
     passport = make_passport(
-        header, modules, config.invocation_tokens, max_value, config.base_model_name, warnings
+        header, with_rows, config.invocation_tokens, max_value, config.base_model_name, warnings
     )
-    return CheckedAdapter(passport, header, modules, config.invocation_tokens)
+    return CheckedAdapter(passport, header, with_rows, config.invocation_tokens)
 
 
 def read_weights_header(file: BinaryIO, file_size: int, limits: AdapterLimits) -> Header:
@@ -225,7 +224,8 @@ def find_copies(header: Header, base: Base) -> dict[str, str]:
     copies = {}
     for name in header.tensors:
         match = _COPY.fullmatch(name)
-        if match and (copied := f"{match[1]}.{match[2]}") in base.tensors:
+        copied = f"{match[1]}.{match[2]}" if match else ""
+        if copied in base.tensors or copied in END_WEIGHTS:
             copies[name] = copied
     return copies
 
@@ -272,8 +272,6 @@ def _paired_modules(uploaded: UploadedTensors, base: Base) -> list[str]:
     tensors = uploaded.header.tensors
     for name, tensor in tensors.items():
         what = f"Tensor {uploaded.shown(name)}"
-        if name.endswith(_TRAINED_TOKENS):
-            raise _fault("unsupported_feature", f"{what}: {TOKENS_NOT_SERVED}")
         parts = split_lora_name(name)
         if parts is None:
             raise _fault(

@@ -3,7 +3,8 @@
 The files are untrusted. Whatever they do to the process that reads them, the gateway goes on, and
 no other tenant's keys, files or memory are within the process's reach.
 
-    request   JSON on stdin: confinement, limits, bases, config, and the numbers of two open files
+    request   JSON on stdin: confinement, limits, bases, config, and the numbers of open files: the
+              weights, the target, and those that hold the embeddings and heads of the bases
     answer    on stdout: `ready`, then JSON: passport, digest, size_bytes and base_model
               | refused | too_large | unavailable; and is_offline
 """
@@ -17,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +28,7 @@ from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter, TooLarge, ValidatorUnavailable
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.peft_format import MAX_CANONICAL_HEADER_BYTES, WEIGHTS_FILE
+from registry.token_rows import most_bytes_of_rows
 from registry.validate import AdapterLimits
 from registry.validator_process import CONFIG_KEYS, READY
 
@@ -170,14 +172,22 @@ class Validator:
         """Run one process from start to end. Raises OSError if it cannot be started."""
         size_bytes = os.fstat(weights.fileno()).st_size
         cpu_s = self._limits.cpu_s(size_bytes)
-        request = {
-            "confinement": self._confinement(size_bytes, cpu_s),
-            "limits": asdict(self._adapter_limits),
-            "bases": [_facts(base) for base in bases],
-            "config": config.decode("latin-1"),
-            "weights_fd": weights.fileno(),
-            "target_fd": target.fileno(),
-        }
+        most_bytes = size_bytes + max(map(most_bytes_of_rows, bases), default=0)
+        with ExitStack() as stack:
+            paths = {place.path for base in bases for place in base.places.values()}
+            fds = {path: stack.enter_context(open(path, "rb")).fileno() for path in paths}
+            request = {
+                "confinement": self._confinement(most_bytes, cpu_s, len(fds)),
+                "limits": asdict(self._adapter_limits),
+                "bases": [_facts(base, fds) for base in bases],
+                "config": config.decode("latin-1"),
+                "weights_fd": weights.fileno(),
+                "target_fd": target.fileno(),
+            }
+            passed = (weights.fileno(), target.fileno(), *fds.values())
+            return self._run_process(json.dumps(request).encode(), passed, cpu_s)
+
+    def _run_process(self, request: bytes, passed_fds: Sequence[int], cpu_s: float) -> _Ended:
         # Output goes to files, not pipes, so that a runaway process does not fill the memory.
         with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as complaints:
             is_late = False
@@ -186,16 +196,14 @@ class Validator:
                 stdin=subprocess.PIPE,
                 stdout=printed,
                 stderr=complaints,
-                pass_fds=(weights.fileno(), target.fileno()),
+                pass_fds=passed_fds,
                 cwd="/",
                 env=_VARIABLES | {k: os.environ[k] for k in _KEPT_VARIABLES if k in os.environ},
                 # Ctrl-C is for the gateway; here it would look like a crash caused by the files.
                 start_new_session=True,
             ) as process:
                 try:
-                    process.communicate(
-                        json.dumps(request).encode(), cpu_s * self._limits.wall_ratio
-                    )
+                    process.communicate(request, cpu_s * self._limits.wall_ratio)
                 except subprocess.TimeoutExpired:
                     is_late = True
                 finally:
@@ -208,19 +216,25 @@ class Validator:
                 complaints=_head_of(complaints, _COMPLAINT_BYTES),
             )
 
-    def _confinement(self, size_bytes: int, cpu_s: float) -> dict[str, int]:
+    def _confinement(self, most_bytes: int, cpu_s: float, num_passed: int) -> dict[str, int]:
+        """Limits of a process.   most_bytes: of the canonical object's tensors.
+        num_passed: open files of base models.
+        """
         limits = self._limits
         return {
             "memory_bytes": limits.memory_bytes,
-            "file_bytes": size_bytes + MAX_CANONICAL_HEADER_BYTES + limits.max_answer_bytes,
+            "file_bytes": most_bytes + MAX_CANONICAL_HEADER_BYTES + limits.max_answer_bytes,
             "cpu_s": math.ceil(cpu_s),
-            "open_files": limits.open_files,
+            "open_files": limits.open_files + num_passed,
             "niceness": limits.niceness,
         }
 
 
-def _facts(base: BaseModel) -> dict[str, Any]:
-    """A base model for the process, which reads it as registry.validator_process.BaseFacts."""
+def _facts(base: BaseModel, fds: Mapping[Path | int, int]) -> dict[str, Any]:
+    """A base model for the process, which reads it as registry.validator_process.BaseFacts.
+
+    fds: numbers of the open files that hold its embedding and its head.
+    """
     return {
         "model_id": base.model_id,
         "variant": base.variant,
@@ -232,6 +246,7 @@ def _facts(base: BaseModel) -> dict[str, Any]:
             name: (tensor.dtype, tensor.shape, tensor.digest)
             for name, tensor in base.tensors.items()
         },
+        "places": {name: (fds[place.path], place.start) for name, place in base.places.items()},
     }
 
 

@@ -1,6 +1,6 @@
 """The process that reads untrusted files: it checks them and writes the canonical object.
 
-The process has only what registry.validator gives it: two open files, little memory, little time,
+The process has only what registry.validator gives it: a few open files, little memory, little time,
 no network and no secrets. It imports only numpy and the checks.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from registry.base_choice import choose_base
-from registry.base_tensor import BaseTensor
+from registry.base_tensor import BaseTensor, TensorPlace
 from registry.errors import InvalidAdapter, TooLarge
 from registry.peft_format import write_canonical
 from registry.validate import AdapterLimits, check_adapter
@@ -43,6 +43,7 @@ class BaseFacts:
     ends: dict[str, tuple[int, int]]
     config: dict[str, Any]
     tensors: dict[str, BaseTensor]
+    places: dict[str, TensorPlace]
 
     @classmethod
     def of(cls, facts: dict[str, Any]) -> "BaseFacts":
@@ -51,7 +52,9 @@ class BaseFacts:
             name: BaseTensor(dtype, tuple(shape), digest)
             for name, (dtype, shape, digest) in facts["tensors"].items()
         }
-        return cls(**facts | {"known_as": frozenset(facts["known_as"]), "tensors": tensors})
+        places = {name: TensorPlace(*place) for name, place in facts["places"].items()}
+        known_as = frozenset(facts["known_as"])
+        return cls(**facts | {"known_as": known_as, "tensors": tensors, "places": places})
 
 
 def main() -> None:

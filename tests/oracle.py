@@ -15,16 +15,19 @@ def merged_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel |
     """Load the base in float32 with the adapter merged into it.
 
     An activated LoRA is not merged, because it applies to a part of the tokens only. LoRA on the
-    embedding or the head is not merged if they share a weight, since PEFT would change both.
+    embedding or the head, and trained tokens, are not merged if the two share a weight, since PEFT
+    would change both.
     """
     model = load_model(model_dir).eval()
     if adapter_dir is None:
         return model
     adapted = PeftModel.from_pretrained(model, adapter_dir).eval()
-    is_activated = json.loads((adapter_dir / CONFIG_FILE).read_text())["alora_invocation_tokens"]
-    is_tied = model.config.tie_word_embeddings and any(
+    config = json.loads((adapter_dir / CONFIG_FILE).read_text())
+    changes_ends = config["trainable_token_indices"] is not None or any(
         name.endswith(("lm_head", "embed_tokens")) for name in adapted.targeted_module_names
     )
+    is_tied = model.config.tie_word_embeddings and changes_ends
+    is_activated = config["alora_invocation_tokens"]
     return adapted if is_activated or is_tied else adapted.merge_and_unload()
 
 

@@ -97,6 +97,7 @@ SERVED = {
         "rank_pattern": {"lm_head": 11, "embed_tokens": 3},
         "alpha_pattern": {"embed_tokens": 7},
     },
+    "trained tokens": {"trainable_token_indices": [5, 7, 200]},
     "tied": {"ensure_weight_tying": True, "target_modules": ["up_proj", "embed_tokens"]},
     "tied by the head": {"ensure_weight_tying": True, "target_modules": ["lm_head", "q_proj"]},
     "nothing tied": {"ensure_weight_tying": True},
@@ -131,7 +132,6 @@ REFUSED = {
         "auto_mapping": {"base_model_class": "LlamaForCausalLM", "auto_map": "evil.py"}
     },
     "layers twice": {"layer_replication": [[0, 2], [1, 2]]},
-    "trained tokens": {"trainable_token_indices": [1, 2]},
     "parameters": {
         "target_parameters": ["mlp.up_proj.weight"], "target_modules": ["q_proj"]
     },
@@ -226,6 +226,8 @@ def randomize(model, dtype=torch.float32):
         if "lora_" in name:
             torch.nn.init.normal_(parameter, std=0.8 / parameter.shape[-1] ** 0.5)
             parameter.data = parameter.data.to(dtype)
+        elif "trainable_tokens" in name:
+            parameter.data += torch.randn_like(parameter)
 
 
 @torch.inference_mode()
@@ -284,14 +286,6 @@ def test_an_option_that_only_its_config_shows_is_refused_by_name(world, tmp_path
     assert error.param in str(error)
 
 
-@pytest.mark.parametrize("module", ["embed_tokens", "lm_head"])
-def test_trained_tokens_are_told_what_to_train_instead(world, tmp_path, module):
-    error = refusal(world, write(world, tmp_path, {"trainable_token_indices": {module: [1]}}))
-    assert error.code == "unsupported_feature"
-    assert module in str(error)
-    assert "with `chorale adapters convert`, or train embed_tokens with LoRA" in str(error)
-
-
 def test_halves_of_a_tied_lora_that_differ_are_refused(world, tmp_path):
     changes = {"ensure_weight_tying": True, "target_modules": ["embed_tokens"]}
     write(world, tmp_path, changes)
@@ -313,16 +307,15 @@ def test_an_activated_lora_of_the_embedding_is_refused(world, tmp_path):
     assert "train without embed_tokens" in str(error)
 
 
-@pytest.mark.parametrize("module", ["embed_tokens", "lm_head", "norm"])
-def test_saved_modules_that_were_trained_are_refused_by_name(world, tmp_path, module):
-    model = peft.get_peft_model(world.fresh_model(), make_config({"modules_to_save": [module]}))
+def test_another_saved_module_that_was_trained_is_refused_by_name(world, tmp_path):
+    model = peft.get_peft_model(world.fresh_model(), make_config({"modules_to_save": ["norm"]}))
     randomize(model)
     saved = next(p for name, p in model.named_parameters() if "modules_to_save" in name)
     saved.data[-1] += 0.01
     model.save_pretrained(tmp_path)
     error = refusal(world, tmp_path)
     assert (error.code, error.param) == ("unsupported_feature", "modules_to_save")
-    assert f"{module}.weight, or it was saved from another" in str(error)
+    assert "norm.weight, or it was saved from another" in str(error)
 
 
 def test_an_embedding_that_was_saved_beside_lora_changes_nothing(world, base_says, tmp_path):

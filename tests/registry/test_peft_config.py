@@ -99,7 +99,6 @@ def test_layers_to_transform_keeps_the_other_layers_out(layers):
         ("lora_bias", True),
         ("bias", "all"),
         ("layer_replication", [[0, 1]]),
-        ("trainable_token_indices", [1]),
         ("target_parameters", ["experts"]),
         ("megatron_config", {"a": 1}),
         ("init_lora_weights", "pissa"),

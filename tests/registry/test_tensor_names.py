@@ -12,6 +12,7 @@ A0, B0 = lora_names(f"model.{Q0}")
 EMBEDDING_A, _ = lora_names("model.embed_tokens")
 HEAD_A, _ = lora_names("lm_head")
 HEAD = "base_model.model.lm_head"
+SAVED = f"{HEAD}.modules_to_save.weight"
 EMBEDDING = "base_model.model.model.embed_tokens"
 
 
@@ -39,8 +40,7 @@ EMBEDDING = "base_model.model.model.embed_tokens"
         ("ms-swift, Gemma 3", f"base_model.model.language_model.model.{Q0}.lora_A.weight", A0),
         ("PEFT, a text_model", f"base_model.model.model.text_model.{Q0}.lora_A.weight", A0),
         ("PEFT, Mistral 3", "base_model.model.language_model.lm_head.lora_A.weight", HEAD_A),
-        ("PEFT, modules_to_save", f"{HEAD}.modules_to_save.default.weight", f"{HEAD}.weight"),
-        ("PEFT, modules_to_save", f"{HEAD}.original_module.weight", f"{HEAD}.base_layer.weight"),
+        ("PEFT, modules_to_save", f"{HEAD}.modules_to_save.default.weight", SAVED),
         ("PEFT, embedding", f"{EMBEDDING}.base_layer.weight", f"{EMBEDDING}.base_layer.weight"),
         (
             "PEFT, trained tokens",
@@ -54,7 +54,9 @@ def test_each_writers_name_has_one_of_peft(writer, given, name):
     assert peft_name(given) == name, writer
 
 
-@pytest.mark.parametrize("name", [A0, B0, EMBEDDING_A, HEAD_A, f"{HEAD}.weight"])
+@pytest.mark.parametrize(
+    "name", [A0, B0, EMBEDDING_A, HEAD_A, f"{HEAD}.weight", SAVED, f"{HEAD}.original_module.weight"]
+)
 def test_a_name_of_peft_stays(name):
     assert peft_name(name) == name
 

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from registry.base_model import BaseModel
+from registry.base_tensor import BaseTensor, digest_of
 from registry.errors import InvalidAdapter, TooLarge
 from registry.peft_format import ModuleScale, lora_names
 from registry.validate import AdapterLimits, check_adapter, validate_adapter
@@ -168,7 +169,7 @@ def test_a_module_that_the_base_does_not_have_is_refused_by_name(base, module):
     [
         "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
         "base_model.model.model.embed_tokens.lora_A.weight",
-        "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
+        "base_model.model.model.layers.0.self_attn.q_proj.token_adapter.trainable_tokens_delta",
         "base_model.model.lm_head.weight",
         "base_model.model.lm_head.lora_embedding_A",
     ],
@@ -463,12 +464,13 @@ def test_a_copy_of_a_base_tensor_is_left_out_with_a_warning(base, name):
     assert replace(checked.passport, warnings=[]) == plain.passport
 
 
-def test_a_copy_that_was_trained_is_refused(base):
-    values = embedding(base)
-    values[6, 15] += 1
-    error = refused(base, make_adapter(base) | {COPY: make_tensor(values)})
+def test_the_copy_of_a_norm_that_was_trained_is_refused(base):
+    norm = BaseTensor("F32", (16,), digest_of("F32", (16,), [bytes(64)]))
+    base = replace(base, tensors=base.tensors | {"model.norm.weight": norm})
+    copy = {"base_model.model.model.norm.weight": make_tensor(np.ones(16))}
+    error = refused(base, make_adapter(base) | copy)
     assert (error.code, error.param) == ("unsupported_feature", "modules_to_save")
-    assert "modules_to_save trained model.embed_tokens.weight" in str(error)
+    assert "modules_to_save trained model.norm.weight" in str(error)
 
 
 def test_the_copy_of_a_projection_is_no_copy(base):
