@@ -157,7 +157,8 @@ def _read_config(folder: Path) -> JsonObject:
     """The adapter's config. Raises CommandFailed if it needs no conversion, or is not readable."""
     from registry.errors import InvalidAdapter, TooLarge
     from registry.peft_config import PeftConfig
-    from server.client.files import CONFIG_FILE, NotAnAdapter, check_files
+    from registry.peft_format import read_header, split_lora_name
+    from server.client.files import CONFIG_FILE, WEIGHTS_FILE, NotAnAdapter, check_files
 
     try:
         check_files(folder)
@@ -167,7 +168,12 @@ def _read_config(folder: Path) -> JsonObject:
         raise CommandFailed(f"{folder} is no adapter: {error}", exit_code=2) from error
     try:
         PeftConfig.parse(raw)
+        with (folder / WEIGHTS_FILE).open("rb") as file:
+            tensors = read_header(file, (folder / WEIGHTS_FILE).stat().st_size).tensors
     except (InvalidAdapter, TooLarge):
+        return dict(config)
+    # Rows beside the LoRA may be too many to be served.
+    if any(split_lora_name(name) is None for name in tensors):
         return dict(config)
     raise CommandFailed(f"{folder} is a LoRA that is served as it is: push it.", exit_code=2)
 

@@ -178,6 +178,7 @@ def assert_same_logits(model_dir, folder, out):
 
 TRAINED = {
     "tokens": make_config("Lora", r=3, trainable_token_indices=[1, 5, 290]),
+    "a head beside LoRA": make_config("Lora", r=2, modules_to_save=["lm_head"]),
     "tokens of LoHa and a saved head": make_config("LoHa", r=2, modules_to_save=["lm_head"]),
     "tokens alone": peft.TrainableTokensConfig(task_type="CAUSAL_LM", token_indices=[7, 3]),
 }
@@ -185,7 +186,12 @@ TRAINED = {
 
 @pytest.mark.parametrize(
     ("case", "tied"),
-    [("tokens", True), ("tokens of LoHa and a saved head", False), ("tokens alone", True)],
+    [
+        ("tokens", True),
+        ("a head beside LoRA", False),
+        ("tokens of LoHa and a saved head", False),
+        ("tokens alone", True),
+    ],
 )
 def test_trained_tokens_and_heads_become_lora_of_the_ends(tmp_path, case, tied):
     model_dir = save_model(tmp_path / "model", num_hidden_layers=1, tied=tied)
@@ -242,8 +248,7 @@ def test_what_changes_more_of_a_mixture_than_attention_is_refused(tmp_path, case
 def test_what_a_refusal_says_is_convertible_is_converted_here():
     types = {make_config(name, **changes).peft_type.value for name, changes in TYPES.items()}
     assert types == peft_config.CONVERTIBLE_TYPES
-    options = OPTIONS.keys() | {"trainable_token_indices"}
-    assert options == peft_config.CONVERTIBLE_OPTIONS
+    assert OPTIONS.keys() == peft_config.CONVERTIBLE_OPTIONS
 
 
 def test_an_exact_effect_takes_only_the_rank_that_it_has(model_dir, base, tmp_path):
