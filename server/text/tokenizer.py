@@ -16,9 +16,9 @@ from typing import Any
 
 from tokenizers import Tokenizer as HFTokenizer
 
+from registry.chat_template import ChatTemplate, content, read_json
+from registry.chat_template import TemplateError as TemplateError
 from registry.text_config import text_config
-from server.text.chat_template import ChatTemplate, content, read_json
-from server.text.chat_template import TemplateError as TemplateError
 from server.text.json_object import JsonObject
 from server.text.text_length import most_bytes_per_token
 from server.text.tiktoken_encoding import NotExact, TiktokenEncoding

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from registry.chat_template import read_json
 from server.limits.memory import MemoryLimiter
-from server.text.chat_template import read_json
 from server.version import VERSION
 from tests.server.factories import NOW_MS
 from tests.server.in_process import DEMO, InProcess, User

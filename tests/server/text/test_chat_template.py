@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from bench.tokenizer_families import make_tokenizer
-from server.text import chat_template
-from server.text.chat_template import ChatTemplate, TemplateError
+from registry import chat_template
+from registry.chat_template import ChatTemplate, TemplateError
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))
@@ -240,3 +240,10 @@ def write_model(folder, files):
             (folder / name).write_text(template)
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return config
+
+
+@pytest.mark.parametrize("depth", [25, 5000])
+def test_a_template_that_is_nested_too_deeply_does_not_parse(depth):
+    source = "{% for x in y %}" * depth + "{% endfor %}" * depth
+    with pytest.raises(TemplateError, match="nested too deeply"):
+        ChatTemplate({"default": source}, {})

@@ -18,8 +18,6 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from server.text.json_object import JsonObject
-
 MAX_PROMPT_CHARACTERS = 16 << 20
 
 _END_MARK = "THE-LAST-MESSAGE-ENDS-HERE"
@@ -52,13 +50,15 @@ class ChatTemplate:
             }
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(f"line {error.lineno}: {error.message}") from error
+        except (RecursionError, SyntaxError) as error:
+            raise TemplateError("it is nested too deeply") from error
         self.special_tokens = special_tokens
         self.sources = sources
 
     @classmethod
-    def load(cls, model_dir: Path, config: JsonObject) -> "ChatTemplate":
+    def load(cls, model_dir: Path, config: dict[str, Any]) -> "ChatTemplate":
         """Templates in a model's folder. config: tokenizer_config.json. Raises TemplateError."""
-        return cls(_sources(model_dir, config), _special_tokens(model_dir, config))
+        return cls(_sources(model_dir, config), special_tokens(_with_map(model_dir, config)))
 
     @property
     def description(self) -> dict[str, str]:
@@ -139,7 +139,7 @@ def _joined(pieces: Iterable[str]) -> str:
 # ---- the files of a model ----
 
 
-def _sources(model_dir: Path, config: JsonObject) -> dict[str, str]:
+def _sources(model_dir: Path, config: dict[str, Any]) -> dict[str, str]:
     """Name -> template. Separate files win over tokenizer_config.json, as in transformers."""
     files = {path.stem: path for path in model_dir.glob("additional_chat_templates/*.jinja")}
     if (model_dir / "chat_template.jinja").exists():
@@ -155,15 +155,23 @@ def _sources(model_dir: Path, config: JsonObject) -> dict[str, str]:
     return {"default": found} if isinstance(found, str) else {}
 
 
-def _special_tokens(model_dir: Path, config: JsonObject) -> dict[str, str]:
-    """The texts of `bos_token`, `eos_token` and every other `..._token` that has one."""
-    named = dict(config)
-    if "added_tokens_decoder" not in config:
-        named |= read_json(model_dir / "special_tokens_map.json")
+def special_tokens(named: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of `bos_token`, `eos_token` and every other `..._token` that has one.
+
+    named: of tokenizer_config.json.
+    """
     extra = named.get("extra_special_tokens")
-    named |= extra if isinstance(extra, dict) else {}
+    named = {**named, **(extra if isinstance(extra, dict) else {})}
     texts = {name: content(token) for name, token in named.items() if name.endswith("_token")}
     return {name: text for name, text in texts.items() if text is not None}
+
+
+def _with_map(model_dir: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The config, with the special tokens that older models keep in a file of their own."""
+    if "added_tokens_decoder" in config:
+        return config
+    named: dict[str, Any] = config | read_json(model_dir / "special_tokens_map.json")
+    return named
 
 
 # ---- the language that templates are written in ----
