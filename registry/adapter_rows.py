@@ -26,7 +26,7 @@ class Version:
     """One version, immutable except for state (READY, DELETED, PURGED) and deleted_at_ms.
 
     response_template: JSON, the format of its tool calls or the format's name; None for the base
-    model's.
+    model's.   tokenizer: JSON, what `registry.own_tokenizer` found; None for nothing.
     base_model, base_variant: of the base model that it was proved on, as registry.base_ref says.
     """
 
@@ -45,6 +45,7 @@ class Version:
     response_template: str | None = None
     base_model: str | None = None
     base_variant: str | None = None
+    tokenizer: str | None = None
 
     @property
     def base(self) -> BaseRef:
@@ -190,8 +191,11 @@ def find_same_version(
     digest: str,
     base: BaseRef,
     response_template: str | None,
+    tokenizer: str | None,
 ) -> Version | None:
-    """The ready version of this adapter with the same bytes and format, for the same base model."""
+    """The ready version of this adapter with the same bytes, format and tokenizer, for the same
+    base model.
+    """
     query = select(versions).where(
         versions.c.tenant_id == tenant_id,
         versions.c.digest == digest,
@@ -199,6 +203,7 @@ def find_same_version(
         versions.c.base_revision == base.revision,
         versions.c.base_model == base.model_id,
         versions.c.response_template == response_template,
+        versions.c.tokenizer == tokenizer,
         versions.c.state == READY,
     )
     row = conn.execute(query.order_by(versions.c.version.desc())).first()
@@ -270,6 +275,7 @@ def insert_version(conn: Connection, tenant_id: str, version: Version) -> None:
             base_variant=version.base_variant,
             passport=json.dumps(version.passport),
             response_template=version.response_template,
+            tokenizer=version.tokenizer,
             state=version.state,
             created_at_ms=version.created_at_ms,
             created_by_key=version.created_by_key,
@@ -354,4 +360,5 @@ def _version(row: Row[Any]) -> Version:
         response_template=row.response_template,
         base_model=row.base_model,
         base_variant=row.base_variant,
+        tokenizer=row.tokenizer,
     )

@@ -10,6 +10,7 @@ from registry.adapter_rows import READY, Version
 from registry.base_model import BaseModel
 from registry.base_ref import BaseRef
 from registry.errors import InvalidAdapter, StorageError, ValidatorUnavailable
+from registry.own_tokenizer import TOKENIZER_FILES
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
 from registry.storage import Storage, folder_of
@@ -44,6 +45,7 @@ class BuiltAdapter:
     passport: dict[str, Any]
     base_model: str | None = None
     base_variant: str | None = None
+    tokenizer: str | None = None
 
     @property
     def base(self) -> BaseRef:
@@ -65,6 +67,7 @@ class BuiltAdapter:
             created_at_ms=created_at_ms,
             created_by_key=self.upload.created_by_key,
             response_template=self.upload.response_template,
+            tokenizer=self.tokenizer,
         )
 
 
@@ -102,6 +105,7 @@ def build_adapter(
                 folder / CONFIG_FILE,
                 folder / WEIGHTS_FILE,
                 folder / "canonical",
+                {name: folder / name for name in TOKENIZER_FILES if name in upload.files},
             )
             key = object_key(upload.tenant_id, validated.digest)
             if not upload.is_dry_run:
@@ -121,6 +125,7 @@ def build_adapter(
         passport=validated.passport,
         base_model=base.model_id,
         base_variant=base.variant,
+        tokenizer=validated.tokenizer,
     )
 
 

@@ -137,6 +137,7 @@ class Catalog(Directory):
             built.digest,
             built.base,
             built.upload.response_template,
+            built.tokenizer,
         )
         if version is None:
             number = adapter_rows.next_version(conn, adapter.adapter_id)

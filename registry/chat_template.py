@@ -63,8 +63,13 @@ class ChatTemplate:
     @property
     def description(self) -> dict[str, str]:
         """The special tokens, `bos_token` and the like, and `chat_template` if there is one."""
-        default = self.sources.get("default")
-        return {**self.special_tokens, **({"chat_template": default} if default else {})}
+        shown = {"chat_template": self.default} if self.default else {}
+        return {**self.special_tokens, **shown}
+
+    @property
+    def default(self) -> str | None:
+        """The template of an ordinary chat."""
+        return self.sources.get("default")
 
     def render(
         self,

@@ -63,6 +63,8 @@ adapter_versions = Table(
     Column("passport", Text, nullable=False),  # JSON
     # JSON: the format of the adapter's tool calls, or its name; null for the base model's.
     Column("response_template", Text),
+    # JSON: added tokens, chat template and ends of answers of its own; null for the base model's.
+    Column("tokenizer", Text),
     Column("state", String(16), nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     Column("created_by_key", String(64), nullable=False),

@@ -119,6 +119,13 @@ def prove_again(
     adapter_rows.lock_tenant(conn, tenant_id)
     version = uploads.catalog.get_version(conn, tenant_id, name, number)
     base = _other_base(uploads.catalog.bases, name, version, base_model)
+    if version.tokenizer is not None:
+        raise InvalidUpload(
+            code="tokenizer_mismatch",
+            message=f"Version {number} has a tokenizer or a chat template of its own, which was "
+            "compared with its base model's; upload its files again for the other base model.",
+            param="base_model",
+        )
     built = built_fields(version)
     built["base_revision"], built["base_model"] = base.base_revision, base.model_id
     built["base_variant"] = base.variant
@@ -247,4 +254,5 @@ def _same_version(conn: Connection, upload: Upload, built: BuiltAdapter) -> Vers
         built.digest,
         built.base,
         upload.response_template,
+        built.tokenizer,
     )

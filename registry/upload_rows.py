@@ -1,4 +1,4 @@
-"""Rows of uploads and of their two files. Every query names the tenant, or spans all tenants."""
+"""Rows of uploads and of their files. Every query names the tenant, or spans all tenants."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -205,9 +205,16 @@ def find_same_files(
     files: Mapping[str, FileSpec],
     response_template: str | None,
 ) -> Iterator[Version]:
-    """The ready versions that were made from files with exactly these sha256, for this format, the
-    newest first.
+    """The ready versions that were made from files with exactly these sha256 and no others, for
+    this format, the newest first.
     """
+    num_files = (
+        select(func.count())
+        .where(
+            upload_files.c.upload_id == uploads.c.upload_id, upload_files.c.tenant_id == tenant_id
+        )
+        .scalar_subquery()
+    )
     query = (
         select(uploads.c.adapter_id, uploads.c.version)
         .distinct()
@@ -223,6 +230,7 @@ def find_same_files(
             versions.c.tenant_id == tenant_id,
             versions.c.state == READY,
             versions.c.response_template == response_template,
+            num_files == len(files),
         )
     )
     for filename, spec in files.items():

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from registry import adapter_rows, upload_rows
 from registry.errors import InvalidUpload, QuotaExceeded, TooLarge, shown
+from registry.own_tokenizer import TOKENIZER_FILES
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.peft_format import WEIGHTS_FILE
 from registry.upload_rows import FileSpec, Unfinished, Upload, UploadFile, UploadPart
@@ -56,17 +57,19 @@ class RegistryLimits:
 
 
 def check_files(files: Mapping[str, FileSpec], limits: RegistryLimits) -> None:
-    """Check that the files are exactly the two of PEFT. Raises InvalidUpload, TooLarge."""
-    max_bytes = {
-        CONFIG_FILE: MAX_CONFIG_BYTES,
-        WEIGHTS_FILE: limits.adapter.max_adapter_bytes,
-    }
-    if files.keys() != max_bytes.keys():
+    """Check that the files are the two of PEFT, and none but those of a tokenizer beside them.
+
+    Raises InvalidUpload, TooLarge.
+    """
+    needed = {CONFIG_FILE: MAX_CONFIG_BYTES, WEIGHTS_FILE: limits.adapter.max_adapter_bytes}
+    max_bytes = needed | TOKENIZER_FILES
+    if not needed.keys() <= files.keys() <= max_bytes.keys():
         given = ", ".join(shown(name) for name in list(files)[:4]) or "none"
         raise InvalidUpload(
             code="invalid_files",
-            message=f"An adapter is exactly {CONFIG_FILE} and {WEIGHTS_FILE}, not {given}; "
-            "archives, pickles and other files are not taken.",
+            message=f"An adapter is {CONFIG_FILE} and {WEIGHTS_FILE}, with "
+            f"{', '.join(TOKENIZER_FILES)} if its tokenizer has changed, not {given}; archives, "
+            "pickles and other files are not taken.",
             param="files",
         )
     for name, spec in files.items():

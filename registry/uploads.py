@@ -1,4 +1,4 @@
-"""Uploads: sessions that take two files in parts and become a version.
+"""Uploads: sessions that take an adapter's files in parts and become a version.
 
 Methods take the caller's connection inside the caller's transaction and never commit. No
 transaction may stay open during a transfer of bytes, so methods that transfer bytes open their own.
@@ -54,7 +54,7 @@ DRY_RUN_NAME = "-"
 
 _BUILT_FIELDS = (
     "digest", "object_key", "rank", "size_bytes", "base_revision", "base_model", "base_variant",
-    "passport",
+    "passport", "tokenizer",
 )  # fmt: skip
 _UPLOAD_ID = re.compile(r"up_[0-9a-f]{32}")
 
@@ -95,7 +95,7 @@ class Uploads:
         known: Version | None = None,
         limits: RegistryLimits | None = None,
     ) -> Upload:
-        """Declare the two files of a new version.
+        """Declare the files of a new version.
 
         response_template: the format of its tool calls as checked JSON; None for the base model's.
         base_model: the name of the base model that it is for; None to find it from its config.
@@ -158,7 +158,7 @@ class Uploads:
         transfer: Transfer = GATEWAY,
         base_model: str | None = None,
     ) -> Upload:
-        """Declare two files that are only checked and do not become a version.
+        """Declare files that are only checked and do not become a version.
 
         base_model: as for `create_upload`. Raises InvalidUpload, UnknownBaseModel, TooLarge,
         QuotaExceeded.

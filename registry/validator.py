@@ -4,8 +4,8 @@ The files are untrusted. Whatever they do to the process that reads them, the ga
 no other tenant's keys, files or memory are within the process's reach.
 
     request   JSON on stdin: confinement, limits, bases, config, and the numbers of open files: the
-              weights, the target, and those that hold the embeddings and heads of the bases
-    answer    on stdout: `ready`, then JSON: passport, digest, size_bytes and base_model
+              weights, the target, a tokenizer's, and those with the ends of the bases
+    answer    on stdout: `ready`, then JSON: passport, digest, size_bytes, base_model, tokenizer
               | refused | too_large | unavailable; and is_offline
 """
 
@@ -22,10 +22,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 
 from registry.base_model import BaseModel
+from registry.chat_template import ChatTemplate, read_json
 from registry.errors import InvalidAdapter, TooLarge, ValidatorUnavailable
+from registry.own_tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.peft_format import MAX_CANONICAL_HEADER_BYTES, WEIGHTS_FILE
 from registry.token_rows import most_bytes_of_rows
@@ -65,7 +68,7 @@ class ValidatorLimits:
     memory_bytes: int = 1 << 30
     open_files: int = 16
     niceness: int = 10
-    max_answer_bytes: int = 1 << 20
+    max_answer_bytes: int = 4 << 20
 
     def cpu_s(self, size_bytes: int) -> float:
         return self.base_s + size_bytes / self.bytes_per_s
@@ -79,6 +82,7 @@ class ValidatedAdapter:
     under a wrong key in its own folder, and the fetcher, which compares digests, refuses it.
     base_model: name of the one that the adapter is for, one of those that it was checked for.
     is_offline: whether the validator had no network.
+    tokenizer: JSON, what the adapter's tokenizer has of its own; None for nothing.
     """
 
     passport: dict[str, Any]
@@ -86,6 +90,7 @@ class ValidatedAdapter:
     size_bytes: int
     base_model: str
     is_offline: bool
+    tokenizer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +132,11 @@ class Validator:
         config: Path,
         weights: Path,
         target: Path | None = None,
+        tokenizer: Mapping[str, Path] = MappingProxyType({}),
     ) -> ValidatedAdapter:
-        """Check the two files, and write the canonical object to `target`, if it is not None.
+        """Check the files, and write the canonical object to `target`, if it is not None.
 
+        tokenizer: those of TOKENIZER_FILES that there are, by name.
         bases: the base models that the adapter may be for; the files decide for which it is.
         Raises InvalidAdapter and TooLarge for faults of the files, crashes of the validator
         included; ValidatorUnavailable if it did not start, got no turn or had no disk space.
@@ -139,8 +146,11 @@ class Validator:
             raise TooLarge(what=CONFIG_FILE, size_bytes=size_bytes, limit_bytes=MAX_CONFIG_BYTES)
         with self._turn_of(tenant_id):
             try:
-                with weights.open("rb") as source, (target or Path(os.devnull)).open("wb") as out:
-                    ended = self._run(bases, config.read_bytes(), source, out)
+                with ExitStack() as stack:
+                    source = stack.enter_context(weights.open("rb"))
+                    out = stack.enter_context((target or Path(os.devnull)).open("wb"))
+                    text = _text_request(stack, bases, tokenizer) if tokenizer else None
+                    ended = self._run(bases, config.read_bytes(), source, out, text)
             except OSError as error:
                 raise ValidatorUnavailable(reason=str(error)) from error
         validated = _validated(_answer_of(ended, self._limits.max_answer_bytes))
@@ -167,7 +177,12 @@ class Validator:
                 self._turn.notify_all()
 
     def _run(
-        self, bases: Sequence[BaseModel], config: bytes, weights: IO[bytes], target: IO[bytes]
+        self,
+        bases: Sequence[BaseModel],
+        config: bytes,
+        weights: IO[bytes],
+        target: IO[bytes],
+        text: dict[str, Any] | None,
     ) -> _Ended:
         """Run one process from start to end. Raises OSError if it cannot be started."""
         size_bytes = os.fstat(weights.fileno()).st_size
@@ -176,15 +191,17 @@ class Validator:
         with ExitStack() as stack:
             paths = {place.path for base in bases for place in base.places.values()}
             fds = {path: stack.enter_context(open(path, "rb")).fileno() for path in paths}
+            others = (*fds.values(), *_descriptors(text))
             request = {
-                "confinement": self._confinement(most_bytes, cpu_s, len(fds)),
+                "confinement": self._confinement(most_bytes, cpu_s, len(others)),
                 "limits": asdict(self._adapter_limits),
                 "bases": [_facts(base, fds) for base in bases],
                 "config": config.decode("latin-1"),
                 "weights_fd": weights.fileno(),
                 "target_fd": target.fileno(),
+                "text": text,
             }
-            passed = (weights.fileno(), target.fileno(), *fds.values())
+            passed = (weights.fileno(), target.fileno(), *others)
             return self._run_process(json.dumps(request).encode(), passed, cpu_s)
 
     def _run_process(self, request: bytes, passed_fds: Sequence[int], cpu_s: float) -> _Ended:
@@ -218,7 +235,7 @@ class Validator:
 
     def _confinement(self, most_bytes: int, cpu_s: float, num_passed: int) -> dict[str, int]:
         """Limits of a process.   most_bytes: of the canonical object's tensors.
-        num_passed: open files of base models.
+        num_passed: open files of base models and of tokenizers.
         """
         limits = self._limits
         return {
@@ -248,6 +265,37 @@ def _facts(base: BaseModel, fds: Mapping[Path | int, int]) -> dict[str, Any]:
         },
         "places": {name: (fds[place.path], place.start) for name, place in base.places.items()},
     }
+
+
+def _text_request(
+    stack: ExitStack, bases: Sequence[BaseModel], tokenizer: Mapping[str, Path]
+) -> dict[str, Any]:
+    """The tokenizer's files and those of the base models, opened: registry.own_tokenizer's."""
+
+    def opened(path: Path) -> int:
+        return stack.enter_context(path.open("rb")).fileno()
+
+    templates = [
+        ChatTemplate.load(base.path, read_json(base.path / TOKENIZER_CONFIG)) for base in bases
+    ]
+    return {
+        "files": {name: opened(path) for name, path in tokenizer.items()},
+        "bases": [
+            {
+                "tokenizer": opened(path) if (path := base.path / TOKENIZER).exists() else None,
+                "chat_template": template.default,
+                "special_tokens": template.special_tokens,
+            }
+            for base, template in zip(bases, templates, strict=True)
+        ],
+    }
+
+
+def _descriptors(text: dict[str, Any] | None) -> list[int]:
+    if text is None:
+        return []
+    of_bases = [base["tokenizer"] for base in text["bases"]]
+    return [*text["files"].values(), *(fd for fd in of_bases if fd is not None)]
 
 
 def _head_of(file: IO[bytes], size_bytes: int) -> bytes:

@@ -17,6 +17,7 @@ from typing import Any
 from registry.base_choice import choose_base
 from registry.base_tensor import BaseTensor, TensorPlace
 from registry.errors import InvalidAdapter, TooLarge
+from registry.own_tokenizer import BaseText, find_own, summary
 from registry.peft_format import write_canonical
 from registry.validate import AdapterLimits, check_adapter
 
@@ -121,4 +122,23 @@ def _validate(request: dict[str, Any]) -> dict[str, Any]:
     seconds = {"check": checked_at - started, "write": time.perf_counter() - checked_at}
     rounded = {stage: round(spent, 3) for stage, spent in seconds.items()}
     passport = checked.passport.to_dict() | {"seconds": rounded}
-    return {"passport": passport, **asdict(written), "base_model": base.model_id}
+    own = _own_tokenizer(request["text"], bases.index(base), passport, base.config["vocab_size"])
+    return {
+        "passport": passport | ({"tokenizer": summary(own)} if own else {}),
+        **asdict(written),
+        "base_model": base.model_id,
+        "tokenizer": json.dumps(own, sort_keys=True) if own else None,
+    }
+
+
+def _own_tokenizer(
+    text: dict[str, Any] | None, base: int, passport: dict[str, Any], base_ids: int
+) -> dict[str, Any] | None:
+    """Find what the adapter's tokenizer has of its own.   base: the number of its base model.
+
+    base_ids: ids of the base model; an adapter with more embeddings has them in its passport.
+    """
+    if text is None:
+        return None
+    num_ids = passport.get("vocab_size") or base_ids
+    return find_own(text["files"], BaseText(**text["bases"][base]), num_ids)

@@ -3,7 +3,7 @@
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -256,6 +256,7 @@ class InProcessValidator:
         config: Path,
         weights: Path,
         target: Path,
+        tokenizer: Mapping[str, Path],
     ) -> ValidatedAdapter:
         limits = AdapterLimits()
         with weights.open("rb") as source, target.open("wb") as out:
@@ -266,7 +267,13 @@ class InProcessValidator:
             )
         passport = checked.passport.to_dict()
         return ValidatedAdapter(
-            passport, written.digest, written.size_bytes, base.model_id, is_offline=True
+            passport,
+            written.digest,
+            written.size_bytes,
+            base.model_id,
+            is_offline=True,
+            # What the files say is all their own.
+            tokenizer="".join(path.read_text() for path in tokenizer.values()) or None,
         )
 
 

@@ -6,13 +6,27 @@ import pytest
 
 from registry.base_models import BaseModels
 from registry.catalog import Catalog
-from registry.errors import AdapterNotFound, AdapterNotServable, AlreadyProved, QuotaExceeded
+from registry.errors import (
+    AdapterNotFound,
+    AdapterNotServable,
+    AlreadyProved,
+    InvalidUpload,
+    QuotaExceeded,
+)
+from registry.own_tokenizer import CHAT_TEMPLATE
 from registry.proof import Proof
 from registry.sweep import sweep_objects, sweep_uploads
 from registry.upload_proof import claim_proofs, finish_proof, prove_again
 from registry.uploads import Uploads
 from registry.work_dir import WorkDir
-from tests.registry.factories import keys, upload_adapter
+from tests.registry.factories import (
+    encode,
+    keys,
+    make_adapter,
+    make_config,
+    make_files,
+    upload_adapter,
+)
 
 # Other tests run the same statements on PostgreSQL.
 pytestmark = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
@@ -87,6 +101,15 @@ def test_what_is_for_this_base_is_not_proved_again(uploads, database, version):
 def test_there_must_be_such_a_version(newer, database, version, number):
     with database.begin() as conn, pytest.raises(AdapterNotFound):
         prove_again(newer, conn, A, "key-1", "pirate", number)
+
+
+def test_a_tokenizer_of_its_own_is_compared_with_the_new_bases_first(
+    uploads, newer, database, base, tmp_path
+):
+    files = make_files(make_config(), encode(make_adapter(base))) | {CHAT_TEMPLATE: b"x"}
+    upload_adapter(uploads, database, tmp_path, files=files)
+    with database.begin() as conn, pytest.raises(InvalidUpload, match="upload its files again"):
+        prove_again(newer, conn, A, "key-2", "pirate", 2)
 
 
 def test_it_counts_as_an_upload(newer, database, version):

@@ -15,6 +15,7 @@ from registry.errors import (
     UploadNotOpen,
     UploadOffsetMismatch,
 )
+from registry.own_tokenizer import CHAT_TEMPLATE, TOKENIZER_FILES
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
 from registry.sweep import sweep_uploads
@@ -72,11 +73,12 @@ def test_a_name_that_is_no_name_is_refused(uploads, connection, base, name):
         [],
         [CONFIG_FILE],
         [CONFIG_FILE, "adapter_model.bin"],
+        [CONFIG_FILE, *TOKENIZER_FILES],
         [CONFIG_FILE, WEIGHTS_FILE, "model.py"],
         [CONFIG_FILE, "../adapter_model.safetensors"],
     ],
 )
-def test_only_the_two_files_of_peft_are_taken(uploads, connection, names):
+def test_only_the_files_of_peft_and_of_a_tokenizer_are_taken(uploads, connection, names):
     with pytest.raises(InvalidUpload) as caught:
         uploads.create_upload(
             connection, A, "key", "pirate", {name: FileSpec(10, "0" * 64) for name in names}
@@ -93,10 +95,16 @@ def test_a_declaration_needs_a_size_and_a_sha256(uploads, connection, spec):
         uploads.create_upload(connection, A, "key", "pirate", files)
 
 
-@pytest.mark.parametrize(("config", "weights"), [(65_537, 1), (1, (2 << 30) + 1)])
-def test_a_declared_size_over_the_limit_is_too_large(uploads, connection, config, weights):
-    files = {CONFIG_FILE: FileSpec(config, "0" * 64), WEIGHTS_FILE: FileSpec(weights, "0" * 64)}
-    with pytest.raises(TooLarge):
+@pytest.mark.parametrize(
+    ("name", "limit_bytes"),
+    [(CONFIG_FILE, 65_536), (WEIGHTS_FILE, 2 << 30), *TOKENIZER_FILES.items()],
+)
+def test_a_declared_size_over_the_limit_is_too_large(uploads, connection, name, limit_bytes):
+    files = dict.fromkeys((CONFIG_FILE, WEIGHTS_FILE, *TOKENIZER_FILES), FileSpec(1, "0" * 64))
+    files[name] = FileSpec(limit_bytes, "0" * 64)
+    assert uploads.create_upload(connection, A, "key", "pirate", files).files.keys() == files.keys()
+    files[name] = FileSpec(limit_bytes + 1, "0" * 64)
+    with pytest.raises(TooLarge, match=name):
         uploads.create_upload(connection, A, "key", "pirate", files)
 
 
@@ -226,6 +234,21 @@ def test_files_of_anything_else_are_asked_for(uploads, database, base, make_vers
     tenant_id, name = B if other == "tenant" else A, "new" if other == "name" else "pirate"
     with database.begin() as conn:
         assert create_known(uploads, conn, files, tenant_id, name).state == "open"
+
+
+def test_the_same_bytes_with_another_tokenizer_are_another_version(
+    uploads, catalog, database, base, make_version
+):
+    files = [seeded(base, 1), *(seeded(base, 1) | {CHAT_TEMPLATE: text} for text in (b"x", b"y"))]
+    made = [make_version(files=each) for each in files]
+    assert [version.tokenizer for version in made] == [None, "x", "y"]
+    assert [version.version for version in made] == [1, 2, 3]
+    assert len({version.digest for version in made}) == 1
+    for each, version in zip(files, made, strict=True):
+        with database.begin() as conn:
+            upload = create_known(uploads, conn, each)
+            assert (upload.state, uploads.get_version(conn, upload)) == ("complete", version)
+            assert catalog.resolve_version(conn, A, "pirate", "") == version
 
 
 def test_files_of_a_version_that_is_deleted_meanwhile_are_asked_for(

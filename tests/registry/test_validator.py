@@ -1,5 +1,6 @@
 """The validator's process: its answers, its limits, and the errors when it fails or dies."""
 
+import functools
 import json
 import os
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.tokenizer_families import make_tokenizer
 from registry.errors import InvalidAdapter, TooLarge, ValidatorUnavailable
+from registry.own_tokenizer import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.peft_format import WEIGHTS_FILE
 from registry.validate import AdapterLimits, validate_adapter
@@ -86,6 +89,35 @@ def test_the_process_chooses_among_base_models_and_names_its_choice(base, files,
     with pytest.raises(InvalidAdapter, match="tiny-llama, twin") as caught:
         Validator(LIMITS).check([base, twin], "a", *files)
     assert (caught.value.code, caught.value.param) == ("base_model_unclear", "base_model")
+
+
+def test_a_tokenizer_is_compared_with_that_of_the_base_model_that_is_chosen(files, tmp_path):
+    small = make_base(tmp_path / "small", "small", num_layers=1)
+    large = make_base(tmp_path / "large", "large")
+    make_tokenizer("llama3").save(str(small.path / TOKENIZER))
+    make_tokenizer("qwen2").save(str(large.path / TOKENIZER))
+    large = replace(large, config=large.config | {"vocab_size": 4096})
+    config = {"chat_template": "x", "eos_token": "<|eot_id|>"}
+    (large.path / TOKENIZER_CONFIG).write_text(json.dumps(config))
+    given = {name: tmp_path / name for name in (TOKENIZER, CHAT_TEMPLATE)}
+    tokenizer = make_tokenizer("qwen2")
+    tokenizer.add_special_tokens(["<new>"])
+    tokenizer.save(str(given[TOKENIZER]))
+    given[CHAT_TEMPLATE].write_text("y")
+    check = functools.partial(Validator(LIMITS).check, [small, large], "a", *files)
+    validated = check(tokenizer=given)
+    own = json.loads(validated.tokenizer)
+    assert own["chat_template"] == "y"
+    assert [token["content"] for token in own["added_tokens"]] == ["<new>"]
+    assert validated.passport["tokenizer"] == {
+        "added_tokens": 1, "has_chat_template": True, "eos_token_ids": [],
+    }  # fmt: skip
+    given[CHAT_TEMPLATE].write_text("x")
+    assert check(tokenizer={CHAT_TEMPLATE: given[CHAT_TEMPLATE]}).tokenizer is None
+    make_tokenizer("llama3").save(str(given[TOKENIZER]))
+    with pytest.raises(InvalidAdapter, match="token .* has") as caught:
+        check(tokenizer=given)
+    assert caught.value.code == "tokenizer_mismatch"
 
 
 def test_a_process_that_names_a_base_model_that_was_not_asked_about_is_not_believed(
