@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server.text.chat_template import read_json
 
 from registry.base_ref import BaseRef
 from server.inference.base_maker import BaseMaker
 from server.inference.served_base import ServedBase
 from server.launch.settings import Settings
 from server.pool.base_files import BaseEntry
-from server.text.chat_template import read_json
 from tests.registry.rows import add_version
 from tests.server.bases import demo_entries
 from tests.server.fake_engines import FakeEngines
