@@ -1,4 +1,4 @@
-"""Which base model a version was proved on, and which one serves it now."""
+"""The base model that a version was proved on, and the one that serves it now."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -38,7 +38,7 @@ from registry.peft_format import (
 )
 from registry.tensor_names import UploadedTensors, changed_together, hint, name_tensors
 from registry.tensor_values import TensorValues, scan_tensor
-from registry.token_rows import END_WEIGHTS, BaseRows, EndTensors, add_rows, find_rows
+from registry.token_rows import END_WEIGHTS, TOKEN_TENSORS, BaseRows, add_rows, find_rows
 
 # Functions import numpy when they are called, as in registry.tensor_values.
 if TYPE_CHECKING:
@@ -105,11 +105,10 @@ def check_adapter(
         uploaded = name_tensors(read_weights_header(file, file_size, limits))
         _check_towers(file, uploaded)
         copies = find_copies(uploaded.header, base)
-        ends = EndTensors.of(uploaded.header, copies)
-        rows = find_rows(file, uploaded.header, ends, config, base, limits.max_rank)
-        other_copies = {name: it for name, it in copies.items() if name not in ends.copies}
-        _check_copies(file, uploaded, other_copies, base)
-        uploaded = uploaded.without({*copies, *ends.tokens})
+        rows = find_rows(file, uploaded.header, copies, config, base, limits.max_rank)
+        others = {name: copied for name, copied in copies.items() if copied not in END_WEIGHTS}
+        _check_copies(file, uploaded, others, base)
+        uploaded = uploaded.without(copies.keys() | TOKEN_TENSORS)
         header = uploaded.header
         names = _paired_modules(uploaded, base)
         targeted = _targeted(config, uploaded, base)

@@ -1,4 +1,4 @@
-"""Which of the base models that are served takes the requests for a version."""
+"""The base model that takes the requests for a version, among those that are served."""
 
 from dataclasses import dataclass
 

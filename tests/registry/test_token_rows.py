@@ -77,7 +77,7 @@ def refused(base, tensors, limits=LIMITS, **config):
 
 
 def served(base, tensors, **config):
-    """What the canonical object adds to each end, [vocab, hidden], and its passport."""
+    """The sums that the canonical object adds to the ends, [vocab, hidden], and its passport."""
     weights, checked = check(base, tensors, **config)
     written = io.BytesIO()
     write_canonical(written, weights, checked.header, checked.modules, checked.invocation_tokens)
@@ -216,8 +216,8 @@ NAN = trained(OLD[EMBEDDING], [3])
 NAN[3, 1] = np.nan
 TOO_MANY = trained(OLD[EMBEDDING], range(4, 7))
 FAULTS = {
-    "outside the vocabulary": (tokens(), [VOCAB], "invalid_config", f"has {VOCAB}; model.embed"),
-    "a huge id": (tokens(), [2**70], "invalid_config", "has 7 rows"),
+    "outside the vocabulary": (tokens(), [VOCAB], "invalid_config", "has 7; the base"),
+    "a huge id": (tokens(), [2**70], "invalid_config", "has 7 tokens"),
     "twice": (tokens(rows_of(5, 2)), [3, 3], "invalid_config", "names a token or a module twice"),
     "a module twice": (
         tokens(), {"embed_tokens": [3], "model.embed_tokens": [3]}, "invalid_config", "twice",
@@ -226,7 +226,7 @@ FAULTS = {
     "no ids": (tokens(), [True], "invalid_config", "token ids from 0"),
     "no list": (tokens(), "all", "invalid_config", "token ids from 0"),
     "of another module": (tokens(), {"q_proj": [1]}, "invalid_config", "names 'q_proj'"),
-    "fewer rows": (tokens(), [1, 2], "wrong_shape", "is [1, 16]; 2 trained tokens"),
+    "fewer rows": (tokens(), [1, 2], "wrong_shape", "is [1, 16]; its 2 rows"),
     "other rows": (tokens(np.ones((1, 8))), [1], "wrong_shape", "is [1, 8]"),
     "no tensor": ({}, [1], "target_mismatch", f"{WEIGHTS_FILE} has none"),
     "no tokens": (tokens(), None, "target_mismatch", "adapter_config.json has none"),
