@@ -21,6 +21,7 @@ from jinja2.utils import Namespace
 MAX_PROMPT_CHARACTERS = 16 << 20
 
 _END_MARK = "THE-LAST-MESSAGE-ENDS-HERE"
+_PROBE = "A-MESSAGE-HAS-THIS-TEXT"
 
 # Errors of a template's own code on messages that its author did not think of.
 _FAULTS = (
@@ -54,6 +55,7 @@ class ChatTemplate:
             raise TemplateError("it is nested too deeply") from error
         self.special_tokens = special_tokens
         self.sources = sources
+        self._of_parts = {name for name, it in self._templates.items() if self._reads_parts(it)}
 
     @classmethod
     def load(cls, model_dir: Path, config: dict[str, Any]) -> "ChatTemplate":
@@ -81,24 +83,46 @@ class ChatTemplate:
         """The prompt up to the start of the assistant's turn, or up to the last message's end.
         Raises TemplateError.
         """
-        default = self._templates.get("default")
-        template = self._templates.get("tool_use", default) if tools is not None else default
+        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        template = self._templates.get(name)
         if template is None:
             raise TemplateError("This model has no chat template; use /v1/completions.")
         # OpenAI's clients send None for a missing value; templates test whether the key exists.
         given = [{k: v for k, v in message.items() if v is not None} for message in messages]
+        if name in self._of_parts:
+            given = [_in_parts(message) for message in given]
+        try:
+            return self._prompt(template, given, tools, add_generation_prompt)
+        except _FAULTS as error:
+            reason = f"The model's chat template refused these messages: {error}"
+            raise TemplateError(reason) from error
+
+    def _prompt(
+        self,
+        template: jinja2.Template,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> str:
         pieces = template.generate(
-            messages=given,
+            messages=messages,
             tools=tools,
             documents=None,
             add_generation_prompt=add_generation_prompt,
             **self.special_tokens,
         )
+        return _joined(pieces)
+
+    def _reads_parts(self, template: jinja2.Template) -> bool:
+        """Whether it shows a text only as a part of a list, as templates for images may."""
+        message = {"role": "user", "content": _PROBE}
+        return not self._shows(template, message) and self._shows(template, _in_parts(message))
+
+    def _shows(self, template: jinja2.Template, message: Mapping[str, Any]) -> bool:
         try:
-            return _joined(pieces)
-        except _FAULTS as error:
-            reason = f"The model's chat template refused these messages: {error}"
-            raise TemplateError(reason) from error
+            return _PROBE in self._prompt(template, [message], None, True)
+        except _FAULTS:
+            return False
 
     def render_open(
         self,
@@ -129,6 +153,13 @@ def content(token: Any) -> str | None:
 def read_json(path: Path) -> Any:
     """The JSON of a file; an empty object if there is no file."""
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message whose text is the one part of a list."""
+    text = message.get("content")
+    is_text = isinstance(text, str)
+    return {**message, **({"content": [{"type": "text", "text": text}]} if is_text else {})}
 
 
 def _joined(pieces: Iterable[str]) -> str:

@@ -190,6 +190,16 @@ def test_older_models_have_it_in_a_file_of_json(tmp_path):
     assert ChatTemplate.load(tmp_path, {}).render([{"role": "user", "content": "hi"}]) == "json"
 
 
+@pytest.mark.parametrize("parts", ["m.content | selectattr('type', '==', 'text')", "m.content"])
+def test_a_template_that_shows_texts_as_parts_alone_gets_them_so(parts):
+    each = "{% for part in PARTS %}{{ part.text + ';' }}{% endfor %}".replace("PARTS", parts)
+    source = "{% for m in messages %}{{ m.role }}:" + each + "{% endfor %}"
+    template = ChatTemplate({"default": source}, {})
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Yes"}]
+    assert template.render(chat) == "user:hi;assistant:Yes;"
+    assert template.render_open(chat) == "user:hi;assistant:Yes"
+
+
 def test_a_model_without_a_template_says_what_to_use():
     with pytest.raises(TemplateError, match="/v1/completions"):
         ChatTemplate({}, {}).render([{"role": "user", "content": "hi"}])
