@@ -230,7 +230,7 @@ def save_adapter(model_dir: Path, folder: Path, seed: int, **config: Any) -> Pat
     torch.manual_seed(seed)
     model = load_model(model_dir)
     options = {"r": 8, "lora_alpha": 16, "target_modules": _linear_modules(model)} | config
-    peft_model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **options))
+    peft_model = get_peft_model(model, LoraConfig(**{"task_type": "CAUSAL_LM", **options}))
     for name, parameter in peft_model.named_parameters():
         if "lora_" in name and parameter.dim() > 1:
             torch.nn.init.normal_(parameter, std=0.5 / parameter.shape[1] ** 0.5)
