@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from tests.ci_scripts import load_script
 docs = load_script("docs")
 
 START_S = 120.0
+LARGE_BYTES = (16 << 20) + 12_345
 PAGES = [path for path in docs.pages() if any(block.runs for block in docs.blocks(path))]
 # An answer that is an error fails the page.
 PRELUDE = """set -euo pipefail
@@ -93,11 +95,27 @@ def newcomer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
             demo.wait(START_S)
 
 
+def send_large(newcomer: Newcomer, blocks: list[Any]) -> None:
+    """Declare and send files of which one has two parts, as the page does with the demo's."""
+    folder = newcomer.folder / "large"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(bytes(LARGE_BYTES))
+    told = 'curl -s "$CHORALE_URL/v1/uploads/$upload" -H "$key" > upload.json'
+    text = "\n".join([*(block.text for block in blocks[:2]), told])
+    newcomer.run("sh", text.replace("demo/adapters/pirate", "large").replace("curled", "large"))
+    upload = json.loads((newcomer.folder / "upload.json").read_text())
+    sent = {name: file["received_bytes"] for name, file in upload["files"].items()}
+    assert sent == {"adapter_config.json": 2, "adapter_model.safetensors": LARGE_BYTES}
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_the_blocks_of_a_page_run_one_after_the_other(newcomer: Newcomer, path: Path) -> None:
     blocks = [block for block in docs.blocks(path) if block.runs]
     for language, of_language in groupby(blocks, key=lambda block: block.language):
         newcomer.run(language, "\n".join(block.text for block in of_language))
+    if path.stem == "adapters":
+        send_large(newcomer, blocks)
     if path.stem == "quickstart":
         (export,) = (block.text for block in blocks if "bill.csv" in block.text)
         deadline = time.monotonic() + START_S
