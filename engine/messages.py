@@ -63,6 +63,8 @@ class SamplingParams:
     stop strings are searched for only in later tokens.
     allowed_token_ids: only these can be chosen, if any are given; if each of them would end the
     answer, min_tokens has no effect.
+    eos_token_ids: tokens that are EOS beside the model's own.   words: (token id, its bytes) of
+    tokens that have other bytes than in the engine's vocabulary, for stop strings.
     """
 
     max_tokens: int
@@ -83,6 +85,8 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     allowed_token_ids: tuple[int, ...] = ()
+    eos_token_ids: tuple[int, ...] = ()
+    words: tuple[tuple[int, bytes], ...] = ()
 
     @property
     def has_penalties(self) -> bool:

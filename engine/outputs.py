@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.grammar.constraint import without
+from engine.grammar.constraint import allows, also, without
 from engine.grammar.matcher import Mask
 from engine.messages import (
     FinishReason,
@@ -108,7 +108,7 @@ class Outputs:
         for place, token_id in enumerate(draft_token_ids[: max(0, room)]):
             is_stop = self._ends(request, token_id) or token_id in params.stop_token_ids
             if stops is not None and not is_stop:
-                word = self._vocabulary[token_id]
+                word = stops.word(token_id, self._vocabulary[token_id])
                 is_stop = stops.push(token_id, word)[1] is not None
                 if place and request.num_pending_tokens:
                     behind += word
@@ -120,17 +120,21 @@ class Outputs:
     def masked(self, request: Request, mask: Mask, num_output_tokens: int) -> Mask:
         """The mask of an answer's next token, as far as the request's parameters leave it.
 
-        EOS is taken out if it is to be ignored, unless the grammar lets nothing else follow.
+        EOS is taken out if it is to be ignored, unless the grammar lets nothing else follow. The
+        grammar knows the model's EOS only; the request's own may stand wherever that may.
         """
-        banned = self.banned_token_ids(request.params, num_output_tokens)
-        ignored = self._eos_token_ids if request.params.ignore_eos else ()
+        params = request.params
+        if params.eos_token_ids and any(allows(mask, i) for i in self._eos_token_ids):
+            mask = also(mask, params.eos_token_ids)
+        banned = self.banned_token_ids(params, num_output_tokens)
+        ignored = self._eos_of(params) if params.ignore_eos else ()
         return without(mask, {*banned, *ignored})
 
     def banned_token_ids(self, params: SamplingParams, num_output_tokens: int) -> tuple[int, ...]:
         """Tokens that cannot be chosen because they would end the answer before `min_tokens`."""
         if num_output_tokens >= params.min_tokens:
             return ()
-        ending = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)}
+        ending = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_of(params))}
         allowed = params.allowed_token_ids
         return () if allowed and ending.issuperset(allowed) else tuple(ending)
 
@@ -145,7 +149,7 @@ class Outputs:
 
     def _ending(self, request: Request, token_id: int, num_stop_bytes: int | None) -> Ending | None:
         params, count = request.params, len(request.output_token_ids)
-        if token_id in self._eos_token_ids and self._ends(request, token_id):
+        if self._ends(request, token_id):
             return Ending("stop", "eos", num_stop_bytes=num_stop_bytes or 0)
         if token_id in params.stop_token_ids:
             return Ending("stop", "stop_token", num_stop_bytes=num_stop_bytes or 0)
@@ -162,7 +166,11 @@ class Outputs:
     def _ends(self, request: Request, token_id: int) -> bool:
         """Whether a token is EOS, where that ends the answer."""
         is_heeded = not request.params.ignore_eos or request.constraint is not None
-        return is_heeded and token_id in self._eos_token_ids
+        is_eos = token_id in self._eos_token_ids or token_id in request.params.eos_token_ids
+        return is_heeded and is_eos
+
+    def _eos_of(self, params: SamplingParams) -> frozenset[int]:
+        return self._eos_token_ids.union(params.eos_token_ids)
 
     def _emit(
         self,

@@ -160,7 +160,7 @@ class Scheduler:
                 base_scope=self.hasher.base_scope(message),
                 scope=self.hasher.scope(message),
                 num_public_blocks=self.hasher.num_public_blocks(prompt.token_ids),
-                stops=StopMatcher(params.stop),
+                stops=StopMatcher(params.stop, dict(params.words)),
             )
             prompt.answers.append(request)
             group.requests.append(request)

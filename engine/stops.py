@@ -3,14 +3,18 @@
 Tokens leave in the order they came, so that their logprobs can wait in a queue of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class StopMatcher:
-    """Holds back every token that may still turn out to be part of a stop string."""
+    """Holds back every token that may still turn out to be part of a stop string.
 
-    def __init__(self, stops: Sequence[bytes]) -> None:
+    words: bytes of tokens that the caller's vocabulary has otherwise.
+    """
+
+    def __init__(self, stops: Sequence[bytes], words: Mapping[int, bytes] | None = None) -> None:
         self._stops = tuple(stops)
+        self._words = words or {}
         self._held: list[tuple[int, int]] = []  # (token id, its number of bytes)
         self._text = b""  # the bytes of the held tokens
 
@@ -23,6 +27,7 @@ class StopMatcher:
         """
         if not self._stops:
             return [token_id], None
+        token = self.word(token_id, token)
         self._held.append((token_id, len(token)))
         self._text += token
         found = [(at + len(stop), at) for stop in self._stops if (at := self._text.find(stop)) >= 0]
@@ -33,9 +38,13 @@ class StopMatcher:
             return self.flush(), surplus
         return self._release(len(self._text) - self._possible_start()), None
 
+    def word(self, token_id: int, known: bytes) -> bytes:
+        """The bytes of a token, which the caller's vocabulary knows as `known`."""
+        return self._words.get(token_id, known)
+
     def copy(self) -> "StopMatcher":
         """A matcher that holds the same tokens back."""
-        copied = StopMatcher(self._stops)
+        copied = StopMatcher(self._stops, self._words)
         copied._held, copied._text = list(self._held), self._text
         return copied
 

@@ -157,7 +157,7 @@ class Constraint:
             return
         matcher, mask = self._matcher.fork(), found.mask
         for token_id in draft_token_ids:
-            if not _allows(mask, token_id) or time.thread_time() - begun > SLOW_S:
+            if not allows(mask, token_id) or time.thread_time() - begun > SLOW_S:
                 return
             try:
                 matcher.consume([token_id])
@@ -179,7 +179,8 @@ class Constraint:
             self._matcher.consume([token_id])
 
 
-def _allows(mask: Mask, token_id: int) -> bool:
+def allows(mask: Mask, token_id: int) -> bool:
+    """Whether a mask has this token."""
     return token_id < 8 * len(mask) and bool(mask[token_id >> 3] >> (token_id & 7) & 1)
 
 
@@ -191,6 +192,15 @@ def _only_token(mask: Mask) -> int | None:
         return None
     word = int(words[places[0]])
     return None if word & (word - 1) else int(places[0]) * 64 + word.bit_length() - 1
+
+
+def also(mask: Mask, token_ids: Collection[int]) -> Mask:
+    """The mask with these tokens, as far as it has places for them."""
+    mask = mask.copy()
+    for token_id in token_ids:
+        if token_id < 8 * len(mask):
+            mask[token_id >> 3] |= 1 << (token_id & 7)
+    return mask
 
 
 def without(mask: Mask, token_ids: Collection[int]) -> Mask:

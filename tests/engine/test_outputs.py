@@ -1,7 +1,9 @@
 """Outputs: the end of an answer, and tokens held back while they may belong to a stop string."""
 
+import functools
 from itertools import product
 
+import numpy as np
 import pytest
 
 from engine.batch import StepTokens
@@ -31,12 +33,27 @@ def test_a_request_ends_at_the_first_limit_it_meets(sampling, cause, count):
     assert len(ended[0].output_token_ids) == count
 
 
-def test_eos_ends_a_request_unless_it_is_ignored():
+@pytest.mark.parametrize("eos", [0, 77])
+def test_eos_ends_a_request_unless_it_is_ignored(eos):
+    """The model's own, and the request's."""
     for ignore, reason in ((False, "stop"), (True, None)):
         scheduler = make_scheduler()
-        scheduler.add("gw", make_message(ignore_eos=ignore))
-        (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([0])).outputs
-        assert output.finish_reason == reason
+        scheduler.add("gw", make_message(ignore_eos=ignore, eos_token_ids=(77,)))
+        (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([eos])).outputs
+        assert (output.finish_reason, output.stop_cause) == (reason, reason and "eos")
+
+
+def test_eos_of_a_request_is_banned_and_masked_like_the_models():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(min_tokens=1, eos_token_ids=(77,)))
+    assert set(scheduler.schedule().rows[0].banned_token_ids) == {0, 77}
+    (request,) = scheduler.queues.running
+    nothing, both = np.zeros(16, np.uint8), np.zeros(16, np.uint8)
+    both[0], both[9] = 1, 1 << 5
+    only = np.where(both == both[0], both, 0).astype(np.uint8)
+    masked = functools.partial(scheduler.outputs.masked, request, num_output_tokens=1)
+    assert masked(only).tolist() == both.tolist()
+    assert masked(nothing).tolist() == nothing.tolist()
 
 
 def test_a_stop_string_ends_the_request_and_says_how_much_text_to_cut():
@@ -50,6 +67,19 @@ def test_a_stop_string_ends_the_request_and_says_how_much_text_to_cut():
     assert [o.new_token_ids for o in finals] == [(65,), (66, 67)]
     assert (finals[-1].stop_cause, finals[-1].num_stop_bytes) == ("stop_string", 2)
     assert finals[-1].num_completion_tokens == 3
+
+
+def test_a_stop_string_is_found_in_the_bytes_that_a_request_gives_its_tokens():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(stop=(b"<x>C",), words=((65, b"a<"), (66, b"x>"), (68, b""))))
+    outputs = []
+    for token in b"ABDC":
+        outputs += [
+            o for _, o in scheduler.update(scheduler.schedule(), StepTokens([token])).outputs
+        ]
+    (final,) = outputs
+    assert final.new_token_ids == tuple(b"ABDC")
+    assert (final.stop_cause, final.num_stop_bytes) == ("stop_string", 4)
 
 
 def test_a_stop_string_is_looked_for_behind_the_least_tokens():
