@@ -55,7 +55,7 @@ class ChatTemplate:
             raise TemplateError("it is nested too deeply") from error
         self.special_tokens = special_tokens
         self.sources = sources
-        self._of_parts = {name for name, it in self._templates.items() if self._reads_parts(it)}
+        self._of_parts: dict[str, bool] = {}
 
     @classmethod
     def load(cls, model_dir: Path, config: dict[str, Any]) -> "ChatTemplate":
@@ -89,7 +89,10 @@ class ChatTemplate:
             raise TemplateError("This model has no chat template; use /v1/completions.")
         # OpenAI's clients send None for a missing value; templates test whether the key exists.
         given = [{k: v for k, v in message.items() if v is not None} for message in messages]
-        if name in self._of_parts:
+        if name not in self._of_parts:
+            # Not before the first chat: to load a template must not run it.
+            self._of_parts[name] = self._reads_parts(template)
+        if self._of_parts[name]:
             given = [_in_parts(message) for message in given]
         try:
             return self._prompt(template, given, tools, add_generation_prompt)

@@ -1,4 +1,4 @@
-"""What an adapter's tokenizer has of its own: added tokens, a chat template, an end of answers.
+"""The own parts of an adapter's tokenizer: added tokens, a chat template, an end of answers.
 
 In everything else the tokenizer must be the base model's. Libraries write one tokenizer in several
 forms, so what is compared is what a part does to a text's token ids.
@@ -48,7 +48,7 @@ class BaseText:
 
 
 def find_own(files: Mapping[str, Source], base: BaseText, num_ids: int) -> Json | None:
-    """What the uploaded files have that the base model's tokenizer has not; None for nothing.
+    """Find what the uploaded files have that the base model's tokenizer has not; None for nothing.
 
     The result has `added_tokens`, `chat_template`, `eos_token_ids` and `special_tokens` (variables
     of the template), each only if there are any.   num_ids: ids below it have an embedding.
@@ -77,7 +77,7 @@ def find_own(files: Mapping[str, Source], base: BaseText, num_ids: int) -> Json 
 
 
 def summary(own: Json) -> Json:
-    """What a passport shows of it."""
+    """Summarise it for a passport."""
     return {
         "added_tokens": len(own.get("added_tokens", ())),
         "has_chat_template": "chat_template" in own,

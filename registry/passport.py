@@ -73,7 +73,7 @@ def config_warnings(
     targeted: list[str] | None,
     base: Described,
 ) -> Iterator[str]:
-    """What is odd about the config.
+    """Say what is odd about the config.
 
     names: modules that have tensors.   targeted: those that the config announces; None if it is
     not compared.
@@ -132,7 +132,7 @@ def _target_warnings(
 
 
 def tensor_warnings(uploaded: UploadedTensors, copied: Iterable[str]) -> Iterator[str]:
-    """What of the file is left out.   copied: the base model's tensors that it has copies of."""
+    """Say what of the file is left out.   copied: the base model's tensors that it has copies of."""
     for name in copied:
         yield f"The files have a copy of the base model's {name}, which was not trained; left out."
     for what, names in (
@@ -145,7 +145,7 @@ def tensor_warnings(uploaded: UploadedTensors, copied: Iterable[str]) -> Iterato
 
 
 def weight_warnings(modules: dict[str, ModuleScale], norms: dict[str, float]) -> Iterator[str]:
-    """What is odd about the values.   norms: bounds of the norms of the modules' updates."""
+    """Say what is odd about the values.   norms: bounds of the norms of the modules' updates."""
     largest = max(modules, key=lambda module: modules[module].scale)
     if modules[largest].scale > _LARGE_SCALE:
         yield f"The scale of {largest} is {modules[largest].scale:g}; alpha is large for its rank."

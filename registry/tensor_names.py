@@ -1,4 +1,4 @@
-"""What trainers call the tensors of an adapter, and the one name that each has here.
+"""Names that trainers give to the tensors of an adapter, and the one that each has here.
 
 PEFT's names for a text model are the standard: `base_model.model.<module>.lora_A.weight`. Others
 differ by what wrapped the model (FSDP, torch.compile), by the adapter's name, or by a checkpoint
@@ -145,7 +145,7 @@ def changed_together(given: str) -> str:
 
 
 def hint(name: str) -> str:
-    """What to do about a tensor that is no LoRA."""
+    """Say what to do about a tensor that is no LoRA."""
     found = (advice for form, advice in _HINTS if re.fullmatch(form, name))
     return next(found, "its name has no form that is known; save it with PEFT's save_pretrained")
 

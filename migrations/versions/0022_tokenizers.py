@@ -1,4 +1,4 @@
-"""What an adapter's tokenizer has of its own, which belongs to its version.
+"""A version keeps what its adapter's tokenizer has of its own.
 
 Revision ID: 0022
 Revises: 0021

@@ -1,4 +1,4 @@
-"""What an adapter's tokenizer has of its own, with transformers' saved folders as oracle."""
+"""The own parts of an adapter's tokenizer, with transformers' saved folders as oracle."""
 
 import json
 from pathlib import Path
