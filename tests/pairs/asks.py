@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from tests.pairs.models import INVOCATION
+from tests.pairs.models import INVOCATION, TRAINED_TOKENS
 from tests.pairs.world import World
 
 NUM_TOKENS = 12
@@ -201,6 +201,12 @@ def activated(asked: Asked) -> None:
     asked.judge(prompt, choice)
 
 
+def token_rows(asked: Asked) -> None:
+    prompt = [70, *TRAINED_TOKENS, 71]
+    (choice,) = asked.complete(prompt, logprobs=0)["choices"]
+    asked.judge(prompt, choice)
+
+
 def stop(asked: Asked) -> None:
     (whole,) = asked.complete(PROMPT, max_tokens=24)["choices"]
     text = whole["text"]
@@ -223,5 +229,6 @@ ASKS = {
     "prefix": prefix,
     "preemption": preemption,
     "alora": activated,
+    "token rows": token_rows,
     "stop": stop,
 }

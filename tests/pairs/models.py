@@ -42,6 +42,7 @@ mantissa; rows that are rounded to 8 bits, and on ranks each part of a row by it
 at a forced token whose logprob is -46. An adapter moves the logprobs of these models by 10 to 40.
 """
 INVOCATION = [40, 41, 42]
+TRAINED_TOKENS = [60, 61, 62, 63]
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
@@ -67,7 +68,7 @@ class Models:
         self._folder = folder
         self.whole = functools.cache(self._whole)
         self.adapter = functools.cache(self._adapter)
-        self._oracles: dict[Path, PeftModel] = {}
+        self._oracles: dict[tuple[Path, bool], PeftModel] = {}
 
     def _whole(self, layers: str, head: str, kernels: str, seed: int = 1) -> Path:
         """A model in float32."""
@@ -111,11 +112,13 @@ class Models:
         return Base(target / "quantized", twin, settings, bound, rows)
 
     def _adapter(self, layers: str, kind: str, seed: int) -> Path:
-        """A PEFT folder.   kind: plain, alora, attention or converted."""
+        """A PEFT folder.   kind: plain, alora, rows, attention or converted."""
         model = self.whole(layers, "untied", "C")
         folder = self._folder / f"{layers}-{kind}-{seed}"
         if kind == "alora":
             return save_adapter(model, folder, seed, alora_invocation_tokens=INVOCATION)
+        if kind == "rows":
+            return save_adapter(model, folder, seed, trainable_token_indices=TRAINED_TOKENS)
         if kind == "converted":
             dora = save_adapter(
                 model, self._folder / f"{layers}-dora-{seed}", seed, r=4, use_dora=True,
@@ -128,16 +131,19 @@ class Models:
 
     def score(self, base: Base, adapter: Path, tokens: list[int]) -> torch.Tensor:
         """Logprobs after each token by transformers and PEFT, [tokens, vocab]."""
-        if base.twin not in self._oracles:
+        # PEFT loads no other adapter once one with trained tokens is there.
+        key = base.twin, "-rows-" in adapter.name
+        if key not in self._oracles:
             model = AutoModelForCausalLM.from_pretrained(base.twin, dtype=torch.float32).eval()
             if base.rows is not None:
                 round_rows(model, base.rows)
-            self._oracles = {
-                base.twin: get_peft_model(
+            others = {k: it for k, it in self._oracles.items() if k[0] == base.twin}
+            self._oracles = others | {
+                key: get_peft_model(
                     model, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
                 )
             }
-        oracle = self._oracles[base.twin]
+        oracle = self._oracles[key]
         if (name := str(adapter).replace("/", "_").replace(".", "_")) not in oracle.peft_config:
             oracle.load_adapter(str(adapter), name)
         oracle.set_adapter(name)

@@ -23,14 +23,23 @@ DEED = ("push", "convert", "wake", "prove again", "restart", "roll back")
 """How the adapter that is asked came to its base."""
 ASK = (
     "plain", "stream", "n", "grammar", "tool", "drafts", "logprobs", "prompt logprobs", "prefix",
-    "preemption", "alora", "stop",
+    "preemption", "alora", "token rows", "stop",
 )  # fmt: skip
+KINDS = {"alora": "alora", "token rows": "rows"}
+"""Kinds of LoRA that some ways to ask need; all others ask a plain one."""
 AXES = {**WORLD, "deed": DEED, "ask": ASK}
 
 
 def is_possible(case: Case) -> bool:
-    """Whether a case makes sense: what is converted becomes an ordinary LoRA."""
-    return (case.get("ask"), case.get("deed")) != ("alora", "convert")
+    """Whether a case makes sense.
+
+    What is converted becomes an ordinary LoRA. Trained tokens are new rows of one embedding: on
+    another base model they are other ones, and PEFT changes a tied head with them.
+    """
+    ask, deed = case.get("ask"), case.get("deed")
+    if ask == "token rows":
+        return deed not in ("convert", "prove again") and case.get("head") != "tied"
+    return (ask, deed) != ("alora", "convert")
 
 
 def number_of(world: Case) -> int:
@@ -45,9 +54,14 @@ def worlds(strength: int = 2) -> list[Case]:
     return cover(cases, strength)
 
 
+def kind_of(ask: str) -> str:
+    """Return the kind of LoRA that is asked in this way."""
+    return KINDS.get(ask, "plain")
+
+
 def adapter_of(case: Case) -> tuple[str, ...]:
     """Return base model, deed and kind of LoRA: runs that agree in these share an adapter."""
-    return (*(case[axis] for axis in WORLD), case["deed"], str(case["ask"] == "alora"))
+    return (*(case[axis] for axis in WORLD), case["deed"], kind_of(case["ask"]))
 
 
 def runs(worlds: list[Case]) -> list[Case]:

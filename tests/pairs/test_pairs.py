@@ -13,7 +13,7 @@ from tests.e2e.stack import Stack, running
 from tests.pairs.asks import ASKS, Asked
 from tests.pairs.covering import Case
 from tests.pairs.models import Models
-from tests.pairs.table import WORLD, adapter_of, number_of, runs, worlds
+from tests.pairs.table import WORLD, adapter_of, kind_of, number_of, runs, worlds
 from tests.pairs.world import DEEDS, SLEEP_AFTER_S, World
 from tests.soak import soak
 
@@ -66,7 +66,7 @@ def test_every_pair(name: str, ours: list[Case], stack: Stack, models: Models) -
     for _, group in groupby(ours, key=adapter_of):
         runs_of_adapter = list(group)
         deed, ask = runs_of_adapter[0]["deed"], runs_of_adapter[0]["ask"]
-        model, folder = DEEDS[deed](world, "alora" if ask == "alora" else "plain")
+        model, folder = DEEDS[deed](world, kind_of(ask))
         for run in runs_of_adapter:
             ASKS[run["ask"]](Asked(world, model, folder))
     world.check_bill()
