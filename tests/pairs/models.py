@@ -3,7 +3,7 @@
 import functools
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from server.cli.adapter_convert import convert
 from tests.pairs.covering import Case
 from tests.pairs.table import number_of
 from tests.quantized_models import KINDS, save_quantized
-from tests.tiny_models import ALL_TARGETS, QWEN3_MOE, save_adapter, save_model
+from tests.tiny_models import ALL_TARGETS, QWEN3_MOE, rename_tensors, save_adapter, save_model
 
 CHAT_TEMPLATE = Path(__file__).parents[1] / "server/text/chat_templates/qwen2.jinja"
 LAYERS: dict[str, dict[str, Any]] = {
     "dense": {"family": "llama", "intermediate_size": 128},
     "experts": {"family": "qwen3_moe", **QWEN3_MOE, "moe_intermediate_size": 64,
                 "intermediate_size": 128},
+    "towers": {"family": "llama", "intermediate_size": 128},
 }  # fmt: skip
 HEADS: dict[str, dict[str, int]] = {
     "C": {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2},
@@ -82,6 +83,10 @@ class Models:
 
     def base(self, world: Case) -> Base:
         """The base model of a world."""
+        base = self._text_base(world)
+        return replace(base, folder=put_beside_tower(base)) if world["layers"] == "towers" else base
+
+    def _text_base(self, world: Case) -> Base:
         form = world["form"]
         # Base models with the same weights would be one.
         seed = 2 + number_of(world)
@@ -126,7 +131,7 @@ class Models:
             )  # fmt: skip
             convert(dora, model, folder, rank=None, max_error=0.3, initial=None, json=False)
             return folder
-        targets = ALL_TARGETS if layers == "dense" and kind == "plain" else ATTENTION
+        targets = ALL_TARGETS if layers != "experts" and kind == "plain" else ATTENTION
         return save_adapter(model, folder, seed, target_modules=targets)
 
     def score(self, base: Base, adapter: Path, tokens: list[int]) -> torch.Tensor:
@@ -150,6 +155,24 @@ class Models:
         with torch.inference_mode():
             logits = oracle(input_ids=torch.tensor([tokens])).logits[0]
         return logits.log_softmax(dim=-1)
+
+
+def put_beside_tower(base: Base) -> Path:
+    """Write the model as the text model of a checkpoint with a tower for images."""
+    target = base.folder.with_name(f"{base.folder.name}-beside-tower-{base.twin.name}")
+    shutil.copytree(base.folder, target, ignore=shutil.ignore_patterns("twin"))
+    rename_tensors(target, {"model.": "model.language_model."})
+    path = target / "model.safetensors"
+    tower = {"model.vision_tower.layers.0.mlp.up_proj.weight": torch.ones(3, 3)}
+    save_file(load_file(path) | tower, path, {"format": "pt"})
+    text = json.loads((target / "config.json").read_text())
+    whole = {key: text.pop(key) for key in ("quantization_config", "dtype") if key in text}
+    whole |= {
+        "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava",
+        "tie_word_embeddings": text["tie_word_embeddings"], "text_config": text,
+    }  # fmt: skip
+    (target / "config.json").write_text(json.dumps(whole))
+    return target
 
 
 def save_rounded(whole: Path, target: Path, form: str) -> Path:

@@ -13,12 +13,14 @@ WORLD = {
         "float32", "bf16", "int8", "int4", "gptq", "gptq act-order", "awq", "W4A16", "W8A8",
         "fp8 tensor", "fp8 block",
     ),
-    "layers": ("dense", "experts"),
+    "layers": ("dense", "experts", "towers"),
     "head": ("tied", "untied"),
     "kernels": ("C", "no C"),
     "place": ("one engine", "two ranks", "two engines"),
 }  # fmt: skip
-"""Axes of a base model. kernels: head sizes for which there are kernels in C, or none."""
+"""Axes of a base model. layers: towers has dense ones, in a checkpoint that also takes images.
+kernels: head sizes for which there are kernels in C, or none.
+"""
 DEED = ("push", "convert", "wake", "prove again", "restart", "roll back")
 """How the adapter that is asked came to its base."""
 ASK = (
