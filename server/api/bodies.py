@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from server.api import errors
 from server.api.deps import BodiesDep, gateway_of
+from server.api.field_docs import describe_fields
 from server.api.json_text import check_json
 from server.limits.inflow import Inflow
 
@@ -23,7 +24,7 @@ MAX_JSON_BYTES = 1 << 20
 class BodyFields(BaseModel):
     """The base of a management request's body, or of a part of one; other fields are refused."""
 
-    model_config = ConfigDict(extra="forbid", defer_build=True)
+    model_config = ConfigDict(extra="forbid", defer_build=True, json_schema_extra=describe_fields)
 
 
 async def read_body(request: Request, bodies: Inflow, limit_bytes: int) -> bytes:

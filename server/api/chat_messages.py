@@ -25,6 +25,8 @@ _CallId = Annotated[str, Field(min_length=1, max_length=_MAX_KEY_CHARACTERS)]
 
 
 class _TextPart(RequestObject):
+    """A part of a content.   type: always `text`.   text: its text; parts follow each other."""
+
     type: Literal["text"]
     text: Text
 
@@ -33,7 +35,10 @@ _Content = Text | Annotated[list[_TextPart], Field(max_length=_MAX_PARTS)]
 
 
 class Prediction(RequestObject):
-    """OpenAI's field: text that an answer may turn out to be, in whole or in part."""
+    """OpenAI's field: text that an answer may turn out to be, in whole or in part.
+
+    type: always `content`.   content: the text, or its parts.
+    """
 
     type: Literal["content"]
     content: _Content
@@ -44,11 +49,19 @@ class Prediction(RequestObject):
 
 
 class _CalledFunction(RequestObject):
+    """A call's function.   name: the tool's name.   arguments: a JSON object, as text."""
+
     name: _Name
     arguments: Text
 
 
 class _Call(RequestObject):
+    """A call of a tool.
+
+    id: the name by which the tool's message refers to the call.   type: always `function`.
+    function: the function and its arguments.
+    """
+
     labels = frozenset({"index"})
     id: _CallId
     type: Literal["function"] = "function"
@@ -56,6 +69,16 @@ class _Call(RequestObject):
 
 
 class _Message(RequestObject):
+    """A message of a chat.
+
+    role: who says it; `developer` is the same as `system`.
+    content: its text, or parts of it; null only where there are calls.
+    name: the name of who says it, for the model's chat template.
+    tool_calls: calls that the assistant made.
+    tool_call_id: which call a tool's message answers; only a tool's message has it.
+    reasoning_content: what the assistant thought before it answered.
+    """
+
     exact: ClassVar[frozenset[str]] = frozenset({"content"})
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
@@ -90,6 +113,13 @@ class _Message(RequestObject):
 
 
 class _Function(RequestObject):
+    """A function that an answer may call.
+
+    name: the name that calls have.   description: what it does, for the model.
+    parameters: a JSON schema of the object of its arguments; null for none.
+    strict: whether a keyword of the schema that cannot be enforced is an error.
+    """
+
     exact: ClassVar[frozenset[str]] = frozenset({"parameters"})
     name: _Name
     description: Text | None = None
@@ -98,28 +128,41 @@ class _Function(RequestObject):
 
 
 class _Tool(RequestObject):
+    """A tool.   type: always `function`.   function: the function that may be called."""
+
     type: Literal["function"]
     function: _Function
 
 
 class _FunctionName(RequestObject):
+    """A function by its name.   name: the name of one of the tools."""
+
     name: _Name
 
 
 class NamedTool(RequestObject):
-    """The one tool that an answer has to call."""
+    """The one tool that an answer has to call.   type: always `function`.   function: the tool."""
 
     type: Literal["function"]
     function: _FunctionName
 
 
 class _AllowedTools(RequestObject):
+    """The tools that may be called.
+
+    mode: with `auto` an answer may call them, with `required` it has to.
+    tools: the tools, by name.
+    """
+
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
 class AllowedTools(RequestObject):
-    """The tools that an answer may call, where all stay in the prompt."""
+    """The tools that an answer may call, where all stay in the prompt.
+
+    type: always `allowed_tools`.   allowed_tools: the tools, and whether one has to be called.
+    """
 
     type: Literal["allowed_tools"]
     allowed_tools: _AllowedTools
@@ -129,7 +172,13 @@ ToolChoice = Literal["auto", "none", "required"] | NamedTool | AllowedTools
 
 
 class Chat(RequestObject):
-    """Messages and tools; and whether an answer begins after them or continues the last one."""
+    """Messages and tools; and whether an answer begins after them or continues the last one.
+
+    messages: the chat so far, the oldest first.   tools: what an answer may call.
+    add_generation_prompt: whether the prompt ends with the start of a new answer; null for true,
+    unless continue_final_message is true.
+    continue_final_message: whether the answer continues the last message, the assistant's.
+    """
 
     messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
     tools: list[_Tool] = Field(default_factory=list, max_length=MAX_TOOLS)

@@ -46,6 +46,13 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 class _StreamOptions(RequestObject):
+    """Options of a stream.
+
+    include_usage: whether a chunk before the end has the usage.
+    include_obfuscation: whether events are padded, so that their sizes say less of the text.
+    continuous_usage_stats: whether every chunk has the usage so far.
+    """
+
     include_usage: bool = False
     include_obfuscation: bool = False
     continuous_usage_stats: bool = False
@@ -60,7 +67,39 @@ _Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 
 
 class _Request(RequestObject):
-    """The fields that both kinds of completion share."""
+    """The fields that both kinds of completion share.
+
+    model: a base model, a route, or an adapter as `name`, `name@alias`, `name@3` or `owner/name`.
+    n: how many answers each prompt gets.
+    max_tokens: the most tokens of an answer; null for as many as the context has room for.
+    temperature: 0 always takes the likeliest token, and higher values spread the choice.
+    top_p: only the likeliest tokens that together have this probability can be chosen.
+    top_k: only so many of the likeliest tokens can be chosen; 0 or -1 for all.
+    min_p: only tokens at least this share as likely as the likeliest one can be chosen.
+    presence_penalty: subtracted from the logit of each token that the answer has already.
+    frequency_penalty: subtracted from the logit of a token for each time that the answer has it.
+    repetition_penalty: weakens tokens of the prompt and of the answer if it is above 1.
+    logit_bias: what to add to the logits of tokens, by token id.
+    seed: fixes the random numbers of the tokens; null for new ones in each request.
+    stop: texts that end an answer, without them; at most 256 bytes each.
+    stop_token_ids: tokens that end an answer.
+    ignore_eos: whether the model's own end of an answer does not end it.
+    min_tokens: tokens that an answer has before it may end.
+    allowed_token_ids: the only tokens that can be chosen; empty for all.
+    truncate_prompt_tokens: keeps only so many tokens at the prompt's end; -1 keeps what the context
+    has room for, null keeps all.
+    prompt_logprobs: how many of the likeliest tokens to name at each place of the prompt; null for
+    none; not in a stream.   stream: whether the answer comes in parts, as server-sent events.
+    stream_options: what a stream says beside the text.
+    return_token_ids: whether the answer has the token ids of prompt and answers.
+    service_tier: `flex` lets other requests go first; `auto` and `default` are the same.
+    speculation: `off` drafts no tokens; `shared` also drafts from your other answers that said so.
+    response_format: the form of the answers, OpenAI's field; one of this and structured_outputs.
+    structured_outputs: the form of the answers, vLLM's field.
+    prompt_cache_key, safety_identifier, user: a label; requests with the same one get the same
+    version of an alias with a canary and the same model of a route of weights. The first that is
+    given of these three counts.
+    """
 
     neutral = _NEUTRAL
     labels = frozenset({"metadata"})
@@ -223,7 +262,16 @@ class _Request(RequestObject):
 
 
 class ChatRequest(Chat, _Request):
-    """The body of `/v1/chat/completions`."""
+    """The body of `/v1/chat/completions`.
+
+    max_completion_tokens: OpenAI's newer name of max_tokens; the larger counts where both are sent.
+    logprobs: whether each token of the answer has its logprob.
+    top_logprobs: how many of the likeliest tokens to name at each place; needs logprobs.
+    tool_choice: which tools an answer may or must call.
+    parallel_tool_calls: whether an answer may call several tools at once.
+    include_reasoning: whether an answer shows the model's reasoning.
+    prediction: text that the answer may turn out to be, which makes it faster.
+    """
 
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
@@ -287,7 +335,14 @@ _Prompt = Annotated[
 
 
 class CompletionRequest(_Request):
-    """The body of `/v1/completions`."""
+    """The body of `/v1/completions`.
+
+    max_tokens: the most tokens of an answer; 0 computes the prompt alone, null takes as many as the
+    context has room for.
+    prompt: a text, its token ids, or a list of texts or of lists of token ids.
+    logprobs: how many of the likeliest tokens to name at each place; null for no logprobs.
+    echo: whether each answer begins with its prompt.
+    """
 
     neutral = _NEUTRAL | {"add_special_tokens": (True,)}
     max_tokens: int | None = Field(16, ge=0)
@@ -339,7 +394,13 @@ def parse_request(body: bytes, kind: type[_Kind]) -> _Kind:
 
 
 class TextToTokenize(RequestObject):
-    """The body of `/tokenize` with a text. Its fields are vLLM's."""
+    """The body of `/tokenize` with a text. Its fields are vLLM's.
+
+    model: the model's name, as requests give it; null for the first base model.
+    prompt: the text to tokenize.
+    add_special_tokens: whether the model's first token, and the like, are added.
+    return_token_strs: whether the answer has the texts of the tokens as well.
+    """
 
     model: Key = None
     prompt: Text
@@ -348,7 +409,12 @@ class TextToTokenize(RequestObject):
 
 
 class ChatToTokenize(Chat):
-    """The body of `/tokenize` with messages; the chat template adds the special tokens itself."""
+    """The body of `/tokenize` with messages.
+
+    model: the model's name, as requests give it; null for the first base model.
+    add_special_tokens: only false, since the chat template adds the special tokens itself.
+    return_token_strs: whether the answer has the texts of the tokens as well.
+    """
 
     model: Key = None
     add_special_tokens: Literal[False] = False
@@ -356,7 +422,11 @@ class ChatToTokenize(Chat):
 
 
 class TokensToDecode(RequestObject):
-    """The body of `/detokenize`."""
+    """The body of `/detokenize`.
+
+    model: the model's name, as requests give it; null for the first base model.
+    tokens: the ids of the tokens.
+    """
 
     model: Key = None
     tokens: _TokenIds

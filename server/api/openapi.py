@@ -18,6 +18,7 @@ from server.api import errors
 from server.api.bodies import JsonBody
 from server.api.completion_models import ChatCompletionChunk, TextCompletionChunk
 from server.api.examples import example_of
+from server.api.field_docs import descriptions
 from server.api.foreign_errors import from_fault, from_registry
 from server.api.openai import (
     ChatRequest,
@@ -96,6 +97,49 @@ _EXAMPLES = (
     from_registry(NoRoom()),
 )
 """One error of each status, as clients get it."""
+
+_PARAMETERS = {
+    "Idempotency-Key": "A key of your own: a request that is sent again with it is done once.",
+    "action": "Only this action, such as `tenant.plan`.",
+    "actor": "Only what was done by `operator`, `gateway`, or `key:` and the id of an API key.",
+    "adapter": "The adapter's name.",
+    "after": "Only what comes behind this entry: the `last_id` of the page before.",
+    "alias": "The alias, such as `latest`.",
+    "answer_id": "The `id` of the answer, such as `chatcmpl-...`.",
+    "api_key_ids": "Only usage of these API keys, by id.",
+    "base_model": "The base model's name.",
+    "batch": "With true only usage of batches, of which there is none.",
+    "bucket_width": "The time of each bucket.",
+    "content-range": "The part's place, `bytes FIRST-LAST/TOTAL`; not needed for a whole file.",
+    "end": "Unix seconds, or an ISO 8601 date or time; not included. By default now.",
+    "end_time": "Unix seconds, not included. By default now.",
+    "enforcement": "A hard budget refuses requests; of a soft one a webhook tells.",
+    "engine_id": "The engine's `engine_id`, as the list of engines has it.",
+    "filename": "The file's name, `adapter_config.json` or `adapter_model.safetensors`.",
+    "format": "The format of the file.",
+    "group_by": "What to tell apart: each of its values has sums of its own.",
+    "key_id": "The API key's id, which stands between `sk-chorale-` and the secret.",
+    "kind": "A monthly budget is for each month of UTC; a prepaid one is what was paid before.",
+    "limit": "The most entries of the answer, or buckets of time.",
+    "line_items": "Only costs of these kinds, as `line_item` of an answer has them.",
+    "model": "The model's name, as requests give it.",
+    "models": "Only usage of these models, by the names that requests gave.",
+    "name": "The adapter's name.",
+    "owner": "The name of the tenant that owns the adapter.",
+    "page": "The `next_page` of the page before.",
+    "period": "A month of UTC, such as 2026-11.",
+    "project_ids": "Only usage of these tenants, by id.",
+    "route": "The route's name.",
+    "scope": "Only prices of this scope.",
+    "scope_id": "Only prices of this tenant, adapter or plan: an id, of a plan the name.",
+    "start": "Unix seconds, or an ISO 8601 date or time. By default the start of this UTC month.",
+    "start_time": "Unix seconds.",
+    "tenant": "The tenant's id or name.",
+    "upload_id": "The upload's `id`.",
+    "user_ids": "Only usage of these users; no usage has one, so any value leaves nothing.",
+    "version": "The number of the version.",
+}
+"""Descriptions of parameters, where a route's docstring has none of its own."""
 
 _ERROR_SCHEMA = {
     "type": "object",
@@ -178,6 +222,10 @@ def _complete(operation: JsonObject, route: RouteContext, method: str, schemas: 
         }
     refusals = {str(s): {"$ref": f"#/components/responses/Error{s}"} for s in sorted(statuses)}
     operation["responses"] = answers | refusals
+    parameters = {it["name"]: it for it in operation.get("parameters", ())}
+    for name, text in (_PARAMETERS | descriptions(route.description, parameters)).items():
+        if name in parameters:
+            parameters[name].setdefault("description", text)
 
 
 def _contents(path: str, declared: JsonObject, schemas: JsonObject) -> JsonObject:

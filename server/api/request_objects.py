@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails, from_json
 
 from server.api import errors
 from server.api.errors import ApiError
+from server.api.field_docs import describe_fields
 from server.api.json_text import check_json
 from server.text.json_object import JsonObject
 
@@ -29,7 +30,9 @@ class RequestObject(BaseModel):
     exact: fields of which {} and [] ask for something, too.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, defer_build=True, json_schema_extra=describe_fields
+    )
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     labels: ClassVar[frozenset[str]] = frozenset()
     exact: ClassVar[frozenset[str]] = frozenset()

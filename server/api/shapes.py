@@ -19,6 +19,13 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class _NamedSchema(RequestObject):
+    """A schema with a name.
+
+    name: for your own use.   description: for your own use; the model does not see it.
+    schema: the JSON schema that every answer fits.
+    strict: changes nothing, since a schema is always enforced.
+    """
+
     exact: ClassVar[frozenset[str]] = frozenset({"schema"})
     name: str = Field(max_length=64, pattern="^[A-Za-z0-9_-]+$")
     description: _SchemaText | None = None
@@ -27,14 +34,23 @@ class _NamedSchema(RequestObject):
 
 
 class ResponseFormat(RequestObject):
-    """OpenAI's field; `strict` changes nothing, since a schema is always enforced."""
+    """OpenAI's field for the form of answers.
+
+    type: `text` for any text, `json_object` for any JSON object, `json_schema` for JSON that fits.
+    json_schema: the schema; only with the type `json_schema`, which needs it.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: _NamedSchema | None = None
 
 
 class StructuredOutputs(RequestObject):
-    """vLLM's field."""
+    """vLLM's field for the form of answers; exactly one of these is given.
+
+    json: a JSON schema, as an object or as text.   json_object: true for any JSON object.
+    regex: an expression in Rust's syntax that matches the whole answer.
+    choice: texts, one of which is the answer.   grammar: a grammar in Lark's syntax.
+    """
 
     exact: ClassVar[frozenset[str]] = frozenset({"json", "choice"})
     asked: _Schema | _SchemaText | None = Field(None, alias="json")

@@ -47,11 +47,19 @@ Before = Annotated[int | None, Query(ge=1, le=2**63 - 1)]
 
 
 class _Canary(BodyFields):
+    """A version on trial. version: the number of the version.   percent: its share of requests."""
+
     version: int
     percent: int = Field(ge=0, le=100)
 
 
 class _Alias(BodyFields):
+    """The meaning of an alias.
+
+    version: the number of the version that answers.
+    canary: a second version that gets a part of the requests; null for none.
+    """
+
     version: int
     canary: _Canary | None = None
 

@@ -28,6 +28,20 @@ router = operators_router()
 
 
 class _Limits(BodyFields):
+    """The limits of a tenant.
+
+    requests_per_minute: the most requests a minute; null for no limit.
+    tokens_per_minute: the most tokens of prompts and answers a minute; null for no limit.
+    max_concurrency: the most requests under way at once; null for no limit.
+    max_queue_share: the share of the places for waiting requests that it may take; null for the
+    server's default.
+    weight: its share of a busy engine, beside the weights of others: with 2 twice that of 1.
+    max_adapters: the most adapters that it may have; null for 100.
+    max_adapter_bytes_total: the most bytes of all its adapters; null for 20 GiB.
+    monthly_budget: dollars that it may spend in a month of UTC, after which its requests are
+    refused, in digits such as 12.5; null for no such budget.
+    """
+
     requests_per_minute: int | None = Field(None, ge=1, lt=2**31)
     tokens_per_minute: int | None = Field(None, ge=1, lt=2**31)
     max_concurrency: int | None = Field(None, ge=1, lt=2**31)
@@ -35,8 +49,6 @@ class _Limits(BodyFields):
     weight: float = Field(1.0, gt=0, le=1000)
     max_adapters: int | None = Field(None, ge=0, lt=2**31)
     max_adapter_bytes_total: int | None = Field(None, ge=0, lt=2**63)
-
-    # Dollars that the tenant may spend in a month; then its requests are refused.
     monthly_budget: Dollars | None = None
 
 
@@ -47,6 +59,11 @@ class _Changes(_Limits):
 
 
 class _NewTenant(_Limits):
+    """A new tenant. name: small letters, digits, `.`, `_` and `-`; no other tenant may have it.
+
+    plan: whose prices the tenant pays, unless it has prices of its own.
+    """
+
     name: str = Field(min_length=1, max_length=64)
     plan: str = Field(tenants.STANDARD, max_length=64)
 

@@ -16,6 +16,11 @@ router = operators_router()
 
 
 class _Acknowledgement(BodyFields):
+    """The acknowledgement of a finding.
+
+    finding_id: the finding's name in the audit's report.   reason: the text that the ledger keeps.
+    """
+
     finding_id: str = Field(max_length=16)
     reason: str = Field(min_length=1, max_length=400, pattern=r"^[^\x00]*$")
 

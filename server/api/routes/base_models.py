@@ -25,8 +25,8 @@ router = operators_router()
 class _NewBaseModel(BodyFields):
     """A base model to serve.
 
-    name: by which clients ask for it.   model: a folder on the server, or a hub id.
-    settings: others of its table in chorale.toml, such as quantization.
+    name: the name that clients ask for.   model: a folder on the server, or a hub id.
+    settings: other keys of its table in chorale.toml, such as quantization, with their values.
     """
 
     name: str = Field(min_length=1, max_length=256)

@@ -38,7 +38,12 @@ IdempotencyKey = Annotated[
 
 
 class _Amount(BodyFields):
-    """An amount, either in exact decimal dollars or in whole nano-dollars."""
+    """An amount; exactly one of amount_usd and amount_nanousd is given.
+
+    amount_usd: dollars in digits, such as 12.5, with nine decimals at most.
+    amount_nanousd: nano-dollars, of which a dollar has 10^9.
+    memo: what the entry and its receipt say; null for nothing.
+    """
 
     amount_usd: str | None = Field(None, max_length=32)
     amount_nanousd: int | None = None
@@ -46,6 +51,11 @@ class _Amount(BodyFields):
 
 
 class _Correction(BodyFields):
+    """A correction. entry_id: the ledger entry that it reverses.
+
+    memo: what the entry and its receipt say; null for nothing.
+    """
+
     entry_id: int = Field(ge=1, lt=2**63)
     memo: _Memo = None
 

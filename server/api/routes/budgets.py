@@ -27,6 +27,8 @@ Dollars = Annotated[str, Field(pattern=r"^[0-9]{1,7}(\.[0-9]{1,9})?$")]
 
 
 class _Amount(BodyFields):
+    """The amount of a budget. amount: dollars in digits, such as 12.5."""
+
     amount: Dollars
 
 

@@ -40,6 +40,8 @@ Number = Annotated[int | None, Query(ge=0, lt=2**63)]
 
 
 class _NewSchedule(BodyFields):
+    """A schedule. interval: how often what is new is exported."""
+
     interval: Interval
 
 
@@ -103,7 +105,11 @@ async def export_all(
     after: Number = None,
     through: Number = None,
 ) -> StreamingResponse:
-    """Export the receipts of one tenant, given by id or name, or of all tenants in turn."""
+    """Export the receipts of one tenant, given by id or name, or of all tenants in turn.
+
+    tenant: an id or a name; all tenants if it is left out.
+    after, through: continue an export after its last entry, with the header of its first answer.
+    """
     database, tenant_id = database, None
     if tenant is not None:
         tenant_id = (await database.read(lambda c: tenants.get_tenant(c, tenant))).tenant_id

@@ -43,10 +43,16 @@ _Cascade = Annotated[
 
 
 class _Terms(BodyFields):
-    """The terms of an API key. expires_at: Unix seconds.
+    """The terms of an API key.
 
-    Null is no limit and no end. A key that is created by another key has the limits and the end of
-    that key where it is given none.
+    A key that is created by another key has the limits and the end of that key where it is given
+    none.
+
+    name: a name to know it by.   scopes: what it allows; null for all scopes but admin.
+    expires_at: its end in Unix seconds; null for none.
+    requests_per_minute: the most requests a minute; null for no limit.
+    tokens_per_minute: the most tokens of prompts and answers a minute; null for no limit.
+    max_concurrency: the most requests under way at once; null for no limit.
     """
 
     name: str = Field("", max_length=MAX_NAME)
@@ -68,8 +74,9 @@ class _Terms(BodyFields):
 
 
 class _Rotation(BodyFields):
-    """The rotation of an API key. overlap_s: how long the old key stays valid, in seconds.
+    """The rotation of an API key.
 
+    overlap_s: how long the old key stays valid, in seconds; at most seven days.
     compromised: whether the old key and all that came of it are revoked; then overlap_s is 0.
     """
 

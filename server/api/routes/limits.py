@@ -36,7 +36,12 @@ _MAX_LIMIT = 10**9
 
 
 class LimitFields(BodyFields):
-    """Amounts of limits; one that is left out or null is none."""
+    """Amounts of limits; one that is left out is none.
+
+    requests_per_minute: the most requests a minute; null for no limit.
+    tokens_per_minute: the most tokens of prompts and answers a minute; null for no limit.
+    max_concurrency: the most requests under way at once; null for no limit.
+    """
 
     requests_per_minute: int | None = Field(None, ge=1, le=_MAX_LIMIT)
     tokens_per_minute: int | None = Field(None, ge=1, le=_MAX_LIMIT)

@@ -34,11 +34,14 @@ _Model = Annotated[str, Field(max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9._
 
 
 class _RouteModel(BodyFields):
-    """A model of a route, by the name that requests use, with the option of the route's strategy.
+    """A model of a route, with the option of the route's strategy.
 
-    first_token_timeout_s: of fallback; seconds in which the first token has to come.
-    weight: of weights; the model's share of the requests is its part of the sum of weights.
-    min_mean_logprob: of a cascade; the least mean logprob of an answer's tokens that is taken.
+    model: a base model or an adapter, by the name that requests use.
+    first_token_timeout_s: only for fallback: seconds in which the first token has to come; null for
+    the server's time.
+    weight: only for weights: the model's share of the requests is its part of the sum of weights.
+    min_mean_logprob: only for cascade: the least mean logprob of the tokens of an answer that is
+    taken.
     """
 
     model: _Model
@@ -48,7 +51,12 @@ class _RouteModel(BodyFields):
 
 
 class _RouteBody(BodyFields):
-    """A route: its models in the order in which they are tried."""
+    """A route.
+
+    strategy: `fallback` takes the next model if one cannot answer, `weights` one model by chance,
+    and `cascade` the next model if an answer is not likely enough.
+    models: the models, in the order in which they are tried.
+    """
 
     strategy: Strategy
     models: Annotated[list[_RouteModel], Field(min_length=1, max_length=MAX_MODELS)]

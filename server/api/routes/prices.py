@@ -29,10 +29,14 @@ Seconds = Annotated[int | None, Field(lt=2**33)]
 
 
 class PriceFields(BodyFields):
-    """Prices in nano-dollars; null where none is given.
+    """Prices in nano-dollars, of which a dollar has 10^9; null where none is given.
 
-    prompt, cached, completion: of a token.
-    storage, pinned, resident: of a GB (10^9 bytes) for an hour.
+    prompt_nanousd: the price of a prompt token.
+    cached_nanousd: the price of a prompt token that was found in the prefix cache.
+    completion_nanousd: the price of a token of an answer.
+    storage_nanousd: the price of a GB (10^9 bytes) of stored adapters for an hour.
+    pinned_nanousd: the price of a GB of pinned adapters for an hour.
+    resident_nanousd: the price of a GB of adapters in an engine's memory for an hour.
     """
 
     prompt_nanousd: Nanousd = None
@@ -44,10 +48,13 @@ class PriceFields(BodyFields):
 
 
 class _NewPrice(PriceFields):
-    """A new version of prices. scope_id: a tenant's id or name, an adapter's id, or a plan's name.
+    """A new version of prices.
 
-    base_model: name of the only base model that it is for, with its adapters; by default any.
-    effective_at: Unix seconds; now if it is left out.   until: Unix seconds, the end of this price.
+    scope: whom it is for; the narrowest that applies decides, and `default` is the widest.
+    scope_id: a tenant's id or name, an adapter's id, or a plan's name; empty for default.
+    base_model: the name of the only base model that it is for, with its adapters; empty for any.
+    effective_at: its beginning in Unix seconds; now if it is left out.
+    until: its end in Unix seconds; null for none.
     """
 
     scope: Scope = "default"

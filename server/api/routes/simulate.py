@@ -32,9 +32,13 @@ _Scopes = Annotated[dict[_Name, PriceFields], Field(default_factory=dict, max_le
 
 
 class _Book(BodyFields):
-    """A book of prices. tenants: by id or name.   bases: by name, for everybody.   adapters: by id.
+    """A book of prices.
 
     The narrowest that names a price decides: the adapter, the base, the tenant, the plan, default.
+
+    default: prices for all.   plans: prices by the plan's name.
+    tenants: prices by the tenant's id or name.   bases: prices by the base model's name, for all.
+    adapters: prices by the adapter's id.
     """
 
     default: PriceFields = Field(default_factory=PriceFields)
@@ -47,9 +51,12 @@ class _Book(BodyFields):
 
 
 class _Simulation(BodyFields):
-    """A time, and other prices for it: either those of a version, or a book.
+    """A time, and other prices for it; exactly one of price_version and book is given.
 
-    start, end: as of GET /admin/v1/usage.
+    start: Unix seconds or an ISO 8601 date or time; null for the start of this month of UTC.
+    end: Unix seconds or an ISO 8601 date or time, not included; null for now.
+    tenant: an id or a name; null for all tenants.
+    price_version: the number of a version of prices.   book: prices that nobody has to pay.
     """
 
     start: _Name | None = None

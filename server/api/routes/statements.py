@@ -49,8 +49,10 @@ _PERIOD = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 
 
 class _Issue(BodyFields):
-    """The statements to issue. period: a month like 2026-11.   tenant: id or name; if it is left
-    out, all tenants with entries in that month.
+    """The statements to issue.
+
+    period: a month of UTC, such as 2026-11.
+    tenant: an id or a name; null for all tenants with entries in that month.
     """
 
     period: str = Field(max_length=16)

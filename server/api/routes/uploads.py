@@ -78,11 +78,23 @@ _Described = Annotated[dict[_Name, JsonValue], Field(max_length=16)]
 
 
 class _File(BodyFields):
+    """A file to be sent.
+
+    size_bytes: its size in bytes.   sha256: the sha256 of its content, in lower-case hex.
+    """
+
     size_bytes: int = Field(ge=1, lt=2**63)
     sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
 
 
 class _NewFiles(BodyFields):
+    """The files of an adapter, which are sent afterwards.
+
+    files: `adapter_config.json` and `adapter_model.safetensors`, by name.
+    transfer: `gateway` for parts that come to this server, `presigned` for the URLs in the answer.
+    base_model: the name of the adapter's base model; null to find it by the files.
+    """
+
     files: dict[_Name, _File] = Field(max_length=16)
     transfer: Transfer = GATEWAY
     base_model: _BaseName | None = None
@@ -92,11 +104,24 @@ class _NewFiles(BodyFields):
 
 
 class _Proof(BodyFields):
+    """A proof of a version on another base model.
+
+    alias: an alias that the new version gets beside `latest`; null for none.
+    base_model: the name of the other base model; null for the only other one that is served.
+    """
+
     alias: _Name | None = None
     base_model: _BaseName | None = None
 
 
 class _NewUpload(_NewFiles):
+    """An upload of a new version.
+
+    alias: an alias that the version gets beside `latest`; null for none.
+    response_template: the format of its tool calls, by the name of a built-in one or as a
+    description; null for the base model's.
+    """
+
     alias: _Name | None = None
     response_template: _Name | _Described | None = None
 

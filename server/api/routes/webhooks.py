@@ -32,6 +32,8 @@ MAX_EVENTS = 100
 
 
 class _NewWebhook(BodyFields):
+    """A webhook. url: the address that events are sent to, by POST."""
+
     url: str = Field(max_length=MAX_URL_CHARACTERS)
 
 

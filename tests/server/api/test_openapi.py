@@ -153,6 +153,35 @@ def test_every_text_list_and_name_in_a_body_or_a_query_has_a_limit(
     assert found == []
 
 
+def undescribed(document: dict[str, Any], schema: dict[str, Any], at: str) -> Iterator[str]:
+    """Fields without a description, anywhere in a body."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        yield from undescribed(document, document["components"]["schemas"][name], at)
+    inner = [each for kind in ("anyOf", "oneOf", "allOf") for each in schema.get(kind, ())]
+    inner += [schema[kind] for kind in ("items", "additionalProperties") if kind in schema]
+    for each in inner:
+        if isinstance(each, dict):
+            yield from undescribed(document, each, at)
+    for name, each in schema.get("properties", {}).items():
+        if not each.get("description"):
+            yield f"{at}.{name}"
+        yield from undescribed(document, each, f"{at}.{name}")
+
+
+def test_every_field_and_parameter_of_a_request_has_a_description(
+    document: dict[str, Any],
+) -> None:
+    found = []
+    for name, operation in operations(document):
+        for content in operation.get("requestBody", {}).get("content", {}).values():
+            found += list(undescribed(document, content["schema"], name))
+        for parameter in operation.get("parameters", ()):
+            if not parameter.get("description"):
+                found.append(f"{name}?{parameter['name']}")
+    assert found == []
+
+
 def test_completions_and_their_events_fit_the_models_that_document_them(
     migrated_sqlite: Path, tmp_path: Path
 ) -> None:
