@@ -38,6 +38,7 @@ def serving(models: Iterable[M], ref: BaseRef) -> M | None:
     weights; else, since an operator may have renamed it, the first of the same variant.
     """
     of_revision = [model for model in models if model.base_revision == ref.revision]
-    named = [model for model in of_revision if model.model_id == ref.model_id]
-    alike = [model for model in of_revision if ref.variant in (None, model.variant)]
-    return next(iter(named or alike), None)
+    for model in of_revision:
+        if model.model_id == ref.model_id:
+            return model
+    return next((it for it in of_revision if ref.variant in (None, it.variant)), None)

@@ -19,6 +19,9 @@ INT8 = Served("int8", variant="int8")
 CASES = {
     "the one that it names": ([FIRST, SECOND], BaseRef("weights", "second", "other template"), 1),
     "the named one with a new template": ([FIRST, SECOND], BaseRef("weights", "second", "old"), 1),
+    "the one that it names before an equal one": (
+        [Served("equal"), FIRST], BaseRef("weights", "first", "plain"), 1,
+    ),
     "the same under another name": ([INT8, FIRST], BaseRef("weights", "renamed", "plain"), 1),
     "none in another precision": ([INT8], BaseRef("weights", "first", "plain"), None),
     "none of the name with other weights": (

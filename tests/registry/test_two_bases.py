@@ -183,6 +183,7 @@ def test_equal_weights_with_another_template_are_another_base(uploads, database,
             uploads.catalog.resolve(conn, A, "pirate@1")
         proving = prove_again(uploads, conn, A, "key", "pirate", 1)
         assert proving.built["base_model"] == "tiny-llama"
+        assert proving.built["base_variant"] == base.variant
         with pytest.raises(AlreadyProved):
             prove_again(uploads, conn, A, "key", "pirate", 2)
         uploads.catalog.bases.replace(replace(twin, model_id="renamed"))

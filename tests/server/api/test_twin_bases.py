@@ -78,6 +78,38 @@ def parents(user: User) -> dict[str, str | None]:
     return {it["id"]: it["parent"] for it in user.call("GET", "/v1/models").json()["data"]}
 
 
+def test_a_grantee_is_served_on_it_too_and_sees_whether_it_can_be(
+    user: User, product: InProcess
+) -> None:
+    globex = product.user("globex")
+    assert user.call("PUT", "/v1/adapters/of-twin/grants/globex").status_code == 200
+    assert globex.call("PUT", "/v1/offers/acme/of-twin").status_code == 200
+
+    def is_servable() -> bool:
+        (offer,) = globex.call("GET", "/v1/offers").json()["data"]
+        return bool(offer["is_servable"])
+
+    assert (parents(globex)["acme/of-twin"], is_servable()) == ("twin", True)
+    serve(product, product.gateway.bases.default)
+    assert ("acme/of-twin" in parents(globex), is_servable()) == (False, False)
+
+
+def test_keeping_it_costs_what_its_own_base_model_costs(
+    user: User, product: InProcess, twin: ServedBase
+) -> None:
+    gateway = product.gateway
+    for base in (twin, gateway.bases.default):
+        asyncio.run(gateway.follower._announce(base))
+    body = {"base_model": "twin", "storage_nanousd": 10**9}
+    assert product.operator.call("POST", "/admin/v1/prices", body).status_code == 201
+    of_base, of_twin = (
+        user.call("GET", f"/v1/adapters/{name}").json()["latest"]["passport"]
+        for name in ("of-base", "of-twin")
+    )
+    monthly = "storage_nanousd_per_month"
+    assert of_twin[monthly] > 1000 * of_base[monthly] > 0
+
+
 def test_an_adapter_is_served_on_the_base_model_that_it_is_for(
     user: User, twin: ServedBase
 ) -> None:
