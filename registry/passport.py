@@ -132,7 +132,7 @@ def _target_warnings(
 
 
 def tensor_warnings(uploaded: UploadedTensors, copied: Iterable[str]) -> Iterator[str]:
-    """Say what of the file is left out.   copied: the base model's tensors that it has copies of."""
+    """Say what of the file is left out.   copied: tensors of the base model that are in it."""
     for name in copied:
         yield f"The files have a copy of the base model's {name}, which was not trained; left out."
     for what, names in (
