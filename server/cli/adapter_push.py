@@ -58,11 +58,11 @@ def push(
 ) -> None:
     """Upload an adapter as a new version; an interrupted upload is resumed where it stopped."""
     with as_tenant(url, api_key) as client:
-        folder = _find(source, revision)
+        template, folder = _template(response_template), _find(source, revision)
         with _report(json):
             pushed = push_with_progress(
                 client, folder, name, alias=alias, direct=direct,
-                response_template=_template(response_template), base_model=base_model,
+                response_template=template, base_model=base_model,
             )  # fmt: skip
     if json:
         show_json(pushed.upload)
@@ -152,10 +152,12 @@ def import_all(
 
 def _template(given: str | None) -> str | JsonObject | None:
     """The description in a file, or the name of a built-in format. Raises CommandFailed."""
-    if given is None or not Path(given).is_file():
+    if given is None or not ("/" in given or given.endswith(".json") or Path(given).is_file()):
         return given
     try:
         described: JsonObject = loads(Path(given).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommandFailed(f"{given}: {error.strerror}.", exit_code=2) from error
     except ValueError:
         raise CommandFailed(f"{given} is not JSON.") from None
     return described

@@ -156,6 +156,8 @@ def test_a_direct_push_sends_no_bytes_through_the_gateway(run, folder, server, a
         (("all/drafts",), 1, f"has no {CONFIG_FILE}"),
         (("all/alpha", "--revision", "v1"), 2, "--revision is of a hub's repository"),
         (("all/pickled",), 1, "safe_serialization=True"),
+        (("all/alpha", "--response-template", "my.json"), 2, "my.json: No such file or directory"),
+        (("all/alpha", "--response-template", "./my"), 2, "./my: No such file or directory"),
     ],
 )
 def test_what_cannot_be_pushed_is_one_line_and_asks_nobody(
