@@ -1,7 +1,8 @@
 """`chorale adapters convert`: make an ordinary LoRA of an adapter of another type."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
-from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,7 +26,7 @@ _CHANGE_THE_BASE = ("pissa", "olora", "corda", "lora_ga")
 
 def convert(
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of an adapter saved by PEFT.")
+        Path, typer.Argument(metavar="DIR", help="Folder of an adapter, as a trainer wrote it.")
     ],
     model: Annotated[
         Path, typer.Option(help="Folder of the base model that the adapter was trained on.")
@@ -50,22 +51,23 @@ def convert(
     json: Json = False,
 ) -> None:
     """Make an ordinary LoRA of an adapter of another type (LoHa, OFT, DoRA, PiSSA) with PEFT."""
-    config = _read_config(folder)
-    _check_out(out)
-    if missing := [name for name in _NEEDED if find_spec(name) is None]:
-        raise CommandFailed(
-            f"Converting needs {' and '.join(missing)} on this machine: pip install "
-            "'chorale-llm[convert]'."
-        )
-    from server.cli.conversion import NotConvertible
+    with _opened(folder) as plain:
+        config = _read_config(folder, plain)
+        _check_out(out)
+        if missing := [name for name in _NEEDED if find_spec(name) is None]:
+            raise CommandFailed(
+                f"Converting needs {' and '.join(missing)} on this machine: pip install "
+                "'chorale-llm[convert]'."
+            )
+        from server.cli.conversion import NotConvertible
 
-    try:
-        if initialization := _changed_base(config):
-            report = _subtract(initialization, model, folder, initial, rank, out)
-        else:
-            report = _factorize(model, folder, rank, max_error, out)
-    except NotConvertible as error:
-        raise CommandFailed(f"{folder}: {error}") from error
+        try:
+            if initialization := _changed_base(config):
+                report = _subtract(initialization, model, plain, initial, rank, out)
+            else:
+                report = _factorize(model, plain, rank, max_error, out)
+        except NotConvertible as error:
+            raise CommandFailed(f"{folder}: {error}") from error
     if json:
         show_json(report)
         return
@@ -118,12 +120,12 @@ def _subtract(
 ) -> JsonObject:
     """Write the difference to the initial adapter. Raises CommandFailed, NotConvertible."""
     from server.cli import conversion
-    from server.client.files import is_adapter
+    from server.client.files import CONFIG_FILE
 
-    if initial is None or not is_adapter(initial):
+    if initial is None or not (initial / CONFIG_FILE).is_file():
         raise CommandFailed(
-            f"{folder} was initialised with init_lora_weights={initialization!r}, which changed "
-            "the base weights: give the folder of the adapter before training, --initial DIR. In "
+            f"It was initialised with init_lora_weights={initialization!r}, which changed the "
+            "base weights: give the folder of the adapter before training, --initial DIR. In "
             "the training script, model.save_pretrained(DIR) writes it before the first step, and "
             "model.save_pretrained(OUT, path_initial_model_for_weight_conversion=DIR) converts "
             "after the last one.",
@@ -153,28 +155,38 @@ def _changed_base(config: JsonObject) -> str | None:
     return value if is_one else None
 
 
-def _read_config(folder: Path) -> JsonObject:
-    """The adapter's config. Raises CommandFailed if it needs no conversion, or is not readable."""
-    from registry.errors import InvalidAdapter, TooLarge
-    from registry.peft_config import PeftConfig
-    from registry.peft_format import read_header, split_lora_name
-    from server.client.files import CONFIG_FILE, WEIGHTS_FILE, NotAnAdapter, check_files
+@contextmanager
+def _opened(folder: Path) -> Iterator[Path]:
+    """A folder with the adapter's files in PEFT's form. Raises CommandFailed."""
+    from server.cli.adapter_folder import AdapterFolder
+    from server.client.http import ClientError
 
     try:
-        check_files(folder)
-        raw = (folder / CONFIG_FILE).read_bytes()
-        config = loads(raw)
-    except (NotAnAdapter, OSError, ValueError) as error:
+        with AdapterFolder.find(folder).as_sent() as plain:
+            yield plain
+    except ClientError as error:
+        raise CommandFailed(f"{folder} is no adapter: {error}", exit_code=2) from error
+
+
+def _read_config(folder: Path, plain: Path) -> JsonObject:
+    """The adapter's config. Raises CommandFailed if it needs no conversion, or is not readable.
+
+    plain: the files of the folder in PEFT's form.
+    """
+    from registry.errors import InvalidAdapter, TooLarge
+    from registry.peft_config import PeftConfig
+    from registry.strict_json import parse_object
+    from server.client.files import CONFIG_FILE
+
+    try:
+        raw = (plain / CONFIG_FILE).read_bytes()
+        config = parse_object(raw, param=CONFIG_FILE)
+    except (InvalidAdapter, OSError) as error:
         raise CommandFailed(f"{folder} is no adapter: {error}", exit_code=2) from error
     try:
         PeftConfig.parse(raw)
-        with (folder / WEIGHTS_FILE).open("rb") as file:
-            tensors = read_header(file, (folder / WEIGHTS_FILE).stat().st_size).tensors
     except (InvalidAdapter, TooLarge):
-        return dict(config)
-    # Rows beside the LoRA may be too many to be served.
-    if any(split_lora_name(name) is None for name in tensors):
-        return dict(config)
+        return config
     raise CommandFailed(f"{folder} is a LoRA that is served as it is: push it.", exit_code=2)
 
 

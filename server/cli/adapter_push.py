@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
+from rich.markup import escape
 
 from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
 from server.cli.passport import show_passport
@@ -15,8 +16,11 @@ from server.cli.terminal import CommandFailed, say, show_json, show_table
 from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
+    from server.cli.adapter_folder import AdapterFolder
     from server.client.http import Client
     from server.client.uploads import Pushed, UploadMemory
+
+_Import: TypeAlias = tuple[JsonObject, "AdapterFolder | None"]
 
 # An import waits this long for its turn, since an hourly quota has room again within the hour.
 _IMPORT_TURN_WAIT_S = 3600.0
@@ -31,13 +35,14 @@ BaseModelName = Annotated[
 Direct = Annotated[
     bool, typer.Option("--direct", help="Send the files straight to the object store.")
 ]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of an adapter saved by PEFT.")]
+Source = Annotated[
+    str,
+    typer.Argument(help="Folder of an adapter, as a trainer wrote it, or a hub id (org/name)."),
+]
 
 
 def push(
-    source: Annotated[
-        str, typer.Argument(help="Folder of an adapter saved by PEFT, or a hub id (org/name).")
-    ],
+    source: Source,
     name: Annotated[str, typer.Option(help="Name by which requests call the adapter.")],
     alias: Alias = None,
     response_template: Annotated[
@@ -58,10 +63,10 @@ def push(
 ) -> None:
     """Upload an adapter as a new version; an interrupted upload is resumed where it stopped."""
     with as_tenant(url, api_key) as client:
-        template, folder = _template(response_template), _find(source, revision)
+        template, adapter = _template(response_template), _find(source, revision)
         with _report(json):
             pushed = push_with_progress(
-                client, folder, name, alias=alias, direct=direct,
+                client, adapter, name, alias=alias, direct=direct,
                 response_template=template, base_model=base_model,
             )  # fmt: skip
     if json:
@@ -74,7 +79,7 @@ def push(
 
 
 def validate(
-    folder: Folder,
+    source: Source,
     base_model: BaseModelName = None,
     url: Url = DEFAULT_URL,
     api_key: ApiKey = None,
@@ -82,14 +87,13 @@ def validate(
 ) -> None:
     """Check an adapter as a push would, without proving it in an engine; nothing is kept."""
     from server.cli.upload_bar import UploadBar
-    from server.client.files import check_files, size_bytes_of
+    from server.client.files import size_bytes_of
     from server.client.uploads import Uploader
 
-    with as_tenant(url, api_key) as client, _report(json):
-        check_files(folder)
+    with as_tenant(url, api_key) as client, _report(json), _find(source).as_sent() as folder:
         size_bytes = size_bytes_of(folder)
         with UploadBar(size_bytes) as bar:
-            bar.begin(folder.resolve().name, size_bytes)
+            bar.begin(Path(source).resolve().name, size_bytes)
             upload = Uploader(client).validate(folder, bar, base_model=base_model)
     if json:
         show_json(upload)
@@ -138,9 +142,9 @@ def import_all(
 ) -> None:
     """Push every adapter in a folder, each under the name of its own folder; resumable."""
     _check_alias(alias)
-    folders = _adapters_in(folder)
+    imports = _adapters_in(folder)
     with as_tenant(url, api_key) as client:
-        rows = _push_all(client, folders, alias, direct)
+        rows = _push_all(client, imports, alias, direct)
     if json:
         show_json(rows)
     else:
@@ -165,7 +169,7 @@ def _template(given: str | None) -> str | JsonObject | None:
 
 def push_with_progress(
     client: "Client",
-    folder: Path,
+    adapter: "AdapterFolder",
     name: str,
     *,
     alias: str | None = None,
@@ -175,13 +179,12 @@ def push_with_progress(
 ) -> "Pushed":
     """Upload an adapter with a progress bar on stderr. Raises ClientError."""
     from server.cli.upload_bar import UploadBar
-    from server.client.files import check_files, size_bytes_of
+    from server.client.files import size_bytes_of
     from server.client.uploads import Uploader
 
-    check_files(folder)
-    size_bytes = size_bytes_of(folder)
-    memory = _memory(client.base_url, folder, name)
-    with UploadBar(size_bytes) as bar:
+    # A converted adapter is remembered under the folder that it was made of.
+    memory = _memory(client.base_url, adapter.folder, name)
+    with adapter.as_sent() as folder, UploadBar(size_bytes := size_bytes_of(folder)) as bar:
         bar.begin(name, size_bytes)
         return Uploader(client).push(
             name,
@@ -196,65 +199,79 @@ def push_with_progress(
 
 
 def _push_all(
-    client: "Client", folders: list[Path], alias: str | None, direct: bool
+    client: "Client", imports: list[_Import], alias: str | None, direct: bool
 ) -> list[JsonObject]:
     """Push the adapters in order. Returns a row for each that says what became of it.
 
     After a failure that every adapter would meet, the others are not tried.
     """
     from server.cli.upload_bar import UploadBar
-    from server.client.files import size_bytes_of
     from server.client.http import ClientError
     from server.client.patience import Patience
     from server.client.uploads import Uploader
 
     uploader = Uploader(client, Patience(turn_wait_s=_IMPORT_TURN_WAIT_S))
-    sizes = [size_bytes_of(folder) for folder in folders]
-    rows: list[JsonObject] = []
+    sizes = [adapter.size_bytes if adapter else 0 for _, adapter in imports]
     with UploadBar(sum(sizes)) as bar:
-        for folder, size_bytes in zip(folders, sizes, strict=True):
-            name = folder.name
+        for (row, adapter), size_bytes in zip(imports, sizes, strict=True):
+            if adapter is None:
+                continue
+            name = row["name"]
             bar.begin(name, size_bytes)
-            memory = _memory(client.base_url, folder, name)
+            memory = _memory(client.base_url, adapter.folder, name)
             try:
-                pushed = uploader.push(
-                    name, folder, alias=alias, direct=direct, memory=memory, watcher=bar
-                )
+                with adapter.as_sent() as folder:
+                    pushed = uploader.push(
+                        name, folder, alias=alias, direct=direct, memory=memory, watcher=bar
+                    )
             except ClientError as error:
-                rows.append(_row(name, None, str(error), getattr(error, "code", None)))
+                row |= {"outcome": str(error), "code": getattr(error, "code", None)}
                 if error.is_common:
                     break
             else:
-                outcome = "was there already" if pushed.is_known else "published"
-                rows.append(_row(name, pushed.upload["version"]["version"], outcome))
+                row["version"] = pushed.upload["version"]["version"]
+                row["outcome"] = "was there already" if pushed.is_known else "published"
         bar.end()
-    rows += [_row(folder.name, None, "not tried") for folder in folders[len(rows) :]]
-    return rows
+    return [row for row, _ in imports]
 
 
-def _row(name: str, version: int | None, outcome: str, code: str | None = None) -> JsonObject:
-    return {"name": name, "version": version, "outcome": outcome, "code": code}
+def _adapters_in(parent: Path) -> list[_Import]:
+    """List what to import: the result's row for each folder, and its adapter if it can be pushed.
 
-
-def _adapters_in(folder: Path) -> list[Path]:
-    """The folders to import, sorted by name. Raises CommandFailed for names no adapter may have."""
+    Raises CommandFailed.
+    """
     from registry.names import is_name
-    from server.client.files import is_adapter
+    from server.cli.adapter_folder import AdapterFolder
+    from server.client.files import NotAnAdapter
+    from server.client.http import ClientError
 
     try:
-        folders = sorted(path for path in folder.iterdir() if is_adapter(path))
+        folders = sorted(path for path in parent.iterdir() if path.is_dir())
     except OSError as error:
-        raise CommandFailed(f"{folder}: {error.strerror}.", exit_code=2) from error
-    if not folders:
-        raise CommandFailed(f"{folder} has no folders with adapters in them.", exit_code=2)
-    bad = [path.name for path in folders if not is_name(path.name)]
+        raise CommandFailed(f"{parent}: {error.strerror}.", exit_code=2) from error
+    imports: list[_Import] = []
+    for folder in folders:
+        adapter, outcome = None, "not tried"
+        try:
+            adapter = AdapterFolder.find(folder)
+        except NotAnAdapter as error:
+            if not error.is_partial:
+                continue
+            outcome = str(error)
+        except ClientError as error:
+            outcome = str(error)
+        row = {"name": folder.name, "version": None, "outcome": outcome, "code": None}
+        imports.append((row, adapter))
+    if not imports:
+        raise CommandFailed(f"{parent} has no folders with adapters in them.", exit_code=2)
+    bad = [row["name"] for row, _ in imports if not is_name(row["name"])]
     if bad:
         raise CommandFailed(
             f"These folders cannot name an adapter: {', '.join(bad)}. Use small letters, digits "
             "and . _ - after the first, 64 at most. Nothing was sent.",
             exit_code=2,
         )
-    return folders
+    return imports
 
 
 def _check_alias(alias: str | None) -> None:
@@ -267,18 +284,25 @@ def _check_alias(alias: str | None) -> None:
         raise CommandFailed(str(error), exit_code=2) from error
 
 
-def _find(source: str, revision: str | None) -> Path:
-    """The folder of `source`, downloaded if it is a hub id. Raises CommandFailed."""
-    from server.cli import hub
+def _find(source: str, revision: str | None = None) -> "AdapterFolder":
+    """The adapter of a folder or hub id; what is left out is said. Raises CommandFailed.
 
-    folder = Path(source)
-    if folder.is_dir():
+    revision: of the hub's repository.
+    """
+    from server.cli import hub
+    from server.cli.adapter_folder import AdapterFolder
+
+    if Path(source).is_dir():
         if revision is not None:
             raise CommandFailed("--revision is of a hub's repository, not of a folder.", 2)
-        return folder
-    if not hub.is_hub_id(source):
+        adapter = AdapterFolder.find(Path(source))
+    elif hub.is_hub_id(source):
+        adapter = hub.download(source, revision)
+    else:
         raise CommandFailed(f"{source} is no folder, and no hub id (org/name) either.", 2)
-    return hub.download(source, revision)
+    for note in adapter.layout.notes(source.rstrip("/")):
+        say(escape(note))
+    return adapter
 
 
 @contextmanager

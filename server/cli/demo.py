@@ -143,11 +143,13 @@ def _working_key(operator: "Client", url: str, tenant_id: str, known: str | None
 
 def _push_missing(client: "Client", adapters: Path, names: tuple[str, ...]) -> None:
     """Push the adapters that cannot be served: new ones, and those of an earlier base model."""
+    from server.cli.adapter_folder import AdapterFolder
+
     found = client.list_all("/v1/adapters", "after", "id")
     served = {a["id"] for a in found if a["latest"] and a["latest"]["is_servable"]}
     for name in names:
         if name not in served:
-            push_with_progress(client, adapters / name, name)
+            push_with_progress(client, AdapterFolder.find(adapters / name), name)
 
 
 def _show_what_to_paste(made: JsonObject) -> None:

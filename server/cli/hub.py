@@ -1,6 +1,6 @@
 """Adapters of the Hugging Face Hub, downloaded by the command: the server never talks to a hub.
 
-Only an adapter's two files are downloaded. huggingface_hub keeps them in its cache, resumes an
+Only an adapter's files are downloaded. huggingface_hub keeps them in its cache, resumes an
 interrupted download, and takes HF_TOKEN, HF_HOME, HF_ENDPOINT and HF_HUB_OFFLINE from the
 environment.
 """
@@ -11,35 +11,77 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from server.cli.adapter_folder import AdapterFolder, locate
 from server.cli.terminal import CommandFailed
-from server.client.files import ADAPTER_FILES, PICKLED_FILE, WEIGHTS_FILE, NotAnAdapter
+from server.client.files import CONFIG_FILE
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)((?:/[\w.-]+)*)")
 
 
 def is_hub_id(text: str) -> bool:
+    """Whether the text is org/name, or a folder in it: org/name/checkpoint-100."""
     return _HUB_ID.fullmatch(text) is not None
 
 
-def download(hub_id: str, revision: str | None = None) -> Path:
-    """The folder in the cache with both files, which are of one commit. Raises CommandFailed."""
-    # The import is here because it takes a second.
-    from huggingface_hub import hf_hub_download
+def download(source: str, revision: str | None = None) -> AdapterFolder:
+    """The adapter in the cache, whose files are of one commit.   source: see is_hub_id.
 
+    Raises CommandFailed, NotAnAdapter, NotSendable.
+    """
+    # The import is here because it takes a second.
+    from huggingface_hub import HfApi, errors, hf_hub_download
+
+    match = _HUB_ID.fullmatch(source)
+    assert match is not None
+    hub_id, start = match[1], f"{match[2]}/".removeprefix("/")
     # Errors are reported once, by this module.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    for filename in ADAPTER_FILES:
-        with _one_line(hub_id, revision, filename):
-            path = Path(hf_hub_download(hub_id, filename, revision=revision))
-        # The file's folder is named after its commit; the next file is taken from the same commit.
-        revision = path.parent.name
-    return path.parent
+    with _one_line(hub_id, revision):
+        try:
+            files = HfApi().model_info(hub_id, revision=revision).siblings or []
+        except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
+            raise
+        except _faults():
+            return AdapterFolder.find(_cached(hub_id, start, revision))
+    names = [file.rfilename for file in files if file.rfilename.startswith(start)]
+    layout = locate([name.removeprefix(start) for name in names], source)
+    folder = start + (f"{layout.folder}/" if layout.folder else "")
+    for name in layout.used:
+        with _one_line(hub_id, revision):
+            path = Path(hf_hub_download(hub_id, folder + name, revision=revision))
+        # The snapshot's folder is named after its commit, of which the next file is taken as well.
+        revision = path.parents[folder.count("/")].name
+    return AdapterFolder(path.parent, layout)
+
+
+def _cached(hub_id: str, start: str, revision: str | None) -> Path:
+    """The adapter's folder in the cache.   start: what is before its files' names."""
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(hub_id, start + CONFIG_FILE, revision=revision)
+    if not isinstance(path, str):
+        raise _no_answer(hub_id)
+    return Path(path).parent
+
+
+def _faults() -> tuple[type[Exception], ...]:
+    """Errors of a hub that does not answer, or not in full."""
+    from huggingface_hub import errors
+
+    # Their base is httpx's HTTPError, or in later releases that of httpx2.
+    return (errors.HfHubHTTPError.__bases__[0], OSError, ValueError)
+
+
+def _no_answer(hub_id: str) -> CommandFailed:
+    return CommandFailed(
+        f"The hub does not answer, and {hub_id} is not in its cache; check the network, "
+        "HF_ENDPOINT and HF_HUB_OFFLINE."
+    )
 
 
 @contextmanager
-def _one_line(hub_id: str, revision: str | None, filename: str) -> Iterator[None]:
+def _one_line(hub_id: str, revision: str | None) -> Iterator[None]:
     """Turn the hub's errors into a CommandFailed that says what can be done."""
-    from httpx import HTTPError
     from huggingface_hub import errors
 
     try:
@@ -57,25 +99,7 @@ def _one_line(hub_id: str, revision: str | None, filename: str) -> Iterator[None
     except errors.RevisionNotFoundError as error:
         raise CommandFailed(f"{hub_id} has no revision {revision}.") from error
     except errors.LocalEntryNotFoundError as error:
-        raise CommandFailed(
-            f"The hub does not answer, and {filename} of {hub_id} is not in its cache; "
-            "check the network, HF_ENDPOINT and HF_HUB_OFFLINE."
-        ) from error
-    except errors.EntryNotFoundError as error:
-        is_pickled = filename == WEIGHTS_FILE and _exists(hub_id, PICKLED_FILE, revision)
-        raise CommandFailed(str(NotAnAdapter(hub_id, filename, is_pickled=is_pickled))) from error
-    except (HTTPError, OSError, ValueError) as error:
+        raise _no_answer(hub_id) from error
+    except _faults() as error:
         first_line = str(error).strip().partition("\n")[0].rstrip(".")
-        raise CommandFailed(
-            f"The hub did not give {filename} of {hub_id}: {first_line}."
-        ) from error
-
-
-def _exists(hub_id: str, filename: str, revision: str | None) -> bool:
-    from httpx import HTTPError
-    from huggingface_hub import file_exists
-
-    try:
-        return file_exists(hub_id, filename, revision=revision)
-    except (HTTPError, OSError):
-        return False
+        raise CommandFailed(f"The hub did not give the files of {hub_id}: {first_line}.") from error

@@ -1,4 +1,4 @@
-"""The two files of an adapter on this machine, which an upload declares and reads."""
+"""The files of an adapter on this machine, which an upload declares and reads."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -11,22 +11,15 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
 
-# This file is never read, since a pickle may run code.
-PICKLED_FILE = "adapter_model.bin"
-
 _CHUNK_BYTES = 256 << 10
-_CONVERT = (
-    f"{PICKLED_FILE} is not taken: load it with PEFT and "
-    "save_pretrained(folder, safe_serialization=True)"
-)
 
 
 class NotAnAdapter(ClientError):
-    """A folder or a repository lacks one of the two files."""
+    """A folder or a repository lacks a file.   is_partial: it has the other one of PEFT's two."""
 
-    def __init__(self, where: Path | str, filename: str, *, is_pickled: bool = False) -> None:
-        remedy = _CONVERT if is_pickled else "an adapter is a folder as PEFT saves it"
-        super().__init__(f"{where} has no {filename}; {remedy}.")
+    def __init__(self, where: Path | str, filename: str, *, is_partial: bool = False) -> None:
+        self.is_partial = is_partial
+        super().__init__(f"{where} has no {filename}; an adapter is a folder as PEFT saves it.")
 
 
 class Unreadable(ClientError):
@@ -34,30 +27,23 @@ class Unreadable(ClientError):
         super().__init__(f"{path}: {error.strerror or error}.")
 
 
-def is_adapter(folder: Path) -> bool:
-    """Whether the folder has at least one of the two files; `check_files` says what is missing."""
-    return any((folder / name).is_file() for name in ADAPTER_FILES)
+def sent_files(folder: Path) -> tuple[str, ...]:
+    """Names of the files that an upload of the folder sends. Raises NotAnAdapter."""
+    for filename in ADAPTER_FILES:
+        if not (folder / filename).is_file():
+            raise NotAnAdapter(folder, filename)
+    return ADAPTER_FILES
 
 
 def size_bytes_of(folder: Path) -> int:
-    """Bytes of both files together; a missing file counts 0."""
-    paths = [folder / name for name in ADAPTER_FILES]
-    return sum(path.stat().st_size for path in paths if path.is_file())
-
-
-def check_files(folder: Path) -> None:
-    """Check that both files are there. Raises NotAnAdapter."""
-    for filename in ADAPTER_FILES:
-        if not (folder / filename).is_file():
-            is_pickled = filename == WEIGHTS_FILE and (folder / PICKLED_FILE).is_file()
-            raise NotAnAdapter(folder, filename, is_pickled=is_pickled)
+    """Bytes of the files that an upload sends. Raises NotAnAdapter."""
+    return sum((folder / filename).stat().st_size for filename in sent_files(folder))
 
 
 def describe(folder: Path) -> dict[str, JsonObject]:
     """Size and sha256 of each file, as an upload declares them. Raises NotAnAdapter, Unreadable."""
-    check_files(folder)
     files: dict[str, JsonObject] = {}
-    for filename in ADAPTER_FILES:
+    for filename in sent_files(folder):
         path = folder / filename
         try:
             with path.open("rb") as file:

@@ -5,6 +5,7 @@ ClientError
 ├── ApiRefused           the server answered with an error
 ├── NotAnAdapter         a folder lacks a file of an adapter           server.client.files
 ├── Unreadable           a file of an adapter cannot be read
+├── NotSendable          a folder has no weights that can be sent      server.cli.adapter_folder
 ├── StoreUnreachable     the object store does not answer              server.client.direct
 ├── StoreRefused         the object store refused a part
 ├── UploadFailed         the files are no adapter that can be served   server.client.uploads

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import peft
 import pytest
 import torch
 from peft.tuners.lora import config as options
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from registry import peft_config
@@ -205,6 +207,22 @@ def test_trained_tokens_and_heads_become_lora_of_the_ends(tmp_path, case, tied):
     )
 
 
+@pytest.mark.parametrize("form", ["shards"])
+def test_weights_in_another_form_in_a_subfolder_are_converted_too(model_dir, tmp_path, form):
+    whole = write(model_dir, tmp_path / "whole", make_config("LoHa", r=2))
+    folder = tmp_path / "run" / "checkpoint-5"
+    shutil.copytree(whole, folder)
+    tensors = load_file(folder / WEIGHTS_FILE)
+    (folder / WEIGHTS_FILE).unlink()
+    if form == "shards":
+        for number in (0, 1):
+            part = dict(list(tensors.items())[number::2])
+            save_file(part, folder / f"adapter_model-0000{number + 1}-of-00002.safetensors")
+    result, out = convert(model_dir, folder.parent, "--max-error", "1e-4")
+    assert result.exit_code == 0, result.stderr
+    assert_same_logits(model_dir, whole, out)
+
+
 # ---- mixtures of experts, whose fused parameters are not what their files hold ----
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -389,7 +407,7 @@ def test_a_rank_is_not_for_an_initial_adapter(model_dir, tmp_path):
             peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4),
             "Its type, PROMPT_TUNING, does not change weights",
         ),
-        (make_config("Lora"), "is a LoRA that is served as it is"),
+        (make_config("Lora"), "is a LoRA that is served as it is: push it."),
     ],
 )
 def test_what_no_plain_lora_can_do_is_refused(model_dir, tmp_path, config, sentence):

@@ -36,22 +36,31 @@ json.dump({" ".join(arguments): run(arguments) for arguments in json.loads(sys.a
 
 
 class FakeHub:
-    """A hub that serves downloads only: HEAD and GET of files, with errors by header."""
+    """A hub that serves lists of files, and HEAD and GET of files, with errors by header."""
 
     def __init__(self):
         files = {CONFIG_FILE: b"{}", WEIGHTS_FILE: WEIGHTS}
+        steps = {f"step-{n}/{name}": content for n in (9, 10) for name, content in files.items()}
         self.repos = {
-            "org/whole": {COMMIT: files, OLDER: {**files, CONFIG_FILE: b'{"r": 4}'}},
+            "org/whole": {
+                COMMIT: {**files, "README.md": b"#", "optimizer.pt": b"o"},
+                OLDER: {**files, CONFIG_FILE: b'{"r": 4}'},
+            },
             "org/moving": {COMMIT: files, OLDER: {**files, WEIGHTS_FILE: WEIGHTS[::-1]}},
             "org/broken-off": {COMMIT: {**files, WEIGHTS_FILE: MANY_WEIGHTS}},
             "org/pickled": {COMMIT: {CONFIG_FILE: b"{}", "adapter_model.bin": b"\x80"}},
+            "org/steps": {COMMIT: {**steps, "step-9/optimizer.pt": b"o"}},
             "org/model": {COMMIT: {"config.json": b"{}"}},
         }
         self.asked = []
 
     def __call__(self, request):
         path = request.url.path
-        org, name, _, revision, filename = path.strip("/").split("/", 4)
+        if path.startswith("/api/models/"):
+            org, name, *rest = path.split("/")[3:]
+            revision, filename = rest[1] if rest else "main", None
+        else:
+            org, name, _, revision, filename = path.strip("/").split("/", 4)
         self.asked.append((request.method, name, filename, request.headers.get("range")))
         if name == "gated":
             return httpx.Response(403, headers={"x-error-code": "GatedRepo"})
@@ -64,6 +73,11 @@ class FakeHub:
         if revision not in commits:
             return httpx.Response(404, headers={"x-error-code": "RevisionNotFound"})
         headers = {"x-repo-commit": revision}
+        if filename is None:
+            siblings = [{"rfilename": each} for each in commits[revision]]
+            return httpx.Response(
+                200, json={"id": f"{org}/{name}", "sha": revision, "siblings": siblings}
+            )
         if filename not in commits[revision]:
             return httpx.Response(404, headers={**headers, "x-error-code": "EntryNotFound"})
         content = commits[revision][filename]
@@ -112,6 +126,8 @@ def world(tmp_path_factory):
         ["org/moving"],
         ["org/broken-off"],
         ["org/pickled"],
+        ["org/steps"],
+        ["org/steps/step-9"],
         ["org/model"],
         ["org/gated"],
         ["org/nothing"],
@@ -120,7 +136,11 @@ def world(tmp_path_factory):
     try:
         results = run_all(folder, hub_api.url, server_api.url, online)
         offline = run_all(
-            folder, hub_api.url, server_api.url, [["org/whole"], ["org/new"]], HF_HUB_OFFLINE="1"
+            folder,
+            hub_api.url,
+            server_api.url,
+            [["org/whole"], ["org/steps/step-9"], ["org/new"]],
+            HF_HUB_OFFLINE="1",
         )
     finally:
         hub_api.close()
@@ -131,7 +151,10 @@ def world(tmp_path_factory):
 def test_an_adapter_of_the_hub_is_downloaded_here_and_pushed(world):
     _, server, results, _ = world
     assert results["org/whole"][0] == 0
-    assert is_one_line(results["org/whole"][1], "mine@1 is published.")
+    assert results["org/whole"][1].splitlines() == [
+        "Left out: other files (README.md), training state (optimizer.pt).",
+        "mine@1 is published.",
+    ]
     files = server.uploads["up_0"]["content"]
     assert files == {CONFIG_FILE: {0: b"{}"}, WEIGHTS_FILE: {0: WEIGHTS}}
 
@@ -158,15 +181,24 @@ def test_a_download_that_breaks_off_goes_on_where_it_stopped(world):
 
 def test_what_was_downloaded_once_is_pushed_offline(world):
     _, _, _, offline = world
-    assert offline["org/whole"][0] == 0
+    assert [offline[name][0] for name in ("org/whole", "org/steps/step-9")] == [0, 0]
 
 
-def test_only_the_two_files_are_ever_downloaded(world):
+def test_only_files_of_the_adapter_are_ever_downloaded(world):
     hub, _, _, _ = world
-    assert {file for method, _, file, _ in hub.asked if method == "GET"} == {
+    assert {file for method, _, file, _ in hub.asked if method == "GET" and file} == {
         CONFIG_FILE,
         WEIGHTS_FILE,
+        f"step-9/{CONFIG_FILE}",
+        f"step-9/{WEIGHTS_FILE}",
     }
+
+
+def test_a_folder_of_a_repository_is_pushed_by_its_path(world):
+    _, _, results, _ = world
+    exit_code, stderr = results["org/steps/step-9"]
+    assert exit_code == 0, stderr
+    assert stderr.splitlines()[0] == "Left out: training state (optimizer.pt)."
 
 
 def test_the_server_never_hears_of_the_hub(world):
@@ -178,7 +210,12 @@ def test_the_server_never_hears_of_the_hub(world):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ("org/pickled", "adapter_model.bin is not taken: load it with PEFT and save_pretrained"),
+        ("org/pickled", "org/pickled has no adapter_model.safetensors"),
+        (
+            "org/steps",
+            "org/steps has 2 adapters: step-9, step-10. Push one: chorale adapters push "
+            "org/steps/step-10 --name",
+        ),
         ("org/model", "org/model has no adapter_config.json"),
         ("org/gated", "org/gated is gated: ask for access"),
         ("org/nothing", "There is no folder org/nothing, and the hub has none of this name"),

@@ -1,6 +1,8 @@
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import load, save_file
 
 from server.client.files import CONFIG_FILE, WEIGHTS_FILE
 from tests.server.fake_api import Api, is_one_line
@@ -58,6 +60,38 @@ def test_a_push_shows_the_passport(run, folder):
     assert result.exit_code == 0
     assert is_one_line(result.stderr, "mine@1 is published.")
     assert "2.5 MB" in result.stdout
+
+
+@pytest.mark.parametrize("command", [("push", "--name", "mine"), ("validate",)])
+def test_a_trainers_folder_is_sent_without_what_else_is_in_it(run, tmp_path, server, command):
+    folder = tmp_path / "out" / "sales [v2]"
+    folder.parent.mkdir()
+    make_adapter(folder)
+    (folder / "optimizer.pt").write_bytes(b"o")
+    result = run(command[0], f"{folder.parent}/", *command[1:], "--json")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        f"The adapter is in {folder}.",
+        "Left out: training state (optimizer.pt).",
+    ]
+    assert server.uploads["up_0"]["files"].keys() == {CONFIG_FILE, WEIGHTS_FILE}
+
+
+def test_a_push_of_shards_that_was_interrupted_is_continued(run, tmp_path, server):
+    folder = tmp_path / "sharded"
+    folder.mkdir()
+    (folder / CONFIG_FILE).write_bytes(b"{}")
+    for number in (1, 2):
+        tensors = {f"t{number}": np.full(9, number, np.float32)}
+        save_file(tensors, folder / f"adapter_model-0000{number}-of-00002.safetensors")
+    server.completions = [lambda *_: refusal(403, "tenant_suspended", "Suspended.")]
+    assert run("push", str(folder), "--name", "mine").exit_code == 1
+    server.log.clear()
+    assert run("push", str(folder), "--name", "mine").exit_code == 0
+    assert len(server.uploads) == 1
+    assert server.num_calls("PUT", "") == 0
+    [sent] = server.uploads["up_0"]["content"][WEIGHTS_FILE].values()
+    assert load(sent).keys() == {"t1", "t2"}
 
 
 def test_a_push_may_name_the_format_of_calls_or_describe_it_in_a_file(
@@ -155,7 +189,8 @@ def test_a_direct_push_sends_no_bytes_through_the_gateway(run, folder, server, a
         (("nowhere",), 2, "nowhere is no folder, and no hub id"),
         (("all/drafts",), 1, f"has no {CONFIG_FILE}"),
         (("all/alpha", "--revision", "v1"), 2, "--revision is of a hub's repository"),
-        (("all/pickled",), 1, "safe_serialization=True"),
+        (("all/pickled",), 1, "all/pickled has no adapter_model.safetensors"),
+        (("all",), 1, "all has 3 adapters: alpha, beta, gamma. Push one: chorale adapters push"),
         (("all/alpha", "--response-template", "my.json"), 2, "my.json: No such file or directory"),
         (("all/alpha", "--response-template", "./my"), 2, "./my: No such file or directory"),
     ],
@@ -163,7 +198,9 @@ def test_a_direct_push_sends_no_bytes_through_the_gateway(run, folder, server, a
 def test_what_cannot_be_pushed_is_one_line_and_asks_nobody(
     run, folder, api, arguments, exit_code, sentence
 ):
-    (make_adapter(folder / "pickled") / WEIGHTS_FILE).rename(folder / "pickled/adapter_model.bin")
+    if "all/pickled" in arguments:
+        path = make_adapter(folder / "pickled") / WEIGHTS_FILE
+        path.rename(path.with_name("adapter_model.bin"))
     result = run("push", *arguments, "--name", "mine")
     assert (result.exit_code, result.stdout) == (exit_code, "")
     assert is_one_line(result.stderr, "Error: ", sentence)
@@ -240,6 +277,18 @@ def test_names_that_cannot_be_are_all_said_before_anything_is_sent(run, folder, 
     assert (result.exit_code, result.stdout) == (2, "")
     assert is_one_line(result.stderr, "Upper, with space", "Nothing was sent.")
     assert api.requests == []
+
+
+def test_an_import_takes_what_trainers_wrote_and_says_of_which_it_cannot_choose(run, tmp_path):
+    folder = tmp_path / "runs"
+    one, several = folder / "one", folder / "several"
+    for path in (one / "checkpoint-5", several / "checkpoint-5", several / "checkpoint-10"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make_adapter(path)
+    result = run("import", str(folder), "--json")
+    found = outcomes(result)
+    assert found["one"] == (1, "published")
+    assert "several has 2 adapters: checkpoint-5, checkpoint-10. Push" in found["several"][1]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,267 @@
+"""Folders as trainers write them: which adapter is found, what is left out, what is sent."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from registry.peft_config import CONFIG_FILE
+from registry.peft_format import WEIGHTS_FILE
+from server.cli.adapter_folder import INDEX_FILE, AdapterFolder, NotSendable, locate
+from server.client.files import NotAnAdapter
+
+TWO = (CONFIG_FILE, WEIGHTS_FILE)
+BIN = "adapter_model.bin"
+
+
+def within(folder, *names):
+    return [f"{folder}/{name}" for name in names]
+
+
+def shard(number, total=3):
+    return f"adapter_model-{number:05}-of-{total:05}.safetensors"
+
+
+# ---- where the adapter is ----
+
+
+@pytest.mark.parametrize(
+    ("paths", "folder", "used"),
+    [
+        (TWO, "", TWO),
+        (within("sales", *TWO), "sales", TWO),  # PEFT, for an adapter that is not "default"
+        ([*TWO, *within("checkpoint-10", *TWO), *within("other", *TWO)], "", TWO),
+        (within("v0/checkpoint-10", *TWO), "v0/checkpoint-10", TWO),
+        ([*within("a/b", *TWO), *within("c", *TWO)], "c", TWO),
+        # A config alone, as beside the shards of DeepSpeed, is not an adapter.
+        ([CONFIG_FILE, *within("checkpoint-10", *TWO)], "checkpoint-10", TWO),
+        ([CONFIG_FILE, BIN, WEIGHTS_FILE], "", TWO),
+        (
+            [shard(2, 2), shard(1, 2), CONFIG_FILE, INDEX_FILE],
+            "",
+            (CONFIG_FILE, shard(1, 2), shard(2, 2), INDEX_FILE),
+        ),
+        ([CONFIG_FILE, shard(1, 1)], "", (CONFIG_FILE, shard(1, 1))),
+    ],
+)
+def test_the_adapter_is_the_root_or_the_nearest_one_below(paths, folder, used):
+    found = locate(paths, "runs")
+    assert (found.folder, found.used) == (folder, used)
+
+
+def test_several_adapters_are_listed_with_the_command_for_the_last_one():
+    paths = [path for step in (900, 1000, 50) for path in within(f"checkpoint-{step}", *TWO)]
+    with pytest.raises(NotSendable) as raised:
+        locate(paths, "my runs")
+    assert str(raised.value) == (
+        "my runs has 3 adapters: checkpoint-50, checkpoint-900, checkpoint-1000. Push one: "
+        "chorale adapters push 'my runs/checkpoint-1000' --name NAME"
+    )
+    with pytest.raises(NotSendable, match=r"has 30 adapters: \.\.\. c22, c23.* c29\. Push one"):
+        locate([path for number in range(30) for path in within(f"c{number}", *TWO)], "runs")
+
+
+@pytest.mark.parametrize(
+    ("paths", "missing", "is_partial"),
+    [
+        ((), CONFIG_FILE, False),
+        (("README.md", "model.safetensors"), CONFIG_FILE, False),
+        ((CONFIG_FILE,), WEIGHTS_FILE, True),
+        ((WEIGHTS_FILE,), CONFIG_FILE, True),
+        ((CONFIG_FILE, "a/adapter_model.safetensors"), WEIGHTS_FILE, True),
+    ],
+)
+def test_what_is_missing_is_said(paths, missing, is_partial):
+    with pytest.raises(NotAnAdapter, match=f"runs has no {missing}") as raised:
+        locate(paths, "runs")
+    assert raised.value.is_partial == is_partial
+
+
+def test_what_is_left_out_is_told_by_kind():
+    trainer = [
+        *TWO, "README.md", "optimizer.pt", "scheduler.pt", "rng_state_0.pth", "trainer_state.json",
+        "training_args.bin", "tokenizer.json", "special_tokens_map.json", "model.safetensors",
+        "global_step10/mp_rank_00_model_states.pt", "runs/today/events.out.tfevents.1",
+        *within("checkpoint-100", *TWO), *within("checkpoint-200/deeper", *TWO), BIN,
+    ]  # fmt: skip
+    found = locate(within("sft", *trainer), "out")
+    assert found.left_out == {
+        "other weights": [BIN, "model.safetensors"],
+        "tokenizer": ["special_tokens_map.json", "tokenizer.json"],
+        "training state": [
+            "optimizer.pt", "rng_state_0.pth", "scheduler.pt", "trainer_state.json",
+            "training_args.bin", "global_step10/", "runs/",
+        ],
+        "other adapters": ["checkpoint-100/", "checkpoint-200/"],
+        "other files": ["README.md"],
+    }  # fmt: skip
+    first, second = found.notes("out")
+    assert first == "The adapter is in out/sft."
+    assert "training state (optimizer.pt and 6 more)" in second
+    assert "other files (README.md)" in second
+    assert locate(TWO, "out").notes("out") == []
+
+
+def test_files_are_looked_for_three_folders_down_and_not_in_hidden_ones(tmp_path):
+    for folder in (".cache/sales", "a/b/c/d"):
+        write(tmp_path / folder, {})
+    with pytest.raises(NotAnAdapter):
+        AdapterFolder.find(tmp_path)
+    write(tmp_path / "a/b/c", {})
+    assert AdapterFolder.find(tmp_path).folder == tmp_path / "a/b/c"
+
+
+def test_a_huge_folder_is_not_searched_but_may_be_an_adapter(tmp_path, monkeypatch):
+    monkeypatch.setattr("server.cli.adapter_folder._MAX_FILES", 3)
+    write(tmp_path / "a", {})
+    for number in range(4):
+        (tmp_path / f"{number}.txt").touch()
+    with pytest.raises(NotAnAdapter):
+        AdapterFolder.find(tmp_path)
+    with pytest.raises(NotSendable, match="over 3 files; give the adapter's own folder"):
+        locate([*within("a", *TWO), "b", "c"], "runs")
+    write(tmp_path, {})
+    assert AdapterFolder.find(tmp_path).folder == tmp_path
+
+
+# ---- weights in several files ----
+
+TENSORS = {f"t{n}.lora_A.weight": np.full((n + 1, 3), n, np.float32) for n in range(5)}
+SHARDS = [[f"t{n}.lora_A.weight" for n in numbers] for numbers in ((0, 3), (1,), (2, 4))]
+
+
+def write(folder, files, config=None):
+    """Write a config, and files of tensors or bytes by name; PEFT's one file if none is given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).write_text(json.dumps(config or {"peft_type": "LORA"}))
+    for name, content in (files or {WEIGHTS_FILE: b"w"}).items():
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        else:
+            save_file(content, folder / name)
+    return folder
+
+
+def write_shards(folder, changes=None, weight_map=None):
+    """Write three shards, some of them changed.   weight_map: entries to change; None for no index.
+
+    A value of None removes an entry.
+    """
+    parts = [{name: TENSORS[name] for name in names} for names in SHARDS]
+    files = {shard(n): part for n, part in enumerate(parts, 1)} | (changes or {})
+    write(folder, {name: content for name, content in files.items() if content is not None})
+    if weight_map is not None:
+        places = {name: shard(n) for n, part in enumerate(parts, 1) for name in part} | weight_map
+        kept = {name: place for name, place in places.items() if place is not None}
+        (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": kept}))
+    return folder
+
+
+def sent(folder):
+    """Both files as an upload would send them: the config, and the tensors by name."""
+    with AdapterFolder.find(folder).as_sent() as plain:
+        assert sorted(path.name for path in plain.iterdir()) == sorted(TWO)
+        return json.loads((plain / CONFIG_FILE).read_text()), load_file(plain / WEIGHTS_FILE)
+
+
+def refusal(folder):
+    with pytest.raises(NotSendable) as raised, AdapterFolder.find(folder).as_sent():
+        pass
+    assert str(raised.value).startswith(f"{folder}: ")
+    return str(raised.value)
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert found[name].dtype == expected[name].dtype
+        np.testing.assert_array_equal(found[name], expected[name])
+
+
+@pytest.mark.parametrize("weight_map", [None, {}])
+def test_shards_are_joined_into_the_same_bytes_each_time(tmp_path, weight_map):
+    folder = write_shards(tmp_path / "adapter", weight_map=weight_map)
+    config, tensors = sent(folder)
+    assert config == {"peft_type": "LORA"}
+    assert_same(tensors, TENSORS)
+    contents = set()
+    for _ in range(2):
+        with AdapterFolder.find(folder).as_sent() as plain:
+            contents.add((plain / WEIGHTS_FILE).read_bytes())
+    assert len(contents) == 1
+    assert not plain.exists()
+    assert sorted(path.suffix for path in folder.iterdir() if path.name == WEIGHTS_FILE) == []
+
+
+EMPTY = struct.pack("<Q", 8) + b"{}      "
+HUGE = struct.pack("<Q", 8 << 20) + b"{"
+TOO_LONG = struct.pack("<Q", 100) + json.dumps(
+    {"t": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 4 << 40]}}
+).encode().ljust(100)
+BOMB = json.dumps({"__metadata__": {"a": "b" * (100 << 10)}}).encode()
+BOMB = struct.pack("<Q", len(BOMB)) + BOMB
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({shard(2): None}, [shard(3), f"{shard(2)} is not"]),
+        ({shard(3): None}, [f"{shard(2)} is the last of 2 shards"]),
+        ({shard(1, 2): {"x": TENSORS["t0.lora_A.weight"]}}, [shard(1, 2)]),
+        ({shard(2): b""}, [f"{shard(2)} ends inside its header"]),
+        ({shard(2): EMPTY}, [f"{shard(2)} has no tensors"]),
+        ({shard(2): HUGE}, [f"{shard(2)} claims a header of 8388608 bytes"]),
+        ({shard(2): TOO_LONG}, [f"{shard(2)} has 108 bytes, its header describes"]),
+        ({shard(2): BOMB}, [f"__metadata__ of {shard(2)} has"]),
+        ({shard(2): b"PK\x03\x04" + bytes(20)}, [f"{shard(2)} is a pickle"]),
+        (
+            {shard(2): {"t3.lora_A.weight": TENSORS["t3.lora_A.weight"]}},
+            [f"{shard(2)} and {shard(1)} both have 't3.lora_A.weight'"],
+        ),
+    ],
+)
+def test_shards_that_are_not_whole_are_refused_by_name(tmp_path, changes, parts):
+    message = refusal(write_shards(tmp_path / "adapter", changes))
+    assert all(part in message for part in parts), message
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "where", "found"),
+    [
+        ({"t1.lora_A.weight": "../../secret.safetensors"}, "'../../secret.safetensors'", shard(2)),
+        ({"t1.lora_A.weight": shard(1)}, repr(shard(1)), shard(2)),
+        ({"t1.lora_A.weight": None}, "'no file'", shard(2)),
+        ({"t1.lora_A.weight": 7}, "'7'", shard(2)),
+        ({"x": shard(3)}, repr(shard(3)), "no shard of this folder"),
+        ({"x": "gone.safetensors"}, "'gone.safetensors'", "no shard of this folder"),
+    ],
+)
+def test_an_index_that_lies_is_refused(tmp_path, weight_map, where, found):
+    message = refusal(write_shards(tmp_path / "adapter", weight_map=weight_map))
+    name = next(iter(weight_map))
+    assert f"{INDEX_FILE} has '{name}' in {where}, and it is in {found}." in message
+
+
+@pytest.mark.parametrize(
+    ("index", "sentence"),
+    [
+        ('{"weight_map": {"a": "1", "a": "2"}}', f"{INDEX_FILE} has the key 'a' twice"),
+        ('{"weight_map": []}', f"{INDEX_FILE} has no weight_map"),
+        ("[" * 100_000, f"{INDEX_FILE} nests"),
+        (" " * ((8 << 20) + 1), f"{INDEX_FILE} is larger than"),
+    ],
+)
+def test_an_index_that_is_none_is_refused(tmp_path, index, sentence):
+    folder = write_shards(tmp_path / "adapter", weight_map={})
+    (folder / INDEX_FILE).write_text(index)
+    assert sentence in refusal(folder)
+
+
+def test_more_tensors_than_an_adapter_may_have_are_refused_before_they_are_joined(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("server.cli.weight_shards.MAX_TENSORS", 2)
+    message = refusal(write_shards(tmp_path / "adapter"))
+    assert f"{shard(2)} makes more than 2 tensors" in message
