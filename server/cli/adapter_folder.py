@@ -19,8 +19,14 @@ from server.client.http import ClientError
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 
 _SHARD = re.compile(r"adapter_model-\d{5}-of-\d{5}\.safetensors")
-# Forms of the weights, of which the first that is there is taken.
-_FORMS = (re.compile(r"adapter_model\.safetensors"), _SHARD)
+# Forms of the weights, of which the first that is there is taken: PEFT's, its shards,
+# PEFT's before safetensors, torchtune's.
+_FORMS = (
+    re.compile(r"adapter_model\.safetensors"),
+    _SHARD,
+    re.compile(r"adapter_model\.bin"),
+    re.compile(r"adapter_model\.pt|adapter_\d{1,6}\.pt"),
+)
 # What else trainers write: the first pattern that matches says what it is.
 _KINDS = {
     "other weights": ("*.safetensors*", "adapter_*", "pytorch_model*.bin", "*.gguf"),
@@ -133,10 +139,21 @@ class AdapterFolder:
         """Write PEFT's two files to `made`. Raises NotSendable, InvalidAdapter, OSError."""
         from server.cli import weight_shards
 
-        config, *paths = [self.folder / name for name in self.layout.used]
+        config, first, *_ = paths = [self.folder / name for name in self.layout.used]
         shutil.copyfile(config, made / CONFIG_FILE)
-        index = paths.pop() if paths[-1].name == INDEX_FILE else None
-        weight_shards.join(paths, index, made / WEIGHTS_FILE)
+        if first.suffix in (".bin", ".pt"):
+            _convert_pickle(first, made / WEIGHTS_FILE)
+        else:
+            index = paths.pop() if paths[-1].name == INDEX_FILE else None
+            weight_shards.join(paths[1:], index, made / WEIGHTS_FILE)
+
+
+def _convert_pickle(path: Path, out: Path) -> None:
+    try:
+        from server.cli.pickled_weights import convert
+    except ImportError as error:
+        raise NotSendable(f"{path.name} is a pickle, for which install torch.") from error
+    convert(path, out)
 
 
 def _files_in(root: Path) -> list[str]:

@@ -2,9 +2,13 @@
 
 import json
 import struct
+import sys
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
 
 from registry.peft_config import CONFIG_FILE
@@ -38,6 +42,8 @@ def shard(number, total=3):
         # A config alone, as beside the shards of DeepSpeed, is not an adapter.
         ([CONFIG_FILE, *within("checkpoint-10", *TWO)], "checkpoint-10", TWO),
         ([CONFIG_FILE, BIN, WEIGHTS_FILE], "", TWO),
+        ([CONFIG_FILE, "adapter_0.pt", BIN], "", (CONFIG_FILE, BIN)),
+        ([CONFIG_FILE, "adapter_9.pt", "adapter_10.pt"], "", (CONFIG_FILE, "adapter_10.pt")),
         (
             [shard(2, 2), shard(1, 2), CONFIG_FILE, INDEX_FILE],
             "",
@@ -265,3 +271,90 @@ def test_more_tensors_than_an_adapter_may_have_are_refused_before_they_are_joine
     monkeypatch.setattr("server.cli.weight_shards.MAX_TENSORS", 2)
     message = refusal(write_shards(tmp_path / "adapter"))
     assert f"{shard(2)} makes more than 2 tensors" in message
+
+
+# ---- pickles ----
+
+
+def write_pickle(folder, name, value, **options):
+    write(folder, {name: b""})
+    torch.save(value, folder / name, **options)
+    return folder
+
+
+@pytest.mark.parametrize("is_zipped", [True, False])
+def test_a_pickle_of_tensors_is_converted(tmp_path, is_zipped):
+    values = torch.arange(12, dtype=torch.float32)
+    state = {
+        "base_model.model.a.lora_A.weight": torch.nn.Parameter(values.view(3, 4)),
+        "base_model.model.a.lora_B.weight": torch.ones(5, 3, dtype=torch.float16).T,
+    }
+    options = {"_use_new_zipfile_serialization": is_zipped}
+    folder = write_pickle(tmp_path / "adapter", BIN, state, **options)
+    _, tensors = sent(folder)
+    assert_same(tensors, {name: tensor.detach().numpy() for name, tensor in state.items()})
+
+
+class Exploit:
+    """An object whose pickle makes a file.   path: of the file, set by the test."""
+
+    path: Path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        (BIN, Exploit(), "is damaged, or holds more than tensors"),
+        (BIN, {"a": Exploit()}, "is damaged, or holds more than tensors"),
+        (BIN, [torch.ones(2)], "is damaged, or holds more than tensors"),
+        (BIN, {"a": {"b": torch.ones(2)}}, "is damaged, or holds more than tensors"),
+        (BIN, {7: torch.ones(2)}, "is damaged, or holds more than tensors"),
+        (BIN, {"a": torch.eye(3).to_sparse()}, "is damaged, or holds more than tensors"),
+        (BIN, {"a": torch.ones(1).expand(1 << 9, 1 << 9)}, "is damaged, or holds more than"),
+        (
+            "adapter_0.pt",
+            {"layers.0.attn.q_proj.lora_a.weight": torch.ones(2, 2)},
+            "torchtune's own order",
+        ),
+    ],
+)
+def test_a_pickle_of_anything_else_is_refused_and_runs_nothing(tmp_path, name, value, sentence):
+    Exploit.path = tmp_path / "never"
+    message = refusal(write_pickle(tmp_path / "adapter", name, value))
+    assert f"{name} " in message
+    assert sentence in message
+    assert not Exploit.path.exists()
+
+
+def test_a_damaged_pickle_is_refused(tmp_path):
+    folder = write_pickle(tmp_path / "adapter", BIN, {"a": torch.zeros(9)})
+    whole = (folder / BIN).read_bytes()
+    for content in (b"", b"\x80", whole[: len(whole) // 2], whole[:-30]):
+        (folder / BIN).write_bytes(content)
+        assert "is damaged" in refusal(folder)
+
+
+def test_a_compressed_pickle_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    folder = write_pickle(tmp_path / "adapter", BIN, {"a": torch.zeros(1 << 16)})
+    with zipfile.ZipFile(folder / BIN) as archive:
+        parts = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(folder / BIN, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    assert len(torch.load(folder / BIN, weights_only=True)["a"]) == 1 << 16
+    monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("It was unpacked."))
+    assert "is damaged" in refusal(folder)
+
+
+def test_without_torch_a_pickle_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "server.cli.pickled_weights", raising=False)
+    folder = write(tmp_path / "adapter", {BIN: b"x"})
+    with (
+        pytest.raises(NotSendable, match=f"{BIN} is a pickle, for which install torch"),
+        AdapterFolder.find(folder).as_sent(),
+    ):
+        pass

@@ -207,14 +207,16 @@ def test_trained_tokens_and_heads_become_lora_of_the_ends(tmp_path, case, tied):
     )
 
 
-@pytest.mark.parametrize("form", ["shards"])
+@pytest.mark.parametrize("form", ["shards", "pickle"])
 def test_weights_in_another_form_in_a_subfolder_are_converted_too(model_dir, tmp_path, form):
     whole = write(model_dir, tmp_path / "whole", make_config("LoHa", r=2))
     folder = tmp_path / "run" / "checkpoint-5"
     shutil.copytree(whole, folder)
     tensors = load_file(folder / WEIGHTS_FILE)
     (folder / WEIGHTS_FILE).unlink()
-    if form == "shards":
+    if form == "pickle":
+        torch.save(tensors, folder / "adapter_model.bin")
+    else:
         for number in (0, 1):
             part = dict(list(tensors.items())[number::2])
             save_file(part, folder / f"adapter_model-0000{number + 1}-of-00002.safetensors")

@@ -189,7 +189,7 @@ def test_a_direct_push_sends_no_bytes_through_the_gateway(run, folder, server, a
         (("nowhere",), 2, "nowhere is no folder, and no hub id"),
         (("all/drafts",), 1, f"has no {CONFIG_FILE}"),
         (("all/alpha", "--revision", "v1"), 2, "--revision is of a hub's repository"),
-        (("all/pickled",), 1, "all/pickled has no adapter_model.safetensors"),
+        (("all/pickled",), 1, "all/pickled: adapter_model.bin is damaged"),
         (("all",), 1, "all has 3 adapters: alpha, beta, gamma. Push one: chorale adapters push"),
         (("all/alpha", "--response-template", "my.json"), 2, "my.json: No such file or directory"),
         (("all/alpha", "--response-template", "./my"), 2, "./my: No such file or directory"),
