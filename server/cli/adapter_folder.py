@@ -15,15 +15,17 @@ from shlex import quote
 from registry.errors import InvalidAdapter
 from server.client.files import CONFIG_FILE, WEIGHTS_FILE, NotAnAdapter, Unreadable
 from server.client.http import ClientError
+from server.text.json_object import JsonObject
 
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 
 _SHARD = re.compile(r"adapter_model-\d{5}-of-\d{5}\.safetensors")
-# Forms of the weights, of which the first that is there is taken: PEFT's, its shards,
+# Forms of the weights, of which the first that is there is taken: PEFT's, its shards, mlx-lm's,
 # PEFT's before safetensors, torchtune's.
 _FORMS = (
     re.compile(r"adapter_model\.safetensors"),
     _SHARD,
+    re.compile(r"adapters\.safetensors"),
     re.compile(r"adapter_model\.bin"),
     re.compile(r"adapter_model\.pt|adapter_\d{1,6}\.pt"),
 )
@@ -123,29 +125,37 @@ class AdapterFolder:
 
         Raises NotSendable, Unreadable.
         """
-        if self.layout.used[1] == WEIGHTS_FILE:
+        from server.cli.mlx_adapter import read_config
+
+        mlx_config = read_config(self.folder / CONFIG_FILE)
+        if self.layout.used[1] == WEIGHTS_FILE and mlx_config is None:
             yield self.folder
             return
         with tempfile.TemporaryDirectory(prefix="chorale-") as made:
             try:
-                self._convert(Path(made))
+                self._convert(mlx_config, Path(made))
             except (InvalidAdapter, NotSendable) as error:
                 raise NotSendable(f"{self.folder}: {error}") from error
             except OSError as error:
                 raise Unreadable(Path(error.filename or made), error) from error
             yield Path(made)
 
-    def _convert(self, made: Path) -> None:
+    def _convert(self, mlx_config: JsonObject | None, made: Path) -> None:
         """Write PEFT's two files to `made`. Raises NotSendable, InvalidAdapter, OSError."""
-        from server.cli import weight_shards
+        from server.cli import mlx_adapter, weight_shards
 
         config, first, *_ = paths = [self.folder / name for name in self.layout.used]
+        if mlx_config is not None:
+            mlx_adapter.convert(mlx_config, first, made)
+            return
         shutil.copyfile(config, made / CONFIG_FILE)
         if first.suffix in (".bin", ".pt"):
             _convert_pickle(first, made / WEIGHTS_FILE)
-        else:
+        elif _SHARD.fullmatch(first.name):
             index = paths.pop() if paths[-1].name == INDEX_FILE else None
             weight_shards.join(paths[1:], index, made / WEIGHTS_FILE)
+        else:  # it is named as mlx-lm does, beside a config of PEFT's
+            shutil.copyfile(first, made / WEIGHTS_FILE)
 
 
 def _convert_pickle(path: Path, out: Path) -> None:

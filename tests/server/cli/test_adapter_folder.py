@@ -9,15 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from peft import PeftModel
 from safetensors.numpy import load_file, save_file
+from transformers import AutoModelForCausalLM
 
+from registry.base_model import BaseModel
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
+from registry.validate import AdapterLimits, validate_adapter
 from server.cli.adapter_folder import INDEX_FILE, AdapterFolder, NotSendable, locate
 from server.client.files import NotAnAdapter
+from tests.tiny_models import save_model
 
 TWO = (CONFIG_FILE, WEIGHTS_FILE)
 BIN = "adapter_model.bin"
+MLX = "adapters.safetensors"
 
 
 def within(folder, *names):
@@ -44,6 +50,7 @@ def shard(number, total=3):
         ([CONFIG_FILE, BIN, WEIGHTS_FILE], "", TWO),
         ([CONFIG_FILE, "adapter_0.pt", BIN], "", (CONFIG_FILE, BIN)),
         ([CONFIG_FILE, "adapter_9.pt", "adapter_10.pt"], "", (CONFIG_FILE, "adapter_10.pt")),
+        ([CONFIG_FILE, MLX, "0000100_adapters.safetensors"], "", (CONFIG_FILE, MLX)),
         (
             [shard(2, 2), shard(1, 2), CONFIG_FILE, INDEX_FILE],
             "",
@@ -358,3 +365,114 @@ def test_without_torch_a_pickle_says_what_to_install(tmp_path, monkeypatch):
         AdapterFolder.find(folder).as_sent(),
     ):
         pass
+
+
+# ---- mlx-lm ----
+
+SCALE = 2.5
+
+
+def mlx_config(**changes):
+    """The arguments of mlx_lm.lora, as it writes them."""
+    parameters = changes.pop("lora_parameters", {})
+    if parameters is not None:
+        parameters = {"rank": 4, "dropout": 0.0, "scale": SCALE, **parameters}
+    known = {"model": "mlx-community/tiny-4bit", "fine_tune_type": "lora", "num_layers": 1}
+    return {**known, "lora_parameters": parameters, "lr_schedule": None, "seed": 0, **changes}
+
+
+def mlx_tensors(shapes, dtype=np.float32):
+    """Tensors by module, shaped [in, r] and [r, out].   shapes: (in, out) by module."""
+    random = np.random.default_rng(5)
+    tensors = {}
+    for module, (size_in, size_out) in shapes.items():
+        tensors[f"{module}.lora_a"] = random.normal(size=(size_in, 4)).astype(dtype)
+        tensors[f"{module}.lora_b"] = random.normal(size=(4, size_out)).astype(dtype)
+    return tensors
+
+
+LAYER = "model.layers.1"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_adapter_of_mlx_lm_adds_what_mlx_lm_adds(tmp_path, tied):
+    model_dir = save_model(tmp_path / "model", tied=tied)
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    modules = [f"{LAYER}.self_attn.q_proj", f"{LAYER}.self_attn.k_proj", f"{LAYER}.mlp.down_proj"]
+    shapes = {module: model.get_submodule(module).weight.shape[::-1] for module in modules}
+    if not tied:
+        shapes |= {"model.embed_tokens": before["model.embed_tokens.weight"].shape}
+        shapes |= {"lm_head": before["lm_head.weight"].shape[::-1]}
+    theirs = mlx_tensors(shapes)
+    folder = write(tmp_path / "mlx", {MLX: theirs}, mlx_config())
+    with AdapterFolder.find(folder).as_sent() as plain:
+        merged = PeftModel.from_pretrained(model, plain).merge_and_unload().state_dict()
+        base = BaseModel.load(model_dir, "tiny", tmp_path / "cache")
+        raw = (plain / CONFIG_FILE).read_bytes()
+        passport = validate_adapter(raw, plain / WEIGHTS_FILE, base, AdapterLimits(max_scale=100))
+    assert passport.num_modules == len(shapes)
+    for name, weight in before.items():
+        module = name.removesuffix(".weight")
+        added = merged[name] - weight
+        if module not in shapes:
+            assert not added.any()
+            continue
+        a, b = (theirs[f"{module}.lora_{side}"] for side in "ab")
+        # LoRALinear.fuse and LoRAEmbedding.fuse of mlx_lm/tuner/lora.py.
+        expected = SCALE * (a @ b if module.endswith("embed_tokens") else (a @ b).T)
+        torch.testing.assert_close(added, torch.from_numpy(expected), rtol=1e-4, atol=1e-4)
+
+
+def test_names_and_config_of_mlx_lm_become_those_of_peft(tmp_path):
+    shapes = {f"language_model.{LAYER}.self_attn.q_proj": (6, 5), "model.embed_tokens": (9, 6)}
+    theirs = mlx_tensors(shapes, np.float16)
+    config, tensors = sent(write(tmp_path / "mlx", {MLX: theirs}, mlx_config()))
+    assert config == {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "mlx-community/tiny-4bit",
+        "r": 4,
+        "lora_alpha": 10.0,
+        "target_modules": ["embed_tokens", "layers.1.self_attn.q_proj"],
+        "ensure_weight_tying": True,
+    }
+    linear = f"base_model.model.language_model.{LAYER}.self_attn.q_proj"
+    embedding = "base_model.model.model.embed_tokens"
+    expected = {
+        f"{linear}.lora_A.weight": f"language_model.{LAYER}.self_attn.q_proj.lora_a",
+        f"{linear}.lora_B.weight": f"language_model.{LAYER}.self_attn.q_proj.lora_b",
+        f"{embedding}.lora_embedding_A": "model.embed_tokens.lora_a",
+        f"{embedding}.lora_embedding_B": "model.embed_tokens.lora_b",
+    }
+    assert_same(tensors, {ours: theirs[name].T for ours, name in expected.items()})
+
+
+@pytest.mark.parametrize(
+    ("config", "tensors", "sentence"),
+    [
+        ({"fine_tune_type": "dora"}, {}, "'dora'; train with --fine-tune-type lora"),
+        ({"fine_tune_type": "full"}, {}, "'full'; train with --fine-tune-type lora"),
+        ({"lora_parameters": None}, {}, "lora_parameters needs a rank and a scale"),
+        ({"lora_parameters": {"alpha": 16}}, {}, "lora_parameters.alpha is ambiguous; give"),
+        ({"lora_parameters": {"scale": None}}, {}, "lora_parameters needs a rank and a scale"),
+        ({"lora_parameters": {"rank": 8}}, {}, "q.lora_a' is not of rank 8"),
+        ({}, {"model.layers.0.mlp.switch.lora_a": (3, 4, 8)}, "switch.lora_a' is no LoRA"),
+        ({}, {"model.layers.0.q.m": (8, 4)}, "'model.layers.0.q.m' is no LoRA of a matrix"),
+    ],
+)
+def test_what_mlx_lm_does_and_lora_cannot_is_refused(tmp_path, config, tensors, sentence):
+    values = {name: np.ones(shape, np.float32) for name, shape in tensors.items()}
+    files = {MLX: {**mlx_tensors({"model.layers.0.q": (8, 8)}), **values}}
+    assert sentence in refusal(write(tmp_path / "mlx", files, mlx_config(**config)))
+
+
+def test_a_config_that_is_not_of_mlx_lm_leaves_the_weights_as_they_are(tmp_path):
+    folder = write(tmp_path / "adapter", {MLX: TENSORS})
+    config, tensors = sent(folder)
+    assert config == {"peft_type": "LORA"}
+    assert_same(tensors, TENSORS)
+    for content in (b"{", b"[]", b'{"lora_parameters": {}, "peft_type": "LORA"}'):
+        (write(tmp_path / "other", {}) / CONFIG_FILE).write_bytes(content)
+        with AdapterFolder.find(tmp_path / "other").as_sent() as plain:
+            assert plain == tmp_path / "other"
