@@ -1,10 +1,12 @@
 """`chorale adapters push | import | validate | prove`: make new versions, or check their files."""
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from json import loads
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -148,7 +150,9 @@ def import_all(
     if json:
         show_json(rows)
     else:
-        show_table(("name", "version", "outcome"), rows)
+        is_renamed = any(row["name"] != row["folder"] for row in rows)
+        columns = ("name", "version", "outcome")
+        show_table(("folder", *columns) if is_renamed else columns, rows)
     failed = sum(row["version"] is None for row in rows)
     if failed:
         raise CommandFailed(f"{failed} of {len(rows)} adapters were not imported.")
@@ -238,7 +242,7 @@ def _push_all(
 def _adapters_in(parent: Path) -> list[_Import]:
     """List what to import: the result's row for each folder, and its adapter if it can be pushed.
 
-    Raises CommandFailed.
+    Folders that are names themselves come first. Raises CommandFailed.
     """
     from registry.names import is_name
     from server.cli.adapter_folder import AdapterFolder
@@ -249,9 +253,9 @@ def _adapters_in(parent: Path) -> list[_Import]:
         folders = sorted(path for path in parent.iterdir() if path.is_dir())
     except OSError as error:
         raise CommandFailed(f"{parent}: {error.strerror}.", exit_code=2) from error
-    imports: list[_Import] = []
-    for folder in folders:
-        adapter, outcome = None, "not tried"
+    imports: dict[str, _Import] = {}
+    for folder in sorted(folders, key=lambda path: not is_name(path.name)):
+        name, adapter, outcome = folder.name, None, "not tried"
         try:
             adapter = AdapterFolder.find(folder)
         except NotAnAdapter as error:
@@ -260,18 +264,19 @@ def _adapters_in(parent: Path) -> list[_Import]:
             outcome = str(error)
         except ClientError as error:
             outcome = str(error)
-        row = {"name": folder.name, "version": None, "outcome": outcome, "code": None}
-        imports.append((row, adapter))
+        if not is_name(name):
+            derived = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("._-")[:64]
+            if is_name(derived) and derived not in imports:
+                name = derived
+            else:
+                why = f"{derived} is taken" if derived else "no name can be made of it"
+                outcome = f"{why}: chorale adapters push {quote(str(folder))} --name NAME"
+                adapter = None
+        row = {"name": name, "folder": folder.name, "version": None, "outcome": outcome}
+        imports[name] = ({**row, "code": None}, adapter)
     if not imports:
         raise CommandFailed(f"{parent} has no folders with adapters in them.", exit_code=2)
-    bad = [row["name"] for row, _ in imports if not is_name(row["name"])]
-    if bad:
-        raise CommandFailed(
-            f"These folders cannot name an adapter: {', '.join(bad)}. Use small letters, digits "
-            "and . _ - after the first, 64 at most. Nothing was sent.",
-            exit_code=2,
-        )
-    return imports
+    return list(imports.values())
 
 
 def _check_alias(alias: str | None) -> None:

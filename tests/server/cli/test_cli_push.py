@@ -1,4 +1,5 @@
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -270,13 +271,28 @@ def test_an_import_run_again_sends_only_what_is_missing(run, folder, server):
     assert server.num_calls("PUT", "") == 2, "both files of gamma"
 
 
-def test_names_that_cannot_be_are_all_said_before_anything_is_sent(run, folder, api):
-    for name in ("Upper", "with space"):
-        make_adapter(folder / name)
-    result = run("import", str(folder))
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert is_one_line(result.stderr, "Upper, with space", "Nothing was sent.")
-    assert api.requests == []
+def test_folders_that_are_no_names_are_imported_under_names_made_of_theirs(run, folder, server):
+    for name in ("Llama SQL_v2", "Alpha", "日本", "alpha!", "-x"):
+        make_adapter(folder / name, name.encode())
+    result = run("import", str(folder), "--json")
+    assert result.exit_code == 1
+    assert is_one_line(result.stderr, "Error: 3 of 8 adapters were not imported.")
+    rows = {row["folder"]: row for row in json.loads(result.stdout)}
+    names = {row["name"] for row in rows.values() if row["version"]}
+    assert names == {"alpha", "beta", "gamma", "llama-sql_v2", "x"}
+    assert rows["Llama SQL_v2"]["name"] == "llama-sql_v2"
+    push = "chorale adapters push"
+    assert rows["Alpha"]["outcome"] == f"alpha is taken: {push} {folder}/Alpha --name NAME"
+    assert rows["alpha!"]["outcome"] == f"alpha is taken: {push} '{folder}/alpha!' --name NAME"
+    assert rows["日本"]["outcome"].startswith(f"no name can be made of it: {push} ")
+    assert {upload["adapter"] for upload in server.uploads.values()} == names
+    shutil.rmtree(folder / "日本")
+    told = run("import", str(folder)).stdout.splitlines()
+    assert told[0].split() == ["folder", "name", "version", "outcome"]
+    assert [line.split()[:4] for line in told[1:5:3]] == [
+        ["alpha", "alpha", "1", "published"],
+        ["-x", "x", "1", "published"],
+    ]
 
 
 def test_an_import_takes_what_trainers_wrote_and_says_of_which_it_cannot_choose(run, tmp_path):
