@@ -1,5 +1,6 @@
 """`chorale adapters convert`: make an ordinary LoRA of an adapter of another type."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -22,6 +23,8 @@ _MAX_ERROR = 0.05
 
 # Initializations that take a part out of the base weights, which only the initial adapter knows.
 _CHANGE_THE_BASE = ("pissa", "olora", "corda", "lora_ga")
+
+_LORA = re.compile(r"\.lora_(?:embedding_)?[AB](?:\.|$)")
 
 
 def convert(
@@ -176,18 +179,32 @@ def _read_config(folder: Path, plain: Path) -> JsonObject:
     from registry.errors import InvalidAdapter, TooLarge
     from registry.peft_config import PeftConfig
     from registry.strict_json import parse_object
-    from server.client.files import CONFIG_FILE
+    from server.client.files import CONFIG_FILE, WEIGHTS_FILE
 
     try:
         raw = (plain / CONFIG_FILE).read_bytes()
         config = parse_object(raw, param=CONFIG_FILE)
+        is_plain = _has_only_lora(plain / WEIGHTS_FILE)
     except (InvalidAdapter, OSError) as error:
         raise CommandFailed(f"{folder} is no adapter: {error}", exit_code=2) from error
     try:
         PeftConfig.parse(raw)
     except (InvalidAdapter, TooLarge):
         return config
-    raise CommandFailed(f"{folder} is a LoRA that is served as it is: push it.", exit_code=2)
+    if is_plain:
+        raise CommandFailed(f"{folder} is a LoRA that is served as it is: push it.", exit_code=2)
+    return config
+
+
+def _has_only_lora(weights: Path) -> bool:
+    """Whether no tensor is a trained head, embedding or token. Raises OSError."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(weights, "numpy") as file:
+            return all(_LORA.search(name) for name in file.keys())  # noqa: SIM118
+    except SafetensorError as error:
+        raise OSError(f"{weights.name} is damaged: {error}") from error
 
 
 def _check_out(out: Path) -> None:

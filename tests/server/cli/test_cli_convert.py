@@ -182,6 +182,8 @@ TRAINED = {
     "tokens": make_config("Lora", r=3, trainable_token_indices=[1, 5, 290]),
     "a head beside LoRA": make_config("Lora", r=2, modules_to_save=["lm_head"]),
     "tokens of LoHa and a saved head": make_config("LoHa", r=2, modules_to_save=["lm_head"]),
+    # The config alone is that of a LoRA that is served; its weights say that the head was trained.
+    "a saved head": make_config("Lora", r=3, modules_to_save=["lm_head"]),
     "tokens alone": peft.TrainableTokensConfig(task_type="CAUSAL_LM", token_indices=[7, 3]),
 }
 
@@ -192,6 +194,7 @@ TRAINED = {
         ("tokens", True),
         ("a head beside LoRA", False),
         ("tokens of LoHa and a saved head", False),
+        ("a saved head", False),
         ("tokens alone", True),
     ],
 )
