@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import copyfile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -63,6 +64,7 @@ def convert(
                 "'chorale-llm[convert]'."
             )
         from server.cli.conversion import NotConvertible
+        from server.client.files import TOKENIZER_FILES
 
         try:
             if initialization := _changed_base(config):
@@ -71,6 +73,9 @@ def convert(
                 report = _factorize(model, plain, rank, max_error, out)
         except NotConvertible as error:
             raise CommandFailed(f"{folder}: {error}") from error
+        for name in TOKENIZER_FILES:
+            if (plain / name).is_file():
+                copyfile(plain / name, out / name)
     if json:
         show_json(report)
         return

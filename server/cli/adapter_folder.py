@@ -13,7 +13,7 @@ from pathlib import Path
 from shlex import quote
 
 from registry.errors import InvalidAdapter
-from server.client.files import CONFIG_FILE, WEIGHTS_FILE, NotAnAdapter, Unreadable
+from server.client.files import CONFIG_FILE, TOKENIZER_FILES, WEIGHTS_FILE, NotAnAdapter, Unreadable
 from server.client.http import ClientError
 from server.text.json_object import JsonObject
 
@@ -54,8 +54,8 @@ class Layout:
     """The place of an adapter among a trainer's files.
 
     folder: its path below the root, such as "checkpoint-100"; "" for the root.   used: names of its
-    files: the config, one file of weights or all shards, and the index of shards.   left_out: names
-    of what else is there, by kind; a folder's ends in a slash.
+    files: the config, one file of weights or all shards, the index of shards, and those of the
+    tokenizer.   left_out: names of what else is there, by kind; a folder's ends in a slash.
     """
 
     folder: str
@@ -97,7 +97,9 @@ def locate(paths: Collection[str], root: str) -> Layout:
             f"one: chorale adapters push {quote(f'{root}/{nearest[-1]}')} --name NAME"
         )
     [found] = nearest
-    return Layout(found, used[found], _left_out(found, folders, used[found], adapters))
+    names = folders[found]
+    files = (*used[found], *(name for name in TOKENIZER_FILES if name in names))
+    return Layout(found, files, _left_out(found, folders, files, adapters))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +143,23 @@ class AdapterFolder:
             yield Path(made)
 
     def _convert(self, mlx_config: JsonObject | None, made: Path) -> None:
-        """Write PEFT's two files to `made`. Raises NotSendable, InvalidAdapter, OSError."""
+        """Write the files of an upload to `made`. Raises NotSendable, InvalidAdapter, OSError."""
         from server.cli import mlx_adapter, weight_shards
 
-        config, first, *_ = paths = [self.folder / name for name in self.layout.used]
+        paths = [self.folder / name for name in self.layout.used]
+        for path in paths:
+            if path.name in (CONFIG_FILE, *TOKENIZER_FILES):
+                shutil.copyfile(path, made / path.name)
+        first = paths[1]
         if mlx_config is not None:
             mlx_adapter.convert(mlx_config, first, made)
             return
-        shutil.copyfile(config, made / CONFIG_FILE)
         if first.suffix in (".bin", ".pt"):
             _convert_pickle(first, made / WEIGHTS_FILE)
         elif _SHARD.fullmatch(first.name):
-            index = paths.pop() if paths[-1].name == INDEX_FILE else None
-            weight_shards.join(paths[1:], index, made / WEIGHTS_FILE)
+            shards = [path for path in paths if _SHARD.fullmatch(path.name)]
+            index = self.folder / INDEX_FILE if INDEX_FILE in self.layout.used else None
+            weight_shards.join(shards, index, made / WEIGHTS_FILE)
         else:  # it is named as mlx-lm does, beside a config of PEFT's
             shutil.copyfile(first, made / WEIGHTS_FILE)
 

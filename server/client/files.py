@@ -10,6 +10,9 @@ from server.text.json_object import JsonObject
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+SENT_FILES = (*ADAPTER_FILES, *TOKENIZER_FILES)
+"""Files of an upload, in the order in which they are sent; the tokenizer's may be missing."""
 
 _CHUNK_BYTES = 256 << 10
 
@@ -32,7 +35,7 @@ def sent_files(folder: Path) -> tuple[str, ...]:
     for filename in ADAPTER_FILES:
         if not (folder / filename).is_file():
             raise NotAnAdapter(folder, filename)
-    return ADAPTER_FILES
+    return tuple(filename for filename in SENT_FILES if (folder / filename).is_file())
 
 
 def size_bytes_of(folder: Path) -> int:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from server.client.files import ADAPTER_FILES, read_part
+from server.client.files import SENT_FILES, read_part
 from server.client.http import Client, ClientError
 from server.client.patience import Patience
 from server.client.progress import Tally
@@ -20,10 +20,10 @@ class PartSender:
         self._part_bytes = part_bytes
 
     def send(self, upload: JsonObject, folder: Path, tally: Tally) -> None:
-        """Send the bytes of both files that the server does not have. Raises ClientError."""
+        """Send the bytes of the files that the server does not have. Raises ClientError."""
         received = {name: int(file["received_bytes"]) for name, file in upload["files"].items()}
         tally.restart(received)
-        for filename in ADAPTER_FILES:
+        for filename in (name for name in SENT_FILES if name in received):
             size_bytes = upload["files"][filename]["size_bytes"]
             path = folder / filename
             self._send_file(upload["id"], path, received[filename], size_bytes, tally)

@@ -18,7 +18,7 @@ from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
 from registry.validate import AdapterLimits, validate_adapter
 from server.cli.adapter_folder import INDEX_FILE, AdapterFolder, NotSendable, locate
-from server.client.files import NotAnAdapter
+from server.client.files import TOKENIZER_FILES, NotAnAdapter, sent_files
 from tests.tiny_models import save_model
 
 TWO = (CONFIG_FILE, WEIGHTS_FILE)
@@ -57,6 +57,13 @@ def shard(number, total=3):
             (CONFIG_FILE, shard(1, 2), shard(2, 2), INDEX_FILE),
         ),
         ([CONFIG_FILE, shard(1, 1)], "", (CONFIG_FILE, shard(1, 1))),
+        (
+            [*TWO, "chat_template.jinja", "tokenizer_config.json", "tokenizer.json", "vocab.json"],
+            "",
+            (*TWO, *TOKENIZER_FILES),
+        ),
+        # The tokenizer beside a config is no adapter.
+        ([CONFIG_FILE, *TOKENIZER_FILES, *within("sales", *TWO)], "sales", TWO),
     ],
 )
 def test_the_adapter_is_the_root_or_the_nearest_one_below(paths, folder, used):
@@ -102,7 +109,7 @@ def test_what_is_left_out_is_told_by_kind():
     found = locate(within("sft", *trainer), "out")
     assert found.left_out == {
         "other weights": [BIN, "model.safetensors"],
-        "tokenizer": ["special_tokens_map.json", "tokenizer.json"],
+        "tokenizer": ["special_tokens_map.json"],
         "training state": [
             "optimizer.pt", "rng_state_0.pth", "scheduler.pt", "trainer_state.json",
             "training_args.bin", "global_step10/", "runs/",
@@ -110,6 +117,7 @@ def test_what_is_left_out_is_told_by_kind():
         "other adapters": ["checkpoint-100/", "checkpoint-200/"],
         "other files": ["README.md"],
     }  # fmt: skip
+    assert found.used == (*TWO, "tokenizer.json")
     first, second = found.notes("out")
     assert first == "The adapter is in out/sft."
     assert "training state (optimizer.pt and 6 more)" in second
@@ -206,6 +214,13 @@ def test_shards_are_joined_into_the_same_bytes_each_time(tmp_path, weight_map):
     assert len(contents) == 1
     assert not plain.exists()
     assert sorted(path.suffix for path in folder.iterdir() if path.name == WEIGHTS_FILE) == []
+
+
+def test_the_tokenizers_files_go_with_converted_weights(tmp_path):
+    folder = write_shards(tmp_path / "adapter", weight_map={})
+    (folder / "tokenizer.json").write_text("{}")
+    with AdapterFolder.find(folder).as_sent() as plain:
+        assert sent_files(plain) == (*TWO, "tokenizer.json")
 
 
 EMPTY = struct.pack("<Q", 8) + b"{}      "

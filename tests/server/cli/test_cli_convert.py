@@ -215,6 +215,7 @@ def test_weights_in_another_form_in_a_subfolder_are_converted_too(model_dir, tmp
     whole = write(model_dir, tmp_path / "whole", make_config("LoHa", r=2))
     folder = tmp_path / "run" / "checkpoint-5"
     shutil.copytree(whole, folder)
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
     tensors = load_file(folder / WEIGHTS_FILE)
     (folder / WEIGHTS_FILE).unlink()
     if form == "pickle":
@@ -226,6 +227,7 @@ def test_weights_in_another_form_in_a_subfolder_are_converted_too(model_dir, tmp
     result, out = convert(model_dir, folder.parent, "--max-error", "1e-4")
     assert result.exit_code == 0, result.stderr
     assert_same_logits(model_dir, whole, out)
+    assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
 
 
 # ---- mixtures of experts, whose fused parameters are not what their files hold ----

@@ -86,6 +86,16 @@ def test_files_arrive_in_parts_and_whole(server, folder):
     assert diary.stages == ["reading", "sending", "checking"]
 
 
+def test_the_tokenizers_files_are_sent_after_the_adapters(server, folder):
+    for name in ("tokenizer_config.json", "chat_template.jinja", "README.md"):
+        (folder / name).write_bytes(b"x")
+    make_uploader(server).push("mine", folder)
+    paths = [path.rpartition("/")[2] for method, path in server.log if method == "PUT"]
+    assert list(dict.fromkeys(paths)) == [
+        CONFIG_FILE, WEIGHTS_FILE, "tokenizer_config.json", "chat_template.jinja"
+    ]  # fmt: skip
+
+
 def test_after_an_offset_mismatch_it_goes_on_from_where_the_server_stands(server, folder):
     clock = Clock()
     server.faults = [None, someone_else_sent_it]
