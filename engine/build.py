@@ -38,6 +38,7 @@ from lora.layout import Layout
 from lora.loader import ThreadLoader
 from lora.manager import AdapterManager
 from lora.packed import PackedForm
+from registry.peft_format import MAX_ADDED_TOKENS
 
 logger = logging.getLogger(__name__)
 
@@ -144,7 +145,9 @@ def build_core(
     if group is not None:
         runner = LeadingRunner(runner, group, adapters.tables)
     swap = SwapSpace(num_slots, layout.slab_bytes, PreemptionCosts(runner.copy_bytes_per_s))
-    words = [*vocabulary, *[b""] * (model_config.vocab_size - len(vocabulary))]
+    # Tokens that adapters add have no bytes here.
+    num_ids = model_config.vocab_size + (MAX_ADDED_TOKENS if layout.vocab_size else 0)
+    words = [*vocabulary, *[b""] * (num_ids - len(vocabulary))]
     scheduler = Scheduler(
         config.scheduler,
         layout,
@@ -152,7 +155,7 @@ def build_core(
         words,
         config.eos_token_ids,
         swap,
-        grammars=_grammars(config, model_config.vocab_size),
+        grammars=_grammars(config, num_ids),
         speculation=_speculation(config, model_config, runner, layout, backend, adapters.arena),
     )
     journal = Journal(

@@ -122,6 +122,11 @@ class MergedModel:
         """Invocation tokens of an activated LoRA, None for other adapters. Raises AdapterError."""
         return CanonicalWeights(object_path).invocation_tokens
 
+    def added_tokens(self, object_path: Path) -> Sequence[int]:
+        """Tokens that the adapter adds to the vocabulary. Raises AdapterError."""
+        size = CanonicalWeights(object_path).vocab_size
+        return range(self.vocab_size, size or self.vocab_size)
+
     def compare(
         self, sequences: Sequence[TokenSequence], object_path: Path
     ) -> Generator[None, None, Compared]:
@@ -216,18 +221,30 @@ class _Run:
         delta, size = self.adapter.delta(HEAD), self.config.vocab_size
         # Logits leave the device piece by piece; over a large vocabulary they would take the most.
         logits = yield from self._multiply(f"{head}.weight", size, x, delta, self.merged, _CPU)
+        if (num_added := (self.adapter.vocab_size or size) - size) > 0:
+            # The base model's rows of added tokens are zeros.
+            added = torch.zeros(len(x), num_added)
+            if delta is not None:
+                rows = delta.scale * (self._read(delta.b[size:]) @ self._read(delta.a))
+                added[self.streams.merged] = linear(x[self.merged], rows).to(_CPU)
+            logits = torch.cat([logits, added], dim=1)
         logits *= factors.logits
         if (cap := self.config.soft_caps.logits) is not None:
             soft_cap_(logits, cap)
-        base, merged = logits.log_softmax(dim=-1).chunk(2)
-        return Compared(base.numpy(), merged.numpy())
+        base, merged = logits.chunk(2)
+        # The base model does not choose among added tokens.
+        before = base - base[:, :size].logsumexp(dim=-1, keepdim=True)
+        return Compared(before.numpy(), merged.log_softmax(dim=-1).numpy())
 
     def _embed(self) -> Generator[None, None, torch.Tensor]:
         """Embeddings, [2 T, hidden]; the table, the largest tensor, is read a row at a time."""
         ids = [token for sequence in self.sequences for token in sequence.token_ids]
         rows: dict[int, torch.Tensor] = {}
         for token in dict.fromkeys(ids):
-            rows[token] = self.weights.rows(f"{EMBEDDING}.weight", token, token + 1)
+            is_added = token >= self.config.vocab_size
+            first = 0 if is_added else token
+            row = self.weights.rows(f"{EMBEDDING}.weight", first, first + 1)
+            rows[token] = torch.zeros_like(row) if is_added else row
             yield
         x = torch.cat([rows[token] for token in ids]).repeat(2, 1)
         if (delta := self.adapter.delta(EMBEDDING)) is not None:

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 64
 _PROMPT_LENGTHS = (7, 19)
 """Tokens of the fixed prompts: one prompt fits into a KV block, one takes two blocks."""
+_MOST_ADDED = 8
+"""Tokens of an adapter's own in a prompt."""
 _NUM_TOKENS = 4
 MOST_TOKENS = sum(_PROMPT_LENGTHS) + len(_PROMPT_LENGTHS) * (
     MAX_INVOCATION_TOKENS + _NUM_TOKENS - 1
@@ -96,6 +98,10 @@ class Reference(Protocol):
 
     def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
         """Invocation tokens of an activated LoRA, None for other adapters. Raises AdapterError."""
+        ...
+
+    def added_tokens(self, object_path: Path) -> Sequence[int]:
+        """Tokens that the adapter adds to the vocabulary. Raises AdapterError."""
         ...
 
     def compare(
@@ -231,8 +237,10 @@ class ProofRunner:
         assert reference is not None
         try:
             invocation = reference.invocation_tokens(path)
-            prompts = fixed_prompts(reference.vocab_size, longest, invocation or ())
-            base = yield from self._serve(prompts, None, num_tokens=1)
+            added = tuple(reference.added_tokens(path)[:_MOST_ADDED])
+            prompts = fixed_prompts(reference.vocab_size, longest, invocation or added)
+            known = [prompt[: len(prompt) - len(added)] for prompt in prompts]
+            base = yield from self._serve(known, None, num_tokens=1)
             served = yield from self._serve(prompts, adapter, num_tokens=_NUM_TOKENS)
             sequences = [answer.sequence(invocation) for answer in served.answers]
             compared = yield from reference.compare(sequences, path)
@@ -336,7 +344,9 @@ class _Served:
 def fixed_prompts(
     vocab_size: int, max_model_len: int, invocation: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """Prompts that are the same in every proof; an activated LoRA's invocation tokens end them."""
+    """Prompts that are the same in every proof. An activated LoRA's invocation tokens end them, or
+    some of the tokens that an adapter adds to the vocabulary.
+    """
     room = max_model_len - _NUM_TOKENS - len(invocation)
     numbers = (n * 0x9E3779B1 >> 7 for n in range(1, 1 << 20))
     return [

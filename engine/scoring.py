@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -52,24 +53,38 @@ class ScoredTokens:
         return {number: named[span] for number, span in self.spans.items()}
 
 
-def chunks(num_tokens: int, vocab_size: int, most_bytes: int = LOGITS_BYTES) -> list[slice]:
-    """Parts of `num_tokens` whose logits take at most `most_bytes`; each has at least one token."""
+def chunks(
+    num_tokens: int,
+    vocab_size: int,
+    most_bytes: int = LOGITS_BYTES,
+    breaks: Sequence[int] = (),
+) -> list[slice]:
+    """Parts of `num_tokens` whose logits take at most `most_bytes`; each has at least one token.
+
+    breaks: tokens that begin another part, rising.
+    """
     size = max(1, most_bytes // (4 * vocab_size))
-    return [slice(first, first + size) for first in range(0, num_tokens, size)]
+    return [
+        slice(first, min(first + size, end))
+        for start, end in pairwise((0, *breaks, num_tokens))
+        for first in range(start, end, size)
+    ]
 
 
 def score(
     head: Callable[[slice], torch.Tensor],
     scored: ScoredTokens,
     vocab_size: int,
+    breaks: Sequence[int] = (),
 ) -> tuple[list[TokenLogprobs], torch.Tensor]:
     """Logprobs of the scored tokens, and [n] bool: whether all logits of a token are finite.
 
     head: gives the logits at the tokens before some of the scored ones, [part, vocab].
+    breaks: scored tokens from which on the vocabulary is another.
     """
     named: list[TokenLogprobs] = []
     finite = torch.ones(len(scored.token_ids), dtype=torch.bool)
-    for part in chunks(len(scored.token_ids), vocab_size):
+    for part in chunks(len(scored.token_ids), vocab_size, breaks=breaks):
         logits = head(part).float()
         finite[part] = is_finite(logits)
         # Bad logits become 0, so that the arithmetic stays sound; nothing of their row is reported.

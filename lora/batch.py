@@ -21,6 +21,7 @@ class DeviceTables:
     tile_table: [layers, projections, tiles] int32.   scales: [layers, projections] float32. Chunks
     of the model's ends are further layers, see `lora.layout`.
     has_head, has_embedding: whether it changes the model's head, and its embedding.
+    num_added: tokens that it adds to the vocabulary.
     number: counts the engine's placements; ranks that share a model name a placement by it.
     """
 
@@ -31,6 +32,7 @@ class DeviceTables:
     number: int = 0
     has_head: bool = False
     has_embedding: bool = False
+    num_added: int = 0
 
     @property
     def num_pairs(self) -> int:
@@ -61,6 +63,7 @@ class DeviceTables:
             copy(packed.scales),
             has_head=not places.isdisjoint(layout.head_places),
             has_embedding=not places.isdisjoint(layout.embedding_places),
+            num_added=packed.header.num_added,
         )
 
 

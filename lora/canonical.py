@@ -36,6 +36,7 @@ class CanonicalWeights:
     """Reads the canonical object at `path` module by module; the caller has checked its digest.
 
     invocation_tokens: token ids that switch on an activated LoRA; None for an ordinary LoRA.
+    vocab_size: number of token ids, if the adapter adds some; else None.
     Raises AdapterError("incompatible") if the file is no canonical object.
     """
 
@@ -46,6 +47,7 @@ class CanonicalWeights:
             raise AdapterError("incompatible", str(error)) from error
         self._data = np.memmap(path, np.uint8, "r")
         self.invocation_tokens = self._adapter.invocation_tokens
+        self.vocab_size = self._adapter.vocab_size
 
     def delta(self, module: str, outputs: slice = slice(None)) -> ModuleDelta | None:
         """The update of a module such as "model.layers.0.self_attn.q_proj", or None without one.

@@ -29,8 +29,9 @@ the head's, n to 2 n - 1 the embedding's, and seven places make a layer.
 
 Each chunk of the head has its own copy of A, and each of the embedding a copy of B, so that a
 tile is complete, and kernels treat a chunk of the head as one more projection. For Llama-3.1-8B in
-bfloat16 n is 3, and the copies add 6 %. These tiles are not cut on several ranks: every rank has
-the whole embedding, and the first one the whole head.
+bfloat16 n is 3, and the copies add 6 %. Places 2 n and 2 n + 1 are those of one more chunk of the
+head and of the embedding, for tokens that adapters add to the vocabulary. These tiles are not cut
+on several ranks: every rank has the whole embedding, and the first one the whole head.
 """
 
 from collections.abc import Mapping
@@ -39,6 +40,7 @@ from functools import cached_property
 from itertools import groupby
 
 from kernels.tiles import ADDRESS_UNIT_BYTES, MAX_RANK, RANK_ROWS
+from registry.peft_format import MAX_ADDED_TOKENS
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -160,7 +162,8 @@ class Layout:
         """Make a layout whose slabs hold the largest tile. kv_itemsize: itemsize by default."""
         kv_itemsize = kv_itemsize or itemsize
         layout = cls(shape, itemsize, block_size, kv_itemsize, num_shards, vocab_size)
-        if layout._largest_tile_bytes <= layout.slab_bytes:
+        largest = max([layout._largest_tile_bytes, *map(layout._bytes_at, layout.added_places)])
+        if largest <= layout.slab_bytes:
             return layout
         return cls.of(shape, itemsize, 2 * block_size, kv_itemsize, num_shards, vocab_size)
 
@@ -196,6 +199,12 @@ class Layout:
         """Places of the embedding's chunks, in order."""
         return [self._end_place(len(self.chunks) + number) for number in range(len(self.chunks))]
 
+    @property
+    def added_places(self) -> list[Place]:
+        """Places of tokens that adapters add, of the head and of the embedding, if they may."""
+        first = 2 * len(self.chunks)
+        return [self._end_place(first), self._end_place(first + 1)] if first else []
+
     def _end_place(self, number: int) -> Place:
         layer, place = divmod(number, len(PROJECTIONS))
         return self.shape.num_layers + layer, place
@@ -203,7 +212,8 @@ class Layout:
     @property
     def table_shape(self) -> tuple[int, int]:
         """Layers and places of a layer in tile tables."""
-        extra = -(-2 * len(self.chunks) // len(PROJECTIONS))
+        num_places = 2 * len(self.chunks) + len(self.added_places)
+        extra = -(-num_places // len(PROJECTIONS))
         return self.shape.num_layers + extra, len(PROJECTIONS)
 
     def features(self, place: Place) -> tuple[int, int]:
@@ -213,7 +223,10 @@ class Layout:
             return self.shard_shape.features(number)
         number += (layer - self.shape.num_layers) * len(PROJECTIONS)
         tokens, hidden = len(self.chunks[number % len(self.chunks)]), self.shape.hidden_size
-        return (hidden, tokens) if number < len(self.chunks) else (tokens, hidden)
+        if place in self.added_places:
+            tokens = MAX_ADDED_TOKENS
+        is_head = number < len(self.chunks) or number == 2 * len(self.chunks)
+        return (hidden, tokens) if is_head else (tokens, hidden)
 
     @property
     def kv_shape(self) -> tuple[int, int, int, int, int]:
@@ -266,6 +279,8 @@ class Layout:
         of_ends = [self.slab_bytes // self._bytes_at(place) for place in self.embedding_places]
         num_slabs = sum(-(-num_tiles // count) for count in in_slab)
         num_slabs += 2 * sum(-(-MAX_RANK // RANK_ROWS // count) for count in of_ends)
+        of_added = [self.slab_bytes // self._bytes_at(place) for place in self.added_places]
+        num_slabs += sum(-(-MAX_RANK // RANK_ROWS // count) for count in of_added)
         return self.slab_bytes * num_slabs
 
     @property

@@ -68,6 +68,7 @@ class PackedHeader:
     num_slabs: slabs of one shard.   scales: (layer, projection, scale), float32 values.
     checksums: for each shard the sha256 of its slabs, hex.
     invocation_tokens: tokens at which an activated LoRA begins to apply; None for an ordinary LoRA.
+    num_added: tokens that it adds to the base model's.
     """
 
     digest: str
@@ -79,6 +80,7 @@ class PackedHeader:
     scales: tuple[tuple[int, int, float], ...]
     invocation_tokens: tuple[int, ...] | None
     checksums: tuple[str, ...]
+    num_added: int = 0
 
     @property
     def slabs_bytes(self) -> int:

@@ -23,6 +23,7 @@ from registry.errors import InvalidAdapter
 from registry.peft_format import (
     EMBEDDING,
     HEAD,
+    MAX_ADDED_TOKENS,
     CanonicalAdapter,
     TensorInfo,
     lora_names,
@@ -65,6 +66,7 @@ def pack(source: Path, digest: str, form: PackedForm, target: BinaryIO) -> Packe
         scales=tuple((*place, module.scale) for place, module in sorted(modules.items())),
         invocation_tokens=adapter.invocation_tokens,
         checksums=(hashlib.sha256().hexdigest(),) * num_shards,
+        num_added=_num_added(adapter, form.layout),
     )
     room = len(header.to_bytes())
     if room > MAX_HEADER_BYTES:
@@ -110,7 +112,8 @@ def _modules(adapter: CanonicalAdapter, data: _Bytes, layout: Layout) -> _Module
     Raises AdapterError("incompatible") if a module or its shape does not match the base model.
     """
     places = _places(layout)
-    hidden, vocab_size = layout.shape.hidden_size, layout.vocab_size
+    num_added = _num_added(adapter, layout)
+    hidden, vocab_size = layout.shape.hidden_size, layout.vocab_size + num_added
     modules: dict[Place, _Module] = {}
     for name, effect in adapter.modules.items():
         a, b = (_matrix(data, adapter.tensors[tensor]) for tensor in lora_names(name))
@@ -125,17 +128,45 @@ def _modules(adapter: CanonicalAdapter, data: _Bytes, layout: Layout) -> _Module
                 modules[place] = replace(module, b=module.b[:, end - width : end])
         elif name == HEAD and vocab_size:
             _check_shape(module, (hidden, vocab_size), effect.rank)
-            for place, tokens in zip(layout.head_places, layout.chunks, strict=True):
-                modules[place] = replace(module, b=module.b[:, tokens.start : tokens.stop])
+            of_added, _ = layout.added_places
+            for place, tokens in _chunks(module.b, layout, layout.head_places, of_added):
+                modules[place] = replace(module, b=tokens)
         elif name == EMBEDDING and vocab_size:
             _check_shape(module, (vocab_size, hidden), effect.rank)
-            for place, tokens in zip(layout.embedding_places, layout.chunks, strict=True):
-                modules[place] = replace(module, a=module.a[:, tokens.start : tokens.stop])
+            _, of_added = layout.added_places
+            for place, tokens in _chunks(module.a, layout, layout.embedding_places, of_added):
+                modules[place] = replace(module, a=tokens)
         elif name in (HEAD, EMBEDDING):
             raise AdapterError("incompatible", f"LoRA on {name} is served on CPUs only")
         else:
             raise AdapterError("incompatible", f"{name} is no projection of this base model")
     return modules
+
+
+def _num_added(adapter: CanonicalAdapter, layout: Layout) -> int:
+    """Tokens that the adapter adds. Raises AdapterError("incompatible") if there is no room."""
+    if adapter.vocab_size is None:
+        return 0
+    if not layout.vocab_size:
+        raise AdapterError("incompatible", "tokens added to the vocabulary are served on CPUs only")
+    num_added = adapter.vocab_size - layout.vocab_size
+    if not 0 < num_added <= MAX_ADDED_TOKENS:
+        raise AdapterError(
+            "incompatible",
+            f"it has {adapter.vocab_size} tokens, the base model {layout.vocab_size}",
+        )
+    return num_added
+
+
+def _chunks(
+    rows: _Matrix, layout: Layout, places: Sequence[Place], of_added: Place
+) -> Iterator[tuple[Place, _Matrix]]:
+    """The columns of each chunk of the vocabulary, of [rank, tokens]; added tokens come last."""
+    for place, tokens in zip(places, layout.chunks, strict=True):
+        yield place, rows[:, tokens.start : tokens.stop]
+    added = rows[:, layout.vocab_size :]
+    if added.shape[1]:
+        yield of_added, np.pad(added, ((0, 0), (0, MAX_ADDED_TOKENS - added.shape[1])))
 
 
 def _check_shape(module: _Module, features: tuple[int, int], rank: int) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from kernels.work import Site
 from lora.layout import PROJECTIONS, Layout, ModelShape
+from registry.peft_format import MAX_ADDED_TOKENS
 
 _MOST_PROJECTIONS = 3
 """Number of projections of a site that all kernels take at once."""
@@ -48,9 +49,21 @@ def head_sites(layout: Layout) -> Iterator[tuple[range, Site]]:
 
 
 def embedding_sites(layout: Layout) -> Iterator[tuple[range, Site]]:
-    """The sites of the embedding, one for each chunk, each with the chunk's tokens."""
-    for tokens, (layer, number) in zip(layout.chunks, layout.embedding_places, strict=True):
+    """The sites of the embedding, one for each chunk, each with the chunk's tokens; that of added
+    tokens is the last.
+    """
+    first = layout.vocab_size
+    chunks = (*layout.chunks, range(first, first + MAX_ADDED_TOKENS))
+    places = (*layout.embedding_places, layout.added_places[1])
+    for tokens, (layer, number) in zip(chunks, places, strict=True):
         yield (
             tokens,
             Site(layer, (number,), len(tokens), (layout.shape.hidden_size,), len(PROJECTIONS)),
         )
+
+
+def added_head_site(layout: Layout) -> Site:
+    """The site of the head for tokens that adapters add."""
+    layer, number = layout.added_places[0]
+    hidden = layout.shape.hidden_size
+    return Site(layer, (number,), hidden, (MAX_ADDED_TOKENS,), len(PROJECTIONS))

@@ -10,8 +10,9 @@ from typing import BinaryIO, Protocol, TypeVar
 from registry.base_names import last_name, plain_name
 from registry.errors import InvalidAdapter, shown
 from registry.peft_config import CONFIG_FILE, PeftConfig
-from registry.peft_format import Header, split_lora_name
+from registry.peft_format import EMBEDDING, HEAD, MAX_ADDED_TOKENS, Header, split_lora_name
 from registry.tensor_names import name_tensors
+from registry.token_rows import END_WEIGHTS
 from registry.validate import AdapterLimits, Base, find_copies, read_weights_header
 
 
@@ -25,6 +26,9 @@ class Candidate(Base, Protocol):
 
 
 C = TypeVar("C", bound=Candidate)
+
+_OF_TOKENS = {(EMBEDDING, "A"), (HEAD, "B")}
+"""Sides of a LoRA that have a row or a column for each token."""
 
 
 def choose_base(
@@ -52,6 +56,7 @@ def choose(candidates: Sequence[C], trained_on: str | None, header: Header) -> C
     trained_on: base_model_name_or_path. Raises InvalidAdapter (base_model_unclear).
     """
     fitting = [base for base in candidates if fits(base, header)]
+    fitting = fitting or [base for base in candidates if fits(base, header, is_resized=True)]
     named = _named(fitting or candidates, trained_on or "")
     possible = named or fitting
     if len({base.variant for base in possible}) == 1:
@@ -59,10 +64,17 @@ def choose(candidates: Sequence[C], trained_on: str | None, header: Header) -> C
     raise _unclear(candidates, possible, trained_on)
 
 
-def fits(base: Base, header: Header) -> bool:
+def fits(base: Base, header: Header, *, is_resized: bool = False) -> bool:
     """Whether the base model has a module of the same inputs or outputs for each tensor of a LoRA,
     and tensors of the same shapes for all copies. The checks judge everything else.
+
+    is_resized: whether embedding and head may have fewer tokens or a few more.
     """
+
+    def is_size(found: int, wanted: int, is_vocabulary: bool) -> bool:
+        most = wanted + MAX_ADDED_TOKENS
+        return found == wanted or (is_resized and is_vocabulary and found <= most)
+
     modules = {**base.modules, **base.ends}
     for name, tensor in header.tensors.items():
         parts = split_lora_name(name)
@@ -71,14 +83,18 @@ def fits(base: Base, header: Header) -> bool:
         module, side = parts
         if module not in modules or len(tensor.shape) != 2:
             return False
-        in_features, out_features = modules[module]
-        if (tensor.shape[1] != in_features) if side == "A" else (tensor.shape[0] != out_features):
+        size, wanted = tensor.shape[side == "A"], modules[module][side == "B"]
+        if not is_size(size, wanted, (module, side) in _OF_TOKENS):
             return False
-    return all(
-        header.tensors[name].shape == base.tensors[copied].shape
-        for name, copied in find_copies(header, base).items()
-        if copied in base.tensors  # what is stored quantised has no shape to compare
-    )
+    for name, copied in find_copies(header, base).items():
+        if copied in base.tensors:  # what is stored quantised has no shape to compare
+            shape, wanted_shape = header.tensors[name].shape, base.tensors[copied].shape
+            is_end = copied in END_WEIGHTS and len(shape) == 2
+            if shape[is_end:] != wanted_shape[is_end:]:
+                return False
+            if is_end and not is_size(shape[0], wanted_shape[0], True):
+                return False
+    return True
 
 
 def _named(candidates: Sequence[C], trained_on: str) -> list[C]:

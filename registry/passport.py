@@ -1,13 +1,14 @@
 """The passport of an adapter: what it is, and what is odd about it though it is served."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from statistics import median
 from typing import Any, Protocol
 
 from registry.base_names import trained_on_quantised
+from registry.base_tensor import BaseTensor
 from registry.errors import shown
 from registry.peft_config import CONFIG_FILE, PeftConfig, endings
 from registry.peft_format import Header, ModuleScale, canonical_header
@@ -34,6 +35,8 @@ class Described(Protocol):
     def config(self) -> Mapping[str, Any]: ...
     @property
     def ends(self) -> Mapping[str, tuple[int, int]]: ...
+    @property
+    def tensors(self) -> Mapping[str, BaseTensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,7 @@ class Passport:
     rank: the largest rank.   ranks, scales: number of modules by rank, by effective scale.
     max_value: largest absolute value of A and B.   size_bytes: bytes of the canonical object.
     invocation_tokens: tokens of an activated LoRA; None for an ordinary LoRA.
+    vocab_size: number of token ids, if the adapter adds some to the base model's; else None.
     trained_on: the base model that its config names, such as a repository's name; None without one.
     warnings: sentences; the adapter is served despite them.
     """
@@ -59,6 +63,7 @@ class Passport:
     max_value: float
     size_bytes: int
     invocation_tokens: list[int] | None
+    vocab_size: int | None
     trained_on: str | None
     warnings: list[str]
 
@@ -131,10 +136,26 @@ def _target_warnings(
         )
 
 
-def tensor_warnings(uploaded: UploadedTensors, copied: Iterable[str]) -> Iterator[str]:
-    """Say what of the file is left out.   copied: tensors of the base model that are in it."""
-    for name in copied:
-        yield f"The files have a copy of the base model's {name}, which was not trained; left out."
+def copy_warnings(
+    header: Header, copies: Mapping[str, str], changed: Collection[str], base: Described
+) -> Iterator[str]:
+    """Say which copies of the base model's weights are left out, and which are not whole.
+
+    copies: the base model's tensor by the name of its copy.   changed: modules with trained rows.
+    """
+    for name, copied in copies.items():
+        num_rows, *_ = header.tensors[name].shape
+        if num_rows < (known := base.tensors[copied].shape[0]):
+            yield f"The files have {num_rows} rows of {copied}; the other {known - num_rows} stay."
+        if copied.removesuffix(".weight") not in changed:
+            yield (
+                f"The files have a copy of the base model's {copied}, which was not trained; "
+                "left out."
+            )
+
+
+def tensor_warnings(uploaded: UploadedTensors) -> Iterator[str]:
+    """Say which tensors of no layer of a text model are left out."""
     for what, names in (
         ("that only training uses", uploaded.of_training),
         ("of a tower for images or sound, which change nothing", tuple(uploaded.towers)),
@@ -164,6 +185,7 @@ def make_passport(
     header: Header,
     modules: dict[str, ModuleScale],
     invocation_tokens: tuple[int, ...] | None,
+    vocab_size: int | None,
     max_value: float,
     trained_on: str | None,
     warnings: list[str],
@@ -188,8 +210,10 @@ def make_passport(
         dtype="+".join(sorted({tensor.dtype for tensor in header.tensors.values()})),
         num_parameters=sum(prod(tensor.shape) for tensor in header.tensors.values()),
         max_value=max_value,
-        size_bytes=len(canonical_header(header, modules, invocation_tokens)) + data_bytes,
+        size_bytes=len(canonical_header(header, modules, invocation_tokens, vocab_size))
+        + data_bytes,
         invocation_tokens=list(invocation_tokens) if invocation_tokens else None,
+        vocab_size=vocab_size,
         trained_on=trained_on[:_MAX_NAME] if trained_on else None,
         warnings=warnings,
     )

@@ -43,6 +43,10 @@ ADAPTER_DTYPES = frozenset({"F16", "BF16", "F32"})
 HEAD, EMBEDDING = "lm_head", "model.embed_tokens"
 """Modules of a model's ends, by the names that all served families give them."""
 
+MAX_ADDED_TOKENS = 64
+"""Most tokens that an adapter may add to the base model's vocabulary: as few that their tiles fit
+into the slabs of every model (lora.layout)."""
+
 _PEFT_NAME = re.compile(
     r"base_model\.model\.([A-Za-z0-9_.]+)\.(?:lora_(A|B)\.weight|lora_embedding_(A|B))"
 )
@@ -97,12 +101,14 @@ class CanonicalAdapter:
     modules: by module name, such as "model.layers.0.self_attn.q_proj".
     tensors: by PEFT's name, see `lora_names`; A is [rank, in], B is [out, rank].
     invocation_tokens: an activated LoRA applies from their last occurrence in the prompt on; None
-    for an ordinary LoRA.
+    for an ordinary LoRA.   vocab_size: number of token ids, if the adapter adds some to the base
+    model's; its tensors of the embedding and the head then have as many columns and rows.
     """
 
     modules: dict[str, ModuleScale]
     tensors: dict[str, TensorInfo]
     invocation_tokens: tuple[int, ...] | None = None
+    vocab_size: int | None = None
 
     @property
     def rank(self) -> int:
@@ -206,7 +212,7 @@ def read_canonical(file: BinaryIO, file_size: int) -> CanonicalAdapter:
         max_metadata_bytes=MAX_CANONICAL_HEADER_BYTES,
         filename="canonical object",
     )
-    modules, invocation_tokens = _read_canonical_config(header.metadata)
+    modules, invocation_tokens, vocab_size = _read_canonical_config(header.metadata)
     expected = sorted(name for module in modules for name in lora_names(module))
     if list(header.tensors) != expected:
         raise _not_canonical("its tensors are not its modules' pairs in sorted order")
@@ -216,19 +222,22 @@ def read_canonical(file: BinaryIO, file_size: int) -> CanonicalAdapter:
             raise _not_canonical(f"{module} is not of a floating dtype that is served")
         if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0] == b.shape[1] == effect.rank:
             raise _not_canonical(f"the shapes of {module} do not have its rank")
-    return CanonicalAdapter(modules, header.tensors, invocation_tokens)
+    return CanonicalAdapter(modules, header.tensors, invocation_tokens, vocab_size)
 
 
 def canonical_header(
     header: Header,
     modules: Mapping[str, ModuleScale],
     invocation_tokens: Sequence[int] | None = None,
+    vocab_size: int | None = None,
 ) -> bytes:
     """The first bytes of the canonical object: length and header, padded to 8-align the data."""
     effects = {name: {"rank": m.rank, "scale": m.scale} for name, m in modules.items()}
     config: dict[str, Any] = {"modules": effects}
     if invocation_tokens is not None:  # an added key would change digests of ordinary adapters
         config["invocation_tokens"] = list(invocation_tokens)
+    if vocab_size is not None:
+        config["vocab_size"] = vocab_size
     entries: dict[str, Any] = {
         "__metadata__": {"format": CANONICAL_FORMAT, "config": _compact_json(config)}
     }
@@ -253,6 +262,7 @@ def write_canonical(
     header: Header,
     modules: Mapping[str, ModuleScale],
     invocation_tokens: Sequence[int] | None = None,
+    vocab_size: int | None = None,
 ) -> ObjectInfo:
     """Write the canonical object of an adapter that has passed its checks.
 
@@ -260,7 +270,7 @@ def write_canonical(
     """
     hasher = hashlib.sha256()
     size_bytes = 0
-    head = canonical_header(header, modules, invocation_tokens)
+    head = canonical_header(header, modules, invocation_tokens, vocab_size)
     for chunk in chain((head,), _sorted_tensor_chunks(weights, header)):
         hasher.update(chunk)
         destination.write(chunk)
@@ -367,8 +377,10 @@ def _in_byte_order(
 
 def _read_canonical_config(
     metadata: Mapping[str, str],
-) -> tuple[dict[str, ModuleScale], tuple[int, ...] | None]:
-    """Rank and scale by module, and the invocation tokens of an activated LoRA, else None."""
+) -> tuple[dict[str, ModuleScale], tuple[int, ...] | None, int | None]:
+    """Rank and scale by module; the invocation tokens of an activated LoRA, else None; the number
+    of token ids, if tokens were added, else None.
+    """
     if metadata.get("format") != CANONICAL_FORMAT:
         raise _not_canonical(f"its format is not {CANONICAL_FORMAT}")
     config = parse_object(metadata.get("config", "").encode(), param="canonical object")
@@ -383,12 +395,12 @@ def _read_canonical_config(
         if type(rank) is not int or rank < 1 or type(scale) is not float or not isfinite(scale):
             raise _not_canonical(f"{shown(name)} has no valid rank and scale")
         modules[name] = ModuleScale(rank, scale)
-    tokens = config.get("invocation_tokens")
-    if tokens is None:
-        return modules, None
-    if not tokens or not _are_sizes(tokens):
+    tokens, vocab_size = config.get("invocation_tokens"), config.get("vocab_size")
+    if tokens is not None and not (tokens and _are_sizes(tokens)):
         raise _not_canonical("its invocation tokens are no token ids")
-    return modules, tuple(tokens)
+    if vocab_size is not None and not _are_sizes([vocab_size]):
+        raise _not_canonical("its vocab_size is no number of tokens")
+    return modules, None if tokens is None else tuple(tokens), vocab_size
 
 
 def _not_canonical(reason: str) -> InvalidAdapter:

@@ -24,6 +24,7 @@ from registry.peft_format import (
     DTYPE_BYTES,
     EMBEDDING,
     HEAD,
+    MAX_ADDED_TOKENS,
     WEIGHTS_FILE,
     Header,
     MadeTensor,
@@ -72,7 +73,8 @@ class BaseRows(Protocol):
 def most_bytes_of_rows(base: BaseRows) -> int:
     """Most bytes by which rows make a canonical object larger than the uploaded file."""
     shapes = (base.tensors[name].shape for name in base.places if name in base.tensors)
-    return sum(_MAX_RANK * DTYPE_BYTES["F32"] * sum(shape) for shape in shapes)
+    sizes = (sum(shape) + MAX_ADDED_TOKENS for shape in shapes)
+    return sum(_MAX_RANK * DTYPE_BYTES["F32"] * size for size in sizes)
 
 
 def find_rows(
@@ -82,21 +84,28 @@ def find_rows(
     config: PeftConfig,
     base: BaseRows,
     max_rank: int,
-) -> "dict[str, Rows]":
-    """The changed rows of the embedding and of the head, by module, as PEFT would load them.
+) -> "tuple[dict[str, Rows], int | None]":
+    """The changed rows of the embedding and of the head, by module, as PEFT would load them, and
+    the number of token ids, None unless the adapter adds tokens to the base model's.
 
     copies: the base model's tensor by the name of its copy.   max_rank: most rows of a module.
     Raises InvalidAdapter; OSError if the base model's rows cannot be read.
     """
     ties = bool(base.config.get("tie_word_embeddings"))
+    held = {
+        name: (module, holder)
+        for name, copied in copies.items()
+        if (module := END_WEIGHTS.get(copied)) and (holder := _holder(name, module, config, ties))
+    }
+    vocab_size = _vocab_size(header, held, config, base)
 
     def read(name: str, module: str, token_ids: Sequence[int] | None = None) -> "Rows":
-        return _changed(file, name, header.tensors[name], token_ids, module, base, max_rank)
+        tensor = header.tensors[name]
+        return _changed(file, name, tensor, token_ids, module, base, max_rank, vocab_size)
 
     whole: dict[str, dict[str, Rows]] = {}
-    for name, copied in copies.items():
-        if (module := END_WEIGHTS.get(copied)) and (holder := _holder(name, module, config, ties)):
-            whole.setdefault(holder, {})[name] = read(name, module)
+    for name, (module, holder) in held.items():
+        whole.setdefault(holder, {})[name] = read(name, module)
     indices, tensors = _tokens(header, config, ties)
     changed: dict[str, Rows] = {}
     for module in _ENDS:
@@ -114,7 +123,7 @@ def find_rows(
             f"{next(iter(changed))}, which would apply before them, too; train without one of them",
             "alora_invocation_tokens",
         )
-    return changed
+    return changed, vocab_size
 
 
 def add_rows(
@@ -122,12 +131,12 @@ def add_rows(
     header: Header,
     modules: Mapping[str, ModuleScale],
     rows: "Mapping[str, Rows]",
-    base: BaseRows,
+    vocab_size: int,
     max_rank: int,
 ) -> tuple[Header, dict[str, ModuleScale]]:
     """The tensors and modules of an adapter with its changed rows as LoRA. Raises InvalidAdapter.
 
-    header: of checked tensors of LoRA alone.
+    header: of checked tensors of LoRA alone.   vocab_size: number of the adapter's token ids.
     """
     import numpy as np
 
@@ -149,7 +158,6 @@ def add_rows(
             raw = b"".join(read_tensor_chunks(file, small))
             lora = decode(raw, small.dtype).reshape(small.shape)
             values = np.concatenate([lora.T if is_embedding else lora, values])
-        vocab_size = base.tensors[f"{module}.weight"].shape[0]
         tensors[names[0]] = _ones(large, list(changed), rank, vocab_size, is_embedding)
         tensors[names[1]] = _kept(values.T if is_embedding else values)
         effects[module] = ModuleScale(rank, found.scale)
@@ -157,6 +165,37 @@ def add_rows(
 
 
 # ---- which rows PEFT would load ----
+
+
+def _vocab_size(
+    header: Header, held: Mapping[str, tuple[str, str]], config: PeftConfig, base: BaseRows
+) -> int | None:
+    """Number of rows of the whole weights, if it is above the base model's. Both ends must have it.
+
+    held: modules and holders of whole weights, by name.
+    """
+    known = base.config["vocab_size"]
+    shapes = {holder: header.tensors[name].shape for name, (_, holder) in held.items()}
+    sizes = {holder: shape[0] for holder, shape in shapes.items() if len(shape) == 2}
+    largest = max(sizes.values(), default=0)
+    if largest <= known:
+        return None
+    name = next(name for name, (_, holder) in held.items() if sizes.get(holder) == largest)
+    if largest > known + MAX_ADDED_TOKENS:
+        raise _refused(
+            "wrong_shape",
+            f"Tensor {shown(name)} has {largest} rows, the base model {known}; an adapter may add "
+            f"at most {MAX_ADDED_TOKENS} tokens; train on this base model",
+        )
+    ties = bool(base.config.get("tie_word_embeddings"))
+    for module in _ENDS:
+        if sizes.get(_holder("", module, config, ties) or "") != largest:
+            raise _refused(
+                "wrong_shape",
+                f"Tensor {shown(name)} has {largest} rows, and {module} has no weight with as many "
+                "beside it; save the adapter with save_embedding_layers=True",
+            )
+    return largest
 
 
 def _holder(name: str, module: str, config: PeftConfig, ties: bool) -> str | None:
@@ -233,10 +272,12 @@ def _changed(
     module: str,
     base: BaseRows,
     max_rank: int,
+    vocab_size: int | None,
 ) -> "Rows":
     """Rows of an uploaded tensor that are not the base model's. Raises InvalidAdapter.
 
-    token_ids: of the tensor's rows; None for a whole weight.
+    token_ids: of the tensor's rows; None for a whole weight. Rows that the base model lacks are
+    zeros.   vocab_size: number of token ids; None for the base model's.
     """
     stored = base.tensors.get(f"{module}.weight")
     if stored is None or stored.dtype not in ADAPTER_DTYPES or len(stored.shape) != 2:
@@ -245,12 +286,12 @@ def _changed(
             f"Tensor {shown(name)} has rows of {module}, which {base.model_id} stores quantised, "
             "so there is nothing to compare them with; train without it",
         )
-    ids = range(stored.shape[0]) if token_ids is None else token_ids
-    _check(name, tensor, ids, stored.shape, max_rank)
+    known, width = stored.shape
+    num_rows = min([known, *tensor.shape[:1]]) if vocab_size is None else vocab_size
+    ids = range(num_rows) if token_ids is None else token_ids
+    _check(name, tensor, ids, (vocab_size or known, width), max_rank)
     place = base.places[f"{module}.weight"]
-    row_bytes, old_bytes = (
-        stored.shape[1] * DTYPE_BYTES[dtype] for dtype in (tensor.dtype, stored.dtype)
-    )
+    row_bytes, old_bytes = (width * DTYPE_BYTES[dtype] for dtype in (tensor.dtype, stored.dtype))
     step = max(1, CHUNK_BYTES // row_bytes) if token_ids is None else 1
     rows: Rows = {}
     count = 0
@@ -259,7 +300,8 @@ def _changed(
         start = tensor.start + first * row_bytes
         part = replace(tensor, start=start, end=start + len(some) * row_bytes)
         raw = b"".join(read_tensor_chunks(file, part))
-        raw_old = place.read(some[0] * old_bytes, (some[-1] + 1) * old_bytes)
+        start, end = min(some[0], known) * old_bytes, min(some[-1] + 1, known) * old_bytes
+        raw_old = place.read(start, end).ljust(len(some) * old_bytes, b"\0")
         if raw == raw_old and tensor.dtype == stored.dtype:
             continue
         new = decode(raw, tensor.dtype).reshape(len(some), -1)
@@ -290,7 +332,7 @@ def _check(
             "unsupported_dtype",
             f"Tensor {shown(name)} is {tensor.dtype}; save the adapter as F16, BF16 or F32",
         )
-    if tensor.shape != (len(ids), shape[1]):
+    if tensor.shape != (len(ids), shape[1]) or not ids:
         raise _refused(
             "wrong_shape",
             f"Tensor {shown(name)} is {list(tensor.shape)}; its {len(ids)} rows of the base model "
@@ -308,8 +350,8 @@ def _check(
     if max(ids) >= shape[0]:
         raise _refused(
             "invalid_config",
-            f"{_KEY} of {CONFIG_FILE} has {max(ids)}; the base model has {shape[0]} tokens; train "
-            "on this base model",
+            f"{_KEY} of {CONFIG_FILE} has {max(ids)}; there are {shape[0]} tokens; train on this "
+            "base model, and save added tokens with save_embedding_layers=True",
             _KEY,
         )
 

@@ -16,6 +16,7 @@ from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.passport import (
     Passport,
     config_warnings,
+    copy_warnings,
     make_passport,
     tensor_warnings,
     weight_warnings,
@@ -83,6 +84,7 @@ class CheckedAdapter:
     header: Header
     modules: dict[str, ModuleScale]
     invocation_tokens: tuple[int, ...] | None
+    vocab_size: int | None
 
 
 def validate_adapter(
@@ -105,7 +107,8 @@ def check_adapter(
         uploaded = name_tensors(read_weights_header(file, file_size, limits))
         _check_towers(file, uploaded)
         copies = find_copies(uploaded.header, base)
-        rows = find_rows(file, uploaded.header, copies, config, base, limits.max_rank)
+        rows, vocab_size = find_rows(file, uploaded.header, copies, config, base, limits.max_rank)
+        of_copies = dict.fromkeys(copy_warnings(uploaded.header, copies, rows, base))
         others = {name: copied for name, copied in copies.items() if copied not in END_WEIGHTS}
         _check_copies(file, uploaded, others, base)
         uploaded = uploaded.without(copies.keys() | TOKEN_TENSORS)
@@ -114,23 +117,24 @@ def check_adapter(
         targeted = _targeted(config, uploaded, base)
         _check_targets(names, targeted)
         _check_embedding(names, config)
-        modules = _effects(names, config, uploaded, base, limits)
+        features = _features(base, vocab_size)
+        modules = _effects(names, config, uploaded, features, limits)
         if _ties_ends(config, base) and HEAD in modules:
             _check_tied(file, header)
-        header, with_rows = add_rows(file, header, modules, rows, base, limits.max_rank)
+        num_tokens = vocab_size or base.config["vocab_size"]
+        header, with_rows = add_rows(file, header, modules, rows, num_tokens, limits.max_rank)
         values = {name: scan_tensor(file, name, tensor) for name, tensor in header.tensors.items()}
     norms = _norms(with_rows, values)
-    unchanged = dict.fromkeys(copies.values()).keys() - {f"{module}.weight" for module in rows}
     warnings = [
         *config_warnings(config, uploaded, names, targeted, base),
-        *tensor_warnings(uploaded, sorted(unchanged)),
+        *of_copies,
+        *tensor_warnings(uploaded),
         *weight_warnings(modules, {name: norms[name] for name in modules}),
     ]
     max_value = max(tensor.max_value for tensor in values.values())
-    passport = make_passport(
-        header, with_rows, config.invocation_tokens, max_value, config.base_model_name, warnings
-    )
-    return CheckedAdapter(passport, header, with_rows, config.invocation_tokens)
+    checked = header, with_rows, config.invocation_tokens, vocab_size
+    passport = make_passport(*checked, max_value, config.base_model_name, warnings)
+    return CheckedAdapter(passport, *checked)
 
 
 def read_weights_header(file: BinaryIO, file_size: int, limits: AdapterLimits) -> Header:
@@ -176,6 +180,15 @@ def _check_invocation_tokens(config: PeftConfig, base: Base) -> None:
 def _modules(base: Base) -> dict[str, tuple[int, int]]:
     """All modules that an adapter may change, with their inputs and outputs."""
     return {**base.modules, **base.ends}
+
+
+def _features(base: Base, vocab_size: int | None) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of all modules.   vocab_size: of an adapter that adds tokens."""
+    features = _modules(base)
+    if vocab_size is not None:
+        hidden = features[EMBEDDING][1]
+        features |= {EMBEDDING: (vocab_size, hidden), HEAD: (hidden, vocab_size)}
+    return features
 
 
 def _ties_ends(config: PeftConfig, base: Base) -> bool:
@@ -330,11 +343,13 @@ def _effects(
     names: list[str],
     config: PeftConfig,
     uploaded: UploadedTensors,
-    base: Base,
+    features: Mapping[str, tuple[int, int]],
     limits: AdapterLimits,
 ) -> dict[str, ModuleScale]:
-    """Rank and scale of each module: its tensors have the rank, and the config has the scale."""
-    features = _modules(base)
+    """Rank and scale of each module: its tensors have the rank, and the config has the scale.
+
+    features: inputs and outputs of all modules.
+    """
     modules = {}
     for name in names:
         trained_name = uploaded.trained_name(name)

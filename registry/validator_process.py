@@ -117,7 +117,12 @@ def _validate(request: dict[str, Any]) -> dict[str, Any]:
         checked = check_adapter(config, weights, base, limits)
         checked_at = time.perf_counter()
         written = write_canonical(
-            target, weights, checked.header, checked.modules, checked.invocation_tokens
+            target,
+            weights,
+            checked.header,
+            checked.modules,
+            checked.invocation_tokens,
+            checked.vocab_size,
         )
     seconds = {"check": checked_at - started, "write": time.perf_counter() - checked_at}
     rounded = {stage: round(spent, 3) for stage, spent in seconds.items()}

@@ -255,7 +255,14 @@ def canonical_bytes(adapter_dir: Path, base: BaseModel) -> bytes:
     )
     written = io.BytesIO()
     with weights.open("rb") as file:
-        write_canonical(written, file, checked.header, checked.modules, checked.invocation_tokens)
+        write_canonical(
+            written,
+            file,
+            checked.header,
+            checked.modules,
+            checked.invocation_tokens,
+            checked.vocab_size,
+        )
     return written.getvalue()
 
 

@@ -21,7 +21,8 @@ from kernels.quantized import Weight
 from kernels.work import HeadNorms, Site
 from lora.layout import CUT_BY_INPUTS, Layout, ModelShape
 from lora.shard import WHOLE
-from lora.sites import embedding_sites, head_sites, site_of
+from lora.sites import added_head_site, embedding_sites, head_sites, site_of
+from registry.peft_format import MAX_ADDED_TOKENS
 
 _QKV, _O, _GATE_UP, _DOWN = (0, 1, 2), (3,), (4, 5), (6,)
 
@@ -93,7 +94,11 @@ class Decoder:
         tied_head = self.lm_head if config.tie_word_embeddings else None
         self.embed = kernels.embedding(checkpoint.embedding, tied_head)
         self._head_sites = list(head_sites(layout)) if layout else []
-        self._embedding_lora = _embedding_lora(layout) if layout and layout.chunks else None
+        has_ends = layout is not None and bool(layout.chunks)
+        self._added_site = added_head_site(layout) if layout and has_ends else None
+        self._embedding_lora = (
+            EmbeddingLoRA(list(embedding_sites(layout))) if layout and has_ends else None
+        )
         self._embedding_scale = config.embedding_scale(checkpoint.embedding.dtype)
         self.norm = checkpoint.norm
         self.layers = [self._place(i, layer) for i, layer in enumerate(checkpoint.layers())]
@@ -138,16 +143,22 @@ class Decoder:
         x, finite = self.hidden(inputs)
         return self.logits(x, inputs.head_adapters.among(range(len(x)))), finite
 
-    def logits(self, x: torch.Tensor, runs: AdapterRuns) -> torch.Tensor:
-        """Logits of the first rank, [rows, vocab].   x: [rows, hidden], from `hidden`.
+    def logits(self, x: torch.Tensor, runs: AdapterRuns, num_added: int = 0) -> torch.Tensor:
+        """Logits of the first rank, [rows, vocab + num_added].   x: [rows, hidden], from `hidden`.
 
-        runs: the adapters of these rows that change the head.
+        runs: the adapters of these rows that change the head.   num_added: how many tokens they add
+        to the vocabulary; a token's logit is 0 where its adapter has no row for it.
         """
         assert self.lm_head is not None, "only the first rank has logits"
         logits = self.lm_head(x)
         if runs.tile_tables:
             for tokens, site in self._head_sites:
                 self.kernels.add_lora(logits[:, tokens.start : tokens.stop], x, site, runs)
+        if num_added and self._added_site is not None:
+            added = logits.new_zeros(len(x), MAX_ADDED_TOKENS)
+            if runs.tile_tables:
+                self.kernels.add_lora(added, x, self._added_site, runs)
+            logits = torch.cat([logits, added[:, :num_added]], dim=1)
         if (cap := self.config.soft_caps.logits) is not None:
             soft_cap_(logits, cap)
         return logits
@@ -155,7 +166,7 @@ class Decoder:
     def hidden(self, inputs: ForwardInputs) -> tuple[torch.Tensor, torch.Tensor]:
         """Same as `forward`, with the inputs of the head, [rows, hidden], in place of logits."""
         kernels, work = self.kernels, inputs.work
-        residual = self.embed(inputs.input_ids)
+        residual = self._embed(inputs.input_ids)
         if self._embedding_lora is not None and inputs.embedding_adapters.tile_tables:
             self._embedding_lora.add(residual, inputs.input_ids, inputs.embedding_adapters)
         if self._embedding_scale != 1.0:
@@ -184,6 +195,15 @@ class Decoder:
             delta = self._run_mlp(layer.mlp, x, runs)
             x = self._add(residual, delta, layer.norms.after_mlp, next_norm)
         return x, finite
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """The base model's embeddings, [T, hidden]; zeros of tokens that adapters add."""
+        is_added = token_ids >= self.config.vocab_size
+        if not is_added.any():
+            return self.embed(token_ids)
+        residual = self.embed(token_ids.masked_fill(is_added, 0))
+        residual[is_added] = 0
+        return residual
 
     def _norm_jointly(self, qkv: torch.Tensor, norms: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Norm q over all its heads, and k, in place.   norms: their weights."""
@@ -244,11 +264,6 @@ class Decoder:
         num_unset = (~flags).float()
         self.ranks.all_reduce(num_unset)
         return num_unset == 0
-
-
-def _embedding_lora(layout: Layout) -> EmbeddingLoRA:
-    sites = [site for _, site in embedding_sites(layout)]
-    return EmbeddingLoRA(len(layout.chunks[0]), sites)
 
 
 def attention_shape(

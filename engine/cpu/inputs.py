@@ -11,7 +11,7 @@ from engine.batch import Batch, ScheduledRow
 from engine.scoring import ScoredTokens
 from engine.segments import Tables, find_firsts, find_segments
 from kernels.cpu.work import AdapterRuns, StepWork
-from lora.batch import Segment, adapter_runs
+from lora.batch import DeviceTables, Segment, adapter_runs
 from lora.packed import PackedForm
 
 
@@ -21,8 +21,8 @@ class ForwardInputs:
 
     input_ids: [T] int64.   logits_indices: tokens whose logits are wanted, rising, int64.
     wanted_adapters: adapters of those tokens alone, side by side.
-    head_adapters: those of them that change the head.   embedding_adapters: adapters of all tokens
-    that change the embedding.
+    head_adapters: those of them that change the head or the vocabulary.
+    embedding_adapters: adapters of all tokens that change the embedding.
     sampled_places, scored_places: places among those tokens, int64: of the tokens behind which rows
     choose one (the last known one and the drafts), and of the tokens before the `scored` ones.
     adapter_digests: by row number, of the adapter that `work` applies to it.
@@ -42,7 +42,7 @@ class ForwardInputs:
 
 @dataclass(frozen=True)
 class HeadAdapters:
-    """Adapters that change the head.
+    """Adapters that change the head or the vocabulary.
 
     segments: of the tokens whose logits are wanted, by their places among those.
     elements: the arena in the adapters' dtype.
@@ -54,6 +54,14 @@ class HeadAdapters:
     def among(self, places: Sequence[int]) -> AdapterRuns:
         """Adapters of the tokens in these places alone, which rise, side by side."""
         return adapter_runs(_among(places, self.segments), self.elements)
+
+    def num_added(self, places: Sequence[int]) -> list[int]:
+        """How many tokens each one's adapter adds to the vocabulary. places: as in `among`."""
+        found = [0] * len(places)
+        for segment in _among(places, self.segments):
+            count = segment.end - segment.start
+            found[segment.start : segment.end] = [segment.tables.num_added] * count
+        return found
 
 
 class InputBuilder:
@@ -81,7 +89,7 @@ class InputBuilder:
         scored = ScoredTokens.of(rows, starts[:-1])
         wanted = sorted([*sampled, *scored.indices])
         of_wanted = _among(wanted, segments)
-        of_head = [segment for segment in of_wanted if segment.tables.has_head]
+        of_head = [segment for segment in of_wanted if _changes_head(segment.tables)]
         of_embedding = [segment for segment in segments if segment.tables.has_embedding]
         blocks = [self._blocks(row) for row in rows]
         work = StepWork(
@@ -114,6 +122,10 @@ class InputBuilder:
     def _slots(self, row: ScheduledRow) -> list[int]:
         size = self.layout.block_size
         return [row.block_ids[p // size] * size + p % size for p in _positions(row)]
+
+
+def _changes_head(tables: DeviceTables) -> bool:
+    return tables.has_head or tables.num_added > 0
 
 
 def _among(tokens: Sequence[int], segments: Sequence[Segment]) -> list[Segment]:

@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from engine.batch import Batch, StepTokens
 from engine.cpu.decoder import Decoder
 from engine.cpu.inputs import ForwardInputs, InputBuilder
 from engine.grammar.matcher import Mask
+from engine.messages import TokenLogprobs
 from engine.meter import TokenMeter
 from engine.sampler import choose
 from engine.scoring import score
@@ -106,11 +108,14 @@ class ModelRunner:
         if self.model.lm_head is None:
             return StepTokens(())  # the first rank chooses
         choices = Choices.of(batch.rows, masks)
-        logits = forward.logits(self.model, inputs.sampled_places[list(choices.places)])
-        tokens, logprobs = choose(logits, choices.rows, choices.masks)
-        vocab_size = self.model.config.vocab_size
+        tokens, logprobs = self._choose_tokens(forward, choices)
+        places = inputs.scored_places
+        added = inputs.head_adapters.num_added(places.tolist())
         named, is_sane = score(
-            lambda part: forward.logits(self.model, inputs.scored_places[part]), scored, vocab_size
+            lambda part: forward.logits(self.model, places[part], added[part.start]),
+            scored,
+            self.model.config.vocab_size,
+            [i for i, (a, b) in enumerate(pairwise(added), start=1) if a != b],
         )
         is_finite[scored.indices] &= is_sane
         verdict = choices.judge(batch.rows, tokens, is_finite.tolist())
@@ -124,6 +129,26 @@ class ModelRunner:
             verdict.num_accepted,
         )
 
+    def _choose_tokens(
+        self, forward: "_Forward", choices: Choices
+    ) -> tuple[list[int], dict[int, TokenLogprobs]]:
+        """A token and logprobs by choice. Those of one vocabulary are made at once, so that a row's
+        bits do not depend on what the adapters of others add.
+        """
+        places = forward.inputs.sampled_places[list(choices.places)]
+        added = forward.inputs.head_adapters.num_added(places.tolist())
+        token_ids = [0] * len(places)
+        logprobs: dict[int, TokenLogprobs] = {}
+        for num_added in dict.fromkeys(added):
+            own = [n for n, count in enumerate(added) if count == num_added]
+            logits = forward.logits(self.model, places[own], num_added)
+            masks = {i: choices.masks[n] for i, n in enumerate(own) if n in choices.masks}
+            found, told = choose(logits, [choices.rows[n] for n in own], masks)
+            for n, token_id in zip(own, found, strict=True):
+                token_ids[n] = token_id
+            logprobs |= {own[i]: logprob for i, logprob in told.items()}
+        return token_ids, logprobs
+
 
 class _Forward(NamedTuple):
     """A step whose tokens are not chosen yet.   x: inputs of the head.   is_finite: [T]."""
@@ -133,7 +158,10 @@ class _Forward(NamedTuple):
     x: torch.Tensor
     is_finite: torch.Tensor
 
-    def logits(self, model: Decoder, places: torch.Tensor) -> torch.Tensor:
-        """Logits of some of the tokens whose logits are wanted, by their places among those."""
+    def logits(self, model: Decoder, places: torch.Tensor, num_added: int) -> torch.Tensor:
+        """Logits of some of the tokens whose logits are wanted, by their places among those.
+
+        num_added: how many tokens the adapter of each adds to the vocabulary.
+        """
         runs = self.inputs.head_adapters.among(places.tolist())
-        return model.logits(self.x[places], runs)
+        return model.logits(self.x[places], runs, num_added)

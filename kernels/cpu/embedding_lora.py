@@ -3,6 +3,7 @@
 A step adds a few rows of a few tiles here, so all kernels share this implementation.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,13 +18,13 @@ from kernels.work import Site
 class EmbeddingLoRA:
     """Adds adapters' parts to embeddings. A row's bits depend on the row only.
 
-    chunk_size: tokens of a chunk of the vocabulary.   sites: one for each chunk, in order; A of a
-    chunk is [8, its tokens], B is [8, hidden].
+    sites: one for each chunk of the vocabulary, with its tokens, in order; A of a chunk is
+    [8, its tokens], B is [8, hidden].
     """
 
-    def __init__(self, chunk_size: int, sites: Sequence[Site]) -> None:
-        self._chunk_size = chunk_size
+    def __init__(self, sites: Sequence[tuple[range, Site]]) -> None:
         self._sites = sites
+        self._starts = [tokens.start for tokens, _ in sites]
         self._tiles = TileViews()
 
     def add(self, y: torch.Tensor, token_ids: torch.Tensor, runs: AdapterRuns) -> None:
@@ -35,13 +36,15 @@ class EmbeddingLoRA:
         for number, (first, end) in enumerate(runs.bounds.tolist()):
             rows_of: dict[int, list[int]] = {}
             for row in range(first, end):
-                rows_of.setdefault(ids[row] // self._chunk_size, []).append(row)
+                rows_of.setdefault(bisect_right(self._starts, ids[row]) - 1, []).append(row)
             for chunk, rows in rows_of.items():
-                site = self._sites[chunk]
+                tokens, site = self._sites[chunk]
                 (projection,) = site.projections
-                columns = [ids[row] % self._chunk_size for row in rows]
-                scale = float(runs.scales[number][site.layer, projection])
                 tiles = self._tiles.of(runs, number, site, projection)
+                if not tiles:  # the adapter adds no tokens
+                    continue
+                columns = [ids[row] - tokens.start for row in rows]
+                scale = float(runs.scales[number][site.layer, projection])
                 y[rows] += (scale * _sum_rows(tiles, columns)).to(y.dtype)
 
 

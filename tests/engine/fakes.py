@@ -109,6 +109,9 @@ class FakeReference:
     def invocation_tokens(self, object_path: Path) -> tuple[int, ...] | None:
         return self.invocation
 
+    def added_tokens(self, object_path: Path) -> Sequence[int]:
+        return ()
+
     def compare(self, sequences, object_path):
         digest = self.merges
         if digest == "the file's":

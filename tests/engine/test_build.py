@@ -15,6 +15,7 @@ from engine.models.config import DecoderConfig
 from engine.wire import write_vocabulary
 from lora.beat import Beat
 from lora.layout import Layout, ModelShape
+from registry.peft_format import MAX_ADDED_TOKENS
 from server.capacity.arena import Arena, Limits, sum_ranks
 from server.capacity.hardware import HARDWARE
 from tests.tiny_models import save_model
@@ -178,3 +179,11 @@ def test_an_error_of_a_start_that_nobody_foresaw_is_said_with_the_status_of_one(
         serve(config, Beat())
     assert ended.value.code == os.EX_DATAERR
     assert "the model cannot be started: SafetensorError: " in caplog.messages[-1]
+
+
+def test_tokens_that_adapters_add_have_a_place_among_the_words_and_no_text(tmp_path):
+    model_dir = str(save_model(tmp_path / "model"))
+    config = make_config(tmp_path, model_dir=model_dir, device="cpu")
+    core, _ = build_core(config, "eng-1", [b"x"] * 290)
+    words = core.scheduler.outputs._vocabulary
+    assert words == [b"x"] * 290 + [b""] * (2 + MAX_ADDED_TOKENS)

@@ -263,7 +263,12 @@ class InProcessValidator:
             base = choose_base(bases, config.read_bytes(), source, limits)
             checked = check_adapter(config.read_bytes(), source, base, limits)
             written = write_canonical(
-                out, source, checked.header, checked.modules, checked.invocation_tokens
+                out,
+                source,
+                checked.header,
+                checked.modules,
+                checked.invocation_tokens,
+                checked.vocab_size,
             )
         passport = checked.passport.to_dict()
         return ValidatedAdapter(

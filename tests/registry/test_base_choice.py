@@ -54,6 +54,9 @@ CHOICES = {
     "by width under an unknown name": ([SMALL, WIDE], "org/Tuned", make_header(), SMALL),
     "by modules": ([SMALL, EXPERTS], None, make_header(modules=(Q, UP)), SMALL),
     "by a copy": ([SMALL, TWIN], None, make_header(others={HEAD_COPY: (9, 16)}), TWIN),
+    "by a copy with added tokens": (
+        [SMALL, WIDE], None, make_header(others={HEAD_COPY: (71, 16)}), SMALL,
+    ),
     "by width within a name": (
         [make_served("a/x"), make_served("b/x", 32), WIDE], "x", make_header(),
         make_served("a/x"),

@@ -50,7 +50,14 @@ def outcome(base, number):
         return error, None
     written = io.BytesIO()
     source = io.BytesIO(weights)
-    write_canonical(written, source, checked.header, checked.modules, checked.invocation_tokens)
+    write_canonical(
+        written,
+        source,
+        checked.header,
+        checked.modules,
+        checked.invocation_tokens,
+        checked.vocab_size,
+    )
     return written.getvalue(), checked
 
 

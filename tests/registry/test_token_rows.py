@@ -40,7 +40,8 @@ def save_base(folder, ends, *, tied=False):
     tensors = write_base(folder)
     tensors |= {f"{module}.weight": tensor for module, tensor in ends.items()}
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": tied}))
+    config |= {"tie_word_embeddings": tied, "vocab_size": ends[EMBEDDING][1][0]}
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(encode(tensors))
     return BaseModel.load(folder, "tiny-llama", folder.parent / "cache")
 
@@ -80,7 +81,14 @@ def served(base, tensors, **config):
     """The sums that the canonical object adds to the ends, [vocab, hidden], and its passport."""
     weights, checked = check(base, tensors, **config)
     written = io.BytesIO()
-    write_canonical(written, weights, checked.header, checked.modules, checked.invocation_tokens)
+    write_canonical(
+        written,
+        weights,
+        checked.header,
+        checked.modules,
+        checked.invocation_tokens,
+        checked.vocab_size,
+    )
     data = written.getvalue()
     assert len(data) == checked.passport.size_bytes
     adapter = parse_canonical(data)
@@ -216,8 +224,8 @@ NAN = trained(OLD[EMBEDDING], [3])
 NAN[3, 1] = np.nan
 TOO_MANY = trained(OLD[EMBEDDING], range(4, 7))
 FAULTS = {
-    "outside the vocabulary": (tokens(), [VOCAB], "invalid_config", "has 7; the base"),
-    "a huge id": (tokens(), [2**70], "invalid_config", "has 7 tokens"),
+    "outside the vocabulary": (tokens(), [VOCAB], "invalid_config", "has 7; there are 7 tokens"),
+    "a huge id": (tokens(), [2**70], "invalid_config", "are 7 tokens"),
     "twice": (tokens(rows_of(5, 2)), [3, 3], "invalid_config", "names a token or a module twice"),
     "a module twice": (
         tokens(), {"embed_tokens": [3], "model.embed_tokens": [3]}, "invalid_config", "twice",
@@ -235,8 +243,10 @@ FAULTS = {
     "a NaN of a token": (tokens(NAN[3:4]), [3], "not_finite", TOKENS[EMBEDDING]),
     "too many rows": (copy(TOO_MANY), None, "unsupported_feature", "changed 3 of 7 rows"),
     "another width": (copy(np.ones((VOCAB, 8))), None, "wrong_shape", "is [7, 8]"),
-    "a row fewer": (copy(OLD[EMBEDDING][:6]), None, "wrong_shape", "is [6, 16]"),
     "no rows": (copy(np.ones((0, HIDDEN))), None, "empty_tensor", "shape [0, 16]"),
+    "65 tokens more": (
+        copy(np.ones((VOCAB + 65, HIDDEN))), None, "wrong_shape", "add at most 64 tokens",
+    ),
     "a vector": (copy(np.ones(HIDDEN)), None, "wrong_shape", "is [16]"),
     "a billion empty rows": (copy(np.ones((10**9, 0))), None, "empty_tensor", "1000000000, 0]"),
     "other numbers": (copy(OLD[EMBEDDING], "F64"), None, "unsupported_dtype", "is F64"),
@@ -248,6 +258,63 @@ def test_rows_that_are_not_sound_are_refused_with_what_is_wrong(untied, case):
     tensors, token_ids, code, said = FAULTS[case]
     error = refused(untied, tensors, AdapterLimits(max_rank=2), trainable_token_indices=token_ids)
     assert (error.code, said in str(error)) == (code, True), error
+
+
+RESIZED = {module: np.concatenate([OLD[module], rows_of(7, 3)]) for module in COPY}
+RESIZED[HEAD][VOCAB + 1] = 0
+
+
+def copies():
+    return {COPY[module]: make_tensor(rows) for module, rows in RESIZED.items()}
+
+
+def test_rows_behind_the_base_models_are_added_to_its_vocabulary(untied):
+    weights, checked = check(untied, copies())
+    assert checked.passport.vocab_size == checked.vocab_size == VOCAB + 3
+    added, _ = served(untied, copies())
+    for module, rows in added.items():
+        np.testing.assert_allclose(rows[VOCAB:], RESIZED[module][VOCAB:], rtol=0, atol=2e-6)
+        assert not rows[:VOCAB].any()
+    assert {name: effect.rank for name, effect in checked.modules.items() if name in COPY} == {
+        EMBEDDING: 3, HEAD: 2,
+    }  # fmt: skip
+
+
+def test_the_object_says_how_many_tokens_there_are_only_if_some_were_added(untied):
+    def told(tensors):
+        weights, checked = check(untied, tensors)
+        written = io.BytesIO()
+        write_canonical(written, weights, checked.header, checked.modules, None, checked.vocab_size)
+        return parse_canonical(written.getvalue()).vocab_size
+
+    assert told(copies()) == VOCAB + 3
+    assert told(copy(ONE_ROW)) is None
+
+
+def test_a_trained_token_may_be_an_added_one(untied):
+    new = rows_of(5, 1)
+    tensors = copies() | tokens(new)
+    added, _ = served(untied, tensors, trainable_token_indices=[VOCAB + 2])
+    np.testing.assert_allclose(added[EMBEDDING][VOCAB + 2], new[0], rtol=0, atol=2e-6)
+    error = refused(untied, tensors, trainable_token_indices=[VOCAB + 3])
+    assert f"has {VOCAB + 3}; there are {VOCAB + 3} tokens" in str(error)
+
+
+def test_one_end_that_was_resized_alone_is_refused(untied, tied):
+    alone = {COPY[EMBEDDING]: make_tensor(RESIZED[EMBEDDING])}
+    error = refused(untied, alone)
+    assert (error.code, "lm_head has no weight with as many" in str(error)) == ("wrong_shape", True)
+    assert check(tied, alone)[1].vocab_size == VOCAB + 3
+    assert refused(tied, alone, modules_to_save=["embed_tokens"]).code == "wrong_shape"
+
+
+def test_rows_that_a_smaller_weight_lacks_stay_the_base_models(untied):
+    added, passport = served(untied, copy(ONE_ROW[:5]))
+    assert added[EMBEDDING].any(axis=1).nonzero()[0].tolist() == [3]
+    assert passport.warnings == [
+        "The files have 5 rows of model.embed_tokens.weight; the other 2 stay."
+    ]
+    assert passport.vocab_size is None
 
 
 def test_rows_and_a_lora_of_one_module_share_the_limit_of_its_rank(untied):
@@ -284,13 +351,13 @@ def test_the_confined_process_reads_the_base_models_rows(untied, tied, tmp_path)
     """The gateway opens them for it, those of all base models that may be meant."""
     config, weights, target = (tmp_path / name for name in ("config", "weights", "target"))
     config.write_bytes(make_config(target_modules=["q_proj"], base_model_name_or_path="twin"))
-    adapter = make_adapter(untied, targets=["q_proj"]) | copy(ONE_ROW)
+    adapter = make_adapter(untied, targets=["q_proj"]) | copies()
     weights.write_bytes(encode(adapter))
     bases = [replace(tied, model_id="other"), replace(untied, model_id="twin")]
     validated = Validator(LIMITS).check(bases, "a", config, weights, target)
-    file, checked = check(untied, copy(ONE_ROW))
+    file, checked = check(untied, copies())
     written = io.BytesIO()
-    write_canonical(written, file, checked.header, checked.modules)
+    write_canonical(written, file, checked.header, checked.modules, None, VOCAB + 3)
     assert validated.base_model == "twin"
     assert validated.digest == sha256(written.getvalue()) == sha256(target.read_bytes())
 

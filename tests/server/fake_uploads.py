@@ -24,6 +24,7 @@ PASSPORT = {
     "num_parameters": 35_840,
     "size_bytes": 2_540_000,
     "invocation_tokens": None,
+    "vocab_size": None,
     "warnings": ["rank_pattern has 'x', which matches no module."],
     "canary": {
         "passed": True,

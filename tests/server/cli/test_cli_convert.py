@@ -11,7 +11,6 @@ import pytest
 import torch
 from peft.tuners.lora import config as options
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from registry import peft_config
