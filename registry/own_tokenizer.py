@@ -1,4 +1,4 @@
-"""The own parts of an adapter's tokenizer: added tokens, a chat template, an end of answers.
+"""Parts of a tokenizer that an adapter has of its own: tokens, chat template, end of answers.
 
 In everything else the tokenizer must be the base model's. Libraries write one tokenizer in several
 forms, so what is compared is what a part does to a text's token ids.
@@ -77,7 +77,7 @@ def find_own(files: Mapping[str, Source], base: BaseText, num_ids: int) -> Json 
 
 
 def summary(own: Json) -> Json:
-    """Summarise it for a passport."""
+    """Make the summary that a passport shows."""
     return {
         "added_tokens": len(own.get("added_tokens", ())),
         "has_chat_template": "chat_template" in own,

@@ -1,4 +1,4 @@
-"""The own parts of an adapter's tokenizer, with transformers' saved folders as oracle."""
+"""Tokens and templates of an adapter's own, with transformers' saved folders as oracle."""
 
 import json
 from pathlib import Path
