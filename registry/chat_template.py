@@ -5,6 +5,7 @@ data only. A rendering is bounded: messages and body at the edge, `range` by the
 here; and Jinja holds Python's lock no longer at a time than other Python code.
 """
 
+import copy
 import datetime
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,6 +57,12 @@ class ChatTemplate:
         self.special_tokens = special_tokens
         self.sources = sources
         self._of_parts: dict[str, bool] = {}
+
+    def with_special_tokens(self, special_tokens: Mapping[str, str]) -> "ChatTemplate":
+        """The same templates, with other variables."""
+        made = copy.copy(self)
+        made.special_tokens = special_tokens
+        return made
 
     @classmethod
     def load(cls, model_dir: Path, config: dict[str, Any]) -> "ChatTemplate":

@@ -4,11 +4,8 @@ The process has only what registry.validator gives it: a few open files, little 
 no network and no secrets. It imports only numpy and the checks.
 """
 
-import ctypes
 import importlib
 import json
-import os
-import resource
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -16,6 +13,7 @@ from typing import Any
 
 from registry.base_choice import choose_base
 from registry.base_tensor import BaseTensor, TensorPlace
+from registry.confinement import confine
 from registry.errors import InvalidAdapter, TooLarge
 from registry.own_tokenizer import BaseText, find_own, summary
 from registry.peft_format import write_canonical
@@ -25,9 +23,6 @@ READY = b"ready\n"
 """Line printed after the start: earlier failures are the server's fault, later ones the files'."""
 
 CONFIG_KEYS = ("architectures", "model_type", "vocab_size", "tie_word_embeddings")
-
-_CLONE_NEWNET = 0x4000_0000
-_CLONE_NEWUSER = 0x1000_0000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,37 +56,18 @@ class BaseFacts:
 def main() -> None:
     """Read one request from stdin and print one answer, as registry.validator documents."""
     request = json.load(sys.stdin)
-    is_offline = confine(**request["confinement"])
+    is_offline = begin(**request["confinement"])
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()
     answer = _answer(request) | {"is_offline": is_offline}
     sys.stdout.write(json.dumps(answer))
 
 
-def confine(memory_bytes: int, file_bytes: int, cpu_s: int, open_files: int, niceness: int) -> bool:
+def begin(**confinement: int) -> bool:
     """Give up, for good, all that a check does not need; returns whether the network is gone."""
-    # The checks use it. If its import failed after this, the files would be blamed.
+    # The checks use it. If its import failed after the next line, the files would be blamed.
     importlib.import_module("numpy")
-    os.nice(niceness)
-    for kind, limit in (
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_FSIZE, file_bytes),
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_NOFILE, open_files),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        # The system's own hard limit may be lower, and cannot be raised.
-        allowed = resource.getrlimit(kind)[1]
-        lower = limit if allowed == resource.RLIM_INFINITY else min(limit, allowed)
-        resource.setrlimit(kind, (lower, lower))
-    return _leave_network()
-
-
-def _leave_network() -> bool:
-    """Enter a new, empty network namespace. False if the system does not allow it."""
-    # os.unshare needs Python 3.12. A new user namespace makes the call work without root.
-    unshare = getattr(ctypes.CDLL(None), "unshare", None)
-    return unshare is not None and unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
+    return confine(**confinement)
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from server.text.json_object import JsonObject
 from server.text.vocabulary import BYTE_ALPHABET, read_vocabulary
 
-_NFC_FACTOR = 3
+NFC_FACTOR = 3
 """Times by which NFC may shorten a text's UTF-8: three letters of Hangul, of 3 bytes each, become
 one syllable of 3 bytes.
 """
@@ -31,7 +31,7 @@ def most_bytes_per_token(definition: JsonObject) -> int | None:
         return None
     longest = max(map(len, read_vocabulary(definition)), default=0)
     names = (len(token["content"].encode()) for token in added)
-    factor = _NFC_FACTOR if any(step["type"] == "NFC" for step in steps) else 1
+    factor = NFC_FACTOR if any(step["type"] == "NFC" for step in steps) else 1
     return factor * max(longest, *names, 1)
 
 

@@ -7,6 +7,8 @@ Outputs are the bytes of tokens, decoded as tokens come.
 """
 
 import codecs
+import copy
+import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
@@ -14,16 +16,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 
 from registry.chat_template import ChatTemplate, content, read_json
 from registry.chat_template import TemplateError as TemplateError
 from registry.text_config import text_config
 from server.text.json_object import JsonObject
-from server.text.text_length import most_bytes_per_token
+from server.text.template_process import ConfinedTemplate, TemplateProcess
+from server.text.text_length import NFC_FACTOR, most_bytes_per_token
 from server.text.tiktoken_encoding import NotExact, TiktokenEncoding
+from server.text.vocabulary import ExtendedVocabulary, converter, read_vocabulary
 from server.text.vocabulary import UnsupportedTokenizer as UnsupportedTokenizer
-from server.text.vocabulary import read_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +53,9 @@ class Tokenizer:
         for token in definition.get("added_tokens", []):
             # Reading closes gaps between ids, so the file's ids may differ.
             token["id"] = self._hf.token_to_id(token["content"])
-        self.added_tokens = {t["content"]: t["id"] for t in definition.get("added_tokens", [])}
-        self.vocabulary = read_vocabulary(definition)
+        self._added = {token["content"]: token for token in definition.get("added_tokens", [])}
+        self.vocabulary: Sequence[bytes] = read_vocabulary(definition)
+        self._bytes_of = converter(definition)
         self.most_bytes_per_token = most_bytes_per_token(definition)
         config = read_json(model_dir / "tokenizer_config.json")
         try:
@@ -61,6 +66,54 @@ class Tokenizer:
         self.eos_token_ids = _eos_token_ids(model_dir, self._hf, config)
         self._prefix, self._suffix = _around_text(self._hf)
         self._tiktoken = _tiktoken(definition, self._hf)
+
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        return {text: token["id"] for text, token in self._added.items()}
+
+    def with_own(self, own: JsonObject, templates: TemplateProcess) -> "Tokenizer":
+        """This tokenizer with what an adapter's has of its own; it shares the vocabulary.
+
+        own: as `registry.own_tokenizer` found it.   templates: renders its chat template.
+        """
+        made = copy.copy(self)
+        made.eos_token_ids = tuple(sorted({*self.eos_token_ids, *own.get("eos_token_ids", ())}))
+        if added := own.get("added_tokens"):
+            made._add(added)
+        if "chat_template" in own or "special_tokens" in own:
+            special = {**self._chat_template.special_tokens, **own.get("special_tokens", {})}
+            made._chat_template = (
+                ConfinedTemplate(own["chat_template"], special, templates)
+                if "chat_template" in own
+                else self._chat_template.with_special_tokens(special)
+            )
+        return made
+
+    @property
+    def is_confined(self) -> bool:
+        """Whether its chats are rendered in another process, for which no stream may wait."""
+        return isinstance(self._chat_template, ConfinedTemplate)
+
+    def _add(self, tokens: Sequence[JsonObject]) -> None:
+        """Add tokens to those of the file, or give these other properties."""
+        self._added = self._added | {token["content"]: token for token in tokens}
+        base, self._hf = self._hf, HFTokenizer(self._hf.model)
+        self._hf.normalizer, self._hf.pre_tokenizer = base.normalizer, base.pre_tokenizer
+        self._hf.post_processor, self._hf.decoder = base.post_processor, base.decoder
+        in_order = sorted(self._added.values(), key=lambda token: token["id"])
+        for is_special, group in itertools.groupby(in_order, key=lambda token: token["special"]):
+            add = self._hf.add_special_tokens if is_special else self._hf.add_tokens
+            add([_added_token(token) for token in group])
+        assert all(self._hf.token_to_id(token["content"]) == token["id"] for token in tokens)
+        # Splitting at more tokens is Hugging Face's, which does it exactly.
+        self._tiktoken = None
+        words = {t["id"]: b"" if t["special"] else self._bytes_of(t["content"]) for t in tokens}
+        self.vocabulary = ExtendedVocabulary(self.vocabulary, words)
+        longest = max(len(token["content"].encode()) for token in tokens)
+        if any(token["lstrip"] or token["rstrip"] for token in tokens):
+            self.most_bytes_per_token = None
+        elif self.most_bytes_per_token is not None:
+            self.most_bytes_per_token = max(self.most_bytes_per_token, NFC_FACTOR * longest)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids. A rendered chat has its special tokens already, so its caller has none added.
@@ -152,6 +205,11 @@ class Detokenizer:
         known, shown = self._vocabulary, self._shown
         data = b"".join([shown.get(i) or known[i] for i in token_ids if i < len(known)])
         return self._decoder.decode(data[: len(data) - cut_bytes], final)
+
+
+def _added_token(token: JsonObject) -> AddedToken:
+    flags = {name: token[name] for name in ("single_word", "lstrip", "rstrip", "normalized")}
+    return AddedToken(token["content"], special=token["special"], **flags)
 
 
 def _eos_token_ids(model_dir: Path, hf: HFTokenizer, config: JsonObject) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
 """A vocabulary as bytes: the bytes that each token id adds to a text."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from server.text.json_object import JsonObject
 
@@ -21,7 +22,7 @@ def read_vocabulary(definition: JsonObject) -> list[bytes]:
     model = definition["model"]
     if model["type"] != "BPE":
         raise UnsupportedTokenizer(f"its model is {model['type']}; only BPE is served")
-    convert = _converter(_flattened(definition.get("decoder")))
+    convert = converter(definition)
     added = definition.get("added_tokens", [])
     ids = {*model["vocab"].values(), *(token["id"] for token in added)}
     table = [b""] * (max(ids, default=-1) + 1)
@@ -30,6 +31,33 @@ def read_vocabulary(definition: JsonObject) -> list[bytes]:
     for token in added:
         table[token["id"]] = b"" if token["special"] else convert(token["content"])
     return table
+
+
+def converter(definition: JsonObject) -> Callable[[str], bytes]:
+    """A function from a token's name to its bytes. Raises UnsupportedTokenizer.
+
+    definition: of tokenizer.json.
+    """
+    return _converter(_flattened(definition.get("decoder")))
+
+
+class ExtendedVocabulary(Sequence[bytes]):
+    """A vocabulary with other bytes for some ids, which may lie beyond it.   words: those bytes."""
+
+    def __init__(self, known: Sequence[bytes], words: Mapping[int, bytes]) -> None:
+        self.words = words
+        self._known = known
+        self._size = max(len(known), max(words) + 1)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, token_id: Any) -> Any:
+        if token_id in self.words:
+            return self.words[token_id]
+        if token_id >= self._size:
+            raise IndexError(token_id)
+        return self._known[token_id] if token_id < len(self._known) else b""
 
 
 def byte_level(token: str) -> bytes:

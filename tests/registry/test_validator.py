@@ -160,7 +160,7 @@ def test_the_process_is_given_no_secrets(base, files, tmp_path, monkeypatch):
 def in_a_validator(code):
     """Output of a process that gives up its privileges as a validator does and then runs `code`."""
     start = f"import sys; sys.path.insert(0, {str(ROOT)!r})\nimport registry.validator_process as v"
-    confine = "v.confine(memory_bytes=1 << 30, file_bytes=1000, cpu_s=7, open_files=9, niceness=3)"
+    confine = "v.begin(memory_bytes=1 << 30, file_bytes=1000, cpu_s=7, open_files=9, niceness=3)"
     command = [sys.executable, "-I", "-c", f"{start}\noffline = {confine}\n{code}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
