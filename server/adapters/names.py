@@ -21,6 +21,7 @@ class NamedAdapter:
 
     base: the base model which it is for.
     response_template: the format of its tool calls as JSON; None for the base model's.
+    tokenizer: what `registry.own_tokenizer` found, as JSON; None for nothing.
     """
 
     owner_id: str
@@ -29,6 +30,7 @@ class NamedAdapter:
     ref: AdapterRef
     base: BaseRef
     response_template: str | None = None
+    tokenizer: str | None = None
 
 
 def resolve_adapter(
@@ -64,6 +66,7 @@ def _named(owner_id: str, owner_name: str, name: str, version: Version) -> Named
         version.ref,
         version.base,
         version.response_template,
+        version.tokenizer,
     )
 
 

@@ -97,7 +97,7 @@ class Rendering:
 
     def _choices(self) -> list[Choice]:
         """A Choice for each answer: n for the first prompt, then n for the next."""
-        vocabulary = self.admitted.base.tokenizer.vocabulary
+        vocabulary = self.admitted.text.tokenizer.vocabulary
         is_chat = isinstance(self.asked, ChatRequest)
         shown = [
             _shown(self.asked, number, ids, vocabulary)

@@ -22,7 +22,7 @@ from registry.catalog import Catalog
 from registry.ref import AdapterRef
 from server import logs
 from server.accounts.auth import Identity
-from server.adapters.names import resolve_adapter
+from server.adapters.names import NamedAdapter, resolve_adapter
 from server.billing.budgets import BudgetExhausted, cover, note_refusal
 from server.billing.holds import Hold, open_hold
 from server.billing.price_tags import PriceTags
@@ -38,6 +38,7 @@ from server.inference.encoders import LARGE_BYTES, Encoders
 from server.inference.generation_request import Chat, GenerationRequest
 from server.inference.limit_refusals import RefusingLimit
 from server.inference.served_base import ServedBase
+from server.inference.texts import Text
 from server.limits.adapter_limits import limits_of_adapter
 from server.limits.epochs import StaleEpoch
 from server.limits.epochs import check as check_epoch
@@ -81,6 +82,7 @@ class Admitted:
     base: ServedBase
     request: GenerationRequest
     message: AddRequest
+    text: Text
     form: AnswerForm
     price: Price
     grant: Grant
@@ -92,16 +94,17 @@ class Admitted:
 class _Resolved:
     """A resolved model name.
 
-    base: the base model, or the adapter's.   adapter: None for the base.   limits: all that apply.
-
-    response_template: the adapter's own format of tool calls as JSON, or None.
+    base: the base model, or the adapter's.   named: None for the base.   limits: all that apply.
     """
 
     base: ServedBase
-    adapter: AdapterRef | None
+    named: NamedAdapter | None
     price: Price
     limits: tuple[Limit, ...]
-    response_template: str | None = None
+
+    @property
+    def adapter(self) -> AdapterRef | None:
+        return self.named.ref if self.named else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,10 @@ class Admission:
         with _visit(base):
             await _wake(base, identity.tenant_id)
             base.load.check(identity, request.priority, request.num_answers)
-            begun, message, form = await self._prepare(identity, request, resolved, request_id)
+            text = await base.text_of(resolved.named, self.encoders, identity.tenant_id)
+            begun, message, form = await self._prepare(
+                identity, request, resolved, text, request_id
+            )
             try:
                 engine = _route(base, message)
             except BaseException:
@@ -158,7 +164,8 @@ class Admission:
         except BaseException:
             base.load.remove(running)
             raise
-        return Admitted(base, request, message, form, resolved.price, grant, running, arrived_at)
+        price = resolved.price
+        return Admitted(base, request, message, text, form, price, grant, running, arrived_at)
 
     # ---- the steps, in order ----
 
@@ -184,8 +191,7 @@ class Admission:
             )
             of_base = identity.limits_on(base.model_id)
             of_adapter = limits_of_adapter(conn, adapter_id)
-            template = named.response_template
-            return _Resolved(base, named.ref, price, (*of_base, *of_adapter), template)
+            return _Resolved(base, named, price, (*of_base, *of_adapter))
 
         return await self.database.read(read)
 
@@ -195,19 +201,21 @@ class Admission:
         identity: Identity,
         request: GenerationRequest,
         resolved: _Resolved,
+        text: Text,
         request_id: str,
     ) -> tuple[Grant | None, AddRequest, AnswerForm]:
         """Tokenize the prompts and compile the answers' form; what has been charged, the message to
         the engine, and the form. If either is refused, the work that it took stays charged.
         """
-        dialect = resolved.base.dialect_of(resolved.response_template)
-        begun = await self._charge_work(identity, request, dialect, resolved, request_id)
+        begun = await self._charge_work(identity, request, text, resolved, request_id)
         try:
             encoded = await prompts.tokenize(
-                resolved.base, dialect, self.encoders, identity.tenant_id, request
+                resolved.base, text, self.encoders, identity.tenant_id, request
             )
-            form = form_of(request, dialect, is_reasoning=encoded.is_reasoning)
-            message = await self._message(identity, request, encoded, form, resolved, request_id)
+            form = form_of(request, text.dialect, is_reasoning=encoded.is_reasoning)
+            message = await self._message(
+                identity, request, encoded, text, form, resolved, request_id
+            )
         except (Overloaded, Unavailable):
             self._release(begun, None)
             raise
@@ -220,7 +228,7 @@ class Admission:
         self,
         identity: Identity,
         request: GenerationRequest,
-        dialect: Dialect,
+        text: Text,
         resolved: _Resolved,
         request_id: str,
     ) -> Grant | None:
@@ -228,13 +236,14 @@ class Admission:
 
         Its tokens, which are not known yet, are charged in `_pay`. Raises RateLimited.
         """
+        dialect = text.dialect
         states = (False, True) if dialect.template.reasoning else (False,)
         forms = [form_of(request, dialect, is_reasoning=state) for state in states]
         tenant_id = identity.tenant_id
         is_known = not forms[0].demands or any(self.grammars.get(tenant_id, it) for it in forms)
-        if is_known and not prompts.is_long(request):
+        if is_known and not prompts.is_long(text, request):
             return None
-        least_tokens = prompts.least_tokens(resolved.base, request)
+        least_tokens = prompts.least_tokens(text, request)
         await self.limiter.check(resolved.limits, tokens=least_tokens)
         countable = [limit for limit in resolved.limits if limit.metric != "tokens"]
         return await self._acquire(request_id, countable, 0)
@@ -244,6 +253,7 @@ class Admission:
         identity: Identity,
         request: GenerationRequest,
         encoded: prompts.Prompts,
+        text: Text,
         form: AnswerForm,
         resolved: _Resolved,
         request_id: str,
@@ -258,7 +268,12 @@ class Admission:
             tenant_id=identity.tenant_id,
             prompt_token_ids=tuple(first),
             more_prompts=tuple(map(tuple, others)),
-            sampling_params=replace(request.sampling, max_tokens=max_tokens),
+            sampling_params=replace(
+                request.sampling,
+                max_tokens=max_tokens,
+                eos_token_ids=text.eos_token_ids,
+                words=tuple(text.words.items()) if request.sampling.stop else (),
+            ),
             token_lease=request.num_answers * max_tokens,
             deadline_s=self.timeouts.request_s,
             first_token_timeout_s=self.timeouts.first_token_s,

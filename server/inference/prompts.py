@@ -10,8 +10,8 @@ from server.inference.encoders import Encoders
 from server.inference.errors import context_length_exceeded, unknown_token_id
 from server.inference.generation_request import Chat, GenerationRequest
 from server.inference.served_base import ServedBase
-from server.text.tokenizer import TemplateError, Tokenizer
-from server.tools.dialect import Dialect
+from server.inference.texts import Text
+from server.text.tokenizer import TemplateError
 
 _INLINE_CHARACTERS = 4096
 """Longer prompts are tokenized on a thread: 4 kB take 0.3 ms, which delays no stream."""
@@ -19,19 +19,21 @@ _MESSAGE_CHARACTERS = 64
 """Characters that a template adds to a message, so that thousands of empty ones count too."""
 
 
-def is_long(request: GenerationRequest) -> bool:
-    """Whether the request's texts take noticeable time to tokenize."""
+def is_long(text: Text, request: GenerationRequest) -> bool:
+    """Whether the request's texts take noticeable time to render and to tokenize."""
+    if text.tokenizer.is_confined and isinstance(request.prompts, Chat):
+        return True
     num_characters = sum(map(len, _texts(request))) + len(request.prediction)
     return num_characters + _template_size(request) > _INLINE_CHARACTERS
 
 
-def least_tokens(base: ServedBase, request: GenerationRequest) -> int:
+def least_tokens(text: Text, request: GenerationRequest) -> int:
     """A number of tokens, 1 or more, that the prompts have at least. A template may shorten a
     chat, so nothing is known of its tokens.
     """
     if isinstance(request.prompts, Chat):
         return 1
-    return max(1, sum(map(base.tokenizer.least_tokens, _texts(request))))
+    return max(1, sum(map(text.tokenizer.least_tokens, _texts(request))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Prompts:
 
 async def tokenize(
     base: ServedBase,
-    dialect: Dialect,
+    text: Text,
     encoders: Encoders,
     tenant_id: str,
     request: GenerationRequest,
@@ -57,17 +59,18 @@ async def tokenize(
 
     Raises Invalid, and Overloaded if no thread is free in time.
     """
-    if is_long(request):
+    if is_long(text, request):
         texts = (*_texts(request), request.prediction)
-        size_bytes = sum(len(text.encode()) for text in texts) + _template_size(request)
-        prompts = await encoders.run(tenant_id, size_bytes, lambda: _encode(base, dialect, request))
+        size_bytes = sum(len(each.encode()) for each in texts) + _template_size(request)
+        size_bytes += text.render_bytes
+        prompts = await encoders.run(tenant_id, size_bytes, lambda: _encode(base, text, request))
     else:
-        prompts = _encode(base, dialect, request)
+        prompts = _encode(base, text, request)
     for ids in prompts.token_ids:
-        _check_ids(ids, base.vocabulary_size, request.prompt_param)
+        _check_ids(ids, text.vocabulary_size, request.prompt_param)
     for param, token_id in request.named_token_ids.items():
-        if token_id >= base.vocabulary_size:
-            raise unknown_token_id(base.vocabulary_size, param=param)
+        if token_id >= text.vocabulary_size:
+            raise unknown_token_id(text.vocabulary_size, param=param)
     kept = [_truncated(request, ids, base.max_model_len) for ids in prompts.token_ids]
     return replace(prompts, token_ids=kept)
 
@@ -92,44 +95,44 @@ def max_tokens(request: GenerationRequest, num_prompt_tokens: int, max_model_len
     return most
 
 
-def encode_chat(tokenizer: Tokenizer, dialect: Dialect, chat: Chat) -> list[int]:
+def encode_chat(text: Text, chat: Chat) -> list[int]:
     """The tokens of a chat as the model's template renders it. Raises Invalid."""
-    return tokenizer.encode(_rendered(tokenizer, dialect, chat), add_special_tokens=False)
+    return text.tokenizer.encode(_rendered(text, chat), add_special_tokens=False)
 
 
-def _encode(base: ServedBase, dialect: Dialect, request: GenerationRequest) -> Prompts:
+def _encode(base: ServedBase, text: Text, request: GenerationRequest) -> Prompts:
     if isinstance(request.prompts, Chat):
-        text = _rendered(base.tokenizer, dialect, request.prompts)
-        _check_length(base, request, text)
-        is_reasoning = dialect.template.is_reasoning(text)
-        ids = [base.tokenizer.encode(text, add_special_tokens=False)]
-        return Prompts(ids, is_reasoning, _predicted(base, request))
+        chat = _rendered(text, request.prompts)
+        _check_length(base, text, request, chat)
+        is_reasoning = text.dialect.template.is_reasoning(chat)
+        ids = [text.tokenizer.encode(chat, add_special_tokens=False)]
+        return Prompts(ids, is_reasoning, _predicted(base, text, request))
     for prompt in _texts(request):
-        _check_length(base, request, prompt)
-    ids = [base.tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts]
-    return Prompts(ids, predicted_token_ids=_predicted(base, request))
+        _check_length(base, text, request, prompt)
+    ids = [text.tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts]
+    return Prompts(ids, predicted_token_ids=_predicted(base, text, request))
 
 
-def _predicted(base: ServedBase, request: GenerationRequest) -> list[int]:
+def _predicted(base: ServedBase, text: Text, request: GenerationRequest) -> list[int]:
     """The prediction's tokens, as many as an answer may have; what lies beyond is dropped."""
-    text = request.prediction
-    if not text:
+    prediction = request.prediction
+    if not prediction:
         return []
     most = min(request.max_tokens or base.max_model_len, base.max_model_len)
-    if base.tokenizer.most_bytes_per_token is not None:
+    if text.tokenizer.most_bytes_per_token is not None:
         # A character has a byte or more, so this much text has as many tokens.
-        text = text[: most * base.tokenizer.most_bytes_per_token]
-    ids = base.tokenizer.encode(text, add_special_tokens=False)
+        prediction = prediction[: most * text.tokenizer.most_bytes_per_token]
+    ids = text.tokenizer.encode(prediction, add_special_tokens=False)
     # The model has no embedding of ids beyond its vocabulary.
-    known = itertools.takewhile(lambda token_id: token_id < base.vocabulary_size, ids)
+    known = itertools.takewhile(lambda token_id: token_id < text.vocabulary_size, ids)
     return list(itertools.islice(known, most))
 
 
-def _check_length(base: ServedBase, request: GenerationRequest, text: str) -> None:
+def _check_length(base: ServedBase, text: Text, request: GenerationRequest, prompt: str) -> None:
     """Refuse a text whose bytes alone say that it is too long for the model. Raises Invalid."""
     if request.truncate_prompt_tokens is not None:
         return
-    least = base.tokenizer.least_tokens(text)
+    least = text.tokenizer.least_tokens(prompt)
     if least > base.max_model_len:
         param = request.prompt_param
         raise context_length_exceeded(limit=base.max_model_len, at_least=least, param=param)
@@ -157,11 +160,11 @@ def _texts_in(message: Mapping[str, Any]) -> list[str]:
     return [text for text in (*said, *calls) if text]
 
 
-def _rendered(tokenizer: Tokenizer, dialect: Dialect, chat: Chat) -> str:
+def _rendered(text: Text, chat: Chat) -> str:
     tools = [tool.declared for tool in chat.use.tools] if chat.use else []
     try:
-        return dialect.prompt(
-            tokenizer, chat.messages, tools, begins=chat.begins, continues=chat.continues
+        return text.dialect.prompt(
+            text.tokenizer, chat.messages, tools, begins=chat.begins, continues=chat.continues
         )
     except TemplateError as error:
         raise Invalid(str(error), param="messages") from None

@@ -1,17 +1,19 @@
 """A base model as a gateway serves it: the model, its tokenizer, its engines and its requests."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from registry.base_model import BaseModel
+from server.adapters.names import NamedAdapter
+from server.inference.encoders import LARGE_BYTES, Encoders
 from server.inference.load_shedding import LoadShedder
+from server.inference.texts import Text, Texts
 from server.inference.token_leases import TokenLeases
 from server.pool.engines import Engines
 from server.pool.keeper import Keeper
 from server.pool.running import Running
 from server.text.tokenizer import Tokenizer
 from server.tools.dialect import Dialect
-from server.tools.proof import stored_template
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -21,7 +23,8 @@ class ServedBase:
     home: the folder of its engines, by which the supervisor's list names it.
     dialect: its way with tools.
     running: this gateway's requests for it and its adapters.   load: whether there is room for
-    more.   keeper: how many engines it has.
+    more.   keeper: how many engines it has.   texts: of versions with a tokenizer or a format of
+    tool calls of their own.
     """
 
     home: str
@@ -33,28 +36,37 @@ class ServedBase:
     load: LoadShedder
     token_leases: TokenLeases
     keeper: Keeper
+    texts: Texts = field(default_factory=Texts)
 
     @property
     def model_id(self) -> str:
         """The name by which tenants ask for the model."""
         return self.model.model_id
 
-    def dialect_of(self, response_template: str | None) -> Dialect:
-        """The dialect of an adapter with this format of tool calls; the base's for None."""
-        return _dialect(self, response_template) if response_template else self.dialect
-
     @property
-    def vocabulary_size(self) -> int:
-        """Token ids below this are served: both the tokenizer and the model have them."""
+    def text(self) -> Text:
+        """The text of the base model, and of adapters that bring no other."""
         num_rows: int = self.model.config["vocab_size"]
-        return min(len(self.tokenizer.vocabulary), num_rows)
+        size = min(len(self.tokenizer.vocabulary), num_rows)
+        return Text(self.tokenizer, self.dialect, size)
+
+    async def text_of(
+        self, version: NamedAdapter | None, encoders: Encoders, tenant_id: str
+    ) -> Text:
+        """The text of a version, None for the base model. Raises Overloaded, Unavailable.
+
+        tenant_id: of the caller, which waits for a thread if the text is not known yet.
+        """
+        if version is None or (version.tokenizer, version.response_template) == (None, None):
+            return self.text
+        if (known := self.texts.get(version)) is not None:
+            return known
+        make = functools.partial(self.text.of_version, version, self.texts.templates)
+        text = await encoders.run(tenant_id, LARGE_BYTES + 1, make)
+        self.texts.keep(version, text)
+        return text
 
     @property
     def max_model_len(self) -> int:
         """Tokens of prompt and answer together, as engines report; 0 until one has connected."""
         return self.engines.max_model_len
-
-
-@functools.lru_cache(maxsize=256)
-def _dialect(base: ServedBase, response_template: str) -> Dialect:
-    return base.dialect.of_adapter(base.tokenizer, stored_template(response_template))

@@ -72,7 +72,7 @@ class Tokenizer:
         return {text: token["id"] for text, token in self._added.items()}
 
     def with_own(self, own: JsonObject, templates: TemplateProcess) -> "Tokenizer":
-        """This tokenizer with what an adapter's has of its own; it shares the vocabulary.
+        """Make a tokenizer with what an adapter's has of its own; it shares the vocabulary.
 
         own: as `registry.own_tokenizer` found it.   templates: renders its chat template.
         """

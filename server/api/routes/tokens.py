@@ -30,10 +30,11 @@ from server.database.database import Database
 from server.inference import prompts
 from server.inference.admission import count_request
 from server.inference.bases import Bases
+from server.inference.encoders import Encoders
 from server.inference.errors import engine_unavailable, unknown_token_id
 from server.inference.served_base import ServedBase
+from server.inference.texts import Text
 from server.limits.rules import Limiter
-from server.tools.dialect import Dialect
 
 router = APIRouter(dependencies=[Depends(authenticate)])
 
@@ -89,12 +90,12 @@ async def tokenize(
         asked = parse_object(values, TextToTokenize)
     else:
         asked = parse_object(values, ChatToTokenize)
-    base, dialect = await _begin(database, catalog, limiter, bases, identity, asked.model)
+    base, text = await _begin(database, catalog, limiter, bases, encoders, identity, asked.model)
     # Always on a thread, as for a long prompt: no answer waits for these tokens.
     token_ids = await encoders.run(
-        identity.tenant_id, len(body), lambda: _encode(base, dialect, asked)
+        identity.tenant_id, len(body) + text.render_bytes, lambda: _encode(text, asked)
     )
-    text_of = base.tokenizer.token_text
+    text_of = text.tokenizer.token_text
     return Tokens(
         count=len(token_ids),
         max_model_len=base.max_model_len or None,
@@ -115,11 +116,11 @@ async def detokenize(
 ) -> TokenText:
     """Get the text of token ids, with special tokens written out."""
     asked = parse_body(body, TokensToDecode)
-    base, _ = await _begin(database, catalog, limiter, bases, identity, asked.model)
+    _, text = await _begin(database, catalog, limiter, bases, encoders, identity, asked.model)
     for place, token_id in enumerate(asked.tokens):
-        if token_id >= base.vocabulary_size:
-            raise unknown_token_id(base.vocabulary_size, param=f"tokens[{place}]")
-    decode = functools.partial(base.tokenizer.decode, asked.tokens)
+        if token_id >= text.vocabulary_size:
+            raise unknown_token_id(text.vocabulary_size, param=f"tokens[{place}]")
+    decode = functools.partial(text.tokenizer.decode, asked.tokens)
     return TokenText(prompt=await encoders.run(identity.tenant_id, len(body), decode))
 
 
@@ -128,19 +129,20 @@ async def tokenizer_info(
     database: DatabaseDep,
     catalog: CatalogDep,
     bases: BasesDep,
+    encoders: EncodersDep,
     identity: InferenceKey,
     model: Annotated[str | None, Query(max_length=512)] = None,
 ) -> TokenizerInfo:
     """Get the tokenizer's special tokens and the chat template, of the first model by default."""
-    base, _ = await _resolved(database, catalog, bases, identity, model)
+    base, text = await _resolved(database, catalog, bases, encoders, identity, model)
     texts: dict[str, Any] = dict.fromkeys(
         ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
     )
     return TokenizerInfo(
         tokenizer_class="PreTrainedTokenizerFast",
-        vocab_size=base.vocabulary_size,
+        vocab_size=text.vocabulary_size,
         model_max_length=base.max_model_len or None,
-        **texts | base.tokenizer.description,
+        **texts | text.tokenizer.description,
     )
 
 
@@ -149,21 +151,27 @@ async def _begin(
     catalog: Catalog,
     limiter: Limiter,
     bases: Bases,
+    encoders: Encoders,
     identity: Identity,
     model: str | None,
-) -> tuple[ServedBase, Dialect]:
-    """Charge the request; the base model whose tokenizer the model has, and its way with tools."""
+) -> tuple[ServedBase, Text]:
+    """Charge the request; the base model of `model`, and the text that `model` has."""
     await count_request(limiter, identity)
-    return await _resolved(database, catalog, bases, identity, model)
+    return await _resolved(database, catalog, bases, encoders, identity, model)
 
 
 async def _resolved(
-    database: Database, catalog: Catalog, bases: Bases, identity: Identity, model: str | None
-) -> tuple[ServedBase, Dialect]:
-    """The base model of `model`, the default one for None, and the model's way with tools."""
+    database: Database,
+    catalog: Catalog,
+    bases: Bases,
+    encoders: Encoders,
+    identity: Identity,
+    model: str | None,
+) -> tuple[ServedBase, Text]:
+    """The base model of `model`, the default one for None, and the model's text."""
     base = bases.default if model is None else bases.named(model)
     if base is not None:
-        return base, base.dialect
+        return base, base.text
 
     def read(conn: Connection) -> NamedAdapter:
         return resolve_adapter(conn, catalog, identity, str(model), request_key=str(model))
@@ -171,14 +179,12 @@ async def _resolved(
     named = await database.read(read)
     if (base := bases.serving(named.base)) is None:
         raise engine_unavailable()
-    return base, base.dialect_of(named.response_template)
+    return base, await base.text_of(named, encoders, identity.tenant_id)
 
 
-def _encode(
-    base: ServedBase, dialect: Dialect, asked: TextToTokenize | ChatToTokenize
-) -> list[int]:
+def _encode(text: Text, asked: TextToTokenize | ChatToTokenize) -> list[int]:
     if isinstance(asked, ChatToTokenize):
         asked.check_chat()
         chat = asked.for_template(asked.use_of_tools(is_parallel=True))
-        return prompts.encode_chat(base.tokenizer, dialect, chat)
-    return base.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
+        return prompts.encode_chat(text, chat)
+    return text.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens)
