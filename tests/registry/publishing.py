@@ -22,6 +22,7 @@ def publish(
     *,
     content: str = "1",
     alias: str | None = None,
+    tokenizer: str | None = None,
 ) -> Version:
     """Publish a version whose digest is that of `content`."""
     upload = Upload(
@@ -44,5 +45,6 @@ def publish(
         size_bytes=1000,
         base_revision=next(iter(catalog.bases)).base_revision,
         passport={"rank": 4},
+        tokenizer=tokenizer,
     )
     return catalog.publish(conn, name, built, alias)

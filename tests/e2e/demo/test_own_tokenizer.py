@@ -1,0 +1,97 @@
+"""Adapters with a tokenizer and a template of their own, against transformers on their folders."""
+
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+from transformers import AutoTokenizer
+
+from tests.e2e.conftest import DEMO
+from tests.e2e.stack import Stack, Tenant
+
+CHAT = [{"role": "user", "content": "What does the other fox eat there?"}]
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+ADAPTER = DEMO / "adapters" / "json"
+
+
+@pytest.fixture(scope="module")
+def tenant(demo_stack: Stack) -> Tenant:
+    """A tenant of these tests alone, since others count what the demo's tenants have."""
+    tenant = demo_stack.tenant("tokenizers")
+    demo_stack.tenants.remove(tenant)
+    tenant.push("json", ADAPTER)
+    return tenant
+
+
+def push(tenant: Tenant, name: str, folder: Path):
+    """Upload the adapter with the tokenizer in the folder; its latest version."""
+    sent = {path.name: path.read_bytes() for path in (*ADAPTER.iterdir(), *folder.iterdir())}
+    answer = tenant.upload(name, sent)
+    assert answer.status_code == 200, answer.text
+    return tenant.http.get(f"/v1/adapters/{name}").json()["latest"]
+
+
+def ask(client, model, **fields):
+    extra = {"return_token_ids": True, **fields}
+    answer = client.chat.completions.create(
+        model=model, messages=CHAT, temperature=0, max_tokens=12, extra_body=extra
+    )
+    return answer.choices[0].model_dump()
+
+
+def test_a_chat_is_rendered_tokenized_ended_and_shown_as_by_its_own_tokenizer(
+    tenant, client, tmp_path
+):
+    plain = ask(client, "json")
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
+    end = tokenizer.convert_ids_to_tokens(plain["token_ids"][2])
+    tokenizer.eos_token = end
+    tokenizer.chat_template += "{{ '' }}"  # the same prompts by another template
+    tokenizer.save_pretrained(tmp_path / "ends")
+    version = push(tenant, "ends", tmp_path / "ends")
+    assert version["passport"]["tokenizer"] == {
+        "added_tokens": 1, "has_chat_template": True, "eos_token_ids": [plain["token_ids"][2]],
+    }  # fmt: skip
+    ended = ask(client, "ends")
+    assert ended["token_ids"] == plain["token_ids"][:3]
+    assert ended["prompt_token_ids"] == plain["prompt_token_ids"]
+    assert ended["finish_reason"] == "stop"
+    assert ended["x_chorale"]["stop_cause"] == "eos"
+    assert ended["message"]["content"] == tokenizer.decode(ended["token_ids"][:2])
+    goes_on = ask(client, "ends", ignore_eos=True)
+    assert goes_on["token_ids"] == plain["token_ids"]
+    assert ask(client, "json") == plain, "the other adapter has no part in it"
+
+
+def test_prompts_are_those_of_transformers_on_the_adapters_folder(tenant, client, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
+    tokenizer.add_tokens([AddedToken("the", normalized=False)])
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path / "own")
+    own = AutoTokenizer.from_pretrained(tmp_path / "own")
+    push(tenant, "own", tmp_path / "own")
+    expected = own.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    assert ask(client, "own")["prompt_token_ids"] == expected
+    calls = {"model": "own", "messages": CHAT}
+    assert tenant.http.post("/tokenize", json=calls).json()["tokens"] == expected
+    text = {"model": "own", "prompt": "there, other"}
+    ids = tenant.http.post("/tokenize", json=text).json()["tokens"]
+    assert ids == own(text["prompt"]).input_ids
+    assert ids != tenant.http.post("/tokenize", json=text | {"model": "json"}).json()["tokens"]
+    back = tenant.http.post("/detokenize", json={"model": "own", "tokens": ids}).json()
+    assert back == {"prompt": own.decode(ids)}
+    shown = tenant.http.get("/tokenizer_info", params={"model": "own"}).json()
+    assert shown["chat_template"] == TEMPLATE
+
+
+def test_another_tokenizer_is_refused_by_the_first_token(tenant, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(tmp_path)
+    sent = {path.name: path.read_bytes() for path in (*ADAPTER.iterdir(), *tmp_path.iterdir())}
+    error = tenant.upload("refused", sent).json()["error"]
+    assert (error["code"], error["param"]) == ("tokenizer_mismatch", "tokenizer.json")
+    assert "'<new>' has the id 2048" in error["message"]
