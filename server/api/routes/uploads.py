@@ -1,4 +1,4 @@
-"""Uploads: a session, its two files in parts, and the completion that proves the adapter.
+"""Uploads: a session, its files in parts, and the completion that proves the adapter.
 
 Multipart forms are not used: a part is the raw body of a PUT, spooled to disk and hashed as it
 arrives.
@@ -145,7 +145,7 @@ async def create_upload(
     identity: AdaptersWriteKey,
     body: Annotated[_NewUpload, json_body(_NewUpload)],
 ) -> UploadAnswer:
-    """Begin an upload of an adapter's two files.
+    """Begin an upload of an adapter's files: PEFT's two, and its tokenizer's if that has changed.
 
     The upload is complete at once if the same files were uploaded before, for the same format of
     tool calls: `response_template` is a built-in format's name, or a description of its own.
