@@ -48,7 +48,7 @@ class ConfinedTemplate(ChatTemplate):
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], process: "TemplateProcess"
     ) -> None:
-        self.default = source
+        self.sources = {"default": source}
         self.special_tokens = special_tokens
         self._process = process
         self._rests_until = 0.0
