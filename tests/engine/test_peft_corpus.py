@@ -4,9 +4,7 @@ PEFT writes the files. A test fails if the installed PEFT has an option that no 
 """
 
 import dataclasses
-import itertools
 import json
-from pathlib import Path
 
 import peft
 import pytest
@@ -14,21 +12,16 @@ import torch
 from peft import LoraConfig
 from peft.tuners.lora import config as options
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
 
-from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
 from registry.validate import AdapterLimits, validate_adapter
-from tests.engine.fakes import make_message, tokens_of
-from tests.engine.real_core import add_adapter, build_core
+from tests.corpus.world import INVOCATION, PROMPTS, World, randomize
+from tests.engine.real_core import add_adapter
 from tests.oracle import merged_model
-from tests.tiny_models import ALL_TARGETS, save_model
+from tests.tiny_models import ALL_TARGETS
 
-INVOCATION = [17, 18, 19]
-PROMPTS = [[5, *INVOCATION, 7, 9], [*range(30, 60), *INVOCATION, 3], [*INVOCATION, 200, 100, 50]]
-NUM_TOKENS = 8
 UP_DOWN = r"model\.layers\.\d+\.mlp\.(up|down)_proj"
 PARTS = "(?:self_attn|attention|attn|mlp|feed_forward|ffn|dense)"
 UNSLOTH = (
@@ -160,45 +153,9 @@ METHODS = {
 }
 
 
-class World:
-    """A tiny model, and an engine that serves it with any adapter."""
-
-    def __init__(self, folder: Path) -> None:
-        torch.set_num_threads(1)
-        self.folder = folder
-        self.model_dir = save_model(folder / "model")
-        self.base = BaseModel.load(self.model_dir, "tiny", folder / "cache")
-        self.objects: dict[str, bytes] = {}
-        self.core = build_core(self.model_dir, folder / "engine", self.objects)
-        self._numbers = itertools.count()
-
-    def fresh_model(self):
-        return AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
-
-    def tokens(self, adapter, prompts):
-        """The engine's answer to each prompt; all prompts run in one batch."""
-        outputs = {f"r{next(self._numbers)}": [] for _ in prompts}
-        for name, prompt in zip(outputs, prompts, strict=True):
-            self.core.handle(
-                "gw", make_message(name, prompt=prompt, max_tokens=NUM_TOKENS, adapter=adapter)
-            )
-        for _ in range(200):
-            for _, message in self.core.step():
-                for output in message.outputs:
-                    outputs[output.request_id].append(output)
-            if not self.core.scheduler.has_work:
-                return [tokens_of(answer) for answer in outputs.values()]
-        raise AssertionError("a request never ended")
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     return World(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(scope="module")
-def base_says(world):
-    return world.tokens(None, PROMPTS)
 
 
 def make_config(changes):
@@ -221,15 +178,6 @@ def write(world, folder, changes, dtype=torch.float32):
     return folder
 
 
-def randomize(model, dtype=torch.float32):
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            torch.nn.init.normal_(parameter, std=0.8 / parameter.shape[-1] ** 0.5)
-            parameter.data = parameter.data.to(dtype)
-        elif "trainable_tokens" in name:
-            parameter.data += torch.randn_like(parameter)
-
-
 @torch.inference_mode()
 def assert_merged_says(model_dir, adapter_dir, prompts, answers):
     model = merged_model(model_dir, adapter_dir)
@@ -238,22 +186,22 @@ def assert_merged_says(model_dir, adapter_dir, prompts, answers):
         assert answer == logits.argmax(-1).tolist()
 
 
-def assert_served(world, folder, base_says):
+def assert_served(world, folder):
     adapter = add_adapter(world.objects, world.model_dir, folder, world.folder)
     answers = world.tokens(adapter, PROMPTS)
-    assert answers != base_says
+    assert answers != world.base_says
     assert_merged_says(world.model_dir, folder, PROMPTS, answers)
 
 
 @pytest.mark.parametrize("case", SERVED)
-def test_an_option_that_is_served_says_what_the_merged_model_says(world, base_says, tmp_path, case):
-    assert_served(world, write(world, tmp_path / "adapter", SERVED[case]), base_says)
+def test_an_option_that_is_served_says_what_the_merged_model_says(world, tmp_path, case):
+    assert_served(world, write(world, tmp_path / "adapter", SERVED[case]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_files_of_half_the_bytes_say_what_the_merged_model_says(world, base_says, tmp_path, dtype):
+def test_files_of_half_the_bytes_say_what_the_merged_model_says(world, tmp_path, dtype):
     folder = write(world, tmp_path / "adapter", MIXED, dtype)
-    assert_served(world, folder, base_says)
+    assert_served(world, folder)
 
 
 def validate(world, folder):
@@ -318,7 +266,7 @@ def test_another_saved_module_that_was_trained_is_refused_by_name(world, tmp_pat
     assert "norm.weight, or it was saved from another" in str(error)
 
 
-def test_an_embedding_that_was_saved_beside_lora_changes_nothing(world, base_says, tmp_path):
+def test_an_embedding_that_was_saved_beside_lora_changes_nothing(world, tmp_path):
     model = peft.get_peft_model(world.fresh_model(), make_config({}))
     randomize(model)
     model.save_pretrained(tmp_path / "adapter", save_embedding_layers=True)
@@ -328,7 +276,7 @@ def test_an_embedding_that_was_saved_beside_lora_changes_nothing(world, base_say
         f"The files have a copy of the base model's {name}, which was not trained; left out."
         for name in ("lm_head.weight", "model.embed_tokens.weight")
     ]
-    assert_served(world, tmp_path / "adapter", base_says)
+    assert_served(world, tmp_path / "adapter")
 
 
 @pytest.mark.parametrize("method", METHODS)
