@@ -1,0 +1,93 @@
+"""Configs and files that are made to cost time or to be misread end in an answer with a reason."""
+
+import io
+import re
+
+import pytest
+
+from registry.errors import InvalidAdapter
+from registry.peft_config import MAX_CONFIG_BYTES
+from registry.peft_format import lora_names
+from registry.validate import AdapterLimits, validate_adapter
+from tests.registry.factories import encode, make_adapter, make_base, make_config
+
+LIMITS = AdapterLimits()
+EXPRESSIONS = {
+    "nested repeats": "(([a-z_.]+)*)*x",
+    "alternations that agree": "(model|mode.|mod..|.*)*x",
+    "alternations in number": "|".join(f".*{n}.*x" for n in range(6000)),
+    "repeats in number": ".*" * 20_000 + "x",
+    "counts of counts": "((.{30}){30}){30}x",
+    "a reference": r"(.*)\1\1\1x",
+    "lookahead in repeats": "(?:(?=(.*)).)*x",
+}
+"""Expressions that match no module's name; engines that backtrack need years to say so."""
+
+
+def as_value(key, expression):
+    if key.endswith("_pattern") and key != "layers_pattern":
+        return {expression: 2}
+    return [expression] if key == "layers_pattern" else expression
+
+
+def answer(config, base):
+    """The passport's warnings, or the error."""
+    try:
+        passport = validate_adapter(config, io.BytesIO(encode(make_adapter(base))), base, LIMITS)
+    except InvalidAdapter as error:
+        return str(error)
+    return "\n".join(passport.warnings)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["target_modules", "exclude_modules", "layers_pattern", "rank_pattern", "alpha_pattern"],
+)
+@pytest.mark.parametrize("kind", EXPRESSIONS)
+@pytest.mark.timeout(30)
+def test_a_hostile_expression_is_told_in_any_key(base, key, kind):
+    values = {key: as_value(key, EXPRESSIONS[kind])}
+    if key == "layers_pattern":
+        values["layers_to_transform"] = [0]
+    config = make_config(**values)
+    assert len(config) < MAX_CONFIG_BYTES
+    told = answer(config, base)
+    # An expression that excludes nothing is as good as none.
+    assert key == "exclude_modules" or re.search(
+        rf"{key} .*(not matched|no regular expression|linear time)|does not target|has no tensors"
+        "|matches no module", told,
+    )  # fmt: skip
+
+
+def test_many_hostile_expressions_in_one_config_are_told(base):
+    patterns = {f"({'(a|b|ab)*' * 2}){n}x": 2 for n in range(600)}
+    config = make_config(rank_pattern=patterns, alpha_pattern=patterns)
+    assert len(config) < MAX_CONFIG_BYTES
+    assert "rank_pattern has" in answer(config, base)
+
+
+SECOND_NAMES = {
+    "with the adapter's name": lambda name: name.replace(".weight", ".default.weight"),
+    "compiled": lambda name: f"_orig_mod.{name}",
+    "sharded": lambda name: name.replace("layers.0.", "layers.0._fsdp_wrapped_module."),
+    "without a prefix": lambda name: name.removeprefix("base_model.model."),
+    "of a model with images": lambda name: name.replace(".layers.", ".language_model.layers."),
+    "of a model without a head": lambda name: name.replace("model.model.", "model."),
+}
+
+
+@pytest.mark.parametrize("form", SECOND_NAMES)
+def test_a_second_tensor_for_one_side_is_refused_with_both_names(base, form):
+    first = lora_names("model.layers.0.self_attn.q_proj")[1]
+    second = SECOND_NAMES[form](first)
+    weights = encode(make_adapter(base) | {second: make_adapter(base, seed=2)[first]})
+    with pytest.raises(InvalidAdapter) as caught:
+        validate_adapter(make_config(), io.BytesIO(weights), base, LIMITS)
+    assert caught.value.code == "duplicate_tensor"
+    assert first in str(caught.value)
+    assert second in str(caught.value)
