@@ -29,39 +29,32 @@ def download(source: str, revision: str | None = None) -> AdapterFolder:
     Raises CommandFailed, NotAnAdapter, NotSendable.
     """
     # The import is here because it takes a second.
-    from huggingface_hub import HfApi, errors, hf_hub_download
+    from huggingface_hub import HfApi, errors, hf_hub_download, try_to_load_from_cache
 
     match = _HUB_ID.fullmatch(source)
     assert match is not None
     hub_id, start = match[1], f"{match[2]}/".removeprefix("/")
     # Errors are reported once, by this module.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    with _one_line(hub_id, revision):
+    with _one_line(source, revision):
         try:
             files = HfApi().model_info(hub_id, revision=revision).siblings or []
         except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError):
             raise
-        except _faults():
-            return AdapterFolder.find(_cached(hub_id, start, revision))
+        except _faults() as error:
+            cached = try_to_load_from_cache(hub_id, start + CONFIG_FILE, revision=revision)
+            if not isinstance(cached, str):
+                raise errors.LocalEntryNotFoundError(source) from error
+            return AdapterFolder.find(Path(cached).parent)
     names = [file.rfilename for file in files if file.rfilename.startswith(start)]
     layout = locate([name.removeprefix(start) for name in names], source)
     folder = start + (f"{layout.folder}/" if layout.folder else "")
     for name in layout.used:
-        with _one_line(hub_id, revision):
+        with _one_line(source, revision):
             path = Path(hf_hub_download(hub_id, folder + name, revision=revision))
         # The snapshot's folder is named after its commit, of which the next file is taken as well.
         revision = path.parents[folder.count("/")].name
     return AdapterFolder(path.parent, layout)
-
-
-def _cached(hub_id: str, start: str, revision: str | None) -> Path:
-    """The adapter's folder in the cache.   start: what is before its files' names."""
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(hub_id, start + CONFIG_FILE, revision=revision)
-    if not isinstance(path, str):
-        raise _no_answer(hub_id)
-    return Path(path).parent
 
 
 def _faults() -> tuple[type[Exception], ...]:
@@ -72,15 +65,8 @@ def _faults() -> tuple[type[Exception], ...]:
     return (errors.HfHubHTTPError.__bases__[0], OSError, ValueError)
 
 
-def _no_answer(hub_id: str) -> CommandFailed:
-    return CommandFailed(
-        f"The hub does not answer, and {hub_id} is not in its cache; check the network, "
-        "HF_ENDPOINT and HF_HUB_OFFLINE."
-    )
-
-
 @contextmanager
-def _one_line(hub_id: str, revision: str | None) -> Iterator[None]:
+def _one_line(source: str, revision: str | None) -> Iterator[None]:
     """Turn the hub's errors into a CommandFailed that says what can be done."""
     from huggingface_hub import errors
 
@@ -88,18 +74,21 @@ def _one_line(hub_id: str, revision: str | None) -> Iterator[None]:
         yield
     except errors.GatedRepoError as error:
         raise CommandFailed(
-            f"{hub_id} is gated: ask for access on its page on the hub, then set HF_TOKEN to a "
+            f"{source} is gated: ask for access on its page on the hub, then set HF_TOKEN to a "
             "token of that account."
         ) from error
     except errors.RepositoryNotFoundError as error:
         raise CommandFailed(
-            f"There is no folder {hub_id}, and the hub has none of this name either; "
+            f"There is no folder {source}, and the hub has none of this name either; "
             "for a private one set HF_TOKEN."
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise CommandFailed(f"{hub_id} has no revision {revision}.") from error
+        raise CommandFailed(f"{source} has no revision {revision}.") from error
     except errors.LocalEntryNotFoundError as error:
-        raise _no_answer(hub_id) from error
+        raise CommandFailed(
+            f"The hub does not answer, and {source} is not in its cache; check the network, "
+            "HF_ENDPOINT and HF_HUB_OFFLINE."
+        ) from error
     except _faults() as error:
         first_line = str(error).strip().partition("\n")[0].rstrip(".")
-        raise CommandFailed(f"The hub did not give the files of {hub_id}: {first_line}.") from error
+        raise CommandFailed(f"The hub did not give the files of {source}: {first_line}.") from error
