@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from server.client.files import read_part
+from server.client.files import SENT_FILES, read_part
 from server.client.http import Client, ClientError, is_loopback
 from server.client.patience import Patience
 from server.client.progress import Tally
@@ -137,11 +137,14 @@ def _lost(part: _Part) -> StoreRefused:
 
 
 def _missing(upload: JsonObject) -> list[_Part]:
-    """The parts that the server misses; none if the upload takes no more."""
+    """The parts that the server misses; none if the upload takes no more.
+
+    A server names no other files than those that are sent.
+    """
     return [
         _Part(filename, part["number"], part["start"], part["size_bytes"], part["url"])
-        for filename, file in upload["files"].items()
-        for part in file.get("parts", ())
+        for filename in SENT_FILES
+        for part in upload["files"].get(filename, {}).get("parts", ())
     ]
 
 

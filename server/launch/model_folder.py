@@ -7,6 +7,8 @@ from server.launch.errors import ModelNotFound
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja"]
+# Mistral's repositories have the weights twice, in a form of their own as well.
+_HUB_COPIES = ["consolidated*.safetensors"]
 
 
 def find_model(model: str) -> Path:
@@ -21,7 +23,11 @@ def find_model(model: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return Path(huggingface_hub.snapshot_download(model, allow_patterns=_HUB_FILES))
+        return Path(
+            huggingface_hub.snapshot_download(
+                model, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_COPIES
+            )
+        )
     except (HfHubHTTPError, OSError, ValueError) as error:
         first_line = str(error).strip().partition("\n")[0].rstrip(".")
         reason = f"no such folder, and the hub does not give it ({first_line})"

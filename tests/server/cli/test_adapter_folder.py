@@ -224,7 +224,7 @@ def test_the_tokenizers_files_go_with_converted_weights(tmp_path):
 
 
 EMPTY = struct.pack("<Q", 8) + b"{}      "
-HUGE = struct.pack("<Q", 8 << 20) + b"{"
+HUGE = struct.pack("<Q", 32 << 20) + b"{"
 TOO_LONG = struct.pack("<Q", 100) + json.dumps(
     {"t": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 4 << 40]}}
 ).encode().ljust(100)
@@ -240,7 +240,7 @@ BOMB = struct.pack("<Q", len(BOMB)) + BOMB
         ({shard(1, 2): {"x": TENSORS["t0.lora_A.weight"]}}, [shard(1, 2)]),
         ({shard(2): b""}, [f"{shard(2)} ends inside its header"]),
         ({shard(2): EMPTY}, [f"{shard(2)} has no tensors"]),
-        ({shard(2): HUGE}, [f"{shard(2)} claims a header of 8388608 bytes"]),
+        ({shard(2): HUGE}, [f"{shard(2)} claims a header of 33554432 bytes"]),
         ({shard(2): TOO_LONG}, [f"{shard(2)} has 108 bytes, its header describes"]),
         ({shard(2): BOMB}, [f"__metadata__ of {shard(2)} has"]),
         ({shard(2): b"PK\x03\x04" + bytes(20)}, [f"{shard(2)} is a pickle"]),

@@ -125,6 +125,25 @@ def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub():
         find_model("/nowhere/at/all")
 
 
+def test_of_a_repository_with_the_weights_twice_one_form_is_downloaded(tmp_path, monkeypatch):
+    from fnmatch import fnmatch
+
+    files = ["config.json", "model-00001-of-00002.safetensors", "consolidated.safetensors", "a.bin"]
+    got = []
+
+    def snapshot_download(name, allow_patterns, ignore_patterns):
+        got.extend(
+            file for file in files
+            if any(fnmatch(file, it) for it in allow_patterns)
+            and not any(fnmatch(file, it) for it in ignore_patterns)
+        )  # fmt: skip
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert find_model("mistralai/Mistral-Small") == tmp_path
+    assert got == files[:2]
+
+
 def test_a_folder_without_a_model_is_named(tmp_path):
     (tmp_path / "model").mkdir()
     with pytest.raises(ModelNotServed, match="config.json"):
