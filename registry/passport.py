@@ -1,18 +1,18 @@
 """The passport of an adapter: what it is, and what is odd about it though it is served."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from statistics import median
 from typing import Any, Protocol
 
 from registry.base_names import trained_on_quantised
-from registry.base_tensor import BaseTensor
 from registry.errors import shown
 from registry.peft_config import CONFIG_FILE, PeftConfig, endings
 from registry.peft_format import Header, ModuleScale, canonical_header
 from registry.tensor_names import UploadedTensors
+from registry.token_rows import END_WEIGHTS, TrainedRows
 
 # Thresholds of warnings, chosen so that ordinary training runs cause none.
 _LARGE_SCALE = 64.0
@@ -35,8 +35,6 @@ class Described(Protocol):
     def config(self) -> Mapping[str, Any]: ...
     @property
     def ends(self) -> Mapping[str, tuple[int, int]]: ...
-    @property
-    def tensors(self) -> Mapping[str, BaseTensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +134,16 @@ def _target_warnings(
         )
 
 
-def copy_warnings(
-    header: Header, copies: Mapping[str, str], changed: Collection[str], base: Described
-) -> Iterator[str]:
+def copy_warnings(copied: Iterable[str], rows: TrainedRows) -> Iterator[str]:
     """Say which copies of the base model's weights are left out, and which are not whole.
 
-    copies: the base model's tensor by the name of its copy.   changed: modules with trained rows.
+    copied: the base model's tensors that the file has copies of.
     """
-    for name, copied in copies.items():
-        num_rows, *_ = header.tensors[name].shape
-        if num_rows < (known := base.tensors[copied].shape[0]):
-            yield f"The files have {num_rows} rows of {copied}; the other {known - num_rows} stay."
-        if copied.removesuffix(".weight") not in changed:
-            yield (
-                f"The files have a copy of the base model's {copied}, which was not trained; "
-                "left out."
-            )
+    yield from rows.warnings
+    for name in dict.fromkeys(copied):
+        if END_WEIGHTS.get(name) not in rows.by_module:
+            what = f"a copy of the base model's {name}"
+            yield f"The files have {what}, which was not trained; left out."
 
 
 def tensor_warnings(uploaded: UploadedTensors) -> Iterator[str]:

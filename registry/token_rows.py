@@ -11,7 +11,7 @@ Rows come on top of a LoRA of the same module, and take its scale.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
@@ -77,43 +77,45 @@ def most_bytes_of_rows(base: BaseRows) -> int:
     return sum(_MAX_RANK * DTYPE_BYTES["F32"] * size for size in sizes)
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedRows:
+    """The changed rows of an adapter.
+
+    by_module: of the embedding and of the head, as PEFT would load them.   vocab_size: number of
+    token ids, None unless the adapter adds tokens to the base model's.
+    """
+
+    by_module: "dict[str, Rows]"
+    vocab_size: int | None
+    warnings: list[str]
+
+
 def find_rows(
-    file: BinaryIO,
-    header: Header,
-    copies: Mapping[str, str],
-    config: PeftConfig,
-    base: BaseRows,
-    max_rank: int,
-) -> "tuple[dict[str, Rows], int | None]":
-    """The changed rows of the embedding and of the head, by module, as PEFT would load them, and
-    the number of token ids, None unless the adapter adds tokens to the base model's.
+    upload: "Upload", copies: Mapping[str, str], config: PeftConfig, max_rank: int
+) -> TrainedRows:
+    """Compare the uploaded weights of the ends with the base model's.
 
     copies: the base model's tensor by the name of its copy.   max_rank: most rows of a module.
     Raises InvalidAdapter; OSError if the base model's rows cannot be read.
     """
-    ties = bool(base.config.get("tie_word_embeddings"))
-    held = {
-        name: (module, holder)
-        for name, copied in copies.items()
-        if (module := END_WEIGHTS.get(copied)) and (holder := _holder(name, module, config, ties))
-    }
-    vocab_size = _vocab_size(header, held, config, base)
-
-    def read(name: str, module: str, token_ids: Sequence[int] | None = None) -> "Rows":
-        tensor = header.tensors[name]
-        return _changed(file, name, tensor, token_ids, module, base, max_rank, vocab_size)
-
-    whole: dict[str, dict[str, Rows]] = {}
-    for name, (module, holder) in held.items():
-        whole.setdefault(holder, {})[name] = read(name, module)
-    indices, tensors = _tokens(header, config, ties)
+    ties = bool(upload.base.config.get("tie_word_embeddings"))
+    held: dict[str, list[str]] = {}
+    for name, copied in copies.items():
+        module = END_WEIGHTS.get(copied)
+        if module and (holder := _holder(name, module, config, ties)):
+            held.setdefault(holder, []).append(name)
+    by_end = {module: held.get(_holder("", module, config, ties) or "", []) for module in _ENDS}
+    vocab_size = _vocab_size(upload, by_end)
+    indices, tensors = _tokens(upload.header, config, ties)
     changed: dict[str, Rows] = {}
-    for module in _ENDS:
+    warnings: list[str] = []
+    for module, names in by_end.items():
+        compare = _Comparison(upload, module, vocab_size, max_rank)
+        rows = _agreed({name: compare.whole(name, warnings) for name in names})
         trained = indices.get(module, ())
-        rows = _agreed(whole.get(_holder("", module, config, ties) or "", {}))
-        rows = {token_id: row for token_id, row in rows.items() if token_id not in trained}
         # PEFT puts trained tokens into the weight that it has loaded.
-        rows |= _agreed({name: read(name, module, trained) for name in tensors.get(module, ())})
+        rows = {token_id: row for token_id, row in rows.items() if token_id not in trained}
+        rows |= _agreed({name: compare.tokens(name, trained) for name in tensors[module]})
         if rows:
             changed[module] = rows
     if changed and config.invocation_tokens is not None:
@@ -123,25 +125,20 @@ def find_rows(
             f"{next(iter(changed))}, which would apply before them, too; train without one of them",
             "alora_invocation_tokens",
         )
-    return changed, vocab_size
+    return TrainedRows(changed, vocab_size, warnings)
 
 
 def add_rows(
-    file: BinaryIO,
-    header: Header,
-    modules: Mapping[str, ModuleScale],
-    rows: "Mapping[str, Rows]",
-    vocab_size: int,
-    max_rank: int,
+    upload: "Upload", modules: Mapping[str, ModuleScale], rows: TrainedRows, max_rank: int
 ) -> tuple[Header, dict[str, ModuleScale]]:
     """The tensors and modules of an adapter with its changed rows as LoRA. Raises InvalidAdapter.
 
-    header: of checked tensors of LoRA alone.   vocab_size: number of the adapter's token ids.
+    upload: with a header of checked tensors of LoRA alone.
     """
     import numpy as np
 
-    tensors, effects = dict(header.tensors), dict(modules)
-    for module, changed in rows.items():
+    tensors, effects = dict(upload.header.tensors), dict(modules)
+    for module, changed in rows.by_module.items():
         found = effects.get(module, ModuleScale(0, 1.0))
         rank = found.rank + len(changed)
         if rank > max_rank:
@@ -155,47 +152,17 @@ def add_rows(
         large, small = (tensors.get(name) for name in names)
         values = np.stack(list(changed.values())) / np.float32(found.scale)
         if small is not None:
-            raw = b"".join(read_tensor_chunks(file, small))
+            raw = b"".join(read_tensor_chunks(upload.file, small))
             lora = decode(raw, small.dtype).reshape(small.shape)
             values = np.concatenate([lora.T if is_embedding else lora, values])
-        tensors[names[0]] = _ones(large, list(changed), rank, vocab_size, is_embedding)
+        size = rows.vocab_size or upload.base.config["vocab_size"]
+        tensors[names[0]] = _ones(large, list(changed), rank, size, is_embedding)
         tensors[names[1]] = _kept(values.T if is_embedding else values)
         effects[module] = ModuleScale(rank, found.scale)
-    return replace(header, tensors=tensors), effects
+    return replace(upload.header, tensors=tensors), effects
 
 
 # ---- which rows PEFT would load ----
-
-
-def _vocab_size(
-    header: Header, held: Mapping[str, tuple[str, str]], config: PeftConfig, base: BaseRows
-) -> int | None:
-    """Number of rows of the whole weights, if it is above the base model's. Both ends must have it.
-
-    held: modules and holders of whole weights, by name.
-    """
-    known = base.config["vocab_size"]
-    shapes = {holder: header.tensors[name].shape for name, (_, holder) in held.items()}
-    sizes = {holder: shape[0] for holder, shape in shapes.items() if len(shape) == 2}
-    largest = max(sizes.values(), default=0)
-    if largest <= known:
-        return None
-    name = next(name for name, (_, holder) in held.items() if sizes.get(holder) == largest)
-    if largest > known + MAX_ADDED_TOKENS:
-        raise _refused(
-            "wrong_shape",
-            f"Tensor {shown(name)} has {largest} rows, the base model {known}; an adapter may add "
-            f"at most {MAX_ADDED_TOKENS} tokens; train on this base model",
-        )
-    ties = bool(base.config.get("tie_word_embeddings"))
-    for module in _ENDS:
-        if sizes.get(_holder("", module, config, ties) or "") != largest:
-            raise _refused(
-                "wrong_shape",
-                f"Tensor {shown(name)} has {largest} rows, and {module} has no weight with as many "
-                "beside it; save the adapter with save_embedding_layers=True",
-            )
-    return largest
 
 
 def _holder(name: str, module: str, config: PeftConfig, ties: bool) -> str | None:
@@ -210,6 +177,27 @@ def _holder(name: str, module: str, config: PeftConfig, ties: bool) -> str | Non
         return None
     is_apart = config.saves(module) and not is_unused and not are_saved_together
     return module if is_apart or not ties else "both"
+
+
+def _vocab_size(upload: "Upload", by_end: Mapping[str, list[str]]) -> int | None:
+    """Number of rows of whole weights, if it is above the base model's; both ends must have them.
+
+    by_end: names of the weights, by module.
+    """
+    known = upload.base.config["vocab_size"]
+    sizes = {name: upload.num_rows(name) for names in by_end.values() for name in names}
+    name = max(sizes, key=sizes.__getitem__, default="")
+    if not name or (largest := sizes[name]) <= known:
+        return None
+    module = next((m for m in _ENDS if [sizes[name] for name in by_end[m]][:1] != [largest]), None)
+    if module is None and largest <= known + MAX_ADDED_TOKENS:
+        return largest
+    raise _refused(
+        "wrong_shape",
+        f"Tensor {shown(name)} has {largest} rows, the base model {known}. An adapter may add at "
+        f"most {MAX_ADDED_TOKENS} tokens, to both {EMBEDDING} and {HEAD}; save it with "
+        "save_embedding_layers=True, or train on this base model",
+    )
 
 
 def _tokens(
@@ -264,104 +252,131 @@ def _agreed(found: "Mapping[str, Rows]") -> "Rows":
 # ---- comparing with the base model ----
 
 
-def _changed(
-    file: BinaryIO,
-    name: str,
-    tensor: TensorInfo,
-    token_ids: Sequence[int] | None,
-    module: str,
-    base: BaseRows,
-    max_rank: int,
-    vocab_size: int | None,
-) -> "Rows":
-    """Rows of an uploaded tensor that are not the base model's. Raises InvalidAdapter.
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An uploaded file, its header, and the base model that it is for."""
 
-    token_ids: of the tensor's rows; None for a whole weight. Rows that the base model lacks are
-    zeros.   vocab_size: number of token ids; None for the base model's.
-    """
-    stored = base.tensors.get(f"{module}.weight")
-    if stored is None or stored.dtype not in ADAPTER_DTYPES or len(stored.shape) != 2:
-        raise _refused(
-            "unsupported_feature",
-            f"Tensor {shown(name)} has rows of {module}, which {base.model_id} stores quantised, "
-            "so there is nothing to compare them with; train without it",
-        )
-    known, width = stored.shape
-    num_rows = min([known, *tensor.shape[:1]]) if vocab_size is None else vocab_size
-    ids = range(num_rows) if token_ids is None else token_ids
-    _check(name, tensor, ids, (vocab_size or known, width), max_rank)
-    place = base.places[f"{module}.weight"]
-    row_bytes, old_bytes = (width * DTYPE_BYTES[dtype] for dtype in (tensor.dtype, stored.dtype))
-    step = max(1, CHUNK_BYTES // row_bytes) if token_ids is None else 1
-    rows: Rows = {}
-    count = 0
-    for first in range(0, len(ids), step):
-        some = ids[first : first + step]
-        start = tensor.start + first * row_bytes
-        part = replace(tensor, start=start, end=start + len(some) * row_bytes)
-        raw = b"".join(read_tensor_chunks(file, part))
-        start, end = min(some[0], known) * old_bytes, min(some[-1] + 1, known) * old_bytes
-        raw_old = place.read(start, end).ljust(len(some) * old_bytes, b"\0")
-        if raw == raw_old and tensor.dtype == stored.dtype:
-            continue
-        new = decode(raw, tensor.dtype).reshape(len(some), -1)
-        old = decode(raw_old, stored.dtype).reshape(new.shape)
-        # A copy in fewer bits is not a change.
-        differ = (new != round_to(old, tensor.dtype)).any(axis=1).nonzero()[0].tolist()
-        count += len(differ)
-        if count <= max_rank:
-            rows |= {some[row]: _difference(name, new[row], old[row]) for row in differ}
-    if count > max_rank:
-        raise _refused(
-            "unsupported_feature",
-            f"Tensor {shown(name)}: training changed {count} of {len(ids)} rows of {module}, or it "
-            f"was saved from another base model than {base.model_id}; the limit is {max_rank} "
-            f"rows. Train {module.rpartition('.')[2]} with LoRA (target_modules), or a few tokens "
-            f"with {_KEY}; or make a plain LoRA of it with `chorale adapters convert`",
-            "modules_to_save",
-        )
-    return rows
+    file: BinaryIO
+    header: Header
+    base: BaseRows
+
+    def num_rows(self, name: str) -> int:
+        """Rows of a tensor, 0 if it is no matrix."""
+        shape = self.header.tensors[name].shape
+        return shape[0] if len(shape) == 2 else 0
 
 
-def _check(
-    name: str, tensor: TensorInfo, ids: Sequence[int], shape: tuple[int, ...], max_rank: int
-) -> None:
-    """Check a tensor with rows of these tokens. shape: of the base model's weight."""
-    if tensor.dtype not in ADAPTER_DTYPES:
-        raise _refused(
-            "unsupported_dtype",
-            f"Tensor {shown(name)} is {tensor.dtype}; save the adapter as F16, BF16 or F32",
-        )
-    if tensor.shape != (len(ids), shape[1]) or not ids:
-        raise _refused(
-            "wrong_shape",
-            f"Tensor {shown(name)} is {list(tensor.shape)}; its {len(ids)} rows of the base model "
-            f"are [{len(ids)}, {shape[1]}]; train on this base model",
-        )
-    if isinstance(ids, range):
-        return
-    if len(ids) > max_rank:
-        raise _refused(
-            "rank_too_large",
-            f"{_KEY} of {CONFIG_FILE} has {len(ids)} tokens; the limit is {max_rank}; train "
-            "embed_tokens with LoRA (target_modules)",
-            _KEY,
-        )
-    if max(ids) >= shape[0]:
-        raise _refused(
-            "invalid_config",
-            f"{_KEY} of {CONFIG_FILE} has {max(ids)}; there are {shape[0]} tokens; train on this "
-            "base model, and save added tokens with save_embedding_layers=True",
-            _KEY,
-        )
+@dataclass(frozen=True, slots=True)
+class _Comparison:
+    """Compares uploaded rows with a module's. vocab_size, max_rank: see find_rows."""
 
+    upload: Upload
+    module: str
+    vocab_size: int | None
+    max_rank: int
 
-def _difference(name: str, new: Any, old: Any) -> Any:
-    import numpy as np
+    def whole(self, name: str, warnings: list[str]) -> "Rows":
+        """Changed rows of a whole weight. Raises InvalidAdapter."""
+        known, width = self._stored(name).shape
+        num_rows = self.vocab_size or min(known, self.upload.num_rows(name))
+        self._check(name, num_rows, width)
+        if num_rows < known:
+            warnings.append(
+                f"The files have {num_rows} rows of {self.module}.weight; the base model's other "
+                f"{known - num_rows} stay."
+            )
+        rows, count = self._changed(name, range(num_rows), CHUNK_BYTES)
+        if count > self.max_rank:
+            raise _refused(
+                "unsupported_feature",
+                f"Tensor {shown(name)}: training changed {count} of {num_rows} rows of "
+                f"{self.module}, or it was saved from another base model than "
+                f"{self.upload.base.model_id}; the limit is {self.max_rank} rows. Train it with "
+                f"LoRA (target_modules), or a few tokens with {_KEY}; or make a plain LoRA of it "
+                "with `chorale adapters convert`",
+                "modules_to_save",
+            )
+        return rows
 
-    if not np.isfinite(new).all():
-        raise _refused("not_finite", f"Tensor {shown(name)} has a NaN or an infinity; train again")
-    return new - old
+    def tokens(self, name: str, token_ids: Sequence[int]) -> "Rows":
+        """Changed rows of trained tokens. Raises InvalidAdapter."""
+        known, width = self._stored(name).shape
+        self._check(name, len(token_ids), width)
+        if len(token_ids) > self.max_rank:
+            raise _refused(
+                "rank_too_large",
+                f"{_KEY} of {CONFIG_FILE} has {len(token_ids)} tokens; the limit is "
+                f"{self.max_rank}; train embed_tokens with LoRA (target_modules)",
+                _KEY,
+            )
+        if max(token_ids) >= (size := self.vocab_size or known):
+            raise _refused(
+                "invalid_config",
+                f"{_KEY} of {CONFIG_FILE} has {max(token_ids)}; there are {size} tokens; train on "
+                "this base model, and save added tokens with save_embedding_layers=True",
+                _KEY,
+            )
+        return self._changed(name, token_ids, most_bytes=0)[0]
+
+    def _stored(self, name: str) -> BaseTensor:
+        base = self.upload.base
+        stored = base.tensors.get(f"{self.module}.weight")
+        if stored is None or stored.dtype not in ADAPTER_DTYPES or len(stored.shape) != 2:
+            raise _refused(
+                "unsupported_feature",
+                f"Tensor {shown(name)} has rows of {self.module}, which {base.model_id} stores "
+                "quantised, so there is nothing to compare them with; train without it",
+            )
+        return stored
+
+    def _check(self, name: str, num_rows: int, width: int) -> None:
+        tensor = self.upload.header.tensors[name]
+        if tensor.dtype not in ADAPTER_DTYPES:
+            raise _refused(
+                "unsupported_dtype",
+                f"Tensor {shown(name)} is {tensor.dtype}; save the adapter as F16, BF16 or F32",
+            )
+        if tensor.shape != (num_rows, width) or not num_rows:
+            raise _refused(
+                "wrong_shape",
+                f"Tensor {shown(name)} is {list(tensor.shape)}; its {num_rows} rows of "
+                f"{self.upload.base.model_id} are [{num_rows}, {width}]; train on this base model",
+            )
+
+    def _changed(self, name: str, token_ids: Sequence[int], most_bytes: int) -> "tuple[Rows, int]":
+        """Rows that are not the base model's, no more than max_rank, and how many there are.
+
+        token_ids: of the tensor's rows. Rows that the base model lacks are zeros.
+        most_bytes: of rows that are read at once, which have consecutive ids.
+        """
+        import numpy as np
+
+        tensor, stored = self.upload.header.tensors[name], self._stored(name)
+        place, (known, width) = self.upload.base.places[f"{self.module}.weight"], stored.shape
+        new_bytes, old_bytes = (width * DTYPE_BYTES[each.dtype] for each in (tensor, stored))
+        step = max(1, most_bytes // new_bytes)
+        rows: Rows = {}
+        count = 0
+        for first in range(0, len(token_ids), step):
+            ids = token_ids[first : first + step]
+            start = tensor.start + first * new_bytes
+            part = replace(tensor, start=start, end=start + len(ids) * new_bytes)
+            raw = b"".join(read_tensor_chunks(self.upload.file, part))
+            start, end = (min(token_id, known) * old_bytes for token_id in (ids[0], ids[-1] + 1))
+            raw_old = place.read(start, end).ljust(len(ids) * old_bytes, b"\0")
+            if raw == raw_old and tensor.dtype == stored.dtype:
+                continue
+            new = decode(raw, tensor.dtype).reshape(-1, width)
+            old = decode(raw_old, stored.dtype).reshape(-1, width)
+            if not np.isfinite(new).all():
+                message = f"Tensor {shown(name)} has a NaN or an infinity; train again"
+                raise _refused("not_finite", message)
+            # A copy in fewer bits is not a change.
+            differ = (new != round_to(old, tensor.dtype)).any(axis=1).nonzero()[0].tolist()
+            count += len(differ)
+            if count <= self.max_rank:
+                rows |= {ids[row]: new[row] - old[row] for row in differ}
+        return rows, count
 
 
 # ---- the LoRA ----

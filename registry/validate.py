@@ -39,7 +39,14 @@ from registry.peft_format import (
 )
 from registry.tensor_names import UploadedTensors, changed_together, hint, name_tensors
 from registry.tensor_values import TensorValues, scan_tensor
-from registry.token_rows import END_WEIGHTS, TOKEN_TENSORS, BaseRows, add_rows, find_rows
+from registry.token_rows import (
+    END_WEIGHTS,
+    TOKEN_TENSORS,
+    BaseRows,
+    Upload,
+    add_rows,
+    find_rows,
+)
 
 # Functions import numpy when they are called, as in registry.tensor_values.
 if TYPE_CHECKING:
@@ -107,8 +114,7 @@ def check_adapter(
         uploaded = name_tensors(read_weights_header(file, file_size, limits))
         _check_towers(file, uploaded)
         copies = find_copies(uploaded.header, base)
-        rows, vocab_size = find_rows(file, uploaded.header, copies, config, base, limits.max_rank)
-        of_copies = dict.fromkeys(copy_warnings(uploaded.header, copies, rows, base))
+        rows = find_rows(Upload(file, uploaded.header, base), copies, config, limits.max_rank)
         others = {name: copied for name, copied in copies.items() if copied not in END_WEIGHTS}
         _check_copies(file, uploaded, others, base)
         uploaded = uploaded.without(copies.keys() | TOKEN_TENSORS)
@@ -117,22 +123,22 @@ def check_adapter(
         targeted = _targeted(config, uploaded, base)
         _check_targets(names, targeted)
         _check_embedding(names, config)
-        features = _features(base, vocab_size)
+        features = _features(base, rows.vocab_size)
         modules = _effects(names, config, uploaded, features, limits)
         if _ties_ends(config, base) and HEAD in modules:
             _check_tied(file, header)
-        num_tokens = vocab_size or base.config["vocab_size"]
-        header, with_rows = add_rows(file, header, modules, rows, num_tokens, limits.max_rank)
+        upload = Upload(file, header, base)
+        header, with_rows = add_rows(upload, modules, rows, limits.max_rank)
         values = {name: scan_tensor(file, name, tensor) for name, tensor in header.tensors.items()}
     norms = _norms(with_rows, values)
     warnings = [
         *config_warnings(config, uploaded, names, targeted, base),
-        *of_copies,
+        *copy_warnings(copies.values(), rows),
         *tensor_warnings(uploaded),
         *weight_warnings(modules, {name: norms[name] for name in modules}),
     ]
     max_value = max(tensor.max_value for tensor in values.values())
-    checked = header, with_rows, config.invocation_tokens, vocab_size
+    checked = header, with_rows, config.invocation_tokens, rows.vocab_size
     passport = make_passport(*checked, max_value, config.base_model_name, warnings)
     return CheckedAdapter(passport, *checked)
 

@@ -190,9 +190,10 @@ def test_two_copies_of_one_weight_that_differ_are_refused_by_name(tied):
     assert COPY[HEAD] in str(error)
 
 
-def test_a_weight_below_a_saved_module_is_not_looked_at(untied):
+@pytest.mark.parametrize("rows", [rows_of(8), np.ones(())])
+def test_a_weight_below_a_saved_module_is_not_looked_at(untied, rows):
     unused = COPY[HEAD].replace(".weight", ".original_module.weight")
-    tensors = {COPY[HEAD]: make_tensor(OLD[HEAD]), unused: make_tensor(rows_of(8))}
+    tensors = {COPY[HEAD]: make_tensor(OLD[HEAD]), unused: make_tensor(rows)}
     assert served(untied, tensors, modules_to_save=["lm_head"])[0] == {}
 
 
@@ -220,6 +221,10 @@ def copy(rows, dtype="F32"):
     return {COPY[EMBEDDING]: make_tensor(rows, dtype)}
 
 
+def both(rows):
+    return {name: make_tensor(rows) for name in COPY.values()}
+
+
 NAN = trained(OLD[EMBEDDING], [3])
 NAN[3, 1] = np.nan
 TOO_MANY = trained(OLD[EMBEDDING], range(4, 7))
@@ -245,8 +250,9 @@ FAULTS = {
     "another width": (copy(np.ones((VOCAB, 8))), None, "wrong_shape", "is [7, 8]"),
     "no rows": (copy(np.ones((0, HIDDEN))), None, "empty_tensor", "shape [0, 16]"),
     "65 tokens more": (
-        copy(np.ones((VOCAB + 65, HIDDEN))), None, "wrong_shape", "add at most 64 tokens",
+        both(np.ones((VOCAB + 65, HIDDEN))), None, "wrong_shape", "add at most 64 tokens",
     ),
+    "a number": (copy(np.ones(())), None, "wrong_shape", "is []"),
     "a vector": (copy(np.ones(HIDDEN)), None, "wrong_shape", "is [16]"),
     "a billion empty rows": (copy(np.ones((10**9, 0))), None, "empty_tensor", "1000000000, 0]"),
     "other numbers": (copy(OLD[EMBEDDING], "F64"), None, "unsupported_dtype", "is F64"),
@@ -303,7 +309,10 @@ def test_a_trained_token_may_be_an_added_one(untied):
 def test_one_end_that_was_resized_alone_is_refused(untied, tied):
     alone = {COPY[EMBEDDING]: make_tensor(RESIZED[EMBEDDING])}
     error = refused(untied, alone)
-    assert (error.code, "lm_head has no weight with as many" in str(error)) == ("wrong_shape", True)
+    assert (error.code, "to both model.embed_tokens and lm_head" in str(error)) == (
+        "wrong_shape",
+        True,
+    )
     assert check(tied, alone)[1].vocab_size == VOCAB + 3
     assert refused(tied, alone, modules_to_save=["embed_tokens"]).code == "wrong_shape"
 
@@ -312,7 +321,7 @@ def test_rows_that_a_smaller_weight_lacks_stay_the_base_models(untied):
     added, passport = served(untied, copy(ONE_ROW[:5]))
     assert added[EMBEDDING].any(axis=1).nonzero()[0].tolist() == [3]
     assert passport.warnings == [
-        "The files have 5 rows of model.embed_tokens.weight; the other 2 stay."
+        "The files have 5 rows of model.embed_tokens.weight; the base model's other 2 stay."
     ]
     assert passport.vocab_size is None
 
