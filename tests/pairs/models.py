@@ -44,6 +44,7 @@ at a forced token whose logprob is -46. An adapter moves the logprobs of these m
 """
 INVOCATION = [40, 41, 42]
 TRAINED_TOKENS = [60, 61, 62, 63]
+OWN_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}:"
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
@@ -117,7 +118,7 @@ class Models:
         return Base(target / "quantized", twin, settings, bound, rows)
 
     def _adapter(self, layers: str, kind: str, seed: int) -> Path:
-        """A PEFT folder.   kind: plain, alora, rows, attention or converted."""
+        """A PEFT folder.   kind: plain, alora, rows, templated, attention or converted."""
         model = self.whole(layers, "untied", "C")
         folder = self._folder / f"{layers}-{kind}-{seed}"
         if kind == "alora":
@@ -132,7 +133,10 @@ class Models:
             convert(dora, model, folder, rank=None, max_error=0.3, initial=None, json=False)
             return folder
         targets = ALL_TARGETS if layers != "experts" and kind == "plain" else ATTENTION
-        return save_adapter(model, folder, seed, target_modules=targets)
+        save_adapter(model, folder, seed, target_modules=targets)
+        if kind == "templated":
+            (folder / "chat_template.jinja").write_text(OWN_TEMPLATE)
+        return folder
 
     def score(self, base: Base, adapter: Path, tokens: list[int]) -> torch.Tensor:
         """Logprobs after each token by transformers and PEFT, [tokens, vocab]."""

@@ -25,9 +25,9 @@ DEED = ("push", "convert", "wake", "prove again", "restart", "roll back")
 """How the adapter that is asked came to its base."""
 ASK = (
     "plain", "stream", "n", "grammar", "tool", "drafts", "logprobs", "prompt logprobs", "prefix",
-    "preemption", "alora", "token rows", "stop",
+    "preemption", "alora", "token rows", "own template", "stop",
 )  # fmt: skip
-KINDS = {"alora": "alora", "token rows": "rows"}
+KINDS = {"alora": "alora", "token rows": "rows", "own template": "templated"}
 """Kinds of LoRA that some ways to ask need; all others ask a plain one."""
 AXES = {**WORLD, "deed": DEED, "ask": ASK}
 
@@ -36,11 +36,14 @@ def is_possible(case: Case) -> bool:
     """Whether a case makes sense.
 
     What is converted becomes an ordinary LoRA. Trained tokens are new rows of one embedding: on
-    another base model they are other ones, and PEFT changes a tied head with them.
+    another base model they are other ones, and PEFT changes a tied head with them. A template was
+    compared with that of its base model.
     """
     ask, deed = case.get("ask"), case.get("deed")
     if ask == "token rows":
         return deed not in ("convert", "prove again") and case.get("head") != "tied"
+    if ask == "own template":
+        return deed not in ("convert", "prove again")
     return (ask, deed) != ("alora", "convert")
 
 

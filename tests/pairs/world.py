@@ -11,8 +11,9 @@ import httpx
 
 from server.billing.receipts.check import ReceiptCheck
 from server.billing.receipts.signing import PublicKey
+from server.client.files import SENT_FILES
 from tests.e2e.base_models import is_asleep, models_of, state_of
-from tests.e2e.stack import FILES, Stack, Tenant
+from tests.e2e.stack import Stack, Tenant
 from tests.pairs.covering import Case
 from tests.pairs.models import Base, Models
 
@@ -76,7 +77,8 @@ class World:
 
 
 def push(world: World, name: str, folder: Path, base: str | None = None, **asked: Any) -> None:
-    contents = {file: (folder / file).read_bytes() for file in FILES}
+    files = [file for file in SENT_FILES if (folder / file).is_file()]
+    contents = {file: (folder / file).read_bytes() for file in files}
     answer = world.tenant.upload(name, contents, {"base_model": base or world.name, **asked})
     assert answer.status_code == 200, (world.case, name, answer.text)
     check_proof(answer.json()["version"]["passport"]["canary"])
