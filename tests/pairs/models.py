@@ -39,8 +39,9 @@ SETTINGS = {
 BOUNDS = {"float32": 0.002, "fp8 tensor": 0.002, "fp8 block": 0.002, "bf16": 3.0}
 ROUNDED_BOUND, CUT_BOUND = 1.5, 3.0
 """Nats by which a logprob may differ, by what a form loses: the sums of float32; 8 bits of
-mantissa; rows that are rounded to 8 bits, which lost 1.2 at a forced token whose logprob is -33, and
-on ranks each part of a row by itself, which lost 2.2 at one of -46. An adapter moves the logprobs of these models by 10 to 40.
+mantissa; rows that are rounded to 8 bits, which lost 1.2 at a forced token whose logprob is -33; on
+ranks each part of a row by itself, which lost 2.2 at one of -46. An adapter moves the logprobs of
+these models by 10 to 40.
 """
 INVOCATION = [40, 41, 42]
 TRAINED_TOKENS = [60, 61, 62, 63]
