@@ -60,12 +60,16 @@ def find_own(files: Mapping[str, Source], base: BaseText, num_ids: int) -> Json 
     raw = given.get(TOKENIZER_CONFIG, b"{}")
     config = parse_object(raw, param=TOKENIZER_CONFIG, max_depth=_MAX_DEPTH)
     try:
-        bases = _base_definition(base)
-        added = _added_tokens(given.get(TOKENIZER), bases, num_ids)
+        named, of_base = special_tokens(config), _Definition.of_base(base.tokenizer)
+        eos, pad = named.get("eos_token"), named.get("pad_token")
+        added = _added_tokens(given.get(TOKENIZER), of_base)
         template = _template(given.get(CHAT_TEMPLATE), config, base)
-        own = {"added_tokens": added, "chat_template": template} | _named(
-            special_tokens(config), template, base, bases, added
-        )
+        own = {
+            "chat_template": template,
+            "special_tokens": _variables(named, template, base),
+            "eos_token_ids": _ends(eos, added, base, of_base),
+            "added_tokens": _bounded(added, num_ids, pad if pad != eos else None),
+        }
     except (LookupError, TypeError, AttributeError, ValueError) as error:
         raise InvalidAdapter(
             code="invalid_tokenizer",
@@ -96,30 +100,22 @@ def _read(name: str, source: Source) -> bytes:
 # ---- added tokens ----
 
 
-@dataclass(frozen=True, slots=True)
 class _Definition:
     """A tokenizer.json.   added: the added tokens by text, with the ids that loading gives them."""
 
-    raw: bytes
-    parts: Json
-    added: dict[str, Json]
+    def __init__(self, raw: bytes, parts: Json) -> None:
+        self.raw = raw
+        self.parts = parts
+        self.vocab: dict[str, int] = parts["model"]["vocab"]
+        self.added = _loaded_tokens(parts)
 
-    @property
-    def vocab(self) -> dict[str, int]:
-        vocab: dict[str, int] = self.parts["model"]["vocab"]
-        return vocab
-
-    def id_of(self, token: str) -> int | None:
-        return self.added[token]["id"] if token in self.added else self.vocab.get(token)
-
-
-def _base_definition(base: BaseText) -> _Definition | None:
-    if base.tokenizer is None:
-        return None
-    with open(base.tokenizer, "rb") as file:
-        raw = file.read()
-    parts = json.loads(raw)
-    return _Definition(raw, parts, _loaded_tokens(parts))
+    @classmethod
+    def of_base(cls, source: Source | None) -> "_Definition | None":
+        if source is None:
+            return None
+        with open(source, "rb") as file:
+            raw = file.read()
+        return cls(raw, json.loads(raw))
 
 
 def _loaded_tokens(parts: Json) -> dict[str, Json]:
@@ -135,54 +131,49 @@ def _loaded_tokens(parts: Json) -> dict[str, Json]:
     return found
 
 
-def _added_tokens(raw: bytes | None, of_base: _Definition | None, num_ids: int) -> list[Json]:
-    """The added tokens that the base model lacks, or has with other properties, by id."""
+def _added_tokens(raw: bytes | None, of_base: _Definition | None) -> list[Json]:
+    """The added tokens that the base model lacks, or has with other properties."""
     if raw is None:
         return []
     if of_base is None:
         raise _fault("tokenizer_mismatch", TOKENIZER, "the base model has no tokenizer.json to fit")
     if raw == of_base.raw:
         return []
-    parts = parse_object(raw, param=TOKENIZER, max_depth=_MAX_DEPTH)
-    own = _Definition(raw, parts, _loaded_tokens(parts))
+    own = _Definition(raw, parse_object(raw, param=TOKENIZER, max_depth=_MAX_DEPTH))
     _check_vocab(own.vocab, of_base.vocab)
     _check_parts(own, of_base)
     for text, token in of_base.added.items():
         has = own.added.get(text)
         if has is None or has["id"] != token["id"]:
             _refuse_token(text, has["id"] if has else None, token["id"])
-    found = [token for text, token in own.added.items() if token != of_base.added.get(text)]
-    return _bounded(sorted(found, key=lambda token: token["id"]), num_ids)
+    return [token for text, token in own.added.items() if token != of_base.added.get(text)]
 
 
-def _bounded(tokens: list[Json], num_ids: int) -> list[Json]:
-    if len(tokens) > MAX_ADDED_TOKENS:
-        message = f"it adds {len(tokens)} tokens; the limit is {MAX_ADDED_TOKENS}"
+def _bounded(tokens: list[Json], num_ids: int, pad: str | None) -> list[Json]:
+    """The tokens in order of their ids. One that only fills batches up in training needs no row."""
+    kept = [token for token in tokens if token["id"] < num_ids or token["content"] != pad]
+    longest = max((len(token["content"].encode()) for token in kept), default=0)
+    if len(kept) > MAX_ADDED_TOKENS or longest > MAX_TOKEN_BYTES:
+        message = f"it adds {len(kept)} tokens of {longest} bytes; the limits are "
+        message += f"{MAX_ADDED_TOKENS} tokens of {MAX_TOKEN_BYTES} bytes"
         raise _fault("invalid_tokenizer", TOKENIZER, message)
-    for token in tokens:
-        text, size_bytes = token["content"], len(token["content"].encode())
-        if size_bytes > MAX_TOKEN_BYTES:
-            message = f"the added token {shown(text)} has {size_bytes} bytes; the limit is "
-            raise _fault("invalid_tokenizer", TOKENIZER, f"{message}{MAX_TOKEN_BYTES}")
+    for token in kept:
         if token["id"] >= num_ids:
             raise _fault(
                 "tokenizer_mismatch",
                 TOKENIZER,
-                f"the added token {shown(text)} has the id {token['id']}, but the model has "
-                f"embeddings of {num_ids} tokens; save the adapter with its embeddings",
+                f"the added token {shown(token['content'])} has the id {token['id']}, but only "
+                f"{num_ids} tokens have embeddings; save the adapter with its embeddings",
             )
-    return tokens
+    return sorted(kept, key=lambda token: int(token["id"]))
 
 
 def _check_vocab(own: dict[str, int], of_base: dict[str, int]) -> None:
-    if own == of_base:
-        return
     differing = [(i, token) for token, i in of_base.items() if own.get(token) != i]
+    differing = differing or [(i, token) for token, i in own.items() if token not in of_base]
     if differing:
-        token_id, token = min(differing)
-        _refuse_token(token, own.get(token), token_id)
-    token_id, token = min((i, token) for token, i in own.items() if token not in of_base)
-    _refuse_token(token, token_id, None)
+        _, token = min(differing)
+        _refuse_token(token, own.get(token), of_base.get(token))
 
 
 def _refuse_token(token: str, own_id: int | None, base_id: int | None) -> NoReturn:
@@ -265,7 +256,7 @@ def _around(definition: _Definition) -> tuple[list[int], list[int]]:
 
 
 def _refuse_part(path: str) -> NoReturn:
-    raise _fault("tokenizer_mismatch", f"{TOKENIZER}:{path}", "it is not as the base model has it")
+    raise _fault("tokenizer_mismatch", f"{TOKENIZER}:{path}", "the base model has another")
 
 
 # ---- the chat template and the tokens that it names ----
@@ -279,10 +270,12 @@ def _template(raw: bytes | None, config: Json, base: BaseText) -> str | None:
         if isinstance(template, list):
             named = {entry["name"]: entry["template"] for entry in template}
             template = named.get("default")
-    if template is None or _ended(template) == _ended(base.chat_template or ""):
+    known = base.chat_template or ""
+    # Jinja does not read the last line's end.
+    if template is None or template.removesuffix("\n") == known.removesuffix("\n"):
         return None
-    if len(template.encode()) > MAX_TEMPLATE_BYTES:
-        size_bytes = len(template.encode())
+    size_bytes = len(template.encode())
+    if size_bytes > MAX_TEMPLATE_BYTES:
         raise TooLarge(what=param, size_bytes=size_bytes, limit_bytes=MAX_TEMPLATE_BYTES)
     try:
         ChatTemplate({"default": template}, {})
@@ -291,55 +284,44 @@ def _template(raw: bytes | None, config: Json, base: BaseText) -> str | None:
     return str(template)
 
 
-def _ended(template: str) -> str:
-    """A template without the line end that Jinja does not read."""
-    return template.removesuffix("\n")
-
-
-def _named(
-    own: Mapping[str, str],
-    template: str | None,
-    base: BaseText,
-    of_base: _Definition | None,
-    added: list[Json],
-) -> Json:
-    """The token that ends answers, and the special tokens that the template has as variables.
-
-    own: of the uploaded config, empty without one.   added: gets a token that only the config names
-    special.
-    """
+def _variables(named: Mapping[str, str], template: str | None, base: BaseText) -> dict[str, str]:
+    """The special tokens that the template may use and the base model has not."""
     source = template or base.chat_template or ""
-    variables = {
+    own = {
         name: text
-        for name, text in own.items()
-        if text != base.special_tokens.get(name) and name in source
+        for name, text in named.items()
+        if name in source and text != base.special_tokens.get(name)
     }
-    if len(variables) > _MAX_VARIABLES or any(
-        len(text.encode()) > MAX_TOKEN_BYTES for text in variables.values()
-    ):
+    longest = max((len(text.encode()) for text in own.values()), default=0)
+    if len(own) > _MAX_VARIABLES or longest > MAX_TOKEN_BYTES:
         message = (
             f"it has over {_MAX_VARIABLES} special tokens, or one over {MAX_TOKEN_BYTES} bytes"
         )
         raise _fault("invalid_tokenizer", TOKENIZER_CONFIG, message)
-    eos = own.get("eos_token")
+    return own
+
+
+def _ends(
+    eos: str | None, added: list[Json], base: BaseText, of_base: _Definition | None
+) -> list[int]:
+    """The id of an end of answers that the base model has not; `added` has it as a special token.
+
+    eos: of the uploaded config. A token that there is not ends nothing.
+    """
     if eos is None or eos == base.special_tokens.get("eos_token"):
-        return {"special_tokens": variables}
+        return []
     token = next((token for token in added if token["content"] == eos), None)
-    if token is None and of_base and (eos_id := of_base.id_of(eos)) is not None:
-        token = of_base.added.get(eos) or {"id": eos_id, "content": eos}
-        if not token.get("special"):
-            token = dict.fromkeys(_FLAGS, False) | token
-            added.append(token)
     if token is None:
-        return {"special_tokens": variables}
+        if of_base is None or not (eos in of_base.vocab or eos in of_base.added):
+            return []
+        token = dict.fromkeys(_FLAGS, False) | {"id": of_base.vocab.get(eos), "content": eos}
+        token |= of_base.added.get(eos, {})
+        if not token["special"]:
+            added.append(token)
     token["special"] = True
-    return {"special_tokens": variables, "eos_token_ids": [token["id"]]}
+    return [token["id"]]
 
 
 def _fault(code: str, param: str, message: str) -> InvalidAdapter:
-    return InvalidAdapter(
-        code=code,
-        message=f"{param}: {message}. An upload without the tokenizer's files has the base model's "
-        "tokenizer and template.",
-        param=param,
-    )
+    without = f"An upload without {param.partition(':')[0]} has what the base model has."
+    return InvalidAdapter(code=code, message=f"{param}: {message}. {without}", param=param)

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -149,8 +149,14 @@ class Validator:
                 with ExitStack() as stack:
                     source = stack.enter_context(weights.open("rb"))
                     out = stack.enter_context((target or Path(os.devnull)).open("wb"))
-                    text = _text_request(stack, bases, tokenizer) if tokenizer else None
-                    ended = self._run(bases, config.read_bytes(), source, out, text)
+                    texts: list[int] = []
+
+                    def opened(path: Path) -> int:
+                        texts.append(stack.enter_context(path.open("rb")).fileno())
+                        return texts[-1]
+
+                    text = _text_request(bases, tokenizer, opened) if tokenizer else None
+                    ended = self._run(bases, config.read_bytes(), source, out, text, texts)
             except OSError as error:
                 raise ValidatorUnavailable(reason=str(error)) from error
         validated = _validated(_answer_of(ended, self._limits.max_answer_bytes))
@@ -183,6 +189,7 @@ class Validator:
         weights: IO[bytes],
         target: IO[bytes],
         text: dict[str, Any] | None,
+        texts: Sequence[int],
     ) -> _Ended:
         """Run one process from start to end. Raises OSError if it cannot be started."""
         size_bytes = os.fstat(weights.fileno()).st_size
@@ -191,7 +198,7 @@ class Validator:
         with ExitStack() as stack:
             paths = {place.path for base in bases for place in base.places.values()}
             fds = {path: stack.enter_context(open(path, "rb")).fileno() for path in paths}
-            others = (*fds.values(), *_descriptors(text))
+            others = (*fds.values(), *texts)
             request = {
                 "confinement": self._confinement(most_bytes, cpu_s, len(others)),
                 "limits": asdict(self._adapter_limits),
@@ -268,34 +275,21 @@ def _facts(base: BaseModel, fds: Mapping[Path | int, int]) -> dict[str, Any]:
 
 
 def _text_request(
-    stack: ExitStack, bases: Sequence[BaseModel], tokenizer: Mapping[str, Path]
+    bases: Sequence[BaseModel], tokenizer: Mapping[str, Path], opened: Callable[[Path], int]
 ) -> dict[str, Any]:
-    """The tokenizer's files and those of the base models, opened: registry.own_tokenizer's."""
-
-    def opened(path: Path) -> int:
-        return stack.enter_context(path.open("rb")).fileno()
-
-    templates = [
-        ChatTemplate.load(base.path, read_json(base.path / TOKENIZER_CONFIG)) for base in bases
-    ]
-    return {
-        "files": {name: opened(path) for name, path in tokenizer.items()},
-        "bases": [
+    """The tokenizer's files and the base models' texts, for registry.own_tokenizer."""
+    texts = []
+    for base in bases:
+        template = ChatTemplate.load(base.path, read_json(base.path / TOKENIZER_CONFIG))
+        known = base.path / TOKENIZER
+        texts.append(
             {
-                "tokenizer": opened(path) if (path := base.path / TOKENIZER).exists() else None,
+                "tokenizer": opened(known) if known.exists() else None,
                 "chat_template": template.default,
                 "special_tokens": template.special_tokens,
             }
-            for base, template in zip(bases, templates, strict=True)
-        ],
-    }
-
-
-def _descriptors(text: dict[str, Any] | None) -> list[int]:
-    if text is None:
-        return []
-    of_bases = [base["tokenizer"] for base in text["bases"]]
-    return [*text["files"].values(), *(fd for fd in of_bases if fd is not None)]
+        )
+    return {"files": {name: opened(path) for name, path in tokenizer.items()}, "bases": texts}
 
 
 def _head_of(file: IO[bytes], size_bytes: int) -> bytes:

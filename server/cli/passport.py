@@ -40,6 +40,10 @@ def _static(passport: JsonObject) -> Iterator[Row]:
     if passport.get("trained_on"):
         yield "trained on", passport["trained_on"]
     yield "size", megabytes(passport.get("size_bytes", 0))
+    if own := passport.get("tokenizer"):
+        parts = [f"{own['added_tokens']} added tokens"]
+        parts += ["a chat template"] if own["has_chat_template"] else []
+        yield "its own", ", ".join([*parts, *(f"ends at {i}" for i in own["eos_token_ids"])])
     if passport.get("invocation_tokens"):
         yield "invocation_tokens", passport["invocation_tokens"]
 

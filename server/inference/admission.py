@@ -148,6 +148,8 @@ class Admission:
         with _visit(base):
             await _wake(base, identity.tenant_id)
             base.load.check(identity, request.priority, request.num_answers)
+            if base.find_text(resolved.named) is None:
+                await self.limiter.check(resolved.limits, tokens=1)
             text = await base.text_of(resolved.named, self.encoders, identity.tenant_id)
             begun, message, form = await self._prepare(
                 identity, request, resolved, text, request_id

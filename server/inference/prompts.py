@@ -21,7 +21,7 @@ _MESSAGE_CHARACTERS = 64
 
 def is_long(text: Text, request: GenerationRequest) -> bool:
     """Whether the request's texts take noticeable time to render and to tokenize."""
-    if text.tokenizer.is_confined and isinstance(request.prompts, Chat):
+    if isinstance(request.prompts, Chat) and text.tokenizer.is_confined:
         return True
     num_characters = sum(map(len, _texts(request))) + len(request.prediction)
     return num_characters + _template_size(request) > _INLINE_CHARACTERS

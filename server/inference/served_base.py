@@ -50,6 +50,12 @@ class ServedBase:
         size = min(len(self.tokenizer.vocabulary), num_rows)
         return Text(self.tokenizer, self.dialect, size)
 
+    def find_text(self, version: NamedAdapter | None) -> Text | None:
+        """The text of a version if it is known; None if it has yet to be made."""
+        if version is None or (version.tokenizer, version.response_template) == (None, None):
+            return self.text
+        return self.texts.get(version)
+
     async def text_of(
         self, version: NamedAdapter | None, encoders: Encoders, tenant_id: str
     ) -> Text:
@@ -57,10 +63,9 @@ class ServedBase:
 
         tenant_id: of the caller, which waits for a thread if the text is not known yet.
         """
-        if version is None or (version.tokenizer, version.response_template) == (None, None):
-            return self.text
-        if (known := self.texts.get(version)) is not None:
-            return known
+        known = self.find_text(version)
+        if version is None or known is not None:
+            return known or self.text
         make = functools.partial(self.text.of_version, version, self.texts.templates)
         text = await encoders.run(tenant_id, LARGE_BYTES + 1, make)
         self.texts.keep(version, text)

@@ -29,8 +29,6 @@ from server.text.json_object import JsonObject
 _CPU_S = 1
 """Processor time of a chat; a long template takes 20 ms."""
 _WAIT_S = 5.0
-_REST_S = 60.0
-"""How long a template is refused after it took too long, so that it cannot keep a thread busy."""
 _MEMORY_BYTES = 512 << 20
 _MOST_BYTES = 4 * MAX_PROMPT_CHARACTERS + 1
 _TOO_MUCH = "The adapter's chat template takes too much time or memory."
@@ -43,7 +41,10 @@ _START += "t.main(int(sys.argv[2]))"
 
 
 class ConfinedTemplate(ChatTemplate):
-    """An adapter's chat template, of which the gateway reads no line."""
+    """An adapter's chat template, of which the gateway reads no line.
+
+    A template that was ended in its first chat, which is the gateway's own, is not tried again.
+    """
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], process: "TemplateProcess"
@@ -51,7 +52,7 @@ class ConfinedTemplate(ChatTemplate):
         self.sources = {"default": source}
         self.special_tokens = special_tokens
         self._process = process
-        self._rests_until = 0.0
+        self._works: bool | None = None
 
     def render(
         self,
@@ -62,7 +63,7 @@ class ConfinedTemplate(ChatTemplate):
     ) -> str:
         """The prompt of a chat. Raises TemplateError; Unavailable if the process has died."""
         answer = b""
-        if time.monotonic() > self._rests_until:
+        if self._works is not False:
             answer = self._process.render(
                 {
                     "source": self.default,
@@ -72,8 +73,8 @@ class ConfinedTemplate(ChatTemplate):
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
-            if not answer:
-                self._rests_until = time.monotonic() + _REST_S
+            if self._works is None:
+                self._works = bool(answer)
         text = answer[1:].decode("utf-8", "surrogatepass")
         if answer[:1] != _DONE:
             raise TemplateError(

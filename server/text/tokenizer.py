@@ -22,6 +22,7 @@ from tokenizers import Tokenizer as HFTokenizer
 from registry.chat_template import ChatTemplate, content, read_json
 from registry.chat_template import TemplateError as TemplateError
 from registry.text_config import text_config
+from server.faults import Invalid
 from server.text.json_object import JsonObject
 from server.text.template_process import ConfinedTemplate, TemplateProcess
 from server.text.text_length import NFC_FACTOR, most_bytes_per_token
@@ -75,6 +76,7 @@ class Tokenizer:
         """Make a tokenizer with what an adapter's has of its own; it shares the vocabulary.
 
         own: as `registry.own_tokenizer` found it.   templates: renders its chat template.
+        Raises Invalid if it was compared with another tokenizer than this.
         """
         made = copy.copy(self)
         made.eos_token_ids = tuple(sorted({*self.eos_token_ids, *own.get("eos_token_ids", ())}))
@@ -104,7 +106,13 @@ class Tokenizer:
         for is_special, group in itertools.groupby(in_order, key=lambda token: token["special"]):
             add = self._hf.add_special_tokens if is_special else self._hf.add_tokens
             add([_added_token(token) for token in group])
-        assert all(self._hf.token_to_id(token["content"]) == token["id"] for token in tokens)
+        if any(self._hf.token_to_id(token["content"]) != token["id"] for token in tokens):
+            raise Invalid(
+                "The base model's tokenizer is another than when this adapter was uploaded; upload "
+                "the adapter again.",
+                code="adapter_incompatible",
+                param="model",
+            )
         # Splitting at more tokens is Hugging Face's, which does it exactly.
         self._tiktoken = None
         words = {t["id"]: b"" if t["special"] else self._bytes_of(t["content"]) for t in tokens}

@@ -245,7 +245,7 @@ def test_another_tokenizer_is_refused_by_the_first_difference(base, tmp_path, ch
     with pytest.raises(InvalidAdapter, match=said) as refused:
         own_of(own, folder)
     assert refused.value.code == "tokenizer_mismatch"
-    assert "without the tokenizer's files" in str(refused.value)
+    assert "An upload without tokenizer.json has what" in str(refused.value)
 
 
 def test_a_base_models_token_that_lies_elsewhere_is_named(tmp_path):
@@ -304,6 +304,18 @@ def test_an_added_token_without_an_embedding_is_refused(base, tmp_path):
     with pytest.raises(InvalidAdapter, match=f"'<new>' has the id {num_ids}.*save the adapter"):
         own_of(own, folder, num_ids)
     assert own_of(own, folder, num_ids + 1)
+
+
+def test_a_token_that_only_fills_batches_needs_no_embedding(base, tmp_path):
+    """Many trainers add one, and save neither embedding nor head."""
+    folder, tokenizer = base
+    num_ids = len(tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    assert own_of(saved(tokenizer, tmp_path / "own"), folder, num_ids) is None
+    assert own_of(tmp_path / "own", folder)["added_tokens"][0]["content"] == "[PAD]"
+    tokenizer.eos_token = "[PAD]"
+    with pytest.raises(InvalidAdapter, match="tokens have embeddings"):
+        own_of(saved(tokenizer, tmp_path / "ends"), folder, num_ids)
 
 
 def test_a_template_has_limits_and_must_parse(base, tmp_path):

@@ -25,6 +25,7 @@ PASSPORT = {
     "size_bytes": 2_540_000,
     "invocation_tokens": None,
     "vocab_size": None,
+    "tokenizer": {"added_tokens": 2, "has_chat_template": True, "eos_token_ids": [9]},
     "warnings": ["rank_pattern has 'x', which matches no module."],
     "canary": {
         "passed": True,

@@ -1,5 +1,6 @@
 """Adapters with a tokenizer and a template of their own, against transformers on their folders."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,20 @@ def test_prompts_are_those_of_transformers_on_the_adapters_folder(tenant, client
     assert back == {"prompt": own.decode(ids)}
     shown = tenant.http.get("/tokenizer_info", params={"model": "own"}).json()
     assert shown["chat_template"] == TEMPLATE
+
+
+def test_a_grammar_lets_an_answer_end_as_the_adapter_ends_it(tenant, client, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
+    tokenizer.eos_token = "<|style_json|>"
+    tokenizer.save_pretrained(tmp_path / "special")
+    push(tenant, "special", tmp_path / "special")
+    end = tokenizer.eos_token_id
+    wanted = {"structured_outputs": {"regex": "ab[a-z]*"}, "logit_bias": {str(end): 100}}
+    answer = ask(client, "special", **wanted)
+    assert answer["x_chorale"]["stop_cause"] == "eos"
+    assert answer["token_ids"][-1] == end
+    assert re.fullmatch("ab[a-z]*", answer["message"]["content"])
+    assert end not in ask(client, "json", **wanted)["token_ids"]
 
 
 def test_another_tokenizer_is_refused_by_the_first_token(tenant, tmp_path):

@@ -14,6 +14,7 @@ from server.api.openai import ChatRequest, CompletionRequest, parse_request
 from server.faults import Invalid
 from server.inference.encoders import Encoders
 from server.inference.prompts import tokenize
+from server.inference.texts import Text
 
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
 TEXT_PART = {"type": "text", "text": "Hello."}
@@ -30,8 +31,8 @@ def parse(body, kind=ChatRequest):
     return parse_request(json.dumps(body).encode(), kind)
 
 
-def tokens_of(base, asked):
-    return asyncio.run(tokenize(base, None, Encoders(), "t", asked.for_model())).token_ids
+def tokens_of(base, text, asked):
+    return asyncio.run(tokenize(base, text, Encoders(), "t", asked.for_model())).token_ids
 
 
 def refused(body, kind=ChatRequest):
@@ -347,14 +348,14 @@ def test_what_is_not_asked_for_changes_nothing():
     ],
 )
 def test_a_token_id_that_nobody_has_is_refused_by_its_place(change, place):
-    base = SimpleNamespace(tokenizer=None, vocabulary_size=100, max_model_len=512)
+    base, text = SimpleNamespace(max_model_len=512), Text(None, None, 100)
     prompt = {"prompt": [7]}
     asked = parse(
         TEXT | prompt | {"logit_bias": {"99": 1}, "stop_token_ids": [99]}, CompletionRequest
     )
-    assert tokens_of(base, asked) == [[7]]
+    assert tokens_of(base, text, asked) == [[7]]
     with pytest.raises(Invalid) as error:
-        tokens_of(base, parse(TEXT | prompt | change, CompletionRequest))
+        tokens_of(base, text, parse(TEXT | prompt | change, CompletionRequest))
     assert error.value.param == place
 
 

@@ -61,6 +61,7 @@ def test_a_push_shows_the_passport(run, folder):
     assert result.exit_code == 0
     assert is_one_line(result.stderr, "mine@1 is published.")
     assert "2.5 MB" in result.stdout
+    assert "2 added tokens, a chat template, ends at 9" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize("command", [("push", "--name", "mine"), ("validate",)])

@@ -1,5 +1,6 @@
 """Requests for a version with a tokenizer of its own, up to the engine and back to the client."""
 
+import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -7,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from bench.tokenizer_families import make_tokenizer
+from engine.messages import SamplingParams
 from registry.ref import AdapterRef
 from server.adapters.names import NamedAdapter
-from server.inference import texts
+from server.inference import prompts, texts
+from server.inference.encoders import LARGE_BYTES, Encoders
+from server.inference.generation_request import Chat, GenerationRequest
 from server.inference.texts import Text, Texts
 from server.text.template_process import TemplateProcess
 from server.text.tokenizer import Tokenizer
@@ -26,7 +30,6 @@ TOKENS = [
     FLAGS | {"id": 2049, "content": "<end>", "special": True},
 ]
 OWN = {"added_tokens": TOKENS, "eos_token_ids": [2049]}
-CHAT = [{"role": "user", "content": "a<new>b"}]
 
 
 def version(own=None, owner_id="t", response_template=None) -> NamedAdapter:
@@ -147,15 +150,50 @@ def test_answers_show_its_tokens_in_text_logprobs_and_echo(product, user):
         assert refused.json()["error"]["param"] == "tokens[0]"
 
 
-def test_a_template_that_hangs_is_refused_and_holds_up_no_other_request(product, user):
-    source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+def test_a_request_over_its_limits_has_no_text_made(product):
+    user = product.user("limited", requests_per_minute=1)
+    product.gateway.database.write_sync(
+        lambda conn: publish(
+            product.gateway.catalog, conn, user.tenant_id, "own", tokenizer=json.dumps(OWN)
+        )
+    )
+    texts = product.gateway.bases.default.texts
+    assert user.complete("base", prompt="a").status_code == 200
+    assert user.complete("own", prompt="a").status_code == 429
+    assert not texts._kept
+
+
+def test_a_chat_in_which_a_template_hangs_is_refused_and_no_other(product, user):
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    source = "{% if messages[0].content == 'hang' %}" + loop + "{% endif %}Hi"
     tokenizer = json.dumps({"chat_template": source})
     product.gateway.database.write_sync(
         lambda conn: publish(
             product.gateway.catalog, conn, user.tenant_id, "slow", tokenizer=tokenizer
         )
     )
-    body = {"model": "slow", "messages": CHAT}
-    error = user.call("POST", "/v1/chat/completions", body).json()["error"]
-    assert (error["param"], "too much time" in error["message"]) == ("messages", True)
-    assert user.call("POST", "/v1/chat/completions", body | {"model": "own"}).status_code == 200
+    for text, refused in (("hang", True), ("quick", False)):
+        body = {"model": "slow", "messages": [{"role": "user", "content": text}]}
+        error = user.call("POST", "/v1/chat/completions", body).json().get("error", {})
+        assert ("too much time" in error.get("message", "")) == refused
+        assert error.get("param") == ("messages" if refused else None)
+    assert user.complete("slow", prompt="a").status_code == 200
+
+
+def test_a_versions_template_is_rendered_on_a_thread_as_a_large_job(product):
+    base, jobs = product.gateway.bases.default, []
+
+    class Threads(Encoders):
+        async def run(self, tenant_id, size_bytes, work):
+            jobs.append(size_bytes)
+            return work()
+
+    chat = Chat([{"role": "user", "content": "a"}])
+    request = GenerationRequest(
+        model="m", prompts=chat, sampling=SamplingParams(max_tokens=1), max_tokens=1
+    )
+    own = base.text.of_version(version({"chat_template": "Hi"}), TemplateProcess())
+    for text in (base.text, own):
+        asyncio.run(prompts.tokenize(base, text, Threads(), "t", request))
+    assert len(jobs) == 1
+    assert jobs[0] > LARGE_BYTES

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from bench.tokenizer_families import FAMILIES, make_tokenizer
 from registry.own_tokenizer import TOKENIZER, TOKENIZER_FILES, BaseText, find_own
+from server.faults import Invalid
 from server.text.template_process import TemplateProcess
 from server.text.tokenizer import Detokenizer, Tokenizer
 
@@ -78,6 +79,14 @@ def test_ids_are_those_of_transformers_on_the_adapters_folder(world):
     assert world.base.encode("<tool>x <|im_end|> Größe") == world.before, "the base has no part"
 
 
+def test_a_text_of_long_added_tokens_is_not_taken_for_longer_than_it_is(tmp_path):
+    long = "<" + "é" * 60 + ">"
+    world = World("qwen2", tmp_path, [AddedToken(long, normalized=False)])
+    ids = world.ours.encode(long * 99, add_special_tokens=False)
+    assert len(ids) == 99
+    assert world.ours.least_tokens(long * 99) <= 99 < world.base.least_tokens(long * 99)
+
+
 def test_added_tokens_are_shown_and_ends_of_answers_are_not(world):
     hello = world.base.encode("Hello", add_special_tokens=False)
     ids = world.oracle.convert_tokens_to_ids(["<tool>", "<a", "<|im_end|>"])
@@ -111,6 +120,13 @@ def test_the_base_models_template_has_the_adapters_end_of_answers(tmp_path):
     assert ours.render([{"role": "user", "content": "Hi"}]) == "Hi<|im_end|>"
     assert world.base.render([{"role": "user", "content": "Hi"}]) == "Hi</s>"
     assert not ours.is_confined
+
+
+def test_a_tokenizer_that_was_compared_with_another_is_refused(tmp_path):
+    own = World("llama3", tmp_path, []).own
+    make_tokenizer("mistral").save(str(tmp_path / TOKENIZER))
+    with pytest.raises(Invalid, match="upload the adapter again"):
+        Tokenizer(tmp_path).with_own(own, TemplateProcess())
 
 
 def test_only_what_is_its_own_takes_memory(tmp_path):

@@ -49,17 +49,29 @@ def test_what_a_template_refuses_is_told_in_its_words(process):
      "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}"
      "{% endfor %}{{ ns.x|length }}"],
 )  # fmt: skip
-def test_a_template_that_takes_too_much_ends_alone_and_rests(process, source):
+def test_a_template_that_takes_too_much_ends_alone(process, source):
     costly, cheap = ConfinedTemplate(source, {}, process), ConfinedTemplate("ok", {}, process)
     with pytest.raises(TemplateError):
         costly.render(CHAT)
     assert cheap.render(CHAT) == "ok"
-    if costly._rests_until:
-        asked = []
-        costly._process = type("Never", (), {"render": asked.append})()
+
+
+def test_a_template_is_not_tried_again_if_its_first_chat_took_too_much(process):
+    source = "{% if messages[0].content == 'hang' %}{{ 'a' * 10 ** 10 }}{% endif %}ok"
+    hang, chats = [{"role": "user", "content": "hang"}], []
+
+    class Counting(TemplateProcess):
+        def render(self, job):
+            chats.append(job["messages"])
+            return process.render(job)
+
+    good, broken = (ConfinedTemplate(source, {}, Counting()) for _ in range(2))
+    assert good.render(CHAT) == "ok"
+    for template, chat in ((good, hang), (broken, hang), (broken, CHAT)):
         with pytest.raises(TemplateError, match="too much time or memory"):
-            costly.render(CHAT)
-        assert not asked
+            template.render(chat)
+    assert good.render(CHAT) == "ok", "a chat of one tenant takes it from no other"
+    assert chats == [CHAT, hang, hang, CHAT]
 
 
 def test_other_chats_are_rendered_while_one_takes_too_long(process):
@@ -96,7 +108,7 @@ def test_a_process_that_died_is_begun_again_and_one_that_stands_still_is_told(mo
         template.render(CHAT)
     monkeypatch.undo()
     os.kill(process._process.pid, signal.SIGCONT)
-    assert template.render(CHAT) == "ok", "it does not rest for what was not its fault"
+    assert template.render(CHAT) == "ok", "which was not its fault"
 
 
 def test_the_process_ends_with_its_owner():
