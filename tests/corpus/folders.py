@@ -101,15 +101,3 @@ def once_more(folder: Folder) -> None:
     """Add the first tensor a second time, as a state dict names it, with other values."""
     name, tensor = next(iter(folder.tensors.items()))
     folder.tensors[name.replace(".weight", ".default.weight")] = tensor * 2
-
-
-def resized(folder: Folder) -> None:
-    """Add rows to the saved embedding and head, under the three names of PEFT 0.18 for each.
-
-    Their logits are 0, so that no answer has the added tokens, which the oracle does not know.
-    """
-    for module in ("base_model.model.lm_head", "base_model.model.model.embed_tokens"):
-        weight = folder.tensors[f"{module}.weight"]
-        weight = torch.cat([weight, 0 * weight[:28]])
-        for saved in ("", ".modules_to_save", ".original_module"):
-            folder.tensors[f"{module}{saved}.weight"] = weight.clone()

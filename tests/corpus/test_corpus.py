@@ -36,7 +36,9 @@ def cases_of(kind):
 def write(case, world, path):
     """Write PEFT's folder of a case and the one that is pushed; return both."""
     torch.manual_seed(3)
-    model = peft.get_peft_model(world.fresh_model(), LoraConfig(**DEFAULTS | case.options))
+    model = peft.get_peft_model(
+        world.fresh_model(case.num_added), LoraConfig(**DEFAULTS | case.options)
+    )
     randomize(model)
     if case.train:
         case.train(model)
@@ -63,7 +65,7 @@ def test_a_folder_that_is_served_gives_the_tokens_of_peft(case: Case, world_of, 
         answers = world.answers(sent)
         warnings = validate(world, sent).warnings
     assert answers != world.base_says
-    world.assert_peft_says(peft_folder, answers)
+    world.assert_peft_says(peft_folder, answers, case.num_added)
     others = [warning for warning in warnings if not warning.startswith(TRAINED_ON)]
     for told, warning in zip(case.outcome.told, others, strict=True):
         assert told in warning

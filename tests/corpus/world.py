@@ -34,8 +34,13 @@ class World:
         self._numbers = itertools.count()
         self.base_says = self.tokens(None, PROMPTS)
 
-    def fresh_model(self):
-        return AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
+    def fresh_model(self, num_added=0):
+        """The model for transformers, with random rows for added tokens."""
+        model = AutoModelForCausalLM.from_pretrained(self.model_dir, dtype=torch.float32)
+        if num_added:
+            num_tokens = model.config.vocab_size + num_added
+            model.resize_token_embeddings(num_tokens, mean_resizing=False)
+        return model
 
     def answers(self, adapter_dir: Path) -> list[list[int]]:
         """The engine's answers to PROMPTS with an adapter, which is uploaded."""
@@ -58,11 +63,13 @@ class World:
         raise AssertionError("a request never ended")
 
     @torch.inference_mode()
-    def assert_peft_says(self, adapter_dir: Path, answers: list[list[int]]) -> None:
+    def assert_peft_says(
+        self, adapter_dir: Path, answers: list[list[int]], num_added: int = 0
+    ) -> None:
         """Check that PEFT, with this adapter, has each token of the answers to PROMPTS as its first
         choice.
         """
-        model = PeftModel.from_pretrained(self.fresh_model(), adapter_dir).eval()
+        model = PeftModel.from_pretrained(self.fresh_model(num_added), adapter_dir).eval()
         for prompt, answer in zip(PROMPTS, answers, strict=True):
             logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
             assert answer == logits.argmax(-1).tolist()
