@@ -60,8 +60,11 @@ class Case:
     trainer, what: for the page, what wrote the folder and what is special in it.
     num_added: tokens by which the vocabulary was enlarged before training.
     options: of PEFT's LoraConfig.   train: changes more of PEFT's model than LoRA's weights.
-    saved: arguments of save_pretrained.   changes: made to PEFT's files; what PEFT wrote before
-    them is the oracle.   layout: of the folder that is pushed.
+    saved: arguments of save_pretrained.
+    is_converted: whether PEFT, when it saves it, makes a plain LoRA of an adapter that began with a
+    part of the base weights.
+    changes: made to PEFT's files; what PEFT wrote before them is the oracle.
+    layout: of the folder that is pushed.
     was_run: whether the form is known from a run and not from code alone.
     """
 
@@ -73,6 +76,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     train: Callable[[torch.nn.Module], None] | None = None
     saved: dict[str, Any] = field(default_factory=dict)
+    is_converted: bool = False
     changes: tuple[Change, ...] = ()
     layout: Layout | None = None
     was_run: bool = False
@@ -406,6 +410,10 @@ CASES = (
         "LLaMA-Factory", "`resize_vocab`: embedding and head with rows of added tokens",
         was_run=True, num_added=28, options={"modules_to_save": ["embed_tokens", "lm_head"]},
         train=partial(_shift_rows, rows=[*_ROWS, *range(292, 320)]),
+    ),
+    Case(
+        "LLaMA-Factory", "`pissa_init` with `pissa_convert`: the folder `pissa_converted`",
+        was_run=True, options={"init_lora_weights": "pissa"}, is_converted=True,
     ),
     # ---- ms-swift ----
     Case(

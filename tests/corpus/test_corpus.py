@@ -39,10 +39,17 @@ def write(case, world, path):
     model = peft.get_peft_model(
         world.fresh_model(case.num_added), LoraConfig(**DEFAULTS | case.options)
     )
+    saved = dict(case.saved)
+    if case.is_converted:
+        # PEFT would convert these, too, if the config named their initialization.
+        model.peft_config["default"].init_lora_weights = True
+        model.save_pretrained(path / "initial")
+        model.peft_config["default"].init_lora_weights = case.options["init_lora_weights"]
+        saved["path_initial_model_for_weight_conversion"] = path / "initial"
     randomize(model)
     if case.train:
         case.train(model)
-    model.save_pretrained(path / "peft", **case.saved)
+    model.save_pretrained(path / "peft", **saved)
     folder = Folder.load(path / "peft")
     for change in case.changes:
         change(folder)
