@@ -53,6 +53,7 @@ _EXPRESSIONS = (
     r".*\.1\.[a-z_]{3,9}\.\w+_proj",
     r"model\.language_model\.layers\.[01]\.mlp\.(?:up|down)_proj",
     r"layers\.[01]\.self_attn\..*",
+    r"(?i).*\.Q_PROJ",
 )
 # RE2 has no such construct, so these are not compared with the tensors.
 _NOT_LINEAR = (
