@@ -315,6 +315,13 @@ CASES = (
         "transformers", "the same of an `AutoModel`", was_run=True,
         changes=(config(task_type=None), names(r"(?<=base_model\.model\.)model\.", "")),
     ),
+    Case(
+        "transformers", "an `AutoModel`, which has no head, with `lm_head` in its targets",
+        changes=(
+            config(task_type=None, target_modules=[*ALL_TARGETS, "lm_head"]),
+            names(r"(?<=base_model\.model\.)model\.", ""),
+        ),
+    ),
     # ---- TRL ----
     Case(
         "TRL", "the folder of `SFTTrainer`, with its checkpoints and tokenizer", was_run=True,

@@ -241,7 +241,6 @@ def tiny(tmp_path_factory):
     adapter=st.sampled_from(_NAMES),
 )
 def test_what_was_trained_is_served_whoever_wrote_it(tiny, chosen, whole, writer, adapter):
-    assume(whole != "AutoModel" or "lm_head" not in str(chosen["target_modules"]))
     trained, tensors = tiny.trained(chosen, whole, adapter)
     assume(whole == "text" or any(".layers." in f".{name}" for name in trained))
     pattern, replacement = _WRITERS[writer]
