@@ -484,7 +484,8 @@ CASES = (
         "NeMo (Megatron-Bridge)", "`save_hf_adapter`",
         changes=(
             config(target_modules=sorted(ALL_TARGETS), exclude_modules=[], canonical_mapping={},
-                   params_to_save=[], normalize_moe_lora=False),
+                   params_to_save=["decoder.layers.0.mlp.linear_fc1.adapter.linear_in.weight"],
+                   normalize_moe_lora=False),
         ),
     ),
     Case("NeMo (Automodel)", "the `model` folder of a checkpoint",
