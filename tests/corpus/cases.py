@@ -469,7 +469,7 @@ CASES = (
     ),
     Case(
         "torchtune", "DoRA: magnitudes that its config does not mention",
-        Refused("unsupported_feature", "run `chorale adapters convert`."), was_run=True,
+        Refused("unsupported_feature", "train without DoRA."), was_run=True,
         changes=(
             only("lora_alpha", "peft_type", "r", "target_modules"),
             add(**{

@@ -424,6 +424,18 @@ def test_what_no_plain_lora_can_do_is_refused(model_dir, tmp_path, config, sente
     assert not out.exists()
 
 
+def test_a_tensor_that_peft_leaves_out_is_refused_by_name(model_dir, tmp_path):
+    # torchtune writes the magnitudes of DoRA, and a config without use_dora.
+    folder = write(model_dir, tmp_path / "adapter", make_config("Lora"))
+    name = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"
+    tensors = load_file(folder / WEIGHTS_FILE)
+    save_file(tensors | {name: torch.ones(64)}, folder / WEIGHTS_FILE)
+    result, out = convert(model_dir, folder)
+    assert result.exit_code == 1
+    assert is_one_line(result.stderr, "Error: ", name)
+    assert not out.exists()
+
+
 def test_another_model_is_one_line(tmp_path, model_dir):
     folder = write(model_dir, tmp_path / "adapter", make_config("LoHa", r=2))
     other = save_model(tmp_path / "other", hidden_size=32)
