@@ -23,55 +23,41 @@ _AMBIGUOUS = re.compile(r"\{,|\[\^?\]?\[:")
 class ModulePattern:
     """A pattern that RE2 and Python understand alike.
 
-    whole, suffix: the pattern compiled for a name, and for the end of a name.   ending: with which
-    a name has to end; a match of a plain name ends in its last component, so most modules need no
-    search.
+    compiled: the pattern in its form.   ending: with which a name has to end; a match of a plain
+    name ends in its last component, so most modules need no search.
     """
 
     text: str
-    whole: Any = field(compare=False)
-    suffix: Any = field(compare=False)
+    compiled: Any = field(compare=False)
     ending: str = field(compare=False)
 
-    @classmethod
-    def compile(cls, text: str) -> "ModulePattern":
-        """Compile a pattern. Raises ValueError if RE2 has no such construct, or too little room."""
-        if _AMBIGUOUS.search(text):
-            raise ValueError(text)
-        options = re2.Options()
-        options.max_mem, options.log_errors = _MAX_PROGRAM_BYTES, False
-        try:
-            whole = re2.compile(text, options)
-            suffix = re2.compile(rf"(.*\.)?({text})$", options)
-        except re2.error as error:
-            raise ValueError(text) from error
-        ending = text.rpartition(".")[2] if _PLAIN.fullmatch(text) else ""
-        return cls(text, whole, suffix, ending)
-
-    def matches_whole(self, module: str) -> bool:
-        """Match the whole name, as PEFT does for target_modules and exclude_modules."""
-        return self.whole.fullmatch(module) is not None
-
-    def matches_suffix(self, module: str) -> bool:
-        """Match the end of the name, as PEFT's get_pattern_key does for rank_ and alpha_pattern."""
-        return module.endswith(self.ending) and self.suffix.match(module) is not None
+    def matches(self, module: str) -> bool:
+        """Match the whole name."""
+        return module.endswith(self.ending) and self.compiled.fullmatch(module) is not None
 
     def layer(self, module: str) -> int | None:
         """The number that the group `layer` has where the pattern matches the name's beginning."""
-        match = self.whole.match(module)
+        match = self.compiled.match(module)
         return int(match["layer"]) if match else None
 
 
-def read_pattern(text: str, param: str) -> ModulePattern | None:
+WHOLE = "{}"
+"""Form in which target_modules and exclude_modules match: the whole name, as in PEFT."""
+SUFFIX = r"(.*\.)?({})$"
+"""Form in which rank_pattern and alpha_pattern match: the end, as in PEFT's get_pattern_key."""
+
+
+def read_pattern(text: str, param: str, form: str = WHOLE) -> ModulePattern | None:
     """Compile a pattern; None if it cannot be matched in linear time (lookaround, references).
 
     Raises InvalidAdapter (unsupported_pattern) if Python has no such pattern either.
     """
+    whole = form.format(text)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             re.compile(text)
-            re.compile(rf"(.*\.)?({text})$")
+            re.compile(whole)
     except (re.error, RecursionError, OverflowError):
         raise InvalidAdapter(
             code="unsupported_pattern",
@@ -79,7 +65,13 @@ def read_pattern(text: str, param: str) -> ModulePattern | None:
             "by name.",
             param=param,
         ) from None
-    try:
-        return ModulePattern.compile(text)
-    except ValueError:
+    if _AMBIGUOUS.search(text):
         return None
+    options = re2.Options()
+    options.max_mem, options.log_errors = _MAX_PROGRAM_BYTES, False
+    try:
+        compiled = re2.compile(whole, options)
+    except re2.error:
+        return None
+    ending = text.rpartition(".")[2] if _PLAIN.fullmatch(text) else ""
+    return ModulePattern(text, compiled, ending)

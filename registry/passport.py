@@ -111,7 +111,7 @@ def config_warnings(
         ("alpha_pattern", config.alpha_pattern),
     ):
         for pattern, _ in patterns:
-            if not any(pattern.matches_suffix(uploaded.trained_name(name)) for name in names):
+            if not any(pattern.matches(uploaded.trained_name(name)) for name in names):
                 yield f"{key} has {shown(pattern.text)}, which matches no module."
 
 

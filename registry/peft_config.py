@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from registry.architecture import text_name
 from registry.errors import InvalidAdapter, TooLarge, shown
-from registry.module_pattern import ModulePattern, read_pattern
+from registry.module_pattern import SUFFIX, ModulePattern, read_pattern
 from registry.peft_format import EMBEDDING, HEAD
 from registry.strict_json import parse_object
 
@@ -67,6 +67,7 @@ _IGNORED = frozenset(
         "lorap_lr_ratio",
         "megatron_core",
         "monteclora_config",
+        "params_to_save",
         "peft_version",
         "qalora_group_size",
         "revision",
@@ -231,12 +232,12 @@ def endings(module: str) -> Iterator[str]:
 
 def _matches(modules: frozenset[str] | ModulePattern, module: str) -> bool:
     if isinstance(modules, ModulePattern):
-        return modules.matches_whole(module)
+        return modules.matches(module)
     return any(ending in modules for ending in endings(module))
 
 
 def _first_match(patterns: tuple[tuple[ModulePattern, T], ...], module: str, default: T) -> T:
-    return next((value for key, value in patterns if key.matches_suffix(module)), default)
+    return next((value for key, value in patterns if key.matches(module)), default)
 
 
 def _refuse_what_is_not_served(config: Mapping[str, Any]) -> None:
@@ -314,7 +315,7 @@ def _patterns(
         return []
     if not isinstance(value, dict) or len(value) > MAX_PATTERNS:
         raise _invalid(key, f"must map at most {MAX_PATTERNS} module names to numbers")
-    return [(read_pattern(text, key), read(key, number)) for text, number in value.items()]
+    return [(read_pattern(text, key, SUFFIX), read(key, number)) for text, number in value.items()]
 
 
 def _alphas(value: object) -> tuple[tuple[ModulePattern, float], ...]:

@@ -28,10 +28,12 @@ _SIDE = re.compile(
 _SAVED = re.compile(r"(.+\.modules_to_save)\.[^.]+\.(weight|bias)")
 _TOKENS = re.compile(r"(.+\.token_adapter\.trainable_tokens_delta)(?:\.[^.]+)?")
 _OF_TRAINING = re.compile(r".*\.lora_(?:velora_embed|monteclora_sampler)(?:\..+)?")
+_IN_MODEL = re.compile(r"(?:^|\.)model\.")
 _IN_LAYERS = re.compile(r"(.*?)(?:layers\.\d+\..+)")
 
 _HINTS = (
-    (r".*\.lora_magnitude_vector.*", "it is DoRA's; run `chorale adapters convert`"),
+    (r".*\.lora_magnitude_vector.*", "it is DoRA's, of which the config says nothing; train "
+     "without DoRA"),
     (r".*\.lora_[ab](?:\.weight)?",
      "mlx-lm or torchtune wrote it: push the folder with `chorale adapters push`, which converts "
      "mlx-lm's; torchtune's checkpointer writes PEFT's form"),
@@ -67,6 +69,11 @@ class UploadedTensors:
     def shown(self, name: str) -> str:
         """A tensor's name in the file, for an error."""
         return shown(self.given.get(name, name))
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the trainer's model has a head; AutoModel's names begin inside of `model`."""
+        return _IN_MODEL.search(self.layers_prefix) is not None
 
     def trained_name(self, module: str) -> str:
         """The name that a module of the base model has in the trainer's model."""

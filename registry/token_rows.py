@@ -287,13 +287,15 @@ class _Comparison:
             )
         rows, count = self._changed(name, range(num_rows), CHUNK_BYTES)
         if count > self.max_rank:
+            is_convertible = num_rows <= known
             raise _refused(
                 "unsupported_feature",
                 f"Tensor {shown(name)}: training changed {count} of {num_rows} rows of "
                 f"{self.module}, or it was saved from another base model than "
                 f"{self.upload.base.model_id}; the limit is {self.max_rank} rows. Train it with "
-                f"LoRA (target_modules), or a few tokens with {_KEY}; or make a plain LoRA of it "
-                "with `chorale adapters convert`",
+                f"LoRA (target_modules), or a few tokens with {_KEY}"
+                + "; or make a plain LoRA of it with `chorale adapters convert`"
+                * is_convertible,
                 "modules_to_save",
             )
         return rows

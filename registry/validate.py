@@ -334,7 +334,8 @@ def _targeted(config: PeftConfig, uploaded: UploadedTensors, base: Base) -> list
     return [
         module
         for module in _modules(base)
-        if config.targets(uploaded.trained_name(EMBEDDING if ties and module == HEAD else module))
+        if (uploaded.has_head or module != HEAD)
+        and config.targets(uploaded.trained_name(EMBEDDING if ties and module == HEAD else module))
     ]
 
 

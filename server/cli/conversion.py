@@ -205,6 +205,7 @@ def _merged(model_dir: Path, adapter_dir: Path) -> PreTrainedModel:
                 f"Its type, {adapted.active_peft_config.peft_type.value}, does not change weights; "
                 "train a LoRA."
             )
+        _check_all_loaded(adapted, adapter_dir)
         probes = _probe_tokens(adapted)
         with torch.inference_mode():
             computed = adapted(probes, use_cache=False).logits
@@ -220,6 +221,17 @@ def _merged(model_dir: Path, adapter_dir: Path) -> PreTrainedModel:
         if not torch.equal(weights[name], tower):
             raise NotConvertible(_MORE_THAN_MATRICES.format(name))
     return merged
+
+
+def _check_all_loaded(adapted: peft.PeftModel, adapter_dir: Path) -> None:
+    """Check that PEFT leaves no tensor of the files out. Raises NotConvertible."""
+    tensors = peft.utils.load_peft_weights(str(adapter_dir), device="cpu")
+    result = peft.set_peft_model_state_dict(adapted, tensors)
+    if result.unexpected_keys:
+        raise NotConvertible(
+            f"PEFT leaves {result.unexpected_keys[0]} out, since its config or the model has no "
+            "place for it; train without it."
+        )
 
 
 def _probe_tokens(adapted: peft.PeftModel) -> torch.Tensor:
@@ -271,5 +283,7 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except _FAULTS as error:
-        first_line = str(error).strip().partition("\n")[0].rstrip(".")
-        raise NotConvertible(f"PEFT does not merge it into this model: {first_line}.") from error
+        lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+        # torch names the class alone in the first line, and the weight in the second.
+        said = " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".")
+        raise NotConvertible(f"PEFT does not merge it into this model: {said}.") from error

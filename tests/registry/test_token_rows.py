@@ -247,6 +247,10 @@ FAULTS = {
     "a NaN": (copy(NAN), None, "not_finite", COPY[EMBEDDING]),
     "a NaN of a token": (tokens(NAN[3:4]), [3], "not_finite", TOKENS[EMBEDDING]),
     "too many rows": (copy(TOO_MANY), None, "unsupported_feature", "changed 3 of 7 rows"),
+    "too many rows, and a token more": (
+        both(np.ones((VOCAB + 1, HIDDEN))), None, "unsupported_feature", "with "
+        "trainable_token_indices.",
+    ),
     "another width": (copy(np.ones((VOCAB, 8))), None, "wrong_shape", "is [7, 8]"),
     "no rows": (copy(np.ones((0, HIDDEN))), None, "empty_tensor", "shape [0, 16]"),
     "65 tokens more": (

@@ -188,7 +188,10 @@ def test_a_tensor_of_another_method_is_refused_by_name(base, name):
         ("model.decoder.layers.0.self_attention.linear_qkv.adapter.linear_in.weight", "NeMo"),
         ("base_model.model.score.weight", "classifier"),
         ("base_model.model.model.layers.0.input_layernorm.weight", "whole weight"),
-        ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector", "convert"),
+        (
+            "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector",
+            "train without DoRA",
+        ),
         ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias", "lora_bias=False"),
         ("weights", "no form that is known"),
     ],
