@@ -71,12 +71,16 @@ class Asked:
         assert tokens
         bound = self.world.base.bound
         scores = self.world.models.score(self.world.base, self.folder, [*prompt, *tokens])
+        off = []
         for place, token in enumerate(tokens, start=len(prompt) - 1):
             lost = (scores[place].max() - scores[place, token]).item()
             assert lost <= 2 * bound or not is_free, (self.world.case, self.model, place, lost)
             if logprobs is not None:
-                off = abs(logprobs[place - len(prompt) + 1] - scores[place, token].item())
-                assert off <= bound, (self.world.case, self.model, place, off)
+                off.append(abs(logprobs[place - len(prompt) + 1] - scores[place, token].item()))
+        if off:
+            # A token that is forced may be far from likely, and then rounding moves it further.
+            assert sum(off) / len(off) <= bound, (self.world.case, self.model, off)
+            assert max(off) <= 4 * bound, (self.world.case, self.model, off)
 
 
 def _logprobs(choice: dict[str, Any]) -> list[float] | None:
@@ -185,7 +189,7 @@ def preemption(asked: Asked) -> None:
     chance, before = random.Random(3), _preemptions(asked.world)
     times = 1 + (asked.world.case["place"] == "two ranks") + (asked.world.case["form"] == "bf16")
     prompts = [[chance.randrange(4, 280) for _ in range(160)] for _ in range(14 * times)]
-    choices = asked.complete(prompts, max_tokens=40)["choices"]
+    choices = asked.complete(prompts, max_tokens=40 * times)["choices"]
     asked.world.wait(lambda: _preemptions(asked.world) > before)
     for prompt, choice in list(zip(prompts, choices, strict=True))[::3]:
         asked.judge(prompt, choice)
@@ -218,11 +222,11 @@ def own_template(asked: Asked) -> None:
 
 
 def stop(asked: Asked) -> None:
-    (whole,) = asked.complete(PROMPT, max_tokens=24)["choices"]
+    (whole,) = asked.complete(PROMPT, max_tokens=60)["choices"]
     text = whole["text"]
     firsts = [i for i in range(4, len(text) - 1) if text.find(text[i : i + 2]) == i]
     at = next(i for i in firsts if "\ufffd" not in text[i : i + 2])
-    (choice,) = asked.complete(PROMPT, max_tokens=24, stop=[text[at : at + 2]])["choices"]
+    (choice,) = asked.complete(PROMPT, max_tokens=60, stop=[text[at : at + 2]])["choices"]
     assert (choice["text"], choice["finish_reason"]) == (text[:at], "stop")
     asked.judge(PROMPT, whole)
 

@@ -16,10 +16,10 @@ FOLDER = _ROOT / "build" / "gpu-pack"
 _MOST_BYTES = 64 << 20
 """Most that may be sent to the machine, together with the tree that git knows."""
 PACKAGES = (
-    "alembic", "annotated-types", "cffi", "cryptography", "fastapi", "greenlet", "httptools",
-    "llguidance", "mako", "msgspec", "opentelemetry-api", "pycparser", "pydantic", "pydantic-core",
-    "pydantic-settings", "python-dotenv", "pyzmq", "redis", "sqlalchemy", "starlette",
-    "typing-extensions", "typing-inspection", "uvicorn",
+    "alembic", "annotated-types", "cffi", "cryptography", "fastapi", "google-re2", "greenlet",
+    "httptools", "llguidance", "mako", "msgspec", "opentelemetry-api", "pycparser", "pydantic",
+    "pydantic-core", "pydantic-settings", "python-dotenv", "pyzmq", "redis", "sqlalchemy",
+    "starlette", "typing-extensions", "typing-inspection", "uvicorn",
 )  # fmt: skip
 THERE = (
     "annotated-doc", "anyio", "click", "h11", "httpx", "huggingface-hub", "jinja2", "markupsafe",
