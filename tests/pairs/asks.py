@@ -222,13 +222,17 @@ def own_template(asked: Asked) -> None:
 
 
 def stop(asked: Asked) -> None:
-    (whole,) = asked.complete(PROMPT, max_tokens=60)["choices"]
-    text = whole["text"]
-    firsts = [i for i in range(4, len(text) - 1) if text.find(text[i : i + 2]) == i]
-    at = next(i for i in firsts if "\ufffd" not in text[i : i + 2])
-    (choice,) = asked.complete(PROMPT, max_tokens=60, stop=[text[at : at + 2]])["choices"]
+    """A stop string of two characters; some prompts' answers are bytes that are no text."""
+    for prompt in (PROMPT, PREFIX, PROMPT[::-1], PREFIX[::-1]):
+        (whole,) = asked.complete(prompt, max_tokens=24)["choices"]
+        text = whole["text"]
+        firsts = [i for i in range(4, len(text) - 1) if text.find(text[i : i + 2]) == i]
+        if places := [i for i in firsts if "\ufffd" not in text[i : i + 2]]:
+            break
+    at = places[0]
+    (choice,) = asked.complete(prompt, max_tokens=24, stop=[text[at : at + 2]])["choices"]
     assert (choice["text"], choice["finish_reason"]) == (text[:at], "stop")
-    asked.judge(PROMPT, whole)
+    asked.judge(prompt, whole)
 
 
 ASKS = {
