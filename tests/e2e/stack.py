@@ -205,7 +205,9 @@ class Stack:
                 if condition():
                     return
             time.sleep(0.05)
-        raise AssertionError("the condition did not come true in time")
+        code = condition.__code__
+        where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+        raise AssertionError(f"the condition of {where} did not come true in {timeout_s:.0f} s")
 
     # ---- users ----
 
