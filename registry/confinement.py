@@ -1,11 +1,29 @@
-"""Limits that a process sets itself, for good, before it works on what strangers wrote."""
+"""Processes that work on strangers' files: how they start, and limits that they set themselves."""
 
 import ctypes
 import os
 import resource
+from pathlib import Path
 
 _CLONE_NEWNET = 0x4000_0000
 _CLONE_NEWUSER = 0x1000_0000
+
+_ROOT = str(Path(__file__).resolve().parents[1])
+_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); import {0}; {0}.main()"
+# A Python built with a shared library may need this to start.
+_KEPT_VARIABLES = ("LD_LIBRARY_PATH",)
+
+
+def isolated(python: str, module: str, *arguments: str) -> list[str]:
+    """The command that calls `main` of a module of ours, without PYTHON* variables, packages of the
+    user and modules of the current folder.   python: the interpreter's path.
+    """
+    return [python, "-I", "-c", _START.format(module), _ROOT, *arguments]
+
+
+def kept_variables() -> dict[str, str]:
+    """The only environment variables that such a process gets of ours."""
+    return {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
 
 
 def confine(memory_bytes: int, file_bytes: int, cpu_s: int, open_files: int, niceness: int) -> bool:

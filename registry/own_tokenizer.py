@@ -30,7 +30,7 @@ TOKENIZER_FILES = {
 }
 """Files that an upload may have beside the adapter's two, and the limits of their bytes."""
 
-MAX_ADDED_TOKENS = 1024
+MAX_OWN_TOKENS = 1024
 MAX_TOKEN_BYTES = 128
 _MAX_VARIABLES = 16
 _MAX_DEPTH = 16
@@ -153,9 +153,9 @@ def _bounded(tokens: list[Json], num_ids: int, pad: str | None) -> list[Json]:
     """The tokens in order of their ids. One that only fills batches up in training needs no row."""
     kept = [token for token in tokens if token["id"] < num_ids or token["content"] != pad]
     longest = max((len(token["content"].encode()) for token in kept), default=0)
-    if len(kept) > MAX_ADDED_TOKENS or longest > MAX_TOKEN_BYTES:
+    if len(kept) > MAX_OWN_TOKENS or longest > MAX_TOKEN_BYTES:
         message = f"it adds {len(kept)} tokens of {longest} bytes; the limits are "
-        message += f"{MAX_ADDED_TOKENS} tokens of {MAX_TOKEN_BYTES} bytes"
+        message += f"{MAX_OWN_TOKENS} tokens of {MAX_TOKEN_BYTES} bytes"
         raise _fault("invalid_tokenizer", TOKENIZER, message)
     for token in kept:
         if token["id"] >= num_ids:

@@ -7,7 +7,7 @@ from math import prod
 from statistics import median
 from typing import Any, Protocol
 
-from registry.base_names import trained_on_quantised
+from registry.base_names import last_name, trained_on_quantised
 from registry.errors import shown
 from registry.peft_config import CONFIG_FILE, PeftConfig, endings
 from registry.peft_format import Header, ModuleScale, canonical_header
@@ -87,7 +87,7 @@ def config_warnings(
             "in training; PEFT's merge would change both."
         )
     trained_on = config.base_model_name
-    if trained_on and trained_on.rstrip("/").split("/")[-1] != base.model_id.split("/")[-1]:
+    if trained_on and last_name(trained_on) != last_name(base.model_id):
         yield (
             f"The config says that the adapter was trained on {shown(trained_on)}; "
             f"served here is {base.model_id}."

@@ -100,7 +100,8 @@ _READ = frozenset(
 )
 # Keys of auto_mapping, in which PEFT notes the class that it wrapped; Unsloth adds the last.
 _CLASS_KEYS = frozenset({"base_model_class", "parent_library", "unsloth_fixed"})
-_MLX_KEYS = frozenset({"fine_tune_type", "lora_parameters"})
+MLX_KEYS = frozenset({"fine_tune_type", "lora_parameters"})
+"""Keys of the config that mlx-lm writes."""
 # Other initializations (pissa, olora, corda, loftq, mica) change the base weights or the formula.
 _PLAIN_INITS = (None, True, False, "gaussian", "orthogonal", "eva")
 
@@ -408,7 +409,7 @@ def _invalid(key: str, rule: str) -> InvalidAdapter:
 
 
 def _of_no_type(config: Mapping[str, Any]) -> InvalidAdapter:
-    if config.keys() & _MLX_KEYS:
+    if config.keys() & MLX_KEYS:
         message = (
             f"{CONFIG_FILE} has no peft_type, as mlx-lm writes it: push the folder with `chorale "
             "adapters push`, which converts it."

@@ -27,6 +27,7 @@ from typing import IO, Any
 
 from registry.base_model import BaseModel
 from registry.chat_template import ChatTemplate, read_json
+from registry.confinement import isolated, kept_variables
 from registry.errors import InvalidAdapter, TooLarge, ValidatorUnavailable
 from registry.own_tokenizer import TOKENIZER, TOKENIZER_CONFIG
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
@@ -37,14 +38,7 @@ from registry.validator_process import CONFIG_KEYS, READY
 
 _log = logging.getLogger(__name__)
 
-# Run by `python -I`: no PYTHON* variables, no user's packages, no modules of the current folder.
-_START = "import sys; sys.path.insert(0, sys.argv[1]); import registry.validator_process as v; "
-_START += "v.main()"
-_ROOT = str(Path(__file__).resolve().parents[1])
 _COMPLAINT_BYTES = 4000
-
-# A Python built with a shared library may need these to start; other variables are not passed on.
-_KEPT_VARIABLES = ("LD_LIBRARY_PATH",)
 # One thread, since each thread would take stacks and buffers from the memory limit.
 _VARIABLES = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -216,13 +210,13 @@ class Validator:
         with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as complaints:
             is_late = False
             with subprocess.Popen(
-                [self._python, "-I", "-c", _START, _ROOT],
+                isolated(self._python, "registry.validator_process"),
                 stdin=subprocess.PIPE,
                 stdout=printed,
                 stderr=complaints,
                 pass_fds=passed_fds,
                 cwd="/",
-                env=_VARIABLES | {k: os.environ[k] for k in _KEPT_VARIABLES if k in os.environ},
+                env=_VARIABLES | kept_variables(),
                 # Ctrl-C is for the gateway; here it would look like a crash caused by the files.
                 start_new_session=True,
             ) as process:

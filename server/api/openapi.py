@@ -115,7 +115,7 @@ _PARAMETERS = {
     "end_time": "Unix seconds, not included. By default now.",
     "enforcement": "A hard budget refuses requests; of a soft one a webhook tells.",
     "engine_id": "The engine's `engine_id`, as the list of engines has it.",
-    "filename": "The file's name, `adapter_config.json` or `adapter_model.safetensors`.",
+    "filename": "The file's name, such as `adapter_model.safetensors`.",
     "format": "The format of the file.",
     "group_by": "What to tell apart: each of its values has sums of its own.",
     "key_id": "The API key's id, which stands between `sk-chorale-` and the secret.",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from registry.errors import InvalidAdapter, shown
-from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
+from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES, MLX_KEYS
 from registry.peft_format import (
     ADAPTER_DTYPES,
     DTYPE_BYTES,
@@ -36,7 +36,7 @@ def read_config(path: Path) -> dict[str, Any] | None:
             config = parse_object(file.read(MAX_CONFIG_BYTES + 1), param=path.name)
     except (InvalidAdapter, OSError):
         return None
-    is_of_mlx = {"fine_tune_type", "lora_parameters"} & config.keys() and "peft_type" not in config
+    is_of_mlx = MLX_KEYS & config.keys() and "peft_type" not in config
     return config if is_of_mlx else None
 
 

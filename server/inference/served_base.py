@@ -64,8 +64,9 @@ class ServedBase:
         tenant_id: of the caller, which waits for a thread if the text is not known yet.
         """
         known = self.find_text(version)
-        if version is None or known is not None:
-            return known or self.text
+        if known is not None:
+            return known
+        assert version is not None, "the base model's text is known"
         make = functools.partial(self.text.of_version, version, self.texts.templates)
         text = await encoders.run(tenant_id, LARGE_BYTES + 1, make)
         self.texts.keep(version, text)

@@ -49,7 +49,7 @@ class Text:
         return Text(
             tokenizer,
             dialect.of_adapter(tokenizer, template),
-            max(self.vocabulary_size, *(i + 1 for i in ids)) if ids else self.vocabulary_size,
+            max([self.vocabulary_size, *(token_id + 1 for token_id in ids)]),
             tuple(own.get("eos_token_ids", ())),
             {token_id: tokenizer.vocabulary[token_id] for token_id in ids},
         )

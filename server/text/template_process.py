@@ -18,11 +18,10 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from registry.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate, TemplateError
-from registry.confinement import confine
+from registry.confinement import confine, isolated, kept_variables
 from server.faults import Unavailable
 from server.text.json_object import JsonObject
 
@@ -33,11 +32,6 @@ _MEMORY_BYTES = 512 << 20
 _MOST_BYTES = 4 * MAX_PROMPT_CHARACTERS + 1
 _TOO_MUCH = "The adapter's chat template takes too much time or memory."
 _DONE, _REFUSED = b"+", b"-"
-# A Python built with a shared library may need this to start.
-_KEPT_VARIABLES = ("LD_LIBRARY_PATH",)
-_ROOT = str(Path(__file__).resolve().parents[2])
-_START = "import sys; sys.path.insert(0, sys.argv[1]); import server.text.template_process as t; "
-_START += "t.main(int(sys.argv[2]))"
 
 
 class ConfinedTemplate(ChatTemplate):
@@ -77,9 +71,7 @@ class ConfinedTemplate(ChatTemplate):
                 self._works = bool(answer)
         text = answer[1:].decode("utf-8", "surrogatepass")
         if answer[:1] != _DONE:
-            raise TemplateError(
-                text or "The adapter's chat template takes too much time or memory."
-            )
+            raise TemplateError(text or _TOO_MUCH)
         return text
 
 
@@ -118,13 +110,13 @@ class TemplateProcess:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-c", _START, _ROOT, str(theirs.fileno())],
+                isolated(sys.executable, "server.text.template_process", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 cwd="/",
-                env={k: os.environ[k] for k in _KEPT_VARIABLES if k in os.environ},
+                env=kept_variables(),
                 start_new_session=True,
             )
         weakref.finalize(self, _end, self._process, self._control)
@@ -157,9 +149,9 @@ def _exchange(connection: socket.socket, sent: bytes) -> bytes:
 # ---- in the process ----
 
 
-def main(control_fd: int) -> None:
+def main() -> None:
     """Fork for each connection that comes, until the gateway is gone."""
-    control = socket.socket(fileno=control_fd)
+    control = socket.socket(fileno=int(sys.argv[1]))
     confine(_MEMORY_BYTES, file_bytes=0, cpu_s=1 << 30, open_files=16, niceness=0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are not waited for
     while True:

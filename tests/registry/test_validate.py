@@ -382,8 +382,16 @@ def test_what_is_odd_but_servable_is_a_warning(base, config, word):
     assert word in warning
 
 
-def test_the_base_models_name_is_compared_without_its_folder(base):
-    config = make_config(base_model_name_or_path="/home/me/tiny-llama/")
+@pytest.mark.parametrize(
+    "trained_on",
+    [
+        "/home/me/tiny-llama/",
+        "C:\\models\\Tiny-Llama",
+        "/x/models--org--tiny-llama/snapshots/1a2b",
+    ],
+)
+def test_the_base_models_name_is_compared_without_its_folder(base, trained_on):
+    config = make_config(base_model_name_or_path=trained_on)
     assert check(base, make_adapter(base), config).passport.warnings == []
 
 

@@ -90,7 +90,8 @@ class _File(BodyFields):
 class _NewFiles(BodyFields):
     """The files of an adapter, which are sent afterwards.
 
-    files: `adapter_config.json` and `adapter_model.safetensors`, by name.
+    files: `adapter_config.json` and `adapter_model.safetensors`, by name; `tokenizer.json`,
+    `tokenizer_config.json` and `chat_template.jinja` too, where training changed them.
     transfer: `gateway` for parts that come to this server, `presigned` for the URLs in the answer.
     base_model: the name of the adapter's base model; null to find it by the files.
     """
