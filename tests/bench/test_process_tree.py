@@ -44,7 +44,8 @@ def parent(stay: bool) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_childs_time_counts(parent) -> None:
-    assert process_tree.cpu_seconds(parent.pid) >= 0.3
+    # Linux rounds user and system time down to whole ticks of 10 ms, for each process.
+    assert process_tree.cpu_seconds(parent.pid) > 0.25
 
 
 def test_the_memory_of_children_that_live_counts(parent, stay: bool) -> None:
