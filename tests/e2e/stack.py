@@ -205,9 +205,7 @@ class Stack:
                 if condition():
                     return
             time.sleep(0.05)
-        code = condition.__code__
-        where = f"{Path(code.co_filename).name}:{code.co_firstlineno}"
-        raise AssertionError(f"the condition of {where} did not come true in {timeout_s:.0f} s")
+        raise AssertionError(f"{condition} did not come true in {timeout_s:.0f} s")
 
     # ---- users ----
 
