@@ -1,4 +1,4 @@
-"""Writes docs/reference from the code: routes, settings, commands, metrics and dependencies.
+"""Writes docs/reference from the code: routes, fields, settings, commands, metrics, dependencies.
 
 `make reference` writes the pages; `--check` only says whether they are current. No engine is
 started and no file of a data directory is read.
@@ -32,7 +32,10 @@ from typer.main import get_command
 from server.accounts.auth import USAGE_READ
 from server.api import deps
 from server.api.app import create_app
+from server.api.field_docs import descriptions
 from server.api.metrics import Metrics
+from server.api.openai import ChatRequest, CompletionRequest
+from server.api.request_objects import RequestObject
 from server.cli.main import app as command_line
 from server.launch.settings import ENV_PREFIX, Settings
 
@@ -88,6 +91,7 @@ def pages(
     cli: Any = get_command(command_line)
     return {
         "api.md": _page("API", _ABOUT_ROUTES, route_rows(app or make_app())),
+        "request-fields.md": _page("Request fields", _ABOUT_FIELDS, field_rows()),
         "settings.md": _page(
             "Settings", _ABOUT_SETTINGS, setting_rows(model, cli.commands["serve"])
         ),
@@ -107,6 +111,12 @@ _ABOUT_ROUTES = (
     "operator's. A running server has the OpenAPI document at `GET /openapi.json`, and the site of "
     "`make docs` has a page of all endpoints with their parameters, bodies and answers. "
     "[Errors by code](../tenant/errors.md) says what each refusal means."
+)
+_ABOUT_FIELDS = (
+    "These are the fields of `POST /v1/chat/completions` and `POST /v1/completions`. A field that "
+    "is not here gets a 400 `unsupported_parameter` with its path, unless its value is null, [] or "
+    "{}; [fields that are not known](../tenant/requests.md#fields-that-are-not-known) can be left "
+    "out instead. null is the same as no field everywhere."
 )
 _ABOUT_SETTINGS = (
     "These are the settings of `chorale serve`. Each is also a key of `chorale.toml` and a "
@@ -172,6 +182,46 @@ def _first_line(text: str | None) -> str:
 
 def _words(name: str) -> str:
     return name.strip("_").replace("_", " ").capitalize()
+
+
+# ---- fields of requests ----
+
+
+def field_rows() -> Iterator[Row]:
+    """A row for each field of a request for completions, sorted by its path."""
+    yield "field", "chat", "text", "what it does"
+    chat, text = dict(_fields(ChatRequest)), dict(_fields(CompletionRequest))
+    for path in sorted({*chat, *text}):
+        told = [found.get(path, ("", "")) for found in (chat, text)]
+        served = [about for how, about in told if how == "served"]
+        yield f"`{path}`", *(how for how, _ in told), *(served or [told[0][1] or told[1][1]])[:1]
+
+
+def _fields(kind: type[RequestObject], prefix: str = "") -> Iterator[tuple[str, tuple[str, str]]]:
+    """Each field's path, what happens to it, and what it is."""
+    names = {info.alias or name: info for name, info in kind.model_fields.items()}
+    told: dict[str, str] = {}
+    for each in reversed(kind.__mro__):
+        told |= descriptions(each.__doc__ or "", names)
+    for name, info in names.items():
+        yield f"{prefix}{name}", ("served", told[name])
+        for inner, mark in _objects(info.annotation):
+            yield from _fields(inner, f"{prefix}{name}{mark}.")
+    for name, why in kind.without_effect.items():
+        yield f"{prefix}{name}", ("accepted", f"Without effect: {why}.")
+    for name, values in kind.not_served.items():
+        shown = ", ".join(f"`{json.dumps(value)}`" for value in values)
+        about = f"Accepted only as {shown}, which asks for nothing." if shown else "Not served."
+        yield f"{prefix}{name}", ("refused", about)
+
+
+def _objects(annotation: Any, mark: str = "") -> Iterator[tuple[type[RequestObject], str]]:
+    """The objects that a field may have, with [] for each list that they are in."""
+    if isinstance(annotation, type) and issubclass(annotation, RequestObject):
+        yield annotation, mark
+    mark += "[]" if typing.get_origin(annotation) is list else ""
+    for part in typing.get_args(annotation):
+        yield from _objects(part, mark)
 
 
 # ---- settings ----

@@ -10,10 +10,11 @@ import datetime
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -22,6 +23,7 @@ from jinja2.utils import Namespace
 MAX_PROMPT_CHARACTERS = 16 << 20
 
 _END_MARK = "THE-LAST-MESSAGE-ENDS-HERE"
+_GIVEN = ("messages", "tools", "documents", "add_generation_prompt")
 _PROBE = "A-MESSAGE-HAS-THIS-TEXT"
 
 # Errors of a template's own code on messages that its author did not think of.
@@ -57,6 +59,7 @@ class ChatTemplate:
         self.special_tokens = special_tokens
         self.sources = sources
         self._of_parts: dict[str, bool] = {}
+        self._variables: dict[str, frozenset[str]] = {}
 
     def with_special_tokens(self, special_tokens: Mapping[str, str]) -> "ChatTemplate":
         """The same templates, with other variables."""
@@ -86,14 +89,15 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The prompt up to the start of the assistant's turn, or up to the last message's end.
         Raises TemplateError.
+
+        variables: more names and their values for the template, out of `variables`.
         """
-        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
-        template = self._templates.get(name)
-        if template is None:
-            raise TemplateError("This model has no chat template; use /v1/completions.")
+        name = self._name(for_tools=tools is not None)
+        template = self._templates[name]
         # OpenAI's clients send None for a missing value; templates test whether the key exists.
         given = [{k: v for k, v in message.items() if v is not None} for message in messages]
         if name not in self._of_parts:
@@ -102,10 +106,32 @@ class ChatTemplate:
         if self._of_parts[name]:
             given = [_in_parts(message) for message in given]
         try:
-            return self._prompt(template, given, tools, add_generation_prompt)
+            return self._prompt(template, given, tools, add_generation_prompt, variables)
         except _FAULTS as error:
             reason = f"The model's chat template refused these messages: {error}"
             raise TemplateError(reason) from error
+
+    def variables(self, *, for_tools: bool) -> frozenset[str]:
+        """Names that a template reads beside what it is given here. Raises TemplateError.
+
+        for_tools: the template is that of chats with tools.
+        """
+        name = self._name(for_tools=for_tools)
+        if name not in self._variables:
+            environment = _environment()
+            read = meta.find_undeclared_variables(environment.parse(self.sources[name]))
+            given = {*_GIVEN, *environment.globals}
+            self._variables[name] = frozenset(
+                each for each in read - given if not each.endswith("_token")
+            )
+        return self._variables[name]
+
+    def _name(self, *, for_tools: bool) -> str:
+        """The name of the template of a chat. Raises TemplateError if there is none."""
+        name = "tool_use" if for_tools and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise TemplateError("This model has no chat template; use /v1/completions.")
+        return name
 
     def _prompt(
         self,
@@ -113,14 +139,10 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        pieces = template.generate(
-            messages=messages,
-            tools=tools,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **self.special_tokens,
-        )
+        given = dict(zip(_GIVEN, (messages, tools, None, add_generation_prompt), strict=True))
+        pieces = template.generate({**variables, **self.special_tokens, **given})
         return _joined(pieces)
 
     def _reads_parts(self, template: jinja2.Template) -> bool:
@@ -138,6 +160,8 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The prompt up to the end of the last message's text, for an answer that continues it.
 
@@ -146,7 +170,8 @@ class ChatTemplate:
         """
         *before, last = messages
         marked = dict(last) | {"content": f"{last['content']}{_END_MARK} "}
-        text = self.render([*before, marked], tools, add_generation_prompt=False)
+        given = [*before, marked]
+        text = self.render(given, tools, add_generation_prompt=False, variables=variables)
         rendered, mark, after = text.rpartition(_END_MARK)
         if not mark or _END_MARK in rendered or last["content"].strip() not in text:
             raise TemplateError("The model's chat template changes the last message's text.")

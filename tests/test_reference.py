@@ -42,6 +42,16 @@ def test_a_new_route_is_shown_with_the_key_it_asks_for() -> None:
     assert "angel" not in reference.pages()["api.md"]
 
 
+def test_a_field_is_shown_with_what_happens_to_it_at_each_endpoint() -> None:
+    rows = reference.pages()["request-fields.md"].splitlines()
+    shown = {row.split("`")[1]: [cell.strip() for cell in row.split("|")[2:4]] for row in rows[8:]}
+    assert shown["temperature"] == ["served", "served"]
+    assert shown["echo"][1] == "served"
+    assert shown["messages[].content[].cache_control"] == ["accepted", ""]
+    assert shown["response_format.json_schema.schema"] == ["served", "served"]
+    assert shown["web_search_options"] == ["refused", "refused"]
+
+
 def test_a_new_setting_is_shown_with_its_limits_and_its_comment() -> None:
     page = reference.pages(model=MoreSettings)["settings.md"]
     assert "| `num_wings` | int, at least 1 | `2` |  | of one angel |\n" in page

@@ -65,6 +65,7 @@ class Identity:
     base_limits: those that are set for the tenant on base models.
     max_queue_share: share of the engines' queues that the tenant may hold, in (0, 1].
     has_hard_budget: whether the tenant's holds must be covered by the rest of its budget.
+    ignores_unknown_fields: whether fields that no request has are left out, not refused.
     """
 
     tenant_id: str
@@ -78,6 +79,7 @@ class Identity:
     base_limits: tuple[Limit, ...] = ()
     max_queue_share: float | None = None
     has_hard_budget: bool = False
+    ignores_unknown_fields: bool = False
     max_adapters: int | None = None
     max_adapter_bytes_total: int | None = None
 
@@ -153,6 +155,7 @@ def identify(
         base_limits=limits_by_base(conn, row.tenant_id),
         max_queue_share=row.max_queue_share,
         has_hard_budget=row.has_hard_budget,
+        ignores_unknown_fields=row.ignore_unknown_fields,
         max_adapters=row.max_adapters,
         max_adapter_bytes_total=row.max_adapter_bytes_total,
     )

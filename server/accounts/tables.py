@@ -2,6 +2,7 @@
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     Float,
@@ -10,6 +11,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
 from registry.tables import metadata
@@ -29,6 +31,8 @@ tenants = Table(
     Column("max_adapter_bytes_total", BigInteger),
     # The plan whose prices the tenant pays, unless there are prices for the tenant alone.
     Column("plan", String(64), nullable=False, server_default="standard"),
+    # Whether fields that no request has are left out of its requests, not refused.
+    Column("ignore_unknown_fields", Boolean, nullable=False, server_default=false()),
     Column("cache_salt", String(64), nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     CheckConstraint("status IN ('active', 'suspended')", name="status"),

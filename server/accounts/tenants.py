@@ -72,6 +72,7 @@ class TenantLimits:
 class Tenant:
     """A tenant.
 
+    ignore_unknown_fields: whether its requests' unknown fields are left out, not refused.
     cache_salt: keeps the tenant's prefix cache apart; it never leaves the gateway and the engine.
     """
 
@@ -80,6 +81,7 @@ class Tenant:
     status: TenantStatus
     plan: str
     limits: TenantLimits
+    ignore_unknown_fields: bool = False
     cache_salt: str = field(repr=False)
     created_at_ms: int
 
@@ -248,6 +250,26 @@ def set_plan(
     )
 
 
+def ignore_unknown_fields(
+    conn: Connection, tenant_id: str, value: bool, *, now_ms: int, actor: str = "operator"
+) -> None:
+    """Leave unknown fields out of a tenant's requests from now on, or refuse them. Raises
+    TenantNotFound.
+    """
+    query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id)
+    if conn.execute(query.values(ignore_unknown_fields=value)).rowcount == 0:
+        raise TenantNotFound(tenant_id)
+    record_audit(
+        conn,
+        at_ms=now_ms,
+        actor=actor,
+        action="tenant.ignore_unknown_fields",
+        target=tenant_id,
+        tenant_id=tenant_id,
+        detail=str(value).lower(),
+    )
+
+
 def check_plan(plan: str, *, param: str = "plan") -> None:
     """Check a plan's name. Any well-formed name is a plan. Raises InvalidTenant."""
     if not _NAME.fullmatch(plan):
@@ -279,6 +301,7 @@ def _tenant(row: RowMapping) -> Tenant:
         status=row["status"],
         plan=row["plan"],
         limits=TenantLimits(**{f.name: row[f.name] for f in fields(TenantLimits)}),
+        ignore_unknown_fields=row["ignore_unknown_fields"],
         cache_salt=row["cache_salt"],
         created_at_ms=row["created_at_ms"],
     )

@@ -5,9 +5,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from server.api import errors
-from server.api.request_objects import RequestObject
+from server.api.request_objects import RequestObject, shown_key
 from server.inference import generation_request
 from server.text.json_object import JsonObject
+from server.text.template_variables import TemplateVariable, check_variables
 from server.tools.tool import MAX_BYTES, MAX_TOOLS, Tool, ToolUse, ordered
 
 _MAX_MESSAGES = 2048
@@ -21,12 +22,26 @@ _MAX_TEXT_CHARACTERS = 4 << 20
 Text = Annotated[str, Field(max_length=_MAX_TEXT_CHARACTERS)]
 Key = Annotated[str | None, Field(max_length=_MAX_KEY_CHARACTERS)]
 _Name = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
+_KWARGS = "chat_template_kwargs"
+_OWN_VARIABLES = ("enable_thinking", "reasoning_effort")
+_VariableName = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 _CallId = Annotated[str, Field(min_length=1, max_length=_MAX_KEY_CHARACTERS)]
+
+
+_CACHE_CONTROL = {"cache_control": "the prefix cache needs no marks"}
+_ADDED_BY_SERVERS = {
+    "extra_content": "another server's note for itself",
+    "provider_specific_fields": "another server's note for itself",
+}
 
 
 class _TextPart(RequestObject):
     """A part of a content.   type: always `text`.   text: its text; parts follow each other."""
 
+    without_effect = _CACHE_CONTROL | {
+        "annotations": "sources that another server named; they are no part of the text",
+        "logprobs": "they are no part of the text",
+    }
     type: Literal["text"]
     text: Text
 
@@ -62,7 +77,7 @@ class _Call(RequestObject):
     function: the function and its arguments.
     """
 
-    labels = frozenset({"index"})
+    without_effect = _CACHE_CONTROL | _ADDED_BY_SERVERS | {"index": "calls are in order"}
     id: _CallId
     type: Literal["function"] = "function"
     function: _CalledFunction
@@ -72,41 +87,65 @@ class _Message(RequestObject):
     """A message of a chat.
 
     role: who says it; `developer` is the same as `system`.
-    content: its text, or parts of it; null only where there are calls.
+    content: its text, or parts of it; null is no text, of the assistant or of a tool.
     name: the name of who says it, for the model's chat template.
     tool_calls: calls that the assistant made.
     tool_call_id: which call a tool's message answers; only a tool's message has it.
     reasoning_content: what the assistant thought before it answered.
+    reasoning: the same by another name; reasoning_content counts where both are sent.
     """
 
     exact: ClassVar[frozenset[str]] = frozenset({"content"})
+    not_served = {"audio": (), "function_call": (), "refusal": ()}
+    without_effect = (
+        _CACHE_CONTROL
+        | _ADDED_BY_SERVERS
+        | {
+            "annotations": "sources that another server named; they are no part of the text",
+            "id": "messages are in order",
+            "reasoning_details": "reasoning in another server's form; its text is in `reasoning`",
+        }
+    )
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
     name: Key = None
     tool_calls: list[_Call] = Field(default_factory=list, max_length=_MAX_CALLS)
     tool_call_id: _CallId | None = None
     reasoning_content: Text | None = None
+    reasoning: Text | None = None
+
+    @property
+    def thought(self) -> str | None:
+        """The assistant's reasoning before its answer, under either name; None if there is none."""
+        return self.reasoning if self.reasoning_content is None else self.reasoning_content
 
     def plain(self) -> JsonObject:
         """The message in the form that chat templates take."""
         plain: JsonObject = {"role": "system" if self.role == "developer" else self.role}
         if self.content is not None:
             plain["content"] = _text(self.content)
+        elif not self.tool_calls:
+            plain["content"] = ""
         if self.tool_calls:
             plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
-        for name in ("name", "tool_call_id", "reasoning_content"):
-            if (value := getattr(self, name)) is not None:
+        for name, value in (
+            ("name", self.name),
+            ("tool_call_id", self.tool_call_id),
+            ("reasoning_content", self.thought),
+        ):
+            if value is not None:
                 plain[name] = value
         return plain
 
     def fault(self) -> tuple[str, str] | None:
         """The field that does not go with the message's role, and why; or None."""
-        if self.content is None and not self.tool_calls:
-            return "content", "Field required"
+        if self.content is None and self.role not in ("assistant", "tool"):
+            return "content", 'Field required; send "" for no text'
         if self.tool_calls and self.role != "assistant":
             return "tool_calls", "only the assistant's messages have calls"
-        if self.reasoning_content is not None and self.role != "assistant":
-            return "reasoning_content", "only the assistant's messages have reasoning"
+        if self.thought is not None and self.role != "assistant":
+            name = "reasoning" if self.reasoning_content is None else "reasoning_content"
+            return name, "only the assistant's messages have reasoning"
         if (self.tool_call_id is None) == (self.role == "tool"):
             return "tool_call_id", "a tool's message needs it, and no other message takes it"
         return None
@@ -121,6 +160,7 @@ class _Function(RequestObject):
     """
 
     exact: ClassVar[frozenset[str]] = frozenset({"parameters"})
+    without_effect = _CACHE_CONTROL
     name: _Name
     description: Text | None = None
     parameters: Annotated[dict[str, Any], Field(max_length=MAX_BYTES)] | None = None
@@ -130,6 +170,7 @@ class _Function(RequestObject):
 class _Tool(RequestObject):
     """A tool.   type: always `function`.   function: the function that may be called."""
 
+    without_effect = _CACHE_CONTROL
     type: Literal["function"]
     function: _Function
 
@@ -137,6 +178,9 @@ class _Tool(RequestObject):
 class _FunctionName(RequestObject):
     """A function by its name.   name: the name of one of the tools."""
 
+    without_effect = dict.fromkeys(
+        ("description", "parameters", "strict"), "the tool of this name in `tools` says it"
+    )
     name: _Name
 
 
@@ -178,12 +222,23 @@ class Chat(RequestObject):
     add_generation_prompt: whether the prompt ends with the start of a new answer; null for true,
     unless continue_final_message is true.
     continue_final_message: whether the answer continues the last message, the assistant's.
+    chat_template_kwargs: variables for the model's chat template, such as `enable_thinking`; the
+    template has to read them.
+    enable_thinking: the template's variable of this name.
+    reasoning_effort: the template's variable of this name; a template with a switch alone, such as
+    `enable_thinking`, gets false for `none` and true for all others.
     """
 
+    exact: ClassVar[frozenset[str]] = frozenset({_KWARGS})
     messages: Annotated[list[_Message], Field(min_length=1, max_length=_MAX_MESSAGES)]
     tools: list[_Tool] = Field(default_factory=list, max_length=MAX_TOOLS)
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
+    chat_template_kwargs: dict[_VariableName, Any] = Field(default_factory=dict, max_length=64)
+    enable_thinking: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
 
     def for_template(self, use: ToolUse | None) -> generation_request.Chat:
         """The chat for the model's template."""
@@ -192,10 +247,27 @@ class Chat(RequestObject):
             use=use,
             continues=self.continue_final_message,
             begins=self.add_generation_prompt is not False,
+            variables=self._variables,
         )
 
+    @property
+    def _variables(self) -> list[TemplateVariable]:
+        """The variables for the template; null is none."""
+        own = {"enable_thinking": self.enable_thinking, "reasoning_effort": self.reasoning_effort}
+        given = [
+            *(
+                (name, it, shown_key(_KWARGS, name))
+                for name, it in self.chat_template_kwargs.items()
+            ),
+            *((name, it, name) for name, it in own.items()),
+        ]
+        return [TemplateVariable(*each) for each in given if each[1] is not None]
+
     def check_chat(self) -> None:
-        """Check the messages, and whether the last can be continued. Raises ApiError."""
+        """Check the messages, the variables, and whether the last message can be continued.
+        Raises ApiError, Invalid.
+        """
+        check_variables(self._variables)
         for place, message in enumerate(self.messages):
             if fault := message.fault():
                 field, why = fault

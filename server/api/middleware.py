@@ -175,6 +175,8 @@ class _Exchange:
         headed = [*headers, (b"x-request-id", self._request_id.encode())]
         headed += [pair for pair in _HEADERS.items() if pair[0] not in given]
         headed.append((b"openai-processing-ms", b"%d" % self._elapsed_ms()))
+        told: dict[str, str] = self._scope["state"].get("answer_headers", {})
+        headed += [(name.encode(), value.encode()) for name, value in told.items()]
         if self._traceparent:
             headed.append((b"traceparent", self._traceparent.encode()))
         if self._client_request_id:

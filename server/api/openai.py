@@ -33,16 +33,31 @@ _MAX_BIASES = 1024
 _MAX_LOGPROBS = 20
 _MAX_PROMPT_TOKENS = 100_000
 
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "best_of": (1,), "function_call": ("auto", "none"), "include_reasoning": (True, False),
-    "length_penalty": (1,), "modalities": (["text"],), "parallel_tool_calls": (True, False),
-    "priority": (0,), "reasoning_effort": ("none",), "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,), "suffix": ("",), "tool_choice": ("auto", "none"),
-    "top_logprobs": (0,), "verbosity": ("medium",),
-    # No value is neutral: even an empty object switches web search on.
+_NOT_SERVED: dict[str, tuple[Any, ...]] = {
+    # OpenAI's. Even an empty object switches web search on.
+    "audio": (), "background": (False,), "function_call": ("auto", "none"), "functions": ([],),
+    "modalities": (["text"],), "moderation": (), "store": (False,), "suffix": ("",),
     "web_search_options": (),
+    # vLLM's.
+    "best_of": (1,), "cache_salt": (), "chat_template": (), "documents": ([],),
+    "kv_transfer_params": (), "length_penalty": (1,), "logits_processors": ([],),
+    "media_io_kwargs": ({},), "mm_processor_kwargs": ({},), "priority": (0,), "request_id": (),
+    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
+    "use_beam_search": (False,), "vllm_xargs": ({},),
+    "guided_choice": ([],), "guided_grammar": (), "guided_json": (), "guided_regex": (),
+    # Other servers'.
+    "cache_prompt": (True,), "ebnf": (), "lora_path": (), "min_new_tokens": (0,), "regex": (),
+    "return_hidden_states": (False,), "separate_reasoning": (True,), "stream_reasoning": (True,),
+    "reasoning": ({},), "thinking": (), "thinking_budget": (), "transforms": ([],),
 }  # fmt: skip
-"""Fields that are not served, with the values that ask for nothing; null always does."""
+"""Fields that are known and not served by either endpoint, with the values that ask for nothing."""
+
+_WITHOUT_EFFECT = {
+    "metadata": "it is for your own use",
+    "prompt_cache_retention": "the prefix cache keeps what is used most, for as long as it can",
+    "usage": "every answer has its usage, and a stream by stream_options",
+    "verbosity": "it is a hint to models that were trained on it; no chat template is given it",
+}
 
 
 class _StreamOptions(RequestObject):
@@ -101,8 +116,8 @@ class _Request(RequestObject):
     given of these three counts.
     """
 
-    neutral = _NEUTRAL
-    labels = frozenset({"metadata"})
+    not_served = _NOT_SERVED
+    without_effect = _WITHOUT_EFFECT
     exact = frozenset({"structured_outputs"})
     model: str = Field(min_length=1, max_length=512)
     n: int = Field(1, ge=1, le=_MAX_CHOICES)
@@ -273,6 +288,8 @@ class ChatRequest(Chat, _Request):
     prediction: text that the answer may turn out to be, which makes it faster.
     """
 
+    exact = Chat.exact | _Request.exact
+    not_served = _NOT_SERVED | {"add_special_tokens": (False,), "echo": (False,), "prompt": ()}
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=_MAX_LOGPROBS)
@@ -344,7 +361,19 @@ class CompletionRequest(_Request):
     echo: whether each answer begins with its prompt.
     """
 
-    neutral = _NEUTRAL | {"add_special_tokens": (True,)}
+    not_served = _NOT_SERVED | {
+        "add_generation_prompt": (True,),
+        "add_special_tokens": (True,),
+        "continue_final_message": (False,),
+        "include_reasoning": (True,),
+        "max_completion_tokens": (),
+        "messages": (),
+        "parallel_tool_calls": (True, False),
+        "prediction": (),
+        "tool_choice": ("auto", "none"),
+        "tools": ([],),
+        "top_logprobs": (0,),
+    }
     max_tokens: int | None = Field(16, ge=0)
     prompt: _Prompt
     logprobs: int | None = Field(None, ge=0, le=_MAX_LOGPROBS)
@@ -386,9 +415,12 @@ class CompletionRequest(_Request):
 _Kind = TypeVar("_Kind", ChatRequest, CompletionRequest)
 
 
-def parse_request(body: bytes, kind: type[_Kind]) -> _Kind:
-    """A checked request of `kind`. Raises ApiError that names the parameter at fault."""
-    asked = parse_body(body, kind)
+def parse_request(body: bytes, kind: type[_Kind], *, ignores_unknown: bool = False) -> _Kind:
+    """A checked request of `kind`. Raises ApiError that names the parameter at fault.
+
+    ignores_unknown: leaves fields out whose names are not known; `ignored` of the request has them.
+    """
+    asked = parse_body(body, kind, ignores_unknown=ignores_unknown)
     asked.check()
     return asked
 

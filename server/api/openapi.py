@@ -100,6 +100,8 @@ _EXAMPLES = (
 
 _PARAMETERS = {
     "Idempotency-Key": "A key of your own: a request that is sent again with it is done once.",
+    "X-Chorale-Ignore-Unknown-Fields": "With true, fields that no request has are left out, and "
+    "the answer's header `x-chorale-ignored-fields` names them; by default as the tenant is set.",
     "action": "Only this action, such as `tenant.plan`.",
     "actor": "Only what was done by `operator`, `gateway`, or `key:` and the id of an API key.",
     "adapter": "The adapter's name.",

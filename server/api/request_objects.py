@@ -1,10 +1,13 @@
 """JSON objects that clients send: fields that ask for nothing are accepted, errors name a field."""
 
+import functools
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, TypeVar, get_origin
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, from_json
 
 from server.api import errors
@@ -15,27 +18,42 @@ from server.text.json_object import JsonObject
 
 _MAX_SHOWN_CHARACTERS = 64
 """Characters that an error repeats of a name that the client chose."""
+_INDEX = re.compile(r"\[\d+\]")
 
 _Object = TypeVar("_Object", bound="RequestObject")
 
 
-class RequestObject(BaseModel):
-    """An object of a request. Fields that are not served are refused, unless their value asks for
-    nothing: null, [], false, an object of nothing else, or a value that `neutral` lists for the
-    field.
+def _describe(schema: JsonObject, model: type[BaseModel]) -> None:
+    """Complete a model's schema by the descriptions of its fields, and by those without effect."""
+    describe_fields(schema, model)
+    assert issubclass(model, RequestObject)
+    for name, why in model.without_effect.items():
+        schema["properties"][name] = {"description": f"Without effect: {why}."}
 
-    neutral: documented defaults of fields that are not served; false for a field that is not
-    listed.
-    labels: fields for the caller's own use, accepted with any value; nothing depends on them.
+
+class RequestObject(BaseModel):
+    """An object of a request. A field that is not served is refused by its path, unless the answer
+    is the same without it: its value is null, or [] or {} of a name that is not known, or one of
+    those that `not_served` lists, or the name stands in `without_effect`.
+
+    not_served: fields that are known and not served, each with the values that ask for nothing.
+    without_effect: fields that are accepted with any value, each with the reason why no answer
+    depends on it.
     exact: fields of which {} and [] ask for something, too.
     """
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, defer_build=True, json_schema_extra=describe_fields
+        extra="forbid", strict=True, defer_build=True, json_schema_extra=_describe
     )
-    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    labels: ClassVar[frozenset[str]] = frozenset()
+    not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    without_effect: ClassVar[Mapping[str, str]] = {}
     exact: ClassVar[frozenset[str]] = frozenset()
+    _ignored: list[str] = PrivateAttr(default_factory=list)
+
+    @property
+    def ignored(self) -> Sequence[str]:
+        """Paths of the unknown fields that were left out, without the places in lists."""
+        return self._ignored
 
     @model_validator(mode="before")
     @classmethod
@@ -52,21 +70,19 @@ class RequestObject(BaseModel):
         if name in cls.exact:
             return value is not False
         if field := cls.model_fields.get(name):
-            # false for a field whose default is 1.0 is kept: the caller meant something by it.
-            is_default = not field.is_required() and not field.get_default(
-                call_default_factory=True
-            )
-            return not (is_default and _is_empty(value))
-        neutral = cls.neutral.get(name, (False,))
-        if name in cls.labels or any(_is_equal(value, each) for each in neutral):
-            return False
-        # false asks for something if the default is true or 1; every value does without a default.
-        return not neutral or not _is_empty(value) or (value is False and True in neutral)
+            if field.is_required() or field.get_default(call_default_factory=True):
+                # false for a field whose default is 1.0 is kept: the caller meant something by it.
+                return True
+            is_no = value is False and not (field.default is None and _takes_bool(field))
+            return not (is_no or _is_empty(value))
+        if name in cls.not_served:
+            return not any(_is_equal(value, each) for each in cls.not_served[name])
+        return name not in cls.without_effect and not _is_empty(value)
 
 
-def parse_body(body: bytes, kind: type[_Object]) -> _Object:
+def parse_body(body: bytes, kind: type[_Object], *, ignores_unknown: bool = False) -> _Object:
     """A body's object, its fields checked. Raises ApiError that names the field at fault."""
-    return parse_object(read_object(body), kind)
+    return parse_object(read_object(body), kind, ignores_unknown=ignores_unknown)
 
 
 def read_object(body: bytes) -> JsonObject:
@@ -81,12 +97,27 @@ def read_object(body: bytes) -> JsonObject:
     return values
 
 
-def parse_object(values: JsonObject, kind: type[_Object]) -> _Object:
-    """The object with its fields checked. Raises ApiError that names the field at fault."""
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        raise _fault(error) from None
+def parse_object(
+    values: JsonObject, kind: type[_Object], *, ignores_unknown: bool = False
+) -> _Object:
+    """The object with its fields checked. Raises ApiError that names the field at fault.
+
+    ignores_unknown: leaves fields out whose names no object of a request knows.
+    """
+    ignored: set[str] = set()
+    while True:
+        try:
+            parsed = kind.model_validate(values)
+        except ValidationError as error:
+            unknown = _unknown(error) if ignores_unknown else []
+            if not unknown:
+                raise _fault(error) from None
+            for fault in unknown:
+                ignored.add(_INDEX.sub("", _path(fault)))
+                _drop(values, fault["loc"])
+        else:
+            parsed._ignored = sorted(ignored)
+            return parsed
 
 
 def shown_key(name: str, key: str) -> str:
@@ -97,12 +128,45 @@ def shown_key(name: str, key: str) -> str:
 def _is_empty(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(_is_empty, value.values()))
-    return value is None or value is False or value == []
+    return value is None or value == []
 
 
 def _is_equal(value: Any, neutral: Any) -> bool:
     """Whether the values are equal; a bool equals only a bool, never 0 or 1."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def _takes_bool(field: FieldInfo) -> bool:
+    return bool in get_args(field.annotation)
+
+
+def _unknown(error: ValidationError) -> list[ErrorDetails]:
+    """The faults that are fields of names that are not known anywhere."""
+    faults = error.errors(include_url=False, include_input=False)
+    known = _known_names()
+    return [
+        fault
+        for fault in faults
+        if fault["type"] == "extra_forbidden" and fault["loc"][-1] not in known
+    ]
+
+
+def _drop(values: Any, place: tuple[str | int, ...]) -> None:
+    """Remove the field at a fault's place; steps that name a branch of a union are no keys."""
+    *way, name = place
+    for step in way:
+        if isinstance(step, int) or step in values:
+            values = values[step]
+    values.pop(name, None)
+
+
+@functools.cache
+def _known_names() -> frozenset[str]:
+    names: set[str] = set()
+    for kind in _kinds():
+        names |= {field.alias or name for name, field in kind.model_fields.items()}
+        names |= kind.not_served.keys() | kind.without_effect.keys()
+    return frozenset(names)
 
 
 def _fault(error: ValidationError) -> ApiError:

@@ -1,7 +1,4 @@
-"""The shape of answers as requests ask for it: OpenAI's response_format, vLLM's structured_outputs.
-
-vLLM's options that are not served are refused, unless they are null or false.
-"""
+"""The shape of answers as requests ask for it, by OpenAI's field and by vLLM's."""
 
 import json
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,18 +16,15 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class _NamedSchema(RequestObject):
-    """A schema with a name.
-
-    name: for your own use.   description: for your own use; the model does not see it.
-    schema: the JSON schema that every answer fits.
-    strict: changes nothing, since a schema is always enforced.
-    """
+    """A schema with a name.   schema: the JSON schema that every answer fits."""
 
     exact: ClassVar[frozenset[str]] = frozenset({"schema"})
-    name: str = Field(max_length=64, pattern="^[A-Za-z0-9_-]+$")
-    description: _SchemaText | None = None
+    without_effect = {
+        "name": "it is for your own use",
+        "description": "it is for your own use; the model does not see it",
+        "strict": "a schema is always enforced",
+    }
     asked: _Schema = Field(alias="schema")
-    strict: bool | None = None
 
 
 class ResponseFormat(RequestObject):
@@ -53,6 +47,9 @@ class StructuredOutputs(RequestObject):
     """
 
     exact: ClassVar[frozenset[str]] = frozenset({"json", "choice"})
+    not_served = dict.fromkeys(
+        ("disable_additional_properties", "disable_any_whitespace", "disable_fallback"), (False,)
+    )
     asked: _Schema | _SchemaText | None = Field(None, alias="json")
     json_object: bool = False
     regex: str | None = Field(None, min_length=1, max_length=MAX_BYTES["regex"])

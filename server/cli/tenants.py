@@ -23,6 +23,7 @@ Base = Annotated[str, typer.Argument(help="Name of the base model.")]
 
 app = typer.Typer(no_args_is_help=True, help="Tenants and their limits (operator).")
 
+_IGNORES = "ignore_unknown_fields"
 _COLUMNS = ("tenant_id", "name", "status", "plan")
 _BASE_LIMITS = ("base_model", "requests_per_minute", "tokens_per_minute", "max_concurrency")
 _LIMITS = (
@@ -109,9 +110,9 @@ def show_tenant(
         _show(client.request("GET", f"/admin/v1/tenants/{tenant}"), json)
 
 
-@operator_command(app, "set", ("name", "plan", *_LIMITS))
+@operator_command(app, "set", ("name", "plan", *_LIMITS, _IGNORES))
 def set_limits(client: Any, tenant: Tenant, given: Given) -> Any:
-    """Change a tenant's limits, weight or plan: requests_per_minute=60, or =none for no limit."""
+    """Change a tenant's settings: requests_per_minute=60, or =none for no limit."""
     pairs = (text.partition("=")[::2] for text in given)
     body = {name: None if value == "none" else value for name, value in pairs}
     return client.request("PATCH", f"/admin/v1/tenants/{tenant}", body=body)
@@ -165,5 +166,5 @@ def _show(tenant: JsonObject, as_json: bool) -> None:
     if as_json:
         show_json(tenant)
         return
-    rows = [{"field": name, "value": tenant.get(name)} for name in (*_COLUMNS, *_LIMITS)]
+    rows = [{"field": name, "value": tenant.get(name)} for name in (*_COLUMNS, *_LIMITS, _IGNORES)]
     show_table(("field", "value"), rows)

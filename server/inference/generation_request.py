@@ -9,6 +9,7 @@ from typing import Any
 
 from engine.messages import Priority, SamplingParams
 from server.shapes.shape import Shape
+from server.text.template_variables import TemplateVariable
 from server.tools.tool import ToolUse
 
 
@@ -19,12 +20,14 @@ class Chat:
     use: the tools that the answer may call; None without tools.
     continues: the answer goes on with the last message.
     begins: the prompt ends with the beginning of the assistant's turn.
+    variables: for the template.
     """
 
     messages: Sequence[Mapping[str, Any]]
     use: ToolUse | None = None
     continues: bool = False
     begins: bool = True
+    variables: Sequence[TemplateVariable] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

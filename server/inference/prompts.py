@@ -11,6 +11,7 @@ from server.inference.errors import context_length_exceeded, unknown_token_id
 from server.inference.generation_request import Chat, GenerationRequest
 from server.inference.served_base import ServedBase
 from server.inference.texts import Text
+from server.text import template_variables
 from server.text.tokenizer import TemplateError
 
 _INLINE_CHARACTERS = 4096
@@ -149,6 +150,7 @@ def _template_size(request: GenerationRequest) -> int:
     """Characters that a template adds to the texts, about."""
     if isinstance(request.prompts, Chat):
         tools = request.prompts.use.size_bytes if request.prompts.use else 0
+        tools += template_variables.size_bytes(request.prompts.variables)
         return tools + _MESSAGE_CHARACTERS * len(request.prompts.messages)
     return 0
 
@@ -164,7 +166,12 @@ def _rendered(text: Text, chat: Chat) -> str:
     tools = [tool.declared for tool in chat.use.tools] if chat.use else []
     try:
         return text.dialect.prompt(
-            text.tokenizer, chat.messages, tools, begins=chat.begins, continues=chat.continues
+            text.tokenizer,
+            chat.messages,
+            tools,
+            chat.variables,
+            begins=chat.begins,
+            continues=chat.continues,
         )
     except TemplateError as error:
         raise Invalid(str(error), param="messages") from None

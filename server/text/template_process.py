@@ -18,6 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from registry.chat_template import MAX_PROMPT_CHARACTERS, ChatTemplate, TemplateError
@@ -47,6 +48,7 @@ class ConfinedTemplate(ChatTemplate):
         self.special_tokens = special_tokens
         self._process = process
         self._works: bool | None = None
+        self._names: frozenset[str] | None = None
 
     def render(
         self,
@@ -54,19 +56,30 @@ class ConfinedTemplate(ChatTemplate):
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The prompt of a chat. Raises TemplateError; Unavailable if the process has died."""
+        return self._done(
+            {
+                "messages": messages,
+                "tools": tools,
+                "add_generation_prompt": add_generation_prompt,
+                "variables": dict(variables),
+            }
+        )
+
+    def variables(self, *, for_tools: bool) -> frozenset[str]:
+        """Names that the template reads, as the process finds them. Raises as `render` does."""
+        if self._names is None:
+            self._names = frozenset(self._done({}).split())
+        return self._names
+
+    def _done(self, asked: JsonObject) -> str:
+        """The text that the process answers: a prompt, or without a chat names of variables."""
         answer = b""
         if self._works is not False:
-            answer = self._process.render(
-                {
-                    "source": self.default,
-                    "special_tokens": self.special_tokens,
-                    "messages": messages,
-                    "tools": tools,
-                    "add_generation_prompt": add_generation_prompt,
-                }
-            )
+            job = {"source": self.default, "special_tokens": self.special_tokens, **asked}
+            answer = self._process.render(job)
             if self._works is None:
                 self._works = bool(answer)
         text = answer[1:].decode("utf-8", "surrogatepass")
@@ -172,10 +185,8 @@ def _answer(connection: socket.socket) -> None:
     with connection, connection.makefile("rb") as sent:
         job = json.load(sent)
         try:
-            template = ChatTemplate({"default": job["source"]}, job["special_tokens"])
-            text = template.render(
-                job["messages"], job["tools"], add_generation_prompt=job["add_generation_prompt"]
-            )
+            template = ChatTemplate({"default": job.pop("source")}, job.pop("special_tokens"))
+            text = template.render(**job) if job else " ".join(template.variables(for_tools=False))
             connection.sendall(_DONE + text.encode("utf-8", "surrogatepass"))
         except TemplateError as error:
             connection.sendall(_REFUSED + str(error)[:1000].encode("utf-8", "surrogatepass"))

@@ -172,19 +172,28 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         *,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The prompt of a chat, up to the start of the assistant's turn. Raises TemplateError."""
         return self._chat_template.render(
-            messages, tools, add_generation_prompt=add_generation_prompt
+            messages, tools, add_generation_prompt=add_generation_prompt, variables=variables
         )
 
     def render_open(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The prompt of a chat whose last message is to be continued. Raises TemplateError."""
-        return self._chat_template.render_open(messages, tools)
+        return self._chat_template.render_open(messages, tools, variables=variables)
+
+    def template_variables(self, *, for_tools: bool) -> frozenset[str]:
+        """Names that the template of chats reads, which a request may give; for_tools: of chats
+        with tools.
+        """
+        return self._chat_template.variables(for_tools=for_tools)
 
 
 class Detokenizer:

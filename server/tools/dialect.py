@@ -1,6 +1,5 @@
 """How one model is told of tools, and how it writes calls and reasoning."""
 
-import functools
 import hashlib
 import json
 import logging
@@ -12,6 +11,7 @@ from typing import Any
 
 from server.faults import Invalid
 from server.text.json_object import JsonObject
+from server.text.template_variables import TemplateVariable, granted
 from server.text.tokenizer import TemplateError, Tokenizer
 from server.tools.built_in import BUILT_IN
 from server.tools.parser import AnswerParser, Parsed
@@ -72,14 +72,26 @@ class Dialect:
         tokenizer: Tokenizer,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[JsonObject],
+        variables: Sequence[TemplateVariable] = (),
         *,
         begins: bool,
         continues: bool,
     ) -> str:
-        """The rendered chat. Raises TemplateError."""
+        """The rendered chat. Raises TemplateError; Invalid for variables that are not read."""
         calls = self.template.calls
         given = [dict(message) for message in messages]
-        render = functools.partial(_rendered, tokenizer, begins=begins, continues=continues)
+
+        def render(
+            messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None
+        ) -> str:
+            names = tokenizer.template_variables(for_tools=bool(tools)) if variables else ()
+            values = granted(variables, names, reasons=self.template.reasoning is not None)
+            if continues:
+                return tokenizer.render_open(messages, tools or None, variables=values)
+            return tokenizer.render(
+                messages, tools or None, add_generation_prompt=begins, variables=values
+            )
+
         has_calls = any("tool_calls" in m or m["role"] == "tool" for m in given)
         if calls is None or not (tools or has_calls):
             return render(given)
@@ -107,19 +119,6 @@ class Dialect:
                 call | {"id": _short(call["id"])} for call in message["tool_calls"]
             ]
         return message
-
-
-def _rendered(
-    tokenizer: Tokenizer,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[JsonObject] = (),
-    *,
-    begins: bool,
-    continues: bool,
-) -> str:
-    if continues:
-        return tokenizer.render_open(messages, tools or None)
-    return tokenizer.render(messages, tools or None, add_generation_prompt=begins)
 
 
 def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:

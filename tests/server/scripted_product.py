@@ -93,14 +93,20 @@ class Product:
     tenant_id: str
     api_key: str
 
-    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
+    def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+        """Post to a path under /v1, or to one that begins with a slash."""
+
         async def call() -> httpx.Response:
             transport = httpx.ASGITransport(make_app(self.gateway))
-            headers = {"authorization": f"Bearer {self.api_key}"}
+            sent = {"authorization": f"Bearer {self.api_key}"} | {
+                name.replace("_", "-"): value for name, value in headers.items()
+            }
             async with httpx.AsyncClient(
-                transport=transport, base_url="http://gateway", headers=headers
+                transport=transport, base_url="http://gateway/v1/", headers=sent
             ) as client:
-                return await client.post(f"/v1/{path}", json=body)
+                return await client.post(
+                    f"http://gateway{path}" if path[0] == "/" else path, json=body
+                )
 
         return asyncio.run(call())
 

@@ -53,9 +53,18 @@ class _Limits(BodyFields):
 
 
 class _Changes(_Limits):
-    """Changes to a tenant. plan: whose prices the tenant pays, unless it has prices of its own."""
+    """Changes to a tenant. plan: whose prices the tenant pays, unless it has prices of its own.
+
+    ignore_unknown_fields: whether fields that no request has are left out of its requests, and
+    named by a header of the answer, not refused.
+    """
 
     plan: str | None = Field(None, max_length=64)
+    ignore_unknown_fields: bool | None = None
+
+
+_NO_LIMITS = {"ignore_unknown_fields", "monthly_budget", "plan"}
+"""Changes that are not among a tenant's limits."""
 
 
 class _NewTenant(_Limits):
@@ -74,6 +83,7 @@ class TenantAnswer(Answer):
     max_queue_share: what it may take of the places of waiting requests, above 0 and at most 1.
     weight: its share of an engine that is full, beside the weights of others.
     monthly_budget: in dollars.   created_at: Unix seconds.
+    ignore_unknown_fields: whether fields that no request has are left out of its requests.
     """
 
     object: Literal["tenant"] = "tenant"
@@ -89,6 +99,7 @@ class TenantAnswer(Answer):
     max_adapters: int | None = Field(examples=[100])
     max_adapter_bytes_total: int | None = Field(examples=[20_000_000_000])
     monthly_budget: str | None = Field(examples=["250.000000000"])
+    ignore_unknown_fields: bool = Field(examples=[False])
     created_at: int = Field(examples=[1_794_787_200])
 
 
@@ -168,7 +179,7 @@ async def change_tenant(
     price_tags: PriceTagsDep,
 ) -> TenantAnswer:
     """Change a tenant; fields that are left out stay as they are."""
-    named = body.model_dump(exclude_unset=True, exclude={"plan", "monthly_budget"})
+    named = body.model_dump(exclude_unset=True, exclude=_NO_LIMITS)
 
     def change(conn: Connection) -> Tenant:
         found = tenants.get_tenant(conn, tenant)
@@ -177,6 +188,8 @@ async def change_tenant(
             tenants.set_limits(conn, found.tenant_id, limits, now_ms=now_ms())
         if body.plan is not None:
             tenants.set_plan(conn, found.tenant_id, body.plan, now_ms=now_ms())
+        if (value := body.ignore_unknown_fields) is not None:
+            tenants.ignore_unknown_fields(conn, found.tenant_id, value, now_ms=now_ms())
         if "monthly_budget" in body.model_fields_set:
             _set_monthly_budget(conn, found, body.monthly_budget)
         return tenants.get_tenant(conn, found.tenant_id)
@@ -285,6 +298,7 @@ def _tenant(tenant: Tenant, monthly_budgets: Mapping[str, str]) -> TenantAnswer:
         status=tenant.status,
         plan=tenant.plan,
         **dataclasses.asdict(tenant.limits),
+        ignore_unknown_fields=tenant.ignore_unknown_fields,
         monthly_budget=monthly_budgets.get(tenant.tenant_id),
         created_at=tenant.created_at_ms // 1000,
     )

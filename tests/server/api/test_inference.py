@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from server.accounts.tenants import ignore_unknown_fields
 from server.billing.budgets import Budget, set_budget
 from server.billing.prices import ensure_price
 from server.billing.rating import amount_nanousd
@@ -15,6 +16,7 @@ from tests.server.bases import change_base
 from tests.server.factories import NOW_MS
 from tests.server.fake_engines import MAX_MODEL_LEN
 from tests.server.scripted_product import (
+    CHAT,
     TEXT,
     Product,
     answer_all,
@@ -297,3 +299,39 @@ def test_a_request_is_known_again_by_everything_that_reaches_the_model(product: 
     ):  # fmt: skip
         product.chat(**change)
         assert fingerprint(product.engines.asked[-1]) != fingerprint(same)
+
+
+ODD = {"surprise\r\nx": 1, "messages": [{"role": "user", "content": "hi", "mood": {"a": 1}}]}
+IGNORED = "messages.mood, surprise??x"
+
+
+def test_unknown_fields_are_left_out_and_named_if_the_request_says_so(product: Product) -> None:
+    plain = product.chat()
+    assert product.chat(**ODD).json()["error"]["param"] in ("messages[0].mood", "surprise\r\nx")
+    answer = product.post("chat/completions", CHAT | ODD, x_chorale_ignore_unknown_fields="true")
+    assert (answer.status_code, answer.headers["x-chorale-ignored-fields"]) == (200, IGNORED)
+    assert answer.json()["choices"] == plain.json()["choices"]
+    first, second = product.engines.asked
+    assert replace(first, request_id="", deadline_s=0) == replace(
+        second, request_id="", deadline_s=0
+    )
+    for known in ({"store": True}, {"stream_options": {"include_usage": "x"}}):
+        refused = product.post(
+            "chat/completions", CHAT | ODD | known, x_chorale_ignore_unknown_fields="true"
+        )
+        assert refused.status_code == 400
+
+
+def test_unknown_fields_are_left_out_if_the_tenant_is_set_so(product: Product) -> None:
+    product.gateway.database.write_sync(
+        lambda conn: ignore_unknown_fields(conn, product.tenant_id, True, now_ms=NOW_MS)
+    )
+    answer = product.chat(**ODD, stream=True)
+    assert (answer.status_code, answer.headers["x-chorale-ignored-fields"]) == (200, IGNORED)
+    path = "/tokenize"
+    assert product.post(path, ODD).headers["x-chorale-ignored-fields"] == IGNORED
+    refused = product.post(path, ODD, x_chorale_ignore_unknown_fields="false")
+    assert refused.status_code == 400
+    many = {f"odd{number:02}": 1 for number in range(20)}
+    told = product.chat(**many).headers["x-chorale-ignored-fields"]
+    assert told.endswith("odd15, and 4 more")

@@ -94,6 +94,29 @@ def test_a_prompt_is_what_transformers_makes_of_the_chat(name, chat, tools):
     assert rendered(lambda: ours(name).render(chat, tools)) == rendered(reference)
 
 
+@pytest.mark.parametrize("variables", [{"enable_thinking": False}, {"enable_thinking": True}])
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_prompt_with_variables_is_what_transformers_makes_of_it(variables, begins):
+    chat = [{"role": "user", "content": "hi"}]
+    assert ours("qwen3").render(chat, add_generation_prompt=begins, variables=variables) == theirs(
+        "qwen3"
+    ).apply_chat_template(chat, tokenize=False, add_generation_prompt=begins, **variables)
+
+
+def test_a_template_reads_the_variables_that_it_is_not_given_here():
+    source = (
+        "{% if a is not defined %}{% set a = 1 %}{% endif %}{{ bos_token }}{{ range(b) }}"
+        "{% for m in messages %}{{ m.c }}{{ loop.index }}{% endfor %}{{ raise_exception }}"
+        "{% macro f(d) %}{{ d }}{{ e }}{% endmacro %}{{ tools }}{% set g = 2 %}{{ g }}"
+    )
+    template = ChatTemplate({"default": source, "tool_use": "{{ only_with_tools }}"}, SPECIAL)
+    assert template.variables(for_tools=False) == {"a", "b", "e"}
+    assert template.variables(for_tools=True) == {"only_with_tools"}
+    # What the server gives wins.
+    shown = ChatTemplate({"default": "{{ bos_token }}{{ tools }}"}, SPECIAL)
+    assert shown.render([], variables={"bos_token": "x", "tools": "y"}) == "<s>None"
+
+
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=25, deadline=None)
 @given(chat=conversations().filter(lambda chat: len(chat) > 1 and chat[-1]["role"] == "assistant"))

@@ -31,6 +31,10 @@ def test_a_chat_is_rendered_as_without_the_process(process, name):
     for tools in (None, TOOLS):
         assert apart.render(CHAT[:1], tools) == here.render(CHAT[:1], tools)
     assert apart.render_open(CHAT) == here.render_open(CHAT)
+    names = here.variables(for_tools=False)
+    assert apart.variables(for_tools=False) == names
+    values = dict.fromkeys(names, "x")
+    assert apart.render(CHAT[:1], variables=values) == here.render(CHAT[:1], variables=values)
     assert apart.description == here.description
 
 
