@@ -214,11 +214,12 @@ def token_rows(asked: Asked) -> None:
 
 
 def own_template(asked: Asked) -> None:
-    answer = asked.chat(max_tokens=NUM_TOKENS)
-    text = Template(OWN_TEMPLATE).render(messages=[QUESTION])
     tokenizer = Tokenizer.from_file(str(asked.world.base.folder / "tokenizer.json"))
-    assert _prompt(answer) == tokenizer.encode(text, add_special_tokens=False).ids
-    asked.judge(_prompt(answer), answer["choices"][0])
+    for kwargs in ({}, {"mood": "Gladly"}):
+        answer = asked.chat(max_tokens=NUM_TOKENS, chat_template_kwargs=kwargs)
+        text = Template(OWN_TEMPLATE).render(messages=[QUESTION], **kwargs)
+        assert _prompt(answer) == tokenizer.encode(text, add_special_tokens=False).ids
+        asked.judge(_prompt(answer), answer["choices"][0])
 
 
 def stop(asked: Asked) -> None:

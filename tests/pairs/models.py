@@ -44,7 +44,7 @@ router, which then chooses other experts. An adapter moves the logprobs of these
 """
 INVOCATION = [40, 41, 42]
 TRAINED_TOKENS = [60, 61, 62, 63]
-OWN_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}:"
+OWN_TEMPLATE = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}{{ mood }}:"
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
