@@ -10,18 +10,19 @@ from server.accounts.audit_log import MAX_LINES, Asked, AuditLine, list_lines
 from server.api.answer import Answer
 from server.api.deps import DatabaseDep, TenantAdminKey, operators_router, tenants_router
 from server.api.routes.lists import Page
+from server.api.times import UnixSeconds, check_order
+from server.database.clock import now_ms
 from server.database.database import Database
 
 router = tenants_router()
 admin_router = operators_router()
 
 _MAX_ID = (1 << 63) - 1
-_MAX_S = 10**11
 
 _After = Annotated[int | None, Query(ge=0, le=_MAX_ID)]
 _Limit = Annotated[int, Query(ge=1, le=MAX_LINES)]
 _Text = Annotated[str | None, Query(max_length=128, pattern=r"^[!-~]*$")]
-_Seconds = Annotated[int | None, Query(ge=0, le=_MAX_S)]
+_Seconds = Annotated[UnixSeconds | None, Query(ge=0)]
 
 
 class AuditLogLine(Answer):
@@ -107,6 +108,8 @@ async def get_all(
 
 
 async def _page(database: Database, asked: Asked, limit: int) -> AuditLogPage:
+    if asked.start_ms is not None:
+        check_order(asked.start_ms, now_ms() + 1 if asked.end_ms is None else asked.end_ms)
     found = await database.read(lambda conn: list_lines(conn, asked, limit + 1))
     return AuditLogPage.of([_line(line) for line in found], lambda line: line.audit_id, limit)
 

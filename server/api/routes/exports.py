@@ -14,7 +14,7 @@ from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, UsageKey, operators_router, tenants_router
 from server.api.routes.lists import ListAnswer
-from server.api.routes.usage import Time, parse_range
+from server.api.times import Time, parse_range
 from server.billing.exports import schedules
 from server.billing.exports.formats import (
     INFO,

@@ -21,6 +21,7 @@ from server.api.deps import (
     tenants_router,
 )
 from server.api.key_view import AllKeysRevoked, KeyAnswer, KeyMade, KeyPage, KeyRevoked, key_view
+from server.api.times import UnixSeconds
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.text.json_object import JsonObject
@@ -30,7 +31,6 @@ admin_router = operators_router()
 
 T = TypeVar("T")
 
-_MAX_S = 10**11
 _MAX_SCOPES = 16
 
 _Limit = Annotated[int | None, Field(ge=1, lt=1 << 31)]
@@ -57,7 +57,7 @@ class _Terms(BodyFields):
 
     name: str = Field("", max_length=MAX_NAME)
     scopes: list[Annotated[str, Field(max_length=64)]] | None = Field(None, max_length=_MAX_SCOPES)
-    expires_at: int | None = Field(None, ge=0, le=_MAX_S)
+    expires_at: UnixSeconds | None = Field(None, ge=0)
     requests_per_minute: _Limit = None
     tokens_per_minute: _Limit = None
     max_concurrency: _Limit = None

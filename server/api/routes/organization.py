@@ -23,6 +23,7 @@ from server.api.organization_results import (
     completions_result,
     costs_result,
 )
+from server.api.times import UnixSeconds, check_order
 from server.billing.receipts.rows import COST_KINDS
 from server.billing.usage import Dimension, UsageSum, Which, sum_entries
 from server.billing.usage_buckets import (
@@ -42,14 +43,12 @@ LIMITS: dict[Width, tuple[int, int]] = {"1m": (60, 1440), "1h": (24, 168), "1d":
 COSTS_LIMITS = (7, 180)
 
 _MAX_NAMES = 100
-_MAX_TIME = 253_402_300_799
-"""The last second of the year 9999."""
 _DIMENSIONS: dict[str, Dimension] = {"project_id": "tenant", "api_key_id": "key", "model": "model"}
 
 Names = Annotated[
     list[Annotated[str, StringConstraints(max_length=256)]], Field(max_length=_MAX_NAMES)
 ]
-Time = Annotated[int, Field(ge=0, le=_MAX_TIME)]
+Time = Annotated[UnixSeconds, Field(ge=0)]
 
 
 class _Query(BaseModel):
@@ -158,11 +157,7 @@ def _page(query: CompletionsQuery | CostsQuery, default: int, most: int) -> Page
             param="limit",
         )
     end = now_ms() // 1000 + 1 if query.end_time is None else query.end_time
-    if end <= query.start_time:
-        raise errors.invalid_request(
-            "start_time must be before end_time, or before now.",
-            param="start_time" if query.end_time is None else "end_time",
-        )
+    check_order(query.start_time, end, ("start_time", "end_time"))
     return cut_page(query.bucket_width, query.start_time, end, limit, query.page)
 
 

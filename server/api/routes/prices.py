@@ -15,6 +15,7 @@ from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, PriceTagsDep, operators_router
 from server.api.errors import ApiError
 from server.api.routes.lists import ListAnswer
+from server.api.times import UnixSeconds
 from server.billing import prices
 from server.billing.prices import Price, Scope
 from server.database.clock import now_ms
@@ -25,7 +26,6 @@ router = operators_router()
 MAX_PRICES = 1000
 # At most a thousand dollars: a million tokens at that price still fit 63 bits.
 Nanousd = Annotated[int | None, Field(ge=0, le=10**12)]
-Seconds = Annotated[int | None, Field(lt=2**33)]
 
 
 class PriceFields(BodyFields):
@@ -60,8 +60,8 @@ class _NewPrice(PriceFields):
     scope: Scope = "default"
     scope_id: str = Field("", max_length=64)
     base_model: str = Field("", max_length=256)
-    effective_at: Seconds = None
-    until: Seconds = None
+    effective_at: UnixSeconds | None = None
+    until: UnixSeconds | None = None
 
 
 class PriceAnswer(Answer):

@@ -14,7 +14,7 @@ from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, operators_router
 from server.api.routes.prices import PriceFields, adapter_not_found
-from server.api.routes.usage import parse_range
+from server.api.times import parse_range
 from server.billing.entries import EntryKind
 from server.billing.prices import get_price
 from server.billing.rating import Prices, format_usd

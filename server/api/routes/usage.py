@@ -1,29 +1,24 @@
 """A tenant's usage, as sums."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import Query
 from pydantic import ConfigDict, Field
 
-from server.api import errors
 from server.api.answer import Answer
 from server.api.deps import DatabaseDep, UsageKey, tenants_router
+from server.api.times import Time, parse_range
 from server.billing.entries import EntryKind
 from server.billing.rating import format_usd
 from server.billing.usage import EVERYTHING, UsageSum, Which, sum_entries
-from server.database.clock import now_ms
 from server.database.database import Database
 from server.text.json_object import JsonObject
 
 router = tenants_router()
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
 Dimension = Literal["tenant", "model", "key", "adapter_digest", "kind", "day"]
 GroupBy = Annotated[list[Dimension] | None, Query(max_length=16)]
-# As parse_range reads it: a date, a time or Unix seconds.
-Time = Annotated[str | None, Query(max_length=64)]
 
 
 class UsageLine(Answer):
@@ -114,27 +109,3 @@ def _date(at_ms: int | None) -> str:
     """A date of UTC, like `2026-03-02`."""
     assert at_ms is not None
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
-
-
-def parse_range(start: str | None, end: str | None) -> tuple[int, int]:
-    """[start, end) in Unix milliseconds; by default from the start of this month until now."""
-    month = datetime.now(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    start_ms = int(month.timestamp() * 1000) if start is None else _parse_time("start", start)
-    return start_ms, now_ms() + 1 if end is None else _parse_time("end", end)
-
-
-def _parse_time(name: str, text: str) -> int:
-    """Unix milliseconds of a time that is given as Unix seconds, a date, or a date and time; UTC
-    where no zone is given.
-    """
-    try:
-        if text.lstrip("-").isdigit():
-            return int(text) * 1000
-        moment = datetime.fromisoformat(text)
-        moment = moment.replace(tzinfo=moment.tzinfo or UTC)
-        # timestamp() is a float of seconds, which may be a millisecond low.
-        return (moment - _EPOCH) // timedelta(milliseconds=1)
-    except (ValueError, OverflowError):
-        raise errors.invalid_request(
-            f"{name} must be Unix seconds or an ISO 8601 date, not {text[:40]!r}.", param=name
-        ) from None

@@ -230,7 +230,7 @@ def test_costs_are_filtered_and_grouped(acme):
         (COMPLETIONS, {"start_time": -1}, "start_time"),
         (COMPLETIONS, {"start_time": 10**15}, "start_time"),
         (COMPLETIONS, {"start_time": 253_402_300_000}, "start_time"),  # later than now
-        (COMPLETIONS, {"start_time": 5, "end_time": 5}, "end_time"),
+        (COMPLETIONS, {"start_time": 5, "end_time": 5}, "start_time"),
         (COMPLETIONS, {"start_time": 5, "bucket_width": "1w"}, "bucket_width"),
         (COSTS, {"start_time": 5, "bucket_width": "1h"}, "bucket_width"),
         (COMPLETIONS, {"start_time": 5, "limit": 0}, "limit"),

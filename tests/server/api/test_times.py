@@ -1,0 +1,79 @@
+"""Times in milliseconds, and a start that is not before its end, are refused wherever times are."""
+
+import time
+from typing import Any
+
+import pytest
+
+from server.accounts.auth import SCOPES
+from tests.server.in_process import InProcess, User
+
+NOW_S = int(time.time())
+MILLISECONDS = (NOW_S - 3600) * 1000
+NAMES = ("start", "end", "start_time", "end_time")
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/admin/v1/billing/simulate", {"price_version": 1, "start": str(MILLISECONDS)}),
+    ("/admin/v1/billing/simulate", {"price_version": 1, "end": str(MILLISECONDS)}),
+    ("/admin/v1/tenants/acme/keys", {"expires_at": MILLISECONDS}),
+    ("/admin/v1/prices", {"prompt_nanousd": 1, "effective_at": MILLISECONDS}),
+    ("/admin/v1/prices", {"prompt_nanousd": 1, "base_model": "base", "until": MILLISECONDS}),
+]
+
+
+@pytest.fixture(scope="module")
+def product(shared_product: InProcess) -> InProcess:
+    return shared_product
+
+
+@pytest.fixture(scope="module")
+def acme(product: InProcess) -> User:
+    return product.user("acme", scopes=frozenset(SCOPES))
+
+
+def refusal(acme: User, path: str, query: str) -> dict[str, Any]:
+    """The error of a refused question, which the operator asks of its own paths."""
+    user = acme.product.operator if path.startswith("/admin") else acme
+    answer = user.call("GET", f"{path}?{query}")
+    assert answer.status_code == 400, (path, query, answer.text)
+    return answer.json()["error"]
+
+
+def test_milliseconds_are_refused_by_name_in_every_query(acme: User) -> None:
+    document = acme.product.operator.call("GET", "/openapi.json").json()
+    taken = [
+        (path, parameter["name"])
+        for path, methods in document["paths"].items()
+        for parameter in methods.get("get", {}).get("parameters", ())
+        if parameter["name"] in NAMES
+    ]
+    assert len(taken) == 16
+    for path, name in taken:
+        others = "" if name.startswith("start") else f"&start{name.removeprefix('end')}=5"
+        error = refusal(acme, path, f"{name}={MILLISECONDS}{others}")
+        assert error["param"] == name, path
+        assert "Send seconds since 1970, not milliseconds" in error["message"]
+        if name.startswith("start"):
+            end = name.replace("start", "end")
+            for late in (f"{name}={NOW_S + 99}", f"{name}=9&{end}=9", f"{name}=9&{end}=5"):
+                error = refusal(acme, path, late)
+                assert (error["param"], f"before {end}" in error["message"]) == (name, True)
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+def test_milliseconds_are_refused_by_name_in_a_body(
+    acme: User, path: str, body: dict[str, Any]
+) -> None:
+    answer = acme.product.operator.call("POST", path, body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, list(body)[-1])
+    assert "Send seconds since 1970, not milliseconds" in error["message"]
+
+
+@pytest.mark.parametrize("query", ["start=2999-01-01", "start=2026-03-02&end=2026-03-01", "end=5"])
+def test_dates_out_of_order_are_refused(acme: User, query: str) -> None:
+    assert refusal(acme, "/v1/usage", query)["param"] == "start"
+
+
+def test_a_time_that_is_not_over_yet_is_answered(acme: User) -> None:
+    asked = f"/v1/usage?start={NOW_S}&end=9999999999"
+    assert acme.call("GET", asked).status_code == 200
