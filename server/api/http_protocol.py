@@ -9,7 +9,12 @@ import json
 from dataclasses import dataclass
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendEvent, Scope
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from server.api import errors
 from server.api.connections import Connections
@@ -42,6 +47,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_in_head = False
         self._is_refused = False
+        # Whether the present answer goes to an HTTP/1.0 client, which does not know chunks.
+        self._is_plain = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -77,7 +84,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.flow.write_paused:
             return False
         if not self.transport.is_closing():
-            self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            self.transport.write(piece if self._is_plain else b"%x\r\n%b\r\n" % (len(piece), piece))
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -110,6 +117,10 @@ class LimitedProtocol(HttpToolsProtocol):
         self.scope["state"]["connection"] = self
         super().on_headers_complete()
         self._all_connections.begin_request(self)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._is_plain = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, _without_chunks(cycle, app) if self._is_plain else app)
 
     def on_body(self, body: bytes) -> None:
         if not self._is_refused:
@@ -158,6 +169,30 @@ class LimitedProtocol(HttpToolsProtocol):
             lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             self.transport.write(STATUS_LINE[error.status] + lines.encode() + b"\r\n" + body)
         self.transport.close()
+
+
+def _without_chunks(cycle: RequestResponseCycle, app: ASGI3Application) -> ASGI3Application:
+    """The application, whose bodies without a length last until the connection's end.
+
+    uvicorn closes the connection after an answer to HTTP/1.0. Source: RFC 9112, 6.1 and 6.3.
+    """
+
+    async def run(scope: Scope, receive: ASGIReceiveCallable, _: Any) -> None:
+        has_length = True
+
+        async def send(message: ASGISendEvent) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = b"content-length" in {name.lower() for name, _ in message["headers"]}
+                # uvicorn adds the header where this is still None.
+                cycle.chunked_encoding = None if has_length else False
+            elif message["type"] == "http.response.body" and not has_length:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await cycle.send(message)
+
+        await app(scope, receive, send)
+
+    return run
 
 
 def protocol(limits: HttpLimits, all_connections: Connections) -> type[asyncio.Protocol]:

@@ -21,7 +21,18 @@ Address = tuple[str, int]
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
-    """Read the body and answer with its length. A path names the tenant whose key was shown."""
+    """Read the body and answer with its length. A path names the tenant whose key was shown.
+
+    `/pieces` is answered in pieces, `/nothing` with a status that has no body.
+    """
+    if scope["path"] in ("/pieces", "/nothing"):
+        status = 200 if scope["path"] == "/pieces" else 204
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        if status == 200:
+            assert scope["state"]["connection"].write_piece(b"written,")
+            await send({"type": "http.response.body", "body": b"sent,", "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        return
     if tenant_id := scope["path"][1:]:
         scope["state"]["connection"].show_key(tenant_id)
     size_bytes, more = 0, True
@@ -116,6 +127,33 @@ def test_nothing_follows_the_head_of_an_answer_to_head() -> None:
         connection.sendall(asked)
         _, _, behind = received(connection).partition(b"\r\n\r\n")
     assert behind.startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [
+        (b"GET /pieces HTTP/1.0", b"written,sent,"),
+        (b"GET /nothing HTTP/1.0", b""),
+        (b"GET / HTTP/1.0", b"0"),
+        (b"GET /pieces HTTP/1.1\r\nconnection: close", b"8\r\nwritten,\r\n5\r\nsent,\r\n0\r\n\r\n"),
+    ],
+)
+def test_only_http_1_1_gets_chunks_and_the_connection_ends_every_body(
+    asked: bytes, answered: bytes
+) -> None:
+    with serving() as address, socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(asked + b"\r\n\r\n")
+        head, _, body = received(connection).partition(b"\r\n\r\n")
+    assert (body, b"transfer-encoding: chunked" in head) == (answered, b"1.1" in asked)
+    assert b"connection: close" in head
+
+
+def test_an_answer_to_http_1_0_that_waited_its_turn_has_no_chunks() -> None:
+    asked = [b"GET /pieces HTTP/1.1\r\n\r\n", b"GET /pieces HTTP/1.0\r\n\r\n"]
+    with serving() as address, socket.create_connection(address, timeout=10) as connection:
+        connection.sendall(b"".join(asked))
+        _, _, second = received(connection).partition(b"0\r\n\r\n")
+    assert second.endswith(b"connection: close\r\n\r\nwritten,sent,")
 
 
 @pytest.mark.parametrize("sent", [[], [b"GET"], [HEAD], [b"\r\n"]])
