@@ -3,6 +3,7 @@
 Tokens leave in the order they came, so that their logprobs can wait in a queue of their own.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 
@@ -13,7 +14,9 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Sequence[bytes], words: Mapping[int, bytes] | None = None) -> None:
-        self._stops = tuple(stops)
+        # In order, so that those with a given beginning are next to each other.
+        self._stops = sorted(stops)
+        self._backwards = sorted(stop[::-1] for stop in stops)
         self._words = words or {}
         self._held: list[tuple[int, int]] = []  # (token id, its number of bytes)
         self._text = b""  # the bytes of the held tokens
@@ -50,9 +53,8 @@ class StopMatcher:
 
     def may_end(self, text: bytes) -> bool:
         """Whether a stop string may be complete within this text, whatever stands before it."""
-        return any(
-            stop in text or any(stop.endswith(text[:end]) for end in range(1, len(text) + 1))
-            for stop in self._stops
+        return any(stop in text for stop in self._stops) or any(
+            _has_beginning(self._backwards, text[:end][::-1]) for end in range(1, len(text) + 1)
         )
 
     def flush(self) -> list[int]:
@@ -63,12 +65,9 @@ class StopMatcher:
 
     def _possible_start(self) -> int:
         """Length of the longest end of the text that is the beginning of a stop string."""
-        return max(
-            length
-            for stop in self._stops
-            for length in range(len(stop))
-            if self._text.endswith(stop[:length])
-        )
+        starts = range(len(self._text))
+        found = (at for at in starts if _has_beginning(self._stops, self._text[at:]))
+        return len(self._text) - next(found, len(self._text))
 
     def _release(self, num_bytes: int) -> list[int]:
         """Release the held tokens that end within the first `num_bytes` of the held text."""
@@ -79,3 +78,9 @@ class StopMatcher:
             end += size
         self._text = self._text[end:]
         return released
+
+
+def _has_beginning(texts: Sequence[bytes], beginning: bytes) -> bool:
+    """Whether a text begins so.   texts: in order; the search is as long as their number's log."""
+    place = bisect_left(texts, beginning)
+    return place < len(texts) and texts[place].startswith(beginning)

@@ -11,7 +11,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from engine.messages import Priority, SamplingParams
 from server.api import errors
@@ -23,8 +24,9 @@ from server.inference.generation_request import GenerationRequest
 from server.shapes.shape import Shape
 from server.tools.tool import ToolUse
 
-_MAX_STOPS = 16
+_MAX_STOPS = 64
 _MAX_STOP_BYTES = 256
+_MAX_STOPS_BYTES = 4096
 _MAX_CHOICES = 16
 """The most answers to one prompt (`n`)."""
 _MAX_ANSWERS = 128
@@ -76,8 +78,31 @@ class _StreamOptions(RequestObject):
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenIds = Annotated[list[_TokenId], Field(max_length=_MAX_PROMPT_TOKENS)]
 _TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
-# A limit in characters; check() counts bytes.
+
+
+def _check_stops(stop: Any) -> Any:
+    """The given value, unless it is texts beyond the limits. Raises PydanticCustomError."""
+    texts = stop if isinstance(stop, list) else [stop]
+    sizes = [len(text.encode()) for text in texts if isinstance(text, str)]
+    if (
+        len(sizes) > _MAX_STOPS
+        or sum(sizes) > _MAX_STOPS_BYTES
+        or (sizes and not 0 < min(sizes) <= max(sizes) <= _MAX_STOP_BYTES)
+    ):
+        raise PydanticCustomError(
+            "stops",
+            f"At most {_MAX_STOPS} stop strings of 1 to {_MAX_STOP_BYTES} bytes are taken, and "
+            f"{_MAX_STOPS_BYTES:,} bytes in all. Leave some out, or name tokens in stop_token_ids.",
+        )
+    return stop
+
+
+# Limits in characters, for the document; _check_stops counts bytes.
 _Stop = Annotated[str, Field(max_length=_MAX_STOP_BYTES)]
+_Stops = Annotated[
+    _Stop | Annotated[list[_Stop], Field(max_length=_MAX_STOPS)] | None,
+    BeforeValidator(_check_stops),
+]
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 
 
@@ -96,7 +121,7 @@ class _Request(RequestObject):
     repetition_penalty: weakens tokens of the prompt and of the answer if it is above 1.
     logit_bias: what to add to the logits of tokens, by token id.
     seed: fixes the random numbers of the tokens; null for new ones in each request.
-    stop: texts that end an answer, without them; at most 256 bytes each.
+    stop: texts that end an answer, without them; 256 bytes each and 4,096 bytes in all at most.
     stop_token_ids: tokens that end an answer.
     ignore_eos: whether the model's own end of an answer does not end it.
     min_tokens: tokens that an answer has before it may end.
@@ -131,7 +156,7 @@ class _Request(RequestObject):
     repetition_penalty: float = Field(1.0, gt=0.0, le=10.0, allow_inf_nan=False)
     logit_bias: dict[_TokenName, _Bias] = Field(default_factory=dict, max_length=_MAX_BIASES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    stop: _Stop | Annotated[list[_Stop], Field(max_length=_MAX_STOPS)] | None = None
+    stop: _Stops = None
     stop_token_ids: list[_TokenId] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
@@ -203,13 +228,6 @@ class _Request(RequestObject):
             raise errors.invalid_request(
                 "allowed_token_ids: answers of a given shape may need other tokens; send one only.",
                 param="allowed_token_ids",
-            )
-        if len(self._stops) > _MAX_STOPS or any(
-            not 0 < len(stop) <= _MAX_STOP_BYTES for stop in self._stops
-        ):
-            raise errors.invalid_request(
-                f"stop takes at most {_MAX_STOPS} strings of 1 to {_MAX_STOP_BYTES} bytes.",
-                param="stop",
             )
         if self.truncate_prompt_tokens == 0:
             raise errors.invalid_request(

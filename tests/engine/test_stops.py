@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import binary, lists, sampled_from
 
@@ -17,6 +18,16 @@ def test_a_stop_string_across_tokens_is_found():
     assert matcher.push(1, b"x E") == ([], None)
     assert matcher.push(2, b"N") == ([], None)
     assert matcher.push(3, b"D!") == ([1, 2, 3], 4)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_each_of_many_is_found_in_whatever_order_they_are_given(order):
+    stops = [bytes(letters) for letters in product(b"abc", repeat=3)][::order]
+    for stop in stops:
+        matcher = StopMatcher(stops)
+        assert matcher.push(1, b"-" + stop[:2]) == ([], None)
+        assert matcher.push(2, stop[2:]) == ([1, 2], 3)
+        assert matcher.may_end(stop[2:] + b"-")
 
 
 def test_a_false_start_is_released():

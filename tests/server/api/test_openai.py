@@ -241,7 +241,6 @@ def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, shape):
         ({"stop": ""}, "stop"),
         ({"stop": [""]}, "stop"),
         ({"stop": "x" * 300}, "stop"),
-        ({"stop": ["a"] * 17}, "stop"),
         ({"chat_template_kwargs": {"a b": 1}}, 'chat_template_kwargs["a b"]'),
         ({"chat_template_kwargs": {"_a": 1}}, 'chat_template_kwargs["_a"]'),
         ({"chat_template_kwargs": {"tokenize": True}}, 'chat_template_kwargs["tokenize"]'),
@@ -252,6 +251,10 @@ def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, shape):
          "enable_thinking"),
         ({"reasoning_effort": "some"}, "reasoning_effort"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"stop": ["a"] * 65}, "stop"),
+        ({"stop": ["a" * 255] * 17}, "stop"),
+        ({"stop": ["é" * 129]}, "stop"),
+        ({"stop": ["a", 7]}, "stop[1]"),
         ({"continue_final_message": True}, "continue_final_message"),
         (
             {"messages": answer(), "continue_final_message": True, "add_generation_prompt": True},
