@@ -55,6 +55,7 @@ from server.api.routes import (
     usage,
     webhooks,
 )
+from server.api.unknown_urls import unknown_url
 from server.billing.ledger import adopt_events
 from server.billing.prices import ensure_price
 from server.billing.receipts.signing import Signer
@@ -246,9 +247,9 @@ def _render(error: ApiError) -> JSONResponse:
     return JSONResponse(errors.error_body(error), error.status, headers=error.headers)
 
 
-def _render_http(_: Request, error: Exception) -> JSONResponse:
+def _render_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return _render(errors.not_found("There is no such endpoint.", code="unknown_url"))
+        return _render(unknown_url(request))
     code = "method_not_allowed" if error.status_code == 405 else None
     return _render(ApiError(error.status_code, str(error.detail), code=code))

@@ -173,7 +173,8 @@ for what, call in [
 ]:
     try:
         call(model="json", input="fox")
-    except openai.NotFoundError as error:
+    except openai.BadRequestError as error:
+        assert error.code == "endpoint_not_served"
         print(f"refused: {what} | {error.status_code} | | {error.body['message']}")
     else:
         raise AssertionError(f"{what} was answered")

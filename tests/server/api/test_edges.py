@@ -317,6 +317,57 @@ def test_an_unknown_address_or_method_is_an_error_in_openais_shape(product: InPr
         assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
+def post_without_a_key(product: InProcess, path: str) -> tuple[int, Any]:
+    answer = product.operator.call("POST", path, headers={"authorization": ""})
+    return answer.status_code, answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "template"),
+    [
+        ("/v1/chat/completions/", "/v1/chat/completions"),
+        ("//v1//chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/v1/completions/", "/v1/completions"),
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/uploads/up_1/complete/", "/v1/uploads/{upload_id}/complete"),
+    ],
+)
+def test_a_path_that_is_almost_right_is_told_the_right_one(
+    product: InProcess, path: str, template: str
+) -> None:
+    status, error = post_without_a_key(product, path)
+    assert (status, error["code"]) == (404, "unknown_url")
+    assert f" Send this request to {template}. " in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/responses", "/v1/responses"),
+        ("/v1/responses/resp_1/cancel", "/v1/responses"),
+        ("/v1/embeddings/", "/v1/embeddings"),
+        ("/v1/messages/count_tokens", "/v1/messages"),
+        ("/v1/uploads", "/v1/uploads"),
+        ("/v1/organization/projects", "/v1/organization"),
+        ("/rerank", "/rerank"),
+        ("/v2/rerank", "/v2/rerank"),
+    ],
+)
+def test_an_endpoint_of_other_servers_is_a_400_that_says_it_is_not_served(
+    product: InProcess, path: str, name: str
+) -> None:
+    status, error = post_without_a_key(product, path)
+    assert (status, error["code"]) == (400, "endpoint_not_served")
+    assert error["message"].startswith(f"Chorale does not serve {name}. ")
+
+
+@pytest.mark.parametrize("path", ["/v1/response", "/v1/embeddings2", "/v1/a/files"])
+def test_what_nobody_serves_is_a_404(product: InProcess, path: str) -> None:
+    status, error = post_without_a_key(product, path)
+    assert (status, error["code"]) == (404, "unknown_url")
+
+
 def test_no_answer_redirects_to_what_the_host_header_says(product: InProcess) -> None:
     answer = product.operator.call("GET", "/admin/v1/tenants/", headers={"host": "evil.example"})
     assert answer.status_code == 404
