@@ -98,7 +98,7 @@ class Choice:
     def take(self, output: RequestOutput) -> Part:
         """The part that an output adds to the answer."""
         is_final = output.finish_reason is not None
-        said = self._said(output.new_token_ids, output.num_stop_bytes, final=is_final)
+        said = self._said(output)
         # Rendered output by output: a whole answer at its end would hold up other requests.
         if output.prompt_logprobs and self.prompt.logprobs:
             self.prompt.logprobs.take(output.prompt_logprobs)
@@ -119,8 +119,10 @@ class Choice:
         """The text that tokens add to a plain answer that goes on."""
         return self._detokenizer.push(token_ids)
 
-    def _said(self, token_ids: Sequence[int], cut_bytes: int, *, final: bool) -> Parsed:
-        """The text of tokens, taken apart; tokens of a reasoning part are counted."""
+    def _said(self, output: RequestOutput) -> Parsed:
+        """The text of an output's tokens, taken apart; tokens of a reasoning part are counted."""
+        token_ids, cut_bytes = output.new_token_ids, output.num_stop_bytes
+        final, is_cut = output.finish_reason is not None, output.stop_cause != "eos"
         parser = self._parser
         if parser is None:
             return Parsed(self._detokenizer.push(token_ids, final=final, cut_bytes=cut_bytes))
@@ -131,7 +133,7 @@ class Choice:
             is_last = final and number == len(groups)
             text = self._detokenizer.push(group, final=is_last, cut_bytes=cut_bytes)
             was_reasoning = parser.is_reasoning
-            said.append(parser.push(text, final=is_last))
+            said.append(parser.push(text, final=is_last, is_cut=is_cut))
             if was_reasoning or parser.is_reasoning:
                 self.num_reasoning_tokens += len(group)
         if not self._shows_reasoning:
@@ -140,7 +142,7 @@ class Choice:
 
     def whole(self, part: Part) -> JsonObject:
         """The choice of an answer that is not streamed."""
-        part = self._behind_prompt(replace(part, said=part.said.without_broken()))
+        part = self._behind_prompt(part)
         choice = self._head(part)
         if self.is_chat:
             choice["message"] = self._message(part.said)
@@ -219,7 +221,8 @@ class Choice:
     def _head(self, part: Part) -> JsonObject:
         reason = part.finish_reason
         head: JsonObject = {"index": self.index, "logprobs": part.logprobs, "finish_reason": reason}
-        if reason == "stop" and self._parser and self._parser.num_calls:
+        parser = self._parser
+        if reason == "stop" and parser and parser.num_calls and not parser.has_cut_call:
             head["finish_reason"] = "tool_calls"
         if part.finish_reason is not None:
             # OpenAI has no word for an exhausted budget.

@@ -104,10 +104,10 @@ class Rendering:
             for number, ids in enumerate(self.admitted.message.prompts)
         ]
         of_answers = [prompt for prompt in shown for _ in range(self.asked.n)]
-        form, hides = self.admitted.form, not getattr(self.asked, "include_reasoning", True)
+        form, shows = self.admitted.form, getattr(self.asked, "include_reasoning", True)
         marks = {token_id: mark.encode() for mark, token_id in form.token_ids.items()}
         return [
-            Choice(i, vocabulary, is_chat, prompt, _parser(form), marks, shows_reasoning=not hides)
+            Choice(i, vocabulary, is_chat, prompt, parser_of(form), marks, shows_reasoning=shows)
             for i, prompt in enumerate(of_answers)
         ]
 
@@ -123,7 +123,7 @@ class Rendering:
         return answers.usage(final, self._counts(final, choices), cost, price.price_version)
 
 
-def _parser(form: AnswerForm) -> AnswerParser | None:
+def parser_of(form: AnswerForm) -> AnswerParser | None:
     """A parser of one answer; None where there is nothing but content."""
     if not form.tools and form.template.reasoning is None:
         return None
@@ -135,6 +135,8 @@ def _parser(form: AnswerForm) -> AnswerParser | None:
         most_calls,
         is_reasoning=form.is_reasoning,
         is_shaped=form.shape is not None,
+        tokens=form.token_ids,
+        must_call=bool(form.tools and form.use and form.use.mode == "required"),
     )
 
 

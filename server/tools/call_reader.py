@@ -30,7 +30,7 @@ class CallReader:
     """Reads a region behind its opening mark.
 
     raw: text since the last complete call.   rest: what follows the region, once it `is_over`.
-    has_failed: what was read goes on as no call; `has_begun` is whether parts of it were given.
+    has_failed: what was read goes on as no call.   has_begun: an incomplete call was given in part.
     most: how many calls there may be; None for any number.
     """
 

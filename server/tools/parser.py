@@ -1,7 +1,9 @@
 """Answers taken apart as they come: content, reasoning, tool calls.
 
 Arguments are passed on as the model wrote them, so the deltas of a call add up to its text. What
-does not go on as a call is content. `server.tools.grammar` enforces the same rules.
+does not go on as a call is content, but an end that cuts a call off leaves nothing of it there: its
+name and arguments so far are a part of a call, and the marks are left out. `server.tools.grammar`
+enforces the same rules.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,15 +17,11 @@ _BLANKS = " \t\r\n"
 
 @dataclass(slots=True)
 class Parsed:
-    """Parts of an answer.
-
-    broken: at the end, the text of a call that was cut off after parts of it were passed on.
-    """
+    """Parts of an answer."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[CallPart] = field(default_factory=list)
-    broken: str | None = None
 
     def append(self, other: "Parsed") -> None:
         """Add the parts that follow; the parts of one call become one."""
@@ -31,7 +29,6 @@ class Parsed:
         self.reasoning += other.reasoning
         for part in other.calls:
             self.add_call(part)
-        self.broken = other.broken
 
     def add_call(self, part: CallPart) -> None:
         """Add a part of a call to the call that it continues, or as the next."""
@@ -39,12 +36,6 @@ class Parsed:
             self.calls[-1].arguments += part.arguments
         else:
             self.calls.append(CallPart(part.name, part.arguments))
-
-    def without_broken(self) -> "Parsed":
-        """The parts, with a call that was cut off as content."""
-        if self.broken is None:
-            return self
-        return Parsed(self.content + self.broken, self.reasoning, self.calls[:-1])
 
 
 class AnswerParser:
@@ -54,6 +45,9 @@ class AnswerParser:
     are content.   is_reasoning: the prompt ends in a reasoning part.
     is_shaped: content has a shape, such as JSON, in which marks are text; so they count only before
     it begins.
+    tokens: marks that are tokens of the model, of which nothing can be cut off.
+    must_call: the answer has no content, only calls. Where it may call one tool only, it is a call
+    of that tool even if its end cut the call's name off.
     num_calls: complete calls so far.   is_whole: no region was left unfinished.
 
     Content before and after calls is joined by a line end, without the blanks beside the marks.
@@ -67,8 +61,12 @@ class AnswerParser:
         *,
         is_reasoning: bool = False,
         is_shaped: bool = False,
+        must_call: bool = False,
+        tokens: Collection[str] = (),
     ) -> None:
         self._is_shaped = is_shaped
+        self._must_call = must_call
+        self._tokens = tokens
         self._reasoning = template.reasoning
         self._calls = template.calls
         self._tool_names = tool_names
@@ -79,7 +77,7 @@ class AnswerParser:
         self._reader: CallReader | None = None
         self._num_regions = self._num_earlier_calls = 0
         self._is_at_start = not is_reasoning
-        self._is_trimmed = self._has_content = False
+        self._is_trimmed = self._has_content = self._is_cut = False
         self.is_reasoning = is_reasoning
         self.is_whole = True
 
@@ -92,9 +90,19 @@ class AnswerParser:
     def num_calls(self) -> int:
         return self._num_earlier_calls + (self._reader.num_calls if self._reader else 0)
 
-    def push(self, text: str, *, final: bool = False) -> Parsed:
-        """The parts that this text adds. Text is held while a mark may have begun at its end."""
+    @property
+    def has_cut_call(self) -> bool:
+        """Whether the last call is incomplete."""
+        return self._reader is not None and self._reader.has_begun
+
+    def push(self, text: str, *, final: bool = False, is_cut: bool = False) -> Parsed:
+        """The parts that this text adds. Text is held while a mark may have begun at its end.
+
+        is_cut: at the end, whether the answer might have gone on. What may begin a mark is left out
+        then, and so is a call without its name.
+        """
         self._buffer += text
+        self._is_cut = is_cut
         self._out = Parsed()
         while self._go_on(final):
             pass
@@ -119,7 +127,7 @@ class AnswerParser:
         marks = (*opens, *reasoning_opens)
         if self._is_shaped and self._has_begun_content(marks):
             marks = ()
-        mark, start = _find(self._buffer, marks, final)
+        mark, start = _find(self._buffer, marks, self._begun(marks, final))
         self._say(self._buffer[:start])
         self._buffer = self._buffer[start + len(mark) :]
         if mark in opens:
@@ -129,6 +137,12 @@ class AnswerParser:
             self._is_at_start = False
             self._blanks = ""
         return bool(mark)
+
+    def _begun(self, marks: Sequence[str], final: bool) -> Sequence[str]:
+        """The marks whose beginning, at the end of the text, is held and is no text so far."""
+        if not final:
+            return marks
+        return [mark for mark in marks if mark not in self._tokens] if self._is_cut else ()
 
     def _has_begun_content(self, marks: Sequence[str]) -> bool:
         """Whether the text so far is no mark, and no beginning of one."""
@@ -150,7 +164,7 @@ class AnswerParser:
                 self._buffer = self._buffer[len(mark) :]
                 self._open_calls(mark)
                 return True
-            if begin.startswith(self._buffer) and not final:
+            if begin.startswith(self._buffer) and (self._is_cut or not final):
                 return False
         self._is_at_start = False
         return True
@@ -165,14 +179,12 @@ class AnswerParser:
         self._num_regions += 1
 
     def _read_calls(self, reader: CallReader, final: bool) -> bool:
-        for part in reader.push(self._buffer, final=final):
+        for part in reader.push(self._buffer, final=final and not self._is_cut):
             self._out.add_call(part)
         self._buffer = ""
-        if reader.has_failed:
-            self.is_whole = False
-            if reader.has_begun:
-                self._out.broken = reader.raw
-                return False
+        if not reader.is_over:
+            self.is_whole = self.is_whole and not (final or reader.has_failed)
+        if reader.has_failed and not reader.has_begun:
             # Another mark may follow the one that opened no call.
             opening = "" if reader.num_calls else self._opening
             self._close_calls(reader)
@@ -194,7 +206,8 @@ class AnswerParser:
 
     def _read_reasoning(self, final: bool) -> bool:
         assert self._reasoning is not None
-        mark, start = _find(self._buffer, self._reasoning.closes, final)
+        closes = self._reasoning.closes
+        mark, start = _find(self._buffer, closes, self._begun(closes, final))
         self._out.reasoning += self._trimmed(self._buffer[:start])
         self._buffer = self._buffer[start + len(mark) :]
         if mark:
@@ -204,6 +217,8 @@ class AnswerParser:
         return bool(mark)
 
     def _say(self, text: str) -> None:
+        if self._must_call:
+            return
         self._is_at_start = self._is_at_start and not text
         if text and self._num_regions and self._calls and self._calls.is_unopened:
             self.is_whole = False  # such a call is the whole answer
@@ -223,19 +238,22 @@ class AnswerParser:
         return kept
 
     def _end(self) -> None:
-        if not self.is_reasoning:
+        if self.is_reasoning:
+            self.is_whole = False
+        elif self._must_call:
+            has_calls = self.num_calls or self.has_cut_call
+            if not has_calls and len(self._tool_names) == 1:
+                self._out.add_call(CallPart(name=next(iter(self._tool_names))))
+        elif not self._buffer:  # else it is what may begin a mark, and the blanks belong to it
             self._out.content += self._blanks
-        self.is_whole = self.is_whole and not self.is_reasoning
 
 
-def _find(text: str, marks: Sequence[str], final: bool) -> tuple[str, int]:
-    """The first of the marks in a text and its place; or "", and where a mark may have begun."""
+def _find(text: str, marks: Sequence[str], begun: Sequence[str]) -> tuple[str, int]:
+    """The first of the marks in a text and its place; or "", and where one of `begun` may begin."""
     found = [(at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0]
     at, _, mark = min(found, default=(len(text), 0, ""))
-    if final:
-        return mark, at
-    for start in range(max(0, len(text) - max(map(len, marks), default=0)), at + 1):
+    for start in range(max(0, len(text) - max(map(len, begun), default=0)), at + 1):
         tail = text[start:]
-        if any(len(other) > len(tail) and other.startswith(tail) for other in marks) and tail:
+        if any(len(other) > len(tail) and other.startswith(tail) for other in begun) and tail:
             return "", start
     return mark, at

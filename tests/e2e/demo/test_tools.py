@@ -67,6 +67,8 @@ def test_automatic_answers_call_declared_tools_or_say_something(
         assert choice.message.content or choice.message.tool_calls
         for call in choice.message.tool_calls or ():
             assert call.function.name == "find_out"
+            if choice.finish_reason == "length":
+                continue
             jsonschema_rs.validate(schema, json.loads(call.function.arguments))
             num_calls += 1
     assert num_calls

@@ -244,15 +244,28 @@ def test_an_answer_is_silent_while_a_mark_may_have_begun():
     assert [part.said.content for part in parts] == ["Let me see.", "", "<toolLet me see."]
 
 
-def test_a_call_that_is_cut_off_is_content_and_its_parts_were_streamed():
-    outputs = outputs_of([6, *CALL[:4]], finish_reason="length")
+@pytest.mark.parametrize("num_tokens", range(1, 1 + len(CALL)))
+def test_a_call_that_is_cut_off_is_a_part_of_one_whole_and_streamed(num_tokens):
+    outputs = outputs_of([6, *CALL[:num_tokens]], finish_reason="length")
     _, body = whole_of(outputs)
-    cut = 'Let me see.<tool_call>{"name": "now", "arguments": {"a": 1'
-    assert body["message"]["content"] == cut
-    assert "tool_calls" not in body["message"]
-    assert body["finish_reason"] == "length"
-    _, body = whole_of(outputs_of(CALL[:4]))
-    assert body["finish_reason"] == "stop"
+    message, streamed = body["message"], make_talker()
+    chunks = [streamed.chunk(streamed.take(output)) for output in outputs]
+    deltas = [part for chunk in chunks for part in chunk["delta"].get("tool_calls", ())]
+    arguments = ["", "", '{"a"', '{"a": 1', '{"a": 12}', '{"a": 12}', '{"a": 12}'][num_tokens - 1]
+    assert message["content"] == "Let me see."
+    assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == "Let me see."
+    calls = message.get("tool_calls", [])
+    assert [call["function"] for call in calls] == (
+        [{"name": "now", "arguments": arguments}] if arguments else []
+    )
+    assert "".join(delta["function"]["arguments"] for delta in deltas) == arguments
+    assert all(call["id"] for call in (*calls, *deltas[:1]))
+    assert body["finish_reason"] == chunks[-1]["finish_reason"] == "length"
+
+
+def test_calls_end_an_answer_unless_its_last_one_is_cut_by_a_stop_string():
+    for cut, reason in ((CALL + CALL[:4], "stop"), (CALL + CALL[:1], "tool_calls")):
+        assert whole_of(outputs_of(cut))[1]["finish_reason"] == reason
 
 
 def test_a_client_may_do_without_the_reasoning_and_still_pays_for_it():

@@ -14,12 +14,12 @@ from tests.server.tools.transcripts import NAMES, TRANSCRIPTS
 EVERY = pytest.mark.parametrize("told", TRANSCRIPTS, ids=lambda told: f"{told.family} {told.text}")
 
 
-def parsed(family, pieces, names=NAMES, **options):
+def parsed(family, pieces, names=NAMES, *, is_cut=False, **options):
     """The whole of an answer that comes in pieces, and the parser at its end."""
     parser, whole = AnswerParser(BUILT_IN[family], names, **options), Parsed()
     for piece in pieces:
         whole.append(parser.push(piece))
-    whole.append(parser.push("", final=True))
+    whole.append(parser.push("", final=True, is_cut=is_cut))
     return whole, parser
 
 
@@ -57,14 +57,44 @@ def test_the_parts_of_every_prefix_are_the_beginning_of_the_whole(told):
         for (name, arguments), call in zip(told.calls, sent.calls, strict=False):
             assert call.name == name
             assert arguments.startswith(call.arguments)
-        cut = parser.push("", final=True)
-        sent.append(cut)
-        whole = sent.without_broken()
-        for call in whole.calls:
+
+
+@EVERY
+def test_an_answer_that_is_cut_anywhere_shows_nothing_of_its_marks(told):
+    """The parts of a cut answer begin those of the whole; its last call may be a part of one."""
+    for end in range(len(told.text)):
+        text = told.text[:end]
+        whole, parser = parsed(told.family, [text], is_cut=True)
+        assert told.content.startswith(whole.content.rstrip())
+        assert told.reasoning.startswith(whole.reasoning.rstrip())
+        for (name, arguments), call in zip(told.calls, whole.calls, strict=False):
+            assert call.name == name
+            assert arguments.startswith(call.arguments)
+        assert len(whole.calls) == parser.num_calls + parser.has_cut_call
+        for call in whole.calls[: parser.num_calls]:
             assert isinstance(json.loads(call.arguments), dict)
-        assert len(whole.calls) <= len(told.calls)
-        if cut.broken is not None:
-            assert told.text[:end].endswith(cut.broken)
+        assert seen(parsed(told.family, text, is_cut=True)[0]) == seen(whole)
+
+
+@EVERY
+def test_an_answer_that_must_call_has_no_content_wherever_it_is_cut(told):
+    for end in range(len(told.text)):
+        for is_cut in (True, False):
+            whole, parser = parsed(told.family, [told.text[:end]], must_call=True, is_cut=is_cut)
+            assert whole.content == ""
+            one, _ = parsed(told.family, told.text[:end], ["f"], must_call=True, is_cut=is_cut)
+            names = [call.name for call in one.calls]
+            assert (one.content, names) == ("", [] if parser.is_reasoning else ["f"])
+
+
+def test_the_beginning_of_a_mark_at_the_end_is_text_unless_the_answer_was_cut_within_it():
+    for family, text in (("hermes", "a <tool_"), ("mistral", "a [TOOL"), ("llama3_json", '{"na')):
+        assert parsed(family, [text])[0].content == text
+        cut, _ = parsed(family, [text], is_cut=True)
+        assert cut.content == ("" if family == "llama3_json" else "a")
+    told = "a <tool_", ["<tool_call>", "<think>"]
+    assert parsed("hermes", told[0], tokens=told[1], is_cut=True)[0].content == told[0]
+    assert parsed("hermes", told[0], names=(), is_cut=True)[0].content == told[0]
 
 
 @EVERY
@@ -107,12 +137,16 @@ def test_only_one_call_is_taken_where_only_one_may_be():
     assert seen(whole) == (f", {listed}]", "", (("now", "{}"),))
 
 
-def test_arguments_that_are_no_json_object_are_content():
-    for arguments in ("[]", "1", '{"a": }', '{"a": 1]}', "{'a': 1}"):
+def test_arguments_that_are_no_json_object_are_no_complete_call():
+    for arguments in ("[]", "1"):
         text = f'<tool_call>\n{{"name": "now", "arguments": {arguments}}}\n</tool_call>'
         whole, parser = parsed("hermes", text)
-        assert seen(whole.without_broken()) == (text, "", ())
+        assert seen(whole) == (text, "", ())
         assert not parser.is_whole
+    for arguments in ('{"a": }', '{"a": 1]}', "{'a': 1}"):
+        whole, parser = parsed("hermes", f'<tool_call>{{"name": "now", "arguments": {arguments}}}')
+        assert seen(whole) == ("", "", (("now", arguments[: len(whole.calls[0].arguments)]),))
+        assert (parser.num_calls, parser.has_cut_call, parser.is_whole) == (0, True, False)
 
 
 def test_an_answer_may_begin_in_a_reasoning_part():
@@ -162,13 +196,15 @@ def test_a_prompt_says_whether_it_ends_in_a_reasoning_part():
     ),
 )  # fmt: skip
 def test_nothing_of_an_answer_is_lost(family, pieces):
-    """Whatever an answer is, its text comes back but for marks, blanks and the frames of calls."""
+    """Whatever an answer is, its text comes back but for marks, blanks and the frames of calls, as
+    long as no call is left incomplete.
+    """
     text = "".join(pieces)
-    whole, _ = parsed(family, text)
+    whole, parser = parsed(family, text)
     pieced, _ = parsed(family, pieces)
     assert seen(pieced) == seen(whole)
     if not whole.calls and not BUILT_IN[family].reasoning:
-        assert whole.without_broken().content == text
-    kept = whole.without_broken()
-    texts = [kept.content, kept.reasoning, *(call.arguments for call in kept.calls)]
-    assert sum(part.count("é") for part in texts) == text.count("é")
+        assert whole.content == text
+    texts = [whole.content, whole.reasoning, *(call.arguments for call in whole.calls)]
+    if not parser.has_cut_call:
+        assert sum(part.count("é") for part in texts) == text.count("é")
