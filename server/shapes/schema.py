@@ -37,13 +37,22 @@ SINGLE = ("items", "additionalProperties")
 Place = tuple[str | int, ...]
 """Keys and indexes from a schema's root."""
 
-_DIALECT = re.compile(r"https?://json-schema\.org/(draft-07|draft/20(19-09|20-12))/schema#?")
+_DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(19-09|20-12))/schema#?")
 _TYPES = {"null", "boolean", "integer", "number", "string", "array", "object"}
 _ANNOTATIONS = frozenset({
-    "title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
-    "$comment", "discriminator", "x-guidance",
+    "title", "description", "default", "example", "examples", "deprecated", "readOnly", "writeOnly",
+    "$comment", "discriminator", "externalDocs", "xml",
+    "contentEncoding", "contentMediaType", "contentSchema",
 })  # fmt: skip
-"""Keywords that demand nothing; x-guidance would change llguidance's own settings."""
+"""Keywords that demand nothing by JSON Schema or OpenAPI, as all do that begin with `x-`."""
+_FORMATS = frozenset({
+    "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
+})  # fmt: skip
+_UNENFORCED_FORMATS = frozenset({
+    "idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template",
+    "json-pointer", "relative-json-pointer", "regex",
+})  # fmt: skip
+"""The other formats that JSON Schema defines; all further ones only annotate, such as int32."""
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f]|(?<![\[^-])\\(?:u00|x)[01]")
 """Characters that no answer has: see _ESCAPES in server.shapes.grammar. An expression may write
 them, too, but as ends of a range they are harmless.
@@ -55,7 +64,10 @@ _GROUPS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
      f"one or several of {', '.join(sorted(_TYPES))}"),
     ("const", lambda _: True, "any value"),
     ("$ref", lambda v: isinstance(v, str) and v[:2] in ("#", "#/"), "a place in it: #/..."),
-    ("pattern format", lambda v: isinstance(v, str), "a string"),
+    ("pattern", lambda v: isinstance(v, str), "a string"),
+    ("format", lambda v: isinstance(v, str) and v in _FORMATS,
+     f"one that is enforced, {', '.join(sorted(_FORMATS))}"),
+    ("nullable", lambda v: type(v) is bool, "true or false"),
     ("minItems maxItems minLength maxLength maxProperties",
      lambda v: type(v) is int and v >= 0, "a whole number of 0 or more"),
     ("minProperties", lambda v: type(v) is int and v in (0, 1),
@@ -140,6 +152,10 @@ class _Walk:
             for keyword, value in schema.items()
             if not _demands_nothing(keyword, value, is_root=not place)
         }
+        if kept.pop("nullable", False) and "type" in kept:
+            # OpenAPI 3.0 has it so: beside no type it changes nothing.
+            types = kept["type"] if isinstance(kept["type"], list) else [kept["type"]]
+            kept["type"] = list(dict.fromkeys([*types, "null"]))
         return kept
 
     def ease_unions(self) -> None:
@@ -236,9 +252,26 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _demands_nothing(keyword: str, value: Any, *, is_root: bool) -> bool:
-    if keyword in _ANNOTATIONS or (value is None and keyword != "const"):
+    if keyword in _ANNOTATIONS or keyword[:2] == "x-" or (value is None and keyword != "const"):
         return True
-    if is_root and keyword == "$schema":
-        return isinstance(value, str) and _DIALECT.fullmatch(value) is not None
-    is_off = value is False and keyword in ("uniqueItems", "nullable")
-    return is_off or (is_root and keyword == "$id")
+    match keyword:
+        case "$schema":
+            return is_root and isinstance(value, str) and _DIALECT.fullmatch(value) is not None
+        case "$id":
+            return is_root
+        case "format":
+            return isinstance(value, str) and value not in _FORMATS | _UNENFORCED_FORMATS
+        case "propertyNames":
+            return value is True or (isinstance(value, dict) and _lets_any_text_in(value))
+        case "uniqueItems" | "nullable" | "exclusiveMinimum" | "exclusiveMaximum":
+            return value is False
+    return False
+
+
+def _lets_any_text_in(schema: dict[str, Any]) -> bool:
+    """Whether every text fits the schema, as every name of a property does if it is a name's."""
+    return all(
+        _demands_nothing(keyword, value, is_root=False)
+        or (keyword == "type" and value in ("string", ["string"]))
+        for keyword, value in schema.items()
+    )

@@ -162,6 +162,7 @@ def asks_for(**fields):
     ("asked", "shape"),
     [
         (asks_for(strict=True), ("json", '{"type": "object"}')),
+        (asks_for(name=None), ("json", '{"type": "object"}')),
         ({"response_format": {"type": "json_object"}}, ("json", '{"type": "object"}')),
         (asks_for(schema={}), ("json", "{}")),
         (asks_for(schema={"enum": []}), ("json", '{"enum": []}')),

@@ -122,7 +122,8 @@ def test_a_format_and_a_pattern_that_are_too_much_work_together_are_found_at_the
     ("asked", "path"),
     [
         (False, ""),
-        ({"properties": {"a": {"type": "string", "format": "odd"}}}, ".properties.a.format"),
+        ({"properties": {"a": {"patternProperties": {"^a": {}, "b$": {"type": "null"}}}}},
+         ".properties.a.patternProperties"),
         ({"$defs": {"d": {"anyOf": [{"type": "null"}, {"pattern": "(?=x)"}]}},
           "items": {"$ref": "#/$defs/d"}}, ".$defs.d.anyOf[1].pattern"),
         ({"properties": {f"p{i}": {"type": "string", "pattern": "[" if i == 77 else "a"}

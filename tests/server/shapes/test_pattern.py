@@ -63,7 +63,7 @@ def test_what_another_language_means_by_it_is_refused_with_its_beginning(pattern
 def test_patterns_of_names_that_mean_the_same_are_refused_and_faults_keep_their_paths():
     same = {"patternProperties": {r"^\d$": {"minimum": 1}, "^[0-9]$": {"maximum": 2}}}
     assert refused("json", same)[0] == "s.patternProperties"
-    inner = {"patternProperties": {"^.$": {"format": "odd"}}}
-    assert refused("json", inner)[0] == 's.patternProperties["^.$"].format'
+    inner = {"patternProperties": {"^.$": {"oneOf": [{"type": "string"}, {"minLength": 2}]}}}
+    assert refused("json", inner)[0] == 's.patternProperties["^.$"].oneOf'
     referring = {"$ref": "#/patternProperties/a", "patternProperties": {"a": {"type": "null"}}}
     assert refused("json", referring)[0] == "s.$ref"

@@ -12,8 +12,22 @@ from server.shapes.schema import normalised
 
 UNKNOWN = [
     "not", "if", "then", "contains", "propertyNames", "uniqueItems", "nullable", "$anchor",
-    "unevaluatedProperties", "dependentRequired", "contentEncoding", "additionalItems", "id", "x",
+    "unevaluatedProperties", "dependentRequired", "additionalItems", "id", "x",
 ]  # fmt: skip
+
+A_RECORD = {
+    "$schema": "http://json-schema.org/draft-07/schema#", "type": "object",
+    "propertyNames": {"type": "string"}, "additionalProperties": {"type": "number"},
+}  # fmt: skip
+A_MODEL = {
+    "type": "object",
+    "properties": {
+        "content": {"format": "binary", "title": "Content", "type": "string"},
+        "secret": {"format": "password", "type": "string", "writeOnly": True},
+        "place": {"format": "path", "title": "Place", "type": "string"},
+        "json": {"contentMediaType": "application/json", "contentSchema": {}, "type": "string"},
+    },
+}
 
 
 def refused(asked):
@@ -38,7 +52,9 @@ def test_a_keyword_that_is_not_enforced_is_refused_by_its_path(keyword):
         {"maxItems": 1.0}, {"minItems": True}, {"minimum": "1"}, {"exclusiveMinimum": True},
         {"multipleOf": 0}, {"pattern": 7}, {"format": 1}, {"$ref": "http://a/b"}, {"$ref": "#a"},
         {"$ref": "#/$defs/gone"}, {"const": 2**53 + 1}, {"enum": [{"a": [-1e300]}]},
-        {"maximum": 2**60}, {"$schema": "http://json-schema.org/draft-04/schema#"},
+        {"maximum": 2**60}, {"$schema": "http://json-schema.org/draft-03/schema#"},
+        {"format": "json-pointer"}, {"propertyNames": {"minLength": 1}}, {"propertyNames": False},
+        {"propertyNames": {"type": "string", "pattern": "a"}}, {"propertyNames": {"type": 7}},
     ],
     ids=str,
 )  # fmt: skip
@@ -50,7 +66,10 @@ def test_what_demands_nothing_is_left_out_and_the_order_of_properties_is_kept():
     nothing = {
         "title": "t", "description": "d", "examples": [1], "default": None, "$comment": "c",
         "discriminator": {}, "x-guidance": {"lenient": True}, "nullable": False, "minimum": None,
-        "uniqueItems": False, "not": None,
+        "uniqueItems": False, "not": None, "exclusiveMinimum": False, "format": "int32",
+        "propertyNames": {"type": "string", "title": "t"}, "contentEncoding": "base64",
+        "contentMediaType": "image/png", "contentSchema": {"not": {}}, "example": 1, "xml": {},
+        "externalDocs": {"url": "u"}, "writeOnly": True, "x-order": 1,
     }  # fmt: skip
     inner = {
         "additionalProperties": False,
@@ -62,6 +81,22 @@ def test_what_demands_nothing_is_left_out_and_the_order_of_properties_is_kept():
         '{"additionalProperties": false, "properties": {"z": {"const": null}, "a": true}}'
     )
     assert refused({"items": root}) == "s.items.$id"
+
+
+@pytest.mark.parametrize(
+    ("asked", "type_"),
+    [("string", ["string", "null"]), (["null", "string"], ["null", "string"])],
+)
+def test_what_is_nullable_may_be_null_beside_a_type_only(asked, type_):
+    assert normalised({"type": asked, "nullable": True}, "s") == {"type": type_}
+    assert normalised({"enum": [1], "nullable": True}, "s") == {"enum": [1]}
+
+
+@pytest.mark.parametrize(
+    "asked", [A_RECORD, A_MODEL], ids=["zod's record", "pydantic's bytes, secret and path"]
+)
+def test_what_generators_write_is_taken(asked):
+    assert normalised(asked, "s")
 
 
 def test_a_reference_leads_to_a_schema_that_was_checked_never_to_data():
