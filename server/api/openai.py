@@ -7,6 +7,7 @@ stream_options.continuous_usage_stats are vLLM's; speculation is Chorale's.
 """
 
 import functools
+import re
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -32,6 +33,8 @@ _MAX_CHOICES = 16
 _MAX_ANSWERS = 128
 """The most answers of one request, and so the most prompts in a list."""
 _MAX_BIASES = 1024
+_MAX_NAMED_KEYS = 8
+"""The most keys of `logit_bias` that one error names."""
 _MAX_LOGPROBS = 20
 _MAX_PROMPT_TOKENS = 100_000
 
@@ -67,7 +70,7 @@ class _StreamOptions(RequestObject):
 
     include_usage: whether a chunk before the end has the usage.
     include_obfuscation: whether events are padded, so that their sizes say less of the text.
-    continuous_usage_stats: whether every chunk has the usage so far.
+    continuous_usage_stats: whether, with include_usage, every chunk has the usage so far.
     """
 
     include_usage: bool = False
@@ -77,7 +80,22 @@ class _StreamOptions(RequestObject):
 
 _TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 _TokenIds = Annotated[list[_TokenId], Field(max_length=_MAX_PROMPT_TOKENS)]
-_TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+_TOKEN_NAME = r"^(0|[1-9][0-9]{0,8})$"
+
+
+def _name_bad_keys(bias: Any) -> Any:
+    """Let a bias pass whose keys are token ids. Raises ApiError that names the other keys."""
+    keys = bias if isinstance(bias, dict) else ()
+    bad = [shown_key("logit_bias", key) for key in keys if not re.fullmatch(_TOKEN_NAME, key)]
+    if bad:
+        raise errors.invalid_request(
+            f'{", ".join(bad[:_MAX_NAMED_KEYS])}: a key must be a token id, such as "50".',
+            param=bad[0],
+        )
+    return bias
+
+
+_TokenName = Annotated[str, Field(pattern=_TOKEN_NAME)]
 
 
 def _check_stops(stop: Any) -> Any:
@@ -154,8 +172,10 @@ class _Request(RequestObject):
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0, allow_inf_nan=False)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0, allow_inf_nan=False)
     repetition_penalty: float = Field(1.0, gt=0.0, le=10.0, allow_inf_nan=False)
-    logit_bias: dict[_TokenName, _Bias] = Field(default_factory=dict, max_length=_MAX_BIASES)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    logit_bias: Annotated[dict[_TokenName, _Bias], BeforeValidator(_name_bad_keys)] = Field(
+        default_factory=dict, max_length=_MAX_BIASES
+    )
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: _Stops = None
     stop_token_ids: list[_TokenId] = Field(default_factory=list, max_length=64)
     ignore_eos: bool = False
@@ -211,7 +231,8 @@ class _Request(RequestObject):
     @property
     def counts_usage(self) -> bool:
         """Whether every chunk says how many tokens there have been."""
-        return self.stream_options is not None and self.stream_options.continuous_usage_stats
+        options = self.stream_options
+        return options is not None and options.include_usage and options.continuous_usage_stats
 
     @property
     def served_tier(self) -> str:
@@ -234,6 +255,11 @@ class _Request(RequestObject):
                 "truncate_prompt_tokens: a prompt has to keep a token; send 1 or more, or -1 for "
                 "what the context leaves.",
                 param="truncate_prompt_tokens",
+            )
+        if self.stream_options is not None and not self.stream:
+            raise errors.invalid_request(
+                "stream_options: the answer is no stream; send stream: true, or leave it out.",
+                param="stream_options",
             )
         if self.stream and self.prompt_logprobs is not None:
             raise errors.unsupported_parameter(

@@ -21,8 +21,13 @@ _ADAPTER_RETRY_S = 5.0
 # ---- the request itself ----
 
 
-def unknown_token_id(vocabulary_size: int, *, param: str) -> Invalid:
-    return Invalid(f"Token ids must be below {vocabulary_size}.", param=param)
+def unknown_token_id(token_id: int, vocabulary_size: int, *, param: str) -> Invalid:
+    message = f"token id {token_id} is out of vocabulary; ids must be below {vocabulary_size}."
+    return Invalid(f"{param}: {message}", param=param)
+
+
+def empty_prompt(*, param: str) -> Invalid:
+    return Invalid(f"{param}: the prompt is empty; send at least one token.", param=param)
 
 
 def context_length_exceeded(*, limit: int, at_least: int, param: str) -> Invalid:

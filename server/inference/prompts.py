@@ -7,7 +7,7 @@ from typing import Any
 
 from server.faults import Invalid
 from server.inference.encoders import Encoders
-from server.inference.errors import context_length_exceeded, unknown_token_id
+from server.inference.errors import context_length_exceeded, empty_prompt, unknown_token_id
 from server.inference.generation_request import Chat, GenerationRequest
 from server.inference.served_base import ServedBase
 from server.inference.texts import Text
@@ -67,11 +67,13 @@ async def tokenize(
         prompts = await encoders.run(tenant_id, size_bytes, lambda: _encode(base, text, request))
     else:
         prompts = _encode(base, text, request)
-    for ids in prompts.token_ids:
-        _check_ids(ids, text.vocabulary_size, request.prompt_param)
+    is_list = len(prompts.token_ids) > 1
+    for number, ids in enumerate(prompts.token_ids):
+        param = f"{request.prompt_param}[{number}]" if is_list else request.prompt_param
+        _check_ids(ids, text.vocabulary_size, param)
     for param, token_id in request.named_token_ids.items():
         if token_id >= text.vocabulary_size:
-            raise unknown_token_id(text.vocabulary_size, param=param)
+            raise unknown_token_id(token_id, text.vocabulary_size, param=param)
     kept = [_truncated(request, ids, base.max_model_len) for ids in prompts.token_ids]
     return replace(prompts, token_ids=kept)
 
@@ -189,6 +191,6 @@ def _truncated(request: GenerationRequest, ids: list[int], max_model_len: int) -
 
 def _check_ids(ids: list[int], vocabulary_size: int, param: str) -> None:
     if not ids:
-        raise Invalid("The prompt is empty.", param=param)
-    if max(ids) >= vocabulary_size:
-        raise unknown_token_id(vocabulary_size, param=param)
+        raise empty_prompt(param=param)
+    if (highest := max(ids)) >= vocabulary_size:
+        raise unknown_token_id(highest, vocabulary_size, param=param)

@@ -126,7 +126,7 @@ async def detokenize(
     _, text = await _begin(database, catalog, limiter, bases, encoders, identity, asked.model)
     for place, token_id in enumerate(asked.tokens):
         if token_id >= text.vocabulary_size:
-            raise unknown_token_id(text.vocabulary_size, param=f"tokens[{place}]")
+            raise unknown_token_id(token_id, text.vocabulary_size, param=f"tokens[{place}]")
     decode = functools.partial(text.tokenizer.decode, asked.tokens)
     return TokenText(prompt=await encoders.run(identity.tenant_id, len(body), decode))
 

@@ -97,17 +97,17 @@ def test_a_list_of_one_prompt_is_that_prompt(product: Product) -> None:
 
 
 def test_every_chunk_says_how_many_tokens_there_have_been(product: Product) -> None:
-    options = {"continuous_usage_stats": True}
-    chunks = events(product.text(n=2, stream=True, stream_options=options))
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = events(product.text(n=2, stream=True, stream_options=options))
     assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 2, 3, 4, 5, 6]
     assert all(
         c["usage"]["total_tokens"] == c["usage"]["prompt_tokens"] + c["usage"]["completion_tokens"]
         for c in chunks
     )
-    options["include_usage"] = True
-    *chunks, last = events(product.chat(stream=True, stream_options=options))
-    assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 2, 3]
-    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
+    for options in ({"continuous_usage_stats": True}, {"include_usage": False}):
+        chunks = events(product.chat(stream=True, stream_options=options))
+        assert not any("usage" in chunk for chunk in chunks)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -256,7 +256,9 @@ def test_the_tier_is_the_priority_and_is_told(product: Product, asked, tier, pri
         ({"logit_bias": {"999999": 1}}, 'logit_bias["999999"]'),
         ({"stop_token_ids": [999999]}, "stop_token_ids[0]"),
         ({"prompt": [999999]}, "prompt"),
-        ({"prompt": [[7], []]}, "prompt"),
+        ({"prompt": [[7], [999999]]}, "prompt[1]"),
+        ({"prompt": [[7], []]}, "prompt[1]"),
+        ({"prompt": ""}, "prompt"),
         ({"prompt": [[7], [8] * MAX_MODEL_LEN]}, "prompt"),
         ({"min_tokens": 10}, "min_tokens"),
         ({"n": 17}, "n"),

@@ -1,0 +1,145 @@
+"""Requests of vLLM's own server tests (0.33, tests/entrypoints/openai), and what our answers say.
+
+The engine is real and runs the demonstration model. The tests in which our answers differed from
+vLLM's are in `ANSWERED` and `REFUSED`, one row or more for each; a row's first entry is the peer's
+file and test. A field that is served as vLLM serves it gets its rows there, too.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.core import EngineCore
+from tests.engine.fakes import FakeGrammars, run_until_idle
+from tests.engine.real_core import build_core
+from tests.server.fake_engines import FakeEngines
+from tests.server.in_process import DEMO
+from tests.server.scripted_product import Product, events, scripted_product
+
+CHAT: Any = {"messages": [{"role": "user", "content": "What is 1+1?"}], "max_tokens": 5}
+TEXT: Any = {"prompt": [40, 41, 42], "max_tokens": 5}
+STREAM: Any = {"stream": True}
+VOCAB_SIZE = 2048
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> EngineCore:
+    torch.set_num_threads(1)
+    words = [bytes([65 + i % 26]) for i in range(VOCAB_SIZE)]
+    tokens = words, [1], FakeGrammars(VOCAB_SIZE)
+    return build_core(DEMO, tmp_path_factory.mktemp("engine"), {}, tokens=tokens)
+
+
+@pytest.fixture
+def product(core: EngineCore, migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
+    with scripted_product(migrated_sqlite, tmp_path) as product:
+
+        def run(message: Any) -> Any:
+            core.handle("gw", message)
+            return run_until_idle(core)[message.request_id]
+
+        assert isinstance(product.engines, FakeEngines)
+        product.engines.script = run
+        yield product
+
+
+def ask(product: Product, body: dict[str, Any]) -> Any:
+    """The answer's status and its object, or the list of its events."""
+    path = "chat/completions" if "messages" in body else "completions"
+    answer = product.post(path, {"model": "base", "temperature": 0} | body)
+    is_stream = answer.status_code == 200 and body.get("stream")
+    return answer.status_code, events(answer) if is_stream else answer.json()
+
+
+def has_no_usage(chunks: list[Any]) -> bool:
+    return not any(chunk.get("usage") for chunk in chunks)
+
+
+def has_usage_at_its_end(chunks: list[Any]) -> bool:
+    *chunks, last = chunks
+    return has_no_usage(chunks) and last["choices"] == [] and last["usage"]["prompt_tokens"] > 0
+
+
+def has_usage_throughout(chunks: list[Any]) -> bool:
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    return counts == sorted(counts) and counts[0] == 1 and counts[-1] == 5
+
+
+def usage(**options: Any) -> Any:
+    return STREAM | {"stream_options": options}
+
+
+ANSWERED: list[tuple[str, Any, Callable[[Any], bool]]] = [
+    ("completion/test_completion.py::test_completion_stream_options",
+     TEXT | usage(include_usage=False, continuous_usage_stats=False), has_no_usage),
+    ("completion/test_completion.py::test_completion_stream_options",
+     TEXT | usage(include_usage=False, continuous_usage_stats=True), has_no_usage),
+    ("completion/test_completion.py::test_completion_stream_options",
+     TEXT | usage(include_usage=True, continuous_usage_stats=False), has_usage_at_its_end),
+    ("completion/test_completion.py::test_completion_stream_options",
+     TEXT | usage(include_usage=True, continuous_usage_stats=True), has_usage_throughout),
+    ("completion/test_completion.py::test_completion_stream_options", TEXT | usage(), has_no_usage),
+    ("chat_completion/test_chat.py::test_chat_completion_stream_options",
+     CHAT | usage(include_usage=False), has_no_usage),
+    ("chat_completion/test_chat.py::test_chat_completion_stream_options",
+     CHAT | usage(include_usage=True, continuous_usage_stats=True), has_usage_throughout),
+    ("chat_completion/test_chat_logit_bias_validation.py::test_chat_logit_bias_valid",
+     CHAT | {"logit_bias": {str(VOCAB_SIZE - 1): 1.0}},
+     lambda answer: answer["choices"][0]["message"]["content"] is not None),
+]  # fmt: skip
+
+REFUSED: list[tuple[str, Any, str, list[str]]] = [
+    ("completion/test_completion.py::test_completion_stream_options",
+     TEXT | {"stream_options": {"include_usage": True}}, "stream_options", []),
+    ("completion/test_completion.py::test_completion_stream_options",
+     TEXT | {"stream_options": {"continuous_usage_stats": True}}, "stream_options", []),
+    ("chat_completion/test_chat.py::test_chat_completion_stream_options",
+     CHAT | {"stream_options": {"include_usage": True}}, "stream_options", []),
+    ("chat_completion/test_chat.py::test_long_seed", CHAT | {"seed": 2**63}, "seed", ["less than"]),
+    ("chat_completion/test_chat.py::test_long_seed",
+     CHAT | {"seed": -(2**63) - 1}, "seed", ["greater than or equal"]),
+    ("chat_completion/test_chat_logit_bias_validation.py::test_chat_logit_bias_invalid",
+     CHAT | {"logit_bias": {"2049": 1}}, 'logit_bias["2049"]', ["2049", str(VOCAB_SIZE)]),
+    ("chat_completion/test_chat_logit_bias_validation.py::test_chat_logit_bias_non_integer_key",
+     CHAT | {"logit_bias": {"not_a_token_id": 50}}, 'logit_bias["not_a_token_id"]',
+     ["logit_bias", "not_a_token_id"]),
+    ("chat_completion/test_chat_logit_bias_validation.py::test_chat_logit_bias_non_numeric_value",
+     CHAT | {"logit_bias": {"1": "not_a_number"}}, 'logit_bias["1"]', ["logit_bias"]),
+    ("chat_completion/test_chat_logit_bias_validation.py::"
+     "test_chat_logit_bias_multiple_non_integer_keys",
+     CHAT | {"logit_bias": {"bad1": 50.0, "7": 1, "bad2": 20.0}}, 'logit_bias["bad1"]',
+     ["bad1", "bad2"]),
+    ("chat_completion/test_chat_stop_token_ids_validation.py::"
+     "test_chat_stop_token_ids_out_of_vocab",
+     CHAT | {"stop_token_ids": [2049]}, "stop_token_ids[0]", ["2049", str(VOCAB_SIZE)]),
+    ("completion/test_prompt_validation.py::test_empty_prompt", TEXT | {"prompt": ""}, "prompt",
+     ["prompt", "empty"]),
+    ("completion/test_prompt_validation.py::test_empty_prompt", TEXT | {"prompt": [[7], []]},
+     "prompt[1]", ["prompt[1]", "empty"]),
+    ("completion/test_empty_prompt_list.py::test_empty_prompt_list_rejected",
+     TEXT | {"prompt": []}, "prompt", ["prompt", "empty"]),
+    ("completion/test_prompt_validation.py::test_out_of_vocab_token_ids",
+     TEXT | {"prompt": [999999]}, "prompt", ["999999", "out of vocabulary", str(VOCAB_SIZE)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "claim"), [row[1:] for row in ANSWERED], ids=[row[0] for row in ANSWERED]
+)
+def test_the_peers_request_is_answered_as_the_peer_answers_it(product, body, claim) -> None:
+    status, answer = ask(product, body)
+    assert status == 200, answer
+    assert claim(answer), answer
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"), [row[1:] for row in REFUSED], ids=[row[0] for row in REFUSED]
+)
+def test_the_peers_request_is_refused_by_what_is_wrong_with_it(product, body, param, words) -> None:
+    status, answer = ask(product, body)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert [word for word in words if word not in answer["error"]["message"]] == []
+    assert product.engines.asked == []
