@@ -63,7 +63,10 @@ class AnswerEvents:
         self._write(self._padding.last(answers.DONE))
 
     def _event(self, choice: Choice, part: Part, output: RequestOutput) -> bytes:
+        is_first = choice.is_first_chunk
         chunk = self._answer.chunk(choice.chunk(part))
+        if is_first and choice.is_chat:
+            chunk["prompt_token_ids"] = choice.prompt.token_ids
         # Where usage comes at the end, every event has the key, and null.
         if self._usage_so_far is not None:
             chunk["usage"] = self._usage_so_far(output)

@@ -62,7 +62,7 @@ class ShownPrompt:
     """
 
     echo: str = ""
-    token_ids: Sequence[int] | None = None
+    token_ids: list[int] | None = None
     logprobs: PromptLogprobs | None = None
 
 
@@ -93,7 +93,7 @@ class Choice:
         self._num_calls = 0
         self._detokenizer = Detokenizer(vocabulary, shown)
         self._logprobs = LogprobsText(vocabulary, is_chat, len(prompt.echo))
-        self._is_first_chunk = True
+        self.is_first_chunk = True
 
     def take(self, output: RequestOutput) -> Part:
         """The part that an output adds to the answer."""
@@ -148,26 +148,20 @@ class Choice:
             choice["message"] = self._message(part.said)
         else:
             choice["text"] = part.said.content
-        if self.prompt.token_ids is not None:
-            choice["token_ids"] = part.token_ids
-            choice["prompt_token_ids"] = list(self.prompt.token_ids)
-        if not self.is_chat and self.listed_prompt is not None:
+            choice["prompt_token_ids"] = self.prompt.token_ids
             choice["prompt_logprobs"] = self.listed_prompt
         return choice
 
     def chunk(self, part: Part) -> JsonObject:
         """The choice of one event of a stream; the first one also shows the prompt."""
-        is_first, self._is_first_chunk = self._is_first_chunk, False
+        is_first, self.is_first_chunk = self.is_first_chunk, False
         part = self._behind_prompt(part) if is_first else part
         if self.is_chat:
             delta = ({"role": "assistant"} if is_first else {}) | self._delta(part.said)
             choice = self._head(part) | {"delta": delta}
         else:
             choice = self._head(part) | {"text": part.said.content}
-        if self.prompt.token_ids is not None:
-            choice["token_ids"] = part.token_ids
-            if is_first:
-                choice["prompt_token_ids"] = list(self.prompt.token_ids)
+            choice["prompt_token_ids"] = self.prompt.token_ids if is_first else None
         return choice
 
     def is_silent(self, part: Part) -> bool:
@@ -221,6 +215,7 @@ class Choice:
     def _head(self, part: Part) -> JsonObject:
         reason = part.finish_reason
         head: JsonObject = {"index": self.index, "logprobs": part.logprobs, "finish_reason": reason}
+        head["token_ids"] = None if self.prompt.token_ids is None else part.token_ids
         parser = self._parser
         if reason == "stop" and parser and parser.num_calls and not parser.has_cut_call:
             head["finish_reason"] = "tool_calls"

@@ -119,13 +119,13 @@ class PromptTokenLogprob(Answer):
     decoded_token: str = Field(examples=[" there"])
 
 
-PromptLogprobs = list[dict[str, PromptTokenLogprob] | None]
-"""Tokens by id, for each place of a prompt; null for the first one."""
+PromptLogprobs = list[dict[str, PromptTokenLogprob] | None] | None
+"""Tokens by id, for each place of a prompt; null for the first one, and where not asked for."""
 
 
 def _prompt_logprobs() -> Any:
     entry = {"logprob": -2.5, "rank": 3, "decoded_token": " there"}
-    return _left_out(examples=[[None, {"1049": entry}]])
+    return Field(examples=[[None, {"1049": entry}]])
 
 
 # ---- choices ----
@@ -138,15 +138,10 @@ class AnswerEnd(Answer):
 
 
 class _Choice(Answer):
-    """One answer, or a part of one.
-
-    token_ids, prompt_token_ids: only with `return_token_ids`; a stream has the prompt's in the
-    answer's first event.
-    """
+    """One answer, or a part of one.   token_ids: null without `return_token_ids`."""
 
     index: int = Field(examples=[0])
-    token_ids: list[int] = _left_out(examples=[[9707, 0]])
-    prompt_token_ids: list[int] = _left_out(examples=[[1, 9707, 1049]])
+    token_ids: list[int] | None = Field(examples=[[9707, 0]])
 
 
 class _WholeChoice(_Choice):
@@ -230,18 +225,26 @@ class ChatChoicePart(_ChoicePart):
 
 
 class TextChoice(_WholeChoice):
-    """One of the answers to one of the prompts.   prompt_logprobs: only where asked for."""
+    """One of the answers to one of the prompts.
+
+    prompt_token_ids: null without `return_token_ids`.   prompt_logprobs: null unless asked for.
+    """
 
     text: str = Field(examples=["Hello!"])
     logprobs: TextLogprobs | None
+    prompt_token_ids: list[int] | None = Field(examples=[[1, 9707, 1049]])
     prompt_logprobs: PromptLogprobs = _prompt_logprobs()
 
 
 class TextChoicePart(_ChoicePart):
-    """A part of one of the answers to one of the prompts."""
+    """A part of one of the answers to one of the prompts.
+
+    prompt_token_ids: with `return_token_ids`, in the answer's first event; null elsewhere.
+    """
 
     text: str = Field(examples=["Hello"])
     logprobs: TextLogprobs | None
+    prompt_token_ids: list[int] | None = Field(examples=[[1, 9707, 1049]])
 
 
 # ---- answers ----
@@ -264,11 +267,15 @@ class _TextHead(_Head):
 
 
 class ChatCompletion(_ChatHead):
-    """The whole answer to a chat.   prompt_logprobs: only where asked for."""
+    """The whole answer to a chat.
+
+    prompt_token_ids: null without `return_token_ids`.   prompt_logprobs: null unless asked for.
+    """
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
     usage: CompletionUsage
+    prompt_token_ids: list[int] | None = Field(examples=[[1, 9707, 1049]])
     prompt_logprobs: PromptLogprobs = _prompt_logprobs()
 
 
@@ -282,6 +289,7 @@ class TextCompletion(_TextHead):
 class ChatCompletionChunk(_ChatHead):
     """An event of a streamed answer to a chat.
 
+    prompt_token_ids: only in an answer's first event, null without `return_token_ids`.
     choices: one, or none in the last event, which has the usage.   usage: with `include_usage`,
     null before the last event; with `continuous_usage_stats`, the counts so far.   obfuscation:
     characters without a meaning, in a stream whose events are padded.
@@ -289,6 +297,7 @@ class ChatCompletionChunk(_ChatHead):
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChoicePart]
+    prompt_token_ids: list[int] | None = _left_out(examples=[[1, 9707, 1049]])
     usage: CompletionUsage | TokenCounts | None = _left_out()
     obfuscation: str = _left_out(examples=["--------"])
 

@@ -51,7 +51,8 @@ class Rendering:
             [choice.whole(part) for choice, part in zip(choices, parts, strict=True)],
             self._usage(output, choices),
         )
-        if answer.is_chat and choices[0].listed_prompt is not None:
+        if answer.is_chat:
+            body["prompt_token_ids"] = choices[0].prompt.token_ids
             body["prompt_logprobs"] = choices[0].listed_prompt
         return body, output.adapter_digest
 
@@ -154,4 +155,4 @@ def _shown(
     logprobs = None
     if asked.num_prompt_logprobs is not None:
         logprobs = PromptLogprobs(vocabulary, token_ids, num_echoed, asked.prompt_logprobs)
-    return ShownPrompt(echo, token_ids if asked.return_token_ids else None, logprobs)
+    return ShownPrompt(echo, list(token_ids) if asked.return_token_ids else None, logprobs)

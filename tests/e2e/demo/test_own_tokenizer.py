@@ -40,7 +40,7 @@ def ask(client, model, **fields):
     answer = client.chat.completions.create(
         model=model, messages=CHAT, temperature=0, max_tokens=12, extra_body=extra
     )
-    return answer.choices[0].model_dump()
+    return answer.choices[0].model_dump() | {"prompt_token_ids": answer.prompt_token_ids}
 
 
 def test_a_chat_is_rendered_tokenized_ended_and_shown_as_by_its_own_tokenizer(

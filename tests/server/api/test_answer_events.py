@@ -78,7 +78,9 @@ def rendered(outputs: list[RequestOutput], *, is_chat: bool, has_usage: bool) ->
     written = []
     for output in outputs:
         choice = choices[output.index]
-        written.append(answers.event(answer.chunk(choice.chunk(choice.take(output))) | usage))
+        prompt = {"prompt_token_ids": None} if is_chat and choice.is_first_chunk else {}
+        chunk = answer.chunk(choice.chunk(choice.take(output)))
+        written.append(answers.event(chunk | prompt | usage))
     if has_usage:
         written.append(answers.event(answer.usage_chunk(answers.counts(outputs[-1]))))
     return [*written, answers.DONE]
