@@ -261,11 +261,13 @@ class Welcome:
 class TokenLogprobs:
     """Logprobs at one token: natural logarithms of the softmax of the raw logits, in float32.
 
+    rank: the token's place among all tokens, the likeliest first, of equal ones the lower id.
     top: (token id, logprob) of the likeliest tokens, likeliest first. If the token itself is among
     them, its value there is the same to the last bit.
     """
 
     logprob: float
+    rank: int = 1
     top: tuple[tuple[int, float], ...] = ()
 
 

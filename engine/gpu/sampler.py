@@ -203,11 +203,13 @@ def _starts(pairs: Sequence[tuple[Array, Array]]) -> npt.NDArray[np.int32]:
 class Logprobs:
     """Buffers for logprobs, on the device or on the host.
 
-    chosen: [n] float32, of the chosen tokens.   top_values: float32, top_ids: int64, of the
-    likeliest ones, [rows, depth] from the first element on.
+    chosen: [n] float32, of the chosen tokens.   ranks: [n] int32, of the same.
+    top_values: float32, top_ids: int64, of the likeliest ones, [rows, depth] from the first
+    element on.
     """
 
     chosen: torch.Tensor
+    ranks: torch.Tensor
     top_values: torch.Tensor
     top_ids: torch.Tensor
 
@@ -217,6 +219,7 @@ class Logprobs:
         num_tops = most * MOST_TOP_LOGPROBS
         return cls(
             make(most, dtype=torch.float32),
+            make(most, dtype=torch.int32),
             make(num_tops, dtype=torch.float32),
             make(num_tops, dtype=torch.int64),
         )
@@ -225,24 +228,26 @@ class Logprobs:
         """The parts of the buffers that a step fills; none if no row wants logprobs."""
         count = len(told.top_counts)
         tops = count * told.depth
-        parts = [self.chosen[:count], self.top_values[:tops], self.top_ids[:tops]]
+        of_rows, of_tops = (self.chosen, self.ranks), (self.top_values, self.top_ids)
+        parts = [part[:count] for part in of_rows] + [part[:tops] for part in of_tops]
         return [part for part in parts if len(part)]
 
     def behind(self, count: int, depth: int) -> "Logprobs":
         """The same buffers without the first `count` rows, for the rows after those."""
         tops = count * depth
-        return Logprobs(self.chosen[count:], self.top_values[tops:], self.top_ids[tops:])
+        of_rows = self.chosen[count:], self.ranks[count:]
+        return Logprobs(*of_rows, self.top_values[tops:], self.top_ids[tops:])
 
     def read(self, told: Told) -> list[TokenLogprobs]:
         """Read logprobs into objects; the entry of a row without a token is meaningless."""
         shape = len(told.top_counts), told.depth
-        chosen = self.chosen[: shape[0]].tolist()
+        chosen, ranks = (part[: shape[0]].tolist() for part in (self.chosen, self.ranks))
         values = self.top_values[: shape[0] * shape[1]].view(shape).tolist()
         ids = self.top_ids[: shape[0] * shape[1]].view(shape).tolist()
         tops = [tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
         return [
-            TokenLogprobs(logprob=logprob, top=top[:count])
-            for logprob, top, count in zip(chosen, tops, told.top_counts, strict=True)
+            TokenLogprobs(logprob=logprob, rank=rank, top=top[:count])
+            for logprob, rank, top, count in zip(chosen, ranks, tops, told.top_counts, strict=True)
         ]
 
 
@@ -302,13 +307,18 @@ def choose(
 
 
 def tell(raw: torch.Tensor, tokens: torch.Tensor, depth: int, logprobs: Logprobs) -> None:
-    """Write the logprobs of tokens and of the `depth` likeliest ones; nothing waits for the device.
+    """Write logprobs and ranks of tokens, and the logprobs of the `depth` likeliest ones; nothing
+    waits for the device.
 
     raw: [rows, vocab] logprobs.   tokens: [rows].
     """
     told = len(raw)
     chosen = tokens.clamp(min=0).long()[:, None]
-    logprobs.chosen[:told] = raw.gather(1, chosen).squeeze(1)
+    own = raw.gather(1, chosen)
+    logprobs.chosen[:told] = own.squeeze(1)
+    is_lower = torch.arange(raw.shape[1], device=raw.device) < chosen
+    is_before = torch.where(is_lower, raw >= own, raw > own)
+    logprobs.ranks[:told] = 1 + is_before.sum(dim=1, dtype=torch.int32)
     if depth:
         ids = _likeliest(raw, depth)
         logprobs.top_ids[: told * depth] = ids.flatten()

@@ -112,10 +112,10 @@ class TextLogprobs(Answer):
 
 
 class PromptTokenLogprob(Answer):
-    """A token at a place of the prompt.   rank: null if it is not among the likeliest."""
+    """A token at a place of the prompt.   rank: its place among all tokens, 1 for the likeliest."""
 
     logprob: float = Field(examples=[-2.5])
-    rank: int | None = Field(examples=[3])
+    rank: int = Field(examples=[3])
     decoded_token: str = Field(examples=[" there"])
 
 

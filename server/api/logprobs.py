@@ -122,16 +122,17 @@ class PromptLogprobs:
             self.listed += map(self._by_id, token_ids, logprobs)
 
     def _by_id(self, token_id: int, named: TokenLogprobs) -> JsonObject:
-        """vLLM's entry for one token; its rank is null if it is not among the likeliest."""
-        ranks = {likely: place for place, (likely, _) in enumerate(named.top, start=1)}
-        shown = {token_id: named.logprob, **dict(named.top[: self._num_listed])}
+        """vLLM's entry for one token."""
+        shown = {token_id: (named.logprob, named.rank)}
+        for rank, (likely, logprob) in enumerate(named.top[: self._num_listed], start=1):
+            shown[likely] = logprob, rank
         return {
             str(shown_id): {
                 "logprob": logprob,
-                "rank": ranks.get(shown_id),
+                "rank": rank,
                 "decoded_token": bytes_of(self._vocabulary, shown_id).decode("utf-8", "replace"),
             }
-            for shown_id, logprob in shown.items()
+            for shown_id, (logprob, rank) in shown.items()
         }
 
 

@@ -143,6 +143,8 @@ def check_told(told, prompt, expected):
         assert values == pytest.approx(row.topk(3).values.tolist(), abs=1e-4)
         assert values == pytest.approx([row[t].item() for t, _ in entry.top], abs=1e-4)
         assert dict(entry.top).get(token, entry.logprob) == entry.logprob, "not the identical float"
+        most, least = (row > row[token] - 1e-4).sum(), (row > row[token] + 1e-4).sum() + 1
+        assert least <= entry.rank <= most
 
 
 @CPU_AND_DEVICE

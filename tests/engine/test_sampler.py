@@ -198,6 +198,15 @@ def test_logprobs_are_of_the_raw_logits_and_only_for_rows_that_asked():
     assert logprobs[2].top == ()
 
 
+def test_a_rank_is_the_tokens_place_among_all_and_of_equal_ones_the_lower_comes_first():
+    logits = make_logits(9).round()
+    order = logits.sort(dim=-1, descending=True, stable=True).indices.tolist()
+    token_ids, logprobs = choose(logits, [make_row(logprobs=0, seed=i) for i in range(9)])
+    ranks = [logprobs[i].rank for i in range(9)]
+    assert ranks == [order[i].index(token_id) + 1 for i, token_id in enumerate(token_ids)]
+    assert max(ranks) > 9
+
+
 def test_a_row_with_bad_logits_fails_alone_and_has_no_logprobs():
     for bad in (math.nan, math.inf, -math.inf):
         logits = make_logits(3)

@@ -32,7 +32,11 @@ def make_choice(is_chat=True, index=0, **prompt):
 def score(*token_ids):
     """An output that has only the logprobs of these tokens of the prompt."""
     top = ((1, -0.5), (2, -0.7))
-    named = tuple(TokenLogprobs(logprob=dict(top).get(i, -3.0), top=top) for i in token_ids)
+    ranks = {1: 1, 2: 2}
+    named = tuple(
+        TokenLogprobs(logprob=dict(top).get(i, -3.0), rank=ranks.get(i, 17), top=top)
+        for i in token_ids
+    )
     return RequestOutput(request_id="r", seq=0, prompt_logprobs=named)
 
 
@@ -95,7 +99,7 @@ def test_the_prompt_is_echoed_once_before_the_first_text_with_its_logprobs(is_st
             "1": {"logprob": -0.5, "rank": 1, "decoded_token": "a"},
             "2": {"logprob": -0.7, "rank": 2, "decoded_token": "b"},
         }
-        last = {"3": {"logprob": -3.0, "rank": None, "decoded_token": "\ufffd"}}
+        last = {"3": {"logprob": -3.0, "rank": 17, "decoded_token": "\ufffd"}}
         assert body["prompt_logprobs"] == [None, likely, last | likely]
     assert body["logprobs"] == {
         "tokens": [" cd", "a", "bytes:\\xe2", "b", "a"],

@@ -15,6 +15,7 @@ import torch
 from engine.core import EngineCore
 from tests.engine.fakes import FakeGrammars, run_until_idle
 from tests.engine.real_core import build_core
+from tests.oracle import merged_model
 from tests.server.fake_engines import FakeEngines
 from tests.server.in_process import DEMO
 from tests.server.scripted_product import Product, events, scripted_product
@@ -23,6 +24,7 @@ CHAT: Any = {"messages": [{"role": "user", "content": "What is 1+1?"}], "max_tok
 TEXT: Any = {"prompt": [40, 41, 42], "max_tokens": 5}
 STREAM: Any = {"stream": True}
 VOCAB_SIZE = 2048
+PROMPT: Any = [40, 41, 42, 900, 7, 1300]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +46,18 @@ def product(core: EngineCore, migrated_sqlite: Path, tmp_path: Path) -> Iterator
         assert isinstance(product.engines, FakeEngines)
         product.engines.script = run
         yield product
+
+
+@pytest.fixture(scope="module")
+def oracle(core: EngineCore) -> Callable[[list[int]], torch.Tensor]:
+    """Logprobs of all tokens after each of some tokens, [tokens, vocab], by transformers."""
+    model = merged_model(DEMO, None)
+
+    def logprobs(token_ids: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            return model(torch.tensor([token_ids])).logits[0].float().log_softmax(-1)
+
+    return logprobs
 
 
 def ask(product: Product, body: dict[str, Any]) -> Any:
@@ -169,3 +183,26 @@ def test_the_peers_request_is_refused_by_what_is_wrong_with_it(product, body, pa
     assert (status, answer["error"]["param"]) == (400, param)
     assert [word for word in words if word not in answer["error"]["message"]] == []
     assert product.engines.asked == []
+
+
+# ---- numbers ----
+
+
+@pytest.mark.parametrize("kind", ["text", "chat"])
+def test_logprobs_and_ranks_of_a_prompt_are_those_of_transformers(product, oracle, kind) -> None:
+    said = {"messages": [{"role": "user", "content": "]zQ vv{K#"}], "max_tokens": 1}
+    body = TEXT | {"prompt": PROMPT} if kind == "text" else said
+    status, answer = ask(product, body | {"prompt_logprobs": 2, "return_token_ids": True})
+    assert status == 200, answer
+    shown = answer["choices"][0] if kind == "text" else answer
+    token_ids, (nothing, *entries) = shown["prompt_token_ids"], shown["prompt_logprobs"]
+    assert nothing is None
+    ranks = []
+    for token_id, entry, row in zip(token_ids[1:], entries, oracle(token_ids), strict=False):
+        places = {token_id: 1 + int((row > row[token_id]).sum())}
+        places |= {int(i): place for place, i in enumerate(row.topk(2).indices, start=1)}
+        assert {int(i): told["rank"] for i, told in entry.items()} == places
+        for i, told in entry.items():
+            assert told["logprob"] == pytest.approx(row[int(i)].item(), abs=1e-4)
+        ranks.append(places[token_id])
+    assert max(ranks) > 100, "every token was one of the likeliest"
