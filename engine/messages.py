@@ -58,6 +58,7 @@ class SamplingParams:
     logit_bias: (token id, value added to its logit).   n: independent answers to each prompt.
     logprobs: how many of the likeliest tokens to report beside the chosen one; None reports no
     logprobs at all.   prompt_logprobs: the same for every token of the prompt but the first.
+    logprob_token_ids: if any, `logprobs` reports these tokens and not the likeliest ones.
     max_tokens 0: the request ends when its prompt has been computed.
     min_tokens: least length of an answer. Before that, EOS and stop_token_ids cannot be chosen, and
     stop strings are searched for only in later tokens.
@@ -79,6 +80,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     stop: tuple[bytes, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -262,8 +264,8 @@ class TokenLogprobs:
     """Logprobs at one token: natural logarithms of the softmax of the raw logits, in float32.
 
     rank: the token's place among all tokens, the likeliest first, of equal ones the lower id.
-    top: (token id, logprob) of the likeliest tokens, likeliest first. If the token itself is among
-    them, its value there is the same to the last bit.
+    top: (token id, logprob) of the likeliest tokens, likeliest first, or of the tokens that were
+    asked for. If the token itself is among them, its value there is the same to the last bit.
     """
 
     logprob: float

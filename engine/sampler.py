@@ -6,6 +6,7 @@ taken, or temperature, min_p, top_k and top_p are applied before one is drawn.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -71,6 +72,10 @@ def choose(
     told = [asked[j] for j in good]
     counts = [params[i].logprobs or 0 for i in told]
     named = name_tokens(logprobs[good], [token_ids[i] for i in told], counts)
+    for j, (place, i) in enumerate(zip(good, told, strict=True)):
+        if given := told_token_ids(params[i], logits.shape[1]):
+            values = logprobs[place, given].tolist()
+            named[j] = replace(named[j], top=tuple(zip(given, values, strict=True)))
     return token_ids, dict(zip(told, named, strict=True))
 
 
@@ -160,6 +165,11 @@ def _draw(
 
 
 # ---- logprobs ----
+
+
+def told_token_ids(params: SamplingParams, vocab_size: int) -> list[int]:
+    """The tokens of the vocabulary that a row asks for, each once; none for the likeliest ones."""
+    return [*dict.fromkeys(token for token in params.logprob_token_ids if token < vocab_size)]
 
 
 def name_tokens(

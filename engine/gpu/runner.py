@@ -21,7 +21,14 @@ from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepTokens, Transfer
 from engine.gpu.decoder import GpuDecoder, StepOutputs
 from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape, aligned
-from engine.gpu.sampler import Logprobs, Masked, SamplingInputs, Told, choose
+from engine.gpu.sampler import (
+    MOST_GIVEN_LOGPROBS,
+    Logprobs,
+    Masked,
+    SamplingInputs,
+    Told,
+    choose,
+)
 from engine.gpu.scoring import ScoringInputs, score
 from engine.grammar.matcher import Mask, mask_bytes
 from engine.messages import TokenLogprobs
@@ -35,10 +42,10 @@ from lora.packed import PackedForm
 logger = logging.getLogger(__name__)
 
 _MEASURED_SLABS = 64
-_INTS_PER_SAMPLED_ROW = 16 + 2 * 1024 + 1024 + 128
+_INTS_PER_SAMPLED_ROW = 16 + 2 * 1024 + 1024 + 128 + MOST_GIVEN_LOGPROBS
 """Ints reserved for a row that samples: its parameters, its biases and allowed tokens (at most 1024
-of each, a limit of server/api/openai.py), and its stop tokens (64 and the model's own). Ints whose
-number grows with the row's tokens are not included.
+of each, a limit of server/api/openai.py), its stop tokens (64 and the model's own), and those whose
+logprobs it asks for. Ints whose number grows with the row's tokens are not included.
 """
 
 
@@ -127,7 +134,7 @@ class GpuRunner:
         num_ints = self._most_ints(vocab, num_swap_slots)
         self._ints = torch.zeros(num_ints, dtype=torch.int32, device=there)
         make = partial(torch.empty, device=there)
-        self._logprobs = Logprobs.empty(most_choices, make)
+        self._logprobs = Logprobs.empty(most_choices, make, MOST_GIVEN_LOGPROBS)
         self._prompt_logprobs = Logprobs.empty(limits.max_num_batched_tokens, make)
         mask_shape = most_choices, 8 + mask_bytes(vocab)
         self._masks = torch.zeros(mask_shape, dtype=torch.uint8, device=there)
@@ -149,7 +156,7 @@ class GpuRunner:
         return _Slot(
             self.device.pinned(num_ints, dtype=torch.int32),
             self.device.pinned(num_results, dtype=torch.int32),
-            Logprobs.empty(self.limits.most_choices, self.device.pinned),
+            Logprobs.empty(self.limits.most_choices, self.device.pinned, MOST_GIVEN_LOGPROBS),
             Logprobs.empty(self.limits.max_num_batched_tokens, self.device.pinned),
             self.device.pinned(*self._masks.shape, dtype=torch.uint8),
         )

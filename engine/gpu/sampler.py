@@ -15,13 +15,15 @@ from engine.batch import ScheduledRow
 from engine.gpu.kernels import Kernels
 from engine.grammar.matcher import Mask
 from engine.messages import SamplingParams, TokenLogprobs
-from engine.sampler import COLDEST, restrictions, uniform
+from engine.sampler import COLDEST, restrictions, told_token_ids, uniform
 from engine.scoring import chunks
 from kernels.sampling import keep_bits, restrict
 from kernels.work import PenaltyWork, SamplingWork
 
 MOST_TOP_LOGPROBS = 20
 """Limit on the likeliest tokens that are reported beside one token; buffers hold no more."""
+MOST_GIVEN_LOGPROBS = 128
+"""Limit on the tokens that a row may ask for by their ids."""
 _TOLD_BYTES = 16 << 20
 """Logits of which the likeliest are looked up at once, which takes ten times as much beside."""
 
@@ -31,19 +33,36 @@ Fields = dict[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Rows that want logprobs.   top_counts: how many likeliest tokens each of them gets."""
+    """Rows that want logprobs.   top_counts: how many likeliest or given tokens each of them gets.
+
+    given: the tokens that it asks for; none for the likeliest ones.
+    """
 
     top_counts: Sequence[int]
+    given: Sequence[Sequence[int]] = ()
 
     @classmethod
-    def of(cls, counts: Sequence[int], vocab_size: int) -> "Told":
+    def of(
+        cls, counts: Sequence[int], vocab_size: int, given: Sequence[Sequence[int]] = ()
+    ) -> "Told":
         most = min(MOST_TOP_LOGPROBS, vocab_size)
-        return cls([min(count, most) for count in counts])
+        likeliest = [min(count, most) for count in counts]
+        if not any(given):
+            return cls(likeliest)
+        given = [ids[:MOST_GIVEN_LOGPROBS] for ids in given]
+        return cls([len(ids) or n for ids, n in zip(given, likeliest, strict=True)], given)
 
     @property
     def depth(self) -> int:
-        """How many of the likeliest tokens are looked up for each of these rows."""
+        """How many tokens are looked up for each of these rows."""
         return max(self.top_counts, default=0)
+
+    @property
+    def given_ids(self) -> npt.NDArray[np.int32]:
+        """`given` as [rows, depth], filled up with -1; [0] if no row asks for tokens."""
+        if not self.given:
+            return np.empty(0, dtype=np.int32)
+        return np.array([[*ids, *[-1] * (self.depth - len(ids))] for ids in self.given], np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +93,15 @@ class SamplingInputs:
         params = [row.sampling for row in rows if row.sampling is not None]
         assert len(params) == len(rows) == len(sources)
         told = [i for i, p in enumerate(params) if p.logprobs is not None]
+        counts = [params[i].logprobs or 0 for i in told]
+        given = [told_token_ids(params[i], vocab_size) for i in told]
         return cls(
             num_rows=len(rows),
             choice=_choice(rows, params, vocab_size),
             penalties=_penalties(rows, params, sources, vocab_size),
             restrictions=_restrictions(rows, vocab_size),
             told_rows=np.array(told, dtype=np.int32),
-            told=Told.of([params[i].logprobs or 0 for i in told], vocab_size),
+            told=Told.of(counts, vocab_size, given),
         )
 
     def pack(self) -> npt.NDArray[np.int32]:
@@ -105,9 +126,11 @@ class SamplingInputs:
         work = self._views(ints)
         return [work[name].long() for name in self.restrictions]
 
-    def told_there(self, ints: torch.Tensor) -> torch.Tensor:
-        """The part of the packed ints on the device that holds `told_rows`."""
-        return self._views(ints)["told_rows"]
+    def told_there(self, ints: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The packed ints on the device that hold `told_rows` and the tokens that they ask for."""
+        views = self._views(ints)
+        given = views["given_ids"].view(-1, self.told.depth).long() if self.told.given else None
+        return views["told_rows"], given
 
     def _views(self, ints: torch.Tensor) -> dict[str, torch.Tensor]:
         views, at = {}, 0
@@ -122,6 +145,7 @@ class SamplingInputs:
         yield from self.penalties.items()
         yield from self.restrictions.items()
         yield "told_rows", self.told_rows
+        yield "given_ids", self.told.given_ids.flatten()
 
 
 def _choice(
@@ -214,9 +238,11 @@ class Logprobs:
     top_ids: torch.Tensor
 
     @classmethod
-    def empty(cls, most: int, make: Callable[..., torch.Tensor]) -> "Logprobs":
+    def empty(
+        cls, most: int, make: Callable[..., torch.Tensor], depth: int = MOST_TOP_LOGPROBS
+    ) -> "Logprobs":
         """Buffers for `most` rows.   make: takes a size and a dtype, as `torch.empty` does."""
-        num_tops = most * MOST_TOP_LOGPROBS
+        num_tops = most * depth
         return cls(
             make(most, dtype=torch.float32),
             make(most, dtype=torch.int32),
@@ -291,7 +317,7 @@ def choose(
     work, penalties: `inputs` unpacked from `ints`.
     tokens: [..] int32, may be the same memory as `previous` in `penalties`.
     """
-    told = inputs.told_there(ints)
+    told, given = inputs.told_there(ints)
     raw = logits.index_select(0, told)
     if penalties is not None:
         kernels.adjust_logits(logits, penalties)
@@ -303,14 +329,23 @@ def choose(
     depth = inputs.told.depth
     for part in chunks(len(raw), raw.shape[1], _TOLD_BYTES):
         chosen = tokens.index_select(0, told[part])
-        tell(raw[part].log_softmax(dim=-1), chosen, depth, logprobs.behind(part.start, depth))
+        own = None if given is None else given[part]
+        there = logprobs.behind(part.start, depth)
+        tell(raw[part].log_softmax(dim=-1), chosen, depth, there, own)
 
 
-def tell(raw: torch.Tensor, tokens: torch.Tensor, depth: int, logprobs: Logprobs) -> None:
+def tell(
+    raw: torch.Tensor,
+    tokens: torch.Tensor,
+    depth: int,
+    logprobs: Logprobs,
+    given: torch.Tensor | None = None,
+) -> None:
     """Write logprobs and ranks of tokens, and the logprobs of the `depth` likeliest ones; nothing
     waits for the device.
 
     raw: [rows, vocab] logprobs.   tokens: [rows].
+    given: [rows, depth], tokens in place of the likeliest ones; -1 where the likeliest one stays.
     """
     told = len(raw)
     chosen = tokens.clamp(min=0).long()[:, None]
@@ -321,6 +356,8 @@ def tell(raw: torch.Tensor, tokens: torch.Tensor, depth: int, logprobs: Logprobs
     logprobs.ranks[:told] = 1 + is_before.sum(dim=1, dtype=torch.int32)
     if depth:
         ids = _likeliest(raw, depth)
+        if given is not None:
+            ids = torch.where(given >= 0, given, ids)
         logprobs.top_ids[: told * depth] = ids.flatten()
         logprobs.top_values[: told * depth] = raw.gather(1, ids).flatten()
 

@@ -1,9 +1,10 @@
 """Requests in OpenAI's shapes, checked. A field that is not served is refused by its path.
 
 Field names follow OpenAI's specification; add_generation_prompt, allowed_token_ids,
-continue_final_message, ignore_eos, min_p, min_tokens, prompt_logprobs, repetition_penalty,
-return_token_ids, stop_token_ids, structured_outputs, top_k, truncate_prompt_tokens and
-stream_options.continuous_usage_stats are vLLM's; speculation is Chorale's.
+continue_final_message, ignore_eos, logprob_token_ids, min_p, min_tokens, prompt_logprobs,
+repetition_penalty, return_token_ids, stop_token_ids, structured_outputs, top_k,
+truncate_prompt_tokens and stream_options.continuous_usage_stats are vLLM's; speculation is
+Chorale's.
 """
 
 import functools
@@ -36,6 +37,7 @@ _MAX_BIASES = 1024
 _MAX_NAMED_KEYS = 8
 """The most keys of `logit_bias` that one error names."""
 _MAX_LOGPROBS = 20
+_MAX_GIVEN_LOGPROBS = 128
 _MAX_PROMPT_TOKENS = 100_000
 
 _NOT_SERVED: dict[str, tuple[Any, ...]] = {
@@ -147,7 +149,10 @@ class _Request(RequestObject):
     truncate_prompt_tokens: keeps only so many tokens at the prompt's end; -1 keeps what the context
     has room for, null keeps all.
     prompt_logprobs: how many of the likeliest tokens to name at each place of the prompt; null for
-    none; not in a stream.   stream: whether the answer comes in parts, as server-sent events.
+    none; not in a stream.
+    logprob_token_ids: tokens whose logprobs to name at each place of the answer, in place of the
+    likeliest ones; needs logprobs.
+    stream: whether the answer comes in parts, as server-sent events.
     stream_options: what a stream says beside the text.
     return_token_ids: whether the answer has the token ids of prompt and answers.
     service_tier: `flex` lets other requests go first; `auto` and `default` are the same.
@@ -183,6 +188,7 @@ class _Request(RequestObject):
     allowed_token_ids: list[_TokenId] = Field(default_factory=list, max_length=_MAX_BIASES)
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     prompt_logprobs: int | None = Field(None, ge=0, le=_MAX_LOGPROBS)
+    logprob_token_ids: list[_TokenId] = Field(default_factory=list, max_length=_MAX_GIVEN_LOGPROBS)
     stream: bool = False
     stream_options: _StreamOptions | None = None
     return_token_ids: bool = False
@@ -256,6 +262,11 @@ class _Request(RequestObject):
                 "what the context leaves.",
                 param="truncate_prompt_tokens",
             )
+        if self.logprob_token_ids and self.num_logprobs is None:
+            raise errors.invalid_request(
+                "logprob_token_ids: the answer has no logprobs; ask for logprobs, too.",
+                param="logprob_token_ids",
+            )
         if self.stream_options is not None and not self.stream:
             raise errors.invalid_request(
                 "stream_options: the answer is no stream; send stream: true, or leave it out.",
@@ -286,7 +297,7 @@ class _Request(RequestObject):
     @property
     def _named_token_ids(self) -> dict[str, int]:
         named = {shown_key("logit_bias", token): int(token) for token in self.logit_bias}
-        for field in ("stop_token_ids", "allowed_token_ids"):
+        for field in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             named |= {f"{field}[{i}]": token for i, token in enumerate(getattr(self, field))}
         return named
 
@@ -312,6 +323,7 @@ class _Request(RequestObject):
             min_tokens=self.min_tokens,
             allowed_token_ids=tuple(self.allowed_token_ids),
             prompt_logprobs=self.num_prompt_logprobs,
+            logprob_token_ids=tuple(self.logprob_token_ids),
         )
 
     @property

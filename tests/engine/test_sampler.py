@@ -198,6 +198,17 @@ def test_logprobs_are_of_the_raw_logits_and_only_for_rows_that_asked():
     assert logprobs[2].top == ()
 
 
+def test_logprobs_of_given_tokens_stand_in_their_order_in_place_of_the_likeliest():
+    logits = make_logits(2)
+    raw = logits.log_softmax(-1)
+    given = (7, 40, 7, 0, 2**30)
+    rows = [make_row(logprobs=3, logprob_token_ids=given, logit_bias=((7, 9.0),)),
+            make_row(logprobs=3)]  # fmt: skip
+    _, logprobs = choose(logits, rows)
+    assert logprobs[0].top == tuple((i, raw[0, i].item()) for i in (7, 40, 0))
+    assert [token for token, _ in logprobs[1].top] == raw[1].topk(3).indices.tolist()
+
+
 def test_a_rank_is_the_tokens_place_among_all_and_of_equal_ones_the_lower_comes_first():
     logits = make_logits(9).round()
     order = logits.sort(dim=-1, descending=True, stable=True).indices.tolist()

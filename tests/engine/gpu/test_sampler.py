@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from engine import sampler
 from engine.batch import BAD_LOGITS, ScheduledRow
-from engine.gpu.sampler import MOST_TOP_LOGPROBS, Logprobs, Masked, SamplingInputs, choose
+from engine.gpu.sampler import (
+    MOST_GIVEN_LOGPROBS,
+    MOST_TOP_LOGPROBS,
+    Logprobs,
+    Masked,
+    SamplingInputs,
+    choose,
+)
 from engine.grammar.matcher import mask_bytes
 from engine.messages import SamplingParams
 from engine.request import PENDING_TOKEN
@@ -51,7 +58,7 @@ def chosen(logits, rows, masks=None, *, sources=None, previous=()):
     ints[4:-4] = torch.from_numpy(packed)
     tokens = torch.full((MOST_ROWS,), POISON, dtype=torch.int32)
     tokens[: len(previous)] = torch.tensor(previous, dtype=torch.int32)
-    there, here = (Logprobs.empty(MOST_ROWS, torch.empty) for _ in range(2))
+    there, here = (Logprobs.empty(MOST_ROWS, torch.empty, MOST_GIVEN_LOGPROBS) for _ in range(2))
     work, penalties = inputs.unpack(ints[4:-4], tokens)
     packed_masks = torch.zeros(len(masks or ()), 8 + mask_bytes(logits.shape[1]), dtype=torch.uint8)
     for target, (place, mask) in zip(packed_masks, (masks or {}).items(), strict=True):
@@ -83,6 +90,9 @@ any_row = st.builds(
         st.integers(-3, VOCAB + 5) | st.just(2**40), st.floats(-20, 20, width=32), max_size=5
     ).map(lambda bias: tuple(bias.items())),
     logprobs=st.sampled_from([None, 0, 3, MOST_TOP_LOGPROBS]),
+    logprob_token_ids=st.sampled_from(
+        [(), (), (4,), (9, 0, 9, VOCAB), tuple(range(MOST_GIVEN_LOGPROBS))]
+    ),
     allowed_token_ids=st.sampled_from([(), (), (4, 4, 99, VOCAB), (7,)]),
     banned=st.sampled_from([(), (4, 50, VOCAB)]),
 )

@@ -238,6 +238,10 @@ def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, shape):
         ({"seed": -(2**63) - 1}, "seed"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"logprobs": 3}, "logprobs"),
+        ({"logprobs": True, "logprob_token_ids": list(range(129))}, "logprob_token_ids"),
+        ({"logprobs": True, "logprob_token_ids": [-1]}, "logprob_token_ids[0]"),
+        ({"logprobs": True, "logprob_token_ids": 123}, "logprob_token_ids"),
+        ({"logprob_token_ids": [100]}, "logprob_token_ids"),
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
@@ -311,6 +315,7 @@ def test_a_request_says_whether_its_tokens_may_be_drafted(speculation, found):
         ({"prediction": {"type": "content", "content": "Hello."}}, "prediction"),
         ({"speculation": "on"}, "speculation"),
         ({"logprobs": 21}, "logprobs"),
+        ({"logprob_token_ids": [100]}, "logprob_token_ids"),
         ({"logprobs": True}, "logprobs"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"echo": True, "logprobs": 0, "stream": True, "n": 2}, "echo"),
@@ -337,10 +342,11 @@ def test_every_sampling_parameter_reaches_the_engine():
         "n": 3, "temperature": 0.7, "top_p": 0.8, "top_k": 40, "min_p": 0.05,
         "presence_penalty": -1, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
         "seed": 7, "stop_token_ids": [5], "ignore_eos": True, "min_tokens": 2,
-        "allowed_token_ids": [3, 4], "prompt_logprobs": 1,
+        "allowed_token_ids": [3, 4], "prompt_logprobs": 1, "logprob_token_ids": [8, 2],
     }  # fmt: skip
     wanted = SamplingParams(
-        **values | {"stop_token_ids": (5,), "allowed_token_ids": (3, 4)},
+        **values
+        | {"stop_token_ids": (5,), "allowed_token_ids": (3, 4), "logprob_token_ids": (8, 2)},
         max_tokens=0, stop=(b"END",), logprobs=4,
         logit_bias=((50, -100.0), (0, 1.5)),
     )  # fmt: skip

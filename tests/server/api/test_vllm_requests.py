@@ -14,6 +14,7 @@ import torch
 
 from engine.core import EngineCore
 from tests.engine.fakes import FakeGrammars, run_until_idle
+from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import build_core
 from tests.oracle import merged_model
 from tests.server.fake_engines import FakeEngines
@@ -28,11 +29,14 @@ PROMPT: Any = [40, 41, 42, 900, 7, 1300]
 
 
 @pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> EngineCore:
+def core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineCore:
+    """The engine, on the CPU unless the parameter names a function that makes another backend."""
     torch.set_num_threads(1)
     words = [bytes([65 + i % 26]) for i in range(VOCAB_SIZE)]
     tokens = words, [1], FakeGrammars(VOCAB_SIZE)
-    return build_core(DEMO, tmp_path_factory.mktemp("engine"), {}, tokens=tokens)
+    make_backend = getattr(request, "param", None)
+    folder = tmp_path_factory.mktemp("engine")
+    return build_core(DEMO, folder, {}, tokens=tokens, make_backend=make_backend)
 
 
 @pytest.fixture
@@ -86,6 +90,10 @@ def usage(**options: Any) -> Any:
     return STREAM | {"stream_options": options}
 
 
+def logprobs_of(answer: Any) -> list[Any]:
+    return answer["choices"][0]["logprobs"]["content"]
+
+
 ANSWERED: list[tuple[str, Any, Callable[[Any], bool]]] = [
     ("completion/test_completion.py::test_completion_stream_options",
      TEXT | usage(include_usage=False, continuous_usage_stats=False), has_no_usage),
@@ -126,6 +134,13 @@ ANSWERED: list[tuple[str, Any, Callable[[Any], bool]]] = [
     ("chat_completion/test_chat.py::test_more_than_one_prompt_logprobs_chat",
      CHAT | {"prompt_logprobs": 2},
      lambda answer: 2 <= len(answer["prompt_logprobs"][3]) <= 3),
+    ("chat_completion/test_logprob_token_ids.py::test_logprob_token_ids_returns_requested_ids",
+     CHAT | {"logprobs": True, "top_logprobs": 3, "logprob_token_ids": [100, 1000, 500]},
+     lambda answer: [len(entry["top_logprobs"]) for entry in logprobs_of(answer)] == [3] * 5
+     and all(-99 < t["logprob"] <= 0 for e in logprobs_of(answer) for t in e["top_logprobs"])),
+    ("chat_completion/test_logprob_token_ids.py::test_logprob_token_ids_default_behavior_unchanged",
+     CHAT | {"logprobs": True, "top_logprobs": 5},
+     lambda answer: [len(entry["top_logprobs"]) for entry in logprobs_of(answer)] == [5] * 5),
     ("chat_completion/test_chat_logit_bias_validation.py::test_chat_logit_bias_valid",
      CHAT | {"logit_bias": {str(VOCAB_SIZE - 1): 1.0}},
      lambda answer: answer["choices"][0]["message"]["content"] is not None),
@@ -155,6 +170,15 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
     ("chat_completion/test_chat_stop_token_ids_validation.py::"
      "test_chat_stop_token_ids_out_of_vocab",
      CHAT | {"stop_token_ids": [2049]}, "stop_token_ids[0]", ["2049", str(VOCAB_SIZE)]),
+    ("chat_completion/test_logprob_token_ids_validation.py::"
+     "test_rejects_token_ids_without_logprobs",
+     CHAT | {"logprob_token_ids": [100]}, "logprob_token_ids", ["logprobs"]),
+    ("chat_completion/test_logprob_token_ids_validation.py::"
+     "test_rejects_token_ids_without_logprobs",
+     TEXT | {"logprob_token_ids": [100]}, "logprob_token_ids", ["logprobs"]),
+    ("sampling_params.py::_validate_logprobs",
+     TEXT | {"logprobs": 0, "logprob_token_ids": [7, 2048]}, "logprob_token_ids[1]",
+     ["2048", "out of vocabulary"]),
     ("completion/test_prompt_validation.py::test_empty_prompt", TEXT | {"prompt": ""}, "prompt",
      ["prompt", "empty"]),
     ("completion/test_prompt_validation.py::test_empty_prompt", TEXT | {"prompt": [[7], []]},
@@ -187,7 +211,12 @@ def test_the_peers_request_is_refused_by_what_is_wrong_with_it(product, body, pa
 
 # ---- numbers ----
 
+CPU_AND_DEVICE = pytest.mark.parametrize(
+    "core", [None, fake_backend], ids=["cpu", "device"], indirect=True
+)
 
+
+@CPU_AND_DEVICE
 @pytest.mark.parametrize("kind", ["text", "chat"])
 def test_logprobs_and_ranks_of_a_prompt_are_those_of_transformers(product, oracle, kind) -> None:
     said = {"messages": [{"role": "user", "content": "]zQ vv{K#"}], "max_tokens": 1}
@@ -206,3 +235,24 @@ def test_logprobs_and_ranks_of_a_prompt_are_those_of_transformers(product, oracl
             assert told["logprob"] == pytest.approx(row[int(i)].item(), abs=1e-4)
         ranks.append(places[token_id])
     assert max(ranks) > 100, "every token was one of the likeliest"
+
+
+@CPU_AND_DEVICE
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_of_given_tokens_are_those_of_transformers(product, oracle, stream) -> None:
+    given = [1999, 3, 700, *range(100, 225)]
+    asked = {"logprobs": True, "logprob_token_ids": given, "return_token_ids": True}
+    status, answer = ask(product, CHAT | asked | {"stream": stream})
+    assert status == 200, answer
+    first, choices = (answer[0] if stream else answer), [answer] if not stream else answer
+    choices = [part["choices"][0] for part in choices]
+    prompt, said = first["prompt_token_ids"], sum((c["token_ids"] for c in choices), [])
+    entries = sum((choice["logprobs"]["content"] for choice in choices), [])
+    assert len(entries) == len(said) == 5
+    rows = oracle(prompt + said)[len(prompt) - 1 :]
+    texts = product.gateway.bases.default.tokenizer.vocabulary
+    for token_id, entry, row in zip(said, entries, rows, strict=False):
+        assert entry["logprob"] == pytest.approx(row[token_id].item(), abs=1e-4)
+        told = entry["top_logprobs"]
+        assert [one["logprob"] for one in told] == pytest.approx(row[given].tolist(), abs=1e-4)
+        assert [bytes(one["bytes"] or ()) for one in told] == [texts[i] for i in given]
