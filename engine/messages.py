@@ -64,6 +64,7 @@ class SamplingParams:
     stop strings are searched for only in later tokens.
     allowed_token_ids: only these can be chosen, if any are given; if each of them would end the
     answer, min_tokens has no effect.
+    include_stop_str_in_output: whether a stop string, and a token that ends the answer, are text.
     eos_token_ids: tokens that are EOS beside the model's own.   words: (token id, its bytes) of
     tokens that have other bytes than in the engine's vocabulary, for stop strings.
     """
@@ -87,6 +88,7 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     allowed_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
     eos_token_ids: tuple[int, ...] = ()
     words: tuple[tuple[int, bytes], ...] = ()
 
@@ -309,7 +311,8 @@ class RequestOutput(NamedTuple):
     num_completion_tokens: tokens billed so far in all answers, with stop tokens and stop strings.
     num_accepted_tokens: how many of these were drafted.   num_rejected_tokens: drafted tokens that
     steps verified in vain, which nobody pays.
-    num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it.
+    num_stop_bytes: on a stop string, how many trailing bytes of the text belong to it or follow it;
+    if it is text, how many follow it.
     adapter_digest: digest of the adapter that steps applied; None until a step has.
     retry_after_s: with "adapter_loading", seconds after which a retry may succeed.
     timings: on the last output, those of the request; None if it was refused, or failed because

@@ -145,6 +145,7 @@ class Scheduler:
     def _add_prompt(self, group: RequestGroup, prompt: Prompt, seed: int) -> None:
         """Queue n answers to the prompt."""
         message, params = group.message, group.message.sampling_params
+        words = dict(params.words)
         group.prompts.append(prompt)
         for place in range(params.n):
             self._num_arrivals += 1
@@ -160,7 +161,7 @@ class Scheduler:
                 base_scope=self.hasher.base_scope(message),
                 scope=self.hasher.scope(message),
                 num_public_blocks=self.hasher.num_public_blocks(prompt.token_ids),
-                stops=StopMatcher(params.stop, dict(params.words)),
+                stops=StopMatcher(params.stop, words, is_text=params.include_stop_str_in_output),
             )
             prompt.answers.append(request)
             group.requests.append(request)

@@ -10,13 +10,21 @@ from collections.abc import Mapping, Sequence
 class StopMatcher:
     """Holds back every token that may still turn out to be part of a stop string.
 
-    words: bytes of tokens that the caller's vocabulary has otherwise.
+    words: bytes of tokens that the caller's vocabulary has otherwise.   is_text: whether a stop
+    string is part of the text that it ends.
     """
 
-    def __init__(self, stops: Sequence[bytes], words: Mapping[int, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        stops: Sequence[bytes],
+        words: Mapping[int, bytes] | None = None,
+        *,
+        is_text: bool = False,
+    ) -> None:
         # In order, so that those with a given beginning are next to each other.
         self._stops = sorted(stops)
         self._backwards = sorted(stop[::-1] for stop in stops)
+        self._is_text = is_text
         self._words = words or {}
         self._held: list[tuple[int, int]] = []  # (token id, its number of bytes)
         self._text = b""  # the bytes of the held tokens
@@ -25,8 +33,8 @@ class StopMatcher:
         """Take one more token.
 
         Returns the tokens that are certain now, and, once a stop string is complete, how many
-        trailing bytes of all text so far belong to it or follow it (every held token is then
-        released).
+        trailing bytes of all text so far belong to it or follow it, or only follow it if it is text
+        (every held token is then released).
         """
         if not self._stops:
             return [token_id], None
@@ -36,8 +44,8 @@ class StopMatcher:
         found = [(at + len(stop), at) for stop in self._stops if (at := self._text.find(stop)) >= 0]
         if found:
             # The stop string that is complete first in the text counts, however tokens divide it.
-            _, start = min(found)
-            surplus = len(self._text) - start
+            end, start = min(found)
+            surplus = len(self._text) - (end if self._is_text else start)
             return self.flush(), surplus
         return self._release(len(self._text) - self._possible_start()), None
 
@@ -47,7 +55,7 @@ class StopMatcher:
 
     def copy(self) -> "StopMatcher":
         """A matcher that holds the same tokens back."""
-        copied = StopMatcher(self._stops, self._words)
+        copied = StopMatcher(self._stops, self._words, is_text=self._is_text)
         copied._held, copied._text = list(self._held), self._text
         return copied
 

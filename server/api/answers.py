@@ -70,7 +70,8 @@ class Choice:
     """One of a request's answers, rendered in OpenAI's shape output by output.
 
     parser: None for answers that have neither calls nor reasoning.   shown: texts of its marks that
-    are special tokens.   shows_reasoning: whether the client wants to have it.
+    are special tokens.   shows_reasoning, shows_stop: whether the client wants to have the
+    reasoning, and the text of the token that ends the answer.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Choice:
         shown: Mapping[int, bytes] = MappingProxyType({}),
         *,
         shows_reasoning: bool = True,
+        shows_stop: bool = False,
     ) -> None:
         self.index = index
         self.is_chat = is_chat
@@ -90,6 +92,7 @@ class Choice:
         self.num_reasoning_tokens = 0
         self._parser = parser
         self._shows_reasoning = shows_reasoning
+        self._shows_stop = shows_stop
         self._num_calls = 0
         self._detokenizer = Detokenizer(vocabulary, shown)
         self._logprobs = LogprobsText(vocabulary, is_chat, len(prompt.echo))
@@ -119,21 +122,33 @@ class Choice:
         """The text that tokens add to a plain answer that goes on."""
         return self._detokenizer.push(token_ids)
 
+    def _cut_bytes(self, output: RequestOutput) -> int:
+        """Bytes at the end that are no text of the answer."""
+        if self._shows_stop or output.stop_cause not in ("eos", "stop_token"):
+            return output.num_stop_bytes
+        num_last_bytes = len(self._detokenizer.bytes_of(output.new_token_ids[-1:]))
+        return max(output.num_stop_bytes, num_last_bytes)
+
     def _said(self, output: RequestOutput) -> Parsed:
         """The text of an output's tokens, taken apart; tokens of a reasoning part are counted."""
-        token_ids, cut_bytes = output.new_token_ids, output.num_stop_bytes
+        token_ids, cut_bytes = output.new_token_ids, self._cut_bytes(output)
         final, is_cut = output.finish_reason is not None, output.stop_cause != "eos"
         parser = self._parser
         if parser is None:
             return Parsed(self._detokenizer.push(token_ids, final=final, cut_bytes=cut_bytes))
         said = Parsed()
-        # Token by token, unless what is cut off may be several of them.
-        groups = [token_ids] if cut_bytes or not token_ids else [[i] for i in token_ids]
+        # Token by token; those that the cut touches at once.
+        first = len(token_ids)
+        while first and len(self._detokenizer.bytes_of(token_ids[first:])) < cut_bytes:
+            first -= 1
+        groups = [*([i] for i in token_ids[:first]), token_ids[first:]]
         for number, group in enumerate(groups, start=1):
-            is_last = final and number == len(groups)
-            text = self._detokenizer.push(group, final=is_last, cut_bytes=cut_bytes)
+            is_last = number == len(groups)
+            text = self._detokenizer.push(
+                group, final=final and is_last, cut_bytes=cut_bytes if is_last else 0
+            )
             was_reasoning = parser.is_reasoning
-            said.append(parser.push(text, final=is_last, is_cut=is_cut))
+            said.append(parser.push(text, final=final and is_last, is_cut=is_cut))
             if was_reasoning or parser.is_reasoning:
                 self.num_reasoning_tokens += len(group)
         if not self._shows_reasoning:

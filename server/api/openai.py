@@ -1,10 +1,7 @@
 """Requests in OpenAI's shapes, checked. A field that is not served is refused by its path.
 
-Field names follow OpenAI's specification; add_generation_prompt, allowed_token_ids,
-continue_final_message, ignore_eos, logprob_token_ids, min_p, min_tokens, prompt_logprobs,
-repetition_penalty, return_token_ids, stop_token_ids, structured_outputs, top_k,
-truncate_prompt_tokens and stream_options.continuous_usage_stats are vLLM's; speculation is
-Chorale's.
+Field names follow OpenAI's specification, and vLLM's for what that does not have; speculation is
+Chorale's. docs/reference/request-fields.md lists them all.
 """
 
 import functools
@@ -142,7 +139,8 @@ class _Request(RequestObject):
     logit_bias: what to add to the logits of tokens, by token id.
     seed: fixes the random numbers of the tokens; null for new ones in each request.
     stop: texts that end an answer, without them; 256 bytes each and 4,096 bytes in all at most.
-    stop_token_ids: tokens that end an answer.
+    stop_token_ids: tokens that end an answer, without their text.
+    include_stop_str_in_output: whether the text or the token that ended an answer is part of it.
     ignore_eos: whether the model's own end of an answer does not end it.
     min_tokens: tokens that an answer has before it may end.
     allowed_token_ids: the only tokens that can be chosen; empty for all.
@@ -183,6 +181,7 @@ class _Request(RequestObject):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: _Stops = None
     stop_token_ids: list[_TokenId] = Field(default_factory=list, max_length=64)
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
     allowed_token_ids: list[_TokenId] = Field(default_factory=list, max_length=_MAX_BIASES)
@@ -319,6 +318,7 @@ class _Request(RequestObject):
             seed=None if self.seed is None else self.seed % 2**64,
             stop=self._stops,
             stop_token_ids=tuple(self.stop_token_ids),
+            include_stop_str_in_output=self.include_stop_str_in_output,
             ignore_eos=self.ignore_eos,
             min_tokens=self.min_tokens,
             allowed_token_ids=tuple(self.allowed_token_ids),

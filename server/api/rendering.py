@@ -108,7 +108,16 @@ class Rendering:
         form, shows = self.admitted.form, getattr(self.asked, "include_reasoning", True)
         marks = {token_id: mark.encode() for mark, token_id in form.token_ids.items()}
         return [
-            Choice(i, vocabulary, is_chat, prompt, parser_of(form), marks, shows_reasoning=shows)
+            Choice(
+                i,
+                vocabulary,
+                is_chat,
+                prompt,
+                parser_of(form),
+                marks,
+                shows_reasoning=shows,
+                shows_stop=self.asked.include_stop_str_in_output,
+            )
             for i, prompt in enumerate(of_answers)
         ]
 

@@ -219,9 +219,12 @@ class Detokenizer:
 
         cut_bytes: bytes to leave out at the end, which belong to a stop string or follow it.
         """
-        known, shown = self._vocabulary, self._shown
-        data = b"".join([shown.get(i) or known[i] for i in token_ids if i < len(known)])
+        data = self.bytes_of(token_ids)
         return self._decoder.decode(data[: len(data) - cut_bytes], final)
+
+    def bytes_of(self, token_ids: Sequence[int]) -> bytes:
+        known, shown = self._vocabulary, self._shown
+        return b"".join([shown.get(i) or known[i] for i in token_ids if i < len(known)])
 
 
 def _added_token(token: JsonObject) -> AddedToken:

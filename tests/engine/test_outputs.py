@@ -56,16 +56,18 @@ def test_eos_of_a_request_is_banned_and_masked_like_the_models():
     assert masked(nothing).tolist() == nothing.tolist()
 
 
-def test_a_stop_string_ends_the_request_and_says_how_much_text_to_cut():
+@pytest.mark.parametrize(("is_text", "num_stop_bytes"), [(False, 2), (True, 0)])
+def test_a_stop_string_ends_the_request_and_says_how_much_text_to_cut(is_text, num_stop_bytes):
     scheduler = make_scheduler()
-    scheduler.add("gw", make_message(stop=(b"BC",)))
+    message = make_message(stop=(b"BC", b"CD"), include_stop_str_in_output=is_text)
+    scheduler.add("gw", message)
     finals = []
     for token in b"ABCD":
         batch = scheduler.schedule()
         if batch.rows:
             finals += [o for _, o in scheduler.update(batch, StepTokens([token])).outputs]
     assert [o.new_token_ids for o in finals] == [(65,), (66, 67)]
-    assert (finals[-1].stop_cause, finals[-1].num_stop_bytes) == ("stop_string", 2)
+    assert (finals[-1].stop_cause, finals[-1].num_stop_bytes) == ("stop_string", num_stop_bytes)
     assert finals[-1].num_completion_tokens == 3
 
 

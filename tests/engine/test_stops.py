@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 from hypothesis import given, settings
-from hypothesis.strategies import binary, lists, sampled_from
+from hypothesis.strategies import binary, booleans, lists, sampled_from
 
 from engine.stops import StopMatcher
 
@@ -37,19 +37,22 @@ def test_a_false_start_is_released():
 
 
 def first_complete(text, stops):
-    """Start of the stop that is complete first when reading bytewise; None if there is no stop."""
+    """Start and end of the stop that is complete first when reading bytewise; None without one."""
     for end in range(len(text) + 1):
         begun = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if begun:
-            return min(begun)
+            return min(begun), end
     return None
 
 
-@given(any_pieces, any_stops)
+@given(any_pieces, any_stops, booleans())
 @settings(max_examples=300, deadline=None)
-def test_the_text_ends_before_the_stop_that_is_complete_first_however_it_is_cut(tokens, stops):
-    matcher, released, surplus = StopMatcher(stops), [], None
-    text, start = b"", first_complete(b"".join(tokens), stops)
+def test_the_text_ends_before_or_with_the_stop_that_is_complete_first_however_it_is_cut(
+    tokens, stops, is_text
+):
+    matcher, released, surplus = StopMatcher(stops, is_text=is_text), [], None
+    text, found = b"", first_complete(b"".join(tokens), stops)
+    start, end = found or (None, None)
     for token_id, piece in enumerate(tokens):
         text += piece
         out, surplus = matcher.push(token_id, piece)
@@ -62,7 +65,10 @@ def test_the_text_ends_before_the_stop_that_is_complete_first_however_it_is_cut(
     assert released == list(range(len(released))), "tokens leave in order"
     assert text == b"".join(tokens[i] for i in released)
     assert (surplus is None) == (start is None)
-    assert surplus is None or text[: len(text) - surplus] == b"".join(tokens)[:start]
+    assert (
+        surplus is None
+        or text[: len(text) - surplus] == b"".join(tokens)[: end if is_text else start]
+    )
 
 
 @given(lists(sampled_from(b"ab"), max_size=5).map(bytes), any_stops)

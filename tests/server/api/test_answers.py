@@ -248,6 +248,18 @@ def test_an_answer_is_silent_while_a_mark_may_have_begun():
     assert [part.said.content for part in parts] == ["Let me see.", "", "<toolLet me see."]
 
 
+@pytest.mark.parametrize("cause", ["eos", "stop_token"])
+@pytest.mark.parametrize("size", [1, 99])
+def test_the_token_that_ends_an_answer_is_text_if_that_is_asked_for(size, cause):
+    for shows_stop, said in ((False, "Let me see."), (True, "Let me see. and")):
+        outputs = outputs_of([*THOUGHT, 3], size, stop_cause=cause)
+        choice, body = whole_of(outputs, shows_stop=shows_stop)
+        assert body["message"]["content"] == said
+        assert choice.num_reasoning_tokens == 6
+    _, body = whole_of(outputs_of(CALL, size, stop_cause=cause))
+    assert body["finish_reason"] == "tool_calls"
+
+
 @pytest.mark.parametrize("num_tokens", range(1, 1 + len(CALL)))
 def test_a_call_that_is_cut_off_is_a_part_of_one_whole_and_streamed(num_tokens):
     outputs = outputs_of([6, *CALL[:num_tokens]], finish_reason="length")

@@ -342,7 +342,8 @@ def test_every_sampling_parameter_reaches_the_engine():
         "n": 3, "temperature": 0.7, "top_p": 0.8, "top_k": 40, "min_p": 0.05,
         "presence_penalty": -1, "frequency_penalty": 0.5, "repetition_penalty": 1.1,
         "seed": 7, "stop_token_ids": [5], "ignore_eos": True, "min_tokens": 2,
-        "allowed_token_ids": [3, 4], "prompt_logprobs": 1, "logprob_token_ids": [8, 2],
+        "include_stop_str_in_output": True, "allowed_token_ids": [3, 4], "prompt_logprobs": 1,
+        "logprob_token_ids": [8, 2],
     }  # fmt: skip
     wanted = SamplingParams(
         **values
