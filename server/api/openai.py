@@ -46,7 +46,7 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "best_of": (1,), "cache_salt": (), "chat_template": (), "documents": ([],),
     "kv_transfer_params": (), "length_penalty": (1,), "logits_processors": ([],),
     "media_io_kwargs": ({},), "mm_processor_kwargs": ({},), "priority": (0,), "request_id": (),
-    "skip_special_tokens": (True,), "spaces_between_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,), "vllm_xargs": ({},),
     "guided_choice": ([],), "guided_grammar": (), "guided_json": (), "guided_regex": (),
     # Other servers'.
@@ -141,6 +141,7 @@ class _Request(RequestObject):
     stop: texts that end an answer, without them; 256 bytes each and 4,096 bytes in all at most.
     stop_token_ids: tokens that end an answer, without their text.
     include_stop_str_in_output: whether the text or the token that ended an answer is part of it.
+    skip_special_tokens: whether the text of an answer is without the model's special tokens.
     ignore_eos: whether the model's own end of an answer does not end it.
     min_tokens: tokens that an answer has before it may end.
     allowed_token_ids: the only tokens that can be chosen; empty for all.
@@ -182,6 +183,7 @@ class _Request(RequestObject):
     stop: _Stops = None
     stop_token_ids: list[_TokenId] = Field(default_factory=list, max_length=64)
     include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
     allowed_token_ids: list[_TokenId] = Field(default_factory=list, max_length=_MAX_BIASES)
@@ -288,6 +290,7 @@ class _Request(RequestObject):
             request_key=self.prompt_cache_key or self.safety_identifier or self.user,
             named_token_ids=self._named_token_ids,
             shape=self.shape,
+            shows_special_tokens=not self.skip_special_tokens,
             prediction="" if self.speculation == "off" else self.predicted_text,
             drafts=self.speculation != "off",
             shares_drafts=self.speculation == "shared",

@@ -19,6 +19,7 @@ from server.inference.generation import Generation, cost_nanousd
 from server.inference.output_stream import OutputStream
 from server.text.json_object import JsonObject
 from server.text.tokenizer import Detokenizer
+from server.text.vocabulary import ExtendedVocabulary
 from server.tools.grammar import AnswerForm
 from server.tools.parser import AnswerParser
 from server.traces import spans
@@ -98,7 +99,10 @@ class Rendering:
 
     def _choices(self) -> list[Choice]:
         """A Choice for each answer: n for the first prompt, then n for the next."""
-        vocabulary = self.admitted.text.tokenizer.vocabulary
+        tokenizer = self.admitted.text.tokenizer
+        vocabulary = tokenizer.vocabulary
+        if not self.asked.skip_special_tokens and (words := tokenizer.special_words):
+            vocabulary = ExtendedVocabulary(vocabulary, words)
         is_chat = isinstance(self.asked, ChatRequest)
         shown = [
             _shown(self.asked, number, ids, vocabulary)

@@ -10,7 +10,7 @@ What follows is in `server.inference.generation`.
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -274,7 +274,7 @@ class Admission:
                 request.sampling,
                 max_tokens=max_tokens,
                 eos_token_ids=text.eos_token_ids,
-                words=tuple(text.words.items()) if request.sampling.stop else (),
+                words=tuple(_words(request, text).items()) if request.sampling.stop else (),
             ),
             token_lease=request.num_answers * max_tokens,
             deadline_s=self.timeouts.request_s,
@@ -505,6 +505,12 @@ def form_of(request: GenerationRequest, dialect: Dialect, *, is_reasoning: bool)
     return AnswerForm(
         dialect.template, request.tool_use, request.shape, dialect.token_ids, is_reasoning
     )
+
+
+def _words(request: GenerationRequest, text: Text) -> Mapping[int, bytes]:
+    """Bytes of tokens that have others in the engine's vocabulary."""
+    special = text.tokenizer.special_words if request.shows_special_tokens else {}
+    return {**text.words, **special}
 
 
 def _covered(conn: Connection, hold: Hold, price: Price, num_answers: int) -> Hold:

@@ -72,6 +72,11 @@ class Tokenizer:
     def added_tokens(self) -> dict[str, int]:
         return {text: token["id"] for text, token in self._added.items()}
 
+    @property
+    def special_words(self) -> dict[int, bytes]:
+        """Special tokens as they are written, by id; `vocabulary` has no bytes for them."""
+        return {t["id"]: text.encode() for text, t in self._added.items() if t["special"]}
+
     def with_own(self, own: JsonObject, templates: TemplateProcess) -> "Tokenizer":
         """Make a tokenizer with what an adapter's has of its own; it shares the vocabulary.
 

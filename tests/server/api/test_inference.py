@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from engine.messages import AddRequest, RequestOutput
 from server.accounts.tenants import ignore_unknown_fields
 from server.billing.budgets import Budget, set_budget
 from server.billing.prices import ensure_price
@@ -108,6 +110,42 @@ def test_every_chunk_says_how_many_tokens_there_have_been(product: Product) -> N
     for options in ({"continuous_usage_stats": True}, {"include_usage": False}):
         chunks = events(product.chat(stream=True, stream_options=options))
         assert not any("usage" in chunk for chunk in chunks)
+
+
+def said_by(answer: httpx.Response, stream: bool) -> str:
+    choices = [c["choices"][0] for c in (events(answer) if stream else [answer.json()])]
+    parts = [choice.get("delta") or choice.get("message") or choice for choice in choices]
+    return "".join(part.get("content") or part.get("text") or "" for part in parts)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f"}}]])
+def test_special_tokens_and_what_ended_the_answer_are_text_where_that_is_asked_for(
+    product: Product, stream: bool, tools: Any
+) -> None:
+    special, end = 6, 1
+    tokenizer = product.gateway.bases.default.tokenizer
+
+    def script(message: AddRequest) -> list[RequestOutput]:
+        ended = {"finish_reason": "stop", "stop_cause": "eos", "is_last": True}
+        return [
+            RequestOutput(message.request_id, seq, new_token_ids=(token,), **(ended if seq else {}))
+            for seq, token in enumerate((special, end))
+        ]
+
+    product.engines.script = script
+    for fields, wanted in (
+        ({}, []),
+        ({"include_stop_str_in_output": True}, []),
+        ({"skip_special_tokens": False}, [special]),
+        ({"skip_special_tokens": False, "include_stop_str_in_output": True}, [special, end]),
+    ):
+        text = "".join(tokenizer.token_text(token) for token in wanted)
+        asked = {"stop": "x", "stream": stream, **fields}
+        assert said_by(product.chat(tools=tools, **asked), stream) == text
+        assert said_by(product.text(**asked), stream) == text
+        words = dict(product.engines.asked[-1].sampling_params.words)
+        assert (words.get(special) == b"<|style_json|>") == ("skip_special_tokens" in fields)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -113,7 +113,6 @@ def test_an_answer_can_be_sent_back(nothing):
         ({"store": True}, "store"),
         ({"do_sample": False}, "do_sample"),
         ({"stream_options": {"anything": False}}, "stream_options.anything"),
-        ({"skip_special_tokens": False}, "skip_special_tokens"),
         ({"length_penalty": True}, "length_penalty"),
         ({"length_penalty": False}, "length_penalty"),
     ],
