@@ -15,7 +15,7 @@ from registry.free_space import FreeSpace
 from registry.uploads import Uploads
 from server import logs
 from server.accounts import auth
-from server.accounts.auth import Identity
+from server.accounts.auth import Identity, InvalidApiKey
 from server.accounts.identities import Identities
 from server.accounts.sessions import Sessions, csrf_token
 from server.adapters.prover import Prover
@@ -104,6 +104,13 @@ WebhookRulesDep = Annotated[UrlRules, Depends(_Part(lambda gateway: gateway.webh
 
 _OPERATOR = "operator"
 """Stands for a tenant's id where the operator's own requests are counted."""
+_ADMIN_KEY_AT_V1 = (
+    "This is the operator's admin key, which only /admin/v1 takes. Send a tenant's API key here; "
+    "`chorale keys create` makes one."
+)
+_TENANTS_KEY_AT_ADMIN = (
+    "This looks like a tenant's API key, which /v1 takes. Send the operator's admin key here."
+)
 
 
 def _count_as(request: Request, tenant_id: str) -> None:
@@ -143,8 +150,17 @@ async def authenticate(request: Request, bearer: Bearer) -> Identity:
         token = _session_of(request)
         identity = await gateway_of(request).sessions.identity_of(token)
     else:
-        identity = await gateway_of(request).identities.of(bearer.credentials)
+        identity = await _identity_of_key(gateway_of(request), bearer.credentials)
     return show_identity(request, identity)
+
+
+async def _identity_of_key(gateway: Gateway, key: str) -> Identity:
+    try:
+        return await gateway.identities.of(key)
+    except InvalidApiKey:
+        if gateway.admin_key.is_it(key):
+            raise errors.invalid_api_key(_ADMIN_KEY_AT_V1) from None
+        raise
 
 
 def show_identity(request: Request, identity: Identity) -> Identity:
@@ -185,6 +201,8 @@ def show_operator(request: Request) -> None:
 async def require_admin(request: Request, bearer: Bearer) -> None:
     """Refuse every key and session but the operator's. Raises 401."""
     if not await _is_operators(request, bearer):
+        if bearer and bearer.credentials.startswith("sk-chorale-"):
+            raise errors.invalid_api_key(_TENANTS_KEY_AT_ADMIN)
         raise errors.invalid_api_key()
     show_operator(request)
 

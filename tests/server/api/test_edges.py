@@ -228,6 +228,20 @@ def test_two_authorization_headers_are_a_400_whatever_they_hold(
     assert "'Authorization'" in answer.json()["error"]["message"]
 
 
+def test_a_key_at_the_wrong_door_is_told_the_right_one(product: InProcess) -> None:
+    def said(path: str, key: str) -> str:
+        answer = product.operator.call("GET", path, headers={"authorization": f"Bearer {key}"})
+        assert answer.status_code == 401
+        return answer.json()["error"]["message"]
+
+    tenants_key = product.user("knocks").api_key
+    assert "which only /admin/v1 takes" in said("/v1/models", ADMIN_KEY)
+    assert "which /v1 takes" in said("/admin/v1/tenants", tenants_key)
+    assert said("/admin/v1/tenants", "sk-chorale-nobodys") == said("/admin/v1/tenants", tenants_key)
+    for path in ("/v1/models", "/admin/v1/tenants"):
+        assert said(path, "nobodys") == "Incorrect API key provided."
+
+
 def test_a_malformed_body_without_a_key_is_told_of_the_key(product: InProcess) -> None:
     user = product.user("malformed")
     for key, status in (("nobodys", 401), (user.api_key, 400)):
