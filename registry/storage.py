@@ -15,6 +15,7 @@ from typing import BinaryIO, Protocol, runtime_checkable
 
 from registry.errors import ObjectNotFound, StorageError
 from registry.free_space import naming_full
+from registry.storage_faults import StorageFaults
 
 CHUNK_BYTES = 1 << 20
 
@@ -35,6 +36,8 @@ class StoredObject:
 
 class Storage(Protocol):
     """Immutable objects under keys. Every method raises StorageError when the store fails."""
+
+    faults: StorageFaults
 
     def put(self, key: str, path: Path) -> None:
         """Store the file at `path`, all or nothing; storing the same file again is harmless.
@@ -116,6 +119,7 @@ class LocalStorage:
 
     def __init__(self, root: Path | str) -> None:
         self.root = Path(root).resolve()
+        self.faults = StorageFaults()
         self._incoming = self.root / _INCOMING
         self._sweep()
 
@@ -127,7 +131,7 @@ class LocalStorage:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._copy_whole(path, target)
         except OSError as error:
-            raise StorageError(key=key, reason=str(error)) from error
+            raise self.faults.error(key, str(error)) from error
 
     def read(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
         try:
@@ -138,7 +142,7 @@ class LocalStorage:
         except (FileNotFoundError, IsADirectoryError):
             raise ObjectNotFound(key=key) from None
         except OSError as error:
-            raise StorageError(key=key, reason=str(error)) from error
+            raise self.faults.error(key, str(error)) from error
 
     def size(self, key: str) -> int:
         path = self._path(key)
@@ -146,7 +150,7 @@ class LocalStorage:
             if path.is_file():
                 return path.stat().st_size
         except OSError as error:
-            raise StorageError(key=key, reason=str(error)) from error
+            raise self.faults.error(key, str(error)) from error
         raise ObjectNotFound(key=key)
 
     def delete(self, key: str) -> None:
@@ -156,7 +160,7 @@ class LocalStorage:
         except NotADirectoryError:
             return
         except OSError as error:
-            raise StorageError(key=key, reason=str(error)) from error
+            raise self.faults.error(key, str(error)) from error
         # The empty folders of uploads are removed; rmdir refuses a folder that is in use.
         with suppress(OSError):
             for parent in path.parents:

@@ -14,6 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 from registry.errors import ObjectNotFound, StorageError
 from registry.s3_location import S3Location
 from registry.storage import CHUNK_BYTES, StoredObject, check_key
+from registry.storage_faults import StorageFaults
 
 _CONNECT_TIMEOUT_S = 3.0
 _MAX_CONNECTIONS = 64
@@ -52,6 +53,7 @@ class S3Storage:
     """Objects under one prefix of one bucket. Implements PresignedStorage."""
 
     def __init__(self, location: S3Location, client: Any) -> None:
+        self.faults = StorageFaults()
         self._bucket = location.bucket
         self._prefix = f"{location.prefix}/" if location.prefix else ""
         self._encryption = _encryption(location)
@@ -60,7 +62,7 @@ class S3Storage:
     def put(self, key: str, path: Path) -> None:
         # A small file is one PUT; a large file is sent in parts, which are dropped if one fails.
         # boto3 gets the file's name, not an open file, and so streams every part from disk.
-        with _translated(key), create_transfer_manager(self._client, _TRANSFER) as transfers:
+        with self._translated(key), create_transfer_manager(self._client, _TRANSFER) as transfers:
             transfers.upload(str(path), self._bucket, self._key(key), self._encryption).result()
 
     def read(self, key: str, start: int = 0, end: int | None = None) -> Iterator[bytes]:
@@ -70,7 +72,7 @@ class S3Storage:
         request = self._named(key)
         if start or end is not None:
             request["Range"] = f"bytes={start}-{'' if end is None else end - 1}"
-        with _translated(key):
+        with self._translated(key):
             try:
                 response = self._client.get_object(**request)
             except ClientError as error:
@@ -83,26 +85,26 @@ class S3Storage:
                 yield from body.iter_chunks(CHUNK_BYTES)
 
     def size(self, key: str) -> int:
-        with _translated(key):
+        with self._translated(key):
             response = self._client.head_object(**self._named(key))
         return int(response["ContentLength"])
 
     def delete(self, key: str) -> None:
-        with _translated(key):
+        with self._translated(key):
             self._client.delete_object(**self._named(key))
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
         pages = self._client.get_paginator("list_objects_v2").paginate(
             Bucket=self._bucket, Prefix=self._prefix + prefix
         )
-        with _translated(prefix):
+        with self._translated(prefix):
             for page in pages:
                 for entry in page.get("Contents", ()):
                     key = entry["Key"].removeprefix(self._prefix)
                     yield StoredObject(key, entry["Size"], entry["LastModified"].timestamp())
 
     def begin_multipart(self, key: str) -> str:
-        with _translated(key):
+        with self._translated(key):
             response = self._client.create_multipart_upload(**self._named(key), **self._encryption)
         return str(response["UploadId"])
 
@@ -110,7 +112,7 @@ class S3Storage:
         self, key: str, multipart_id: str, number: int, size_bytes: int, expires_s: int
     ) -> str:
         part = {"UploadId": multipart_id, "PartNumber": number, "ContentLength": size_bytes}
-        with _translated(key):
+        with self._translated(key):
             return str(
                 self._client.generate_presigned_url(
                     "upload_part", Params=self._named(key) | part, ExpiresIn=expires_s
@@ -125,13 +127,13 @@ class S3Storage:
             {"PartNumber": part["PartNumber"], "ETag": part["ETag"]}
             for part in self._parts(key, multipart_id)
         ]
-        with _translated(key):
+        with self._translated(key):
             self._client.complete_multipart_upload(
                 **self._named(key), UploadId=multipart_id, MultipartUpload={"Parts": parts}
             )
 
     def abort_multipart(self, key: str, multipart_id: str) -> None:
-        with suppress(ObjectNotFound), _translated(key):
+        with suppress(ObjectNotFound), self._translated(key):
             self._client.abort_multipart_upload(**self._named(key), UploadId=multipart_id)
 
     def abort_multiparts(self, prefix: str, begun_before: float) -> int:
@@ -139,7 +141,7 @@ class S3Storage:
             Bucket=self._bucket, Prefix=self._prefix + prefix
         )
         num_aborted = 0
-        with _translated(prefix):
+        with self._translated(prefix):
             for page in pages:
                 for upload in page.get("Uploads", ()):
                     if upload["Initiated"].timestamp() < begun_before:
@@ -152,9 +154,21 @@ class S3Storage:
         pages = self._client.get_paginator("list_parts").paginate(
             **self._named(key), UploadId=multipart_id
         )
-        with _translated(key):
+        with self._translated(key):
             for page in pages:
                 yield from page.get("Parts", ())
+
+    @contextmanager
+    def _translated(self, key: str) -> Iterator[None]:
+        """Translate boto3's errors to StorageError and ObjectNotFound."""
+        try:
+            yield
+        except ClientError as error:
+            if _code(error) in _MISSING:
+                raise ObjectNotFound(key=key) from None
+            raise self.faults.error(key, _code(error)) from error
+        except (BotoCoreError, HTTPClientError, OSError) as error:
+            raise self.faults.error(key, type(error).__name__) from error
 
     def _named(self, key: str) -> dict[str, Any]:
         return {"Bucket": self._bucket, "Key": self._key(key)}
@@ -180,19 +194,6 @@ def _check_range(response: dict[str, Any], key: str, start: int, end: int | None
             return
     asked = f"{start}-{'' if end is None else end - 1}"
     raise StorageError(key=key, reason=f"bytes {asked} were asked for, {given} came")
-
-
-@contextmanager
-def _translated(key: str) -> Iterator[None]:
-    """Translate boto3's errors to StorageError and ObjectNotFound."""
-    try:
-        yield
-    except ClientError as error:
-        if _code(error) in _MISSING:
-            raise ObjectNotFound(key=key) from None
-        raise StorageError(key=key, reason=_code(error)) from error
-    except (BotoCoreError, HTTPClientError, OSError) as error:
-        raise StorageError(key=key, reason=type(error).__name__) from error
 
 
 def _code(error: ClientError) -> str:

@@ -7,7 +7,8 @@ from fastapi.exceptions import RequestValidationError
 
 from lora.log_lines import trace_of
 from registry import errors as registry_errors
-from registry.errors import RegistryError
+from registry.errors import RegistryError, StorageError
+from registry.storage_faults import REMEDIES
 from server import faults, logs
 from server.accounts.auth import AuthError, InvalidApiKey, TenantSuspended
 from server.accounts.keys import BeyondRights, InvalidKey, KeyEnded, KeyNotFound, TooManyKeys
@@ -164,13 +165,20 @@ def from_registry(error: RegistryError) -> ApiError:
             return errors.insufficient_storage(str(error), code=error.code, retry_after_s=30.0)
         case registry_errors.ValidatorUnavailable():
             return errors.service_unavailable(str(error), code=error.code, retry_after_s=5.0)
-        case registry_errors.StorageError():
-            # The error's own words are left out: they name the object's key.
-            message = "The adapter store is not available. Try again shortly."
-            return errors.service_unavailable(
-                message, code="storage_unavailable", retry_after_s=2.0
-            )
+        case StorageError():
+            return _from_storage(error)
     raise AssertionError(f"unmapped {type(error).__name__}")
+
+
+def _from_storage(error: StorageError) -> ApiError:
+    """A 503 without the error's own words, which name the object's key; the log has the reason."""
+    message, retry_after_s = "The adapter store is not available. Try again shortly.", 2.0
+    if error.reason in REMEDIES:
+        message = "The adapter store is not usable until the operator of this server mends it. The "
+        message, retry_after_s = f"{message}operator's list of problems says how.", 60.0
+    return errors.service_unavailable(
+        message, code="storage_unavailable", retry_after_s=retry_after_s
+    )
 
 
 def from_validation(error: RequestValidationError) -> ApiError:

@@ -1,3 +1,4 @@
+import math
 import os
 import resource
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 from registry.errors import ObjectNotFound, StorageError
 from registry.s3_location import S3Location
 from registry.storage import CHUNK_BYTES, LocalStorage
+from registry.storage_faults import REMEDIES
 from registry.storage_s3 import S3Storage
 from registry.storage_url import open_storage
 from tests.registry.factories import keys
@@ -294,6 +296,45 @@ def test_a_store_that_says_nothing_is_given_up_after_the_read_timeout(bucket, s3
         read(storage, "k")
     s3.clear()
     assert read(storage, "k") == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "reason"),
+    [
+        ("http://127.0.0.1:1", {}, "EndpointConnectionError"),
+        ("https://127.0.0.1:{port}", {}, "SSLError"),
+        ("http://127.0.0.1:{port}", {"AWS_SECRET_ACCESS_KEY": "wrong"}, "SignatureDoesNotMatch"),
+        ("http://127.0.0.1:{port}", {"AWS_ACCESS_KEY_ID": "wrong"}, "InvalidAccessKeyId"),
+    ],
+)
+def test_a_store_that_cannot_be_used_says_why_and_what_to_do(
+    s3, make_file, monkeypatch, caplog, endpoint, environment, reason
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    endpoint = endpoint.format(port=s3.url.rpartition(":")[2])
+    storage = open_storage(f"s3://bucket?endpoint_url={endpoint}", attempts=1)
+    for _ in range(2):
+        with pytest.raises(StorageError, match=reason):
+            storage.put("k", make_file(b"hello"))
+    assert storage.faults.reason == reason
+    assert [line.message for line in caplog.records if line.name == "registry.storage_faults"] == [
+        f"The object store failed: {reason}. {REMEDIES[reason]}"
+    ]
+
+
+def test_a_folder_that_cannot_be_used_says_why(tmp_path, make_file):
+    storage = LocalStorage(tmp_path / "store")
+    (tmp_path / "store").write_bytes(b"a file")
+    with pytest.raises(StorageError):
+        storage.put("k", make_file(b"hello"))
+    assert "Not a directory" in storage.faults.reason
+
+
+def test_an_object_that_is_not_there_is_no_fault_of_the_store(storage):
+    with pytest.raises(ObjectNotFound):
+        storage.size("k")
+    assert storage.faults.age_s() == math.inf
 
 
 @pytest.mark.parametrize(("attempts", "expected"), [(1, 1), (3, 3)])

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from engine.messages import Residency
 from registry.free_space import FreeSpace
+from registry.storage_faults import REMEDIES, StorageFaults
 from server.api.answer import Answer
 from server.api.deps import (
     AuditorDep,
@@ -25,6 +26,7 @@ from server.api.deps import (
     SettingsDep,
     SettlerDep,
     SpaceDep,
+    UploadsDep,
     operators_router,
 )
 from server.api.routes.lists import ListAnswer
@@ -45,6 +47,8 @@ _MAX_LAG_MS = 5 * 60_000
 _MAX_UNSETTLED = 20_000
 _MAX_HOLD_MS = 15 * 60_000
 _MAX_WRITE_S = 2.0
+_MAX_FAULT_S = 3900.0
+"""Age of a fault of the store that may last: the sweep asks the store every hour."""
 
 _LEDGER_TODO = (
     "Look at the database: whether it answers, and whether its disk is full. Answers under way end "
@@ -95,6 +99,7 @@ async def find_problems(
     ledger_probe: LedgerProbeDep,
     limiter: LimiterDep,
     space: SpaceDep,
+    uploads: UploadsDep,
     settings: SettingsDep,
     settler: SettlerDep,
     auditor: AuditorDep,
@@ -116,7 +121,7 @@ async def find_problems(
         *_of_holds(expired),
         *_of_audit(auditor.last),
         *_of_disk(space, settings.data_dir),
-        *_of_store(stays),
+        *_of_store(stays, uploads.storage.faults),
         *_of_limits(limiter.is_degraded),
         *_of_first_tokens(newest, settings.slo_first_token_s),
     ]
@@ -184,7 +189,10 @@ def _of_disk(space: FreeSpace, folder: Path) -> Iterable[Problem]:
     yield Problem(found=found, todo=_DISK_TODO)
 
 
-def _of_store(stays: Iterable[Residency]) -> Iterable[Problem]:
+def _of_store(stays: Iterable[Residency], faults: StorageFaults) -> Iterable[Problem]:
+    if (age_s := faults.age_s()) < _MAX_FAULT_S:
+        found = f"The object store failed {age_s / 60:,.0f} min ago: {faults.reason}."
+        yield Problem(found=found, todo=REMEDIES.get(faults.reason, _STORE_TODO))
     if errors := [residency.error for residency in stays if residency.error]:
         found = f"Adapters that could not be loaded when last asked for: {len(errors):,}."
         yield Problem(found=f"{found} One of them: {errors[-1]}", todo=_STORE_TODO)

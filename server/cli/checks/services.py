@@ -20,18 +20,6 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 3.0
 _MAX_DIFFERENCE_S = 1.0
-_STORE_TODO = {
-    "NoCredentialsError": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the machine's role.",
-    "InvalidAccessKeyId": "Give the key of this store: AWS_ACCESS_KEY_ID.",
-    "SignatureDoesNotMatch": "Mend AWS_SECRET_ACCESS_KEY.",
-    "AccessDenied": "Allow this key to get, put, delete and list objects of the bucket.",
-    "NoSuchBucket": "Make the bucket, or mend its name in `storage`.",
-    "AuthorizationHeaderMalformed": "Add the bucket's region to `storage`: ?region=...",
-    "PermanentRedirect": "Add the bucket's region to `storage`: ?region=...",
-    "RequestTimeTooSkewed": "Set this machine's clock.",
-    "EndpointConnectionError": "Mend endpoint_url in `storage`, or start the store.",
-}
-"""Remedies for the errors of a bucket, by name."""
 
 
 class _Undone(Exception):
@@ -102,6 +90,7 @@ def check_schema(settings: Settings) -> Finding:
 def check_store(settings: Settings) -> Finding:
     """Whether an object can be put, read and deleted. Raises StorageError, NoRoom."""
     from registry.errors import StorageError
+    from registry.storage_faults import REMEDIES
     from registry.storage_url import open_storage, parse_storage_url
 
     place = parse_storage_url(settings.storage_url)
@@ -118,9 +107,9 @@ def check_store(settings: Settings) -> Finding:
             is_same = b"".join(store.read(key)) == content
             store.delete(key)
         except StorageError as error:
-            if error.reason not in _STORE_TODO:
+            if error.reason not in REMEDIES:
                 raise
-            return Finding("wrong", f"The store says {error.reason}.", _STORE_TODO[error.reason])
+            return Finding("wrong", f"The store says {error.reason}.", REMEDIES[error.reason])
     if not is_same:
         todo = "Serve nothing from this store: it does not keep what it is given."
         return Finding("wrong", "An object came back with other bytes.", todo)

@@ -26,6 +26,7 @@ def make(cls):
     error.param = getattr(cls, "param", None)
     error.code, error.retry_after_s, error.scope = None, None, None
     error.received_bytes = 7  # an offset mismatch passes this on
+    error.reason = ""  # of a store
     return error
 
 
@@ -160,6 +161,18 @@ def test_no_error_of_another_module_is_without_a_status():
         assert isinstance(told(make(cls)), ApiError)
     for cls in subclasses(DatabaseError):
         assert foreign_errors.from_database(make(cls)).status == 503
+
+
+@pytest.mark.parametrize(
+    ("reason", "wait_s", "said"),
+    [("SlowDown", "2", "Try again shortly"), ("NoSuchBucket", "60", "until the operator")],
+)
+def test_tenants_learn_whether_a_store_has_to_be_mended_and_nothing_more(reason, wait_s, said):
+    error = registry_errors.StorageError(key="tenants/ten_1/abc", reason=reason)
+    answer = foreign_errors.from_registry(error)
+    assert (answer.code, answer.headers["retry-after"]) == ("storage_unavailable", wait_s)
+    assert said in answer.message
+    assert reason not in answer.message
 
 
 def test_the_worlds_faults_do_not_tell_where_things_are():

@@ -9,6 +9,7 @@ import pytest
 
 from engine.messages import Residency
 from registry.free_space import FreeSpace
+from registry.storage_faults import StorageFaults
 from server.api.routes import problems
 from server.billing.audit.report import CheckResult, Report
 from server.billing.holds import resolve
@@ -173,6 +174,25 @@ def test_adapters_that_failed_are_counted_with_an_error_of_one(
     text = told(well)
     assert "last asked for: 2. One of them: the store <gone> is away" in text
     assert "Look at the object store" in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "todo"),
+    [("NoSuchBucket", "Make the bucket"), ("[Errno 5] a bad disk", "Look at the object store")],
+)
+def test_a_store_that_failed_is_named_with_its_reason_for_an_hour(
+    well: InProcess, monkeypatch: pytest.MonkeyPatch, reason: str, todo: str
+) -> None:
+    now_s = 0.0
+    faults = StorageFaults(clock=lambda: now_s)
+    monkeypatch.setattr(well.gateway.uploads.storage, "faults", faults)
+    faults.error("tenants/ten_1/abc", reason)
+    now_s = 3600.0
+    text = told(well)
+    assert f"The object store failed 60 min ago: {reason}. {todo}" in text
+    assert "ten_1" not in text
+    now_s = 4000.0
+    assert told(well) == ""
 
 
 def test_the_last_audits_differences_are_counted(well: InProcess) -> None:
