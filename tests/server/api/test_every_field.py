@@ -31,6 +31,7 @@ TEMPLATE = (
 )
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+SPECIAL_TOKEN = 6
 HI = {"role": "user", "content": "hi"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 TOOLS = [TOOL, {"type": "function", "function": {"name": "g"}}]
@@ -76,6 +77,7 @@ BOTH = {
     "service_tier": "flex", "speculation": "off", "response_format": JSON_FORM,
     "structured_outputs": {"regex": "a"}, "prompt_cache_key": "k", "safety_identifier": "k",
     "user": "k",
+    "include_stop_str_in_output": True, "skip_special_tokens": False,
 }  # fmt: skip
 TEMPLATES = {
     "messages": [HI | {"content": "other"}], "tools": TOOLS, "add_generation_prompt": False,
@@ -88,6 +90,7 @@ PLACES = [
         openai.ChatRequest, CHAT, lambda it: it, chat(),
         BOTH | TEMPLATES | {
             "max_completion_tokens": 12, "logprobs": True,
+            "logprob_token_ids": Ask([7, 8], {"logprobs": True}),
             "top_logprobs": Ask(2, {"logprobs": True}),
             "tool_choice": Ask("none", {"tools": TOOLS}),
             "parallel_tool_calls": Ask(False, {"tools": TOOLS, "tool_choice": "required"}),
@@ -97,7 +100,8 @@ PLACES = [
     Place(
         openai.CompletionRequest, TEXT, lambda it: it,
         {"model": "base", "prompt": "Hello there", "max_tokens": 9},
-        BOTH | {"prompt": "You", "logprobs": 0, "echo": True},
+        BOTH | {"prompt": "You", "logprobs": 0, "echo": True,
+                "logprob_token_ids": Ask([7, 8], {"logprobs": 0})},
     ),
     Place(
         openai._StreamOptions, CHAT, lambda it: chat(stream=True, stream_options=it), {},
@@ -201,8 +205,8 @@ def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
         tokenizer = copy.copy(product.gateway.bases.default.tokenizer)  # tests share it
         tokenizer._chat_template = ChatTemplate({"default": TEMPLATE}, {})
         tokenizer._prefix = [5]
-        said = tuple(tokenizer.encode("<think>Hm.</think>Yes.", add_special_tokens=False))
-        product.engines.script = lambda message: answer(message, said)
+        said = tokenizer.encode("<think>Hm.</think>Yes.", add_special_tokens=False)
+        product.engines.script = lambda message: answer(message, (*said, SPECIAL_TOKEN))
         dialect = Dialect(BUILT_IN["hermes"], is_native=True, token_ids={})
         change_base(product.gateway, tokenizer=tokenizer, dialect=dialect)
         yield product
