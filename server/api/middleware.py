@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from lora.log_lines import trace_of
 from server.api import errors
 from server.api.metrics import Metrics
+from server.api.unknown_fields import shown_paths
 from server.logs import begin_notes, note
 from server.text.json_object import JsonObject
 from server.traces import spans
@@ -175,8 +176,8 @@ class _Exchange:
         headed = [*headers, (b"x-request-id", self._request_id.encode())]
         headed += [pair for pair in _HEADERS.items() if pair[0] not in given]
         headed.append((b"openai-processing-ms", b"%d" % self._elapsed_ms()))
-        told: dict[str, str] = self._scope["state"].get("answer_headers", {})
-        headed += [(name.encode(), value.encode()) for name, value in told.items()]
+        if ignored := self._scope["state"].get("ignored_fields"):
+            headed.append((b"x-chorale-ignored-fields", shown_paths(ignored).encode()))
         if self._traceparent:
             headed.append((b"traceparent", self._traceparent.encode()))
         if self._client_request_id:

@@ -7,7 +7,7 @@ Chorale's. docs/reference/request-fields.md lists them all.
 import functools
 import re
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -474,12 +474,14 @@ class CompletionRequest(_Request):
 _Kind = TypeVar("_Kind", ChatRequest, CompletionRequest)
 
 
-def parse_request(body: bytes, kind: type[_Kind], *, ignores_unknown: bool = False) -> _Kind:
+def parse_request(
+    body: bytes, kind: type[_Kind], ignored: MutableSequence[str] | None = None
+) -> _Kind:
     """A checked request of `kind`. Raises ApiError that names the parameter at fault.
 
-    ignores_unknown: leaves fields out whose names are not known; `ignored` of the request has them.
+    ignored: gets the paths of fields that are not known, which are left out; None refuses them.
     """
-    asked = parse_body(body, kind, ignores_unknown=ignores_unknown)
+    asked = parse_body(body, kind, ignored)
     asked.check()
     return asked
 

@@ -3,10 +3,10 @@
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableSequence
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, from_json
 
@@ -48,12 +48,6 @@ class RequestObject(BaseModel):
     not_served: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     without_effect: ClassVar[Mapping[str, str]] = {}
     exact: ClassVar[frozenset[str]] = frozenset()
-    _ignored: list[str] = PrivateAttr(default_factory=list)
-
-    @property
-    def ignored(self) -> Sequence[str]:
-        """Paths of the unknown fields that were left out, without the places in lists."""
-        return self._ignored
 
     @model_validator(mode="before")
     @classmethod
@@ -80,9 +74,14 @@ class RequestObject(BaseModel):
         return name not in cls.without_effect and not _is_empty(value)
 
 
-def parse_body(body: bytes, kind: type[_Object], *, ignores_unknown: bool = False) -> _Object:
-    """A body's object, its fields checked. Raises ApiError that names the field at fault."""
-    return parse_object(read_object(body), kind, ignores_unknown=ignores_unknown)
+def parse_body(
+    body: bytes, kind: type[_Object], ignored: MutableSequence[str] | None = None
+) -> _Object:
+    """A body's object, its fields checked. Raises ApiError that names the field at fault.
+
+    ignored: as in `parse_object`.
+    """
+    return parse_object(read_object(body), kind, ignored)
 
 
 def read_object(body: bytes) -> JsonObject:
@@ -98,26 +97,25 @@ def read_object(body: bytes) -> JsonObject:
 
 
 def parse_object(
-    values: JsonObject, kind: type[_Object], *, ignores_unknown: bool = False
+    values: JsonObject, kind: type[_Object], ignored: MutableSequence[str] | None = None
 ) -> _Object:
     """The object with its fields checked. Raises ApiError that names the field at fault.
 
-    ignores_unknown: leaves fields out whose names no object of a request knows.
+    ignored: fields whose names no request knows are left out, and their paths without places in
+    lists are added to it; None refuses them.
     """
-    ignored: set[str] = set()
     while True:
         try:
-            parsed = kind.model_validate(values)
+            return kind.model_validate(values)
         except ValidationError as error:
-            unknown = _unknown(error) if ignores_unknown else []
-            if not unknown:
+            unknown = [] if ignored is None else _unknown(error)
+            if not unknown or ignored is None:
                 raise _fault(error) from None
             for fault in unknown:
-                ignored.add(_INDEX.sub("", _path(fault)))
+                path = _INDEX.sub("", _path(fault))
+                if path not in ignored:
+                    ignored.append(path)
                 _drop(values, fault["loc"])
-        else:
-            parsed._ignored = sorted(ignored)
-            return parsed
 
 
 def shown_key(name: str, key: str) -> str:

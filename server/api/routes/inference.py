@@ -13,7 +13,7 @@ from server.api.bodies import BodyDep
 from server.api.completion_models import ChatCompletion, TextCompletion
 from server.api.deps import CancelsDep, InferenceKey, ServingDep, tenants_router
 from server.api.openai import ChatRequest, CompletionRequest, parse_request
-from server.api.unknown_fields import IgnoresUnknown, tell_ignored
+from server.api.unknown_fields import IgnoredFields
 from server.inference.idempotency import MAX_KEY_CHARACTERS, Claim
 
 router = tenants_router()
@@ -41,12 +41,11 @@ async def chat_completions(
     serving: ServingDep,
     identity: InferenceKey,
     body: BodyDep,
-    ignores_unknown: IgnoresUnknown,
+    ignored: IgnoredFields,
     key: IdempotencyKey = None,
 ) -> Response:
     """Answer a chat, whole or as a stream of server-sent events."""
-    asked = parse_request(body, ChatRequest, ignores_unknown=ignores_unknown)
-    tell_ignored(request, asked)
+    asked = parse_request(body, ChatRequest, ignored)
     claim = _claim(request, identity, "chat/completions", key, body)
     return await serving.answer(request, identity, asked, claim)
 
@@ -57,12 +56,11 @@ async def completions(
     serving: ServingDep,
     identity: InferenceKey,
     body: BodyDep,
-    ignores_unknown: IgnoresUnknown,
+    ignored: IgnoredFields,
     key: IdempotencyKey = None,
 ) -> Response:
     """Complete one or several prompts, whole or as a stream of server-sent events."""
-    asked = parse_request(body, CompletionRequest, ignores_unknown=ignores_unknown)
-    tell_ignored(request, asked)
+    asked = parse_request(body, CompletionRequest, ignored)
     claim = _claim(request, identity, "completions", key, body)
     return await serving.answer(request, identity, asked, claim)
 

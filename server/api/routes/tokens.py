@@ -6,7 +6,7 @@ A call counts as a request, and takes no tokens.
 import functools
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
@@ -26,7 +26,7 @@ from server.api.deps import (
 )
 from server.api.openai import ChatToTokenize, TextToTokenize, TokensToDecode
 from server.api.request_objects import parse_body, parse_object, read_object
-from server.api.unknown_fields import IgnoresUnknown, tell_ignored
+from server.api.unknown_fields import IgnoredFields
 from server.database.database import Database
 from server.inference import prompts
 from server.inference.admission import count_request
@@ -81,19 +81,17 @@ async def tokenize(
     limiter: LimiterDep,
     bases: BasesDep,
     encoders: EncodersDep,
-    request: Request,
     identity: InferenceKey,
     body: BodyDep,
-    ignores_unknown: IgnoresUnknown,
+    ignored: IgnoredFields,
 ) -> Tokens:
     """Get the token ids of a prompt, or of a chat as the model's template renders it."""
     values = read_object(body)
     asked: TextToTokenize | ChatToTokenize
     if values.get("messages") is None:
-        asked = parse_object(values, TextToTokenize, ignores_unknown=ignores_unknown)
+        asked = parse_object(values, TextToTokenize, ignored)
     else:
-        asked = parse_object(values, ChatToTokenize, ignores_unknown=ignores_unknown)
-    tell_ignored(request, asked)
+        asked = parse_object(values, ChatToTokenize, ignored)
     base, text = await _begin(database, catalog, limiter, bases, encoders, identity, asked.model)
     # Always on a thread, as for a long prompt: no answer waits for these tokens.
     token_ids = await encoders.run(
@@ -115,14 +113,12 @@ async def detokenize(
     limiter: LimiterDep,
     bases: BasesDep,
     encoders: EncodersDep,
-    request: Request,
     identity: InferenceKey,
     body: BodyDep,
-    ignores_unknown: IgnoresUnknown,
+    ignored: IgnoredFields,
 ) -> TokenText:
     """Get the text of token ids, with special tokens written out."""
-    asked = parse_body(body, TokensToDecode, ignores_unknown=ignores_unknown)
-    tell_ignored(request, asked)
+    asked = parse_body(body, TokensToDecode, ignored)
     _, text = await _begin(database, catalog, limiter, bases, encoders, identity, asked.model)
     for place, token_id in enumerate(asked.tokens):
         if token_id >= text.vocabulary_size:
