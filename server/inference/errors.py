@@ -31,9 +31,16 @@ def empty_prompt(*, param: str) -> Invalid:
 
 
 def context_length_exceeded(*, limit: int, at_least: int, param: str) -> Invalid:
+    """A prompt and answer that are too long.
+
+    Clients that shorten the prompt know this error by its words: "This model's maximum context
+    length is" (LiteLLM, pydantic-ai, CrewAI), "context_length_exceeded" and "exceeds the context
+    window" (LangChain, the second where there is no status).
+    """
     message = (
-        f"This model's maximum context length is {limit} tokens; "
-        f"the request needs at least {at_least}. Shorten the prompt or lower max_tokens."
+        f"This model's maximum context length is {limit} tokens; the request needs at least "
+        f"{at_least}, which exceeds the context window (context_length_exceeded). Shorten the "
+        "prompt or lower max_tokens."
     )
     return Invalid(message, param=param, code="context_length_exceeded")
 

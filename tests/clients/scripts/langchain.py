@@ -4,6 +4,7 @@ import os
 from typing import Literal
 
 from langchain.agents import create_agent
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
@@ -72,3 +73,10 @@ model = OpenAI(**ask, max_retries=0, max_tokens=4)
 answered = model.generate(texts).generations
 assert [one[0].text for one in answered] == [model.invoke(text) for text in texts]
 print("works: `OpenAI.generate` of several prompts")
+
+try:
+    chat.invoke("fox " * 5000)
+except ContextOverflowError:
+    print("works: a prompt that is too long is recognised")
+else:
+    raise AssertionError("a prompt that is too long was answered")

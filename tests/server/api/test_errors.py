@@ -71,6 +71,16 @@ def test_each_situation_has_its_status_and_all_four_keys(error, status, type, co
     assert (body["type"], body["code"]) == (type, code)
 
 
+def test_clients_that_shorten_a_prompt_know_the_error_by_its_words():
+    told_text = str(of_inference.context_length_exceeded(limit=1024, at_least=1253, param="prompt"))
+    for words in (
+        "This model's maximum context length is 1024 tokens",  # LiteLLM, pydantic-ai, CrewAI
+        "context_length_exceeded",  # LangChain
+        "exceeds the context window",  # LangChain, for an error without a status
+    ):
+        assert words in told_text
+
+
 def test_every_503_and_429_says_when_to_come_back_or_not_to():
     for error in (
         told(of_inference.overloaded()),
