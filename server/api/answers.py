@@ -72,6 +72,7 @@ class Choice:
     parser: None for answers that have neither calls nor reasoning.   shown: texts of its marks that
     are special tokens.   shows_reasoning, shows_stop: whether the client wants to have the
     reasoning, and the text of the token that ends the answer.
+    names_ids: whether logprobs name tokens by their ids.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Choice:
         *,
         shows_reasoning: bool = True,
         shows_stop: bool = False,
+        names_ids: bool = False,
     ) -> None:
         self.index = index
         self.is_chat = is_chat
@@ -95,7 +97,7 @@ class Choice:
         self._shows_stop = shows_stop
         self._num_calls = 0
         self._detokenizer = Detokenizer(vocabulary, shown)
-        self._logprobs = LogprobsText(vocabulary, is_chat, len(prompt.echo))
+        self._logprobs = LogprobsText(vocabulary, is_chat, len(prompt.echo), as_ids=names_ids)
         self.is_first_chunk = True
 
     def take(self, output: RequestOutput) -> Part:

@@ -13,12 +13,21 @@ class LogprobsText:
 
     The token that ends the answer has an entry, as have tokens that a stop string cut off, so that
     the entries match `token_ids`. vocabulary: token id -> bytes.   num_characters: length of an
-    echoed prompt, which comes before the answer in its offsets.
+    echoed prompt, which comes before the answer in its offsets.   as_ids: whether a token is named
+    `token_id:N` instead of by its text.
     """
 
-    def __init__(self, vocabulary: Sequence[bytes], is_chat: bool, num_characters: int = 0) -> None:
+    def __init__(
+        self,
+        vocabulary: Sequence[bytes],
+        is_chat: bool,
+        num_characters: int = 0,
+        *,
+        as_ids: bool = False,
+    ) -> None:
         self._vocabulary = vocabulary
         self._is_chat = is_chat
+        self._as_ids = as_ids
         self._detokenizer = Detokenizer(vocabulary)
         self._num_characters = num_characters
 
@@ -40,7 +49,7 @@ class LogprobsText:
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
     ) -> JsonObject:
         return {
-            "tokens": [unique_text(self._vocabulary, token_id) for token_id in token_ids],
+            "tokens": [self._name(token_id) for token_id in token_ids],
             "token_logprobs": [named.logprob for named in logprobs],
             "top_logprobs": [
                 self._likeliest(token_id, named)
@@ -51,13 +60,13 @@ class LogprobsText:
 
     def _likeliest(self, token_id: int, named: TokenLogprobs) -> dict[str, float]:
         """Logprobs of the likeliest tokens by text; the chosen token is always among them."""
-        chosen = unique_text(self._vocabulary, token_id)
+        chosen = self._name(token_id)
         found: dict[str, float] = {}
         for likely, logprob in named.top:
-            text = unique_text(self._vocabulary, likely)
+            text = self._name(likely)
             # Two tokens may have the same bytes; special tokens have none.
             is_taken = text in found or (text == chosen and likely != token_id)
-            found[f"token_id:{likely}" if is_taken else text] = logprob
+            found[_id_name(likely) if is_taken else text] = logprob
         found.setdefault(chosen, named.logprob)
         return found
 
@@ -75,7 +84,12 @@ class LogprobsText:
             "bytes": list(self._bytes(token_id)) or None,
         }
 
+    def _name(self, token_id: int) -> str:
+        return _id_name(token_id) if self._as_ids else unique_text(self._vocabulary, token_id)
+
     def _text(self, token_id: int) -> str:
+        if self._as_ids:
+            return _id_name(token_id)
         return self._bytes(token_id).decode("utf-8", "replace")
 
     def _bytes(self, token_id: int) -> bytes:
@@ -96,10 +110,12 @@ class PromptLogprobs:
         token_ids: Sequence[int],
         num_echoed: int | None,
         num_listed: int | None,
+        *,
+        as_ids: bool = False,
     ) -> None:
         self._vocabulary = vocabulary
         self._token_ids = token_ids
-        self._text = LogprobsText(vocabulary, is_chat=False)
+        self._text = LogprobsText(vocabulary, is_chat=False, as_ids=as_ids)
         self._num_echoed = num_echoed
         self._num_listed = num_listed
         self._num_taken = 1
@@ -139,6 +155,10 @@ class PromptLogprobs:
 def bytes_of(vocabulary: Sequence[bytes], token_id: int) -> bytes:
     """A token's bytes; none for an id above the tokenizer's, as a model may have more logits."""
     return vocabulary[token_id] if token_id < len(vocabulary) else b""
+
+
+def _id_name(token_id: int) -> str:
+    return f"token_id:{token_id}"
 
 
 def unique_text(vocabulary: Sequence[bytes], token_id: int) -> str:

@@ -154,6 +154,7 @@ class _Request(RequestObject):
     stream: whether the answer comes in parts, as server-sent events.
     stream_options: what a stream says beside the text.
     return_token_ids: whether the answer has the token ids of prompt and answers.
+    return_tokens_as_token_ids: whether logprobs name tokens by id, as `token_id:N`, not by text.
     service_tier: `flex` lets other requests go first; `auto` and `default` are the same.
     speculation: `off` drafts no tokens; `shared` also drafts from your other answers that said so.
     response_format: the form of the answers, OpenAI's field; one of this and structured_outputs.
@@ -193,6 +194,7 @@ class _Request(RequestObject):
     stream: bool = False
     stream_options: _StreamOptions | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
     service_tier: Literal["auto", "default", "flex"] = "auto"
     speculation: Literal["auto", "off", "shared"] = "auto"
     response_format: ResponseFormat | None = None

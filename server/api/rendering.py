@@ -121,6 +121,7 @@ class Rendering:
                 marks,
                 shows_reasoning=shows,
                 shows_stop=self.asked.include_stop_str_in_output,
+                names_ids=self.asked.return_tokens_as_token_ids,
             )
             for i, prompt in enumerate(of_answers)
         ]
@@ -167,5 +168,6 @@ def _shown(
         echo = str(sent) if is_whole else Detokenizer(vocabulary).push(token_ids, final=True)
     logprobs = None
     if asked.num_prompt_logprobs is not None:
-        logprobs = PromptLogprobs(vocabulary, token_ids, num_echoed, asked.prompt_logprobs)
+        as_ids, num_listed = asked.return_tokens_as_token_ids, asked.prompt_logprobs
+        logprobs = PromptLogprobs(vocabulary, token_ids, num_echoed, num_listed, as_ids=as_ids)
     return ShownPrompt(echo, list(token_ids) if asked.return_token_ids else None, logprobs)

@@ -154,6 +154,19 @@ def test_no_likely_token_is_lost_where_two_have_one_text():
     assert named == {"token_id:7": -0.1, "a": -0.2, "": -0.3, "token_id:0": -0.4}
 
 
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_tokens_are_named_by_their_ids_on_request_and_keep_their_bytes(is_chat):
+    named = [TokenLogprobs(logprob=-0.5, top=((1, -0.5), (3, -2.0)))]
+    shown = LogprobsText(VOCABULARY, is_chat, as_ids=True).render([1], named)
+    if not is_chat:
+        assert shown["tokens"] == ["token_id:1"]
+        assert shown["top_logprobs"] == [{"token_id:1": -0.5, "token_id:3": -2.0}]
+        return
+    (entry,) = shown["content"]
+    assert (entry["token"], entry["bytes"]) == ("token_id:1", [97])
+    assert [likely["token"] for likely in entry["top_logprobs"]] == ["token_id:1", "token_id:3"]
+
+
 def test_a_token_beyond_the_vocabulary_has_no_text():
     named = [TokenLogprobs(logprob=-1.0)]
     entry = LogprobsText(VOCABULARY, is_chat=True).render([999], named)["content"][0]

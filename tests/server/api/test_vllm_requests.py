@@ -90,6 +90,13 @@ def usage(**options: Any) -> Any:
     return STREAM | {"stream_options": options}
 
 
+def names_of(answer: Any) -> list[int]:
+    """The ids by which logprobs name the tokens of a text completion."""
+    names = answer["choices"][0]["logprobs"]["tokens"]
+    assert all(name.startswith("token_id:") for name in names)
+    return [int(name.removeprefix("token_id:")) for name in names]
+
+
 def logprobs_of(answer: Any) -> list[Any]:
     return answer["choices"][0]["logprobs"]["content"]
 
@@ -124,6 +131,14 @@ ANSWERED: list[tuple[str, Any, Callable[[Any], bool]]] = [
      TEXT | {"logprobs": 1, "return_token_ids": True},
      lambda answer: answer["choices"][0]["prompt_token_ids"] == TEXT["prompt"]
      and len(answer["choices"][0]["token_ids"]) == 5),
+    ("basic/test_return_token_ids.py::test_comparison_with_prompt_logprobs_and_logprobs",
+     TEXT | {"echo": True, "logprobs": 1, "prompt_logprobs": 1, "return_token_ids": True,
+             "return_tokens_as_token_ids": True},
+     lambda answer: names_of(answer) == TEXT["prompt"] + answer["choices"][0]["token_ids"]),
+    ("basic/test_return_token_ids.py::test_comparison_with_prompt_logprobs_and_logprobs",
+     TEXT | STREAM | {"logprobs": 1, "return_token_ids": True, "return_tokens_as_token_ids": True},
+     lambda chunks: chunks[0]["choices"][0]["prompt_token_ids"] == TEXT["prompt"]
+     and all(names_of(chunk) == chunk["choices"][0]["token_ids"] for chunk in chunks)),
     ("completion/test_completion.py::test_single_completion", TEXT,
      lambda answer: answer["choices"][0]["prompt_logprobs"] is None),
     ("completion/test_completion.py::test_prompt_logprobs_completion",
@@ -135,8 +150,11 @@ ANSWERED: list[tuple[str, Any, Callable[[Any], bool]]] = [
      CHAT | {"prompt_logprobs": 2},
      lambda answer: 2 <= len(answer["prompt_logprobs"][3]) <= 3),
     ("chat_completion/test_logprob_token_ids.py::test_logprob_token_ids_returns_requested_ids",
-     CHAT | {"logprobs": True, "top_logprobs": 3, "logprob_token_ids": [100, 1000, 500]},
-     lambda answer: [len(entry["top_logprobs"]) for entry in logprobs_of(answer)] == [3] * 5
+     CHAT | {"logprobs": True, "top_logprobs": 3, "logprob_token_ids": [100, 1000, 500],
+             "return_tokens_as_token_ids": True},
+     lambda answer: [[told["token"] for told in entry["top_logprobs"]]
+                     for entry in logprobs_of(answer)]
+     == [["token_id:100", "token_id:1000", "token_id:500"]] * 5
      and all(-99 < t["logprob"] <= 0 for e in logprobs_of(answer) for t in e["top_logprobs"])),
     ("chat_completion/test_logprob_token_ids.py::test_logprob_token_ids_default_behavior_unchanged",
      CHAT | {"logprobs": True, "top_logprobs": 5},
