@@ -57,8 +57,8 @@ class Part:
 class ShownPrompt:
     """A prompt as its answers show it.
 
-    echo: the prompt's text if answers begin with it, else empty.   token_ids: None unless asked
-    for.
+    echo: the text that answers begin with, the prompt's or its last message's; empty for none.
+    token_ids: None unless asked for.
     """
 
     echo: str = ""
@@ -227,7 +227,7 @@ class Choice:
         return replace(self._with_echo(part), logprobs=logprobs)
 
     def _with_echo(self, part: Part) -> Part:
-        return replace(part, said=Parsed(self.prompt.echo + part.said.content))
+        return replace(part, said=replace(part.said, content=self.prompt.echo + part.said.content))
 
     def _head(self, part: Part) -> JsonObject:
         reason = part.finish_reason

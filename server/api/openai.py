@@ -346,6 +346,7 @@ class ChatRequest(Chat, _Request):
     tool_choice: which tools an answer may or must call.
     parallel_tool_calls: whether an answer may call several tools at once.
     include_reasoning: whether an answer shows the model's reasoning.
+    echo: whether each answer begins with the text of the last message, the assistant's.
     prediction: text that the answer may turn out to be, which makes it faster.
     """
 
@@ -357,6 +358,7 @@ class ChatRequest(Chat, _Request):
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
+    echo: bool = False
     prediction: Prediction | None = None
 
     @property
@@ -366,6 +368,13 @@ class ChatRequest(Chat, _Request):
     @property
     def asked_prompts(self) -> generation_request.Chat:
         return self.for_template(self.tool_use)
+
+    @property
+    def echoed_text(self) -> str:
+        """The text that each answer begins with."""
+        last = self.messages[-1].plain()
+        is_echoed = self.echo and last["role"] == "assistant"
+        return str(last.get("content", "")) if is_echoed else ""
 
     @functools.cached_property
     def tool_use(self) -> ToolUse | None:
@@ -388,6 +397,10 @@ class ChatRequest(Chat, _Request):
             raise errors.invalid_request(
                 "allowed_token_ids: calls of tools may need other tokens; send one only.",
                 param="allowed_token_ids",
+            )
+        if self.echo and not self.echoed_text:
+            raise errors.invalid_request(
+                "echo: the last message must be the assistant's, with content.", param="echo"
             )
         if self.top_logprobs and not self.logprobs:
             raise errors.invalid_request(

@@ -158,11 +158,13 @@ def parser_of(form: AnswerForm) -> AnswerParser | None:
 def _shown(
     asked: Asked, number: int, token_ids: Sequence[int], vocabulary: Sequence[bytes]
 ) -> ShownPrompt:
-    """The parts of a prompt that its answers show. An echo is the text that was sent; where token
-    ids were sent, or some were cut off, it is the text of the tokens.
+    """The parts of a prompt that its answers show. An echo is the text that was sent, of a chat the
+    last message's; where token ids were sent, or some were cut off, it is the text of the tokens.
     """
     echo, num_echoed = "", None
-    if isinstance(asked, CompletionRequest) and asked.echo:
+    if isinstance(asked, ChatRequest):
+        echo = asked.echoed_text
+    elif asked.echo:
         sent, num_echoed = asked.asked_prompts[number], asked.logprobs
         is_whole = isinstance(sent, str) and asked.truncate_prompt_tokens is None
         echo = str(sent) if is_whole else Detokenizer(vocabulary).push(token_ids, final=True)

@@ -205,13 +205,12 @@ THOUGHT = [1, 5, 2, 3, 5, 4, 5, 6]
 CALL = [7, 8, 9, 10, 11, 12, 13]
 
 
-def make_talker(**options):
+def make_talker(echo="", **options):
     parser = AnswerParser(BUILT_IN["hermes"], ["now"])
     # The marks of reasoning are special tokens, which have no bytes of their own.
     vocabulary = [b"" if i in (1, 4) else piece for i, piece in enumerate(PIECES)]
-    return Choice(
-        0, vocabulary, True, ShownPrompt(), parser, {1: PIECES[1], 4: PIECES[4]}, **options
-    )
+    marks = {1: PIECES[1], 4: PIECES[4]}
+    return Choice(0, vocabulary, True, ShownPrompt(echo), parser, marks, **options)
 
 
 def outputs_of(token_ids, size=1, **end):
@@ -252,6 +251,17 @@ def test_reasoning_and_calls_are_told_apart_whole_and_streamed(size):
     assert list(calls.values()) == ['{"a": 12}'] * 2
     assert chunks[-1]["finish_reason"] == "tool_calls"
     assert streamed.num_reasoning_tokens == 6
+
+
+def test_an_echo_stands_before_the_content_and_leaves_reasoning_and_calls():
+    outputs = outputs_of(THOUGHT + CALL, 99)
+    choice = make_talker(echo="So: ")
+    message = choice.whole(choice.take(outputs[0]))["message"]
+    assert (message["content"], message["reasoning_content"]) == ("So: Let me see.", "Hm and")
+    streamed = make_talker(echo="So: ")
+    chunks = [streamed.chunk(streamed.take(output))["delta"] for output in outputs_of(THOUGHT, 3)]
+    assert "".join(delta.get("content", "") for delta in chunks) == "So: Let me see."
+    assert "".join(delta.get("reasoning_content", "") for delta in chunks) == "Hm and"
 
 
 def test_an_answer_is_silent_while_a_mark_may_have_begun():

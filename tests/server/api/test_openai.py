@@ -263,6 +263,8 @@ def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, shape):
         ({"stop": ["é" * 129]}, "stop"),
         ({"stop": ["a", 7]}, "stop[1]"),
         ({"continue_final_message": True}, "continue_final_message"),
+        ({"echo": True}, "echo"),
+        ({"echo": True, "messages": answer(content=None, tool_calls=[CALL])}, "echo"),
         (
             {"messages": answer(), "continue_final_message": True, "add_generation_prompt": True},
             "add_generation_prompt",

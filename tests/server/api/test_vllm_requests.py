@@ -23,6 +23,15 @@ from tests.server.scripted_product import Product, events, scripted_product
 
 CHAT: Any = {"messages": [{"role": "user", "content": "What is 1+1?"}], "max_tokens": 5}
 TEXT: Any = {"prompt": [40, 41, 42], "max_tokens": 5}
+SAYING = "Here is a common saying about apple. An apple a day, keeps"
+CONTINUED: Any = CHAT | {
+    "messages": [
+        {"role": "user", "content": "tell me a common saying"},
+        {"role": "assistant", "content": SAYING},
+    ],
+    "continue_final_message": True,
+    "add_generation_prompt": False,
+}
 STREAM: Any = {"stream": True}
 VOCAB_SIZE = 2048
 PROMPT: Any = [40, 41, 42, 900, 7, 1300]
@@ -90,6 +99,13 @@ def usage(**options: Any) -> Any:
     return STREAM | {"stream_options": options}
 
 
+def content_of(answers: list[Any], index: int = 0) -> str:
+    """The text of one of the choices, whole or in parts."""
+    parts = (choice for answer in answers for choice in answer["choices"])
+    own = [part for part in parts if part["index"] == index]
+    return "".join((part.get("message") or part["delta"]).get("content") or "" for part in own)
+
+
 def names_of(answer: Any) -> list[int]:
     """The ids by which logprobs name the tokens of a text completion."""
     names = answer["choices"][0]["logprobs"]["tokens"]
@@ -149,6 +165,18 @@ ANSWERED: list[tuple[str, Any, Callable[[Any], bool]]] = [
     ("chat_completion/test_chat.py::test_more_than_one_prompt_logprobs_chat",
      CHAT | {"prompt_logprobs": 2},
      lambda answer: 2 <= len(answer["prompt_logprobs"][3]) <= 3),
+    ("chat_completion/test_chat_echo.py::"
+     "test_chat_session_with_echo_and_continue_final_message",
+     CONTINUED | {"echo": True},
+     lambda answer: content_of([answer]).startswith(SAYING) and content_of([answer]) != SAYING),
+    ("chat_completion/test_chat_echo.py::"
+     "test_chat_session_with_echo_and_continue_final_message",
+     CONTINUED | STREAM | {"echo": True, "n": 2},
+     lambda chunks: [content_of(chunks, i).startswith(SAYING) for i in (0, 1)] == [True, True]
+     and content_of(chunks).count(SAYING) == 1),
+    ("chat_completion/test_chat_echo.py::"
+     "test_chat_session_with_echo_and_continue_final_message",
+     CONTINUED | {"echo": False}, lambda answer: SAYING not in content_of([answer])),
     ("chat_completion/test_logprob_token_ids.py::test_logprob_token_ids_returns_requested_ids",
      CHAT | {"logprobs": True, "top_logprobs": 3, "logprob_token_ids": [100, 1000, 500],
              "return_tokens_as_token_ids": True},
