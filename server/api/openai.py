@@ -351,7 +351,7 @@ class ChatRequest(Chat, _Request):
     """
 
     exact = Chat.exact | _Request.exact
-    not_served = _NOT_SERVED | {"add_special_tokens": (False,), "echo": (False,), "prompt": ()}
+    not_served = _NOT_SERVED | {"add_special_tokens": (False,), "prompt": ()}
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=_MAX_LOGPROBS)

@@ -91,6 +91,8 @@ PLACES = [
         BOTH | TEMPLATES | {
             "max_completion_tokens": 12, "logprobs": True,
             "logprob_token_ids": Ask([7, 8], {"logprobs": True}),
+            "return_tokens_as_token_ids": Ask(True, {"logprobs": True}),
+            "echo": Ask(True, {"messages": [HI, {"role": "assistant", "content": "A"}]}),
             "top_logprobs": Ask(2, {"logprobs": True}),
             "tool_choice": Ask("none", {"tools": TOOLS}),
             "parallel_tool_calls": Ask(False, {"tools": TOOLS, "tool_choice": "required"}),
@@ -101,7 +103,8 @@ PLACES = [
         openai.CompletionRequest, TEXT, lambda it: it,
         {"model": "base", "prompt": "Hello there", "max_tokens": 9},
         BOTH | {"prompt": "You", "logprobs": 0, "echo": True,
-                "logprob_token_ids": Ask([7, 8], {"logprobs": 0})},
+                "logprob_token_ids": Ask([7, 8], {"logprobs": 0}),
+                "return_tokens_as_token_ids": Ask(True, {"logprobs": 0})},
     ),
     Place(
         openai._StreamOptions, CHAT, lambda it: chat(stream=True, stream_options=it), {},
