@@ -96,6 +96,14 @@ def permission_error(message: str, *, param: str | None = None) -> ApiError:
     return ApiError(403, message, type="permission_error", code=code, param=param)
 
 
+def origin_not_allowed(origin: str) -> ApiError:
+    message = (
+        f"Pages of {origin} may not call this server from a browser. Its operator can allow it "
+        "with the setting cors_origins."
+    )
+    return ApiError(403, message, type="permission_error", code="origin_not_allowed")
+
+
 def tenant_suspended() -> ApiError:
     message = "This account is suspended."
     return ApiError(403, message, type="permission_error", code="tenant_suspended")

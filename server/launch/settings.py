@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Collection
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from registry.storage_url import parse_storage_url
-from server.launch.model_settings import ModelSettings, parse_list, threads_for
+from server.launch.model_settings import ModelSettings, parse_list, split_names, threads_for
 from server.text.json_object import JsonObject
 
 ENV_PREFIX = "CHORALE_"
@@ -38,7 +38,10 @@ class InvalidSetting(Exception):
 
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
-_Origin = Annotated[str, Field(pattern=r"^https?://[a-zA-Z0-9.:\[\]-]+$")]
+# Browsers leave the scheme's own port out.
+_ORIGIN = re.compile(
+    r"(http(?!.*:80$)|https(?!.*:443$))://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?"
+)
 
 
 class Settings(ModelSettings):
@@ -145,7 +148,7 @@ class Settings(ModelSettings):
     # Addresses and networks of proxies, from which as many connections may come as there are.
     trusted_proxies: tuple[str, ...] = ("127.0.0.0/8", "::1")
     # Origins, such as https://app.example.com, whose web pages may call this server from a browser.
-    cors_origins: tuple[_Origin, ...] = ()
+    cors_origins: tuple[str, ...] = ()
     # Names under which GET /metrics has some figures once more: vllm, those of vLLM, for routers
     # and dashboards that were made for it.
     metrics_aliases: Literal["", "vllm"] = ""
@@ -160,16 +163,33 @@ class Settings(ModelSettings):
     # traced if the caller's span is.
     trace_sample_ratio: float = Field(1.0, ge=0, le=1)
 
-    @field_validator("models", "cors_origins", "trusted_proxies", mode="before")
+    @field_validator("models", mode="before")
     @classmethod
-    def _parse_own_list(cls, value: Any) -> Any:
+    def _parse_models(cls, value: Any) -> Any:
         return parse_list(value)
+
+    @field_validator("cors_origins", "trusted_proxies", mode="before")
+    @classmethod
+    def _split_names(cls, value: Any) -> Any:
+        return split_names(value)
 
     @field_validator("storage")
     @classmethod
     def _check_storage(cls, value: str | None) -> str | None:
         if value is not None:
             parse_storage_url(value)
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin: write the scheme and the host in small letters, and "
+                    "the port unless it is the scheme's own, but no path, such as "
+                    "https://app.example.com"
+                )
         return value
 
     @field_validator("trusted_proxies")
@@ -307,7 +327,7 @@ def _validated(values: JsonObject, path: str = "") -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ") if not name else first["msg"]
+        message = first["msg"].removeprefix("Value error, ")
         raise InvalidSetting(f"{path}{name}: {message}" if name else message) from None
 
 

@@ -1,4 +1,5 @@
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -196,8 +197,31 @@ def test_a_list_in_the_environment_is_json(monkeypatch):
         load_settings({"model": "m"})
 
 
+def test_names_in_the_environment_have_commas_between_them(monkeypatch):
+    monkeypatch.setenv("CHORALE_CORS_ORIGINS", "https://a.example, http://localhost:5173,")
+    monkeypatch.setenv("CHORALE_GPUS", "1,0")
+    settings = load_settings({"model": "m"})
+    assert settings.cors_origins == ("https://a.example", "http://localhost:5173")
+    assert settings.gpus == ("1", "0")
+    monkeypatch.setenv("CHORALE_CORS_ORIGINS", '["https://a.example"]')
+    with pytest.raises(InvalidSetting, match=r"^cors_origins: write .* commas"):
+        load_settings({"model": "m"})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["*", "app.example", "https://a.example/", "https://a.example/path", "null", "ws://a.example",
+     "https://A.example", "https://a.example:443", "http://[::1]:80", "http://a.example:x"],
+)  # fmt: skip
+def test_an_origin_is_what_a_browser_sends(wrong):
+    for right in ("http://[::1]:8080", "https://a.example:80", "http://10.0.0.1"):
+        assert load_settings({"model": "m", "cors_origins": [right]}).cors_origins == (right,)
+    with pytest.raises(InvalidSetting, match=f"^cors_origins: '{re.escape(wrong)}' is no origin"):
+        load_settings({"model": "m", "cors_origins": [wrong]})
+
+
 def test_a_trusted_proxy_is_an_address_or_a_network(monkeypatch):
-    monkeypatch.setenv("CHORALE_TRUSTED_PROXIES", '["10.0.0.0/8", "fd00::1"]')
+    monkeypatch.setenv("CHORALE_TRUSTED_PROXIES", "10.0.0.0/8,fd00::1")
     assert load_settings({"model": "m"}).trusted_proxies == ("10.0.0.0/8", "fd00::1")
     for wrong in ("proxy", "10.0.0.1/8", "300.0.0.1"):
         with pytest.raises(InvalidSetting, match=f"trusted_proxies: .*{wrong}"):
