@@ -315,8 +315,8 @@ def _begin_log(file: Path | None, settings: "Settings") -> None:
 
 def base_url(settings: "Settings") -> str:
     """URL at which a client on this machine reaches the gateway."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(settings.host, settings.host)
-    return f"http://{host}:{settings.port}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"
 
 
 class Readiness:

@@ -3,12 +3,14 @@
 import functools
 import logging
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
 from server.cli import serve
 from server.cli.main import app
-from server.cli.serve import load
+from server.cli.serve import base_url, load
+from server.launch.settings import Settings
 
 
 class FakePlan:
@@ -76,3 +78,13 @@ def test_a_model_is_given_once_for_each_base_model(monkeypatch):
         {"model": "a"},
         {"models": [{"model": "a"}, {"model": "b"}], "engines": 2},
     ]
+
+
+@pytest.mark.parametrize(
+    ("host", "reached_at"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("chorale.lan", "chorale.lan"),
+     ("::1", "::1"), ("::", "::1"), ("fd00::7", "fd00::7")],
+)  # fmt: skip
+def test_a_url_is_one_that_parsers_read(host, reached_at):
+    url = httpx.URL(base_url(Settings(model="m", host=host, port=8001)))
+    assert (url.host, url.port) == (reached_at, 8001)
