@@ -32,6 +32,7 @@ async def read_body(request: Request, bodies: Inflow, limit_bytes: int) -> bytes
 
     bodies: all that are being read; they hold their bytes.
     """
+    refuse_compressed(request)
     said = request.headers.get("content-length", "")
     if said.isdecimal() and int(said[:20]) > limit_bytes:
         raise errors.request_too_large(limit_bytes)
@@ -48,6 +49,12 @@ async def read_body(request: Request, bodies: Inflow, limit_bytes: int) -> bytes
     except TimeoutError:
         raise errors.body_timeout() from None
     return bytes(received)
+
+
+def refuse_compressed(request: Request) -> None:
+    """Raises ApiError if the body's header says that it is compressed."""
+    if request.headers.get("content-encoding", "").strip().lower() not in ("", "identity"):
+        raise errors.compressed_body()
 
 
 async def _inference_body(request: Request) -> bytes:

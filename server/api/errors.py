@@ -68,6 +68,11 @@ def request_too_large(limit_bytes: int) -> ApiError:
     )
 
 
+def compressed_body() -> ApiError:
+    message = "The body is compressed. Send it as it is, without the header content-encoding."
+    return ApiError(415, message, code="compressed_body", headers={"accept-encoding": "identity"})
+
+
 def head_too_large() -> ApiError:
     return ApiError(431, "The request's headers are too large or too many.", code="head_too_large")
 

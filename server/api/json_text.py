@@ -7,6 +7,8 @@ from server.api import errors
 MAX_DEPTH = 32
 MAX_VALUES = 100_000
 
+_COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+"""First bytes of gzip and of zstd; no text begins with them."""
 _STEPS = dict(zip(b"[{]}", (1, 1, -1, -1), strict=True))
 _NOT_BRACKETS = bytes(set(range(256)) - set(_STEPS))
 
@@ -22,6 +24,8 @@ def check_json(body: bytes) -> str:
         # Other encodings are refused: a quote of UTF-16 is not the byte that is counted below.
         text = body.decode()
     except UnicodeDecodeError:
+        if body.startswith(_COMPRESSED):
+            raise errors.compressed_body() from None
         raise errors.invalid_request("The body is not valid JSON: it is not UTF-8.") from None
     # Escapes are removed, so that every quote left begins or ends a string.
     bare = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body

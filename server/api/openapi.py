@@ -57,7 +57,7 @@ _EXPORTS = ("/v1/usage/export", "/admin/v1/usage/export")
 
 # Errors of every route with a key; a 431 and some 408s are sent before there is a route.
 _ALWAYS = (400, 401, 403, 404, 408, 429, 431, 500, 503)
-_WITH_A_BODY = (413,)
+_WITH_A_BODY = (413, 415)
 _THAT_CHANGE = (409, 422)
 _WITH_AN_ENGINE = (409, 413, 422, 502, 504)
 _THAT_TAKE_DISK = (507,)
@@ -70,6 +70,7 @@ _ERRORS = {
     408: "The request did not arrive in time.",
     409: "In conflict with the current state, or under way already.",
     413: "The body is over its limit.",
+    415: "The body is compressed.",
     422: "The Idempotency-Key was used for another request.",
     429: "A limit or a budget is exceeded; see `code`, `retry-after` and `x-should-retry`.",
     431: "The headers are over their limit.",
@@ -87,6 +88,7 @@ _EXAMPLES = (
     errors.body_timeout(),
     from_fault(IdempotencyKeyInUse()),
     errors.request_too_large(4 << 20),
+    errors.compressed_body(),
     from_fault(IdempotencyKeyMismatch()),
     errors.rate_limited("The limit of 600 requests per minute is used up.", retry_after_s=2.0),
     errors.head_too_large(),

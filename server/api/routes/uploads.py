@@ -35,7 +35,7 @@ from registry.upload_rows import (
 from registry.uploads import Uploads
 from server.api import errors
 from server.api.adapter_view import AdapterView
-from server.api.bodies import BodyFields, json_body
+from server.api.bodies import BodyFields, json_body, refuse_compressed
 from server.api.deps import (
     AdaptersWriteKey,
     AdapterViewDep,
@@ -370,6 +370,7 @@ def _announced(request: Request, limit_bytes: int) -> int:
 
 async def _receive(request: Request, arrival: Arrival, path: Path, limit_bytes: int) -> _Part:
     """Spool the body; it is refused at the first byte over the limit of a part."""
+    refuse_compressed(request)
     hasher, size_bytes, waiting, pieces = hashlib.sha256(), 0, bytearray(), request.stream()
     try:
         with path.open("wb") as file:

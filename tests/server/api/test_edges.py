@@ -1,6 +1,7 @@
 """Refusals before any work: bodies by size, shape and time, and callers who may not send one."""
 
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
@@ -110,6 +111,23 @@ def test_a_body_is_refused_at_the_first_byte_over_its_limit() -> None:
 def test_a_body_for_which_there_is_no_memory_is_refused() -> None:
     refused = read(endless(100))
     assert (refused.status, refused.code) == (503, "bodies_busy")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "ZSTD", "identity, gzip"])
+def test_a_compressed_body_is_refused_unread(encoding: str) -> None:
+    refused = read(never(), {"content-encoding": encoding})
+    assert (refused.status, refused.code) == (415, "compressed_body")
+
+
+@pytest.mark.parametrize("content", [gzip.compress(b"{}"), b"\x28\xb5\x2f\xfd"])
+def test_a_body_that_is_compressed_in_silence_is_told_so(content: bytes) -> None:
+    with pytest.raises(ApiError) as refused:
+        check_json(content)
+    assert refused.value.code == "compressed_body"
+
+
+def test_a_body_that_is_said_to_be_as_it_is_is_read() -> None:
+    assert read(endless(1001), {"content-encoding": "identity"}).status == 413
 
 
 @pytest.mark.parametrize("length", ["1001", "9" * 5000])

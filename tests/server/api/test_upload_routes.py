@@ -255,6 +255,17 @@ def test_parts_beyond_the_places_on_disk_are_a_503_and_a_tenant_has_only_some(
     with_client(steps)
 
 
+def test_a_compressed_part_is_refused(with_client) -> None:
+    async def steps(client: Client) -> None:
+        upload = (await client.create()).json()
+        url = f"/v1/uploads/{upload['id']}/files/adapter_config.json"
+        headers = {"content-encoding": "gzip"}
+        answer = await client.http.put(url, content=FILES["adapter_config.json"], headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (415, "compressed_body")
+
+    with_client(steps)
+
+
 def test_a_part_that_gives_way_is_told_to_be_sent_again(with_client, user: User) -> None:
     async def steps(client: Client) -> None:
         upload = (await client.create()).json()
