@@ -145,8 +145,10 @@ class _Request(RequestObject):
     ignore_eos: whether the model's own end of an answer does not end it.
     min_tokens: tokens that an answer has before it may end.
     allowed_token_ids: the only tokens that can be chosen; empty for all.
-    truncate_prompt_tokens: keeps only so many tokens at the prompt's end; -1 keeps what the context
-    has room for, null keeps all.
+    truncate_prompt_tokens: keeps only so many tokens of the prompt; -1 keeps what the context has
+    room for, null keeps all.
+    truncation_side: whether these are the last tokens, `left`, or the first, `right`; needs
+    truncate_prompt_tokens.
     prompt_logprobs: how many of the likeliest tokens to name at each place of the prompt; null for
     none; not in a stream.
     logprob_token_ids: tokens whose logprobs to name at each place of the answer, in place of the
@@ -189,6 +191,7 @@ class _Request(RequestObject):
     min_tokens: int = Field(0, ge=0)
     allowed_token_ids: list[_TokenId] = Field(default_factory=list, max_length=_MAX_BIASES)
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] = "left"
     prompt_logprobs: int | None = Field(None, ge=0, le=_MAX_LOGPROBS)
     logprob_token_ids: list[_TokenId] = Field(default_factory=list, max_length=_MAX_GIVEN_LOGPROBS)
     stream: bool = False
@@ -265,6 +268,10 @@ class _Request(RequestObject):
                 "what the context leaves.",
                 param="truncate_prompt_tokens",
             )
+        if self.truncation_side == "right" and self.truncate_prompt_tokens is None:
+            raise errors.invalid_request(
+                "truncation_side needs truncate_prompt_tokens.", param="truncation_side"
+            )
         if self.logprob_token_ids and self.num_logprobs is None:
             raise errors.invalid_request(
                 "logprob_token_ids: the answer has no logprobs; ask for logprobs, too.",
@@ -288,6 +295,7 @@ class _Request(RequestObject):
             sampling=self._sampling,
             max_tokens=self.asked_tokens,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
+            keeps_first_tokens=self.truncation_side == "right",
             priority=Priority.BATCH if self.service_tier == "flex" else Priority.INTERACTIVE,
             request_key=self.prompt_cache_key or self.safety_identifier or self.user,
             named_token_ids=self._named_token_ids,

@@ -37,8 +37,8 @@ class GenerationRequest:
     prompts: a chat, or prompts that are each a text or its token ids.
     sampling: in the engine's form; max_tokens is not set yet, n counts answers to one prompt.
     max_tokens: completion tokens of each answer; None for all that the context leaves.
-    truncate_prompt_tokens: how many of a prompt's last tokens are kept, -1 for as many as the
-    context has room for, None for all.
+    truncate_prompt_tokens: how many of a prompt's tokens are kept, -1 for as many as the context
+    has room for, None for all.   keeps_first_tokens: whether they are the first, not the last.
     request_key: requests with the same key get the same version of a weighted alias.
     named_token_ids: {parameter: token id} of every token id that the parameters name.
     shape: what every answer must match; None if answers are free.
@@ -52,6 +52,7 @@ class GenerationRequest:
     sampling: SamplingParams
     max_tokens: int | None
     truncate_prompt_tokens: int | None = None
+    keeps_first_tokens: bool = False
     priority: Priority = Priority.INTERACTIVE
     request_key: str | None = None
     named_token_ids: Mapping[str, int] = field(default_factory=dict)

@@ -180,13 +180,13 @@ def _rendered(text: Text, chat: Chat) -> str:
 
 
 def _truncated(request: GenerationRequest, ids: list[int], max_model_len: int) -> list[int]:
-    """The last tokens of a prompt, as many as the request wants to keep."""
+    """The last tokens of a prompt, or the first, as many as the request wants to keep."""
     most = request.truncate_prompt_tokens
     if most is None:
         return ids
     if most == -1:
         most = max(1, max_model_len - (request.max_tokens or 1))
-    return ids[-most:]
+    return ids[:most] if request.keeps_first_tokens else ids[-most:]
 
 
 def _check_ids(ids: list[int], vocabulary_size: int, param: str) -> None:

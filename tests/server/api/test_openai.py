@@ -330,6 +330,8 @@ def test_a_request_says_whether_its_tokens_may_be_drafted(speculation, found):
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncation_side": "right"}, "truncation_side"),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "both"}, "truncation_side"),
         ({"add_special_tokens": False}, "add_special_tokens"),
     ],
     ids=str,

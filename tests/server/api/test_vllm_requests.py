@@ -177,6 +177,12 @@ ANSWERED: list[tuple[str, Any, Callable[[Any], bool]]] = [
     ("chat_completion/test_chat_echo.py::"
      "test_chat_session_with_echo_and_continue_final_message",
      CONTINUED | {"echo": False}, lambda answer: SAYING not in content_of([answer])),
+    *(("completion/test_completion.py::test_completion_truncation_side_controls_prompt_truncation",
+       TEXT | {"prompt": PROMPT, "return_token_ids": True, "truncate_prompt_tokens": 4,
+               "truncation_side": side, "echo": True, "logprobs": 0},
+       lambda answer, kept=kept: answer["choices"][0]["prompt_token_ids"] == kept
+       and len(answer["choices"][0]["logprobs"]["tokens"]) == 4 + 5)
+      for side, kept in (("right", PROMPT[:4]), ("left", PROMPT[-4:]))),
     ("chat_completion/test_logprob_token_ids.py::test_logprob_token_ids_returns_requested_ids",
      CHAT | {"logprobs": True, "top_logprobs": 3, "logprob_token_ids": [100, 1000, 500],
              "return_tokens_as_token_ids": True},
