@@ -4,6 +4,8 @@ A request that ends with one of these faults is not billed, unless its deadline 
 grammar cut off an answer that had begun.
 """
 
+from collections.abc import Sequence
+
 from server.faults import (
     Conflict,
     Damaged,
@@ -16,13 +18,15 @@ from server.faults import (
 )
 
 _ADAPTER_RETRY_S = 5.0
+_MAX_SHOWN_IDS = 8
 
 
 # ---- the request itself ----
 
 
-def unknown_token_id(token_id: int, vocabulary_size: int, *, param: str) -> Invalid:
-    message = f"token id {token_id} is out of vocabulary; ids must be below {vocabulary_size}."
+def unknown_token_ids(token_ids: Sequence[int], vocabulary_size: int, *, param: str) -> Invalid:
+    shown = ", ".join(map(str, token_ids[:_MAX_SHOWN_IDS]))
+    message = f"out of vocabulary: {shown}; token ids must be below {vocabulary_size}."
     return Invalid(f"{param}: {message}", param=param)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from server.faults import Invalid
 from server.inference.encoders import Encoders
-from server.inference.errors import context_length_exceeded, empty_prompt, unknown_token_id
+from server.inference.errors import context_length_exceeded, empty_prompt, unknown_token_ids
 from server.inference.generation_request import Chat, GenerationRequest
 from server.inference.served_base import ServedBase
 from server.inference.texts import Text
@@ -71,9 +71,10 @@ async def tokenize(
     for number, ids in enumerate(prompts.token_ids):
         param = f"{request.prompt_param}[{number}]" if is_list else request.prompt_param
         _check_ids(ids, text.vocabulary_size, param)
-    for param, token_id in request.named_token_ids.items():
-        if token_id >= text.vocabulary_size:
-            raise unknown_token_id(token_id, text.vocabulary_size, param=param)
+    size = text.vocabulary_size
+    unknown = {param: i for param, i in request.named_token_ids.items() if i >= size}
+    if unknown:
+        raise unknown_token_ids([*unknown.values()], size, param=next(iter(unknown)))
     kept = [_truncated(request, ids, base.max_model_len) for ids in prompts.token_ids]
     return replace(prompts, token_ids=kept)
 
@@ -192,5 +193,5 @@ def _truncated(request: GenerationRequest, ids: list[int], max_model_len: int) -
 def _check_ids(ids: list[int], vocabulary_size: int, param: str) -> None:
     if not ids:
         raise empty_prompt(param=param)
-    if (highest := max(ids)) >= vocabulary_size:
-        raise unknown_token_id(highest, vocabulary_size, param=param)
+    if unknown := [token_id for token_id in ids if token_id >= vocabulary_size]:
+        raise unknown_token_ids(unknown, vocabulary_size, param=param)

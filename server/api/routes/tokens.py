@@ -32,7 +32,7 @@ from server.inference import prompts
 from server.inference.admission import count_request
 from server.inference.bases import Bases
 from server.inference.encoders import Encoders
-from server.inference.errors import engine_unavailable, unknown_token_id
+from server.inference.errors import engine_unavailable, unknown_token_ids
 from server.inference.served_base import ServedBase
 from server.inference.texts import Text
 from server.limits.rules import Limiter
@@ -122,7 +122,7 @@ async def detokenize(
     _, text = await _begin(database, catalog, limiter, bases, encoders, identity, asked.model)
     for place, token_id in enumerate(asked.tokens):
         if token_id >= text.vocabulary_size:
-            raise unknown_token_id(token_id, text.vocabulary_size, param=f"tokens[{place}]")
+            raise unknown_token_ids([token_id], text.vocabulary_size, param=f"tokens[{place}]")
     decode = functools.partial(text.tokenizer.decode, asked.tokens)
     return TokenText(prompt=await encoders.run(identity.tenant_id, len(body), decode))
 
