@@ -147,7 +147,7 @@ def build_core(
     swap = SwapSpace(num_slots, layout.slab_bytes, PreemptionCosts(runner.copy_bytes_per_s))
     # Tokens that adapters add have no bytes here.
     num_ids = model_config.vocab_size + (MAX_ADDED_TOKENS if layout.vocab_size else 0)
-    words = [*vocabulary, *[b""] * (num_ids - len(vocabulary))]
+    words = [*vocabulary[:num_ids], *[b""] * (num_ids - len(vocabulary))]
     scheduler = Scheduler(
         config.scheduler,
         layout,

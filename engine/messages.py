@@ -48,6 +48,24 @@ The value must not change: journals of every release contain `canary`.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningBudget:
+    """A limit on the reasoning that an answer begins with.
+
+    max_tokens: between its marks; then the answer gets `closing`, token by token, and goes on.
+    is_begun: the prompt ends within it.   opens, closes: the texts of its marks.
+    opening: tokens that open it.   words: (token id, its bytes) as in SamplingParams, for marks.
+    """
+
+    max_tokens: int
+    is_begun: bool
+    opens: tuple[bytes, ...]
+    closes: tuple[bytes, ...]
+    opening: tuple[int, ...]
+    closing: tuple[int, ...]
+    words: tuple[tuple[int, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How tokens are chosen and when an answer stops; the defaults leave the distribution as it is.
 
@@ -64,9 +82,11 @@ class SamplingParams:
     stop strings are searched for only in later tokens.
     allowed_token_ids: only these can be chosen, if any are given; if each of them would end the
     answer, min_tokens has no effect.
+    bad_words: sequences of tokens that an answer must not have.
     include_stop_str_in_output: whether a stop string, and a token that ends the answer, are text.
     eos_token_ids: tokens that are EOS beside the model's own.   words: (token id, its bytes) of
     tokens that have other bytes than in the engine's vocabulary, for stop strings.
+    reasoning: None for no limit on it.
     """
 
     max_tokens: int
@@ -88,9 +108,11 @@ class SamplingParams:
     ignore_eos: bool = False
     min_tokens: int = 0
     allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
     include_stop_str_in_output: bool = False
     eos_token_ids: tuple[int, ...] = ()
     words: tuple[tuple[int, bytes], ...] = ()
+    reasoning: ReasoningBudget | None = None
 
     @property
     def has_penalties(self) -> bool:

@@ -1,10 +1,13 @@
 """Turns sampled tokens into messages: which tokens may leave, and which end an answer."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.grammar.constraint import allows, also, without
-from engine.grammar.matcher import Mask
+from engine.grammar.matcher import Mask, mask_bytes
 from engine.messages import (
     FinishReason,
     LeaseLow,
@@ -13,6 +16,7 @@ from engine.messages import (
     StopCause,
     TokenLogprobs,
 )
+from engine.reasoning import Reasoning
 from engine.request import Request, RequestGroup
 
 _LEASE_LOW_TOKENS = 64
@@ -82,6 +86,8 @@ class Outputs:
     def _add_token(self, request: Request, token_id: int, released: list[int]) -> Ending | None:
         """Add a token, and to `released` what may leave now. Returns the answer's end, if any."""
         request.output_token_ids.append(token_id)
+        if request.reasoning is not None:
+            request.reasoning.push(token_id, self._vocabulary[token_id])
         num_stop_bytes, params = None, request.params
         if params.stop and len(request.output_token_ids) > params.min_tokens:
             sure, num_stop_bytes = request.stops.push(token_id, self._vocabulary[token_id])
@@ -117,26 +123,53 @@ class Outputs:
                 return draft_token_ids[:place]
         return draft_token_ids[: max(0, room)]
 
-    def masked(self, request: Request, mask: Mask, num_output_tokens: int) -> Mask:
-        """The mask of an answer's next token, as far as the request's parameters leave it.
+    def masks(
+        self, request: Request, drafts: Sequence[int], allowed: Sequence[Mask] | None
+    ) -> list[Mask]:
+        """The masks of an answer's next token and of those behind drafts, as far as the request's
+        parameters leave them.   allowed: by the answer's grammar, or None without one.
+        """
+        if allowed is None:
+            everything = np.full(mask_bytes(len(self._vocabulary)), 255, dtype=np.uint8)
+            allowed = [everything] * (1 + len(drafts))
+        said, reasoning, found = list(request.output_token_ids), copy(request.reasoning), []
+        for place, mask in enumerate(allowed):
+            found.append(self._masked(request, mask, said, reasoning))
+            for draft in drafts[place : place + 1]:
+                said.append(draft)
+                if reasoning is not None:
+                    reasoning.push(draft, self._vocabulary[draft])
+        return found
+
+    def _masked(
+        self, request: Request, mask: Mask, said: Sequence[int], reasoning: Reasoning | None
+    ) -> Mask:
+        """The mask of the token behind what was said.
 
         EOS is taken out if it is to be ignored, unless the grammar lets nothing else follow. The
         grammar knows the model's EOS only; the request's own may stand wherever that may.
         """
-        params = request.params
-        if params.eos_token_ids and any(allows(mask, i) for i in self._eos_token_ids):
-            mask = also(mask, params.eos_token_ids)
-        banned = self.banned_token_ids(params, num_output_tokens)
-        ignored = self._eos_of(params) if params.ignore_eos else ()
-        return without(mask, {*banned, *ignored})
+        params, ignored = request.params, frozenset[int]()
+        forced = None if reasoning is None else reasoning.forced
+        if forced is not None and allows(mask, forced):
+            return also(np.zeros_like(mask), (forced,))
+        if request.constraint is not None:
+            if params.eos_token_ids and any(allows(mask, i) for i in self._eos_token_ids):
+                mask = also(mask, params.eos_token_ids)
+            ignored = self._eos_of(params) if params.ignore_eos else ignored
+        banned = self.banned_token_ids(params, len(said), reasoning)
+        return without(mask, {*banned, *request.group.bad_words.completing(said), *ignored})
 
-    def banned_token_ids(self, params: SamplingParams, num_output_tokens: int) -> tuple[int, ...]:
-        """Tokens that cannot be chosen because they would end the answer before `min_tokens`."""
+    def banned_token_ids(
+        self, params: SamplingParams, num_output_tokens: int, reasoning: Reasoning | None
+    ) -> tuple[int, ...]:
+        """Tokens that would open more reasoning, or end the answer before `min_tokens`."""
+        banned = reasoning.banned if reasoning is not None else ()
         if num_output_tokens >= params.min_tokens:
-            return ()
+            return banned
         ending = {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_of(params))}
         allowed = params.allowed_token_ids
-        return () if allowed and ending.issuperset(allowed) else tuple(ending)
+        return banned if allowed and ending.issuperset(allowed) else (*banned, *ending)
 
     def add_prompt_logprobs(self, request: Request, named: Sequence[TokenLogprobs]) -> None:
         """Send the logprobs of the prompt's next tokens at once."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from engine.bad_words import BadWords
 from engine.grammar.compilation import Compilation
 from engine.grammar.constraint import Constraint
 from engine.messages import (
@@ -22,6 +23,7 @@ from engine.messages import (
     Timings,
     TokenLogprobs,
 )
+from engine.reasoning import Reasoning
 from engine.stops import StopMatcher
 from registry.ref import AdapterRef
 
@@ -78,6 +80,10 @@ class RequestGroup:
     num_outputs_sent: int = 0
     num_accepted_tokens: int = 0
     num_rejected_tokens: int = 0
+
+    @cached_property
+    def bad_words(self) -> BadWords:
+        return BadWords(self.message.sampling_params.bad_words)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -188,6 +194,7 @@ class Request:
     constraint: what it may say next, once its grammar is compiled.
     token_lease: completion tokens that it may use: an equal part of what the hold covers.
     max_tokens: completion tokens after which it ends in any case.
+    reasoning: how far it has come in its reasoning; None without a limit on that.
 
     What its message says of it is kept here, since a step asks for it for every row.
     """
@@ -234,6 +241,7 @@ class Request:
     token_lease: int = field(init=False)
     max_tokens: int = field(init=False)
     has_penalties: bool = field(init=False)
+    reasoning: Reasoning | None = field(init=False)
 
     def __post_init__(self) -> None:
         message = self.group.message
@@ -241,6 +249,7 @@ class Request:
         self.request_id, self.tenant_id = message.request_id, message.tenant_id
         self.priority, self.params = message.priority, message.sampling_params
         self.has_penalties = self.params.has_penalties
+        self.reasoning = Reasoning(self.params.reasoning) if self.params.reasoning else None
         self.num_prompt_tokens = len(self.prompt.token_ids)
         self.take_lease()
 
@@ -303,6 +312,13 @@ class Request:
     def samples_after(self, num_tokens: int) -> bool:
         """Whether a token is chosen once the next `num_tokens` tokens are computed."""
         return num_tokens == self.num_tokens_to_do and self.params.max_tokens > 0
+
+    def needs_mask(self, num_drafts: int) -> bool:
+        """Whether what may be chosen depends on a grammar, or on tokens that a step guesses."""
+        if self.constraint is not None or self.params.bad_words:
+            return True
+        num_unsure = self.num_pending_tokens + num_drafts
+        return self.reasoning is not None and self.reasoning.may_change_within(num_unsure)
 
     @property
     def is_decoding(self) -> bool:

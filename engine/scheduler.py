@@ -161,7 +161,7 @@ class Scheduler:
                 base_scope=self.hasher.base_scope(message),
                 scope=self.hasher.scope(message),
                 num_public_blocks=self.hasher.num_public_blocks(prompt.token_ids),
-                stops=StopMatcher(params.stop, words, is_text=params.include_stop_str_in_output),
+                stops=StopMatcher(params.stop, words, params.include_stop_str_in_output),
             )
             prompt.answers.append(request)
             group.requests.append(request)
@@ -245,7 +245,10 @@ class Scheduler:
         masks: dict[int, Sequence[Mask]] = {}
         for number, (row, request) in enumerate(zip(batch.rows, launched.requests, strict=True)):
             constraint = request.constraint
-            if not row.is_constrained or constraint is None or request.finish_reason is not None:
+            if not row.is_constrained or request.finish_reason is not None:
+                continue
+            if constraint is None:
+                masks[number] = self.outputs.masks(request, row.draft_token_ids, None)
                 continue
             found = constraint.wait(until)
             if constraint.error is not None:
@@ -260,10 +263,8 @@ class Scheduler:
                 self._force(request, constraint)
             else:
                 ahead = constraint.wait_ahead(until) if row.num_drafts else ()
-                masks[number] = [
-                    self.outputs.masked(request, mask, row.num_output_tokens)
-                    for mask in (found.first_mask, *ahead)
-                ]
+                allowed = (found.first_mask, *ahead)
+                masks[number] = self.outputs.masks(request, row.draft_token_ids, allowed)
         return masks
 
     def _add_drafts(self) -> None:
@@ -342,9 +343,10 @@ class Scheduler:
             after = (*request.output_token_ids, *pending)
         num_output_tokens = len(request.output_token_ids) + request.num_pending_tokens
         banned: tuple[int, ...] = ()
-        is_constrained = samples and request.constraint is not None
-        if samples and not is_constrained and num_output_tokens < params.min_tokens:
-            banned = self.outputs.banned_token_ids(params, num_output_tokens)
+        is_constrained = samples and request.needs_mask(len(drafts))
+        reasoning = request.reasoning
+        if samples and not is_constrained and (reasoning or num_output_tokens < params.min_tokens):
+            banned = self.outputs.banned_token_ids(params, num_output_tokens, reasoning)
         scoring, generation, digest = None, 0, None
         if params.prompt_logprobs is not None:
             scoring = _scoring(request, start, start + num_tokens)

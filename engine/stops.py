@@ -18,7 +18,6 @@ class StopMatcher:
         self,
         stops: Sequence[bytes],
         words: Mapping[int, bytes] | None = None,
-        *,
         is_text: bool = False,
     ) -> None:
         # In order, so that those with a given beginning are next to each other.
@@ -33,8 +32,8 @@ class StopMatcher:
         """Take one more token.
 
         Returns the tokens that are certain now, and, once a stop string is complete, how many
-        trailing bytes of all text so far belong to it or follow it, or only follow it if it is text
-        (every held token is then released).
+        trailing bytes of all text so far belong to it (unless it is text) or follow it (every held
+        token is then released).
         """
         if not self._stops:
             return [token_id], None
@@ -55,7 +54,7 @@ class StopMatcher:
 
     def copy(self) -> "StopMatcher":
         """A matcher that holds the same tokens back."""
-        copied = StopMatcher(self._stops, self._words, is_text=self._is_text)
+        copied = StopMatcher(self._stops, self._words, self._is_text)
         copied._held, copied._text = list(self._held), self._text
         return copied
 

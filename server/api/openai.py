@@ -26,6 +26,7 @@ from server.tools.tool import ToolUse
 _MAX_STOPS = 64
 _MAX_STOP_BYTES = 256
 _MAX_STOPS_BYTES = 4096
+_MAX_BAD_WORDS = 128
 _MAX_CHOICES = 16
 """The most answers to one prompt (`n`)."""
 _MAX_ANSWERS = 128
@@ -120,6 +121,7 @@ _Stops = Annotated[
     _Stop | Annotated[list[_Stop], Field(max_length=_MAX_STOPS)] | None,
     BeforeValidator(_check_stops),
 ]
+_BadWord = Annotated[str, Field(max_length=_MAX_STOP_BYTES, pattern=r"\S")]
 _Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 
 
@@ -141,6 +143,7 @@ class _Request(RequestObject):
     stop: texts that end an answer, without them; 256 bytes each and 4,096 bytes in all at most.
     stop_token_ids: tokens that end an answer, without their text.
     include_stop_str_in_output: whether the text or the token that ended an answer is part of it.
+    bad_words: texts that an answer must not have, each also with a space before it.
     skip_special_tokens: whether the text of an answer is without the model's special tokens.
     ignore_eos: whether the model's own end of an answer does not end it.
     min_tokens: tokens that an answer has before it may end.
@@ -186,6 +189,7 @@ class _Request(RequestObject):
     stop: _Stops = None
     stop_token_ids: list[_TokenId] = Field(default_factory=list, max_length=64)
     include_stop_str_in_output: bool = False
+    bad_words: list[_BadWord] = Field(default_factory=list, max_length=_MAX_BAD_WORDS)
     skip_special_tokens: bool = True
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
@@ -257,11 +261,10 @@ class _Request(RequestObject):
 
     def check(self) -> None:
         """Check what the types of the fields cannot express. Raises ApiError, Invalid."""
-        if self.shape and self.allowed_token_ids:
-            raise errors.invalid_request(
-                "allowed_token_ids: answers of a given shape may need other tokens; send one only.",
-                param="allowed_token_ids",
-            )
+        if self.shape:
+            self._refuse_choices_of_tokens("answers of a given shape")
+        if self.allowed_token_ids and self.bad_words:
+            self._refuse_choices_of_tokens("answers without bad_words")
         if self.truncate_prompt_tokens == 0:
             raise errors.invalid_request(
                 "truncate_prompt_tokens: a prompt has to keep a token; send 1 or more, or -1 for "
@@ -287,6 +290,14 @@ class _Request(RequestObject):
                 "prompt_logprobs", "streams do not carry them; leave out stream or prompt_logprobs"
             )
 
+    def _refuse_choices_of_tokens(self, others: str) -> None:
+        """Refuse the fields that `others` cannot go together with."""
+        for name in ("allowed_token_ids", "bad_words"):
+            if getattr(self, name):
+                raise errors.invalid_request(
+                    f"{name}: {others} may need other tokens; send one only.", param=name
+                )
+
     def for_model(self) -> GenerationRequest:
         """The request, independent of the shape that it came in."""
         return GenerationRequest(
@@ -300,6 +311,8 @@ class _Request(RequestObject):
             request_key=self.prompt_cache_key or self.safety_identifier or self.user,
             named_token_ids=self._named_token_ids,
             shape=self.shape,
+            bad_words=self.bad_words,
+            thinking_token_budget=getattr(self, "thinking_token_budget", None),
             shows_special_tokens=not self.skip_special_tokens,
             prediction="" if self.speculation == "off" else self.predicted_text,
             drafts=self.speculation != "off",
@@ -355,6 +368,7 @@ class ChatRequest(Chat, _Request):
     parallel_tool_calls: whether an answer may call several tools at once.
     include_reasoning: whether an answer shows the model's reasoning.
     echo: whether each answer begins with the text of the last message, the assistant's.
+    thinking_token_budget: tokens of reasoning after which the model has to answer; 0 for none.
     prediction: text that the answer may turn out to be, which makes it faster.
     """
 
@@ -367,6 +381,7 @@ class ChatRequest(Chat, _Request):
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
     echo: bool = False
+    thinking_token_budget: int | None = Field(None, ge=0, lt=2**31)
     prediction: Prediction | None = None
 
     @property
@@ -401,11 +416,10 @@ class ChatRequest(Chat, _Request):
     def check(self) -> None:
         super().check()
         self.check_chat()
-        if self.tool_use and self.allowed_token_ids:
-            raise errors.invalid_request(
-                "allowed_token_ids: calls of tools may need other tokens; send one only.",
-                param="allowed_token_ids",
-            )
+        if self.tool_use:
+            self._refuse_choices_of_tokens("calls of tools")
+        if self.thinking_token_budget is not None and self.allowed_token_ids:
+            self._refuse_choices_of_tokens("the end of reasoning")
         if self.echo and not self.echoed_text:
             raise errors.invalid_request(
                 "echo: the last message must be the assistant's, with content.", param="echo"

@@ -10,7 +10,7 @@ What follows is in `server.inference.generation`.
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -37,6 +37,7 @@ from server.inference.drain import Drain
 from server.inference.encoders import LARGE_BYTES, Encoders
 from server.inference.generation_request import Chat, GenerationRequest
 from server.inference.limit_refusals import RefusingLimit
+from server.inference.sampling import sampling_of
 from server.inference.served_base import ServedBase
 from server.inference.texts import Text
 from server.limits.adapter_limits import limits_of_adapter
@@ -270,12 +271,7 @@ class Admission:
             tenant_id=identity.tenant_id,
             prompt_token_ids=tuple(first),
             more_prompts=tuple(map(tuple, others)),
-            sampling_params=replace(
-                request.sampling,
-                max_tokens=max_tokens,
-                eos_token_ids=text.eos_token_ids,
-                words=tuple(_words(request, text).items()) if request.sampling.stop else (),
-            ),
+            sampling_params=sampling_of(request, text, encoded, max_tokens),
             token_lease=request.num_answers * max_tokens,
             deadline_s=self.timeouts.request_s,
             first_token_timeout_s=self.timeouts.first_token_s,
@@ -505,12 +501,6 @@ def form_of(request: GenerationRequest, dialect: Dialect, *, is_reasoning: bool)
     return AnswerForm(
         dialect.template, request.tool_use, request.shape, dialect.token_ids, is_reasoning
     )
-
-
-def _words(request: GenerationRequest, text: Text) -> Mapping[int, bytes]:
-    """Bytes of tokens that have others in the engine's vocabulary."""
-    special = text.tokenizer.special_words if request.shows_special_tokens else {}
-    return {**text.words, **special}
 
 
 def _covered(conn: Connection, hold: Hold, price: Price, num_answers: int) -> Hold:

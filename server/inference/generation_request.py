@@ -42,6 +42,8 @@ class GenerationRequest:
     request_key: requests with the same key get the same version of a weighted alias.
     named_token_ids: {parameter: token id} of every token id that the parameters name.
     shape: what every answer must match; None if answers are free.
+    bad_words: texts that an answer must not have.
+    thinking_token_budget: tokens of reasoning after which an answer goes on; None for no limit.
     shows_special_tokens: whether special tokens are text, also where stop strings are looked for.
     prediction: text that the answers may turn out to be, in whole or in part.
     drafts, shares_drafts: as in the engine's AddRequest.
@@ -57,6 +59,8 @@ class GenerationRequest:
     request_key: str | None = None
     named_token_ids: Mapping[str, int] = field(default_factory=dict)
     shape: Shape | None = None
+    bad_words: Sequence[str] = ()
+    thinking_token_budget: int | None = None
     shows_special_tokens: bool = False
     prediction: str = ""
     drafts: bool = True

@@ -24,8 +24,8 @@ def is_long(text: Text, request: GenerationRequest) -> bool:
     """Whether the request's texts take noticeable time to render and to tokenize."""
     if isinstance(request.prompts, Chat) and text.tokenizer.is_confined:
         return True
-    num_characters = sum(map(len, _texts(request))) + len(request.prediction)
-    return num_characters + _template_size(request) > _INLINE_CHARACTERS
+    texts = (*_texts(request), request.prediction, *request.bad_words)
+    return sum(map(len, texts)) + _template_size(request) > _INLINE_CHARACTERS
 
 
 def least_tokens(text: Text, request: GenerationRequest) -> int:
@@ -42,11 +42,13 @@ class Prompts:
     """Token ids of every prompt.   is_reasoning: a chat's prompt ends within a reasoning part.
 
     predicted_token_ids: tokens of the prediction, no more than an answer may have.
+    bad_words: tokens of words that an answer must not have.
     """
 
     token_ids: list[list[int]]
     is_reasoning: bool = False
     predicted_token_ids: list[int] = field(default_factory=list)
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
 
 async def tokenize(
@@ -61,7 +63,7 @@ async def tokenize(
     Raises Invalid, and Overloaded if no thread is free in time.
     """
     if is_long(text, request):
-        texts = (*_texts(request), request.prediction)
+        texts = (*_texts(request), request.prediction, *request.bad_words)
         size_bytes = sum(len(each.encode()) for each in texts) + _template_size(request)
         size_bytes += text.render_bytes
         prompts = await encoders.run(tenant_id, size_bytes, lambda: _encode(base, text, request))
@@ -110,11 +112,17 @@ def _encode(base: ServedBase, text: Text, request: GenerationRequest) -> Prompts
         _check_length(base, text, request, chat)
         is_reasoning = text.dialect.template.is_reasoning(chat)
         ids = [text.tokenizer.encode(chat, add_special_tokens=False)]
-        return Prompts(ids, is_reasoning, _predicted(base, text, request))
+        return Prompts(
+            ids, is_reasoning, _predicted(base, text, request), _bad_words(text, request)
+        )
     for prompt in _texts(request):
         _check_length(base, text, request, prompt)
     ids = [text.tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts]
-    return Prompts(ids, predicted_token_ids=_predicted(base, text, request))
+    return Prompts(
+        ids,
+        predicted_token_ids=_predicted(base, text, request),
+        bad_words=_bad_words(text, request),
+    )
 
 
 def _predicted(base: ServedBase, text: Text, request: GenerationRequest) -> list[int]:
@@ -130,6 +138,13 @@ def _predicted(base: ServedBase, text: Text, request: GenerationRequest) -> list
     # The model has no embedding of ids beyond its vocabulary.
     known = itertools.takewhile(lambda token_id: token_id < text.vocabulary_size, ids)
     return list(itertools.islice(known, most))
+
+
+def _bad_words(text: Text, request: GenerationRequest) -> tuple[tuple[int, ...], ...]:
+    """Each bad word as it begins a text, and with a space before it, as vLLM reads them."""
+    spelled = [space + word.lstrip() for word in request.bad_words for space in ("", " ")]
+    ids = [tuple(text.tokenizer.encode(it, add_special_tokens=False)) for it in spelled]
+    return tuple(dict.fromkeys(ids))
 
 
 def _check_length(base: ServedBase, text: Text, request: GenerationRequest, prompt: str) -> None:

@@ -175,6 +175,11 @@ def allowed_token(mask: np.ndarray, wanted: int) -> int:
     return int(allowed[np.searchsorted(allowed, wanted) % len(allowed)])
 
 
+def unbanned_token(banned: Sequence[int], wanted: int) -> int:
+    """The first token that is not banned from `wanted` on, cyclically."""
+    return next(token % 256 for token in range(wanted, wanted + 256) if token % 256 not in banned)
+
+
 class FakeDrafter:
     """Drafts the tokens that FakeRunner will choose, but is wrong in `share_wrong` of them.
 
@@ -315,7 +320,7 @@ class FakeRunner:
             return None
         for place, draft in enumerate((*row.draft_token_ids, None)):
             history = self._history(row, row.end - row.num_drafts + place)
-            chosen = fake_token(history, *adapter)
+            chosen = unbanned_token(row.banned_token_ids, fake_token(history, *adapter))
             if row.is_constrained:
                 chosen = allowed_token(self._masks[number][place], chosen)
             if (most := row.sampling.logprobs) is not None:

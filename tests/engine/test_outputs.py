@@ -1,6 +1,5 @@
 """Outputs: the end of an answer, and tokens held back while they may belong to a stop string."""
 
-import functools
 from itertools import product
 
 import numpy as np
@@ -47,13 +46,14 @@ def test_eos_of_a_request_is_banned_and_masked_like_the_models():
     scheduler = make_scheduler()
     scheduler.add("gw", make_message(min_tokens=1, eos_token_ids=(77,)))
     assert set(scheduler.schedule().rows[0].banned_token_ids) == {0, 77}
-    (request,) = scheduler.queues.running
+    scheduler.add("gw", make_message("r2", eos_token_ids=(77,), grammar="quick"))
+    request = scheduler.groups["r2"].requests[0]
+    request.constraint = object()
     nothing, both = np.zeros(16, np.uint8), np.zeros(16, np.uint8)
     both[0], both[9] = 1, 1 << 5
     only = np.where(both == both[0], both, 0).astype(np.uint8)
-    masked = functools.partial(scheduler.outputs.masked, request, num_output_tokens=1)
-    assert masked(only).tolist() == both.tolist()
-    assert masked(nothing).tolist() == nothing.tolist()
+    found = [scheduler.outputs.masks(request, (), [mask])[0] for mask in (only, nothing)]
+    assert [mask.tolist() for mask in found] == [both.tolist(), nothing.tolist()]
 
 
 @pytest.mark.parametrize(("is_text", "num_stop_bytes"), [(False, 2), (True, 0)])

@@ -50,7 +50,7 @@ def first_complete(text, stops):
 def test_the_text_ends_before_or_with_the_stop_that_is_complete_first_however_it_is_cut(
     tokens, stops, is_text
 ):
-    matcher, released, surplus = StopMatcher(stops, is_text=is_text), [], None
+    matcher, released, surplus = StopMatcher(stops, None, is_text), [], None
     text, found = b"", first_complete(b"".join(tokens), stops)
     start, end = found or (None, None)
     for token_id, piece in enumerate(tokens):

@@ -279,6 +279,28 @@ def test_an_echo_stands_before_each_answer_whole_and_streamed(product: Product) 
             assert "".join(c["text"] for c in own) == TEXT["prompt"] + words
 
 
+def test_bad_words_reach_the_engine_as_they_begin_a_text_and_as_they_go_on(
+    product: Product,
+) -> None:
+    encode = product.gateway.bases.default.tokenizer.encode
+    wanted = {
+        tuple(encode(spelled, add_special_tokens=False))
+        for spelled in ("fox", " fox", "grey fox", " grey fox")
+    }
+    for ask in (product.chat, product.text):
+        ask(bad_words=["fox", " grey fox", "fox"])
+        assert set(product.engines.asked[-1].sampling_params.bad_words) == wanted
+        assert len(product.engines.asked[-1].sampling_params.bad_words) == 4
+        ask()
+        assert product.engines.asked[-1].sampling_params.bad_words == ()
+
+
+def test_a_model_without_reasoning_has_no_budget_for_it(product: Product) -> None:
+    refused = product.chat(thinking_token_budget=5)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
+    assert product.chat(thinking_token_budget=None).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("asked", "tier", "priority"), [("auto", "default", 0), ("default", "default", 0),
     ("flex", "flex", 1)]
