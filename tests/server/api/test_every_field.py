@@ -77,7 +77,8 @@ BOTH = {
     "service_tier": "flex", "speculation": "off", "response_format": JSON_FORM,
     "structured_outputs": {"regex": "a"}, "prompt_cache_key": "k", "safety_identifier": "k",
     "user": "k",
-    "include_stop_str_in_output": True, "skip_special_tokens": False,
+    "include_stop_str_in_output": True, "skip_special_tokens": False, "bad_words": ["word"],
+    "truncation_side": Ask("right", {"truncate_prompt_tokens": 1}),
 }  # fmt: skip
 TEMPLATES = {
     "messages": [HI | {"content": "other"}], "tools": TOOLS, "add_generation_prompt": False,
@@ -96,7 +97,8 @@ PLACES = [
             "top_logprobs": Ask(2, {"logprobs": True}),
             "tool_choice": Ask("none", {"tools": TOOLS}),
             "parallel_tool_calls": Ask(False, {"tools": TOOLS, "tool_choice": "required"}),
-            "include_reasoning": False, "prediction": {"type": "content", "content": "A"},
+            "include_reasoning": False,
+            "thinking_token_budget": 7, "prediction": {"type": "content", "content": "A"},
         },
     ),
     Place(
