@@ -30,7 +30,7 @@ REMEDIES = {
     "SSLError": "Have AWS_CA_BUNDLE name the authority of the store's certificate, or renew it.",
     "EndpointConnectionError": "Mend endpoint_url in `storage`, or start the store.",
 }
-"""What an operator has to do, by the code of the store or boto3's error. Others may pass."""
+"""Remedies by the code of the store or the error of boto3; faults without one may pass."""
 
 
 class StorageFaults:
