@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import time
 import tomllib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,9 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 CLIENTS: dict[str, dict[str, Any]] = tomllib.loads((HERE / "clients.toml").read_text())
 INSTALLED = [name for name, client in CLIENTS.items() if "recorded" not in client]
+RECORDED = [name for name in CLIENTS if name not in INSTALLED]
+MAX_AGE = timedelta(days=7)
+"""Age of recorded requests after which they say nothing about today's client."""
 TOTAL_S = 570
 """Limit of all clients together: ten minutes, less the time pytest takes to begin and to end."""
 CLIENT_S = 200
@@ -47,7 +52,8 @@ class Clients:
         folder = self._made[name].result()
         if "npm" in CLIENTS[name]:
             # Node looks for packages beside the script.
-            command = ["node", shutil.copy(HERE / "scripts" / f"{name}.mjs", folder)]
+            node = f"{folder}/node_modules/.bin/node"
+            command = [node, shutil.copy(HERE / "scripts" / f"{name}.mjs", folder)]
         else:
             command = [f"{folder}/bin/python", "-I", HERE / "scripts" / f"{name}.py"]
         environment |= _OFFLINE | {"HF_HOME": f"{folder}/huggingface"}
@@ -99,6 +105,35 @@ class Clients:
                 _end(process)
                 self._processes.discard(process)
         return subprocess.CompletedProcess(command, process.returncode, printed, complaints)
+
+
+def why_old(name: str, today: date, newest: str | None) -> str | None:
+    """Why a client's recorded requests have to be recorded anew, or None if they need not be.
+
+    newest: version of the client that the package index has, None if it does not answer.
+    """
+    client, why = CLIENTS[name], []
+    age = today - client["recorded_on"]
+    if age > MAX_AGE:
+        why.append(f"are {age.days} days old")
+    (pin,) = client["pip"]
+    if newest and pin != f"{pin.partition('==')[0]}=={newest}":
+        why.append(f"are of {pin}, and {newest} is out")
+    if not why:
+        return None
+    return (
+        f"The recorded requests of {name} {' and '.join(why)}. Record them again, "
+        f"`python -m tests.clients.record --help` says how, and set recorded_on in clients.toml."
+    )
+
+
+def newest_version(name: str) -> str | None:
+    """The newest version of a client's package that the package index has, if it answers."""
+    package = CLIENTS[name]["pip"][0].partition("==")[0]
+    command = [sys.executable, "-m", "pip", "index", "versions", package]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    found = re.match(rf"{package} \((\S+)\)", done.stdout)
+    return found[1] if found else None
 
 
 def _installing(client: dict[str, Any], folder: Path) -> list[list[str]]:

@@ -24,7 +24,8 @@ class Table:
             for kind in ("works: ", "refused: ")
         }
         client = CLIENTS[name]
-        pins = ", ".join(client.get("npm") or client["pip"]).replace("==", " ")
+        pins = ", ".join(pin for pin in client.get("npm") or client["pip"] if pin[-1].isdigit())
+        pins = pins.replace("==", " ")
         pins += " (recorded)" if "recorded" in client else ""
         self._works[name] = (
             f"| {name} | {pins} | {client['setup']} | {', '.join(said['works: '])} |"

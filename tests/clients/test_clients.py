@@ -1,7 +1,9 @@
 """Other projects' clients work with Chorale unchanged, or get documented refusals."""
 
 import json
+import os
 from dataclasses import dataclass
+from datetime import date, timedelta
 from itertools import groupby
 from pathlib import Path
 
@@ -11,7 +13,17 @@ from transformers import PreTrainedTokenizerBase
 
 from demo.evaluate import Model, load_adapted, load_base, load_tokenizer
 from tests import needs
-from tests.clients.clients import CLIENTS, HERE, INSTALLED, TOTAL_S, Clients, NotGiven
+from tests.clients.clients import (
+    CLIENTS,
+    HERE,
+    INSTALLED,
+    RECORDED,
+    TOTAL_S,
+    Clients,
+    NotGiven,
+    newest_version,
+    why_old,
+)
 from tests.clients.conftest import DEMO, MAX_NUM_BATCHED_TOKENS
 from tests.clients.table import DOCUMENT, Table
 from tests.e2e.stack import Stack
@@ -70,7 +82,34 @@ def test_lm_eval_measures_what_transformers_and_peft_compute(
     table.add(name, [*printed, "works: loglikelihoods within 1e-4 of transformers and PEFT"])
 
 
-@pytest.mark.parametrize("name", ["vllm bench serve"])
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_requests_are_of_this_week_and_of_the_newest_version(name: str) -> None:
+    """Time alone fails nothing in CI: there, this is a skip that says why."""
+    if why := why_old(name, date.today(), newest_version(name)):
+        (pytest.skip if os.environ.get("TESTS_IN_CI") else pytest.fail)(why)
+
+
+@pytest.mark.parametrize(
+    ("days", "newest", "why"),
+    [
+        (7, "0.33.0", None),
+        (7, None, None),
+        (8, "0.33.0", "are 8 days old. Record"),
+        (0, "0.34.0", "are of vllm==0.33.0, and 0.34.0 is out. Record"),
+        (9, "1.0", "are 9 days old and are of"),
+    ],
+)
+def test_a_recorded_request_that_is_old_is_told(
+    days: int, newest: str | None, why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = date(2026, 3, 2)
+    client = {"pip": ["vllm==0.33.0"], "recorded_on": today - timedelta(days=days)}
+    monkeypatch.setitem(CLIENTS, "vllm", client)
+    told = why_old("vllm", today, newest)
+    assert told is None if why is None else why in str(told)
+
+
+@pytest.mark.parametrize("name", RECORDED)
 def test_what_is_recorded_is_answered(name: str, server: Stack, table: Table) -> None:
     """vllm bench serve takes `root` for the model's name if it is given none."""
     http = server.tenants[0].http
