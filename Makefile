@@ -92,7 +92,7 @@ test-all: $(VENV)/ray.stamp $(VENV)/triton-$(TRITON).stamp $(ALL_TOOLS) ## run t
 test-ray: $(VENV)/ray.stamp ## test engines on a Ray cluster of this machine, in 2 minutes [ARGS=...]
 	$(PYTEST) tests/ray $(ARGS)
 
-test-clients: $(VENV)/dev.stamp node ## test OpenAI's clients, LangChain, lm-eval and others, unchanged, in 3 minutes [ARGS=...]
+test-clients: $(VENV)/dev.stamp node ## test OpenAI's clients, LangChain, lm-eval and others, unchanged, in 4 minutes [ARGS=...]
 	$(PYTEST) tests/clients -rs $(ARGS)
 
 order: $(VENV)/dev.stamp ## have the next run begin with the files that took longest in the last one

@@ -145,12 +145,11 @@ class Choice:
             first -= 1
         groups = [*([i] for i in token_ids[:first]), token_ids[first:]]
         for number, group in enumerate(groups, start=1):
-            is_last = number == len(groups)
-            text = self._detokenizer.push(
-                group, final=final and is_last, cut_bytes=cut_bytes if is_last else 0
-            )
+            is_end = number == len(groups)
+            cut = cut_bytes if is_end else 0
+            text = self._detokenizer.push(group, final=final and is_end, cut_bytes=cut)
             was_reasoning = parser.is_reasoning
-            said.append(parser.push(text, final=final and is_last, is_cut=is_cut))
+            said.append(parser.push(text, final=final and is_end, is_cut=is_cut))
             if was_reasoning or parser.is_reasoning:
                 self.num_reasoning_tokens += len(group)
         if not self._shows_reasoning:

@@ -112,17 +112,11 @@ def _encode(base: ServedBase, text: Text, request: GenerationRequest) -> Prompts
         _check_length(base, text, request, chat)
         is_reasoning = text.dialect.template.is_reasoning(chat)
         ids = [text.tokenizer.encode(chat, add_special_tokens=False)]
-        return Prompts(
-            ids, is_reasoning, _predicted(base, text, request), _bad_words(text, request)
-        )
+        return Prompts(ids, is_reasoning, _predicted(base, text, request), _bad(text, request))
     for prompt in _texts(request):
         _check_length(base, text, request, prompt)
     ids = [text.tokenizer.encode(p) if isinstance(p, str) else p for p in request.prompts]
-    return Prompts(
-        ids,
-        predicted_token_ids=_predicted(base, text, request),
-        bad_words=_bad_words(text, request),
-    )
+    return Prompts(ids, False, _predicted(base, text, request), _bad(text, request))
 
 
 def _predicted(base: ServedBase, text: Text, request: GenerationRequest) -> list[int]:
@@ -140,7 +134,7 @@ def _predicted(base: ServedBase, text: Text, request: GenerationRequest) -> list
     return list(itertools.islice(known, most))
 
 
-def _bad_words(text: Text, request: GenerationRequest) -> tuple[tuple[int, ...], ...]:
+def _bad(text: Text, request: GenerationRequest) -> tuple[tuple[int, ...], ...]:
     """Each bad word as it begins a text, and with a space before it, as vLLM reads them."""
     spelled = [space + word.lstrip() for word in request.bad_words for space in ("", " ")]
     ids = [tuple(text.tokenizer.encode(it, add_special_tokens=False)) for it in spelled]

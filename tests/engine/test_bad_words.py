@@ -33,7 +33,7 @@ def banned_behind(words, said):
 
 
 def test_the_banned_tokens_are_those_of_transformers():
-    """Of a prompt that ends with nothing that a word begins with."""
+    """Transformers looks at the prompt as well, so it ends with nothing that a word begins with."""
     chance = torch.Generator().manual_seed(3)
     draw = lambda *size: torch.randint(0, 4, size, generator=chance).tolist()  # noqa: E731
     banned_some = 0
@@ -60,7 +60,7 @@ def expected(message):
 @pytest.mark.parametrize("lag", [0, 1])
 @pytest.mark.parametrize("limits", [{}, {"drafter": FakeDrafter(2, 0.2)}, {"num_slabs": 9}])
 def test_no_answer_has_a_bad_word_and_all_else_is_as_it_was(tmp_path, lag, limits):
-    """With tokens that are pending, with drafts, and with answers that are preempted."""
+    """Tokens may be pending or drafted, and answers preempted."""
     free = [make_message(f"r{i}", max_tokens=40) for i in range(4)]
     messages = []
     for number, message in enumerate(free):
@@ -111,7 +111,6 @@ def test_a_model_says_what_it_says_in_transformers_without_these_words(tmp_path,
 
 
 def test_a_mask_without_a_grammar_has_room_for_every_token_of_the_model():
-    """That the sampler takes it is shown by its own tests of masks."""
     scheduler = make_scheduler()
     scheduler.add("gw", make_message(bad_words=((7, 8), (9,))))
     scheduler.schedule()

@@ -107,8 +107,8 @@ LIMITS = {"plain": {}, "drafts": {"drafter": FakeDrafter(2, 0.2)}, "preemption":
 def test_the_answer_goes_on_behind_a_part_of_the_length_that_was_asked_for(
     tmp_path, lag, limits, is_begun
 ):
-    """With tokens that are pending, with drafts, with preempted answers, and with several to one
-    prompt; the first token of an answer that has not begun to reason is the mark that opens it.
+    """Tokens may be pending or drafted, and answers preempted. The first token of an answer that
+    has not begun to reason is the mark that opens it.
     """
     budgets, messages = [0, 1, 9, 25, 100], []
     for number, most in enumerate(budgets):
@@ -144,11 +144,22 @@ def test_the_answer_goes_on_behind_a_part_of_the_length_that_was_asked_for(
     assert tokens_of(run_until_idle(core)["free"]) == expected_tokens(free)
 
 
+def test_every_answer_to_a_prompt_thinks_for_itself(tmp_path):
+    core = make_core(tmp_path)
+    message = make_message(n=3, max_tokens=20, reasoning=make_budget(4))
+    core.handle("gw", message)
+    outputs = run_until_idle(core)["r1"]
+    for index in range(3):
+        said = tokens_of([output for output in outputs if output.index == index])
+        assert said == expected(message, message.sampling_params.reasoning)
+    assert outputs[-1].num_completion_tokens == 60
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_grammar_begins_behind_the_forced_end_which_waits_for_the_grammar_to_allow_it(
     tmp_path, lag
 ):
-    """As in the middle of a character."""
+    """A grammar does not allow it in the middle of a character, for example."""
     anything, rest = range(1, 250), [b"x"[0]]
     script = Script(anything, anything, [7, 8], anything, anything, rest, [EOS])
     core, outputs = make_core_of(script, tmp_path, lag), {}
@@ -167,7 +178,7 @@ FORMS = {"shape": (None, SHAPE), "tools": (USE, None)}
 @pytest.mark.parametrize("kind", FORMS)
 @pytest.mark.parametrize("options", [{}, {"make_backend": fake_backend}], ids=["cpu", "device"])
 def test_an_answer_thinks_as_long_as_it_may_and_then_has_its_form(tmp_path, kind, options):
-    """With the model's own tokenizer, in which a mark is several tokens."""
+    """The tokenizer is a model's own, in which a mark is several tokens."""
     torch.set_num_threads(1)
     tokenizer, config = Tokenizer(DEMO), load_config(DEMO)
     eos, template = config["eos_token_id"], BUILT_IN["hermes"]

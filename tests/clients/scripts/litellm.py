@@ -16,7 +16,8 @@ print("works: `completion`")
 usage = {"stream": True, "stream_options": {"include_usage": True}}
 stream = litellm.completion(model="openai/json", messages=messages, **usage, **ask)
 chunks = list(stream)
-assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == ANSWER
+said = (choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+assert "".join(said) == ANSWER
 assert chunks[-1].usage.completion_tokens == answer.usage.completion_tokens
 print("works: streams with usage")
 

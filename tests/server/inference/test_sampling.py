@@ -1,4 +1,4 @@
-"""What a request's texts are for the engine: tokens, with the bytes that it does not know."""
+"""Texts of a request reach the engine as tokens, with the bytes that it does not know."""
 
 from dataclasses import replace
 
