@@ -187,3 +187,11 @@ def test_tokens_that_adapters_add_have_a_place_among_the_words_and_no_text(tmp_p
     core, _ = build_core(config, "eng-1", [b"x"] * 290)
     words = core.scheduler.outputs._vocabulary
     assert words == [b"x"] * 290 + [b""] * (2 + MAX_ADDED_TOKENS)
+
+
+def test_words_of_tokens_that_the_model_does_not_have_are_left_out(tmp_path):
+    """Masks are as long as there are words, and a device takes those of the model's length."""
+    model_dir = str(save_model(tmp_path / "model"))
+    config = make_config(tmp_path, model_dir=model_dir, device="cpu")
+    core, _ = build_core(config, "eng-1", [b"x"] * (999 + MAX_ADDED_TOKENS))
+    assert len(core.scheduler.outputs._vocabulary) == 292 + MAX_ADDED_TOKENS
