@@ -7,7 +7,7 @@ import typer
 from rich.markup import escape
 
 from server.cli.connection import DEFAULT_URL, ApiKey, Url, as_tenant
-from server.cli.terminal import say
+from server.cli.terminal import CommandFailed, say
 from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def chat(
     options = {name: value for name, value in options.items() if value is not None}
     messages = list(start)
     with as_tenant(url, api_key) as client:
-        client.request("GET", f"/v1/models/{model}")  # refuses a wrong name before the first prompt
+        found = client.request("GET", f"/v1/models/{model}")  # refuses a wrong name before a prompt
+        if shutdown := found.get("shutdown_date"):
+            raise CommandFailed(f"{model} was deleted on {shutdown}.")
         while (line := _read_line()) is not None:
             if line == "/new":
                 messages = list(start)

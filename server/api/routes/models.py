@@ -6,15 +6,19 @@ from pydantic import Field
 from sqlalchemy import Connection
 
 from registry import grants
+from registry.catalog import Catalog
+from registry.errors import ModelNotFound
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.adapters.names import resolve_adapter
 from server.api.answer import Answer
 from server.api.deps import BasesDep, CatalogDep, DatabaseDep, InferenceKey, tenants_router
+from server.inference.bases import Bases
 from server.inference.errors import engine_unavailable
 from server.inference.route import Route
 from server.inference.routes import visible_routes
 from server.inference.served_base import ServedBase
+from server.text.times import rfc3339
 
 router = tenants_router()
 
@@ -25,6 +29,8 @@ class ModelAnswer(Answer):
     created: in Unix seconds.   owned_by: the tenant's name.
     root, parent, max_model_len: vLLM's fields. The root is the name without version or alias, and
     the parent is the base model of an adapter.
+    shutdown_date: OpenAI's field, the day (in UTC) on which a version was deleted; requests cannot
+    name it.
     """
 
     id: str = Field(examples=["my-adapter@3"])
@@ -34,6 +40,7 @@ class ModelAnswer(Answer):
     root: str = Field(examples=["my-adapter"])
     parent: str | None = Field(examples=["base"])
     max_model_len: int | None = Field(examples=[32_768])
+    shutdown_date: str | None = Field(examples=["2027-01-14"])
 
 
 class ModelList(Answer):
@@ -80,14 +87,17 @@ async def list_models(
 async def get_model(
     model: str, database: DatabaseDep, catalog: CatalogDep, bases: BasesDep, identity: InferenceKey
 ) -> ModelAnswer:
-    """Get one model by the name that requests use for it."""
+    """Get one model by the name that requests use for it, or a version that was deleted."""
     if base := bases.named(model):
         return _base(base)
 
     def read(conn: Connection) -> ModelAnswer:
         if route := visible_routes(conn, identity.tenant_id).get(model):
             return _route(route, identity)
-        named = resolve_adapter(conn, catalog, identity, model, request_key=model)
+        try:
+            named = resolve_adapter(conn, catalog, identity, model, request_key=model)
+        except ModelNotFound:
+            return _withdrawn(conn, catalog, bases, identity, model)
         adapter = catalog.get_adapter(conn, named.owner_id, named.name)
         if (base := bases.serving(named.base)) is None:
             raise engine_unavailable()
@@ -103,6 +113,18 @@ def _base(base: ServedBase) -> ModelAnswer:
     return answer.model_copy(update={"parent": None})
 
 
+def _withdrawn(
+    conn: Connection, catalog: Catalog, bases: Bases, identity: Identity, model: str
+) -> ModelAnswer:
+    """The entry of a deleted version of the tenant's own. Raises ModelNotFound."""
+    adapter, version = catalog.get_withdrawn(conn, identity.tenant_id, model)
+    deleted_at, base = rfc3339(version.deleted_at_ms), bases.serving(version.base)
+    if base is None or deleted_at is None:
+        raise ModelNotFound(model=model)
+    answer = _model(base, model, adapter.name, adapter.created_at_ms, identity.tenant_name)
+    return answer.model_copy(update={"shutdown_date": deleted_at.partition("T")[0]})
+
+
 def _route(route: Route, identity: Identity) -> ModelAnswer:
     """A route's entry. Its models may be of several lengths, so the entry says none."""
     return ModelAnswer(
@@ -112,6 +134,7 @@ def _route(route: Route, identity: Identity) -> ModelAnswer:
         root=route.name,
         parent=None,
         max_model_len=None,
+        shutdown_date=None,
     )
 
 
@@ -124,4 +147,5 @@ def _model(base: ServedBase, model: str, root: str, created_at_ms: int, owner: s
         root=root,
         parent=base.model_id,
         max_model_len=base.max_model_len or None,
+        shutdown_date=None,
     )

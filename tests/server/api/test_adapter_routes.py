@@ -1,8 +1,10 @@
 """A tenant's adapters over HTTP: lists, search, versions, aliases and their moves, deletion."""
 
 import itertools
+from datetime import UTC, datetime
 
 import pytest
+from openai.types import Model
 
 from server.accounts.tenants import TenantLimits, set_limits
 from tests.registry.publishing import publish
@@ -60,6 +62,30 @@ def test_an_adapter_shows_its_aliases_and_the_canaries_of_those_that_have_one(ac
 def test_a_model_was_created_when_its_adapter_was(acme):
     model = acme.call(GET, "/v1/models/pirate").json()
     assert model["created"] == call(acme, GET, "/pirate")["created_at"]
+
+
+def test_a_version_has_a_shutdown_date_from_its_deletion_to_its_restoration(acme):
+    def model(name):
+        return acme.call(GET, f"/v1/models/{name}").json()
+
+    before = model("pirate@2")
+    assert (before["root"], before["parent"], before["shutdown_date"]) == ("pirate", "base", None)
+    call(acme, DELETE, "/pirate/versions/2")
+    at_s = call(acme, GET, "/pirate/versions?include_deleted=true")["data"][1]["deleted_at"]
+    day = f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d}"
+    assert model("pirate@2") == before | {"shutdown_date": day}
+    assert Model.model_validate(model("pirate@2"), strict=True).to_dict() == model("pirate@2")
+    assert model("pirate@1")["shutdown_date"] is None
+    assert "pirate@2" not in acme.call(GET, "/v1/models").text
+    assert acme.complete("pirate@2").status_code == 404
+    call(acme, POST, "/pirate/versions/2/restore")
+    assert model("pirate@2") == before
+
+
+@pytest.mark.parametrize("model", ["pirate@9", "pirate@prod", "pirate", "nobody/pirate@2"])
+def test_what_was_not_deleted_as_a_version_is_not_found(acme, model):
+    call(acme, DELETE, "/pirate")
+    assert acme.call(GET, f"/v1/models/{model}").status_code == 404
 
 
 @pytest.mark.parametrize(

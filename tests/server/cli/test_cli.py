@@ -43,6 +43,7 @@ ANSWERS = {
     ("GET", "/v1/usage"): list_of(used("model", "json", 12345)),
     ("GET", "/v1/usage/export"): (200, b"event_id,model\n1,json\n"),
     ("GET", "/v1/models/json"): (200, {"id": "json"}),
+    ("GET", "/v1/models/json@1"): (200, {"id": "json@1", "shutdown_date": "2027-01-14"}),
     ("POST", "/v1/chat/completions"): events_of("He", "llo"),
 }
 
@@ -183,10 +184,13 @@ def test_a_chat_streams_its_answers_and_remembers_what_was_said(run, api):
     assert asked[1][1] == {"role": "assistant", "content": "Hello"}
 
 
-def test_a_chat_with_a_model_that_is_not_there_does_not_begin(run, api):
-    result = run("chat", "--model", "nope", input="hi\n")
+@pytest.mark.parametrize(
+    ("model", "said"), [("nope", "Not here."), ("json@1", "json@1 was deleted on 2027-01-14.")]
+)
+def test_a_chat_with_a_model_that_is_not_there_does_not_begin(run, api, model, said):
+    result = run("chat", "--model", model, input="hi\n")
     assert result.exit_code == 1
-    assert is_one_line(result.stderr, "Not here.")
+    assert is_one_line(result.stderr, said)
     assert [method for method, *_ in api.asked()] == ["GET"]
 
 
