@@ -1,6 +1,7 @@
 """Answers in OpenAI's shapes: whole objects, chunks of a stream, usage.
 
-Framing follows OpenAI's specification; `token_ids` and `prompt_token_ids` are vLLM's.
+Framing follows OpenAI's specification; `reasoning`, `token_ids` and `prompt_token_ids` are vLLM's,
+`reasoning_content` is DeepSeek's.
 """
 
 import time
@@ -191,8 +192,7 @@ class Choice:
         has_text = bool(said.content or not said.calls)
         message: JsonObject = {"role": "assistant"}
         message["content"] = said.content if has_text else None
-        if self._parser and self._parser.reasons and self._shows_reasoning:
-            message["reasoning_content"] = said.reasoning or None
+        message["reasoning"] = message["reasoning_content"] = said.reasoning or None
         if said.calls:
             calls = enumerate(said.calls)
             message["tool_calls"] = [_shown_call(i, call, is_whole=True) for i, call in calls]
@@ -203,7 +203,7 @@ class Choice:
             return {"content": said.content}
         delta: JsonObject = {"content": said.content} if said.content else {}
         if said.reasoning:
-            delta["reasoning_content"] = said.reasoning
+            delta["reasoning"] = delta["reasoning_content"] = said.reasoning
         for call in said.calls:
             self._num_calls += call.name is not None
             shown = _shown_call(self._num_calls - 1, call, is_whole=False)

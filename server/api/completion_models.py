@@ -174,14 +174,15 @@ class ToolCall(Answer):
 class ChatAnswerMessage(Answer):
     """The assistant's message.
 
-    content: null if the answer is calls only.   reasoning_content: only from models that write
-    reasoning parts, null without one.   tool_calls: only if there are calls.
+    content: null if the answer is calls only.   reasoning, reasoning_content: both have the text of
+    the reasoning parts, null without any.   tool_calls: only if there are calls.
     """
 
     role: Literal["assistant"]
     content: str | None = Field(examples=["Hello!"])
     refusal: None
-    reasoning_content: str | None = _left_out(examples=["The user greets."])
+    reasoning: str | None = Field(examples=["The user greets."])
+    reasoning_content: str | None = Field(examples=["The user greets."])
     tool_calls: list[ToolCall] = _left_out()
 
 
@@ -202,10 +203,14 @@ class ToolCallPart(Answer):
 
 
 class ChatDelta(Answer):
-    """The text that an event adds to the message.   role: only in the answer's first event."""
+    """The text that an event adds to the message.   role: only in the answer's first event.
+
+    reasoning, reasoning_content: the same text, of a reasoning part.
+    """
 
     role: Literal["assistant"] = _left_out()
     content: str = _left_out(examples=["Hello"])
+    reasoning: str = _left_out(examples=["The user"])
     reasoning_content: str = _left_out(examples=["The user"])
     tool_calls: list[ToolCallPart] = _left_out()
 

@@ -82,11 +82,6 @@ class AnswerParser:
         self.is_whole = True
 
     @property
-    def reasons(self) -> bool:
-        """Whether the model writes reasoning parts."""
-        return self._reasoning is not None
-
-    @property
     def num_calls(self) -> int:
         return self._num_earlier_calls + (self._reader.num_calls if self._reader else 0)
 

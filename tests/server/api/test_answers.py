@@ -232,6 +232,7 @@ def test_reasoning_and_calls_are_told_apart_whole_and_streamed(size):
     choice, body = whole_of(outputs)
     message = body["message"]
     assert (message["content"], message["reasoning_content"]) == ("Let me see.", "Hm and")
+    assert message["reasoning"] == message["reasoning_content"]
     assert [call["function"] for call in message["tool_calls"]] == [
         {"name": "now", "arguments": '{"a": 12}'}
     ] * 2
@@ -243,7 +244,8 @@ def test_reasoning_and_calls_are_told_apart_whole_and_streamed(size):
     chunks = [streamed.chunk(part) for part in parts if not streamed.is_silent(part)]
     deltas = [chunk["delta"] for chunk in chunks]
     assert "".join(delta.get("content", "") for delta in deltas) == "Let me see."
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "Hm and"
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(delta.get(name, "") for delta in deltas) == "Hm and"
     calls = {0: "", 1: ""}
     for part in (part for delta in deltas for part in delta.get("tool_calls", ())):
         assert ("id" in part) == (not calls[part["index"]])
@@ -309,7 +311,10 @@ def test_calls_end_an_answer_unless_its_last_one_is_cut_by_a_stop_string():
 
 def test_a_client_may_do_without_the_reasoning_and_still_pays_for_it():
     choice, body = whole_of(outputs_of(THOUGHT), shows_reasoning=False)
-    assert body["message"] == {"role": "assistant", "content": "Let me see.", "refusal": None}
+    assert body["message"] == {
+        "role": "assistant", "content": "Let me see.", "refusal": None,
+        "reasoning": None, "reasoning_content": None,
+    }  # fmt: skip
     assert choice.num_reasoning_tokens == 6
     final = outputs_of([6])[0]
     assert counts(final, 6)["completion_tokens_details"]["reasoning_tokens"] == 6

@@ -183,6 +183,15 @@ ANSWERED: list[tuple[str, Any, Callable[[Any], bool]]] = [
        lambda answer, kept=kept: answer["choices"][0]["prompt_token_ids"] == kept
        and len(answer["choices"][0]["logprobs"]["tokens"]) == 4 + 5)
       for side, kept in (("right", PROMPT[:4]), ("left", PROMPT[-4:]))),
+    *(("chat_completion/test_chat_completion.py::"
+       "test_chat_completion_truncation_side_controls_prompt_truncation",
+       CHAT | {"max_tokens": 1, "return_token_ids": True, "truncate_prompt_tokens": 2,
+               "truncation_side": side},
+       lambda answer, kept=kept: answer["prompt_token_ids"] == kept)
+      # The template begins with <|begin|><|user|> and ends with <|end|><|assistant|>.
+      for side, kept in (("right", [0, 4]), ("left", [1, 5]))),
+    ("chat_completion/test_chat_with_tool_reasoning.py::test_chat_full_of_tool_and_reasoning",
+     CHAT, lambda answer: answer["choices"][0]["message"]["reasoning"] is None),
     ("chat_completion/test_logprob_token_ids.py::test_logprob_token_ids_returns_requested_ids",
      CHAT | {"logprobs": True, "top_logprobs": 3, "logprob_token_ids": [100, 1000, 500],
              "return_tokens_as_token_ids": True},
