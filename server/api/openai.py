@@ -11,7 +11,6 @@ from collections.abc import MutableSequence, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
 
 from engine.messages import Priority, SamplingParams
 from server.api import errors
@@ -99,7 +98,7 @@ _TokenName = Annotated[str, Field(pattern=_TOKEN_NAME)]
 
 
 def _check_stops(stop: Any) -> Any:
-    """The given value, unless it is texts beyond the limits. Raises PydanticCustomError."""
+    """The given value, unless it is texts beyond the limits. Raises ApiError."""
     texts = stop if isinstance(stop, list) else [stop]
     sizes = [len(text.encode()) for text in texts if isinstance(text, str)]
     if (
@@ -107,10 +106,10 @@ def _check_stops(stop: Any) -> Any:
         or sum(sizes) > _MAX_STOPS_BYTES
         or (sizes and not 0 < min(sizes) <= max(sizes) <= _MAX_STOP_BYTES)
     ):
-        raise PydanticCustomError(
-            "stops",
-            f"At most {_MAX_STOPS} stop strings of 1 to {_MAX_STOP_BYTES} bytes are taken, and "
+        raise errors.invalid_request(
+            f"stop: at most {_MAX_STOPS} strings of 1 to {_MAX_STOP_BYTES} bytes are taken, and "
             f"{_MAX_STOPS_BYTES:,} bytes in all. Leave some out, or name tokens in stop_token_ids.",
+            param="stop",
         )
     return stop
 
