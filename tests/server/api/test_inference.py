@@ -14,6 +14,8 @@ from server.billing.budgets import Budget, set_budget
 from server.billing.prices import ensure_price
 from server.billing.rating import amount_nanousd
 from server.pool.quarantine import fingerprint
+from server.tools.built_in import BUILT_IN
+from server.tools.dialect import Dialect
 from tests.server.bases import change_base
 from tests.server.factories import NOW_MS
 from tests.server.fake_engines import MAX_MODEL_LEN
@@ -299,6 +301,12 @@ def test_a_model_without_reasoning_has_no_budget_for_it(product: Product) -> Non
     refused = product.chat(thinking_token_budget=5)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
     assert product.chat(thinking_token_budget=None).status_code == 200
+    change_base(product.gateway, dialect=Dialect(BUILT_IN["hermes"], True, {}))
+    for most in (0, 5):
+        assert product.chat(thinking_token_budget=most).status_code == 200
+        assert product.engines.asked[-1].sampling_params.reasoning.max_tokens == most
+    product.chat()
+    assert product.engines.asked[-1].sampling_params.reasoning is None
 
 
 @pytest.mark.parametrize(
