@@ -71,9 +71,9 @@ class Choice:
     """One of a request's answers, rendered in OpenAI's shape output by output.
 
     parser: None for answers that have neither calls nor reasoning.   shown: texts of its marks that
-    are special tokens.   shows_reasoning, shows_stop: whether the client wants to have the
-    reasoning, and the text of the token that ends the answer.
-    names_ids: whether logprobs name tokens by their ids.
+    are special tokens.   not_enforced: paths of what the request demands and nothing enforces.
+    shows_reasoning, shows_stop: whether the client wants to have the reasoning, and the text of the
+    token that ends the answer.   names_ids: whether logprobs name tokens by their ids.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class Choice:
         prompt: ShownPrompt,
         parser: AnswerParser | None = None,
         shown: Mapping[int, bytes] = MappingProxyType({}),
+        not_enforced: Sequence[str] = (),
         *,
         shows_reasoning: bool = True,
         shows_stop: bool = False,
@@ -96,6 +97,7 @@ class Choice:
         self._parser = parser
         self._shows_reasoning = shows_reasoning
         self._shows_stop = shows_stop
+        self._not_enforced = not_enforced
         self._num_calls = 0
         self._detokenizer = Detokenizer(vocabulary, shown)
         self._logprobs = LogprobsText(vocabulary, is_chat, len(prompt.echo), as_ids=names_ids)
@@ -238,6 +240,8 @@ class Choice:
         if part.finish_reason is not None:
             # OpenAI has no word for an exhausted budget.
             head["x_chorale"] = {"stop_cause": part.stop_cause}
+            if self._not_enforced:
+                head["x_chorale"]["not_enforced"] = self._not_enforced
         return head
 
 

@@ -132,9 +132,16 @@ def _prompt_logprobs() -> Any:
 
 
 class AnswerEnd(Answer):
-    """Chorale's word for how an answer ended."""
+    """Chorale's words on an answer's end.
+
+    stop_cause: how it ended.   not_enforced: paths of what the schemas of tools demand and nothing
+    enforced; left out if there are none.
+    """
 
     stop_cause: StopCause
+    not_enforced: list[str] = _left_out(
+        examples=[["tools[0].function.parameters.properties.tags.uniqueItems"]]
+    )
 
 
 class _Choice(Answer):

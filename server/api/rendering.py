@@ -109,7 +109,8 @@ class Rendering:
             for number, ids in enumerate(self.admitted.message.prompts)
         ]
         of_answers = [prompt for prompt in shown for _ in range(self.asked.n)]
-        form, shows = self.admitted.form, getattr(self.asked, "include_reasoning", True)
+        form, told = self.admitted.form, self.admitted.not_enforced
+        shows = getattr(self.asked, "include_reasoning", True)
         marks = {token_id: mark.encode() for mark, token_id in form.token_ids.items()}
         return [
             Choice(
@@ -119,6 +120,7 @@ class Rendering:
                 prompt,
                 parser_of(form),
                 marks,
+                told,
                 shows_reasoning=shows,
                 shows_stop=self.asked.include_stop_str_in_output,
                 names_ids=self.asked.return_tokens_as_token_ids,

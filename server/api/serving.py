@@ -46,6 +46,8 @@ _SSE_HEADERS = {
 }
 _JSON_HEADERS = {"content-type": "application/json"}
 _CLIENT_CLOSED = 499
+_MOST_HEADER_CHARACTERS = 1_000
+"""Longest list of paths in a header: proxies refuse headers of some thousand bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class Serving:
     ) -> Response:
         return LiveStream(
             functools.partial(rendering.stream, outputs),
-            headers=headers | _SSE_HEADERS | _digest_header(first.adapter_digest),
+            headers=headers | _SSE_HEADERS | _own_headers(rendering, first.adapter_digest),
             timeout_s=self.request_timeout_s + READING_S,
             on_end=outputs.aclose,
         )
@@ -176,10 +178,11 @@ class Serving:
         rendering = self._rendering(begun.asked, begun.admitted)
         if not asked.stream:
             body, digest = await rendering.whole(begun.outputs)
-            headers = _JSON_HEADERS | _digest_header(digest)
+            headers = _JSON_HEADERS | _own_headers(rendering, digest)
             await recording.answer(200, headers, msgspec.json.encode(body))
             return
-        recording.begin(200, _SSE_HEADERS | _digest_header(begun.first.adapter_digest))
+        own = _own_headers(rendering, begun.first.adapter_digest)
+        recording.begin(200, _SSE_HEADERS | own)
         async with aclosing(pulled(functools.partial(rendering.stream, begun.outputs))) as events:
             async for event in events:
                 if isinstance(event, LastEvent):
@@ -263,15 +266,19 @@ async def _whole(
     if answered is None:
         return Response(status_code=_CLIENT_CLOSED)
     body, digest = answered
-    return Response(
-        msgspec.json.encode(body), headers=headers | _JSON_HEADERS | _digest_header(digest)
-    )
+    headers = headers | _JSON_HEADERS | _own_headers(rendering, digest)
+    return Response(msgspec.json.encode(body), headers=headers)
 
 
 async def _wait(work: Coroutine[Any, Any, T]) -> T:
     return await work
 
 
-def _digest_header(digest: str | None) -> dict[str, str]:
-    """The digest of the adapter that the step applied; empty for the base model."""
-    return {"x-chorale-adapter-digest": digest or ""}
+def _own_headers(rendering: Rendering, digest: str | None) -> dict[str, str]:
+    """The digest of the adapter that the step applied, empty for the base model; and the paths of
+    what the request demands and nothing enforces, as far as a header may have them.
+    """
+    headers = {"x-chorale-adapter-digest": digest or ""}
+    if not_enforced := ", ".join(rendering.admitted.not_enforced):
+        headers["x-chorale-not-enforced"] = not_enforced[:_MOST_HEADER_CHARACTERS]
+    return headers

@@ -48,7 +48,7 @@ from server.limits.rules import SEAT_SLACK_S, Grant, Limit, Limiter
 from server.pool.engines import Engines
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
 from server.pool.running import RunningRequest
-from server.shapes.compiled import CompiledGrammars
+from server.shapes.compiled import CompiledGrammars, Grammar
 from server.tools.dialect import Dialect
 from server.tools.grammar import AnswerForm
 from server.tools.response_template import PLAIN
@@ -78,7 +78,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A request that has been admitted and paid for: its hold is durable."""
+    """A request with a durable hold.   not_enforced: paths of its demands that nothing enforces."""
 
     base: ServedBase
     request: GenerationRequest
@@ -89,6 +89,7 @@ class Admitted:
     grant: Grant
     running: RunningRequest
     arrived_at: float
+    not_enforced: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class Admission:
             if base.find_text(resolved.named) is None:
                 await self.limiter.check(resolved.limits, tokens=1)
             text = await base.text_of(resolved.named, self.encoders, identity.tenant_id)
-            begun, message, form = await self._prepare(
+            begun, message, form, not_enforced = await self._prepare(
                 identity, request, resolved, text, request_id
             )
             try:
@@ -167,8 +168,18 @@ class Admission:
         except BaseException:
             base.load.remove(running)
             raise
-        price = resolved.price
-        return Admitted(base, request, message, text, form, price, grant, running, arrived_at)
+        return Admitted(
+            base,
+            request,
+            message,
+            text,
+            form,
+            resolved.price,
+            grant,
+            running,
+            arrived_at,
+            not_enforced,
+        )
 
     # ---- the steps, in order ----
 
@@ -206,9 +217,10 @@ class Admission:
         resolved: _Resolved,
         text: Text,
         request_id: str,
-    ) -> tuple[Grant | None, AddRequest, AnswerForm]:
+    ) -> tuple[Grant | None, AddRequest, AnswerForm, tuple[str, ...]]:
         """Tokenize the prompts and compile the answers' form; what has been charged, the message to
-        the engine, and the form. If either is refused, the work that it took stays charged.
+        the engine, the form, and the paths of what is not enforced of it. If either is refused, the
+        work that it took stays charged.
         """
         begun = await self._charge_work(identity, request, text, resolved, request_id)
         try:
@@ -216,16 +228,15 @@ class Admission:
                 resolved.base, text, self.encoders, identity.tenant_id, request
             )
             form = form_of(request, text.dialect, is_reasoning=encoded.is_reasoning)
-            message = await self._message(
-                identity, request, encoded, text, form, resolved, request_id
-            )
+            message = self._message(identity, request, encoded, text, resolved, request_id)
+            grammar = await self._grammar(identity.tenant_id, form) if form.demands else Grammar("")
         except (Overloaded, Unavailable):
             self._release(begun, None)
             raise
         except BaseException:
             self._release(begun, 0)
             raise
-        return begun, message, form
+        return begun, replace(message, grammar=grammar.text), form, grammar.not_enforced
 
     async def _charge_work(
         self,
@@ -251,18 +262,16 @@ class Admission:
         countable = [limit for limit in resolved.limits if limit.metric != "tokens"]
         return await self._acquire(request_id, countable, 0)
 
-    async def _message(
+    def _message(
         self,
         identity: Identity,
         request: GenerationRequest,
         encoded: prompts.Prompts,
         text: Text,
-        form: AnswerForm,
         resolved: _Resolved,
         request_id: str,
     ) -> AddRequest:
-        """The message to the engine. Raises Invalid, Overloaded."""
-        tenant_id = identity.tenant_id
+        """The message to the engine, without its grammar. Raises Invalid."""
         first, *others = encoded.token_ids
         longest = max(map(len, (first, *others)))
         max_tokens = prompts.max_tokens(request, longest, resolved.base.max_model_len)
@@ -279,13 +288,12 @@ class Admission:
             cache_salt=identity.cache_salt,
             weight=identity.weight,
             priority=request.priority,
-            grammar=await self._grammar(tenant_id, form) if form.demands else "",
             predicted_token_ids=tuple(encoded.predicted_token_ids[:max_tokens]),
             drafts=request.drafts,
             shares_drafts=request.shares_drafts,
         )
 
-    async def _grammar(self, tenant_id: str, form: AnswerForm) -> str:
+    async def _grammar(self, tenant_id: str, form: AnswerForm) -> Grammar:
         """The grammar, compiled on a thread unless it is known. Raises Invalid, Overloaded.
 
         A compilation is always a large job, for 20 bytes may take 70 ms.

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from engine.grammar.limits import COMPILE_BUDGET_S, MAX_GRAMMAR_BYTES, parser_limits
 from server.faults import Invalid
 from server.shapes.pattern import BESIDE_FORMAT, rust_pattern
-from server.shapes.schema import DIGITS, LISTS, MAPS, MAX_LEVELS, SINGLE, normalised, path_of
+from server.shapes.schema import DIGITS, LISTS, MAPS, MAX_LEVELS, SINGLE, normalised, path_of, relax
 from server.shapes.schema_fault import find_fault
 from server.shapes.shape import Shape
 from server.text.json_object import JsonObject
@@ -69,11 +69,32 @@ def compiled(shape: Shape) -> str:
 def checked_schema(asked: Any, param: str) -> JsonObject:
     """A schema in llguidance's form. Raises Invalid that names the path at fault."""
     schema = normalised(asked, param)
-    if flaw := flaw_of(_schema_grammar(schema)):
-        place = find_fault(schema, flaw, lambda changed: flaw_of(_schema_grammar(changed)))
-        path = path_of(param, place)
+    if flaw := _flaw_of_schema(schema):
+        path = path_of(param, find_fault(schema, flaw, _flaw_of_schema))
         raise Invalid(f"{path}: {words_for(flaw)}.", param=path)
     return _with_options(schema)
+
+
+def enforceable_schema(
+    asked: JsonObject, param: str, search_ends: float
+) -> tuple[JsonObject, list[str]]:
+    """The enforceable part of an object's schema, in llguidance's form, and the paths of the rest.
+
+    The part lets in what the schema lets in, and more. It lets any object in if too much cannot be
+    enforced, or the search for it goes on beyond `search_ends` (by time.thread_time).
+    """
+    left_out: list[str] = []
+    try:
+        schema = normalised(asked, param, left_out)
+        while flaw := _flaw_of_schema(schema):
+            is_late = time.thread_time() > search_ends
+            place = () if is_late else find_fault(schema, flaw, _flaw_of_schema)
+            if place in ((), ("type",)):
+                raise Invalid(words_for(flaw), param=param)
+            left_out += [path_of(param, gone) for gone in relax(schema, place)]
+    except Invalid:
+        return _with_options({"type": "object"}), [param]
+    return _with_options(schema), left_out
 
 
 def _compiled_schema(shape: Shape) -> str:
@@ -101,8 +122,8 @@ def _lark_of(shape: Shape) -> str:
     return shape.text
 
 
-def _schema_grammar(schema: JsonObject) -> str:
-    return _top_level("json_schema", _with_options(schema))
+def _flaw_of_schema(schema: JsonObject) -> str | None:
+    return flaw_of(_top_level("json_schema", _with_options(schema)))
 
 
 def _with_options(schema: JsonObject) -> JsonObject:

@@ -34,8 +34,16 @@ MAPS = ("$defs", "definitions", "properties", "patternProperties")
 LISTS = ("prefixItems", "allOf", "anyOf", "oneOf")
 SINGLE = ("items", "additionalProperties")
 """Keywords whose values are schemas: by name, in a list, or one."""
+MAX_LEFT_OUT = 64
+"""Parts of a schema that may be left out because nothing enforces them; else it is refused."""
 Place = tuple[str | int, ...]
 """Keys and indexes from a schema's root."""
+
+_APPLIES_TO_THE_REST = {
+    "properties": "additionalProperties", "patternProperties": "additionalProperties",
+    "prefixItems": "items",
+}  # fmt: skip
+"""Keywords, and the one that applies to all values that they do not speak of."""
 
 _DIALECT = re.compile(r"https?://json-schema\.org/(draft-0[467]|draft/20(19-09|20-12))/schema#?")
 _TYPES = {"null", "boolean", "integer", "number", "string", "array", "object"}
@@ -98,14 +106,15 @@ def path_of(param: str, place: Place) -> str:
     return param
 
 
-def normalised(schema: Any, param: str) -> dict[str, Any]:
-    """The schema with the keywords that demand something. Raises Invalid with the path at fault."""
-    walk = _Walk(param)
+def normalised(schema: Any, param: str, left_out: list[str] | None = None) -> dict[str, Any]:
+    """The schema with the keywords that demand something. Raises Invalid with the path at fault.
+
+    left_out: gets the paths of keywords at fault, which are then left out where that is possible:
+    the schema that is left demands less, and nothing more. None to have none left out.
+    """
+    walk = _Walk(param, left_out)
     kept = walk.kept(schema, (), 0)
-    for place, target in walk.refs:
-        # A reference to data, such as an example, would lead to a schema that was not checked.
-        if target not in walk.places or "patternProperties" in target:
-            raise walk.fault(place, "there is no schema at this place that may be referred to")
+    walk.check_refs()
     if walk.num_levels > MAX_LEVELS:
         raise walk.fault((), f"what is referred to may have {MAX_LEVELS} levels in all at most")
     walk.ease_unions()
@@ -117,8 +126,9 @@ def normalised(schema: Any, param: str) -> dict[str, Any]:
 class _Walk:
     """A walk through a schema.   places: depth of each subschema.   refs: places and targets."""
 
-    def __init__(self, param: str) -> None:
+    def __init__(self, param: str, left_out: list[str] | None) -> None:
         self._param = param
+        self._left_out = left_out
         self._counts: Counter[str] = Counter()
         self.places: dict[Place, int] = {}
         self._kept: dict[Place, dict[str, Any]] = {}
@@ -139,19 +149,44 @@ class _Walk:
         path = path_of(self._param, place)
         return Invalid(f"{path}: {why}.", param=path, code=code)
 
+    def note(self, fault: Invalid) -> None:
+        """Note that something is left out for its fault. Raises the fault if nothing may be."""
+        if self._left_out is None or len(self._left_out) == MAX_LEFT_OUT:
+            raise fault
+        self._left_out.append(str(fault.param))
+
+    def check_refs(self) -> None:
+        for place, target in self.refs:
+            # A reference to data, such as an example, would lead to a schema that was not checked.
+            if target not in self.places or "patternProperties" in target:
+                why = "there is no schema at this place that may be referred to"
+                self.note(self.fault(place, why))
+                del self._kept[tuple(map(str, place[:-1]))]["$ref"]
+
     def kept(self, schema: Any, place: Place, depth: int) -> Any:
         self.places[tuple(map(str, place))] = depth
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
-            raise self.fault(place, "a schema is an object, true or false")
+            self.note(self.fault(place, "a schema is an object, true or false"))
+            return True
         if depth > MAX_DEPTH:
-            raise self.fault(place, f"schemas may be nested {MAX_DEPTH} deep at most")
-        kept = self._kept[tuple(map(str, place))] = {
-            keyword: self._value(keyword, value, (*place, keyword), depth + 1)
-            for keyword, value in schema.items()
-            if not _demands_nothing(keyword, value, is_root=not place)
-        }
+            self.note(self.fault(place, f"schemas may be nested {MAX_DEPTH} deep at most"))
+            return True
+        kept = self._kept[tuple(map(str, place))] = {}
+        faulty = []
+        for keyword, value in schema.items():
+            if not _demands_nothing(keyword, value, is_root=not place):
+                try:
+                    kept[keyword] = self._value(keyword, value, (*place, keyword), depth + 1)
+                except Invalid as fault:
+                    self.note(fault)
+                    faulty.append(keyword)
+        if place and any(isinstance(schema.get(name), str) for name in ("$id", "id")):
+            return True  # references in it lead to other places than they would without
+        for keyword in faulty:
+            for (rest,) in relax(kept, (keyword,))[1:]:
+                self.note(self.fault((*place, rest), f"{keyword} is not enforced"))
         if kept.pop("nullable", False) and "type" in kept:
             # OpenAPI 3.0 has it so: beside no type it changes nothing.
             types = kept["type"] if isinstance(kept["type"], list) else [kept["type"]]
@@ -181,14 +216,15 @@ class _Walk:
         if not fits(value):
             raise self.fault(place, f"it must be {words}")
         if what := _COUNTED.get(keyword):
-            self._counts[what] += len(value)
-            if self._counts[what] > MAX_COUNTS[what]:
+            if self._counts[what] + len(value) > MAX_COUNTS[what]:
                 raise self.fault(place, f"there may be {MAX_COUNTS[what]} {what} in all at most")
+            self._counts[what] += len(value)
         if keyword == "multipleOf":
             digits = Decimal(str(value)).normalize().as_tuple().digits
-            self._multiples.add(int("".join(map(str, digits))))
-            if math.prod(self._multiples) > MAX_MULTIPLE:
+            multiples = self._multiples | {int("".join(map(str, digits)))}
+            if math.prod(multiples) > MAX_MULTIPLE:
                 raise self.fault(place, f"multiples have a limit of {MAX_MULTIPLE} in all")
+            self._multiples = multiples
         names = value if keyword in MAPS else () if keyword in (*LISTS, *SINGLE) else [value]
         if any(isinstance(leaf, str) and _CONTROL.search(leaf) for leaf in _leaves(list(names))):
             raise self.fault(
@@ -218,6 +254,26 @@ class _Walk:
         if any(DIGITS.create_decimal(text) != Decimal(text) for text in fractions):
             raise self.fault(place, "fractions of more than 15 digits are not supported")
         return value
+
+
+def relax(schema: dict[str, Any], place: Place) -> list[Place]:
+    """Leave out the part at a place; the places that demand less, then. None demands more."""
+    *path, last = place
+    holder: Any = schema
+    is_schema = True
+    for step in path:
+        holder, is_schema = holder[step], not is_schema or step in SINGLE
+    if not is_schema:
+        holder[last] = True
+        return [place]
+    value = holder.pop(last, None)
+    if last == "oneOf" and value and "anyOf" not in holder:
+        holder["anyOf"] = value
+    rest = _APPLIES_TO_THE_REST.get(str(last), "")
+    if rest not in holder:
+        return [place]
+    holder[rest] = True
+    return [place, (*path, rest)]
 
 
 def _are_told_apart(schemas: list[dict[str, Any] | None]) -> bool:
@@ -262,16 +318,14 @@ def _demands_nothing(keyword: str, value: Any, *, is_root: bool) -> bool:
         case "format":
             return isinstance(value, str) and value not in _FORMATS | _UNENFORCED_FORMATS
         case "propertyNames":
-            return value is True or (isinstance(value, dict) and _lets_any_text_in(value))
+            return value is True or (
+                isinstance(value, dict)
+                and all(
+                    _demands_nothing(name, of_it, is_root=False)
+                    or (name == "type" and of_it in ("string", ["string"]))
+                    for name, of_it in value.items()
+                )
+            )
         case "uniqueItems" | "nullable" | "exclusiveMinimum" | "exclusiveMaximum":
             return value is False
     return False
-
-
-def _lets_any_text_in(schema: dict[str, Any]) -> bool:
-    """Whether every text fits the schema, as every name of a property does if it is a name's."""
-    return all(
-        _demands_nothing(keyword, value, is_root=False)
-        or (keyword == "type" and value in ("string", ["string"]))
-        for keyword, value in schema.items()
-    )

@@ -1,8 +1,10 @@
 """The search for the part of a schema that llguidance refuses: its errors have no path.
 
-A subschema is taken out. If the error goes or changes, the fault is in the subschema.
+A subschema is taken out. If the error goes or changes, the fault is in the subschema. If not, it
+stays out, so that of several parts with the same error one is left.
 """
 
+import copy
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +19,11 @@ MAX_SEARCH_S = 0.5
 def find_fault(schema: Any, flaw: str, flaw_of: Callable[[Any], str | None]) -> Place:
     """The innermost place found at fault; () is the root.   flaw_of: why a schema is refused."""
     ends, compilations = time.thread_time() + MAX_SEARCH_S, 0
+    schema = copy.deepcopy(schema)
     place: Place = ()
 
     def is_mended(parts: list[tuple[Any, Place]]) -> bool:
-        """Whether the error goes or changes without these parts."""
+        """Whether the error goes or changes without these parts; if not, they are left out."""
         nonlocal compilations
         compilations += 1
         if compilations > MAX_COMPILATIONS or time.thread_time() > ends:
@@ -29,10 +32,11 @@ def find_fault(schema: Any, flaw: str, flaw_of: Callable[[Any], str | None]) -> 
         for holder, steps in parts:
             # A branch that is true would make the others of an anyOf vanish.
             holder[steps[-1]] = steps[0] != "anyOf"
-        found = flaw_of(schema)
+        if flaw_of(schema) == flaw:
+            return False
         for (holder, steps), part in zip(parts, before, strict=True):
             holder[steps[-1]] = part
-        return found != flaw
+        return True
 
     try:
         inner = schema

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from engine.grammar.limits import TOOLS
 from server.faults import Invalid
-from server.shapes.grammar import checked_schema, compiled, flaw_of, words_for
+from server.shapes.compiled import Grammar
+from server.shapes.grammar import checked_schema, compiled, enforceable_schema, flaw_of, words_for
 from server.shapes.schema import LISTS
 from server.shapes.shape import Shape
 from server.text.json_object import JsonObject
@@ -26,6 +27,16 @@ from server.tools.tool import Tool, ToolUse
 
 _MOST_COMPILE_S = 2.0
 """Processor time for all tools of a request."""
+_MOST_SEARCH_S = 1.0
+"""The part of it in which the parts of schemas are sought that cannot be enforced."""
+_MOST_PATHS = 20
+_MOST_CHARACTERS = 256
+"""Limits of what an answer says of the parts of schemas that are not enforced."""
+_TELLING_OF_PROPERTIES = {
+    "additionalProperties", "patternProperties", *LISTS, "$ref", "$dynamicRef", "$recursiveRef",
+    "if", "then", "else", "dependentSchemas", "dependencies", "unevaluatedProperties",
+}  # fmt: skip
+"""Keywords beside `properties` that may declare arguments."""
 _TERMINALS = r"""
 TEXT: /(.|\n)+/
 ANY: /(.|\n)*/
@@ -74,17 +85,17 @@ class AnswerForm:
         parts = self.template, tools, self.shape, sorted(self.token_ids.items())
         return hashlib.sha256(repr((*parts, self.is_reasoning)).encode()).digest()
 
-    def compiled(self) -> str:
+    def compiled(self) -> Grammar:
         """The grammar for the engine. Raises Invalid that names the path at fault."""
         if not self._is_wrapped:
             assert self.shape is not None
-            return compiled(self.shape)
+            return Grammar(compiled(self.shape))
         content = json.loads(compiled(self.shape))["grammars"] if self.shape else []
-        schemas = _schemas(self.tools)
+        schemas, not_enforced = _schemas(self.tools)
         # The check knows no tokens of the model, so it is made on the marks' texts.
         if flaw := flaw_of(self._grammar(schemas, content, {})):
             raise Invalid(f"tools: {words_for(flaw)}.", param="tools")
-        return self._grammar(schemas, content, self.token_ids)
+        return Grammar(self._grammar(schemas, content, self.token_ids), _shortened(not_enforced))
 
     @property
     def _is_wrapped(self) -> bool:
@@ -229,25 +240,37 @@ def _literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _schemas(tools: Sequence[Tool]) -> list[JsonObject]:
-    """The arguments' schemas in llguidance's form. Raises Invalid."""
-    ends = time.thread_time() + _MOST_COMPILE_S
-    found = []
+def _schemas(tools: Sequence[Tool]) -> tuple[list[JsonObject], list[str]]:
+    """The arguments' schemas in llguidance's form, and the paths of what they lack; or Invalid."""
+    began = time.thread_time()
+    schemas, not_enforced = [], []
     for tool in tools:
-        if time.thread_time() > ends:
+        if time.thread_time() > began + _MOST_COMPILE_S:
             raise Invalid(f"{tool.param}: these tools take too long to compile.", param=tool.param)
-        found.append(_arguments(tool))
-    return found
+        schema, left_out = _arguments(tool, began + _MOST_SEARCH_S)
+        schemas.append(schema)
+        not_enforced += left_out
+    return schemas, not_enforced
 
 
-def _arguments(tool: Tool) -> JsonObject:
-    """The schema of a tool's arguments, without any that it does not declare."""
-    asked = tool.parameters or {}
-    if not asked.keys() & {"additionalProperties", "patternProperties", *LISTS, "$ref"}:
-        asked = {**asked, "additionalProperties": False}
-    try:
-        return checked_schema({"type": "object", **asked}, f"{tool.param}.function.parameters")
-    except Invalid:
-        if tool.strict:
-            raise
-        return checked_schema({"type": "object"}, tool.param)
+def _arguments(tool: Tool, search_ends: float) -> tuple[JsonObject, list[str]]:
+    """The schema of the arguments that a tool declares, and the paths of what it lacks; or Invalid
+    if the tool is strict.
+    """
+    asked = {"type": "object", **(tool.parameters or {})}
+    param = f"{tool.param}.function.parameters"
+    declared, required = asked.get("properties"), asked.get("required")
+    names = set(map(str, required if isinstance(required, list) else ()))
+    is_told = names <= set(declared if isinstance(declared, dict) else ())
+    if is_told and asked.keys().isdisjoint(_TELLING_OF_PROPERTIES):
+        asked["additionalProperties"] = False
+    if tool.strict:
+        return checked_schema(asked, param), []
+    return enforceable_schema(asked, param, search_ends)
+
+
+def _shortened(paths: Sequence[str]) -> tuple[str, ...]:
+    """The first of the paths, cut, and how many more there are."""
+    shown = [path[:_MOST_CHARACTERS] for path in paths[:_MOST_PATHS]]
+    num_more = len(paths) - len(shown)
+    return (*shown, *([f"and {num_more} more"] if num_more else []))

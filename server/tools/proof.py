@@ -62,6 +62,6 @@ def _prove(template: ResponseTemplate, param: str) -> None:
             param=param,
         )
     use = ToolUse(_TOOLS, "auto", tuple(tool.name for tool in _TOOLS))
-    grammar = AnswerForm(template, use, None, {}).compiled()
+    grammar = AnswerForm(template, use, None, {}).compiled().text
     if not accepts(grammar, text):
         raise Invalid(f"{param}: the answer {text!r} cannot be enforced.", param=param)

@@ -26,7 +26,7 @@ class Tool:
     """A function that an answer may call.
 
     parameters: a JSON schema, its keys `ordered`; None for no parameters.
-    strict: a schema that cannot be enforced is refused; otherwise its calls have any arguments.
+    strict: a schema that cannot be enforced is refused; otherwise the parts are that can be.
     param: the path of its declaration.
     """
 

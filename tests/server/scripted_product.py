@@ -93,14 +93,14 @@ class Product:
     tenant_id: str
     api_key: str
 
-    def post(self, path: str, body: dict[str, Any], **headers: str) -> httpx.Response:
+    def post(
+        self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
+    ) -> httpx.Response:
         """Post to a path under /v1, or to one that begins with a slash."""
 
         async def call() -> httpx.Response:
             transport = httpx.ASGITransport(make_app(self.gateway))
-            sent = {"authorization": f"Bearer {self.api_key}"} | {
-                name.replace("_", "-"): value for name, value in headers.items()
-            }
+            sent = {"authorization": f"Bearer {self.api_key}"} | (headers or {})
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://gateway/v1/", headers=sent
             ) as client:
@@ -110,8 +110,8 @@ class Product:
 
         return asyncio.run(call())
 
-    def chat(self, **changes: Any) -> httpx.Response:
-        return self.post("chat/completions", CHAT | changes)
+    def chat(self, headers: dict[str, str] | None = None, **changes: Any) -> httpx.Response:
+        return self.post("chat/completions", CHAT | changes, headers)
 
     def text(self, **changes: Any) -> httpx.Response:
         return self.post("completions", TEXT | changes)

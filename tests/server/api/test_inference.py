@@ -374,13 +374,14 @@ def test_a_request_is_known_again_by_everything_that_reaches_the_model(product: 
 
 
 ODD = {"surprise\r\nx": 1, "messages": [{"role": "user", "content": "hi", "mood": {"a": 1}}]}
+IGNORE = {"x-chorale-ignore-unknown-fields": "true"}
 IGNORED = "messages.mood, surprise??x"
 
 
 def test_unknown_fields_are_left_out_and_named_if_the_request_says_so(product: Product) -> None:
     plain = product.chat()
     assert product.chat(**ODD).json()["error"]["param"] in ("messages[0].mood", "surprise\r\nx")
-    answer = product.post("chat/completions", CHAT | ODD, x_chorale_ignore_unknown_fields="true")
+    answer = product.post("chat/completions", CHAT | ODD, IGNORE)
     assert (answer.status_code, answer.headers["x-chorale-ignored-fields"]) == (200, IGNORED)
     assert answer.json()["choices"] == plain.json()["choices"]
     first, second = product.engines.asked
@@ -388,9 +389,7 @@ def test_unknown_fields_are_left_out_and_named_if_the_request_says_so(product: P
         second, request_id="", deadline_s=0
     )
     for known in ({"store": True}, {"stream_options": {"include_usage": "x"}}):
-        refused = product.post(
-            "chat/completions", CHAT | ODD | known, x_chorale_ignore_unknown_fields="true"
-        )
+        refused = product.post("chat/completions", CHAT | ODD | known, IGNORE)
         assert refused.status_code == 400
 
 
@@ -402,7 +401,7 @@ def test_unknown_fields_are_left_out_if_the_tenant_is_set_so(product: Product) -
     assert (answer.status_code, answer.headers["x-chorale-ignored-fields"]) == (200, IGNORED)
     path = "/tokenize"
     assert product.post(path, ODD).headers["x-chorale-ignored-fields"] == IGNORED
-    refused = product.post(path, ODD, x_chorale_ignore_unknown_fields="false")
+    refused = product.post(path, ODD, {"x-chorale-ignore-unknown-fields": "false"})
     assert refused.status_code == 400
     many = {f"odd{number:02}": 1 for number in range(20)}
     told = product.chat(**many).headers["x-chorale-ignored-fields"]

@@ -1,5 +1,6 @@
-"""Tools over HTTP: calls that an answer's end cuts off."""
+"""Tools over HTTP: calls that an answer's end cuts off, and schemas that are enforced in part."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,50 @@ def test_nothing_is_left_out_for_a_mark_that_is_a_token(token_ids: Any, content:
     parser = parser_of(AnswerForm(BUILT_IN["mistral"], use, None, token_ids))
     assert parser is not None
     assert parser.push("a [TOOL", final=True, is_cut=True).content == content
+
+
+HEADER = "x-chorale-not-enforced"
+TAGS = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+
+
+def tool_of(**properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": "now", "parameters": schema}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_names_what_is_not_enforced_of_its_tools_schemas(
+    product: Product, stream: bool
+) -> None:
+    asked = {"tools": [NOW, tool_of(tags=TAGS)], "stream": stream}
+    asked["tools"][0] = {"type": "function", "function": {"name": "other"}}
+    path = "tools[1].function.parameters.properties.tags.uniqueItems"
+    for _ in range(2):  # the second time from the grammars that are kept
+        answer = product.chat(**asked)
+        choices = [it["choices"][0] for it in (events(answer) if stream else [answer.json()])]
+        assert choices[-1]["x_chorale"] == {"stop_cause": "max_tokens", "not_enforced": [path]}
+        assert all("x_chorale" not in choice for choice in choices[:-1])
+        assert answer.headers[HEADER] == path
+    (grammar,) = json.loads(product.engines.asked[-1].grammar)["grammars"]
+    assert '{"type": "array", "items": {"type": "string"}}' in grammar["lark_grammar"]
+
+
+def test_an_answer_names_nothing_where_all_is_enforced(product: Product) -> None:
+    answer = product.chat(tools=[tool_of(tags={"type": "array", "format": "int32"})])
+    assert answer.json()["choices"][0]["x_chorale"] == {"stop_cause": "max_tokens"}
+    assert HEADER not in answer.headers
+
+
+def test_the_header_of_what_is_not_enforced_is_ascii_and_limited(product: Product) -> None:
+    odd: dict[str, Any] = {name: 1 for name in "abcdefgh"}
+    for _ in range(12):
+        odd = {"items": odd}
+    header = product.chat(tools=[tool_of(**{"é\x7f\n": odd})]).headers[HEADER]
+    assert (len(header), header.isascii(), header.isprintable()) == (1_000, True, True)
+
+
+def test_a_repeat_with_an_idempotency_key_names_what_is_not_enforced(product: Product) -> None:
+    body = {"tools": [tool_of(tags=TAGS)]}
+    first, again = (product.chat(**body, headers={"idempotency-key": "k"}) for _ in range(2))
+    assert again.headers["idempotent-replayed"] == "true"
+    assert first.headers[HEADER] == again.headers[HEADER]

@@ -1,6 +1,7 @@
 """Shapes as llguidance compiles them: what an answer may be, and which part is refused."""
 
 import json
+from math import inf
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
@@ -8,10 +9,16 @@ from llguidance import LLMatcher, LLTokenizer
 from engine.grammar.limits import parser_limits
 from server.faults import Invalid
 from server.shapes import compiled as cache
-from server.shapes.compiled import CompiledGrammars
-from server.shapes.grammar import accepts, compiled
-from server.shapes.schema import MAX_LEVELS
+from server.shapes.compiled import CompiledGrammars, Grammar
+from server.shapes.grammar import accepts, compiled, enforceable_schema
+from server.shapes.schema import MAX_DEPTH, MAX_LEFT_OUT, MAX_LEVELS
 from server.shapes.shape import MAX_BYTES, Shape
+
+INTEGER = {"type": "integer"}
+
+
+def nested(depth):
+    return {"items": nested(depth - 1), "type": "array"} if depth else INTEGER
 
 
 def make(kind, asked):
@@ -138,6 +145,49 @@ def test_the_part_of_a_schema_that_cannot_be_enforced_is_found(asked, path):
     assert refused("json", asked)[0] == f"s{path}"
 
 
+OVERLAPPING = {"oneOf": [{"type": "string"}, {"minLength": 2, "type": ["string", "integer"]}]}
+OF_ANOTHER_BASE = {"$id": "u", "$defs": {"n": INTEGER}, "$ref": "#/$defs/n"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "left_out", "good", "bad"),
+    [
+        ({"properties": {"a": INTEGER | {"not": {}}, "b": INTEGER}}, ["properties.a.not"],
+         ['{"a": 1}'], ['{"a": "x"}', '{"b": "x"}']),
+        ({"patternProperties": {"(?!x)a": INTEGER}, "additionalProperties": False,
+          "required": ["b"]}, ["patternProperties", "additionalProperties"],
+         ['{"b": 1, "a": 2}'], ["{}"]),
+        ({"properties": {"a": OVERLAPPING, "b": {"items": OVERLAPPING}, "c": INTEGER}},
+         ["properties.a.oneOf", "properties.b.items.oneOf"],
+         ['{"a": "xyz", "b": ["x"], "c": 1}'], ['{"a": []}', '{"b": [null]}', '{"c": "x"}']),
+        ({"properties": {"a": {"prefixItems": [INTEGER, 7], "items": False}}},
+         ["properties.a.prefixItems[1]"], ['{"a": [1, "x"]}'], ['{"a": ["x"]}', '{"a": [1, 2, 3]}']
+        ),
+        ({"properties": {"a": {"$ref": "#/$defs/n", "minimum": 3}}}, ["properties.a.$ref"],
+         ['{"a": 3}'], ['{"a": 2}']),
+        ({"properties": {"a": OF_ANOTHER_BASE}, "$defs": {"n": {"type": "string"}}},
+         ["properties.a.$id"], ['{"a": 1}'], []),
+        ({"properties": {name: {"multipleOf": 3 if name == "b" else 9973} for name in "abc"}},
+         ["properties.b.multipleOf"], ['{"b": 1, "c": 9973}'], ['{"a": 1}', '{"c": 1}']),
+        ({"properties": {f"p{i}": INTEGER | {"x": 1} for i in range(MAX_LEFT_OUT + 1)}}, [""],
+         ['{"p0": "x"}'], ["[]"]),
+        ({"properties": {"a": nested(MAX_DEPTH)}}, ["properties.a" + ".items" * MAX_DEPTH],
+         ['{"a": []}'], ['{"a": 1}']),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_enforced_is_left_out_at_its_place_and_named(asked, left_out, good, bad):
+    kept, paths = enforceable_schema({"type": "object", **asked}, "s", inf)
+    assert sorted(paths) == sorted(f"s.{path}".rstrip(".") for path in left_out)
+    grammar = json.dumps({"grammars": [{"json_schema": kept}]})
+    assert [text for text in good + bad if accepts(grammar, text)] == good
+
+
+def test_any_object_is_let_in_where_there_is_no_time_to_search_a_schema():
+    for ends, path in ((inf, "s.properties.a.oneOf"), (0.0, "s")):
+        asked = {"type": "object", "properties": {"a": OVERLAPPING}}
+        assert enforceable_schema(asked, "s", ends)[1] == [path]
+
+
 def test_objects_that_a_property_tells_apart_may_be_branches_of_one_of():
     """Pydantic's unions with a discriminator refer to their branches."""
 
@@ -235,12 +285,12 @@ def test_a_tenant_pushes_out_its_own_grammars_and_finds_no_others(monkeypatch):
     monkeypatch.setattr(cache, "MAX_GRAMMARS", cache.TENANT_GRAMMARS + 2)
     shapes = [Shape("regex", f"{i}", "s") for i in range(cache.TENANT_GRAMMARS + 9)]
     kept = CompiledGrammars()
-    kept.keep("small", shapes[0], "g0")
+    kept.keep("small", shapes[0], Grammar("g0"))
     for shape in shapes:
-        kept.keep("greedy", shape, "g")
+        kept.keep("greedy", shape, Grammar("g"))
         kept.get("greedy", shapes[0])
-    kept.keep("third", shapes[1], "g1")
-    kept.keep("fourth", shapes[1], "g2")
-    assert [kept.get("small", shape) for shape in shapes[:2]] == ["g0", None]
+    kept.keep("third", shapes[1], Grammar("g1"))
+    kept.keep("fourth", shapes[1], Grammar("g2"))
+    assert [kept.get("small", shape) for shape in shapes[:2]] == [Grammar("g0"), None]
     found = [shape for shape in shapes if kept.get("greedy", shape)]
     assert found == [shapes[0], *shapes[-cache.TENANT_GRAMMARS + 2 :]]

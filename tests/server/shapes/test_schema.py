@@ -159,3 +159,6 @@ def test_an_unknown_keyword_anywhere_is_named_and_without_one_the_schema_is_kept
     keyword = data.draw(st.sampled_from(UNKNOWN))
     holder[keyword] = 1
     assert refused(asked) == f"{path}.{keyword}"
+    left_out = []
+    assert normalised(asked, "s", left_out) == {"items": drawn}
+    assert left_out == [f"{path}.{keyword}"]

@@ -38,7 +38,7 @@ def form(family, mode="auto", *, is_parallel=True, shape=None, tools=TOOLS, is_r
 def begun(wanted):
     """A matcher at the start of an answer; compiled once for all examples."""
     if wanted.digest not in _started:
-        grammar = wanted.compiled()
+        grammar = wanted.compiled().text
         limits = parser_limits(grammar)
         matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0, limits=limits)
         assert not matcher.get_error()
@@ -147,13 +147,43 @@ def test_arguments_follow_the_schema_and_tools_get_none_that_they_do_not_declare
 
 
 def test_a_schema_that_cannot_be_enforced_is_refused_if_the_tool_is_strict():
-    odd = {"type": "object", "properties": {"a": {"not": {}}}}
+    odd = {"type": "object", "properties": {"a": {"not": {}, "type": "integer"}}}
     strict = form("hermes", tools=(*TOOLS, Tool("odd", None, odd, True, "tools[3]")))
+    path = "function.parameters.properties.a.not"
     with pytest.raises(Invalid) as error:
         strict.compiled()
-    assert error.value.param == "tools[3].function.parameters.properties.a.not"
+    assert error.value.param == f"tools[3].{path}"
     free = form("hermes", tools=(Tool("odd", None, odd, False, "tools[0]"),))
-    assert accepts(free, '<tool_call>{"name": "odd", "arguments": {"a": [1]}}</tool_call>')
+    assert free.compiled().not_enforced == (f"tools[0].{path}",)
+    for arguments, may_be in (('{"a": 1}', True), ('{"a": [1]}', False), ('{"b": 1}', False)):
+        call = f'<tool_call>{{"name": "odd", "arguments": {arguments}}}</tool_call>'
+        assert accepts(free, call) == may_be
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"if": {"required": ["a"]}, "then": {"properties": {"b": {"type": "integer"}}}},
+        {"dependentSchemas": {"a": {"properties": {"b": {"type": "integer"}}}}},
+        {"unevaluatedProperties": {"type": "integer"}},
+        {"required": ["b"]},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_an_argument_that_is_declared_elsewhere_than_among_the_properties_may_be_given(more):
+    asked = {"type": "object", "properties": {"a": {"type": "integer"}}} | more
+    free = form("hermes", tools=(Tool("f", None, asked, False, "tools[0]"),))
+    assert accepts(free, '<tool_call>{"name": "f", "arguments": {"a": 1, "b": 2}}</tool_call>')
+
+
+def test_the_paths_of_what_is_not_enforced_are_limited_in_number_and_length():
+    odd = {"properties": {"x" * 64: {"properties": {"y" * 64: {"items": {"items": {}}}}}}}
+    holder = odd["properties"]["x" * 64]["properties"]["y" * 64]["items"]["items"]
+    holder |= {f"{'z' * 62}{i}": 1 for i in range(25)}
+    free = form("hermes", tools=(Tool("f", None, odd, False, "tools[0]"),))
+    *paths, rest = free.compiled().not_enforced
+    assert (len(paths), rest) == (20, "and 5 more")
+    assert {len(path) for path in paths} == {256}
 
 
 def test_marks_that_are_tokens_are_found_as_tokens_and_as_text(tmp_path):
@@ -171,7 +201,7 @@ def test_marks_that_are_tokens_are_found_as_tokens_and_as_text(tmp_path):
             BUILT_IN[family], ToolUse(TOOLS, mode, NAMES), None,
             {mark: ids[mark] for mark in BUILT_IN[family].marks if mark in ids},
         )  # fmt: skip
-        grammar = wanted.compiled()
+        grammar = wanted.compiled().text
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=parser_limits(grammar))
         tokens = [
             token
