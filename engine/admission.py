@@ -93,8 +93,8 @@ class Admission:
 
     def _is_ready(self, request: Request) -> bool:
         """Whether only lack of room keeps the request from running."""
-        if request.num_in_flight_tokens:
-            return False  # preempted, and its last step still runs
+        if request.num_in_flight_tokens or request.is_parked:
+            return False  # preempted, and its last step still runs; or it waits for other beams
         if not self._has_constraint(request):
             return False
         if not request.is_first and self._waits_for_first_answer(request.prompt):
@@ -102,7 +102,8 @@ class Admission:
         if self._has_adapter(request):
             may_run = self._is_invoked(request) and self._may_fit(request)
             is_plain = request.adapter_key is None and request.group.compilation is None
-            request.needs_only_room = may_run and is_plain and request.is_first
+            is_independent = request.is_first and not request.is_beam
+            request.needs_only_room = may_run and is_plain and is_independent
             return may_run
         if request.group.started_at is None:
             self._note_load(request)
@@ -233,13 +234,15 @@ class Admission:
         """Make the running adapters and its own together fit the step's sum of ranks, if need be by
         preemption; False if they do not.
         """
-        num_short = self._num_ranks_short(request)
-        if num_short <= 0 or not self.queues.policy.has_shares:
-            return num_short <= 0
-        victims = ranks_giving_way(
-            request, self.queues.running, self.queues.policy.served, num_short=num_short
-        )
-        self.queues.preempt(victims)
+        num_short, queues = self._num_ranks_short(request), self.queues
+        if num_short <= 0:
+            return True
+        victims: list[Request] = []
+        if queues.policy.has_shares:
+            served = queues.policy.served
+            victims = ranks_giving_way(request, queues.running, served, num_short=num_short)
+        victims = victims or queues.idle_beams(request)
+        queues.preempt(victims)
         return bool(victims)
 
     def _num_ranks_short(self, request: Request) -> int:

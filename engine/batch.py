@@ -87,16 +87,18 @@ class Transfer:
 class Batch:
     """One step. Rows of one adapter are adjacent; the base model's come first.
 
-    transfers: copies, which run in this order before the rows are computed.
+    copies: KV blocks, (from, to), that are copied first; no block is in both places.
+    transfers: copies, which run next, in this order, before the rows are computed.
     """
 
     step: int
     rows: tuple[ScheduledRow, ...]
     transfers: tuple[Transfer, ...] = ()
+    copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def is_empty(self) -> bool:
-        return not self.rows and not self.transfers
+        return not self.rows and not self.transfers and not self.copies
 
     @property
     def is_constrained(self) -> bool:
@@ -135,7 +137,8 @@ class StepTokens:
 class StepResult:
     """The outputs of a step by gateway, and what the journal must know before they leave.
 
-    num_forced: tokens among the progress that grammars left no choice about.
+    num_forced: tokens among the progress that no row chose: those that grammars left no choice
+    about, and those that several answers of a beam search share.
     """
 
     step: int

@@ -1,11 +1,12 @@
 """Encodes a step as one row of numbers, for the ranks that only compute it.
 
-    step, counts of adapters, rows and transfers
+    step, counts of adapters, rows, transfers and copies
     adapter    number of its placement, digest (4)
     row        request, index, start, adapter's place in the list or -1, adapter_start, whether it
                chooses tokens, number of drafts, place of the token before the first scored one,
                counts of scored tokens, tokens and blocks, tokens, blocks
     transfer   block_id, slot, is_out
+    copy       block that is copied, and to which
 
 Strings are not sent: a request has a number for as long as it is in every step, an adapter has the
 number that all ranks were given when it was placed.
@@ -39,7 +40,8 @@ class BatchEncoder:
         digests = {r.adapter_key: r.adapter_digest for r in batch.rows if r.adapter_key}
         places = {key: place for place, key in enumerate(digests)}
         self._number_requests(batch)
-        numbers = [batch.step, len(digests), len(batch.rows), len(batch.transfers)]
+        counts = len(digests), len(batch.rows), len(batch.transfers), len(batch.copies)
+        numbers = [batch.step, *counts]
         for key, digest in digests.items():
             assert digest is not None, "an adapter without a name"
             numbers += [self._tables(key)[1].number, *digest_numbers(digest)]
@@ -55,6 +57,8 @@ class BatchEncoder:
             ]  # fmt: skip
         for transfer in batch.transfers:
             numbers += [transfer.block_id, transfer.slot, int(transfer.is_out)]
+        for copy in batch.copies:
+            numbers += copy
         return numbers
 
     def _number_requests(self, batch: Batch) -> None:
@@ -88,12 +92,13 @@ class _Reader:
         self._at = 0
 
     def batch(self) -> Batch:
-        step, num_adapters, num_rows, num_transfers = self._take(4)
+        step, num_adapters, num_rows, num_transfers, num_copies = self._take(5)
         adapters = [self._adapter() for _ in range(num_adapters)]
         rows = tuple(self._row(adapters) for _ in range(num_rows))
         transfers = tuple(self._transfer() for _ in range(num_transfers))
+        copies = tuple((self._take(1)[0], self._take(1)[0]) for _ in range(num_copies))
         assert self._at == len(self._numbers), "more than a step"
-        return Batch(step, rows, transfers)
+        return Batch(step, rows, transfers, copies)
 
     def _take(self, size: int) -> Sequence[int]:
         taken = self._numbers[self._at : self._at + size]

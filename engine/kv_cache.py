@@ -38,12 +38,18 @@ class KVCache:
         self.swap = swap
         self.prefix_caching = prefix_caching
         self.sliding_window = sliding_window
+        self.copies: list[tuple[int, int]] = []
+
+    def take_copies(self) -> tuple[tuple[int, int], ...]:
+        """Take the copies, (from, to), that the next step has to run first."""
+        copies, self.copies = self.copies, []
+        return tuple(copies)
 
     def num_missing(self, request: Request, num_tokens: int) -> int:
         """Number of blocks to allocate before the next `num_tokens` can be computed."""
         end = request.num_computed_tokens + request.num_in_flight_tokens + num_tokens
         have = len(request.block_ids) or request.num_dead_blocks
-        return max(0, self.layout.num_blocks(end) - have)
+        return max(0, self.layout.num_blocks(end) - have) + self._writes_to_shared(request)
 
     def row_blocks(self, request: Request) -> tuple[int, ...]:
         """The request's blocks by position; dead ones, which nobody reads, appear as a live one."""
@@ -70,7 +76,24 @@ class KVCache:
             self.swap.move_in(request.swapped, blocks[: len(request.swapped)])
             request.swapped = []
             request.block_ids = [_DEAD] * request.num_dead_blocks
+        elif self._writes_to_shared(request):
+            self._copy_last(request, blocks.pop())
         request.block_ids += blocks
+
+    def fork(self, request: Request, child: Request) -> None:
+        """Have another answer to the prompt go on as this one, in the same blocks. Whoever is the
+        first to write to the last of them copies it before (copy on write).
+
+        A preempted request has no blocks to share.
+        """
+        child.block_hashes = list(request.block_hashes)
+        if not request.block_ids:
+            return
+        self.pool.take(request.block_ids[request.num_dead_blocks :])
+        child.block_ids = list(request.block_ids)
+        child.num_computed_tokens = request.num_computed_tokens
+        child.num_dead_blocks = request.num_dead_blocks
+        child.num_published_blocks = request.num_published_blocks
 
     def settle(self, request: Request) -> None:
         """Publish the blocks that have become full, and give back those that no layer sees now."""
@@ -115,10 +138,10 @@ class KVCache:
             request.num_restarts += 1
 
     def forget(self, request: Request) -> None:
-        """Give back the blocks and swap places of a request that has ended."""
-        self.give_back(request)
+        """Give back the blocks and swap places of a request that has ended, or lost its beam."""
         self.swap.free(request.swapped)
         request.swapped = []
+        self.give_back(request)
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that every block has the owners it counts.   requests: all that have not ended."""
@@ -132,6 +155,21 @@ class KVCache:
             assert have >= self.layout.num_blocks(request.num_computed_tokens)
             dead = request.block_ids[: request.num_dead_blocks]
             assert set(dead) <= {_DEAD}
+
+    def _writes_to_shared(self, request: Request) -> bool:
+        """Whether its next token goes into its last block, and other beams use that as well."""
+        if not request.is_beam or not request.block_ids:
+            return False
+        is_full = request.num_scheduled_tokens == len(request.block_ids) * self.layout.block_size
+        return not is_full and self.pool.is_shared(request.block_ids[-1])
+
+    def _copy_last(self, request: Request, block_id: int) -> None:
+        """Have the next step copy the request's last block, which others use, to this one."""
+        place = len(request.block_ids) - 1
+        self.copies.append((request.block_ids[place], block_id))
+        self.arena.expect_step()
+        self._release(request, place, place + 1)
+        request.block_ids[place] = block_id
 
     def _publish(self, request: Request) -> None:
         num_full = request.num_computed_tokens // self.layout.block_size

@@ -73,7 +73,7 @@ class SamplingParams:
     min_p: least probability of a token, as a share of the likeliest token's.
     presence_penalty, frequency_penalty: over generated tokens (OpenAI's formula).
     repetition_penalty: over prompt and generated tokens (CTRL's, arXiv 1909.05858).
-    logit_bias: (token id, value added to its logit).   n: independent answers to each prompt.
+    logit_bias: (token id, value added to its logit).   n: answers to each prompt.
     logprobs: how many of the likeliest tokens to report beside the chosen one; None reports no
     logprobs at all.   prompt_logprobs: the same for every token of the prompt but the first.
     logprob_token_ids: if any, `logprobs` reports these tokens and not the likeliest ones.
@@ -87,6 +87,8 @@ class SamplingParams:
     eos_token_ids: tokens that are EOS beside the model's own.   words: (token id, its bytes) of
     tokens that have other bytes than in the engine's vocabulary, for stop strings.
     reasoning: None for no limit on it.
+    beam_search: whether the answers are the n likeliest ones (engine.beam_search); tokens are then
+    chosen by nothing but that.   length_penalty: exponent of the length in the score of a beam.
     """
 
     max_tokens: int
@@ -113,6 +115,8 @@ class SamplingParams:
     eos_token_ids: tuple[int, ...] = ()
     words: tuple[tuple[int, bytes], ...] = ()
     reasoning: ReasoningBudget | None = None
+    beam_search: bool = False
+    length_penalty: float = 1.0
 
     @property
     def has_penalties(self) -> bool:
@@ -364,7 +368,8 @@ class RequestOutput(NamedTuple):
     @property
     def is_of_prompt(self) -> bool:
         """Whether the output has logprobs of the prompt, and nothing of an answer yet."""
-        return not self.new_token_ids and self.finish_reason is None
+        has_begun = self.new_token_ids or self.finish_reason is not None
+        return self.prompt_logprobs is not None and not has_begun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

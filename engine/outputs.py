@@ -1,5 +1,6 @@
 """Turns sampled tokens into messages: which tokens may leave, and which end an answer."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -94,7 +95,8 @@ class Outputs:
             released += sure
         else:
             released.append(token_id)
-        return self._ending(request, token_id, num_stop_bytes)
+        count = len(request.output_token_ids)
+        return self.ending(request, token_id, count, num_stop_bytes)
 
     def before_end(self, request: Request, draft_token_ids: Sequence[int]) -> Sequence[int]:
         """The drafts that are certain not to end the answer if all of them are accepted, and for
@@ -176,12 +178,33 @@ class Outputs:
         request.num_scored_tokens += len(named)
         self._emit(request, [], None, tuple(named))
 
-    def finish(self, request: Request, ending: Ending) -> None:
-        """End an answer between two tokens, for a reason outside of its text."""
-        self._emit(request, [], ending)
+    def finish(self, request: Request, ending: Ending, token_ids: Sequence[int] = ()) -> None:
+        """End an answer between two tokens, for a reason outside of its text.
 
-    def _ending(self, request: Request, token_id: int, num_stop_bytes: int | None) -> Ending | None:
-        params, count = request.params, len(request.output_token_ids)
+        token_ids: those of a beam, which leave only now.
+        """
+        self._emit(request, list(token_ids), ending)
+
+    def set_beam(
+        self, request: Request, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    ) -> None:
+        """Note the tokens of an answer's beam, which stay here until its search ends."""
+        request.output_token_ids = list(token_ids)
+        request.held_logprobs = deque(logprobs)
+
+    def announce_beam(self, request: Request) -> None:
+        """Tell the gateway that a beam has its first token, or that its lease is low."""
+        if request.group.first_token_at is None:
+            request.group.first_token_at = self._clock()
+        if len(request.output_token_ids) == 1:
+            self._emit(request, [], None)
+        self._announce_low_lease(request)
+
+    def ending(
+        self, request: Request, token_id: int, count: int, num_stop_bytes: int | None = None
+    ) -> Ending | None:
+        """How an answer ends whose last token this is, as its count-th; None if it goes on."""
+        params = request.params
         if self._ends(request, token_id):
             return Ending("stop", "eos", num_stop_bytes=num_stop_bytes or 0)
         if token_id in params.stop_token_ids:

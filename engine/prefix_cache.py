@@ -69,6 +69,9 @@ class BlockPool:
             block.users += 1
             block.hits += 1
 
+    def is_shared(self, block_id: int) -> bool:
+        return self._blocks[block_id].users > 1
+
     def release(self, block_ids: Sequence[int], claim: Claim, reload_s: float) -> None:
         """Remove a user from each block. One without users is idle if published, else retired.
 

@@ -60,6 +60,7 @@ class Queues:
         ):
             num_blocks = self.kv.num_missing(request, request.num_tokens_to_do)
             victims = self._giving_way(request, num_blocks, has_seat=has_seat)
+            victims = victims or self.idle_beams(request)
             if not victims:
                 return False
             self.preempt(victims)
@@ -111,13 +112,24 @@ class Queues:
 
     def remove(self, request: Request) -> None:
         """Remove a request that has ended, and give back everything it held."""
+        self.put_back(request)
+        self.waiting.remove(request)
+
+    def put_back(self, request: Request) -> None:
+        """Have a request hold nothing and wait."""
         self.kv.forget(request)
         self._release_adapter(request)
         self._unschedule(request)
         if request in self.running:
             del self.running[request]
-        else:
-            self.waiting.remove(request)
+            insort(self.waiting, request, key=lambda r: r.arrival)
+
+    def fork(self, request: Request, child: Request) -> None:
+        """Have another answer to the prompt, which holds nothing, go on as this one."""
+        self.kv.fork(request, child)
+        child.num_charged_tokens = request.num_charged_tokens
+        if child.block_ids:
+            self._hold_adapter(child)
 
     def check_integrity(self) -> None:
         assert not self.running.keys() & set(self.waiting)
@@ -152,6 +164,8 @@ class Queues:
             return 0
         if not num_pending:
             return request.num_tokens_to_do
+        if request.is_beam:
+            return 0  # the other beams decide whether it goes on
         count = len(request.output_token_ids) + num_pending
         longest = self.config.max_model_len
         is_last = count >= request.max_tokens or request.num_tokens + num_pending >= longest
@@ -196,10 +210,21 @@ class Queues:
         """Free blocks for a waiting request, if need be by preemption; False without room."""
         while not self.arena.make_room(num_blocks):
             victims = self._giving_way(request, num_blocks, has_seat=True)
+            victims = victims or self.idle_beams(request)
             if not victims:
                 return False
             self.preempt(victims)
         return True
+
+    def idle_beams(self, request: Request) -> list[Request]:
+        """The beams that give way to a waiting request, as nothing runs: they wait for other beams,
+        which lack room. So a search goes on even if its beams do not fit together.
+        """
+        num_in_flight = sum(other.num_in_flight_tokens for other in self.running)
+        if self.plan or num_in_flight or self.arena.num_coming:
+            return []
+        others = (r for r in (*self.running, *self.waiting) if r is not request)
+        return [other for other in others if other.is_beam and other.block_ids]
 
     def _giving_way(self, request: Request, num_blocks: int, *, has_seat: bool) -> list[Request]:
         """The requests to preempt so that a waiting one can have this many blocks, and a seat.

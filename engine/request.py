@@ -192,6 +192,10 @@ class Request:
     a first answer of the base model, without a grammar.
     num_skips: how often another request was admitted past it while it lacked room.
     constraint: what it may say next, once its grammar is compiled.
+    is_beam: whether it computes beams of a search (engine.beam_search). Then its tokens are those
+    of its beam, and it ends with other ones if those are better.
+    is_parked: whether it has no beam now, or waits for the other beams.
+    sampling: parameters of its rows.
     token_lease: completion tokens that it may use: an equal part of what the hold covers.
     max_tokens: completion tokens after which it ends in any case.
     reasoning: how far it has come in its reasoning; None without a limit on that.
@@ -222,6 +226,7 @@ class Request:
     swapped: list[int] = field(default_factory=list)
     holds_adapter: bool = False
     constraint: Constraint | None = None
+    is_parked: bool = False
     finish_reason: FinishReason | None = None
     stop_cause: StopCause | None = None
     needs_only_room: bool = False
@@ -237,6 +242,8 @@ class Request:
     tenant_id: str = field(init=False)
     priority: Priority = field(init=False)
     params: SamplingParams = field(init=False)
+    sampling: SamplingParams = field(init=False)
+    is_beam: bool = field(init=False)
     num_prompt_tokens: int = field(init=False)
     token_lease: int = field(init=False)
     max_tokens: int = field(init=False)
@@ -248,8 +255,13 @@ class Request:
         self.adapter_key = message.adapter.object_key if message.adapter else None
         self.request_id, self.tenant_id = message.request_id, message.tenant_id
         self.priority, self.params = message.priority, message.sampling_params
-        self.has_penalties = self.params.has_penalties
+        self.sampling, self.has_penalties = self.params, self.params.has_penalties
         self.reasoning = Reasoning(self.params.reasoning) if self.params.reasoning else None
+        # Without a token to choose, nothing is searched for.
+        self.is_beam = self.params.beam_search and self.params.max_tokens > 0
+        if self.is_beam:
+            num_top = max(2 * self.params.n, self.params.logprobs or 0)
+            self.sampling = replace(self.params, temperature=0.0, logprobs=num_top)
         self.num_prompt_tokens = len(self.prompt.token_ids)
         self.take_lease()
 

@@ -23,6 +23,7 @@ from engine.batch import (
     StepResult,
     StepTokens,
 )
+from engine.beam_search import Beam, BeamSearch
 from engine.block_hash import BlockHasher
 from engine.config import SchedulerConfig
 from engine.fairness import PREFILL_COST, make_policy
@@ -30,7 +31,7 @@ from engine.grammar.constraint import Constraint
 from engine.grammar.constraints import Constraints
 from engine.grammar.matcher import Grammars, Mask
 from engine.kv_cache import KVCache
-from engine.messages import AddRequest, ExtendLease, StopCause
+from engine.messages import AddRequest, ExtendLease, StopCause, TokenLogprobs
 from engine.outputs import Ending, Outputs
 from engine.queues import Queues
 from engine.records import RequestProgress
@@ -113,7 +114,9 @@ class Scheduler:
         self._step_s = 0.0
         self._is_waiting = False  # for the step in flight, as nothing can run beside it
         self._first_due_at = math.inf  # no request is overdue before
-        self._forced: list[RequestProgress] = []
+        self._searches: dict[Prompt, BeamSearch] = {}
+        self._added: list[RequestProgress] = []  # beside what rows chose
+        self._num_added = 0
         self._ended: list[RequestGroup] = []
 
     # ---- what the gateway says ----
@@ -166,6 +169,10 @@ class Scheduler:
             prompt.answers.append(request)
             group.requests.append(request)
             self.queues.waiting.append(request)
+            request.is_parked = request.is_beam and place > 0
+        if request.is_beam:
+            longest = min(params.max_tokens, self.config.max_model_len - len(prompt.token_ids))
+            self._searches[prompt] = BeamSearch(params, len(prompt.token_ids), longest)
 
     def abort(self, request_ids: Sequence[str], cause: StopCause = "aborted") -> None:
         """End requests early; what they generated stays counted. Unknown ids have ended already."""
@@ -226,6 +233,7 @@ class Scheduler:
             self._step + 1,
             tuple(self._row(request, num_tokens) for request, num_tokens in plan),
             self.kv.swap.take_transfers(),
+            self.kv.take_copies(),
         )
         if not batch.is_empty:
             self._launch(batch, [request for request, _ in plan])
@@ -284,7 +292,7 @@ class Scheduler:
     def update(self, batch: Batch, tokens: StepTokens) -> StepResult:
         """Apply the results of the oldest launched step; an empty batch only has ended requests."""
         result = StepResult(batch.step)
-        self._hand_over_forced(result)  # before the tokens that were chosen after them
+        self._hand_over_added(result)  # before the tokens that were chosen after them
         if not batch.is_empty:
             launched = self.launched.popleft()
             assert launched.batch is batch, "steps finish in the order in which they were launched"
@@ -309,12 +317,12 @@ class Scheduler:
         result.leases_low += leases_low
         result.ended += self._ended
         self._ended = []
-        self._hand_over_forced(result)
+        self._hand_over_added(result)
 
-    def _hand_over_forced(self, result: StepResult) -> None:
-        result.progress += self._forced
-        result.num_forced += sum(len(progress.new_token_ids) for progress in self._forced)
-        self._forced = []
+    def _hand_over_added(self, result: StepResult) -> None:
+        result.progress += self._added
+        result.num_forced += self._num_added
+        self._added, self._num_added = [], 0
 
     def check_integrity(self) -> None:
         """Assert that queues, arena and adapters agree; runs when idle and in every test."""
@@ -363,7 +371,7 @@ class Scheduler:
             request.adapter_key,
             digest,
             generation,
-            params if samples else None,
+            request.sampling if samples else None,
             request.seed,
             num_output_tokens,
             request.adapter_start,
@@ -414,7 +422,8 @@ class Scheduler:
         added = tuple(request.output_token_ids[num_before:])
         self.policy.charge(request, PREFILL_COST * len(added))
         self.constraints.lanes.figures.forced_tokens += len(added)
-        self._forced.append(self._progress(request, added))
+        self._added.append(self._progress(request, added))
+        self._num_added += len(added)
 
     def _settle(
         self,
@@ -466,7 +475,7 @@ class Scheduler:
             chosen = (token_id,)
             if row.num_drafts:
                 chosen = (*row.draft_token_ids[: tokens.num_accepted.get(number, 0)], token_id)
-        result.progress.append(self._progress(request, chosen))
+        result.progress.append(self._progress(request, () if request.is_beam else chosen))
         if token_id == BAD_LOGITS:
             self._end_group(request.group, Ending("error", "engine_failure", NOT_FINITE))
             return
@@ -476,7 +485,7 @@ class Scheduler:
         if row.num_drafts and chosen:
             self._note_drafts(request, row.num_drafts, len(chosen) - 1)
         ending: Ending | None = None
-        if chosen:
+        if chosen and not request.is_beam:
             ending = self.outputs.add_tokens(request, chosen, tokens.logprobs.get(number, ()))
         elif not request.params.max_tokens and row.end == request.num_prompt_tokens:
             ending = Ending("length", "max_tokens")
@@ -485,12 +494,57 @@ class Scheduler:
         if ending:
             self._put_away(request)
             return
-        if chosen and request.constraint is not None:
+        if chosen and request.is_beam:
+            self._search_on(request, tokens.logprobs[number][0])
+        elif chosen and request.constraint is not None:
             request.constraint.advance(chosen)
             if request.num_in_flight_tokens and (drafts := self.queues.drafts.get(request)):
                 request.constraint.look_ahead(drafts)  # they follow the token that was pending
         if len(chosen) <= row.num_drafts:
             self.kv.trim(request)
+
+    def _search_on(self, request: Request, told: TokenLogprobs) -> None:
+        """Note what follows a beam, and have the next beams computed if this was the last."""
+        prompt, request.is_parked = request.prompt, True
+        search, answers = self._searches[prompt], prompt.answers
+        if not search.take(answers.index(request), told):
+            return
+        forks = search.advance(lambda *last: self.outputs.ending(request, *last))
+        if not search.beams:
+            self._end_search(prompt, None)
+            return
+        staying = {beam.place for beam in search.beams} - {place for _, place in forks}
+        for place, answer in enumerate(answers):
+            if place not in staying:
+                self.queues.put_back(answer)
+        for place, other in forks:
+            self.queues.fork(answers[place], answers[other])
+        for beam in search.beams:
+            answers[beam.place].is_parked = False
+            self.outputs.set_beam(answers[beam.place], beam.token_ids, beam.logprobs)
+        for beam in search.beams:
+            self.outputs.announce_beam(answers[beam.place])
+
+    def _end_search(self, prompt: Prompt, ending: Ending | None) -> None:
+        """End the answers to a prompt with the best beams; they are paid for token by token.
+
+        ending: of a search that is cut off. Where it has too few beams, answers stay empty.
+        """
+        search = self._searches.pop(prompt)
+        best = search.best()
+        empty = Beam(ending=ending or best[-1].ending)
+        best += [empty] * (len(prompt.answers) - len(best))
+        for answer, beam in zip(prompt.answers, best, strict=True):
+            self.outputs.set_beam(answer, beam.token_ids, beam.logprobs)
+        for answer, beam in zip(prompt.answers, best, strict=True):
+            is_whole = ending is None or ending.reason == "length"
+            own = beam.ending if is_whole and beam.ending else ending
+            assert own is not None, "the search goes on"
+            self.outputs.finish(answer, own, beam.token_ids)
+            self._put_away(answer)
+            self._added.append(self._progress(answer, beam.token_ids))
+        num_tokens = sum(len(beam.token_ids) for beam in best)
+        self._num_added += max(0, num_tokens - search.num_rows)
 
     def _note_drafts(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         request.group.num_accepted_tokens += num_accepted
@@ -550,6 +604,9 @@ class Scheduler:
 
     def _end_group(self, group: RequestGroup, ending: Ending) -> None:
         """End every answer that has not ended yet."""
+        for prompt in group.prompts:
+            if prompt in self._searches:
+                self._end_search(prompt, ending)
         for request in group.requests:
             if request.finish_reason is None:
                 self.outputs.finish(request, ending)

@@ -315,7 +315,8 @@ def _cut(drafts: Mapping[Request, Draft], before_end: BeforeEnd) -> dict[Request
 def _may_draft(request: Request) -> bool:
     """Whether an answer may have drafts now: its first token is known."""
     is_ahead = request.constraint is None or request.constraint.can_look_ahead
-    return request.message.drafts and bool(request.output_token_ids) and is_ahead
+    may_draft = request.message.drafts and not request.is_beam
+    return may_draft and bool(request.output_token_ids) and is_ahead
 
 
 def _slows_others(drafting: set[Request], others: set[Request]) -> bool:

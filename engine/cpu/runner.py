@@ -66,6 +66,8 @@ class ModelRunner:
     @torch.inference_mode()
     def launch(self, batch: Batch) -> None:
         """See engine.core.Runner."""
+        for block_id, other_id in batch.copies:
+            self.arena[other_id].copy_(self.arena[block_id])
         for transfer in batch.transfers:
             slab, slot = self.arena[transfer.block_id], self.swap[transfer.slot]
             source, target = (slab, slot) if transfer.is_out else (slot, slab)

@@ -17,7 +17,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepTokens, Transfer
+from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepTokens
 from engine.gpu.decoder import GpuDecoder, StepOutputs
 from engine.gpu.graphs import StepGraphs
 from engine.gpu.inputs import Ints, StepBuilder, StepLimits, StepPlan, StepShape, aligned
@@ -150,7 +150,9 @@ class GpuRunner:
         per_row = _INTS_PER_SAMPLED_ROW + 2 * min(self.limits.max_model_len, vocab)
         sampling = self.limits.most_choices * per_row
         scoring = aligned(2 * self.limits.max_num_batched_tokens)
-        return self.builder.most_ints + 4 * num_swap_slots + scoring + sampling
+        # Running beams may copy a block each and be preempted, and started ones then as well.
+        copies = aligned(2 * 2 * self.limits.max_num_seqs)
+        return self.builder.most_ints + copies + 4 * num_swap_slots + scoring + sampling
 
     def _make_slot(self, num_ints: int, num_results: int) -> _Slot:
         return _Slot(
@@ -218,14 +220,15 @@ class GpuRunner:
         slot = self._slots.popleft()
         plan = self.builder.build(batch, slot.memory, self._chosen_at)
         sampling, scoring = self._sampling(plan), self._scoring(plan)
-        moves = list(_moves(batch.transfers))
-        packed = [*(ids for _, ids in moves), scoring.tokens]
+        moves = list(self._moves(batch))
+        packed = [*(ids for *_, ids in moves), scoring.tokens]
         packed += [sampling.pack()] if sampling.num_rows else []
         places = _append(slot.memory, plan.num_ints, packed)
         compute, end = self.device.compute, places[-1].stop
         self.device.copy(compute, self._ints[:end], slot.ints[:end])
-        for (is_out, _), place in zip(moves, places, strict=False):
-            self._transfer(is_out, self._ints[place].view(2, -1))
+        for (target, source, _), place in zip(moves, places, strict=False):
+            target_ids, source_ids = self._ints[place].view(2, -1)
+            self._copy_slabs(target, target_ids, source, source_ids)
         if batch.rows:
             # A graph keeps nothing but the logits of the rows' last tokens.
             graph = None if plan.scored.indices else self.graphs.find(plan.shape)
@@ -309,13 +312,19 @@ class GpuRunner:
             vocab_size, softcap = self.model.config.vocab_size, self.model.config.soft_caps.logits
             score(x, head, vocab_size, ints, scoring.told.depth, there, finite, softcap)
 
-    def _transfer(self, is_out: bool, ids: torch.Tensor) -> None:
-        """Copy blocks to or from the swap space. ids: [2, n], blocks and their slots."""
-        blocks, slots = ids
-        if is_out:
-            self._copy_slabs(self.swap, slots, self.arena, blocks)
-        else:
-            self._copy_slabs(self.arena, blocks, self.swap, slots)
+    def _moves(self, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor, Ints]]:
+        """Yield (target, source, [2, n] slabs there and here) for the copies of blocks, then for
+        each run of transfers of one direction.
+        """
+        if batch.copies:
+            yield self.arena, self.arena, np.asarray(batch.copies, dtype=np.int32).T[::-1]
+        for is_out, run in groupby(batch.transfers, lambda transfer: transfer.is_out):
+            pairs = [(transfer.block_id, transfer.slot) for transfer in run]
+            blocks_and_slots = np.asarray(pairs, dtype=np.int32).T
+            if is_out:
+                yield self.swap, self.arena, blocks_and_slots[::-1]
+            else:
+                yield self.arena, self.swap, blocks_and_slots
 
     def _copy_slabs(self, *work: torch.Tensor) -> None:
         self.device.submit(self.device.compute, partial(self.kernels.copy_slabs, *work))
@@ -393,13 +402,6 @@ def _names(rows: Iterable[ScheduledRow]) -> set[tuple[str, int]]:
 
 def _name(row: ScheduledRow) -> tuple[str, int]:
     return row.request_id, row.index
-
-
-def _moves(transfers: Sequence[Transfer]) -> Iterator[tuple[bool, Ints]]:
-    """Yield (is_out, [2, n] blocks and slots) for each run of transfers of one direction."""
-    for is_out, run in groupby(transfers, lambda transfer: transfer.is_out):
-        pairs = [(transfer.block_id, transfer.slot) for transfer in run]
-        yield is_out, np.asarray(pairs, dtype=np.int32).T
 
 
 def _append(memory: Ints, at: int, packed: Sequence[Ints]) -> list[slice]:

@@ -20,8 +20,10 @@ from engine.scoring import chunks
 from kernels.sampling import keep_bits, restrict
 from kernels.work import PenaltyWork, SamplingWork
 
-MOST_TOP_LOGPROBS = 20
-"""Limit on the likeliest tokens that are reported beside one token; buffers hold no more."""
+MOST_TOP_LOGPROBS = 32
+"""Limit on the likeliest tokens that are reported beside one token, twice the beams of a search;
+buffers hold no more.
+"""
 MOST_GIVEN_LOGPROBS = 128
 """Limit on the tokens that a row may ask for by their ids."""
 _TOLD_BYTES = 16 << 20

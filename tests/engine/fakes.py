@@ -37,6 +37,7 @@ from lora.layout import Layout, ModelShape
 from lora.loads import Fetched, Loaded, Placed, Read
 from lora.manager import AdapterManager
 from registry.ref import AdapterRef
+from tests.engine.beams import vllm_beams
 
 if TYPE_CHECKING:
     # This module imports torch, which would cost every process of a fake engine 2 s.
@@ -271,6 +272,11 @@ class FakeRunner:
         batch = self._launched.popleft()
         assert not batch.is_constrained or batch.step in self._choices, "it has not chosen yet"
         self._masks = self._choices.pop(batch.step, {})
+        touched = {block_id for block_id, _ in batch.copies} | {block for _, block in batch.copies}
+        sources = {block_id for block_id, _ in batch.copies}
+        assert len(touched) - len(sources) == len(batch.copies), "copies depend on their order"
+        for source, target in batch.copies:
+            self.slabs[target] = dict(self.slabs[source])
         for transfer in batch.transfers:
             self.num_transfers += 1
             if transfer.is_out:
@@ -549,6 +555,22 @@ def expected_tokens(
             matcher.consume([token])
         history.append(token)
     return history[len(message.prompt_token_ids) :]
+
+
+def expected_beams(
+    message: AddRequest, longest: int, window: int | None = None, invocation: Sequence[int] = ()
+) -> list[tuple[list[int], str]]:
+    """Tokens and finish reasons of the n answers that a beam search gives."""
+    prompt, params = message.prompt_token_ids, message.sampling_params
+    adapter = _adapter_of(message, invocation)
+
+    def propose(tokens: Sequence[int]) -> Sequence[tuple[int, float]]:
+        history = (*prompt, *tokens)[-(window or longest + len(prompt)) :]
+        return fake_told(0, 2 * params.n, history, *adapter).top
+
+    ends = () if params.ignore_eos else (EOS,)
+    best = vllm_beams(propose, len(prompt), params.n, longest, ends, params.length_penalty)
+    return [(tokens, reason) for tokens, _, reason in best]
 
 
 def expected_prompt_logprobs(

@@ -53,8 +53,14 @@ def rows(draw):
 
 
 transfers = tuples(integers(0, 999), integers(0, 99), booleans()).map(lambda t: Transfer(*t))
+copies = tuples(integers(0, 999), integers(0, 999))
 batches = lists(rows(), max_size=7).flatmap(
-    lambda found: tuples(integers(0, 1 << 40), just(tuple(found)), lists(transfers).map(tuple))
+    lambda found: tuples(
+        integers(0, 1 << 40),
+        just(tuple(found)),
+        lists(transfers).map(tuple),
+        lists(copies).map(tuple),
+    )
 )
 
 
@@ -74,6 +80,7 @@ def test_a_step_read_back_is_the_step_as_far_as_a_rank_needs_it(steps):
     for batch in steps:
         found = decode(encoder.encode(batch))
         assert (found.step, found.transfers) == (batch.step, batch.transfers)
+        assert found.copies == batch.copies
         for ours, theirs in zip(found.rows, batch.rows, strict=True):
             number = NUMBERS[theirs.adapter_key] if theirs.adapter_key else None
             assert ours.adapter_key == (number and str(number))

@@ -71,7 +71,7 @@ def run_slowly(core, outputs, until):
         for _, message in core.step():
             for output in message.outputs:
                 outputs.setdefault(output.request_id, []).append(output)
-        assert not core.scheduler._forced, "a step keeps back tokens that it has added"
+        assert not core.scheduler._added, "a step keeps back tokens that it has added"
         time.sleep(1e-4)
 
 

@@ -73,7 +73,8 @@ def test_only_a_request_without_a_token_is_late():
     async def run():
         for sent, is_late in (
             ([], True),
-            ([output(0)], True),
+            ([output(0, prompt_logprobs=())], True),
+            ([output(0)], False),  # a beam search has its first token
             ([output(0, new_token_ids=(5,))], False),
         ):
             delivery = Delivery([].append)

@@ -15,6 +15,7 @@ from tests.engine.fake_draft_model import FakeDraftModel, give_draft_model
 from tests.engine.fakes import (
     FakeDrafter,
     FakeLoader,
+    expected_beams,
     expected_prompt_logprobs,
     expected_tokens,
     make_adapter,
@@ -58,8 +59,21 @@ def requests(draw):
             grammar=draw(sampled_from(["", "", "quick", "quick 2", "slow"])),
         )
         lease = message.token_lease * len(prompts)
+        if message.sampling_params.n > 1 and draw(booleans()):
+            message = replace(message, grammar="", sampling_params=draw(beams_of(message)))
         messages.append(replace(message, more_prompts=tuple(prompts[1:]), token_lease=lease))
     return messages
+
+
+@composite
+def beams_of(draw, message):
+    """Parameters of a beam search for as many answers."""
+    return replace(
+        message.sampling_params,
+        beam_search=True,
+        ignore_eos=draw(booleans()),
+        length_penalty=draw(sampled_from([1.0, 0.0, -1.0, 2.5])),
+    )
 
 
 ANY_MIX = given(
@@ -149,15 +163,16 @@ def check_mix(
     assert not scheduler.has_work, "a request never ended"
     assert not (drafter and drafter.drafting), "a draft outlived its answer"
     counted, metered = core.num_completion_tokens, core.runner.meter.sampled_tokens
-    assert counted == metered or lag and counted < metered
+    has_beams = any(message.sampling_params.beam_search for message in messages)
+    assert counted == metered or (lag or has_beams) and counted < metered
     for message in messages:
-        check_answers(message, outputs[message.request_id], window)
+        check_answers(message, outputs[message.request_id], window, scheduler.config.max_model_len)
     arena = scheduler.arena
     used = scheduler.adapters.num_slabs_used + scheduler.kv.pool.num_idle
     assert arena.num_free + used == num_slabs
 
 
-def check_answers(message, outputs, window):
+def check_answers(message, outputs, window, max_model_len):
     """Check that every answer has its tokens and one end, and that the last ends the request."""
     assert [o.seq for o in outputs] == list(range(len(outputs)))
     assert [o.is_last for o in outputs] == [False] * (len(outputs) - 1) + [True]
@@ -167,12 +182,18 @@ def check_answers(message, outputs, window):
     for number, alone in enumerate(each):
         own = [o._replace(index=o.index % n) for o in outputs if o.index // n == number]
         check_prompt_logprobs(alone, own, window)
+        beams = expected_answers(alone, window, max_model_len) if is_invoked else None
         for index in range(n):
             answer = [o for o in own if o.index == index]
             finals = [o.finish_reason is not None for o in answer]
             assert finals == [False] * (len(answer) - 1) + [True]
             tokens, expected = tokens_of(answer), expected_answer(alone, window)
             total += len(tokens)
+            if beams and answer[-1].finish_reason != "abort":
+                assert (tokens, answer[-1].finish_reason) == beams[index]
+                continue
+            if beams:
+                continue
             if not is_invoked and answer[-1].finish_reason != "length":
                 # One prompt without the invocation ends the answers to all prompts.
                 assert answer[-1].stop_cause in ("adapter_not_invoked", "aborted")
@@ -181,7 +202,7 @@ def check_answers(message, outputs, window):
                 assert tokens == expected[: len(tokens)]
             else:
                 assert tokens == expected
-    if is_invoked and all(o.finish_reason in (None, "length") for o in outputs):
+    if is_invoked and all(o.finish_reason in (None, "length", "stop") for o in outputs):
         assert outputs[-1].num_prompt_tokens == message.num_prompt_tokens
     assert outputs[-1].num_completion_tokens == total
     assert outputs[-1].num_cached_tokens <= outputs[-1].num_prompt_tokens
@@ -190,7 +211,7 @@ def check_answers(message, outputs, window):
 def check_prompt_logprobs(message, outputs, window):
     """Check that prompt logprobs come once, in order, with the first answer, before new tokens."""
     told = prompt_logprobs_of(outputs)
-    is_whole = {o.finish_reason for o in outputs} <= {None, "length"}
+    is_whole = {o.finish_reason for o in outputs} <= {None, "length", "stop"}
     if told or is_whole:
         expected = expected_prompt_logprobs(message, window, invocation_of(message))
         assert told == (expected if is_whole else expected[: len(told)])
@@ -212,9 +233,18 @@ def expected_answer(message, window):
     return expected_tokens(message, window, invocation)
 
 
+def expected_answers(message, window, max_model_len):
+    """Tokens and finish reasons of the answers of a beam search; None if it is none."""
+    params = message.sampling_params
+    if not params.beam_search or not params.max_tokens:
+        return None
+    longest = min(params.max_tokens, max_model_len - len(message.prompt_token_ids))
+    return expected_beams(message, longest, window, invocation_of(message))
+
+
 def check_sharing(scheduler):
-    """Check that requests share a block only if their salt, their tokens up to the end of the
-    block, and the adapter applied in it are the same.
+    """Check that requests share a block only if their salt, their computed tokens up to the end of
+    the block, and the adapter applied in it are the same.
     """
     holders: dict[int, list] = {}
     for request in (*scheduler.queues.running, *scheduler.queues.waiting):
@@ -225,9 +255,14 @@ def check_sharing(scheduler):
     for shared in holders.values():
         contents = {
             (applied_before(r, end), r.message.cache_salt, r.tokens(0, end))
-            for r, end in ((r, (number + 1) * size) for r, number in shared)
+            for r, end in ((r, end_of(r, number, size)) for r, number in shared)
         }
         assert len(shared) == 1 or len(contents) == 1
+
+
+def end_of(request, number, block_size):
+    """Position behind the last computed token in a block; beams share their last one."""
+    return min((number + 1) * block_size, request.num_computed_tokens)
 
 
 def applied_before(request, end):

@@ -179,8 +179,8 @@ def _is_end_at(record: Record, settled_seq: int) -> bool:
 def check_meter(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
     """Check that the journal did not count more tokens than the runner's meter.
 
-    The meter is ahead by steps of killed engines that never reached the journal, and by tokens that
-    were computed again after a preemption; nobody pays for either.
+    The meter is ahead by steps of killed engines that never reached the journal, by tokens that
+    were computed again after a preemption, and by beams that were given up; nobody pays for those.
     """
     before = TokenMeter.read(engine_dir / "meter")
     try:

@@ -1,0 +1,41 @@
+"""Beam search written down as vLLM has it, the reference of `engine.beam_search`.
+
+It searches up to the greatest length in any case, and keeps every beam that has ended.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+Propose = Callable[[Sequence[int]], Iterable[tuple[int, float]]]
+"""The likeliest tokens after those of an answer, with their logprobs, the likeliest first."""
+
+
+def vllm_beams(
+    propose: Propose,
+    num_prompt_tokens: int,
+    width: int,
+    longest: int,
+    ends: Collection[int] = (),
+    length_penalty: float = 1.0,
+) -> list[tuple[list[int], float, str]]:
+    """The best `width` answers: their tokens, the sum of their logprobs and their finish reason.
+
+    propose: gives 2 * width tokens.   ends: tokens that end an answer.
+    """
+
+    def score(total: float, num_tokens: int) -> float:
+        return total / (num_prompt_tokens + num_tokens) ** length_penalty
+
+    beams: list[tuple[list[int], float]] = [([], 0.0)]
+    done: list[tuple[float, tuple[list[int], float, str]]] = []
+    for _ in range(longest):
+        likely = []
+        for tokens, total in beams:
+            for token, logprob in propose(tokens):
+                longer = [*tokens, token], total + logprob
+                if token in ends:
+                    done.append((score(longer[1], len(tokens)), (*longer, "stop")))
+                else:
+                    likely.append(longer)
+        beams = sorted(likely, key=lambda beam: -beam[1])[:width]
+    done += [(score(total, len(tokens)), (tokens, total, "length")) for tokens, total in beams]
+    return [answer for _, answer in sorted(done, key=lambda it: -it[0])[:width]]
