@@ -44,11 +44,10 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     # vLLM's.
     "best_of": (1,), "cache_salt": (), "chat_template": (), "documents": ([],),
-    "kv_transfer_params": (), "length_penalty": (1,), "logits_processors": ([],),
-    "media_io_kwargs": ({},), "mm_processor_kwargs": ({},), "priority": (0,), "request_id": (),
-    "spaces_between_special_tokens": (True,),
-    "use_beam_search": (False,), "vllm_xargs": ({},),
     "guided_choice": ([],), "guided_grammar": (), "guided_json": (), "guided_regex": (),
+    "kv_transfer_params": (), "logits_processors": ([],), "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},), "priority": (0,), "request_id": (),
+    "spaces_between_special_tokens": (True,), "vllm_xargs": ({},),
     # Other servers'.
     "cache_prompt": (True,), "ebnf": (), "lora_path": (), "min_new_tokens": (0,), "regex": (),
     "return_hidden_states": (False,), "separate_reasoning": (True,), "stream_reasoning": (True,),
@@ -62,6 +61,19 @@ _WITHOUT_EFFECT = {
     "usage": "every answer has its usage, and a stream by stream_options",
     "verbosity": "it is a hint to models that were trained on it; no chat template is given it",
 }
+_BEAM_FIELDS = frozenset({
+    "model", "n", "max_tokens", "max_completion_tokens", "prompt", "echo", "logprobs",
+    "top_logprobs", "prompt_logprobs", "stop_token_ids", "ignore_eos", "return_token_ids",
+    "return_tokens_as_token_ids", "include_stop_str_in_output", "skip_special_tokens",
+    "truncate_prompt_tokens", "truncation_side", "service_tier", "use_beam_search",
+    "length_penalty", "prompt_cache_key", "safety_identifier", "user", "include_reasoning",
+} | Chat.model_fields.keys() - {"tools"})  # fmt: skip
+"""Fields that a beam search heeds. Others would have no effect, and are refused beside it."""
+_BEAM_VALUES: dict[str, tuple[Any, ...]] = {
+    "temperature": (0,), "top_k": (-1,), "speculation": ("off",), "tool_choice": ("none",),
+    "parallel_tool_calls": (False,),
+}  # fmt: skip
+"""Values beside the default that ask for nothing in a beam search."""
 
 
 class _StreamOptions(RequestObject):
@@ -160,6 +172,9 @@ class _Request(RequestObject):
     return_token_ids: whether the answer has the token ids of prompt and answers.
     return_tokens_as_token_ids: whether logprobs name tokens by id, as `token_id:N`, not by text.
     service_tier: `flex` lets other requests go first; `auto` and `default` are the same.
+    use_beam_search: whether the answers are the n likeliest ones as a whole, not sampled.
+    length_penalty: only with use_beam_search: an answer's score is the sum of its logprobs over the
+    number of its tokens and the prompt's, to the power of this; above 1 favours long answers.
     speculation: `off` drafts no tokens; `shared` also drafts from your other answers that said so.
     response_format: the form of the answers, OpenAI's field; one of this and structured_outputs.
     structured_outputs: the form of the answers, vLLM's field.
@@ -202,6 +217,8 @@ class _Request(RequestObject):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     service_tier: Literal["auto", "default", "flex"] = "auto"
+    use_beam_search: bool = False
+    length_penalty: float = Field(1.0, ge=-10.0, le=10.0, allow_inf_nan=False)
     speculation: Literal["auto", "off", "shared"] = "auto"
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -279,6 +296,12 @@ class _Request(RequestObject):
                 "logprob_token_ids: the answer has no logprobs; ask for logprobs, too.",
                 param="logprob_token_ids",
             )
+        if self.use_beam_search:
+            self._check_beams()
+        elif self.length_penalty != 1:
+            raise errors.unsupported_parameter(
+                "length_penalty", "only a beam search has it; send use_beam_search: true as well"
+            )
         if self.stream_options is not None and not self.stream:
             raise errors.invalid_request(
                 "stream_options: the answer is no stream; send stream: true, or leave it out.",
@@ -297,6 +320,18 @@ class _Request(RequestObject):
                     f"{name}: {others} may need other tokens; send one only.", param=name
                 )
 
+    def _check_beams(self) -> None:
+        """Check that nothing is asked for that beam search does not heed. Raises ApiError."""
+        shapes = () if self.shape else ("response_format", "structured_outputs")
+        for name, field in type(self).model_fields.items():
+            default = field.get_default(call_default_factory=True)
+            neutral = (default, *_BEAM_VALUES.get(name, ()))
+            if name in _BEAM_FIELDS or name in shapes or getattr(self, name) in neutral:
+                continue
+            raise errors.unsupported_parameter(
+                name, "it does not go with use_beam_search; leave out one of the two"
+            )
+
     def for_model(self) -> GenerationRequest:
         """The request, independent of the shape that it came in."""
         return GenerationRequest(
@@ -314,7 +349,7 @@ class _Request(RequestObject):
             thinking_token_budget=getattr(self, "thinking_token_budget", None),
             shows_special_tokens=not self.skip_special_tokens,
             prediction="" if self.speculation == "off" else self.predicted_text,
-            drafts=self.speculation != "off",
+            drafts=self.speculation != "off" and not self.use_beam_search,
             shares_drafts=self.speculation == "shared",
         )
 
@@ -349,6 +384,8 @@ class _Request(RequestObject):
             allowed_token_ids=tuple(self.allowed_token_ids),
             prompt_logprobs=self.num_prompt_logprobs,
             logprob_token_ids=tuple(self.logprob_token_ids),
+            beam_search=self.use_beam_search,
+            length_penalty=self.length_penalty,
         )
 
     @property

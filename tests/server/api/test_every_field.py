@@ -78,6 +78,7 @@ BOTH = {
     "structured_outputs": {"regex": "a"}, "prompt_cache_key": "k", "safety_identifier": "k",
     "user": "k",
     "include_stop_str_in_output": True, "skip_special_tokens": False, "bad_words": ["word"],
+    "use_beam_search": True, "length_penalty": Ask(0.5, {"use_beam_search": True}),
     "truncation_side": Ask("right", {"truncate_prompt_tokens": 1}),
 }  # fmt: skip
 TEMPLATES = {

@@ -113,8 +113,7 @@ def test_an_answer_can_be_sent_back(nothing):
         ({"store": True}, "store"),
         ({"do_sample": False}, "do_sample"),
         ({"stream_options": {"anything": False}}, "stream_options.anything"),
-        ({"length_penalty": True}, "length_penalty"),
-        ({"length_penalty": False}, "length_penalty"),
+        ({"length_penalty": 2.0}, "length_penalty"),
     ],
     ids=str,
 )
@@ -136,6 +135,52 @@ def test_what_is_not_served_is_refused_by_its_path(change, path):
 )
 def test_a_prompt_is_a_text_or_token_ids_or_a_list_of_either(prompt, prompts):
     assert parse(TEXT | {"prompt": prompt}, CompletionRequest).asked_prompts == prompts
+
+
+BEAMS = {"use_beam_search": True, "n": 3}
+
+
+def test_a_beam_search_reaches_the_engine_without_drafts():
+    asked = parse(TEXT | BEAMS | {"length_penalty": -0.5, "temperature": 0}, CompletionRequest)
+    sampling = asked.for_model().sampling
+    assert (sampling.beam_search, sampling.length_penalty, sampling.n) == (True, -0.5, 3)
+    assert not asked.for_model().drafts
+    assert not parse(TEXT, CompletionRequest).for_model().sampling.beam_search
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"stream": True}, {"temperature": 0.7}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1},
+        {"presence_penalty": 1.0}, {"frequency_penalty": 1.0}, {"repetition_penalty": 1.1},
+        {"logit_bias": {"5": 1.0}}, {"seed": 0}, {"stop": "x"}, {"min_tokens": 1},
+        {"allowed_token_ids": [5]}, {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"choice": ["a"]}}, {"tools": [TOOL]}, {"speculation": "shared"},
+        {"prediction": {"type": "content", "content": "a"}}, {"best_of": 3},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_beam_search_does_not_heed_is_refused_by_name(other):
+    assert refused(HELLO | BEAMS | other) == next(iter(other))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"temperature": 1}, {"top_k": -1}, {"response_format": {"type": "text"}}, {"n": 1},
+        {"tool_choice": "none"}, {"speculation": "off"}, {"stop_token_ids": [5], "user": "u"},
+        {"ignore_eos": True, "logprobs": True, "top_logprobs": 20, "prompt_logprobs": 1},
+        {"max_completion_tokens": 9, "service_tier": "flex", "truncate_prompt_tokens": 5},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_beam_search_heeds_or_does_nothing_is_taken(other):
+    assert parse(HELLO | BEAMS | other).use_beam_search
+
+
+@pytest.mark.parametrize("value", [True, False, 11, "1"])
+def test_a_length_penalty_is_a_number_within_limits(value):
+    assert refused(HELLO | BEAMS | {"length_penalty": value}) == "length_penalty"
 
 
 def test_an_echo_has_as_many_logprobs_as_the_answer():
