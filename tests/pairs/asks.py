@@ -236,6 +236,35 @@ def stop(asked: Asked) -> None:
     asked.judge(prompt, whole)
 
 
+def beams(asked: Asked) -> None:
+    """The likeliest answer is no worse than the one of the likeliest tokens."""
+    (greedy,) = asked.complete(PROMPT, logprobs=0)["choices"]
+    choices = asked.complete(PROMPT, n=3, logprobs=0, use_beam_search=True)["choices"]
+    for choice in choices:
+        asked.judge(PROMPT, choice, is_free=False)
+    assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
+    scores = [sum(_logprobs(choice) or ()) for choice in choices]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] >= sum(_logprobs(greedy) or ()) - asked.world.base.bound
+
+
+def bad_words(asked: Asked) -> None:
+    """A word that the model would say is not said, and what is said in its place is judged."""
+    tokenizer = Tokenizer.from_file(str(asked.world.base.folder / "tokenizer.json"))
+    (free,) = asked.complete(PROMPT)["choices"]
+    words = {token: tokenizer.decode([token]) for token in free["token_ids"]}
+    bad = next(
+        token
+        for token, word in words.items()
+        if word.strip() and tokenizer.encode(word, add_special_tokens=False).ids == [token]
+    )
+    (choice,) = asked.complete(PROMPT, bad_words=[words[bad]], logprobs=0)["choices"]
+    assert bad not in choice["token_ids"]
+    place = free["token_ids"].index(bad)
+    assert choice["token_ids"][:place] == free["token_ids"][:place]
+    asked.judge(PROMPT, choice, is_free=False)
+
+
 ASKS = {
     "plain": plain,
     "stream": stream,
@@ -251,4 +280,6 @@ ASKS = {
     "token rows": token_rows,
     "own template": own_template,
     "stop": stop,
+    "beams": beams,
+    "bad words": bad_words,
 }

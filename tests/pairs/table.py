@@ -25,7 +25,7 @@ DEED = ("push", "convert", "wake", "prove again", "restart", "roll back")
 """How the adapter that is asked came to its base."""
 ASK = (
     "plain", "stream", "n", "grammar", "tool", "drafts", "logprobs", "prompt logprobs", "prefix",
-    "preemption", "alora", "token rows", "own template", "stop",
+    "preemption", "alora", "token rows", "own template", "stop", "beams", "bad words",
 )  # fmt: skip
 KINDS = {"alora": "alora", "token rows": "rows", "own template": "templated"}
 """Kinds of LoRA that some ways to ask need; all others ask a plain one."""
