@@ -5,16 +5,23 @@ Chorale's. docs/reference/request-fields.md lists them all.
 """
 
 import functools
-import re
 from abc import abstractmethod
 from collections.abc import MutableSequence, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from engine.messages import Priority, SamplingParams
 from server.api import errors
 from server.api.chat_messages import Chat, Key, Prediction, Text, ToolChoice
+from server.api.field_types import (
+    AllowedTokenIds,
+    BadWords,
+    LogitBias,
+    Stops,
+    TokenId,
+    TokenIds,
+)
 from server.api.request_objects import RequestObject, parse_body, shown_key
 from server.api.shapes import ResponseFormat, StructuredOutputs, shape_of
 from server.inference import generation_request
@@ -22,20 +29,12 @@ from server.inference.generation_request import GenerationRequest
 from server.shapes.shape import Shape
 from server.tools.tool import ToolUse
 
-_MAX_STOPS = 64
-_MAX_STOP_BYTES = 256
-_MAX_STOPS_BYTES = 4096
-_MAX_BAD_WORDS = 128
 _MAX_CHOICES = 16
 """The most answers to one prompt (`n`)."""
 _MAX_ANSWERS = 128
 """The most answers of one request, and so the most prompts in a list."""
-_MAX_BIASES = 1024
-_MAX_NAMED_KEYS = 8
-"""The most keys of `logit_bias` that one error names."""
 _MAX_LOGPROBS = 20
 _MAX_GIVEN_LOGPROBS = 128
-_MAX_PROMPT_TOKENS = 100_000
 
 _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     # OpenAI's. Even an empty object switches web search on.
@@ -87,53 +86,6 @@ class _StreamOptions(RequestObject):
     include_usage: bool = False
     include_obfuscation: bool = False
     continuous_usage_stats: bool = False
-
-
-_TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-_TokenIds = Annotated[list[_TokenId], Field(max_length=_MAX_PROMPT_TOKENS)]
-_TOKEN_NAME = r"^(0|[1-9][0-9]{0,8})$"
-
-
-def _name_bad_keys(bias: Any) -> Any:
-    """Let a bias pass whose keys are token ids. Raises ApiError that names the other keys."""
-    keys = bias if isinstance(bias, dict) else ()
-    bad = [shown_key("logit_bias", key) for key in keys if not re.fullmatch(_TOKEN_NAME, key)]
-    if bad:
-        raise errors.invalid_request(
-            f'{", ".join(bad[:_MAX_NAMED_KEYS])}: a key must be a token id, such as "50".',
-            param=bad[0],
-        )
-    return bias
-
-
-_TokenName = Annotated[str, Field(pattern=_TOKEN_NAME)]
-
-
-def _check_stops(stop: Any) -> Any:
-    """The given value, unless it is texts beyond the limits. Raises ApiError."""
-    texts = stop if isinstance(stop, list) else [stop]
-    sizes = [len(text.encode()) for text in texts if isinstance(text, str)]
-    if (
-        len(sizes) > _MAX_STOPS
-        or sum(sizes) > _MAX_STOPS_BYTES
-        or (sizes and not 0 < min(sizes) <= max(sizes) <= _MAX_STOP_BYTES)
-    ):
-        raise errors.invalid_request(
-            f"stop: at most {_MAX_STOPS} strings of 1 to {_MAX_STOP_BYTES} bytes are taken, and "
-            f"{_MAX_STOPS_BYTES:,} bytes in all. Leave some out, or name tokens in stop_token_ids.",
-            param="stop",
-        )
-    return stop
-
-
-# Limits in characters, for the document; _check_stops counts bytes.
-_Stop = Annotated[str, Field(max_length=_MAX_STOP_BYTES)]
-_Stops = Annotated[
-    _Stop | Annotated[list[_Stop], Field(max_length=_MAX_STOPS)] | None,
-    BeforeValidator(_check_stops),
-]
-_BadWord = Annotated[str, Field(max_length=_MAX_STOP_BYTES, pattern=r"\S")]
-_Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
 
 
 class _Request(RequestObject):
@@ -196,22 +148,20 @@ class _Request(RequestObject):
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0, allow_inf_nan=False)
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0, allow_inf_nan=False)
     repetition_penalty: float = Field(1.0, gt=0.0, le=10.0, allow_inf_nan=False)
-    logit_bias: Annotated[dict[_TokenName, _Bias], BeforeValidator(_name_bad_keys)] = Field(
-        default_factory=dict, max_length=_MAX_BIASES
-    )
+    logit_bias: LogitBias = Field(default_factory=dict)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    stop: _Stops = None
-    stop_token_ids: list[_TokenId] = Field(default_factory=list, max_length=64)
+    stop: Stops = None
+    stop_token_ids: list[TokenId] = Field(default_factory=list, max_length=64)
     include_stop_str_in_output: bool = False
-    bad_words: list[_BadWord] = Field(default_factory=list, max_length=_MAX_BAD_WORDS)
+    bad_words: BadWords = Field(default_factory=list)
     skip_special_tokens: bool = True
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
-    allowed_token_ids: list[_TokenId] = Field(default_factory=list, max_length=_MAX_BIASES)
+    allowed_token_ids: AllowedTokenIds = Field(default_factory=list)
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] = "left"
     prompt_logprobs: int | None = Field(None, ge=0, le=_MAX_LOGPROBS)
-    logprob_token_ids: list[_TokenId] = Field(default_factory=list, max_length=_MAX_GIVEN_LOGPROBS)
+    logprob_token_ids: list[TokenId] = Field(default_factory=list, max_length=_MAX_GIVEN_LOGPROBS)
     stream: bool = False
     stream_options: _StreamOptions | None = None
     return_token_ids: bool = False
@@ -476,9 +426,9 @@ def _form(prompt: Any) -> str:
 
 _Prompt = Annotated[
     Annotated[Text, Tag("a text")]
-    | Annotated[_TokenIds, Tag("ids")]
+    | Annotated[TokenIds, Tag("ids")]
     | Annotated[list[Text], Field(max_length=_MAX_ANSWERS), Tag("texts")]
-    | Annotated[list[_TokenIds], Field(max_length=_MAX_ANSWERS), Tag("lists")],
+    | Annotated[list[TokenIds], Field(max_length=_MAX_ANSWERS), Tag("lists")],
     Discriminator(_form),
 ]
 
@@ -557,42 +507,3 @@ def parse_request(
     asked = parse_body(body, kind, ignored)
     asked.check()
     return asked
-
-
-class TextToTokenize(RequestObject):
-    """The body of `/tokenize` with a text. Its fields are vLLM's.
-
-    model: the model's name, as requests give it; null for the first base model.
-    prompt: the text to tokenize.
-    add_special_tokens: whether the model's first token, and the like, are added.
-    return_token_strs: whether the answer has the texts of the tokens as well.
-    """
-
-    model: Key = None
-    prompt: Text
-    add_special_tokens: bool = True
-    return_token_strs: bool = False
-
-
-class ChatToTokenize(Chat):
-    """The body of `/tokenize` with messages.
-
-    model: the model's name, as requests give it; null for the first base model.
-    add_special_tokens: only false, since the chat template adds the special tokens itself.
-    return_token_strs: whether the answer has the texts of the tokens as well.
-    """
-
-    model: Key = None
-    add_special_tokens: Literal[False] = False
-    return_token_strs: bool = False
-
-
-class TokensToDecode(RequestObject):
-    """The body of `/detokenize`.
-
-    model: the model's name, as requests give it; null for the first base model.
-    tokens: the ids of the tokens.
-    """
-
-    model: Key = None
-    tokens: _TokenIds

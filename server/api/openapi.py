@@ -20,13 +20,8 @@ from server.api.completion_models import ChatCompletionChunk, TextCompletionChun
 from server.api.examples import example_of
 from server.api.field_docs import descriptions
 from server.api.foreign_errors import from_fault, from_registry
-from server.api.openai import (
-    ChatRequest,
-    ChatToTokenize,
-    CompletionRequest,
-    TextToTokenize,
-    TokensToDecode,
-)
+from server.api.openai import ChatRequest, CompletionRequest
+from server.api.tokenize_requests import ChatToTokenize, TextToTokenize, TokensToDecode
 from server.billing.exports.formats import INFO
 from server.inference.errors import (
     IdempotencyKeyInUse,

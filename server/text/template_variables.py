@@ -53,7 +53,7 @@ def size_bytes(variables: Sequence[TemplateVariable]) -> int:
 def granted(
     variables: Sequence[TemplateVariable], names: Collection[str], *, reasons: bool
 ) -> dict[str, Any]:
-    """What a template that reads these names is given. Raises Invalid for what it does not read.
+    """The values for a template that reads these names. Raises Invalid for what it does not read.
 
     An effort is a switch for a template that has a switch alone. To switch reasoning off asks for
     nothing if the model does not reason.   reasons: whether it does.

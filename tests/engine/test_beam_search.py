@@ -115,7 +115,7 @@ def answers_of(outputs, n):
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_beams_share_blocks_and_copy_those_that_they_write(tmp_path, lag):
-    """Without the prefix cache, four beams have the 4 full blocks of a prompt of 72 tokens once,
+    """Four beams have the 4 full blocks of a prompt of 72 tokens once without the prefix cache,
     and at most 2 blocks each of their own.
     """
     core = make_core(tmp_path, lag=lag, prefix_caching=False)

@@ -24,8 +24,8 @@ from server.api.deps import (
     LimiterDep,
     authenticate,
 )
-from server.api.openai import ChatToTokenize, TextToTokenize, TokensToDecode
 from server.api.request_objects import parse_body, parse_object, read_object
+from server.api.tokenize_requests import ChatToTokenize, TextToTokenize, TokensToDecode
 from server.api.unknown_fields import IgnoredFields
 from server.database.database import Database
 from server.inference import prompts

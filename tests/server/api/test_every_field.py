@@ -16,7 +16,7 @@ import pytest
 from engine.messages import AddRequest, RequestOutput, TokenLogprobs
 from registry.chat_template import ChatTemplate
 from server.accounts.tenants import TenantLimits, set_limits
-from server.api import chat_messages, openai, shapes
+from server.api import chat_messages, openai, shapes, tokenize_requests
 from server.api.request_objects import RequestObject, _kinds
 from server.api.routes import inference
 from server.tools.built_in import BUILT_IN
@@ -51,7 +51,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a request has an object: `body` of its fields makes the whole request.
+    """A place of an object in requests: `body` of its fields makes the whole request.
 
     least: fields that the object has to have.   asks: {field: what asks for something}.
     """
@@ -185,16 +185,16 @@ PLACES = [
          "grammar": Ask('start: "a"', {"regex": None})},
     ),
     Place(
-        openai.TextToTokenize, TOKENIZE, lambda it: it, {"prompt": "Hello there"},
+        tokenize_requests.TextToTokenize, TOKENIZE, lambda it: it, {"prompt": "Hello there"},
         {"model": Ask("other", status=404), "prompt": "You", "add_special_tokens": False,
          "return_token_strs": True},
     ),
     Place(
-        openai.ChatToTokenize, TOKENIZE, lambda it: it, {"messages": [HI]},
+        tokenize_requests.ChatToTokenize, TOKENIZE, lambda it: it, {"messages": [HI]},
         TEMPLATES | {"model": Ask("other", status=404), "return_token_strs": True},
     ),
     Place(
-        openai.TokensToDecode, DETOKENIZE, lambda it: it, {"tokens": [40]},
+        tokenize_requests.TokensToDecode, DETOKENIZE, lambda it: it, {"tokens": [40]},
         {"model": Ask("other", status=404), "tokens": [41]},
     ),
 ]  # fmt: skip
@@ -252,7 +252,7 @@ def seen(product: Product, path: str, body: dict[str, Any]) -> tuple[int, Any]:
 
 
 def faults(product: Product, place: Place) -> list[str]:
-    """What of a kind is ignored, or is not the default that it is said to be."""
+    """The fields of a kind that are ignored, or whose defaults ask for something."""
 
     def send(fields: dict[str, Any]) -> tuple[int, Any]:
         return seen(product, place.path, place.body(fields))

@@ -1,4 +1,4 @@
-"""What of a request's variables a template gets, and which are refused by name."""
+"""A template gets the variables of a request that it reads; others are refused by name."""
 
 import pytest
 
