@@ -120,8 +120,8 @@ _ABOUT_FIELDS = (
 )
 _ABOUT_SETTINGS = (
     "These are the settings of `chorale serve`. Each is also a key of `chorale.toml` and a "
-    f"variable `{ENV_PREFIX}<NAME>`; an unknown one is an error. In a variable, `cors_origins`, "
-    "`gpus` and `trusted_proxies` have commas between their values, and other lists are JSON. "
+    f"variable `{ENV_PREFIX}<NAME>`; an unknown one is an error. In a variable, `cors_origins` "
+    "and `trusted_proxies` have commas between their values, and other lists are JSON. "
     "Flags win over variables, variables over the file that `--config` names; a restart applies "
     "them. Sizes are in bytes, times in seconds. Parentheses say what an unset or derived default "
     "stands for."

@@ -109,23 +109,6 @@ class Directory:
             raise AdapterNotFound(model=f"{name}@{number}")
         return version
 
-    def get_withdrawn(
-        self, conn: Connection, tenant_id: str, model: str
-    ) -> tuple[Adapter, Version]:
-        """The version `name@3` that was deleted and can be restored, and its adapter.
-
-        Raises ModelNotFound.
-        """
-        asked = parse_model(model)
-        adapter = adapter_rows.find_adapter_row(conn, tenant_id, asked.name)
-        if adapter is not None and asked.version is not None:
-            version = adapter_rows.find_version_row(
-                conn, tenant_id, adapter.adapter_id, asked.version
-            )
-            if version is not None and version.state == adapter_rows.DELETED:
-                return adapter, version
-        raise ModelNotFound(model=model)
-
     def list_moves(
         self,
         conn: Connection,

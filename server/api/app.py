@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from registry.errors import RegistryError
 from registry.sweep import purge, sweep_objects, sweep_uploads
@@ -20,7 +21,6 @@ from registry.uploads import Uploads
 from server.accounts.key_uses import KeyUses
 from server.adapters.watch import AdapterWatch
 from server.api import errors, foreign_errors
-from server.api.cross_origin import CrossOrigin
 from server.api.errors import ApiError
 from server.api.gateway import Gateway
 from server.api.middleware import Edge, WriteLine
@@ -85,6 +85,7 @@ _ROUTERS = (
     statements.admin_router, billing.router, billing.admin_router, simulate.router,
     organization.router, exports.router, exports.admin_router, tokens.router, machines.router,
 )  # fmt: skip
+_METHODS = ["GET", "PUT", "POST", "PATCH", "DELETE"]
 
 
 def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> FastAPI:
@@ -110,10 +111,15 @@ def create_app(gateway: Gateway, write_line: WriteLine = lambda _: None) -> Fast
         app.router.routes += router.routes
     _handle_errors(app)
     app.openapi = functools.cache(lambda: openapi_document(app))  # type: ignore[method-assign]
-    app.add_middleware(CrossOrigin, origins=gateway.settings.cors_origins)
+    if origins := gateway.settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=_METHODS, allow_headers=["*"],
+            expose_headers=["*"],
+        )  # fmt: skip
     app.add_middleware(
-        Edge, routed=app, metrics=gateway.metrics, write_line=write_line, tracer=gateway.tracer
-    )
+        Edge, routed=app, metrics=gateway.metrics, write_line=write_line, tracer=gateway.tracer,
+        origins=origins,
+    )  # fmt: skip
     return app
 
 

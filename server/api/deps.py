@@ -104,13 +104,8 @@ WebhookRulesDep = Annotated[UrlRules, Depends(_Part(lambda gateway: gateway.webh
 
 _OPERATOR = "operator"
 """Stands for a tenant's id where the operator's own requests are counted."""
-_ADMIN_KEY_AT_V1 = (
-    "This is the operator's admin key, which only /admin/v1 takes. Send a tenant's API key here; "
-    "`chorale keys create` makes one."
-)
-_TENANTS_KEY_AT_ADMIN = (
-    "This looks like a tenant's API key, which /v1 takes. Send the operator's admin key here."
-)
+_ADMIN_KEY_AT_V1 = "This is the operator's admin key. Send it to /admin/v1, and an API key to /v1."
+_API_KEY_AT_ADMIN = "This looks like a tenant's API key. Send it to /v1, and the admin key here."
 
 
 def _count_as(request: Request, tenant_id: str) -> None:
@@ -150,17 +145,13 @@ async def authenticate(request: Request, bearer: Bearer) -> Identity:
         token = _session_of(request)
         identity = await gateway_of(request).sessions.identity_of(token)
     else:
-        identity = await _identity_of_key(gateway_of(request), bearer.credentials)
+        try:
+            identity = await gateway_of(request).identities.of(bearer.credentials)
+        except InvalidApiKey:
+            if gateway_of(request).admin_key.is_it(bearer.credentials):
+                raise errors.invalid_api_key(_ADMIN_KEY_AT_V1) from None
+            raise
     return show_identity(request, identity)
-
-
-async def _identity_of_key(gateway: Gateway, key: str) -> Identity:
-    try:
-        return await gateway.identities.of(key)
-    except InvalidApiKey:
-        if gateway.admin_key.is_it(key):
-            raise errors.invalid_api_key(_ADMIN_KEY_AT_V1) from None
-        raise
 
 
 def show_identity(request: Request, identity: Identity) -> Identity:
@@ -202,7 +193,7 @@ async def require_admin(request: Request, bearer: Bearer) -> None:
     """Refuse every key and session but the operator's. Raises 401."""
     if not await _is_operators(request, bearer):
         if bearer and bearer.credentials.startswith("sk-chorale-"):
-            raise errors.invalid_api_key(_TENANTS_KEY_AT_ADMIN)
+            raise errors.invalid_api_key(_API_KEY_AT_ADMIN)
         raise errors.invalid_api_key()
     show_operator(request)
 

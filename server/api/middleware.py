@@ -7,12 +7,13 @@ processor, 5 of them for ids and the count, and its line costs 9 us of the log's
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from fastapi.routing import iter_route_contexts
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lora.log_lines import trace_of
@@ -25,6 +26,7 @@ from server.traces import spans
 from server.traces.spans import Span, Tracer
 
 MAX_CLIENT_REQUEST_ID_BYTES = 512
+_MAX_ORIGIN_CHARACTERS = 128
 
 # Headers of every answer, unless its route sets them itself, as the page and streams do.
 _HEADERS = {
@@ -54,6 +56,7 @@ class Edge:
 
     write_line: takes the log line of a request when its answer has ended (see server.logs).
     tracer: exports the spans of inference requests; None where there are no traces.
+    origins: those whose pages may call.
     """
 
     def __init__(
@@ -63,12 +66,14 @@ class Edge:
         metrics: Metrics,
         write_line: WriteLine,
         tracer: Tracer | None,
+        origins: Collection[str],
     ):
         self._app = app
         self._routed = routed
         self._metrics = metrics
         self._write_line = write_line
         self._tracer = tracer
+        self._origins = origins
         self._templates: dict[Any, str] = {}
         self._was_ready: bool | None = None
 
@@ -83,7 +88,7 @@ class Edge:
         traceparent = span.traceparent if span else None
         exchange = _Exchange(scope, method, send, self._metrics, self._template, traceparent)
         try:
-            if refused := _refusal(scope):
+            if refused := _refusal(scope) or _refused_preflight(scope, self._origins):
                 await _answer(refused, scope, receive, exchange.send)
             else:
                 await self._app(scope, receive, exchange.send)
@@ -237,6 +242,19 @@ def _refusal(scope: Scope) -> errors.ApiError | None:
         # Whose request it is must not depend on which of them somebody reads.
         return errors.invalid_request("Send one header 'Authorization', not more.")
     return None
+
+
+def _refused_preflight(scope: Scope, origins: Collection[str]) -> errors.ApiError | None:
+    """The error for a browser that asks on behalf of a page whose origin may not call."""
+    if scope["method"] != "OPTIONS":
+        return None
+    headers = Headers(scope=scope)
+    origin = headers.get("origin")
+    if origin is None or origin in origins or "access-control-request-method" not in headers:
+        return None
+    shown = ascii(origin[:_MAX_ORIGIN_CHARACTERS])
+    note(refused_origin=shown)
+    return errors.origin_not_allowed(shown)
 
 
 def _is_cancelled() -> bool:

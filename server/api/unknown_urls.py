@@ -37,9 +37,8 @@ def unknown_url(request: Request) -> ApiError:
             "GET /openapi.json lists all endpoints.",
             code="endpoint_not_served",
         )
-    return errors.not_found(
-        "There is no such endpoint; GET /openapi.json lists them all.", code="unknown_url"
-    )
+    message = "There is no such endpoint; GET /openapi.json lists them all."
+    return errors.not_found(message, code="unknown_url")
 
 
 def _template(request: Request, path: str) -> str | None:

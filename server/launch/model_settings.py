@@ -107,15 +107,10 @@ class ModelSettings(BaseModel):
     # that is larger is refused. A CPU needs none.
     host_cache_bytes: int | None = Field(None, ge=1 << 20)  # default: 4 GiB, 256 MiB on a CPU
 
-    @field_validator("public_prompts", mode="before")
+    @field_validator("public_prompts", "gpus", mode="before")
     @classmethod
     def _parse_list(cls, value: Any) -> Any:
         return parse_list(value)
-
-    @field_validator("gpus", mode="before")
-    @classmethod
-    def _parse_gpus(cls, value: Any) -> Any:
-        return split_names(value)
 
     @field_validator("max_engines")
     @classmethod
@@ -151,12 +146,3 @@ class ModelSettings(BaseModel):
 def parse_list(value: Any) -> Any:
     """Decode the JSON list that an environment variable holds."""
     return json.loads(value) if isinstance(value, str) else value
-
-
-def split_names(value: Any) -> Any:
-    """Split the names that an environment variable holds, which have commas between them."""
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("["):
-        raise ValueError("write the values with commas between them, without brackets and quotes")
-    return [name.strip() for name in value.split(",") if name.strip()]

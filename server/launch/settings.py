@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from registry.storage_url import parse_storage_url
-from server.launch.model_settings import ModelSettings, parse_list, split_names, threads_for
+from server.launch.model_settings import ModelSettings, parse_list, threads_for
 from server.text.json_object import JsonObject
 
 ENV_PREFIX = "CHORALE_"
@@ -171,7 +171,7 @@ class Settings(ModelSettings):
     @field_validator("cors_origins", "trusted_proxies", mode="before")
     @classmethod
     def _split_names(cls, value: Any) -> Any:
-        return split_names(value)
+        return [it.strip() for it in value.split(",")] if isinstance(value, str) else value
 
     @field_validator("storage")
     @classmethod
@@ -186,9 +186,8 @@ class Settings(ModelSettings):
         for origin in value:
             if not _ORIGIN.fullmatch(origin):
                 raise ValueError(
-                    f"{origin!r} is no origin: write the scheme and the host in small letters, and "
-                    "the port unless it is the scheme's own, but no path, such as "
-                    "https://app.example.com"
+                    f"{origin!r} is no origin as browsers send it: write scheme, host and any odd "
+                    "port in small letters, without a path, such as https://app.example.com"
                 )
         return value
 

@@ -6,8 +6,9 @@ from pydantic import Field
 from sqlalchemy import Connection
 
 from registry import grants
-from registry.catalog import Catalog
+from registry.adapter_rows import DELETED, find_adapter_row, find_version_row
 from registry.errors import ModelNotFound
+from registry.names import parse_model
 from server.accounts import tenants
 from server.accounts.auth import Identity
 from server.adapters.names import resolve_adapter
@@ -97,7 +98,7 @@ async def get_model(
         try:
             named = resolve_adapter(conn, catalog, identity, model, request_key=model)
         except ModelNotFound:
-            return _withdrawn(conn, catalog, bases, identity, model)
+            return _withdrawn(conn, bases, identity, model)
         adapter = catalog.get_adapter(conn, named.owner_id, named.name)
         if (base := bases.serving(named.base)) is None:
             raise engine_unavailable()
@@ -113,16 +114,17 @@ def _base(base: ServedBase) -> ModelAnswer:
     return answer.model_copy(update={"parent": None})
 
 
-def _withdrawn(
-    conn: Connection, catalog: Catalog, bases: Bases, identity: Identity, model: str
-) -> ModelAnswer:
-    """The entry of a deleted version of the tenant's own. Raises ModelNotFound."""
-    adapter, version = catalog.get_withdrawn(conn, identity.tenant_id, model)
-    deleted_at, base = rfc3339(version.deleted_at_ms), bases.serving(version.base)
-    if base is None or deleted_at is None:
+def _withdrawn(conn: Connection, bases: Bases, identity: Identity, model: str) -> ModelAnswer:
+    """The entry of a version of the tenant's own that was deleted. Raises ModelNotFound."""
+    asked, owner_id = parse_model(model), identity.tenant_id
+    adapter = find_adapter_row(conn, owner_id, asked.name)
+    version = adapter and find_version_row(conn, owner_id, adapter.adapter_id, asked.version or 0)
+    base = version and version.state == DELETED and bases.serving(version.base)
+    if not adapter or not version or not base:
         raise ModelNotFound(model=model)
     answer = _model(base, model, adapter.name, adapter.created_at_ms, identity.tenant_name)
-    return answer.model_copy(update={"shutdown_date": deleted_at.partition("T")[0]})
+    day = (rfc3339(version.deleted_at_ms) or "").partition("T")[0]
+    return answer.model_copy(update={"shutdown_date": day})
 
 
 def _route(route: Route, identity: Identity) -> ModelAnswer:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from openai.types import Model
 
+from registry import deleted_rows
 from server.accounts.tenants import TenantLimits, set_limits
 from tests.registry.publishing import publish
 from tests.server.factories import NOW_MS
@@ -64,7 +65,7 @@ def test_a_model_was_created_when_its_adapter_was(acme):
     assert model["created"] == call(acme, GET, "/pirate")["created_at"]
 
 
-def test_a_version_has_a_shutdown_date_from_its_deletion_to_its_restoration(acme):
+def test_a_version_has_a_shutdown_date_from_its_deletion_to_its_restoration_or_end(acme):
     def model(name):
         return acme.call(GET, f"/v1/models/{name}").json()
 
@@ -80,6 +81,11 @@ def test_a_version_has_a_shutdown_date_from_its_deletion_to_its_restoration(acme
     assert acme.complete("pirate@2").status_code == 404
     call(acme, POST, "/pirate/versions/2/restore")
     assert model("pirate@2") == before
+    call(acme, DELETE, "/pirate/versions/2")
+    acme.product.gateway.database.write_sync(
+        lambda conn: deleted_rows.purge_versions(conn, (at_s + 3600) * 1000, limit=100)
+    )
+    assert acme.call(GET, "/v1/models/pirate@2").status_code == 404
 
 
 @pytest.mark.parametrize("model", ["pirate@9", "pirate@prod", "pirate", "nobody/pirate@2"])

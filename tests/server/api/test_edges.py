@@ -251,8 +251,8 @@ def test_a_key_at_the_wrong_door_is_told_the_right_one(product: InProcess) -> No
         return answer.json()["error"]["message"]
 
     tenants_key = product.user("knocks").api_key
-    assert "which only /admin/v1 takes" in said("/v1/models", ADMIN_KEY)
-    assert "which /v1 takes" in said("/admin/v1/tenants", tenants_key)
+    assert "Send it to /admin/v1" in said("/v1/models", ADMIN_KEY)
+    assert "Send it to /v1" in said("/admin/v1/tenants", tenants_key)
     assert said("/admin/v1/tenants", "sk-chorale-nobodys") == said("/admin/v1/tenants", tenants_key)
     for path in ("/v1/models", "/admin/v1/tenants"):
         assert said(path, "nobodys") == "Incorrect API key provided."
@@ -361,6 +361,7 @@ def post_without_a_key(product: InProcess, path: str) -> tuple[int, Any]:
         ("/v1/v1/v1/completions/", "/v1/completions"),
         ("/chat/completions", "/v1/chat/completions"),
         ("/v1/uploads/up_1/complete/", "/v1/uploads/{upload_id}/complete"),
+        ("/admin/v1/tenants/", "/admin/v1/tenants"),
     ],
 )
 def test_a_path_that_is_almost_right_is_told_the_right_one(
