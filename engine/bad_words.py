@@ -5,9 +5,13 @@ from collections.abc import Sequence
 
 
 class BadWords:
-    """Finds the tokens that would complete a word. What the prompt says does not count."""
+    """Finds the tokens that would complete a word. What the prompt says does not count.
+
+    longest: how many tokens the longest word has.
+    """
 
     def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
+        self.longest = max(map(len, words), default=0)
         self._by_last: dict[int | None, list[tuple[int, ...]]] = defaultdict(list)
         for word in words:
             self._by_last[word[-2] if len(word) > 1 else None].append(word)

@@ -134,33 +134,34 @@ class Outputs:
         if allowed is None:
             everything = np.full(mask_bytes(len(self._vocabulary)), 255, dtype=np.uint8)
             allowed = [everything] * (1 + len(drafts))
-        said, reasoning, found = list(request.output_token_ids), copy(request.reasoning), []
+        tokens, bad_words = request.output_token_ids, request.group.bad_words
+        said = tokens[max(0, len(tokens) - bad_words.longest) :]
+        reasoning, found = copy(request.reasoning), []
         for place, mask in enumerate(allowed):
-            found.append(self._masked(request, mask, said, reasoning))
+            banned = self.banned_token_ids(request.params, len(tokens) + place, reasoning)
+            bad = bad_words.completing(said)
+            forced = None if reasoning is None else reasoning.forced
+            found.append(self._masked(request, mask, {*banned, *bad}, forced))
             for draft in drafts[place : place + 1]:
                 said.append(draft)
                 if reasoning is not None:
                     reasoning.push(draft, self._vocabulary[draft])
         return found
 
-    def _masked(
-        self, request: Request, mask: Mask, said: Sequence[int], reasoning: Reasoning | None
-    ) -> Mask:
-        """The mask of the token behind what was said.
+    def _masked(self, request: Request, mask: Mask, banned: set[int], forced: int | None) -> Mask:
+        """The mask without banned tokens, or of the forced one alone if it has that.
 
         EOS is taken out if it is to be ignored, unless the grammar lets nothing else follow. The
         grammar knows the model's EOS only; the request's own may stand wherever that may.
         """
-        params, ignored = request.params, frozenset[int]()
-        forced = None if reasoning is None else reasoning.forced
+        params = request.params
         if forced is not None and allows(mask, forced):
             return also(np.zeros_like(mask), (forced,))
         if request.constraint is not None:
             if params.eos_token_ids and any(allows(mask, i) for i in self._eos_token_ids):
                 mask = also(mask, params.eos_token_ids)
-            ignored = self._eos_of(params) if params.ignore_eos else ignored
-        banned = self.banned_token_ids(params, len(said), reasoning)
-        return without(mask, {*banned, *request.group.bad_words.completing(said), *ignored})
+            banned |= self._eos_of(params) if params.ignore_eos else set()
+        return without(mask, banned)
 
     def banned_token_ids(
         self, params: SamplingParams, num_output_tokens: int, reasoning: Reasoning | None

@@ -65,8 +65,8 @@ def test_no_answer_has_a_bad_word_and_all_else_is_as_it_was(tmp_path, lag, limit
     messages = []
     for number, message in enumerate(free):
         said = expected_tokens(message)
-        words = (tuple(said[3:6]), tuple(said[9:11]), (said[20],), tuple(said[30:35]))
-        options = {"bad_words": words[2:3] if number == 3 else words[: 2 + number]}
+        words = (tuple(said[3:8]), tuple(said[9:11]), (said[20],), tuple(said[30:35]))
+        options = {"bad_words": words[2:3] if number == 3 else words[: 1 + number]}
         options |= {"logprobs": 1 if number == 2 else None}
         messages.append(make_message(f"r{number}", max_tokens=40, **options))
     core = make_core(tmp_path, make_scheduler(**limits), lag)

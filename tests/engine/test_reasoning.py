@@ -187,7 +187,7 @@ def test_an_answer_thinks_as_long_as_it_may_and_then_has_its_form(tmp_path, kind
     grammars = LlguidanceGrammars(DEMO / "tokenizer.json", config["vocab_size"], [eos])
     tokens = list(tokenizer.vocabulary), [eos], grammars
     core = build_core(DEMO, tmp_path / "core", {}, tokens=tokens, **options)
-    grammar = AnswerForm(template, *FORMS[kind], {}, True).compiled()
+    grammar = AnswerForm(template, *FORMS[kind], {}, True).compiled().text
     prompt = tokenizer.encode("What is a fox?")
     budget = ReasoningBudget(
         max_tokens=6, is_begun=True, opens=(b"<think>",), closes=(b"</think>",), opening=(),
