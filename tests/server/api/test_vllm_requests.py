@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from engine.core import EngineCore
+from server.text.tokenizer import Tokenizer
 from tests.engine.fakes import FakeGrammars, run_until_idle
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.real_core import build_core
@@ -41,7 +42,8 @@ PROMPT: Any = [40, 41, 42, 900, 7, 1300]
 def core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> EngineCore:
     """The engine, on the CPU unless the parameter names a function that makes another backend."""
     torch.set_num_threads(1)
-    words = [bytes([65 + i % 26]) for i in range(VOCAB_SIZE)]
+    words = Tokenizer(DEMO).vocabulary
+    assert len(words) == VOCAB_SIZE
     tokens = words, [1], FakeGrammars(VOCAB_SIZE)
     make_backend = getattr(request, "param", None)
     folder = tmp_path_factory.mktemp("engine")
@@ -202,6 +204,17 @@ ANSWERED: list[tuple[str, Any, Callable[[Any], bool]]] = [
     ("chat_completion/test_logprob_token_ids.py::test_logprob_token_ids_default_behavior_unchanged",
      CHAT | {"logprobs": True, "top_logprobs": 5},
      lambda answer: [len(entry["top_logprobs"]) for entry in logprobs_of(answer)] == [5] * 5),
+    ("sampling_params.py::truncate_prompt_tokens",
+     TEXT | {"truncate_prompt_tokens": 2, "return_token_ids": True},
+     lambda answer: answer["choices"][0]["prompt_token_ids"] == TEXT["prompt"][1:]),
+    ("renderers::truncation_side",
+     TEXT | {"truncate_prompt_tokens": 2, "truncation_side": "right", "return_token_ids": True},
+     lambda answer: answer["choices"][0]["prompt_token_ids"] == TEXT["prompt"][:2]),
+    ("sampling_params.py::skip_special_tokens", TEXT | {"allowed_token_ids": [6]},
+     lambda answer: answer["choices"][0]["text"] == ""),
+    ("sampling_params.py::skip_special_tokens",
+     TEXT | {"allowed_token_ids": [6], "skip_special_tokens": False},
+     lambda answer: answer["choices"][0]["text"] == "<|style_json|>" * 5),
     ("chat_completion/test_chat_logit_bias_validation.py::test_chat_logit_bias_valid",
      CHAT | {"logit_bias": {str(VOCAB_SIZE - 1): 1.0}},
      lambda answer: answer["choices"][0]["message"]["content"] is not None),
@@ -247,6 +260,11 @@ REFUSED: list[tuple[str, Any, str, list[str]]] = [
      "prompt[1]", ["prompt[1]", "empty"]),
     ("completion/test_empty_prompt_list.py::test_empty_prompt_list_rejected",
      TEXT | {"prompt": []}, "prompt", ["prompt", "empty"]),
+    ("sampling_params.py::thinking_token_budget: the model does not reason",
+     CHAT | {"thinking_token_budget": 5}, "thinking_token_budget", ["reasoning"]),
+    ("sampling_params.py::bad_words", TEXT | {"bad_words": [""]}, "bad_words[0]", []),
+    ("completion/test_beam_search: a stream",
+     TEXT | STREAM | {"use_beam_search": True, "n": 2}, "stream", ["use_beam_search"]),
     ("completion/test_prompt_validation.py::test_out_of_vocab_token_ids",
      TEXT | {"prompt": [999999]}, "prompt", ["999999", "out of vocabulary", str(VOCAB_SIZE)]),
 ]  # fmt: skip
@@ -269,6 +287,46 @@ def test_the_peers_request_is_refused_by_what_is_wrong_with_it(product, body, pa
     assert (status, answer["error"]["param"]) == (400, param)
     assert [word for word in words if word not in answer["error"]["message"]] == []
     assert product.engines.asked == []
+
+
+# ---- beside the answer without the field ----
+
+
+def text_of(product: Product, **fields: Any) -> str:
+    status, answer = ask(product, TEXT | {"max_tokens": 12} | fields)
+    assert status == 200, answer
+    return str(answer["choices"][0]["text"])
+
+
+def test_a_stop_string_is_part_of_the_text_where_that_is_asked_for(product) -> None:
+    plain = text_of(product)
+    stop = plain[4:6]
+    end = plain.index(stop)
+    assert text_of(product, stop=[stop]) == plain[:end]
+    shown = text_of(product, stop=[stop], include_stop_str_in_output=True)
+    assert shown == plain[: end + len(stop)]
+
+
+def test_a_bad_word_is_not_said(product) -> None:
+    status, answer = ask(product, TEXT | {"max_tokens": 12, "return_token_ids": True})
+    assert status == 200
+    tokenizer = product.gateway.bases.default.tokenizer
+    words = [tokenizer.decode([token]) for token in answer["choices"][0]["token_ids"]]
+    word = next(w for w in words if w.strip() and len(tokenizer.encode(w)) == 1)
+    assert word in text_of(product)
+    assert word not in text_of(product, bad_words=[word])
+
+
+def test_beams_are_the_answers_that_are_likeliest_as_a_whole(product) -> None:
+    def scores(**fields: Any) -> list[float]:
+        status, answer = ask(product, TEXT | {"logprobs": 0, "ignore_eos": True} | fields)
+        assert status == 200, answer
+        return [sum(choice["logprobs"]["token_logprobs"]) for choice in answer["choices"]]
+
+    beams, (greedy,) = scores(n=4, use_beam_search=True), scores()
+    assert beams == sorted(beams, reverse=True)
+    assert beams[0] >= greedy
+    assert len(set(beams)) == 4
 
 
 # ---- numbers ----
