@@ -128,8 +128,6 @@ class Queues:
         """Have another answer to the prompt, which holds nothing, go on as this one."""
         self.kv.fork(request, child)
         child.num_charged_tokens = request.num_charged_tokens
-        if child.block_ids:
-            self._hold_adapter(child)
 
     def check_integrity(self) -> None:
         assert not self.running.keys() & set(self.waiting)
@@ -220,8 +218,7 @@ class Queues:
         """The beams that give way to a waiting request, as nothing runs: they wait for other beams,
         which lack room. So a search goes on even if its beams do not fit together.
         """
-        num_in_flight = sum(other.num_in_flight_tokens for other in self.running)
-        if self.plan or num_in_flight or self.arena.num_coming:
+        if self.plan or self.arena.num_coming or any(r.num_in_flight_tokens for r in self.running):
             return []
         others = (r for r in (*self.running, *self.waiting) if r is not request)
         return [other for other in others if other.is_beam and other.block_ids]

@@ -28,14 +28,14 @@ def vllm_beams(
     beams: list[tuple[list[int], float]] = [([], 0.0)]
     done: list[tuple[float, tuple[list[int], float, str]]] = []
     for _ in range(longest):
-        likely = []
-        for tokens, total in beams:
-            for token, logprob in propose(tokens):
-                longer = [*tokens, token], total + logprob
-                if token in ends:
-                    done.append((score(longer[1], len(tokens)), (*longer, "stop")))
-                else:
-                    likely.append(longer)
-        beams = sorted(likely, key=lambda beam: -beam[1])[:width]
+        longer = [
+            ([*tokens, token], total + logprob)
+            for tokens, total in beams
+            for token, logprob in propose(tokens)
+        ]
+        longer.sort(key=lambda beam: -beam[1])  # which decides between equal scores
+        ended = [beam for beam in longer if beam[0][-1] in ends]
+        done += [(score(total, len(ids) - 1), (ids, total, "stop")) for ids, total in ended]
+        beams = [beam for beam in longer if beam[0][-1] not in ends][:width]
     done += [(score(total, len(tokens)), (tokens, total, "length")) for tokens, total in beams]
     return [answer for _, answer in sorted(done, key=lambda it: -it[0])[:width]]

@@ -4,9 +4,10 @@ import hashlib
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis.strategies import booleans, composite, floats, integers, sampled_from, sets
 
+from engine.batch import BAD_LOGITS, StepTokens
 from engine.beam_search import BeamSearch
 from engine.journal import Journal, output_sha256
 from engine.messages import ExtendLease, LeaseLow, SamplingParams, TokenLogprobs
@@ -14,6 +15,7 @@ from engine.outputs import Ending
 from tests.engine.beams import vllm_beams
 from tests.engine.fakes import (
     EOS,
+    FakeClock,
     expected_beams,
     make_adapter,
     make_core,
@@ -115,7 +117,7 @@ def answers_of(outputs, n):
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_beams_share_blocks_and_copy_those_that_they_write(tmp_path, lag):
-    """Four beams have the 4 full blocks of a prompt of 72 tokens once without the prefix cache,
+    """Four beams have the 4 full blocks of a prompt of 72 tokens once, though no cache finds them,
     and at most 2 blocks each of their own.
     """
     core = make_core(tmp_path, lag=lag, prefix_caching=False)
@@ -162,6 +164,34 @@ def test_a_search_that_is_cut_off_ends_with_the_best_beams_so_far(tmp_path, lag)
     assert end.num_completion_tokens == 4 * num_tokens >= 4 * 5
 
 
+def test_at_its_deadline_a_search_ends_with_whole_answers_and_the_best_beams(tmp_path):
+    clock = FakeClock()
+    core = make_core(tmp_path, clock=clock)
+    ends = tuple(token for token in range(1, 250) if token % 10 == 3)
+    message = beams_message(max_tokens=40, stop_token_ids=ends, length_penalty=3.0)
+    core.handle("gw", message)
+    for _ in range(9):
+        core.step()
+    clock.now += message.deadline_s
+    outputs = [o for o in run_until_idle(core)["r1"] if o.finish_reason]
+    causes = {(o.finish_reason, o.stop_cause, o.new_token_ids[-1] in ends) for o in outputs}
+    assert causes == {("stop", "stop_token", True), ("length", "deadline", False)}
+
+
+def test_a_search_fails_as_a_whole_where_a_beams_logits_are_not_finite():
+    """The best answer is known by then, but is not given."""
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(n=2, beam_search=True))
+    told = TokenLogprobs(logprob=-0.1, top=((EOS, -0.1), (7, -2.0), (8, -3.0)))
+    scheduler.update(first := scheduler.schedule(), StepTokens([7], {0: [told]}))
+    assert len(first.rows) == 1
+    second = scheduler.schedule()
+    result = scheduler.update(second, StepTokens([7, BAD_LOGITS], {0: [told]}))
+    assert [(o.index, o.finish_reason) for _, o in result.outputs] == [(0, "error"), (1, "error")]
+    assert not scheduler.has_work
+    scheduler.check_integrity()
+
+
 def test_a_search_that_is_aborted_before_its_first_token_has_empty_answers(tmp_path):
     core = make_core(tmp_path)
     core.handle("gw", beams_message())
@@ -205,7 +235,7 @@ def test_a_search_ends_where_its_lease_does(tmp_path):
 
 
 @given(n=integers(2, 5), num_seqs=integers(1, 3), lag=integers(0, 1), caches=booleans())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate])
 def test_searches_go_on_where_their_beams_fit_neither_the_arena_nor_the_seats(
     tmp_path_factory, n, num_seqs, lag, caches
 ):
@@ -217,7 +247,7 @@ def test_searches_go_on_where_their_beams_fit_neither_the_arena_nor_the_seats(
     messages = [beams_message(f"r{i}", n, prompt_len=60, max_tokens=59) for i in range(2)]
     for message in messages:
         core.handle("gw", message)
-    outputs = run_until_idle(core, max_steps=20_000)
+    outputs = run_until_idle(core, max_steps=4_000)
     for message in messages:
         expected = [tokens for tokens, _ in expected_beams(message, 59)]
         assert answers_of(outputs[message.request_id], n) == expected

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from fastapi import Request
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -14,6 +15,7 @@ from server.accounts.auth import Identity
 from server.adapters.names import resolve_adapter
 from server.api.answer import Answer
 from server.api.deps import BasesDep, CatalogDep, DatabaseDep, InferenceKey, tenants_router
+from server.api.unknown_urls import unknown_url
 from server.inference.bases import Bases
 from server.inference.errors import engine_unavailable
 from server.inference.route import Route
@@ -86,9 +88,16 @@ async def list_models(
 
 @router.get("/models/{model:path}")
 async def get_model(
-    model: str, database: DatabaseDep, catalog: CatalogDep, bases: BasesDep, identity: InferenceKey
+    request: Request,
+    model: str,
+    database: DatabaseDep,
+    catalog: CatalogDep,
+    bases: BasesDep,
+    identity: InferenceKey,
 ) -> ModelAnswer:
     """Get one model by the name that requests use for it, or a version that was deleted."""
+    if not model:
+        raise unknown_url(request)
     if base := bases.named(model):
         return _base(base)
 

@@ -372,6 +372,12 @@ def test_a_path_that_is_almost_right_is_told_the_right_one(
     assert f" Send this request to {template}. " in error["message"]
 
 
+def test_a_list_of_models_with_a_slash_is_told_the_right_path(product: InProcess) -> None:
+    error = product.user("acme").call("GET", "/v1/models/").json()["error"]
+    assert error["code"] == "unknown_url"
+    assert " Send this request to /v1/models. " in error["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "name"),
     [

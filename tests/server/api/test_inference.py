@@ -48,6 +48,30 @@ def test_n_answers_are_n_choices_in_order_and_one_usage(product: Product) -> Non
     assert body["usage"]["completion_tokens"] == 9
 
 
+def test_the_answers_of_a_beam_search_are_choices_the_best_one_first(product: Product) -> None:
+    """The engine says at once that a search has begun, and all tokens of an answer at its end."""
+
+    def search(message: AddRequest) -> list[RequestOutput]:
+        name, answers = message.request_id, [(*answer_tokens[:2], EOS), (*answer_tokens, EOS)]
+        ends = [
+            RequestOutput(
+                name, 2 + index, index, tokens, finish_reason="stop", stop_cause="eos",
+                num_completion_tokens=5, is_last=index == 1,
+            )
+            for index, tokens in enumerate(answers)
+        ]  # fmt: skip
+        return [RequestOutput(name, 0, 0), RequestOutput(name, 1, 1), *ends]
+
+    answer_tokens = token_ids(0)
+    product.engines.script = search
+    body = product.chat(n=2, use_beam_search=True, max_tokens=9).json()
+    texts = [choice["message"]["content"] for choice in body["choices"]]
+    assert texts == [product.words(answer_tokens[:2]), product.words(answer_tokens)]
+    assert body["usage"]["completion_tokens"] == 5
+    (asked,) = product.engines.asked
+    assert (asked.sampling_params.beam_search, asked.token_lease, asked.drafts) == (True, 18, False)
+
+
 @pytest.mark.parametrize("kind", ["chat", "text"])
 def test_a_stream_of_n_answers_has_each_ones_pieces_role_and_end(product: Product, kind) -> None:
     ask = product.chat if kind == "chat" else product.text
@@ -374,6 +398,7 @@ def test_a_request_is_known_again_by_everything_that_reaches_the_model(product: 
 
 
 ODD = {"surprise\r\nx": 1, "messages": [{"role": "user", "content": "hi", "mood": {"a": 1}}]}
+EOS = 1
 IGNORE = {"x-chorale-ignore-unknown-fields": "true"}
 IGNORED = "messages.mood, surprise??x"
 

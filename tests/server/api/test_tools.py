@@ -26,8 +26,11 @@ def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
 
 
 def say(product: Product, text: str, **end: Any) -> None:
-    """Have the engine say a text token by token, and then end."""
-    token_ids = product.gateway.bases.default.tokenizer.encode(text)
+    """Have the engine say a text token by token, and then end, by EOS if that is the cause."""
+    tokenizer = product.gateway.bases.default.tokenizer
+    token_ids = tokenizer.encode(text)
+    if end.get("stop_cause") == "eos":
+        token_ids.append(tokenizer.eos_token_ids[0])
 
     def script(message: AddRequest) -> list[RequestOutput]:
         last = {"finish_reason": "length", "stop_cause": "max_tokens", "is_last": True} | end
