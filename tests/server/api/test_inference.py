@@ -30,6 +30,10 @@ from tests.server.scripted_product import (
 )
 
 
+EOS = 1
+IGNORE = {"x-chorale-ignore-unknown-fields": "true"}
+
+
 @pytest.fixture
 def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
     with scripted_product(migrated_sqlite, tmp_path) as product:
@@ -398,8 +402,6 @@ def test_a_request_is_known_again_by_everything_that_reaches_the_model(product: 
 
 
 ODD = {"surprise\r\nx": 1, "messages": [{"role": "user", "content": "hi", "mood": {"a": 1}}]}
-EOS = 1
-IGNORE = {"x-chorale-ignore-unknown-fields": "true"}
 IGNORED = "messages.mood, surprise??x"
 
 
