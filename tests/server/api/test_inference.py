@@ -29,7 +29,6 @@ from tests.server.scripted_product import (
     token_ids,
 )
 
-
 EOS = 1
 IGNORE = {"x-chorale-ignore-unknown-fields": "true"}
 
