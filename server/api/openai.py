@@ -42,21 +42,25 @@ _NOT_SERVED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],), "moderation": (), "store": (False,), "suffix": ("",),
     "web_search_options": (),
     # vLLM's.
-    "best_of": (1,), "cache_salt": (), "chat_template": (), "documents": ([],),
-    "guided_choice": ([],), "guided_grammar": (), "guided_json": (), "guided_regex": (),
-    "kv_transfer_params": (), "logits_processors": ([],), "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},), "priority": (0,), "request_id": (),
-    "spaces_between_special_tokens": (True,), "vllm_xargs": ({},),
+    "best_of": (1,), "cache_salt": (), "chat_template": (), "detokenize": (True,),
+    "documents": ([],), "ec_transfer_params": ({},), "guided_choice": ([],), "guided_grammar": (),
+    "guided_json": (), "guided_regex": (), "kv_transfer_params": ({},), "logits_processors": ([],),
+    "media_io_kwargs": ({},), "mm_processor_kwargs": ({},), "priority": (0,), "prompt_embeds": (),
+    "repetition_detection": ({},), "request_id": (), "return_prompt_text": (False,),
+    "stream_interval": (1,), "vllm_xargs": ({},),
     # Other servers'.
-    "cache_prompt": (True,), "ebnf": (), "lora_path": (), "min_new_tokens": (0,), "regex": (),
-    "return_hidden_states": (False,), "separate_reasoning": (True,), "stream_reasoning": (True,),
-    "reasoning": ({},), "thinking": (), "thinking_budget": (), "transforms": ([],),
+    "cache_prompt": (True,), "ebnf": (), "lora_path": (), "min_new_tokens": (0,), "mirostat": (0,),
+    "no_stop_trim": (False,), "reasoning": ({}, {"exclude": False}), "regex": (),
+    "repeat_penalty": (1,), "return_hidden_states": (False,), "separate_reasoning": (True,),
+    "stream_reasoning": (True,), "tfs_z": (1,), "thinking": (), "thinking_budget": (),
+    "top_a": (0,), "transforms": ([],), "typical_p": (1,),
 }  # fmt: skip
 """Fields that are known and not served by either endpoint, with the values that ask for nothing."""
 
 _WITHOUT_EFFECT = {
     "metadata": "it is for your own use",
     "prompt_cache_retention": "the prefix cache keeps what is used most, for as long as it can",
+    "spaces_between_special_tokens": "a text is the bytes of its tokens, with nothing between them",
     "usage": "every answer has its usage, and a stream by stream_options",
     "verbosity": "it is a hint to models that were trained on it; no chat template is given it",
 }
@@ -436,8 +440,7 @@ _Prompt = Annotated[
 class CompletionRequest(_Request):
     """The body of `/v1/completions`.
 
-    max_tokens: the most tokens of an answer; 0 computes the prompt alone, null takes as many as the
-    context has room for.
+    max_tokens: the most tokens of an answer, 16 by default; 0 computes the prompt alone.
     prompt: a text, its token ids, or a list of texts or of lists of token ids.
     logprobs: how many of the likeliest tokens to name at each place; null for no logprobs.
     echo: whether each answer begins with its prompt.

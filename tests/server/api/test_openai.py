@@ -76,6 +76,23 @@ def test_a_value_that_asks_for_nothing_is_accepted(neutral):
     assert parse(HELLO | neutral).model == "m"
 
 
+def test_the_defaults_of_other_servers_are_accepted_by_both_endpoints():
+    """Clients of vLLM, llama.cpp, SGLang and OpenRouter that send every field."""
+    defaults = {
+        "detokenize": True, "return_prompt_text": False, "stream_interval": 1, "cache_salt": None,
+        "prompt_embeds": None, "repetition_detection": {}, "kv_transfer_params": {},
+        "ec_transfer_params": {}, "spaces_between_special_tokens": False, "bad_words": [],
+        "structured_outputs": None, "top_k": -1, "best_of": 1, "priority": 0, "vllm_xargs": {},
+        "mirostat": 0, "tfs_z": 1.0, "typical_p": 1.0, "repeat_penalty": 1.0, "top_a": 0.0,
+        "no_stop_trim": False, "reasoning": {"exclude": False}, "provider": {}, "plugins": [],
+    }  # fmt: skip
+    assert parse(HELLO | defaults).for_model() == parse(HELLO).for_model()
+    text = parse(TEXT | defaults, CompletionRequest)
+    assert text.for_model() == parse(TEXT, CompletionRequest).for_model()
+    for name, value in ("detokenize", False), ("stream_interval", 2), ("top_a", 0.5):
+        assert refused(HELLO | {name: value}) == name
+
+
 def answer(**fields):
     return HELLO["messages"] + [{"role": "assistant", "content": "Hello."} | fields]
 
