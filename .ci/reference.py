@@ -194,9 +194,11 @@ def field_rows() -> Iterator[Row]:
     yield "field", "chat", "text", "what it does"
     chat, text = dict(_fields(ChatRequest)), dict(_fields(CompletionRequest))
     for path in sorted({*chat, *text}):
-        told = [found.get(path, ("", "")) for found in (chat, text)]
-        served = [about for how, about in told if how == "served"]
-        yield f"`{path}`", *(how for how, _ in told), *(served or [told[0][1] or told[1][1]])[:1]
+        absent = ("", "") if re.search(r"\W", path) else ("refused", "")
+        told = [found.get(path, absent) for found in (chat, text)]
+        served = dict.fromkeys(about for how, about in told if how == "served")
+        about = " In `/v1/completions`: ".join(served) or told[0][1] or told[1][1]
+        yield f"`{path}`", *(how for how, _ in told), about
 
 
 def _fields(kind: type[RequestObject], prefix: str = "") -> Iterator[tuple[str, tuple[str, str]]]:

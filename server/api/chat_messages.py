@@ -205,7 +205,8 @@ class _AllowedTools(RequestObject):
 class AllowedTools(RequestObject):
     """The tools that an answer may call, where all stay in the prompt.
 
-    type: always `allowed_tools`.   allowed_tools: the tools, and whether one has to be called.
+    type: `allowed_tools`; a choice of one tool has `function`.
+    allowed_tools: the tools, and whether one has to be called.
     """
 
     type: Literal["allowed_tools"]
