@@ -7,26 +7,19 @@ from registry.tables import audit_log
 
 def record_audit(
     conn: Connection,
+    tenant_id: str | None,
+    action: str,
+    detail: str = "",
     *,
+    target: str = "",
     at_ms: int,
     actor: str,
-    action: str,
-    target: str,
-    detail: str = "",
-    tenant_id: str | None = None,
 ) -> None:
     """Add a line to the audit log, in the transaction of the logged change.
 
+    tenant_id: the tenant that owns the target, or None.   target: by default the tenant.
     actor: `operator`, `gateway` for scheduled work, or `key:` and a key's id.
-    tenant_id: the tenant that owns the target, or None.
     """
-    conn.execute(
-        insert(audit_log).values(
-            at_ms=at_ms,
-            actor=actor,
-            action=action,
-            target=target,
-            detail=detail,
-            tenant_id=tenant_id,
-        )
-    )
+    values = {"at_ms": at_ms, "actor": actor, "action": action, "detail": detail}
+    owned = {"target": target or tenant_id, "tenant_id": tenant_id}
+    conn.execute(insert(audit_log).values(**values, **owned))

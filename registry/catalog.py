@@ -256,14 +256,15 @@ class Catalog(Directory):
             record_event(conn, "moved", tenant_id, adapter_id, number, now_ms)
         if alias == LATEST:
             pins.follow_latest(conn, adapter, target.version if target else None, now_ms)
+        action, what = "alias.move" if target else "alias.remove", f"{adapter.name}@{alias}"
         record_audit(
             conn,
+            tenant_id,
+            action,
+            f"{before} -> {target}",
+            target=f"{tenant_id}/{what}",
             at_ms=now_ms,
             actor=actor,
-            action="alias.move" if target else "alias.remove",
-            target=f"{tenant_id}/{adapter.name}@{alias}",
-            tenant_id=tenant_id,
-            detail=f"{before} -> {target}",
         )
 
     def _record(
@@ -283,13 +284,9 @@ class Catalog(Directory):
         record_event(conn, kind, tenant_id, adapter_id, number, now_ms)
         verb = "delete" if kind == "removed" else "restore"
         what = f"{adapter.name}@{number}" if number else adapter.name
+        action = f"{'version' if number else 'adapter'}.{verb}"
         record_audit(
-            conn,
-            at_ms=now_ms,
-            actor=actor,
-            action=f"{'version' if number else 'adapter'}.{verb}",
-            target=f"{tenant_id}/{what}",
-            tenant_id=tenant_id,
+            conn, tenant_id, action, target=f"{tenant_id}/{what}", at_ms=now_ms, actor=actor
         )
 
     def _open_adapter(self, conn: Connection, tenant_id: str, name: str, actor: str) -> Adapter:

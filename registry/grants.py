@@ -65,14 +65,9 @@ def grant(
 def revoke(conn: Connection, adapter: Adapter, grantee_id: str, *, actor: str, now_ms: int) -> None:
     """End a tenant's grant for its owner; repeating is harmless."""
     if end(conn, adapter, grantee_id, now_ms=now_ms):
+        owner, target = adapter.tenant_id, f"{adapter.tenant_id}/{adapter.name}"
         record_audit(
-            conn,
-            at_ms=now_ms,
-            actor=actor,
-            action="adapter.revoked",
-            target=f"{adapter.tenant_id}/{adapter.name}",
-            tenant_id=adapter.tenant_id,
-            detail=grantee_id,
+            conn, owner, "adapter.revoked", grantee_id, target=target, at_ms=now_ms, actor=actor
         )
 
 

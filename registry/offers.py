@@ -117,15 +117,7 @@ def record(
     now_ms: int,
 ) -> None:
     """Add a line to the audit log of the tenant that acted; the other tenant sees none."""
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action=f"offer.{action}",
-        target=target,
-        tenant_id=tenant_id,
-        detail=to,
-    )
+    record_audit(conn, tenant_id, f"offer.{action}", to, target=target, at_ms=now_ms, actor=actor)
 
 
 def _target(adapter: Adapter) -> str:

@@ -161,15 +161,9 @@ def _close(conn: Connection, pin: Pin, now_ms: int) -> None:
 def _audit(
     conn: Connection, action: str, adapter: Adapter, pin: Pin, actor: str, now_ms: int
 ) -> None:
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action=action,
-        target=f"{adapter.tenant_id}/{adapter.name}",
-        tenant_id=adapter.tenant_id,
-        detail=f"version {pin.version}, {pin.size_bytes} bytes",
-    )
+    owner, detail = adapter.tenant_id, f"version {pin.version}, {pin.size_bytes} bytes"
+    target = f"{owner}/{adapter.name}"
+    record_audit(conn, owner, action, detail, target=target, at_ms=now_ms, actor=actor)
 
 
 def _pin(row: Row[Any]) -> Pin:

@@ -468,12 +468,5 @@ def _audit(
     now_ms: int,
     detail: str,
 ) -> None:
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor="operator" if by is None else by.actor,
-        action=action,
-        target=key_id,
-        tenant_id=tenant_id,
-        detail=detail,
-    )
+    actor = "operator" if by is None else by.actor
+    record_audit(conn, tenant_id, action, detail, target=key_id, at_ms=now_ms, actor=actor)

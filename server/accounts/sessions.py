@@ -175,4 +175,4 @@ def _make_room(conn: Connection, key_id: str, now_ms: int) -> None:
 
 def _audit(conn: Connection, action: str, key_id: str, tenant_id: str | None, now_ms: int) -> None:
     actor = key_id if key_id == _OPERATOR else f"key:{key_id}"
-    record_audit(conn, at_ms=now_ms, actor=actor, action=action, target=key_id, tenant_id=tenant_id)
+    record_audit(conn, tenant_id, action, target=key_id, at_ms=now_ms, actor=actor)

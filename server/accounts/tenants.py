@@ -8,7 +8,7 @@ TenantError
 
 import re
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -124,15 +124,7 @@ def create_tenant(
         conn.execute(sa.insert(tenants).values(**values, **_limit_values(limits)))
     except sa.exc.IntegrityError as error:
         raise TenantNameTaken(name) from error
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action="tenant.create",
-        target=tenant.tenant_id,
-        tenant_id=tenant.tenant_id,
-        detail=name,
-    )
+    record_audit(conn, tenant.tenant_id, "tenant.create", name, at_ms=now_ms, actor=actor)
     return tenant
 
 
@@ -178,31 +170,15 @@ def suspend_tenant(
     conn: Connection, tenant_id: str, *, now_ms: int, actor: str = "operator"
 ) -> None:
     """Refuse a tenant's keys from now on; running requests go on. Raises TenantNotFound."""
-    _set_status(conn, tenant_id, "suspended")
+    _change(conn, tenant_id, {"status": "suspended"}, "suspend", "", now_ms, actor)
     record_event(conn, "suspended", tenant_id, "", None, now_ms)
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action="tenant.suspend",
-        target=tenant_id,
-        tenant_id=tenant_id,
-    )
 
 
 def resume_tenant(
     conn: Connection, tenant_id: str, *, now_ms: int, actor: str = "operator"
 ) -> None:
     """Undo a suspension. Raises TenantNotFound."""
-    _set_status(conn, tenant_id, "active")
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action="tenant.resume",
-        target=tenant_id,
-        tenant_id=tenant_id,
-    )
+    _change(conn, tenant_id, {"status": "active"}, "resume", "", now_ms, actor)
 
 
 def set_limits(
@@ -216,19 +192,8 @@ def set_limits(
     """Replace all limits of a tenant. Raises InvalidTenant, TenantNotFound."""
     _check_limits(limits)
     values = _limit_values(limits)
-    query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(**values)
-    if conn.execute(query).rowcount == 0:
-        raise TenantNotFound(tenant_id)
     detail = " ".join(f"{name}={value}" for name, value in values.items())
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action="tenant.limits",
-        target=tenant_id,
-        tenant_id=tenant_id,
-        detail=detail,
-    )
+    _change(conn, tenant_id, values, "limits", detail, now_ms, actor)
 
 
 def set_plan(
@@ -236,18 +201,7 @@ def set_plan(
 ) -> None:
     """Let a tenant pay a plan's prices from now on. Raises InvalidTenant, TenantNotFound."""
     check_plan(plan)
-    query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(plan=plan)
-    if conn.execute(query).rowcount == 0:
-        raise TenantNotFound(tenant_id)
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action="tenant.plan",
-        target=tenant_id,
-        tenant_id=tenant_id,
-        detail=plan,
-    )
+    _change(conn, tenant_id, {"plan": plan}, "plan", plan, now_ms, actor)
 
 
 def ignore_unknown_fields(
@@ -256,18 +210,8 @@ def ignore_unknown_fields(
     """Leave unknown fields out of a tenant's requests from now on, or refuse them. Raises
     TenantNotFound.
     """
-    query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id)
-    if conn.execute(query.values(ignore_unknown_fields=value)).rowcount == 0:
-        raise TenantNotFound(tenant_id)
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action="tenant.ignore_unknown_fields",
-        target=tenant_id,
-        tenant_id=tenant_id,
-        detail=str(value).lower(),
-    )
+    name = "ignore_unknown_fields"
+    _change(conn, tenant_id, {name: value}, name, str(value).lower(), now_ms, actor)
 
 
 def check_plan(plan: str, *, param: str = "plan") -> None:
@@ -276,10 +220,20 @@ def check_plan(plan: str, *, param: str = "plan") -> None:
         raise InvalidTenant(param, f"A plan's name matches {_NAME.pattern}.")
 
 
-def _set_status(conn: Connection, tenant_id: str, status: TenantStatus) -> None:
-    query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(status=status)
+def _change(
+    conn: Connection,
+    tenant_id: str,
+    values: Mapping[str, Any],
+    what: str,
+    detail: str,
+    now_ms: int,
+    actor: str,
+) -> None:
+    """Set columns of a tenant's row, and write an audit row. Raises TenantNotFound."""
+    query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(**values)
     if conn.execute(query).rowcount == 0:
         raise TenantNotFound(tenant_id)
+    record_audit(conn, tenant_id, f"tenant.{what}", detail, at_ms=now_ms, actor=actor)
 
 
 def _check_limits(limits: TenantLimits) -> None:

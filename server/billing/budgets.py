@@ -214,15 +214,8 @@ def set_budget(conn: Connection, budget: Budget, *, now_ms: int, actor: str = "o
             set_={"amount_nanousd": insert.excluded.amount_nanousd},
         )
     )
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action="budget.set",
-        target=budget.tenant_id,
-        tenant_id=budget.tenant_id,
-        detail=f"{budget.kind} {budget.enforcement} {format_usd(budget.amount_nanousd)} dollars",
-    )
+    detail = f"{budget.kind} {budget.enforcement} {format_usd(budget.amount_nanousd)} dollars"
+    record_audit(conn, budget.tenant_id, "budget.set", detail, at_ms=now_ms, actor=actor)
 
 
 def remove_budget(
@@ -238,15 +231,8 @@ def remove_budget(
     query = sa.delete(budgets).filter_by(tenant_id=tenant_id, kind=kind, enforcement=enforcement)
     if conn.execute(query).rowcount == 0:
         return False
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action="budget.remove",
-        target=tenant_id,
-        tenant_id=tenant_id,
-        detail=f"{kind} {enforcement}",
-    )
+    detail = f"{kind} {enforcement}"
+    record_audit(conn, tenant_id, "budget.remove", detail, at_ms=now_ms, actor=actor)
     return True
 
 

@@ -154,12 +154,6 @@ def _posted_with(conn: Connection, idempotency_key: str, asked: dict[str, Any]) 
 def _audit(conn: Connection, receipt: Receipt, actor: str, now_ms: int) -> None:
     amount = receipt["amount_nanousd"]
     assert isinstance(amount, int)
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action=f"ledger.{receipt['kind']}",
-        target=str(receipt["tenant_id"]),
-        tenant_id=str(receipt["tenant_id"]),
-        detail=f"entry {receipt['entry_id']}, {format_usd(amount)} dollars: {receipt['memo']}",
-    )
+    action, tenant_id = f"ledger.{receipt['kind']}", str(receipt["tenant_id"])
+    detail = f"entry {receipt['entry_id']}, {format_usd(amount)} dollars: {receipt['memo']}"
+    record_audit(conn, tenant_id, action, detail, at_ms=now_ms, actor=actor)

@@ -186,14 +186,8 @@ def void_lost(conn: Connection, engine_id: str, *, actor: str, now_ms: int) -> t
     voided = void_expired(
         conn, engine_id, as_of_ms=database_now_ms(conn), still_open=(), now_ms=now_ms
     )
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action="engine.lost",
-        target=engine_id,
-        detail=f"voided {len(voided)} holds",
-    )
+    detail = f"voided {len(voided)} holds"
+    record_audit(conn, None, "engine.lost", detail, target=engine_id, at_ms=now_ms, actor=actor)
     query = sa.select(sa.func.count()).where(
         holds.c.engine_id == engine_id, holds.c.state == "open"
     )

@@ -161,15 +161,9 @@ def add_price(
     assert row.inserted_primary_key is not None
     price = get_price(conn, row.inserted_primary_key[0])
     assert price is not None
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action="price.add",
-        target=str(price.price_version),
-        tenant_id=scope_id if scope == "tenant" else None,
-        detail=" ".join(f"{name}={value}" for name, value in asdict(price).items()),
-    )
+    tenant_id, target = scope_id if scope == "tenant" else None, str(price.price_version)
+    detail = " ".join(f"{name}={value}" for name, value in asdict(price).items())
+    record_audit(conn, tenant_id, "price.add", detail, target=target, at_ms=now_ms, actor=actor)
     return price
 
 

@@ -178,15 +178,8 @@ class Statements:
         )
         row = {name: getattr(statement, name) for name in Statement.__slots__}
         conn.execute(sa.insert(statements).values(**row))
-        record_audit(
-            conn,
-            at_ms=now_ms,
-            actor=actor,
-            action="statement.issue",
-            target=tenant_id,
-            tenant_id=tenant_id,
-            detail=f"{period}, sha256 {sha256}",
-        )
+        detail = f"{period}, sha256 {sha256}"
+        record_audit(conn, tenant_id, "statement.issue", detail, at_ms=now_ms, actor=actor)
         return statement
 
 

@@ -201,7 +201,7 @@ def _tell(conn: Any) -> None:
     from server.database.clock import now_ms
 
     record_audit(
-        conn, at_ms=now_ms(), actor="operator", action="admin_key.reset", target="admin.key"
+        conn, None, "admin_key.reset", target="admin.key", at_ms=now_ms(), actor="operator"
     )
 
 

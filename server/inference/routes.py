@@ -174,15 +174,7 @@ def _name_in_use(name: str, kind: str) -> Conflict:
 def _record(
     conn: Connection, action: str, owner: str, name: str, actor: str, now_ms: int, detail: str = ""
 ) -> None:
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action=action,
-        target=name,
-        detail=detail,
-        tenant_id=owner or None,
-    )
+    record_audit(conn, owner or None, action, detail, target=name, at_ms=now_ms, actor=actor)
 
 
 def _route(row: Row[Any]) -> Route:

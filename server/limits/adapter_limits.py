@@ -32,12 +32,12 @@ def set_adapter_limits(
     amounts.write(conn, adapter_limits, {"adapter_id": adapter_id, "tenant_id": tenant_id})
     record_audit(
         conn,
+        tenant_id,
+        "adapter.limits",
+        str(amounts),
+        target=adapter_id,
         at_ms=now_ms,
         actor=actor,
-        action="adapter.limits",
-        target=adapter_id,
-        tenant_id=tenant_id,
-        detail=str(amounts),
     )
 
 

@@ -51,12 +51,12 @@ def set_base_limits(
         amounts.write(conn, base_limits, key)
     record_audit(
         conn,
+        tenant_id,
+        "tenant.base_limits",
+        str(amounts),
+        target=base_model,
         at_ms=now_ms,
         actor=actor,
-        action="tenant.base_limits",
-        target=base_model,
-        tenant_id=tenant_id,
-        detail=str(amounts),
     )
 
 

@@ -216,13 +216,6 @@ def _key(pepper: str, webhook_id: str) -> bytes:
 
 
 def _audit(conn: Connection, action: str, webhook: Webhook, now_ms: int, actor: str) -> None:
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action=action,
-        target=webhook.webhook_id,
-        # The host alone: many receivers accept calls from anybody who knows the whole URL.
-        detail=urlsplit(webhook.url).hostname or "",
-        tenant_id=webhook.tenant_id,
-    )
+    # The host alone: many receivers accept calls from anybody who knows the whole URL.
+    host, target = urlsplit(webhook.url).hostname or "", webhook.webhook_id
+    record_audit(conn, webhook.tenant_id, action, host, target=target, at_ms=now_ms, actor=actor)

@@ -137,7 +137,7 @@ async def _record(database: Database, action: str, name: str, detail: str = "") 
     """Write a line of the audit log. The change itself is in a file that the supervisor reads."""
     await database.write(
         lambda conn: record_audit(
-            conn, at_ms=now_ms(), actor="operator", action=action, target=name, detail=detail
+            conn, None, action, detail, target=name, at_ms=now_ms(), actor="operator"
         )
     )
 

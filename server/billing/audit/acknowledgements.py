@@ -65,8 +65,6 @@ def acknowledge(
     values = {"finding_id": finding_id, "finding": str(finding), "difference_nanousd": amount}
     conn.execute(sa.insert(acknowledgements).values(**values, entry_id=receipt["entry_id"]))
     detail = f"{finding}; entry {receipt['entry_id']}: {reason}"
-    record_audit(
-        conn, at_ms=now_ms, actor=actor, action="audit.acknowledge", target=finding_id,
-        detail=detail,
-    )  # fmt: skip
+    action = "audit.acknowledge"
+    record_audit(conn, None, action, detail, target=finding_id, at_ms=now_ms, actor=actor)
     return receipt

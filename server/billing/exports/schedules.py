@@ -99,7 +99,8 @@ def put_schedule(
         set_={"interval_s": interval_s, "next_at_ms": now_ms},
     )
     conn.execute(statement)
-    _audit(conn, "export.schedule", tenant_id, f"{format}, each {interval_s} s", now_ms, actor)
+    detail = f"{format}, each {interval_s} s"
+    record_audit(conn, tenant_id, "export.schedule", detail, at_ms=now_ms, actor=actor)
     return next(found for found in list_of(conn, tenant_id) if found.format == format)
 
 
@@ -113,7 +114,7 @@ def delete_schedule(
 ) -> None:
     """Delete a schedule and write an audit row; do nothing if there is none."""
     if conn.execute(sa.delete(scheduled_exports).where(*_is(tenant_id, format))).rowcount:
-        _audit(conn, "export.unschedule", tenant_id, format, now_ms, actor)
+        record_audit(conn, tenant_id, "export.unschedule", format, at_ms=now_ms, actor=actor)
 
 
 class ScheduledExports:
@@ -219,17 +220,3 @@ def _read(conn: Connection, tenant_id: str, first: int, last: int) -> list[Recei
 
 def _is(tenant_id: str, format: ExportFormat) -> tuple[sa.ColumnElement[bool], ...]:
     return _columns.tenant_id == tenant_id, _columns.format == format
-
-
-def _audit(
-    conn: Connection, action: str, tenant_id: str, detail: str, now_ms: int, actor: str
-) -> None:
-    record_audit(
-        conn,
-        at_ms=now_ms,
-        actor=actor,
-        action=action,
-        target=tenant_id,
-        tenant_id=tenant_id,
-        detail=detail,
-    )

@@ -112,8 +112,8 @@ def told(filled: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wo
     def write(conn: sa.Connection) -> None:
         for number in range(8):
             record_audit(
-                conn, at_ms=NOW_MS + number * 1000, actor=f"key:k{number % 2}", action="test.act",
-                target=str(number), tenant_id=world.acme.tenant_id if number else None,
+                conn, world.acme.tenant_id if number else None, "test.act", target=str(number),
+                at_ms=NOW_MS + number * 1000, actor=f"key:k{number % 2}",
             )  # fmt: skip
 
     world.product.gateway.database.write_sync(write)

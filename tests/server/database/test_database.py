@@ -23,7 +23,7 @@ from tests.server.factories import NOW_MS
 
 
 def note(target):
-    return lambda conn: record_audit(conn, at_ms=NOW_MS, actor="a", action="b", target=target)
+    return lambda conn: record_audit(conn, None, "b", target=target, at_ms=NOW_MS, actor="a")
 
 
 def targets(conn):
