@@ -23,7 +23,6 @@ Text = Annotated[str, Field(max_length=_MAX_TEXT_CHARACTERS)]
 Key = Annotated[str | None, Field(max_length=_MAX_KEY_CHARACTERS)]
 _Name = Annotated[str, Field(pattern="^[A-Za-z0-9_-]{1,64}$")]
 _KWARGS = "chat_template_kwargs"
-_OWN_VARIABLES = ("enable_thinking", "reasoning_effort")
 _VariableName = Annotated[str, Field(pattern="^[A-Za-z][A-Za-z0-9_]{0,63}$")]
 _CallId = Annotated[str, Field(min_length=1, max_length=_MAX_KEY_CHARACTERS)]
 
@@ -272,21 +271,15 @@ class Chat(RequestObject):
         for place, message in enumerate(self.messages):
             if fault := message.fault():
                 field, why = fault
-                path = f"messages[{place}].{field}"
-                raise errors.invalid_request(f"{path}: {why}.", param=path)
+                raise errors.invalid_field(f"messages[{place}].{field}", why)
         if not self.continue_final_message:
             return
         if self.add_generation_prompt:
-            raise errors.invalid_request(
-                "add_generation_prompt: it cannot be true together with continue_final_message; "
-                "send false, or leave it out.",
-                param="add_generation_prompt",
-            )
+            why = "it cannot be true beside continue_final_message; send false, or leave it out"
+            raise errors.invalid_field("add_generation_prompt", why)
         if self.messages[-1].role != "assistant" or self.messages[-1].tool_calls:
-            raise errors.invalid_request(
-                "continue_final_message: the last message must be the assistant's, without calls.",
-                param="continue_final_message",
-            )
+            why = "the last message must be the assistant's, without calls"
+            raise errors.invalid_field("continue_final_message", why)
 
     def use_of_tools(self, choice: ToolChoice = "auto", *, is_parallel: bool) -> ToolUse | None:
         """The tools, and which may be called; None without tools. Raises ApiError."""
@@ -295,12 +288,10 @@ class Chat(RequestObject):
         for place, name in enumerate(names):
             if name in names[:place]:
                 path = f"tools[{place}].function.name"
-                raise errors.invalid_request(f"{path}: another tool has this name.", param=path)
+                raise errors.invalid_field(path, "another tool has this name")
         use = _use(tools, choice, is_parallel=is_parallel)
         if use.size_bytes > MAX_BYTES:
-            raise errors.invalid_request(
-                f"tools: they may have {MAX_BYTES} bytes in all at most.", param="tools"
-            )
+            raise errors.invalid_field("tools", f"they may have {MAX_BYTES} bytes in all at most")
         return use if tools else None
 
 
@@ -314,7 +305,7 @@ def _use(tools: tuple[Tool, ...], choice: ToolChoice, *, is_parallel: bool) -> T
     path = "tool_choice"
     if isinstance(choice, str):
         if choice == "required" and not tools:
-            raise errors.invalid_request(f"{path}: there are no tools.", param=path)
+            raise errors.invalid_field(path, "there are no tools")
         return ToolUse(tools, choice, names, is_parallel)
     if isinstance(choice, NamedTool):
         path += ".function.name"
@@ -324,7 +315,7 @@ def _use(tools: tuple[Tool, ...], choice: ToolChoice, *, is_parallel: bool) -> T
         allowed = tuple(tool.function.name for tool in choice.allowed_tools.tools)
         use = ToolUse(tools, choice.allowed_tools.mode, allowed, is_parallel)
     if unknown := [name for name in use.allowed if name not in names]:
-        raise errors.invalid_request(f"{path}: there is no tool {unknown[0]}.", param=path)
+        raise errors.invalid_field(path, f"there is no tool {unknown[0]}")
     return use
 
 
@@ -332,8 +323,7 @@ def _tool(function: _Function, place: int) -> Tool:
     parameters = function.parameters
     path = f"tools[{place}]"
     if parameters and parameters.get("type", "object") != "object":
-        path += ".function.parameters.type"
-        raise errors.invalid_request(f"{path}: arguments are an object.", param=path)
+        raise errors.invalid_field(f"{path}.function.parameters.type", "arguments are an object")
     return Tool(
         name=function.name,
         description=function.description,

@@ -56,6 +56,11 @@ def invalid_request(message: str, *, param: str | None = None, code: str | None 
     return ApiError(400, message, param=param, code=code)
 
 
+def invalid_field(param: str, why: str) -> ApiError:
+    """A field's value that cannot be accepted."""
+    return invalid_request(f"{param}: {why}.", param=param)
+
+
 def unsupported_parameter(param: str, why: str = "") -> ApiError:
     """A parameter that is not served is refused, never ignored."""
     message = f"The parameter '{param}' is not supported{': ' + why if why else ''}."

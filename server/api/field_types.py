@@ -40,11 +40,9 @@ def _check_stops(stop: Any) -> Any:
         or sum(sizes) > _MAX_STOPS_BYTES
         or (sizes and not 0 < min(sizes) <= max(sizes) <= _MAX_STOP_BYTES)
     ):
-        raise errors.invalid_request(
-            f"stop: at most {_MAX_STOPS} strings of 1 to {_MAX_STOP_BYTES} bytes are taken, and "
-            f"{_MAX_STOPS_BYTES:,} bytes in all. Leave some out, or name tokens in stop_token_ids.",
-            param="stop",
-        )
+        most = f"at most {_MAX_STOPS} strings of 1 to {_MAX_STOP_BYTES} bytes are taken, and "
+        most += f"{_MAX_STOPS_BYTES:,} bytes in all"
+        raise errors.invalid_field("stop", f"{most}. Leave some out, or use stop_token_ids")
     return stop
 
 

@@ -236,20 +236,15 @@ class _Request(RequestObject):
         if self.allowed_token_ids and self.bad_words:
             self._refuse_choices_of_tokens("answers without bad_words")
         if self.truncate_prompt_tokens == 0:
-            raise errors.invalid_request(
-                "truncate_prompt_tokens: a prompt has to keep a token; send 1 or more, or -1 for "
-                "what the context leaves.",
-                param="truncate_prompt_tokens",
+            why = (
+                "send 1 or more for a prompt that keeps a token, or -1 for what the context leaves"
             )
+            raise errors.invalid_field("truncate_prompt_tokens", why)
         if self.truncation_side == "right" and self.truncate_prompt_tokens is None:
-            raise errors.invalid_request(
-                "truncation_side needs truncate_prompt_tokens.", param="truncation_side"
-            )
+            raise errors.invalid_field("truncation_side", "it needs truncate_prompt_tokens")
         if self.logprob_token_ids and self.num_logprobs is None:
-            raise errors.invalid_request(
-                "logprob_token_ids: the answer has no logprobs; ask for logprobs, too.",
-                param="logprob_token_ids",
-            )
+            why = "the answer has no logprobs; ask for logprobs, too"
+            raise errors.invalid_field("logprob_token_ids", why)
         if self.use_beam_search:
             self._check_beams()
         elif self.length_penalty != 1:
@@ -257,10 +252,8 @@ class _Request(RequestObject):
                 "length_penalty", "only a beam search has it; send use_beam_search: true as well"
             )
         if self.stream_options is not None and not self.stream:
-            raise errors.invalid_request(
-                "stream_options: the answer is no stream; send stream: true, or leave it out.",
-                param="stream_options",
-            )
+            why = "the answer is no stream; send stream: true, or leave it out"
+            raise errors.invalid_field("stream_options", why)
         if self.stream and self.prompt_logprobs is not None:
             raise errors.unsupported_parameter(
                 "prompt_logprobs", "streams do not carry them; leave out stream or prompt_logprobs"
@@ -270,9 +263,7 @@ class _Request(RequestObject):
         """Refuse the fields that `others` cannot go together with."""
         for name in ("allowed_token_ids", "bad_words"):
             if getattr(self, name):
-                raise errors.invalid_request(
-                    f"{name}: {others} may need other tokens; send one only.", param=name
-                )
+                raise errors.invalid_field(name, f"{others} may need other tokens; send one only")
 
     def _check_beams(self) -> None:
         """Check that nothing is asked for that beam search does not heed. Raises ApiError."""
@@ -411,13 +402,10 @@ class ChatRequest(Chat, _Request):
         if self.thinking_token_budget is not None and self.allowed_token_ids:
             self._refuse_choices_of_tokens("the end of reasoning")
         if self.echo and not self.echoed_text:
-            raise errors.invalid_request(
-                "echo: the last message must be the assistant's, with content.", param="echo"
-            )
+            why = "the last message must be the assistant's, with content"
+            raise errors.invalid_field("echo", why)
         if self.top_logprobs and not self.logprobs:
-            raise errors.invalid_request(
-                "top_logprobs needs logprobs to be true.", param="top_logprobs"
-            )
+            raise errors.invalid_field("top_logprobs", "it needs logprobs: true")
 
 
 def _form(prompt: Any) -> str:
@@ -485,11 +473,9 @@ class CompletionRequest(_Request):
         super().check()
         num_prompts = len(self.asked_prompts)
         if self.n * num_prompts > _MAX_ANSWERS:
-            raise errors.invalid_request(
-                f"n: {self.n} answers to each of {num_prompts} prompts are more than "
-                f"{_MAX_ANSWERS}; send fewer prompts in a request.",
-                param="n",
-            )
+            asked = f"{self.n} answers to each of {num_prompts} prompts"
+            why = f"{asked} are more than {_MAX_ANSWERS}; send fewer prompts in a request"
+            raise errors.invalid_field("n", why)
         if self.stream and self.echo and self.logprobs is not None and self.n > 1:
             raise errors.unsupported_parameter(
                 "echo",
