@@ -28,7 +28,8 @@ _CallId = Annotated[str, Field(min_length=1, max_length=_MAX_KEY_CHARACTERS)]
 
 
 _CACHE_CONTROL = {"cache_control": "the prefix cache needs no marks"}
-_ADDED_BY_SERVERS = {
+_ADDED_BY_SERVERS = _CACHE_CONTROL | {
+    "annotations": "sources that another server named; they are no part of the text",
     "extra_content": "another server's note for itself",
     "provider_specific_fields": "another server's note for itself",
 }
@@ -37,10 +38,7 @@ _ADDED_BY_SERVERS = {
 class _TextPart(RequestObject):
     """A part of a content.   type: always `text`.   text: its text; parts follow each other."""
 
-    without_effect = _CACHE_CONTROL | {
-        "annotations": "sources that another server named; they are no part of the text",
-        "logprobs": "they are no part of the text",
-    }
+    without_effect = _ADDED_BY_SERVERS | {"logprobs": "they are no part of the text"}
     type: Literal["text"]
     text: Text
 
@@ -76,7 +74,7 @@ class _Call(RequestObject):
     function: the function and its arguments.
     """
 
-    without_effect = _CACHE_CONTROL | _ADDED_BY_SERVERS | {"index": "calls are in order"}
+    without_effect = _ADDED_BY_SERVERS | {"index": "calls are in order"}
     id: _CallId
     type: Literal["function"] = "function"
     function: _CalledFunction
@@ -96,15 +94,10 @@ class _Message(RequestObject):
 
     exact: ClassVar[frozenset[str]] = frozenset({"content"})
     not_served = {"audio": (), "function_call": (), "refusal": ()}
-    without_effect = (
-        _CACHE_CONTROL
-        | _ADDED_BY_SERVERS
-        | {
-            "annotations": "sources that another server named; they are no part of the text",
-            "id": "messages are in order",
-            "reasoning_details": "reasoning in another server's form; its text is in `reasoning`",
-        }
-    )
+    without_effect = _ADDED_BY_SERVERS | {
+        "id": "messages are in order",
+        "reasoning_details": "reasoning in another server's form; its text is in `reasoning`",
+    }
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content | None = None
     name: Key = None
@@ -127,14 +120,9 @@ class _Message(RequestObject):
             plain["content"] = ""
         if self.tool_calls:
             plain["tool_calls"] = [call.model_dump() for call in self.tool_calls]
-        for name, value in (
-            ("name", self.name),
-            ("tool_call_id", self.tool_call_id),
-            ("reasoning_content", self.thought),
-        ):
-            if value is not None:
-                plain[name] = value
-        return plain
+        others = {"name": self.name, "tool_call_id": self.tool_call_id}
+        others["reasoning_content"] = self.thought
+        return plain | {name: value for name, value in others.items() if value is not None}
 
     def fault(self) -> tuple[str, str] | None:
         """The field that does not go with the message's role, and why; or None."""
@@ -254,14 +242,10 @@ class Chat(RequestObject):
     def _variables(self) -> list[TemplateVariable]:
         """The variables for the template; null is none."""
         own = {"enable_thinking": self.enable_thinking, "reasoning_effort": self.reasoning_effort}
-        given = [
-            *(
-                (name, it, shown_key(_KWARGS, name))
-                for name, it in self.chat_template_kwargs.items()
-            ),
-            *((name, it, name) for name, it in own.items()),
-        ]
-        return [TemplateVariable(*each) for each in given if each[1] is not None]
+        kwargs = self.chat_template_kwargs.items()
+        given = [TemplateVariable(name, it, shown_key(_KWARGS, name)) for name, it in kwargs]
+        given += [TemplateVariable(name, it, name) for name, it in own.items()]
+        return [each for each in given if each.value is not None]
 
     def check_chat(self) -> None:
         """Check the messages, the variables, and whether the last message can be continued.
