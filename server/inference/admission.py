@@ -168,17 +168,9 @@ class Admission:
         except BaseException:
             base.load.remove(running)
             raise
+        price = resolved.price
         return Admitted(
-            base,
-            request,
-            message,
-            text,
-            form,
-            resolved.price,
-            grant,
-            running,
-            arrived_at,
-            not_enforced,
+            base, request, message, text, form, price, grant, running, arrived_at, not_enforced
         )
 
     # ---- the steps, in order ----

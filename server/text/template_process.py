@@ -59,14 +59,8 @@ class ConfinedTemplate(ChatTemplate):
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The prompt of a chat. Raises TemplateError; Unavailable if the process has died."""
-        return self._done(
-            {
-                "messages": messages,
-                "tools": tools,
-                "add_generation_prompt": add_generation_prompt,
-                "variables": dict(variables),
-            }
-        )
+        chat = {"messages": messages, "tools": tools, "variables": dict(variables)}
+        return self._done({**chat, "add_generation_prompt": add_generation_prompt})
 
     def variables(self, *, for_tools: bool) -> frozenset[str]:
         """Names that the template reads, as the process finds them. Raises as `render` does."""
