@@ -196,9 +196,9 @@ def field_rows() -> Iterator[Row]:
     for path in sorted({*chat, *text}):
         absent = ("", "") if re.search(r"\W", path) else ("refused", "")
         told = [found.get(path, absent) for found in (chat, text)]
-        served = dict.fromkeys(about for how, about in told if how == "served")
-        about = " In `/v1/completions`: ".join(served) or told[0][1] or told[1][1]
-        yield f"`{path}`", *(how for how, _ in told), about
+        served = [about for how, about in told if how == "served"]
+        abouts = dict.fromkeys(served or [about for _, about in told if about])
+        yield f"`{path}`", *(how for how, _ in told), " In `/v1/completions`: ".join(abouts)
 
 
 def _fields(kind: type[RequestObject], prefix: str = "") -> Iterator[tuple[str, tuple[str, str]]]:

@@ -51,7 +51,9 @@ def test_a_field_is_shown_with_what_happens_to_it_at_each_endpoint() -> None:
     assert shown["response_format.json_schema.schema"] == ["served", "served"]
     assert shown["web_search_options"] == ["refused", "refused"]
     assert shown["enable_thinking"] == ["served", "refused"]
-    assert any("the assistant's. In `/v1/completions`: Whether each" in row for row in rows)
+    both = " In `/v1/completions`: "
+    assert any(f"the assistant's.{both}Whether each answer" in row for row in rows)
+    assert any(f"only as `false`, which asks for nothing.{both}Accepted" in row for row in rows)
 
 
 def test_a_new_setting_is_shown_with_its_limits_and_its_comment() -> None:
