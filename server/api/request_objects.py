@@ -3,7 +3,7 @@
 import functools
 import json
 import re
-from collections.abc import Iterator, Mapping, MutableSequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
@@ -18,6 +18,8 @@ from server.text.json_object import JsonObject
 
 _MAX_SHOWN_CHARACTERS = 64
 """Characters that an error repeats of a name that the client chose."""
+_MAX_FAULTS = 50_000
+"""Faults of a request that are looked at; one of a branch of a union counts for itself."""
 _INDEX = re.compile(r"\[\d+\]")
 
 _Object = TypeVar("_Object", bound="RequestObject")
@@ -108,13 +110,16 @@ def parse_object(
         try:
             return kind.model_validate(values)
         except ValidationError as error:
-            unknown = [] if ignored is None else _unknown(error)
+            if error.error_count() > _MAX_FAULTS:
+                raise _too_many() from None
+            faults = error.errors(include_url=False, include_input=False, include_context=False)
+            unknown = [] if ignored is None else [each for each in faults if _is_unknown(each)]
             if not unknown or ignored is None:
-                raise _fault(error) from None
+                raise _fault(faults) from None
+            known = set(ignored)
+            paths = dict.fromkeys(_INDEX.sub("", _path(fault)) for fault in unknown)
+            ignored += [path for path in paths if path not in known]
             for fault in unknown:
-                path = _INDEX.sub("", _path(fault))
-                if path not in ignored:
-                    ignored.append(path)
                 _drop(values, fault["loc"])
 
 
@@ -138,38 +143,47 @@ def _takes_bool(field: FieldInfo) -> bool:
     return bool in get_args(field.annotation)
 
 
-def _unknown(error: ValidationError) -> list[ErrorDetails]:
-    """The faults that are fields of names that are not known anywhere."""
-    faults = error.errors(include_url=False, include_input=False)
-    known = _known_names()
-    return [
-        fault
-        for fault in faults
-        if fault["type"] == "extra_forbidden" and fault["loc"][-1] not in known
-    ]
+def _too_many() -> ApiError:
+    return errors.invalid_request(
+        f"The body has more than {_MAX_FAULTS} fields and values that are not served."
+    )
+
+
+def _is_unknown(fault: ErrorDetails) -> bool:
+    """Whether the fault is a field of a name that is not known anywhere."""
+    return fault["type"] == "extra_forbidden" and fault["loc"][-1] not in _known_names()
 
 
 def _drop(values: Any, place: tuple[str | int, ...]) -> None:
     """Remove the field at a fault's place; steps that name a branch of a union are no keys."""
     *way, name = place
     for step in way:
-        if isinstance(step, int) or step in values:
+        # A client may have named a field as the branch, so that it does not do to look for a key.
+        if isinstance(step, int) or step in _fields():
             values = values[step]
     values.pop(name, None)
 
 
 @functools.cache
+def _fields() -> dict[str, FieldInfo]:
+    """A field of every name that an object of a request has."""
+    return {
+        field.alias or name: field for kind in _kinds() for name, field in kind.model_fields.items()
+    }
+
+
+@functools.cache
 def _known_names() -> frozenset[str]:
-    names: set[str] = set()
+    """The names of all fields that are known anywhere, served or not."""
+    names = set(_fields())
     for kind in _kinds():
-        names |= {field.alias or name for name, field in kind.model_fields.items()}
         names |= kind.not_served.keys() | kind.without_effect.keys()
     return frozenset(names)
 
 
-def _fault(error: ValidationError) -> ApiError:
+def _fault(faults: Sequence[ErrorDetails]) -> ApiError:
     """The error for the deepest fault: for a union, pydantic lists each branch that did not fit."""
-    deepest = max(error.errors(include_url=False), key=lambda fault: len(fault["loc"]))
+    deepest = max(faults, key=lambda fault: len(fault["loc"]))
     path = _path(deepest)
     if deepest["type"] == "extra_forbidden":
         return errors.unsupported_parameter(path)
@@ -178,9 +192,7 @@ def _fault(error: ValidationError) -> ApiError:
 
 def _path(fault: ErrorDetails) -> str:
     """The fault's place, as in `messages[1].content`."""
-    fields = {
-        field.alias or name: field for kind in _kinds() for name, field in kind.model_fields.items()
-    }
+    fields = _fields()
     *_, last = fault["loc"]
     path = ""
     for part in fault["loc"]:

@@ -23,6 +23,7 @@ TEXT = {"model": "m", "prompt": "hi"}
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "f"}}
+NAMED = {"type": "function", "function": {"name": "f"}}
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {
     "mode": "auto", "tools": [{"type": "function", "function": {"name": "g"}}]}}  # fmt: skip
 
@@ -466,6 +467,34 @@ def test_the_flexible_tier_waits_and_every_other_does_not():
         "auto": 0, "default": 0, "flex": 1,
     }  # fmt: skip
     assert [asked.served_tier for asked in tiers.values()] == ["default", "default", "flex"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tool_choice": NAMED | {"NamedTool": 1}},
+        {"tool_choice": NAMED | {"NamedTool": {"a": 1}, "AllowedTools": {"a": 1}}},
+        {"messages": [{"role": "user", "content": [TEXT_PART | {"list[_TextPart]": [1]}]}]},
+    ],
+)
+def test_an_unknown_field_with_the_name_of_a_branch_of_a_union_is_left_out(change):
+    ignored = []
+    body = json.dumps(HELLO | {"tools": [TOOL]} | change).encode()
+    parse_request(body, ChatRequest, ignored)
+    places = {"tool_choice.NamedTool", "tool_choice.AllowedTools"}
+    assert ignored
+    assert set(ignored) <= places | {"messages.content.list[_TextPart]"}
+
+
+@pytest.mark.timeout(20)
+def test_many_unknown_fields_take_time_in_proportion_to_their_number():
+    many = {f"odd{number}": 1 for number in range(49_000)}
+    ignored = []
+    parse_request(json.dumps(HELLO | many).encode(), ChatRequest, ignored)
+    assert ignored == list(many)
+    more = HELLO | {"tools": [TOOL], "tool_choice": NAMED | many}
+    with pytest.raises(ApiError, match="more than 50000 fields and values"):
+        parse_request(json.dumps(more).encode(), ChatRequest, [])
 
 
 def test_both_token_limits_are_read_and_the_larger_counts():
