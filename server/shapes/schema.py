@@ -117,6 +117,7 @@ def normalised(schema: Any, param: str, left_out: list[str] | None = None) -> di
     walk.check_refs()
     if walk.num_levels > MAX_LEVELS:
         raise walk.fault((), f"what is referred to may have {MAX_LEVELS} levels in all at most")
+    walk.check_loops()
     walk.ease_unions()
     if kept is False:
         raise walk.fault((), "no answer fits the schema false")
@@ -162,6 +163,17 @@ class _Walk:
                 why = "there is no schema at this place that may be referred to"
                 self.note(self.fault(place, why))
                 del self._kept[tuple(map(str, place[:-1]))]["$ref"]
+
+    def check_loops(self) -> None:
+        """Find references that lead to each other and to nothing that a value could be."""
+        refs = [(place, _referring(place), target) for place, target in self.refs]
+        endless = {target for _, _, target in refs}
+        while others := endless - {of for _, of, target in refs if target in endless}:
+            endless -= others
+        for place, of, target in refs:
+            if of in endless and target in endless:
+                self.note(self.fault(place, "this reference leads back to itself, without an end"))
+                self._kept[tuple(map(str, place[:-1]))].pop("$ref", None)
 
     def kept(self, schema: Any, place: Place, depth: int) -> Any:
         self.places[tuple(map(str, place))] = depth
@@ -254,6 +266,14 @@ class _Walk:
         if any(DIGITS.create_decimal(text) != Decimal(text) for text in fractions):
             raise self.fault(place, "fractions of more than 15 digits are not supported")
         return value
+
+
+def _referring(place: Place) -> Place:
+    """The schema that a reference at a place is a demand of, itself or within its allOf."""
+    of = place[:-1]
+    while of[-2:-1] == ("allOf",) and isinstance(of[-1], int):
+        of = of[:-2]
+    return tuple(map(str, of))
 
 
 def relax(schema: dict[str, Any], place: Place) -> list[Place]:

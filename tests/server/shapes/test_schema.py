@@ -106,6 +106,37 @@ def test_a_reference_leads_to_a_schema_that_was_checked_never_to_data():
     assert refused({"items": {"$ref": "#/const", "const": {"x": 1}}}) == "s.items.$ref"
 
 
+@pytest.mark.parametrize(
+    ("definition", "path"),
+    [
+        ({"$ref": "#/$defs/a"}, "s.$defs.a.$ref"),
+        ({"allOf": [{"allOf": [{"$ref": "#/$defs/a"}]}]}, "s.$defs.a.allOf[0].allOf[0].$ref"),
+        ({"$ref": "#/properties/x"}, "s.$defs.a.$ref"),
+    ],
+)
+def test_a_reference_that_leads_to_nothing_but_itself_is_refused_or_left_out(definition, path):
+    asked = {"$defs": {"a": definition}, "properties": {"x": {"$ref": "#/$defs/a"}, "y": False}}
+    assert refused(asked) == path
+    left_out = []
+    assert normalised(asked, "s", left_out)["properties"]["y"] is False
+    assert left_out[0] == path
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]},
+        {"items": {"$ref": "#/$defs/a"}},
+        {"properties": {"allOf": {"items": {"$ref": "#/$defs/a"}}}},
+    ],
+)
+def test_a_reference_to_what_is_around_it_is_taken_if_a_value_may_end(definition):
+    asked = {"$defs": {"a": definition}, "$ref": "#/$defs/a"}
+    assert normalised(asked, "s")["$defs"]["a"] == json.loads(
+        json.dumps(definition).replace("#/$defs", "#/%24defs")
+    )
+
+
 def nested(depth):
     return {"items": nested(depth - 1)} if depth else {"type": "string"}
 
