@@ -21,7 +21,10 @@ class OutputStream:
         self._task = asyncio.create_task(run(lambda output: self._take(output)))
 
     async def first(self) -> RequestOutput:
-        """The first output, which is kept for who follows.
+        """The first output, which is kept for who follows, once the answer has begun.
+
+        Logprobs of the prompt come before; until a token does, the request may still be refused for
+        being late, and then it is another model's turn.
 
         If the request fails before it, or the caller is cancelled, the request is over.
         """
@@ -29,14 +32,15 @@ class OutputStream:
 
         def keep(output: RequestOutput) -> None:
             self._kept.append(output)
-            begun.set()
+            if _begins(output):
+                begun.set()
 
         self._take = keep
         self._task.add_done_callback(lambda _: begun.set())
         try:
-            if not self._kept:
+            if not any(map(_begins, self._kept)):
                 await begun.wait()
-            if not self._kept:
+            if not any(map(_begins, self._kept)):
                 await self.end()
             return self._kept[0]
         except BaseException:
@@ -60,3 +64,8 @@ class OutputStream:
         """End the request, if it has not ended."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _begins(output: RequestOutput) -> bool:
+    """Whether an answer has begun with it, or ended."""
+    return bool(output.new_token_ids) or output.finish_reason is not None

@@ -68,6 +68,19 @@ def test_a_model_that_cannot_begin_is_followed_by_the_next_which_alone_is_paid(
     assert paid.get("1", 0) == 0
 
 
+def test_a_model_that_is_late_with_its_first_token_has_not_begun_by_scoring_the_prompt(
+    user: User,
+) -> None:
+    def score_and_be_late(message: AddRequest) -> list[RequestOutput | BaseException]:
+        scored = RequestOutput(message.request_id, 0, prompt_logprobs=())
+        late = end_at_once(finish_reason="length", stop_cause="first_token_timeout")
+        return [scored, *(output._replace(seq=1) for output in late(message))]
+
+    give(user, small=score_and_be_late)
+    answered = ask(user, "fall", prompt_logprobs=1)
+    assert (answered.status_code, answered.headers[HEADER]) == (200, "small;late, large;answered")
+
+
 def test_an_answer_that_has_begun_is_not_begun_again_elsewhere(user: User) -> None:
     give(user, small=answer(-0.1, then=EngineDeadError("it died")))
     answered = ask(user, "fall")

@@ -6,11 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.messages import RequestOutput
 from server.inference.output_stream import OutputStream
 
 
+def said(number):
+    return RequestOutput("r", number, new_token_ids=(number,))
+
+
 class Run:
-    """A request that says the numbers from 0 on. error: ends it."""
+    """A request that says the tokens from 0 on. error: ends it."""
 
     def __init__(self, count=3, error=None):
         self.count, self.error, self.num_said, self.was_cancelled = count, error, 0, False
@@ -20,7 +25,7 @@ class Run:
             for number in range(self.count):
                 await asyncio.sleep(0)
                 self.num_said += 1
-                take(number)
+                take(said(number))
             if self.error:
                 raise self.error
         except asyncio.CancelledError:
@@ -33,12 +38,12 @@ def test_who_follows_gets_every_output_once_and_in_order_however_late(count, wai
     async def run():
         outputs, taken = OutputStream(Run(count)), []
         if asks_first:
-            assert await outputs.first() == 0
+            assert await outputs.first() == said(0)
         for _ in range(wait):
             await asyncio.sleep(0)
         outputs.follow(taken.append)
         await outputs.end()
-        assert taken == list(range(count))
+        assert taken == [said(number) for number in range(count)]
 
     asyncio.run(run())
 
@@ -51,6 +56,22 @@ def test_a_request_that_fails_before_its_first_output_raises_there():
     asyncio.run(run())
 
 
+def test_logprobs_of_the_prompt_begin_no_answer_which_may_still_be_late():
+    scored = [RequestOutput("r", seq, prompt_logprobs=()) for seq in range(2)]
+
+    async def run(take):
+        for output in scored:
+            take(output)
+            await asyncio.sleep(0)
+        raise ValueError("late")
+
+    async def begin_late():
+        with pytest.raises(ValueError, match="late"):
+            await OutputStream(run).first()
+
+    asyncio.run(begin_late())
+
+
 def test_a_request_that_fails_later_raises_at_the_end():
     async def run():
         outputs, taken = OutputStream(Run(2, ValueError("broken"))), []
@@ -58,7 +79,7 @@ def test_a_request_that_fails_later_raises_at_the_end():
         outputs.follow(taken.append)
         with pytest.raises(ValueError, match="broken"):
             await outputs.end()
-        assert taken == [0, 1]
+        assert taken == [said(0), said(1)]
 
     asyncio.run(run())
 
