@@ -1,13 +1,14 @@
 """How one model is told of tools, and how it writes calls and reasoning."""
 
 import hashlib
-import json
 import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+from pydantic_core import from_json
 
 from server.faults import Invalid
 from server.text.json_object import JsonObject
@@ -129,7 +130,8 @@ def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
     for call in message["tool_calls"]:
         function = dict(call["function"])
         try:
-            parsed = json.loads(function["arguments"])
+            # json.loads would let half a surrogate pair and any depth through.
+            parsed = from_json(function["arguments"])
         except ValueError:
             parsed = None
         if isinstance(parsed, dict):

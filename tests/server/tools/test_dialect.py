@@ -97,6 +97,17 @@ def test_mistral_gets_ids_that_its_template_accepts(model):
         tokenizer.render([*CHAT[:1], {**CHAT[1], "content": ""}, CHAT[2]], [TOOL])
 
 
+@pytest.mark.parametrize(
+    "arguments", ["[" * 200_000, '{"a":' * 900 + "1" + "}" * 900, '{"ort": "\\ud800"}', "{", ""]
+)
+def test_arguments_that_are_no_object_which_a_prompt_can_have_stay_text(model, arguments):
+    tokenizer, dialect = model((TEMPLATES / "qwen2.jinja").read_text())
+    call = CALL | {"function": {"name": "wetter", "arguments": arguments}}
+    text = rendered(tokenizer, dialect, [CHAT[0], {"role": "assistant", "tool_calls": [call]}])
+    assert json.dumps(arguments) in text
+    tokenizer.encode(text)
+
+
 def test_a_model_whose_template_knows_no_tools_is_told_in_the_system_message(model):
     tokenizer, dialect = model()
     text = rendered(tokenizer, dialect, [{"role": "system", "content": "Be kind."}, *CHAT])
