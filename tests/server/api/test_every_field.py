@@ -26,8 +26,8 @@ from tests.server.factories import NOW_MS
 from tests.server.scripted_product import Product, scripted_product
 
 TEMPLATE = (
-    "{{ messages | tojson }}{{ tools | tojson }}{{ add_generation_prompt }}"
     "{{ enable_thinking }}{{ reasoning_effort }}"
+    "{{ messages | tojson }}{{ tools | tojson }}{{ add_generation_prompt }}"
 )
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
@@ -84,7 +84,11 @@ BOTH = {
 TEMPLATES = {
     "messages": [HI | {"content": "other"}], "tools": TOOLS, "add_generation_prompt": False,
     "continue_final_message": Ask(True, {"messages": [HI, {"role": "assistant", "content": "A"}]}),
-    "chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": False,
+    "chat_template_kwargs": Ask(
+        {"enable_thinking": False},
+        {"messages": [HI, {"role": "assistant", "content": "A"}], "continue_final_message": True},
+    ),
+    "enable_thinking": False,
     "reasoning_effort": "none",
 }  # fmt: skip
 PLACES = [
