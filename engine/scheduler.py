@@ -23,7 +23,7 @@ from engine.batch import (
     StepResult,
     StepTokens,
 )
-from engine.beam_search import Beam, BeamSearch
+from engine.beam_searches import BeamSearches
 from engine.block_hash import BlockHasher
 from engine.config import SchedulerConfig
 from engine.fairness import PREFILL_COST, make_policy
@@ -31,7 +31,7 @@ from engine.grammar.constraint import Constraint
 from engine.grammar.constraints import Constraints
 from engine.grammar.matcher import Grammars, Mask
 from engine.kv_cache import KVCache
-from engine.messages import AddRequest, ExtendLease, StopCause, TokenLogprobs
+from engine.messages import AddRequest, ExtendLease, StopCause
 from engine.outputs import Ending, Outputs
 from engine.queues import Queues
 from engine.records import RequestProgress
@@ -105,6 +105,7 @@ class Scheduler:
         self.constraints = Constraints(grammars, eos_token_ids)
         self.admission = Admission(self.queues, self.constraints, clock)
         self.outputs = Outputs(config.max_model_len, vocabulary, eos_token_ids, clock)
+        self.searches = BeamSearches(self.queues, self.outputs)
         self.speculation = speculation
         self.groups: dict[str, RequestGroup] = {}
         self._num_arrivals = 0
@@ -114,7 +115,6 @@ class Scheduler:
         self._step_s = 0.0
         self._is_waiting = False  # for the step in flight, as nothing can run beside it
         self._first_due_at = math.inf  # no request is overdue before
-        self._searches: dict[Prompt, BeamSearch] = {}
         self._added: list[RequestProgress] = []  # beside what rows chose
         self._num_added = 0
         self._ended: list[RequestGroup] = []
@@ -169,10 +169,8 @@ class Scheduler:
             prompt.answers.append(request)
             group.requests.append(request)
             self.queues.waiting.append(request)
-            request.is_parked = request.is_beam and place > 0
         if request.is_beam:
-            longest = min(params.max_tokens, self.config.max_model_len - len(prompt.token_ids))
-            self._searches[prompt] = BeamSearch(params, len(prompt.token_ids), longest)
+            self.searches.begin(prompt, params, self.config.max_model_len)
 
     def abort(self, request_ids: Sequence[str], cause: StopCause = "aborted") -> None:
         """End requests early; what they generated stays counted. Unknown ids have ended already."""
@@ -495,7 +493,8 @@ class Scheduler:
             self._put_away(request)
             return
         if chosen and request.is_beam:
-            self._search_on(request, tokens.logprobs[number][0])
+            if self.searches.take(request, tokens.logprobs[number][0]):
+                self._end_search(request.prompt, None)
         elif chosen and request.constraint is not None:
             request.constraint.advance(chosen)
             if request.num_in_flight_tokens and (drafts := self.queues.drafts.get(request)):
@@ -503,48 +502,18 @@ class Scheduler:
         if len(chosen) <= row.num_drafts:
             self.kv.trim(request)
 
-    def _search_on(self, request: Request, told: TokenLogprobs) -> None:
-        """Note what follows a beam, and have the next beams computed if this was the last."""
-        prompt, request.is_parked = request.prompt, True
-        search, answers = self._searches[prompt], prompt.answers
-        if not search.take(answers.index(request), told):
-            return
-        forks = search.advance(lambda *last: self.outputs.ending(request, *last))
-        if not search.beams:
-            self._end_search(prompt, None)
-            return
-        staying = {beam.place for beam in search.beams} - {place for _, place in forks}
-        for place, answer in enumerate(answers):
-            if place not in staying:
-                self.queues.put_back(answer)
-        for place, other in forks:
-            self.queues.fork(answers[place], answers[other])
-        for beam in search.beams:
-            answers[beam.place].is_parked = False
-            self.outputs.set_beam(answers[beam.place], beam.token_ids, beam.logprobs)
-        for beam in search.beams:
-            self.outputs.announce_beam(answers[beam.place])
-
     def _end_search(self, prompt: Prompt, ending: Ending | None) -> None:
         """End the answers to a prompt with the best beams; they are paid for token by token.
 
-        ending: of a search that is cut off. Where it has too few beams, answers stay empty.
+        ending: of a search that is cut off.
         """
-        search = self._searches.pop(prompt)
-        best = search.best()
-        empty = Beam(ending=ending or best[-1].ending)
-        best += [empty] * (len(prompt.answers) - len(best))
-        for answer, beam in zip(prompt.answers, best, strict=True):
-            self.outputs.set_beam(answer, beam.token_ids, beam.logprobs)
-        for answer, beam in zip(prompt.answers, best, strict=True):
-            is_whole = ending is None or ending.reason == "length"
-            own = beam.ending if is_whole and beam.ending else ending
-            assert own is not None, "the search goes on"
-            self.outputs.finish(answer, own, beam.token_ids)
+        num_rows = self.searches.num_rows(prompt)
+        num_tokens = 0
+        for answer, token_ids in self.searches.end(prompt, ending):
             self._put_away(answer)
-            self._added.append(self._progress(answer, beam.token_ids))
-        num_tokens = sum(len(beam.token_ids) for beam in best)
-        self._num_added += max(0, num_tokens - search.num_rows)
+            self._added.append(self._progress(answer, token_ids))
+            num_tokens += len(token_ids)
+        self._num_added += max(0, num_tokens - num_rows)
 
     def _note_drafts(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         request.group.num_accepted_tokens += num_accepted
@@ -605,7 +574,7 @@ class Scheduler:
     def _end_group(self, group: RequestGroup, ending: Ending) -> None:
         """End every answer that has not ended yet."""
         for prompt in group.prompts:
-            if prompt in self._searches:
+            if prompt in self.searches:
                 self._end_search(prompt, ending)
         for request in group.requests:
             if request.finish_reason is None:
