@@ -12,7 +12,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from engine.messages import PROOF_TENANT
+from server.billing.receipts.rows import is_tenants
 from server.billing.tables import entries, usage_events
 
 MAX_LOOKED_AT = 2000
@@ -188,7 +188,7 @@ def _newest(number: int) -> tuple[sa.Select[Any], sa.Subquery]:
     newest = query.limit(number).subquery()
     found = sa.select(newest, entries.c.receipt_seq, entries.c.amount_nanousd)
     found = found.join(entries, entries.c.entry_id == newest.c.event_id)
-    return found.where(newest.c.tenant_id != PROOF_TENANT), newest
+    return found.where(is_tenants(newest.c.tenant_id)), newest
 
 
 def outcome_of(row: RowMapping) -> Outcome:

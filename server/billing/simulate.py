@@ -17,7 +17,7 @@ from server.billing.entries import EntryKind
 from server.billing.prices import Price, Scope, get_prices
 from server.billing.rating import Prices, kept_amount, rated_amounts
 from server.billing.receipts.receipt import tenant_account
-from server.billing.receipts.rows import KEPT_KINDS
+from server.billing.receipts.rows import KEPT_KINDS, is_tenants
 from server.billing.tables import base_revisions, entries, holds, kept_events, usage_events
 from server.database.database import Database
 
@@ -184,6 +184,7 @@ def _groups(start_ms: int, end_ms: int, tenant_id: str | None) -> sa.Select[Any]
         entry.entry_id.between(sa.bindparam("first"), sa.bindparam("last")),
         entry.at_ms >= start_ms,
         entry.at_ms < end_ms,
+        is_tenants(entry.tenant_id),
     )
     if tenant_id is not None:
         query = query.where(entry.tenant_id == tenant_id)

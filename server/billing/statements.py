@@ -16,7 +16,13 @@ from registry.audit import record_audit
 from server.billing.entries import lock_ledger
 from server.billing.months import end_of, month_before, month_of
 from server.billing.receipts.receipt import Receipt, tenant_account
-from server.billing.receipts.rows import PAGE_SIZE, Place, read_receipts, select_receipts
+from server.billing.receipts.rows import (
+    PAGE_SIZE,
+    Place,
+    is_tenants,
+    read_receipts,
+    select_receipts,
+)
 from server.billing.receipts.signing import Signer
 from server.billing.statement_figures import SCHEMA, StatementFigures, canonical, sha256_of
 from server.billing.storage_charges import posted_until_ms
@@ -238,7 +244,7 @@ def tenants_with(conn: Connection, period: str, tenant_id: str | None, limit: in
     """
     account = tenant_accounts.c.tenant_id
     query = sa.select(account).where(
-        _has(entries, account, period), ~_has(statements, account, period)
+        is_tenants(account), _has(entries, account, period), ~_has(statements, account, period)
     )
     if tenant_id is not None:
         query = query.where(account == tenant_id)
@@ -268,8 +274,8 @@ def _look(conn: Connection, now_ms: int) -> dict[str, float]:
 def _due(conn: Connection, after_tenant_id: str, now_ms: int) -> tuple[list[tuple[str, str]], str]:
     """Return the due (tenant, month) of a page of tenants, and the next page's place or ""."""
     account = tenant_accounts.c.tenant_id
-    query = sa.select(account).where(account > after_tenant_id).order_by(account)
-    tenant_ids = list(conn.scalars(query.limit(_TENANTS_PER_PAGE)))
+    query = sa.select(account).where(account > after_tenant_id, is_tenants(account))
+    tenant_ids = list(conn.scalars(query.order_by(account).limit(_TENANTS_PER_PAGE)))
     due = [
         (tenant_id, period)
         for tenant_id in tenant_ids

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from server.billing.receipts.receipt import tenant_account
-from server.billing.receipts.rows import COST_KINDS
+from server.billing.receipts.rows import COST_KINDS, is_tenants
 from server.billing.tables import (
     USAGE_SUMS,
     entries,
@@ -52,7 +52,7 @@ _MAX_MS = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Which:
-    """A selection of entries; None selects all.
+    """A selection of entries; None selects all, but no proofs.
 
     models: model names in requests; the name of an adapter includes its aliases and versions.
     names: exactly these model names, which takes a fraction of the time.
@@ -203,8 +203,8 @@ def _rollup_rows(
     }
     query = _select(dimensions, sums.hour_ms, SUMS_OF_ROLLUP, group_by)
     query = query.where(sums.hour_ms >= start_ms, sums.hour_ms < end_ms)
-    if which.tenant_ids is not None:
-        query = query.where(sums.tenant_id.in_(which.tenant_ids))
+    tenant_id, chosen = sums.tenant_id, which.tenant_ids
+    query = query.where(is_tenants(tenant_id) if chosen is None else tenant_id.in_(chosen))
     return _filter(query, dimensions, which)
 
 
@@ -247,7 +247,8 @@ def _entry_rows(
 
 def _tenant_ids(which: Which) -> Any:
     """Tenants whose rows are read where no index is by time alone: all that have entries."""
-    return sa.select(tenant_accounts.c.tenant_id) if which.tenant_ids is None else which.tenant_ids
+    account, chosen = tenant_accounts.c.tenant_id, which.tenant_ids
+    return sa.select(account).where(is_tenants(account)) if chosen is None else chosen
 
 
 def _mb_s(size_bytes: sa.ColumnElement[int], duration_ms: sa.ColumnElement[int]) -> Any:

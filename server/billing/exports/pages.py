@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.billing.receipts.receipt import Receipt
-from server.billing.receipts.rows import Place, sealed_receipt, select_receipts
+from server.billing.receipts.rows import Place, is_tenants, sealed_receipt, select_receipts
 from server.billing.tables import entries, ledger_head
 
 PAGE_SIZE = 500
@@ -95,7 +95,8 @@ def _next_seq(conn: Connection, within: Range, after_seq: int) -> int | None:
 
 def _next_tenant(conn: Connection, place: Place) -> str | None:
     query = sa.select(sa.func.min(_entries.tenant_id))
-    found: str | None = conn.scalar(query.where(_entries.tenant_id > place.tenant_id))
+    query = query.where(_entries.tenant_id > place.tenant_id, is_tenants(_entries.tenant_id))
+    found: str | None = conn.scalar(query)
     return found
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from engine.messages import PROOF_TENANT
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import Receipt, tenant_account
 from server.billing.tables import entries, kept_events, price_versions, usage_events
@@ -39,6 +40,11 @@ NO_EVENT: Mapping[str, Any] = dict.fromkeys(
 """The columns of an event and its prices, all None, for an entry without an event."""
 
 PAGE_SIZE = 1000
+
+
+def is_tenants(tenant_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Whether a row belongs to a tenant, and not to a proof, whose rows belong to nobody."""
+    return tenant_id != PROOF_TENANT
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.messages import PROOF_TENANT
 from server.billing import holds, ledger, statements
 from server.billing.audit.run import audit
 from server.billing.entries import Draft, post_entries
@@ -314,7 +315,8 @@ def test_all_months_and_tenants_that_are_due_are_issued_the_oldest_first(sqlite_
     for number in range(5):
         for month in ("2026-08", "2026-10", "2026-11"):
             book.use(at_ms=at(f"{month}-11"), tenant_id=f"ten_{number}")
-    assert book.statements.issue_due() == 10
+    book.use(at_ms=at("2026-10-11"), tenant_id=PROOF_TENANT)
+    assert book.statements.issue_due() == 10, "a proof's tokens are on no statement"
     for number in range(5):
         assert book.issued(f"ten_{number}") == ["2026-10", "2026-08"]
         assert book.open(f"ten_{number}") == ["2026-11"]

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.messages import PROOF_TENANT
 from server.api.foreign_errors import from_fault
 from server.api.times import parse_range
 from server.billing import ledger, usage
@@ -403,3 +404,13 @@ def explain(database, tenant_id, unit):
 @given(st.integers(0, 4 * 10**12))
 def test_a_time_that_a_receipt_states_is_read_to_its_millisecond(at_ms):
     assert parse_range(rfc3339(at_ms), "9999-12-31")[0] == at_ms
+
+
+@pytest.mark.parametrize("grain", ["minute", "hour", "day"])
+def test_a_proof_is_no_tenants_usage_whatever_the_sums_are_read_from(database, grain):
+    price = make_price(database)
+    post_usage(database, price, {"at_ms": BEGIN_MS}, {"at_ms": BEGIN_MS, "tenant": PROOF_TENANT})
+    rows = database.read_sync(
+        lambda c: sum_entries(c, BEGIN_MS, BEGIN_MS + WIDTH_MS["day"], ["tenant", grain])
+    )
+    assert [row.tenant for row in rows] == ["ten_1"]
