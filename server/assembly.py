@@ -23,6 +23,7 @@ from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.validate import AdapterLimits
 from registry.work_dir import WorkDir
+from server.accounts import audit_log
 from server.accounts.admin_key import AdminKey
 from server.accounts.identities import Identities
 from server.accounts.key_uses import KeyUses
@@ -151,6 +152,8 @@ def assemble(
         ("budgets", BudgetWatch(database).turn, BUDGETS_INTERVAL_S),
         ("webhooks", WebhookDelivery(database, sender).turn, WEBHOOKS_INTERVAL_S),
     ]
+    if days := settings.audit_log_retention_days:
+        chores.append(("audit log", functools.partial(audit_log.prune, database, days), 3600.0))
     return Gateway(
         settings=settings,
         database=database,

@@ -6,8 +6,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.tables import audit_log
+from server.database.clock import database_now_ms
+from server.database.database import Database
 
 MAX_LINES = 1000
+PRUNED_AT_ONCE = 1000
+"""Lines that are deleted in one transaction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +63,15 @@ def list_lines(conn: Connection, asked: Asked, limit: int) -> list[AuditLine]:
     if asked.after is not None:
         query = query.where(columns.audit_id < asked.after)
     return [AuditLine(**row._mapping) for row in conn.execute(query)]
+
+
+async def prune(database: Database, retention_days: int) -> None:
+    """A chore: delete lines that are older than so many days. Raises LedgerUnavailable."""
+
+    def delete(conn: Connection) -> int:
+        old = sa.select(audit_log.c.audit_id).order_by(audit_log.c.at_ms).limit(PRUNED_AT_ONCE)
+        old = old.where(audit_log.c.at_ms < database_now_ms(conn) - retention_days * 86_400_000)
+        return conn.execute(sa.delete(audit_log).where(audit_log.c.audit_id.in_(old))).rowcount
+
+    while await database.write(delete) == PRUNED_AT_ONCE:
+        pass

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
+from registry.tables import audit_log
 from server.accounts import auth
 from server.accounts.admin_key import AdminKey
 from server.accounts.auth import Identity, InvalidApiKey
@@ -24,11 +25,18 @@ from server.accounts.tables import api_keys, console_sessions
 from server.database import clock
 from server.database.database import Database
 from server.database.expiring_cache import ExpiringCache
+from server.faults import Limited
 
 LIFETIME_S = 12 * 3600
 MAX_SESSIONS = 20
 """Most sessions of a key at a time; one more ends the oldest."""
+MAX_SIGN_INS = 20
+MAX_SIGN_INS_OF_TENANT = 60
+"""Most sessions that begin within a minute with one key, and with all keys of a tenant. Nothing
+bounds the operator's, who can fill the audit log in other ways as well.
+"""
 
+_BEGIN = "session.begin"
 _OPERATOR = "operator"
 """Stands for a key's id in the operator's sessions."""
 _MAX_TOKEN_CHARACTERS = 64
@@ -64,7 +72,7 @@ class Sessions:
     async def begin(self, key: str) -> str:
         """Begin a session of a tenant's key or of the operator's. Returns its token.
 
-        Raises InvalidApiKey, TenantSuspended, DatabaseError.
+        Raises InvalidApiKey, TenantSuspended, Limited, DatabaseError.
         """
         tenant_id, key_id = None, _OPERATOR
         if not self._admin_key.is_it(key):
@@ -73,12 +81,16 @@ class Sessions:
         token, now_ms = secrets.token_urlsafe(32), self._now_ms()
         key_hmac = auth.digest(self._pepper, key)
 
-        def write(conn: Connection) -> None:
+        def write(conn: Connection) -> Limited | None:
+            if tenant_id and (limited := _too_many(conn, key_id, tenant_id, now_ms)):
+                return limited  # Returned: raised, it would make its whole group run again.
             _make_room(conn, key_id, now_ms)
             _insert(conn, token, key_id, key_hmac, now_ms)
-            _audit(conn, "session.begin", key_id, tenant_id, now_ms)
+            _audit(conn, _BEGIN, key_id, tenant_id, now_ms)
+            return None
 
-        await self._database.write(write)
+        if limited := await self._database.write(write):
+            raise limited
         return token
 
     async def identity_of(self, token: str) -> Identity:
@@ -157,6 +169,23 @@ def _insert(conn: Connection, token: str, key_id: str, key_hmac: str, now_ms: in
             expires_at_ms=now_ms + LIFETIME_S * 1000,
         )
     )
+
+
+def _too_many(conn: Connection, key_id: str, tenant_id: str | None, now_ms: int) -> Limited | None:
+    """The refusal of a key or a tenant that has signed in too often lately, by the audit log."""
+    line, begin_ms = audit_log.c, now_ms - 60_000
+    whose = (
+        ("This key", line.target == key_id, MAX_SIGN_INS),
+        ("Your account", line.tenant_id == tenant_id, MAX_SIGN_INS_OF_TENANT),
+    )
+    for who, is_its, most in whose:
+        query = sa.select(line.at_ms).where(line.at_ms > begin_ms, line.action == _BEGIN, is_its)
+        at_ms = conn.scalar(query.order_by(line.at_ms.desc()).offset(most - 1).limit(1))
+        if at_ms is not None:
+            wait_s = (at_ms - begin_ms) / 1000
+            message = f"{who} has signed in {most} times within a minute. Try again later."
+            return Limited(message, retry_after_s=wait_s)
+    return None
 
 
 def _make_room(conn: Connection, key_id: str, now_ms: int) -> None:

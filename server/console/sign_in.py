@@ -1,5 +1,6 @@
 """Signing in, which is pasting a key once, and signing out."""
 
+import math
 from typing import Annotated
 from urllib.parse import parse_qs
 
@@ -15,6 +16,7 @@ from server.api.deps import SESSION_COOKIE, BodiesDep, SessionsDep
 from server.api.foreign_errors import from_auth
 from server.console.page_route import OPERATORS, SIGN_IN, pages_router
 from server.console.rendering import render
+from server.faults import Limited
 
 router = pages_router()
 
@@ -51,6 +53,10 @@ async def sign_in(
     except AuthError as error:
         message = from_auth(error).message
         return render("sign_in.html", None, 401, next=onward, message=message)
+    except Limited as error:
+        page = render("sign_in.html", None, 429, next=onward, message=str(error))
+        page.headers["retry-after"] = str(math.ceil(error.retry_after_s or 0))
+        return page
     answer = RedirectResponse(destination, 303)
     answer.set_cookie(
         SESSION_COOKIE,

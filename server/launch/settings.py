@@ -149,6 +149,8 @@ class Settings(ModelSettings):
     trusted_proxies: tuple[str, ...] = ("127.0.0.0/8", "::1")
     # Origins, such as https://app.example.com, whose web pages may call this server from a browser.
     cors_origins: tuple[str, ...] = ()
+    # Days after which lines of the audit log are deleted. By default they are kept for good.
+    audit_log_retention_days: int | None = Field(None, ge=1)
     # Names under which GET /metrics has some figures once more: vllm, those of vLLM, for routers
     # and dashboards that were made for it.
     metrics_aliases: Literal["", "vllm"] = ""

@@ -9,7 +9,7 @@ from sqlalchemy import Connection
 
 from server.accounts import tenants
 from server.accounts.audit_log import Asked, list_lines
-from server.api.deps import DatabaseDep
+from server.api.deps import DatabaseDep, SettingsDep
 from server.console.days import Days
 from server.console.page_route import pages_router
 from server.console.rendering import render
@@ -36,7 +36,10 @@ class LogQuery(Days):
 
 @router.get("")
 async def show(
-    viewer: OperatorViewer, database: DatabaseDep, query: Annotated[LogQuery, Query()]
+    viewer: OperatorViewer,
+    database: DatabaseDep,
+    settings: SettingsDep,
+    query: Annotated[LogQuery, Query()],
 ) -> Response:
     """Show a page of the log."""
     has_days = query.start or query.end
@@ -68,5 +71,6 @@ async def show(
         asked=asked,
         lines=lines,
         names=found["names"],
+        retention_days=settings.audit_log_retention_days,
         older_url=older_url,
     )

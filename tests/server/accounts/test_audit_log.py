@@ -1,5 +1,6 @@
 """Every route that manages something writes an audit line with its actor and without secrets."""
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
@@ -7,8 +8,11 @@ import sqlalchemy as sa
 
 from registry.audit import record_audit
 from registry.tables import audit_log
+from server.accounts import audit_log as log
 from server.accounts.tenants import create_tenant
 from server.billing.audit.report import Finding
+from server.database.clock import now_ms
+from server.database.database import Database
 from tests.server.api.test_isolation import (
     ABOUT_THE_CALLER,
     OPERATOR,
@@ -173,3 +177,20 @@ def test_a_tenants_admin_reads_what_its_keys_did_and_nothing_else(told: World) -
 )
 def test_what_cannot_be_asked_is_refused(product: InProcess, query: str) -> None:
     assert product.operator.call("GET", f"/admin/v1/audit-log?{query}").status_code == 400
+
+
+def test_lines_older_than_the_operator_keeps_them_are_deleted_in_batches(
+    each_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "PRUNED_AT_ONCE", 2)
+    day_ms, now = 86_400_000, now_ms()
+    for age_days in (400, 31, 31, 31, 29, 0):
+        at_ms = now - age_days * day_ms
+        each_database.write_sync(
+            lambda c, at_ms=at_ms: record_audit(
+                c, None, "a.b", target="it", at_ms=at_ms, actor="operator"
+            )
+        )
+    asyncio.run(log.prune(each_database, 30))
+    kept = each_database.read_sync(lambda c: list(c.scalars(sa.select(audit_log.c.at_ms))))
+    assert sorted(kept) == [now - 29 * day_ms, now]

@@ -11,11 +11,19 @@ from server.accounts.admin_key import AdminKey
 from server.accounts.auth import Identity, InvalidApiKey, TenantSuspended
 from server.accounts.identities import Identities
 from server.accounts.keys import create_key, revoke_key
-from server.accounts.sessions import LIFETIME_S, MAX_SESSIONS, Sessions, csrf_token
+from server.accounts.sessions import (
+    LIFETIME_S,
+    MAX_SESSIONS,
+    MAX_SIGN_INS,
+    MAX_SIGN_INS_OF_TENANT,
+    Sessions,
+    csrf_token,
+)
 from server.accounts.tables import console_sessions
 from server.accounts.tenants import suspend_tenant
 from server.billing.budgets import HAS_HARD_BUDGET
 from server.database.database import Database
+from server.faults import Limited
 from tests.server.factories import NOW_MS, make_tenant
 
 PEPPER = "pepper"
@@ -131,7 +139,7 @@ def test_the_operators_session_ends_when_the_admin_key_is_replaced(world: World)
 def test_a_key_has_a_bounded_number_of_sessions_and_the_newest_stay(each_database) -> None:
     world, tokens = World(each_database), []
     for _ in range(MAX_SESSIONS + 2):
-        world.now_ms += 1
+        world.now_ms += 10_000
         tokens.append(world.begin())
     other = world.begin(world.make_key())
     for token in tokens[:2]:
@@ -180,3 +188,30 @@ def test_the_csrf_token_is_another_for_each_session(world: World) -> None:
 def test_a_garbled_token_is_no_session(world: World, token: str) -> None:
     with pytest.raises(InvalidApiKey):
         world.identity(token)
+
+
+def test_a_key_signs_in_so_often_within_a_minute_also_if_it_signs_out_and_refusals_write_nothing(
+    world: World,
+) -> None:
+    for _ in range(MAX_SIGN_INS):
+        asyncio.run(world.sessions.end(world.begin()))
+        world.now_ms += 1000
+    lines = sa.select(sa.func.count()).select_from(audit_log)
+    before = world.database.read_sync(lambda c: c.scalar(lines))
+    for _ in range(3):
+        with pytest.raises(Limited, match="This key has signed in 20 times") as refused:
+            world.begin()
+    assert refused.value.retry_after_s == 60 - MAX_SIGN_INS
+    assert world.database.read_sync(lambda c: c.scalar(lines)) == before
+    world.now_ms += int(refused.value.retry_after_s * 1000)
+    assert world.begin()
+
+
+def test_a_tenant_does_not_sign_in_more_often_with_many_keys(world: World) -> None:
+    for _ in range(MAX_SIGN_INS_OF_TENANT // MAX_SIGN_INS):
+        key = world.make_key()
+        for _ in range(MAX_SIGN_INS):
+            world.begin(key)
+    with pytest.raises(Limited, match="Your account"):
+        world.begin(world.make_key())
+    assert world.begin("the-operator")

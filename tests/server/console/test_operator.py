@@ -332,6 +332,7 @@ def test_the_audit_log_is_filtered_by_its_url_and_comes_in_pages(
     note(f"ages.{acme.name}", at_ms=NOW_MS)
     asked = f"{HOME}/audit?action=pages.{acme.name}"
     page = operator.get(asked).text
+    assert "Lines are kept for good" in page
     assert re.findall(r"by key:\d", page) == ["by key:2", "by key:1"]
     older = unescape(re.search(r'class="button" href="([^"]*)"', page)[1])
     assert re.findall(r"by key:\d", operator.get(older).text) == ["by key:0"]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from server.accounts.sessions import csrf_token
+from server.accounts.sessions import MAX_SIGN_INS, csrf_token
 from tests.server.console.browsing import Visitor
 from tests.server.in_process import InProcess, User
 
@@ -79,6 +79,16 @@ def test_a_wrong_key_is_said_to_be_wrong(product: InProcess, key: str) -> None:
     assert answer.status_code in (401, 413)
     assert 'role="alert"' in answer.text
     assert visitor.token is None
+
+
+def test_a_key_that_signs_in_too_often_is_told_when_to_come_again(
+    product: InProcess, acme: User
+) -> None:
+    answers = [Visitor(product).sign_in(acme.api_key) for _ in range(MAX_SIGN_INS + 1)]
+    assert [answer.status_code for answer in answers] == [303] * MAX_SIGN_INS + [429]
+    assert "This key has signed in 20 times within a minute" in answers[-1].text
+    assert 0 < int(answers[-1].headers["retry-after"]) <= 60
+    assert "set-cookie" not in answers[-1].headers
 
 
 @pytest.mark.parametrize(
