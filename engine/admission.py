@@ -52,8 +52,11 @@ class Admission:
         ready = [
             request
             for request in list(self.queues.waiting)
-            if (request.needs_only_room and not request.num_in_flight_tokens)
-            or self._is_ready(request)
+            if not request.is_unleased
+            and (
+                (request.needs_only_room and not request.num_in_flight_tokens)
+                or self._is_ready(request)
+            )
         ]
         order = self.queues.policy.order(ready)
         is_full = self._start_until_full(order)

@@ -149,7 +149,7 @@ class AddRequest:
 
     prompt_token_ids, more_prompts: its first prompt, and the others; each has n answers.
     token_lease: completion tokens that the hold covers, in equal parts for all answers; the engine
-    stops an answer at the end of its part.
+    stops an answer at the end of its part, unless the lease is extended then.
     deadline_s: seconds from receipt after which the engine ends the request.
     first_token_timeout_s: seconds from receipt after which it ends one without a generated token.
     weight: the tenant's weight in fair scheduling.
@@ -379,7 +379,7 @@ class StepOutputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseLow:
-    """The lease ends soon: extend it, or the request stops at its last leased token."""
+    """The lease ends soon: extend it, or the request waits a moment there, and stops."""
 
     request_id: str
     num_completion_tokens: int

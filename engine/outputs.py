@@ -21,6 +21,8 @@ from engine.reasoning import Reasoning
 from engine.request import Request, RequestGroup
 
 _LEASE_LOW_TOKENS = 64
+_LEASE_WAIT_S = 2.0
+"""Seconds that an answer waits at the end of its lease for a longer one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Outputs:
     """Collects the messages of the current step, in order; `take` hands them over.
 
     vocabulary: token id -> bytes, for stop strings.   clock: seconds.
+    unleased: answers that have used up their lease, and until when they wait for a longer one.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Outputs:
         self._clock = clock
         self._outputs: list[tuple[str, RequestOutput]] = []
         self._leases_low: list[tuple[str, LeaseLow]] = []
+        self.unleased: dict[Request, float] = {}
 
     def take(self) -> tuple[list[tuple[str, RequestOutput]], list[tuple[str, LeaseLow]]]:
         """Take the outputs and low leases since the last call, each with its gateway."""
@@ -96,7 +100,10 @@ class Outputs:
         else:
             released.append(token_id)
         count = len(request.output_token_ids)
-        return self.ending(request, token_id, count, num_stop_bytes)
+        ending = self.ending(request, token_id, count, num_stop_bytes)
+        if ending is None and request.is_unleased:
+            self.unleased[request] = self._clock() + _LEASE_WAIT_S
+        return ending
 
     def before_end(self, request: Request, draft_token_ids: Sequence[int]) -> Sequence[int]:
         """The drafts that are certain not to end the answer if all of them are accepted, and for
@@ -214,7 +221,9 @@ class Outputs:
             return Ending("stop", "stop_string", num_stop_bytes=num_stop_bytes)
         if count >= params.max_tokens:
             return Ending("length", "max_tokens")
-        if count >= request.token_lease:
+        # A search, or tokens that a grammar forces, cannot stop in their midst and go on.
+        is_whole = request.is_beam or request.constraint is not None
+        if is_whole and count >= request.token_lease:
             return Ending("length", "budget")
         if request.num_prompt_tokens + count >= self.max_model_len:
             return Ending("length", "max_model_len")
@@ -286,8 +295,11 @@ class Outputs:
 
     def _announce_low_lease(self, request: Request) -> None:
         left = request.token_lease - len(request.output_token_ids)
-        if left != _LEASE_LOW_TOKENS or request.params.max_tokens <= request.token_lease:
+        if left > _LEASE_LOW_TOKENS or request.params.max_tokens <= request.token_lease:
             return
+        if request.announced_lease == request.token_lease:
+            return
+        request.announced_lease = request.token_lease
         group: RequestGroup = request.group
         low = LeaseLow(
             request_id=group.request_id,

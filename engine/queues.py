@@ -154,13 +154,15 @@ class Queues:
     # ---- the plan ----
 
     def _num_tokens_to_do(self, request: Request) -> int:
-        """Tokens left to compute; 0 if the pending token will be the last one, or if a slow grammar
-        has still to say what may follow.
+        """Tokens left to compute; 0 if the pending token will be the last one, if the lease is used
+        up, or if a slow grammar has still to say what may follow.
         """
         num_pending = request.num_pending_tokens
         if request.constraint is not None and request.constraint.must_wait(num_pending):
             return 0
         if not num_pending:
+            if request.is_unleased:
+                return 0
             return request.num_tokens_to_do
         if request.is_beam:
             return 0  # the other beams decide whether it goes on

@@ -197,7 +197,8 @@ class Request:
     is_parked: whether it has no beam now, or waits for the other beams.
     sampling: parameters of its rows.
     token_lease: completion tokens that it may use: an equal part of what the hold covers.
-    max_tokens: completion tokens after which it ends in any case.
+    announced_lease: the lease that was last said to end soon.
+    max_tokens: completion tokens after which it ends, unless its lease grows.
     reasoning: how far it has come in its reasoning; None without a limit on that.
 
     What its message says of it is kept here, since a step asks for it for every row.
@@ -246,6 +247,7 @@ class Request:
     is_beam: bool = field(init=False)
     num_prompt_tokens: int = field(init=False)
     token_lease: int = field(init=False)
+    announced_lease: int = 0
     max_tokens: int = field(init=False)
     has_penalties: bool = field(init=False)
     reasoning: Reasoning | None = field(init=False)
@@ -264,6 +266,11 @@ class Request:
             self.sampling = replace(self.params, temperature=0.0, logprobs=num_top)
         self.num_prompt_tokens = len(self.prompt.token_ids)
         self.take_lease()
+
+    @property
+    def is_unleased(self) -> bool:
+        """Whether it has used up its lease, and waits for more or for its end."""
+        return 0 < self.token_lease <= len(self.output_token_ids)
 
     def take_lease(self) -> None:
         """Take its part of the message's lease."""

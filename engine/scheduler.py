@@ -220,6 +220,7 @@ class Scheduler:
     def schedule(self) -> Batch:
         """Plan a step: decodes, then prefills, then waiting requests; rows sorted by adapter."""
         self._end_overdue()
+        self._end_unleased()
         self._force_known()
         self.queues.begin_step()
         self.queues.schedule_running()
@@ -563,6 +564,17 @@ class Scheduler:
             elif group.first_token_at is None and waited_s >= message.first_token_timeout_s:
                 self._end_group(group, self._late(group))
         self._first_due_at = min(map(_due_at, self.groups.values()), default=math.inf)
+
+    def _end_unleased(self) -> None:
+        """End the answers that have waited long enough for a longer lease."""
+        for request, until in list(self.outputs.unleased.items()):
+            is_waiting = request.finish_reason is None and request.is_unleased
+            if is_waiting and self.clock() < until:
+                continue
+            del self.outputs.unleased[request]
+            if is_waiting:
+                self.outputs.finish(request, Ending("length", "budget"))
+                self._put_away(request)
 
     def _late(self, group: RequestGroup) -> Ending:
         """Ending of a request without a token in time, for lack of its adapter or of a seat."""

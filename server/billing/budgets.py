@@ -29,6 +29,10 @@ LEASE_TOKENS = 256
 
 The engine asks for more when a quarter of this is left.
 """
+_LEASED_PART = 8
+"""A lease takes an eighth of what is left, so that a request takes little from those behind it."""
+_LEAST_LEASE = 16
+"""Tokens of an answer below which a lease is not divided: they last until it is extended."""
 CLOCK_SLACK_MS = 60_000
 """Largest difference expected between the clocks of gateways and engines.
 
@@ -38,19 +42,29 @@ end a request must fit into the budgets of both months.
 
 
 class BudgetExhausted(Exception):
-    """The remaining part of a hard budget does not cover the amount that is needed."""
+    """The remaining part of a hard budget does not cover the amount that is needed.
 
-    def __init__(self, kind: BudgetKind, remaining_nanousd: int, needed_nanousd: int) -> None:
+    is_held: whether it would without the holds of other requests, which will end.
+    """
+
+    def __init__(
+        self, kind: BudgetKind, remaining_nanousd: int, needed_nanousd: int, held_nanousd: int = 0
+    ) -> None:
         self.kind = kind
         self.remaining_nanousd = remaining_nanousd
         self.needed_nanousd = needed_nanousd
+        self.is_held = needed_nanousd <= remaining_nanousd + held_nanousd
         what = {
             "monthly": "The monthly budget does not cover this request: raise it, or wait for next "
             "month. GET /v1/budgets says what is left.",
             "prepaid": "The prepaid credit does not cover this request: add to it. "
             "GET /v1/budgets says what is left.",
         }
-        super().__init__(what[kind])
+        held = (
+            f"Other requests of yours hold ${format_usd(held_nanousd)} of what is left of your "
+            "money, until they end. Send this one again then."
+        )
+        super().__init__(held if self.is_held else what[kind])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +123,11 @@ def cover(
     left = _lock_remaining(conn, tenant_id, now_ms)
     if left is None:
         return wanted_tokens
-    kind, remaining, noted = left
+    kind, remaining, held, noted = left
     needed = amount_nanousd(num_prompt_tokens, 0, min(wanted_tokens, num_answers), price)
     # A request that costs nothing is always admitted, even if the remaining amount is negative.
     if needed > max(remaining, 0):
-        raise BudgetExhausted(kind, remaining, needed)
+        raise BudgetExhausted(kind, remaining, needed, held)
     if 1 < noted <= remaining:
         conn.execute(sa.update(budgets).filter_by(tenant_id=tenant_id).values(needed_nanousd=1))
     remaining -= amount_nanousd(num_prompt_tokens, 0, 0, price)
@@ -153,7 +167,9 @@ def extend(
 
 
 def note_refusal(conn: Connection, tenant_id: str, refused: BudgetExhausted) -> None:
-    """Note what a refused request needs, unless so little is noted already."""
+    """Note what a refused request needs, unless so little is noted already, or will be there."""
+    if refused.is_held:
+        return
     noted, needed = budgets.c.needed_nanousd, refused.needed_nanousd
     update = sa.update(budgets).where((noted == 1) | (noted > needed))
     update = update.filter_by(tenant_id=tenant_id, kind=refused.kind, enforcement="hard")
@@ -171,9 +187,10 @@ def read_sums(conn: Connection, tenant_id: str, now_ms: int) -> Sums:
 
 def _lock_remaining(
     conn: Connection, tenant_id: str, now_ms: int
-) -> tuple[BudgetKind, int, int] | None:
-    """Lock the tenant and return (kind, remaining amount) of the hard budget that leaves least, and
-    the highest noted need. Returns None, and locks nothing, if the tenant has no hard budget.
+) -> tuple[BudgetKind, int, int, int] | None:
+    """Lock the tenant and return (kind, remaining amount) of the hard budget that leaves least, the
+    amount that is held, and the highest noted need. Returns None, and locks nothing, if the tenant
+    has no hard budget.
     """
     hard = conn.execute(_HARD, {"tenant_id": tenant_id}).all()
     if not hard:
@@ -185,14 +202,15 @@ def _lock_remaining(
     sums = read_sums(conn, tenant_id, now_ms)
     left = [(sums.remaining(row.kind, row.amount_nanousd), row.kind) for row in hard]
     remaining, kind = min(left)
-    return kind, remaining, max(row.needed_nanousd for row in hard)
+    return kind, remaining, sums.held_nanousd, max(row.needed_nanousd for row in hard)
 
 
 def _lease(remaining: int, price: TokenPrices, wanted_tokens: int, num_answers: int) -> int:
-    """Return how many completion tokens `remaining` nano-dollars cover, equally many per answer."""
+    """Return how many completion tokens `remaining` nano-dollars lease, equally many per answer."""
     each = min(wanted_tokens // num_answers, LEASE_TOKENS)
     if price.completion_nanousd:
-        each = min(each, remaining // (num_answers * price.completion_nanousd))
+        payable = remaining // (num_answers * price.completion_nanousd)
+        each = min(each, payable, max(_LEAST_LEASE, payable // _LEASED_PART))
     return num_answers * max(each, 0)
 
 

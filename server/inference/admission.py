@@ -136,7 +136,8 @@ class Admission:
         try:
             return await self._admit(identity, request, request_id)
         except (QuotaExceeded, Limited, Overloaded) as refused:
-            self.count_refusal(_REFUSING[type(refused)])
+            is_held = isinstance(refused, Limited) and refused.scope == "budget"
+            self.count_refusal("budget" if is_held else _REFUSING[type(refused)])
             raise
 
     async def _admit(
@@ -401,7 +402,7 @@ class Admission:
     ) -> int:
         """Write the durable hold before the engine hears of the request; its lease in tokens.
 
-        Raises QuotaExceeded, Unavailable, StaleEpoch.
+        Raises QuotaExceeded, Limited, Unavailable, StaleEpoch.
         """
 
         def write(conn: Connection) -> int | BudgetExhausted | StaleEpoch:
@@ -423,7 +424,7 @@ class Admission:
         except LedgerUnavailable:
             raise errors.metering_unavailable() from None
         if isinstance(lease, BudgetExhausted):
-            raise errors.budget_exhausted(str(lease))
+            raise errors.budget_exhausted(lease)
         if isinstance(lease, StaleEpoch):
             raise lease
         return lease

@@ -6,6 +6,7 @@ grammar cut off an answer that had begun.
 
 from collections.abc import Sequence
 
+from server.billing.budgets import BudgetExhausted
 from server.faults import (
     Conflict,
     Damaged,
@@ -65,8 +66,10 @@ def request_quarantined() -> Invalid:
 # ---- limits, and room ----
 
 
-def budget_exhausted(message: str) -> QuotaExceeded:
-    return QuotaExceeded(message)
+def budget_exhausted(refused: BudgetExhausted) -> QuotaExceeded | Limited:
+    if refused.is_held:
+        return Limited(str(refused), retry_after_s=1.0, scope="budget")
+    return QuotaExceeded(str(refused))
 
 
 def queue_share_exceeded(waiting: int, asked: int, limit: int, *, retry_after_s: float) -> Limited:

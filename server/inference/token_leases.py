@@ -1,11 +1,13 @@
 """Token leases: more tokens are paid for before the engine has used up the paid ones.
 
 Only tenants with a hard budget have leases that end before their requests do. Hold and lease are
-extended together or not at all; the engine never waits, and stops at the last leased token.
+extended together or not at all. An answer waits a moment at its last leased token, since others of
+its tenant may give back what they held, and then it ends there.
 """
 
 import asyncio
 import contextlib
+import itertools
 from collections.abc import Sequence
 
 from engine.messages import LeaseLow
@@ -16,7 +18,7 @@ from server.pool.engines import Engines
 from server.pool.running import Running, RunningRequest
 
 _RETRY_WAITS_S = (0.2, 0.5, 1.0)
-"""Waits between tries to extend a lease; after them the request stops where its lease ends."""
+"""Waits between tries to extend a lease, the last one again and again while the request runs."""
 
 
 class TokenLeases:
@@ -48,18 +50,18 @@ class TokenLeases:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _extend(self, engines: Engines, low: LeaseLow) -> None:
-        request = self._running.find(low.request_id)
-        if request is None:
-            return
-        for wait_s in self._retry_waits_s:
+        waits_s = self._retry_waits_s
+        for wait_s in itertools.chain(waits_s, itertools.repeat(waits_s[-1])):
+            request = self._running.find(low.request_id)
+            if request is None:
+                return
             lease = 0
             with contextlib.suppress(LedgerUnavailable):
                 lease = await self._extend_hold(request)
             if lease > low.token_lease:
                 await engines.extend_lease(low.request_id, lease)
-            if lease or self._running.find(low.request_id) is None:
                 return
-            # The ledger is away, or another transaction has locked the hold's row.
+            # Others hold what is left, the ledger is away, or somebody has locked the hold's row.
             await asyncio.sleep(wait_s)
 
     async def _extend_hold(self, request: RunningRequest) -> int:

@@ -20,14 +20,16 @@ from tests.engine.fakes import FakeClock, make_message, make_scheduler
     ],
 )
 def test_a_request_ends_at_the_first_limit_it_meets(sampling, cause, count):
-    scheduler = make_scheduler()
+    clock = FakeClock()
+    scheduler = make_scheduler(clock=clock)
     scheduler.add("gw", make_message(**sampling))
     ended = []
     for token in range(100, 120):
         batch = scheduler.schedule()
-        if not batch.rows:
+        ended = scheduler.update(batch, StepTokens([token] * len(batch.rows))).ended
+        clock.now += not batch.rows
+        if ended:
             break
-        ended = scheduler.update(batch, StepTokens([token])).ended
     assert ended[0].stop_cause == cause
     assert len(ended[0].output_token_ids) == count
 
@@ -158,18 +160,56 @@ def test_logprobs_leave_with_their_tokens():
     ]
 
 
-def test_a_low_lease_is_announced_and_extending_it_goes_on():
-    scheduler = make_scheduler(max_model_len=512)
-    scheduler.add("gw", make_message(max_tokens=200, token_lease=70))
+def run_leased(scheduler, num_tokens):
+    """Run until an answer has so many tokens; the tokens at which its lease was said to be low."""
     low: list[LeaseLow] = []
-    for count in range(1, 101):
+    [request] = scheduler.groups["r1"].requests
+    while len(request.output_token_ids) < num_tokens:
         result = scheduler.update(scheduler.schedule(), StepTokens([7]))
         low += [message for _, message in result.leases_low]
-        if count == 20:
-            scheduler.extend_lease(ExtendLease(request_id="r1", token_lease=100))
-    assert [m.num_completion_tokens for m in low] == [6, 36]
-    assert result.ended[0].stop_cause == "budget"
-    assert len(result.ended[0].output_token_ids) == 100
+    return [message.num_completion_tokens for message in low]
+
+
+def test_a_low_lease_is_announced_once_and_a_short_one_at_the_first_token():
+    scheduler = make_scheduler(max_model_len=512)
+    scheduler.add("gw", make_message(max_tokens=200, token_lease=70))
+    assert run_leased(scheduler, 20) == [6]
+    scheduler.extend_lease(ExtendLease(request_id="r1", token_lease=100))
+    assert run_leased(scheduler, 40) == [36]
+    scheduler.extend_lease(ExtendLease(request_id="r1", token_lease=102))
+    assert run_leased(scheduler, 102) == [41]
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(max_tokens=200, token_lease=3))
+    assert run_leased(scheduler, 3) == [1]
+
+
+def test_an_answer_waits_at_the_end_of_its_lease_and_goes_on_if_it_grows_in_time():
+    clock = FakeClock()
+    scheduler = make_scheduler(clock=clock)
+    scheduler.add("gw", make_message(max_tokens=9, token_lease=3))
+    run_leased(scheduler, 3)
+    clock.now += 1.9
+    assert scheduler.schedule().is_empty, "what is not paid for is not computed"
+    scheduler.extend_lease(ExtendLease(request_id="r1", token_lease=5))
+    run_leased(scheduler, 5)
+    clock.now += 1.9
+    assert scheduler.schedule().is_empty
+    scheduler.check_integrity()
+    clock.now += 0.2
+    [ended] = scheduler.update(scheduler.schedule(), StepTokens([])).ended
+    assert (ended.stop_cause, ended.num_completion_tokens) == ("budget", 5)
+    assert not scheduler.has_work
+
+
+def test_an_answer_that_waits_for_its_lease_is_preempted_and_goes_on_where_it_was():
+    scheduler = make_scheduler()
+    scheduler.add("gw", make_message(max_tokens=9, token_lease=3))
+    run_leased(scheduler, 3)
+    [request] = scheduler.groups["r1"].requests
+    scheduler.queues.preempt([request])
+    assert scheduler.schedule().is_empty
+    scheduler.extend_lease(ExtendLease(request_id="r1", token_lease=5))
+    assert run_leased(scheduler, 5) == [4]
 
 
 def test_a_request_past_its_deadline_is_ended():

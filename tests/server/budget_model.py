@@ -52,5 +52,12 @@ class BudgetModel:
         return hold.lease + self._lease(remaining, wanted - hold.lease, hold.answers)
 
     def _lease(self, remaining: int, wanted: int, answers: int) -> int:
-        each = min(wanted // answers, LEASE_TOKENS, remaining // (answers * self.token_price))
+        payable = remaining // (answers * self.token_price)
+        each = min(wanted // answers, LEASE_TOKENS, payable, max(16, payable // 8))
         return max(each, 0) * answers
+
+    def is_held(self, prompt: int, answers: int, now_ms: int) -> bool:
+        """Whether what is needed is there but for the holds of other requests."""
+        held = sum(self.cost(hold.prompt, hold.lease) for hold in self.held.values())
+        remaining = min(self.remaining(kind, now_ms) for kind in self.limits)
+        return self.cost(prompt, answers) <= remaining + held

@@ -371,40 +371,63 @@ def test_a_low_lease_is_extended_with_its_hold_or_not_at_all(product: InProcess)
     "max_tokens": 480})  # fmt: skip
     assert answer.status_code == 200
     message = product.engines.asked[-1]
-    assert message.token_lease == 256, "the first lease is only a part"
+    assert message.token_lease == 50, "the first lease is only a part"
     # The hold is still open, since no settler runs here.
     engines, leases = FakeEngines(), TokenLeases(gateway.database, gateway.bases.default.running)
     request = RunningRequest(message.request_id, user.tenant_id, 1, 480, is_cold=False)
 
     async def extend(lease: int, request_id: str) -> None:
-        low = LeaseLow(request_id=request_id, num_completion_tokens=lease - 64, token_lease=lease)
+        low = LeaseLow(request_id=request_id, num_completion_tokens=1, token_lease=lease)
         leases.extend_soon(engines, low)
         leases.extend_soon(engines, low)  # a repeated call for the same request has no effect
         await asyncio.gather(*leases._asking.values())
 
-    asyncio.run(extend(256, message.request_id))
+    asyncio.run(extend(50, message.request_id))
     assert engines.extended == [], "the request no longer runs"
     gateway.bases.default.running.add(request)
+    lease = 50
     try:
-        asyncio.run(extend(256, message.request_id))
-        assert engines.extended == [(message.request_id, 400)], "all that the budget pays for"
-        hold = gateway.database.read_sync(lambda c: get_hold(c, message.request_id))
-        assert hold
-        assert (hold.token_lease, hold.amount_nanousd) == (400, budget)
-        asyncio.run(extend(400, message.request_id))
-        assert len(engines.extended) == 1, "the budget is used up"
+        while lease < 400:
+            asyncio.run(extend(lease, message.request_id))
+            request_id, longer = engines.extended[-1]
+            assert (request_id, longer > lease) == (message.request_id, True)
+            hold = gateway.database.read_sync(lambda c: get_hold(c, message.request_id))
+            assert hold
+            lease = longer
+            assert hold.token_lease == lease
+        assert (lease, hold.amount_nanousd) == (400, budget), "all that the budget pays for"
     finally:
         gateway.bases.default.running.remove(request)
 
 
-class BusyDatabase:
-    """A database whose writes answer in turn: a lease, 0 for a locked row, or an error to raise."""
+def test_holds_of_other_requests_are_said_to_be_the_reason_and_when_to_come_again(
+    product: InProcess,
+) -> None:
+    user = user_of(product)
+    price = make_price(product.gateway.database)
+    limit_budget(user, 40 * price.completion_nanousd)
+    while (answer := user.complete("base", max_tokens=None)).status_code == 200:
+        continue  # no settler runs here, so holds stay open
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (429, "rate_limit_exceeded")
+    assert "Other requests of yours hold $0.0000" in error["message"]
+    assert answer.headers["x-ratelimit-scope"] == "budget"
+    assert answer.headers["retry-after"] == "1"
+    assert answer.headers.get("x-should-retry") != "false"
 
-    def __init__(self, answers: list[int | Exception]) -> None:
-        self.answers = answers
+
+class BusyDatabase:
+    """A database whose writes answer in turn: a lease, 0 for a locked row, or an error to raise.
+    With the last one, the request ends.
+    """
+
+    def __init__(self, answers: list[int | Exception], running: Running) -> None:
+        self.answers, self.running = answers, running
 
     async def write(self, fn: object, order: str) -> int:
         answer = self.answers.pop(0)
+        if not self.answers and (request := self.running.find("r1")):
+            self.running.remove(request)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -412,13 +435,17 @@ class BusyDatabase:
 
 @pytest.mark.parametrize(
     ("answers", "extended"),
-    [([0, LedgerUnavailable("away"), 300], [("r1", 300)]), ([0, 0, 0], []), ([256], [])],
+    [
+        ([0, LedgerUnavailable("away"), 300], [("r1", 300)]),
+        ([0] * 9, []),
+        ([256, 256, 300], [("r1", 300)]),
+    ],
 )
-def test_a_lease_is_asked_for_again_while_nobody_can_say(
+def test_a_lease_is_asked_for_again_while_nobody_can_say_or_others_hold_what_is_left(
     answers: list[int | Exception], extended: list[tuple[str, int]]
 ) -> None:
     async def extend() -> None:
-        running, database = Running(), BusyDatabase(answers)
+        database = BusyDatabase(answers, running := Running())
         running.add(RunningRequest("r1", "ten_1", 1, 480, is_cold=False))
         leases = TokenLeases(database, running, retry_waits_s=(0, 0, 0))  # type: ignore[arg-type]
         low = LeaseLow(request_id="r1", num_completion_tokens=192, token_lease=256)

@@ -108,6 +108,7 @@ class BudgetMachine(RuleBasedStateMachine):
                 self._open(conn, request_id, prompt, each, answers)
             left = self.model.remaining(refused.value.kind, self.now_ms)
             assert refused.value.remaining_nanousd == left
+            assert refused.value.is_held == self.model.is_held(prompt, answers, self.now_ms)
             return
         with self.transaction(crashes) as conn:
             lease = self._open(conn, request_id, prompt, each, answers)

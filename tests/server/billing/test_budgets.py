@@ -1,5 +1,6 @@
 import threading
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -84,8 +85,13 @@ def test_without_a_hard_budget_all_is_covered_at_once(database):
     assert cover(database, tenant, wanted=100_000) == 100_000
 
 
-def test_a_lease_is_what_remains_after_the_prompt_and_no_more_than_a_share_of_it(database):
+def test_a_lease_is_a_share_of_what_remains_after_the_prompt_and_bounded_on_both_sides(database):
     tenant = make_tenant(database)
+    give(database, tenant, 70 + 8 * 100 * 100)
+    assert cover(database, tenant) == 100
+    assert cover(database, tenant, wanted=5 * 1000, num_answers=5) == 5 * 20
+    give(database, tenant, 70 + 40 * 100)
+    assert cover(database, tenant) == 16
     give(database, tenant, 70 + 12 * 100 + 99)
     assert cover(database, tenant) == 12
     assert cover(database, tenant, wanted=9) == 9
@@ -104,6 +110,34 @@ def test_a_budget_that_does_not_pay_one_token_of_each_answer_refuses(database):
         cover(database, tenant, wanted=2000, num_answers=2)
     assert (refused.value.kind, refused.value.remaining_nanousd) == ("monthly", 269)
     assert refused.value.needed_nanousd == 270
+
+
+def test_six_requests_at_once_of_a_fiftieth_of_what_is_left_all_pass(database):
+    """Each may cost 0.0003 dollars, as one lease or more, and costs 0.00003."""
+    tenant, price = make_tenant(database), replace(PRICE, completion_nanousd=1200)
+    give(database, tenant, 1_500_000)
+    for number in range(6):
+        lease = cover(database, tenant, 50, 4000, price=price)
+        assert lease >= 16, number
+        hold(database, tenant, f"r{number}", amount_nanousd=50 * 10 + lease * 1200)
+
+
+def test_holds_are_the_reason_only_while_they_are_and_nothing_is_noted_then(database):
+    tenant = make_tenant(database)
+    made = hold(database, tenant)
+    for amount, is_held in ((made.amount_nanousd + 169, True), (170, True), (169, False)):
+        give(database, tenant, amount)
+        with pytest.raises(BudgetExhausted) as refused:
+            cover(database, tenant)
+        assert refused.value.is_held == is_held
+        assert ("hold $0.0" in str(refused.value)) == is_held
+        database.write_sync(
+            partial(budgets.note_refusal, tenant_id=tenant.tenant_id, refused=refused.value)
+        )
+        noted = database.read_sync(budgets.get_budgets)[0].needed_nanousd
+        assert noted == (1 if is_held else 170)
+    give(database, tenant, made.amount_nanousd + 170)
+    assert cover(database, tenant) == 1
 
 
 def test_the_smallest_refusal_is_noted_until_a_request_passes_while_so_much_remains(database):
