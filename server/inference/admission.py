@@ -1,6 +1,9 @@
 """Everything that may refuse a request before the engine has it, in this order:
 
-    resolve -> wake -> load -> tokenize -> route -> limits -> prefetch -> budget and hold
+    resolve -> load -> tokenize -> wake -> route -> limits -> prefetch -> budget and hold
+
+A base model that sleeps is woken for nobody whom limits, budget or length would refuse: they are
+checked before, and charged after.
 
 Any step up to the hold may fail, and then nothing stays charged; but a long prompt is work, and so
 is a shape of answers that has to be compiled. Then the request and its seat are charged before, and
@@ -149,7 +152,8 @@ class Admission:
         base = resolved.base
         _tell(request, request_id, resolved)
         with _visit(base):
-            await _wake(base, identity.tenant_id)
+            if not base.keeper.is_resting:
+                _check_ready(base)
             base.load.check(identity, request.priority, request.num_answers)
             if base.find_text(resolved.named) is None:
                 await self.limiter.check(resolved.limits, tokens=1)
@@ -158,6 +162,11 @@ class Admission:
                 identity, request, resolved, text, request_id
             )
             try:
+                if base.keeper.is_resting:
+                    await self._check_payable(identity, request, message, resolved, begun)
+                await _wake(base, identity.tenant_id)
+                # An engine that has just started may say another length than was known before.
+                prompts.max_tokens(request, max(map(len, message.prompts)), base.longest)
                 engine = _route(base, message)
             except BaseException:
                 self._release(begun, None)
@@ -169,6 +178,7 @@ class Admission:
         except BaseException:
             base.load.remove(running)
             raise
+        base.keeper.note_admitted()
         price = resolved.price
         return Admitted(
             base, request, message, text, form, price, grant, running, arrived_at, not_enforced
@@ -267,7 +277,7 @@ class Admission:
         """The message to the engine, without its grammar. Raises Invalid."""
         first, *others = encoded.token_ids
         longest = max(map(len, (first, *others)))
-        max_tokens = prompts.max_tokens(request, longest, resolved.base.max_model_len)
+        max_tokens = prompts.max_tokens(request, longest, resolved.base.longest)
         return AddRequest(
             request_id=request_id,
             tenant_id=identity.tenant_id,
@@ -285,6 +295,22 @@ class Admission:
             drafts=request.drafts,
             shares_drafts=request.shares_drafts,
         )
+
+    async def _check_payable(
+        self,
+        identity: Identity,
+        request: GenerationRequest,
+        message: AddRequest,
+        resolved: _Resolved,
+        begun: Grant | None,
+    ) -> None:
+        """Raise what `_pay` would raise now because of limits or budgets, and charge nothing."""
+        limits = _token_limits(resolved.limits) if begun else resolved.limits
+        tokens = message.num_prompt_tokens + self._expected_tokens(request, message)
+        await self.limiter.check(limits, tokens=tokens)
+        if identity.has_hard_budget:
+            hold = self._hold(identity, request.model, message, resolved, "")
+            await self._write_hold(identity, hold, resolved.price, message, None)
 
     async def _grammar(self, tenant_id: str, form: AnswerForm) -> Grammar:
         """The grammar, compiled on a thread unless it is known. Raises Invalid, Overloaded.
@@ -341,9 +367,8 @@ class Admission:
         """Charge the limits that have not been charged yet. Raises RateLimited; then none is."""
         if begun is None:
             return await self._acquire(request_id, limits, tokens)
-        others = [limit for limit in limits if limit.metric == "tokens"]
         try:
-            return begun.joined(await self._acquire(request_id, others, tokens))
+            return begun.joined(await self._acquire(request_id, _token_limits(limits), tokens))
         except BaseException:
             self._release(begun, None)
             raise
@@ -398,16 +423,18 @@ class Admission:
 
     @spans.traced("hold")
     async def _write_hold(
-        self, identity: Identity, hold: Hold, price: Price, message: AddRequest, grant: Grant
+        self, identity: Identity, hold: Hold, price: Price, message: AddRequest, grant: Grant | None
     ) -> int:
         """Write the durable hold before the engine hears of the request; its lease in tokens.
 
-        Raises QuotaExceeded, Limited, Unavailable, StaleEpoch.
+        grant: None to look whether the budget covers it, and write nothing. Raises QuotaExceeded,
+        Limited, Unavailable, StaleEpoch.
         """
 
         def write(conn: Connection) -> int | BudgetExhausted | StaleEpoch:
             try:
-                check_epoch(conn, grant.epoch)
+                if grant:
+                    check_epoch(conn, grant.epoch)
                 covered = hold
                 if identity.has_hard_budget:
                     covered = _covered(conn, hold, price, message.num_answers)
@@ -416,7 +443,8 @@ class Admission:
                 if isinstance(refused, BudgetExhausted):
                     note_refusal(conn, identity.tenant_id, refused)
                 return refused
-            open_hold(conn, covered)
+            if grant:
+                open_hold(conn, covered)
             return covered.token_lease
 
         try:
@@ -462,8 +490,16 @@ async def _wake(base: ServedBase, tenant_id: str) -> None:
         raise errors.model_waking(base.model_id, error.retry_after_s) from None
     except TooManyWait:
         raise errors.overloaded() from None
+    _check_ready(base)
+
+
+def _check_ready(base: ServedBase) -> None:
     if not base.engines.is_ready:
         raise errors.engine_unavailable()
+
+
+def _token_limits(limits: Sequence[Limit]) -> list[Limit]:
+    return [limit for limit in limits if limit.metric == "tokens"]
 
 
 def _route(base: ServedBase, message: AddRequest) -> str:

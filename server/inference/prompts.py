@@ -77,7 +77,7 @@ async def tokenize(
     unknown = {param: i for param, i in request.named_token_ids.items() if i >= size}
     if unknown:
         raise unknown_token_ids([*unknown.values()], size, param=next(iter(unknown)))
-    kept = [_truncated(request, ids, base.max_model_len) for ids in prompts.token_ids]
+    kept = [_truncated(request, ids, base.longest) for ids in prompts.token_ids]
     return replace(prompts, token_ids=kept)
 
 
@@ -124,7 +124,7 @@ def _predicted(base: ServedBase, text: Text, request: GenerationRequest) -> list
     prediction = request.prediction
     if not prediction:
         return []
-    most = min(request.max_tokens or base.max_model_len, base.max_model_len)
+    most = min(request.max_tokens or base.longest, base.longest)
     if text.tokenizer.most_bytes_per_token is not None:
         # A character has a byte or more, so this much text has as many tokens.
         prediction = prediction[: most * text.tokenizer.most_bytes_per_token]
@@ -146,9 +146,9 @@ def _check_length(base: ServedBase, text: Text, request: GenerationRequest, prom
     if request.truncate_prompt_tokens is not None:
         return
     least = text.tokenizer.least_tokens(prompt)
-    if least > base.max_model_len:
+    if least > base.longest:
         param = request.prompt_param
-        raise context_length_exceeded(limit=base.max_model_len, at_least=least, param=param)
+        raise context_length_exceeded(limit=base.longest, at_least=least, param=param)
 
 
 def _texts(request: GenerationRequest) -> list[str]:

@@ -76,3 +76,8 @@ class ServedBase:
     def max_model_len(self) -> int:
         """Tokens of prompt and answer together, as engines report; 0 until one has connected."""
         return self.engines.max_model_len
+
+    @property
+    def longest(self) -> int:
+        """The same, or the length that the model was made for until an engine has connected."""
+        return self.max_model_len or int(self.model.config["max_position_embeddings"])

@@ -44,8 +44,8 @@ class ModelSettings(BaseModel):
     # Seconds within which 9 of 10 first tokens should come; where they come later, another engine
     # is started, up to max_engines.
     slo_first_token_s: float = Field(2.0, gt=0)
-    # Seconds without a request after which the model's engines end and let go of their memory; the
-    # next request starts them again.
+    # Seconds without an admitted request after which the model's engines end and let go of their
+    # memory; the next one starts them again.
     sleep_after_s: float | None = Field(None, gt=0)  # default: never
     # Seconds that a request waits for the engines of a model that slept, before it is refused with
     # 503; 0 refuses at once.

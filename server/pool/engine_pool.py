@@ -75,7 +75,7 @@ class EnginePool:
         self._prefixes = PrefixTable()
         self._quarantine = Quarantine()
         self._service = ServiceExchange()
-        self._num_past_deaths = 0
+        self._num_past_deaths = self._last_max_model_len = 0
         self._turning: asyncio.Task[None] | None = None
 
     # ---- membership ----
@@ -119,6 +119,7 @@ class EnginePool:
         await client.start()
 
     async def _part(self, name: str) -> None:
+        self._last_max_model_len = self.max_model_len
         engine = self._engines.pop(name)
         self._prefixes.forget_engine(name)
         await engine.client.close()
@@ -147,10 +148,12 @@ class EnginePool:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that every engine of this model can take; 0 until one has connected."""
+        """Tokens that every engine of this model can take, or could, as long as there is none; 0
+        until one has connected.
+        """
         known = [e.client.welcome for e in self._engines.values() if e.client.welcome]
         ours = [welcome for welcome in known if welcome.base_revision == self._base_revision]
-        return min((welcome.max_model_len for welcome in ours), default=0)
+        return min((it.max_model_len for it in ours), default=self._last_max_model_len)
 
     def figures(self) -> list[EngineFigures]:
         return [

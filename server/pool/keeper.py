@@ -1,7 +1,7 @@
 """How many engines the pool of one base model has, from moment to moment: told to the placer.
 
     awake     as many as the autoscaler says
-    asleep    none, since nobody asked for the model for a while; the next request wakes it
+    asleep    none, since no request was admitted for a while; the next that may be wakes it
     closed    none, once the requests under way have ended: it is drained, replaced or removed
 
 A base model that is called off does not lose a request: as long as one is under way, from the
@@ -139,12 +139,18 @@ class Keeper:
 
     # ---- requests ----
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether the pool sleeps, or wakes, so that a request has to wait for an engine."""
+        return self._state == "asleep" or self._waking_since is not None
+
     @contextmanager
     def visit(self) -> Iterator[None]:
-        """Keep the engines while the block decides on a request. Raises PoolClosed."""
+        """Keep the engines while the block decides on a request, which may be refused, and then
+        keeps nothing awake. Raises PoolClosed.
+        """
         if self._state == "closed":
             raise PoolClosed
-        self._asked_at = self._clock()
         self._num_visits += 1
         try:
             yield
@@ -157,8 +163,9 @@ class Keeper:
         Raises StillAsleep, TooManyWait.
         """
         if self._state == "asleep":
-            self._state = "awake"
-            self._begin_to_wake()
+            if not self._told:
+                self._begin_to_wake()
+            self.note_admitted()
             self._tell(self._autoscaler.wanted, "a request woke it")
         if self._waking_since is None or self._note_awake():
             return
@@ -172,6 +179,12 @@ class Keeper:
             self._waiting[tenant_id] -= 1
             if not self._waiting[tenant_id]:
                 del self._waiting[tenant_id]
+
+    def note_admitted(self) -> None:
+        """Note a request that was admitted, or is as far as to wake the pool: none sleeps now."""
+        self._asked_at = self._clock()
+        if self._state == "asleep":
+            self._state = "awake"
 
     def _begin_to_wake(self) -> None:
         """Note that requests wait; an engine that is still there may have been told to go."""
@@ -232,7 +245,8 @@ class Keeper:
 
     def turn(self) -> None:
         """Decide how many engines there should be, and tell the placer if it does not know."""
-        if not self.is_empty:
+        # A request that has not begun may still be refused.
+        if self._waiting or any(request.has_begun for request in self._running.requests):
             self._asked_at = self._clock()
         if self._waking_since is not None:
             self._note_awake()

@@ -74,7 +74,9 @@ def test_a_model_sleeps_when_nobody_asked_for_as_long_as_is_set(world):
 
 
 def test_a_request_under_way_keeps_it_awake_and_the_time_counts_from_its_end(world):
-    world.running.add(request())
+    begun = request()
+    world.running.add(begun)
+    world.running.begin(begun, 0)
     world.pass_time(500)
     assert world.keeper.state == "awake"
     world.running.remove(world.running.find("r"))
@@ -84,10 +86,22 @@ def test_a_request_under_way_keeps_it_awake_and_the_time_counts_from_its_end(wor
     assert world.keeper.state == "asleep"
 
 
-def test_a_request_on_its_way_keeps_it_awake(world):
+def test_a_request_on_its_way_keeps_the_engines_and_a_refused_one_does_not_keep_it_awake(world):
     with world.keeper.visit():
-        world.pass_time(500)
-        assert world.keeper.state == "awake"
+        world.pass_time(60)
+        assert (world.keeper.state, world.wanted) == ("asleep", None)
+    world.pass_time(1)
+    assert world.wanted == 0
+
+
+def test_a_request_that_is_admitted_while_the_model_falls_asleep_finds_it_awake(world):
+    with world.keeper.visit():
+        world.running.add(request())
+        world.pass_time(60)
+        world.keeper.note_admitted()
+    assert not world.keeper.is_resting
+    world.pass_time(59)
+    assert (world.keeper.state, world.wanted) == ("awake", None)
 
 
 def test_a_request_wakes_it_at_once_and_is_told_when_to_come_again(world):
@@ -220,8 +234,10 @@ def test_a_pool_with_a_successor_takes_requests_that_chose_it_before_and_then_go
     world.keeper.succeed()
     world.pass_time(4)
     world.keeper.succeed()
+    begun = request()
     with world.keeper.visit():
-        world.running.add(request())
+        world.running.add(begun)
+    world.running.begin(begun, 0)
     world.pass_time(30)
     assert (world.wanted, world.keeper.state) == (None, "awake")
     world.running.remove(world.running.find("r"))
@@ -316,9 +332,10 @@ def test_of_several_gateways_the_one_that_wants_most_decides_and_one_that_leaves
     several = replace(CONFIG, is_alone=False)
     idle = World(home, several)
     engines = SimpleNamespace(is_ready=True, figures=lambda: [])
-    running = Running()
+    running, begun = Running(), request()
     busy = Keeper(engines, running, home, several, lambda: idle.now_s, number=2)
-    running.add(request())
+    running.add(begun)
+    running.begin(begun, 0)
     for seconds in (1, 60):
         idle.pass_time(seconds)
         busy.turn()
