@@ -64,9 +64,7 @@ class AuditReport(Answer):
     checks: list[AuditCheck]
     acknowledged: list[AuditFinding]
     incidents: dict[str, int] = Field(examples=[{"amount_over_hold": 1}])
-    notes: list[str] = Field(
-        examples=[["1,024 prompt tokens were computed and 3 sampled that nobody pays for."]]
-    )
+    notes: list[str] = Field(examples=[["12 end records are not settled yet."]])
 
 
 class AuditAnswer(Answer):

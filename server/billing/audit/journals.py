@@ -24,12 +24,16 @@ from engine.records import (
 )
 from server.billing.audit.entries import id_windows
 from server.billing.audit.report import Finding, Scope, differences
-from server.billing.receipts.rows import PAGE_SIZE
+from server.billing.rating import PAID_ERRORS
+from server.billing.receipts.rows import PAGE_SIZE, is_tenants
 from server.billing.storage_stretches import drafts_of, has_price, residency_stretches
 from server.billing.tables import journal_positions, kept_events, usage_events
 
 _COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _TOTALS = ("num_ends", *_COUNTS)
+_BESIDE = (
+    "again after a preemption, or in steps whose requests were cancelled or whose engine was killed"
+)
 _MISSING = "ends, prompt, cached and completion tokens without an event"
 
 
@@ -200,12 +204,32 @@ def check_meter(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
                 found=counted,
             )
     # In a live engine, the runner may have counted a step that the journal has not yet.
-    ahead = [before[i] - before[i + 2] - journaled[i] for i in (0, 1)]
-    if max(ahead) > 0:
-        prompt, sampled = (max(tokens, 0) for tokens in ahead)
+    prompt, sampled = (max(0, before[i] - before[i + 2] - journaled[i]) for i in (0, 1))
+    found = [*_unpaid(scope.conn, _engine_id(engine_dir)), (prompt, sampled, _BESIDE)]
+    if unpaid := [each for each in found if each[0] or each[1]]:
+        prompt, sampled = (sum(numbers) for numbers in list(zip(*unpaid, strict=True))[:2])
+        why = ", ".join(f"{prompt:,} and {sampled:,} {where}" for prompt, sampled, where in unpaid)
         scope.report.notes.append(
-            f"{prompt:,} prompt tokens were computed and {sampled:,} sampled that nobody pays for."
+            f"{prompt:,} prompt tokens were computed and {sampled:,} sampled that nobody pays for: "
+            f"{why}."
         )
+
+
+def _unpaid(conn: sa.Connection, engine_id: str) -> Iterator[tuple[int, int, str]]:
+    """Yield (prompt tokens computed, tokens sampled, where) of requests that were free."""
+    usage = usage_events.c
+    is_proof = ~is_tenants(usage.tenant_id)
+    is_broken = (usage.finish_reason == "error") & usage.stop_cause.not_in(PAID_ERRORS)
+    query = sa.select(
+        sa.func.count(),
+        sa.func.sum(usage.prompt_tokens - usage.cached_tokens),
+        sa.func.sum(usage.completion_tokens),
+    ).where(usage.engine_id == engine_id)
+    is_failed = ~is_proof & (usage.is_failed | is_broken)
+    for noun, is_it in (("proofs", is_proof), ("requests that failed", is_failed)):
+        number, prompt, sampled = conn.execute(query.where(is_it)).one()
+        if number:
+            yield int(prompt), int(sampled), f"in {number:,} {noun}"
 
 
 def _check_ends(scope: Scope, engine_id: str, ends: Sequence[EndRecord]) -> Iterator[Finding]:

@@ -149,7 +149,9 @@ def test_a_healthy_ledger_has_no_finding_and_every_row_was_looked_at(ledger_of):
     assert rows["corrections"] > 0
     assert rows["open holds"] == 2
     assert rows["journal files"] == len(ENDS)
-    assert report.notes == ["1 end records are not settled yet."]
+    unsettled, unpaid = report.notes
+    assert unsettled == "1 end records are not settled yet."
+    assert "preemption" not in unpaid, "only what was free is told, as proofs"
 
 
 def test_nothing_is_found_while_others_post(ledger_of):
@@ -477,7 +479,17 @@ def test_a_journal_that_cannot_be_read_is_a_finding(ledger_of):
     assert line.startswith(f"journal files: engine {ENGINE}: {path}, byte ")
 
 
-def test_more_counted_than_computed_is_a_finding_and_less_is_said(ledger_of):
+def is_broken(end):
+    return end.finish_reason == "error" and end.stop_cause != "deadline"
+
+
+def tokens_of(ends):
+    """Prompt tokens that were computed, and tokens that were sampled."""
+    prompt = sum(end.num_prompt_tokens - end.num_cached_tokens for end in ends)
+    return prompt, sum(end.num_completion_tokens for end in ends)
+
+
+def test_more_counted_than_computed_is_a_finding_and_less_is_said_with_reasons(ledger_of):
     """The meter is that of a killed engine, and then of one that computed less than it counted."""
     path, last = ledger_of.engine_dir / "meter", ENDS[-1]
     TokenMeter(path).count(30, 4)
@@ -486,7 +498,17 @@ def test_more_counted_than_computed_is_a_finding_and_less_is_said(ledger_of):
     TokenMeter(path).count(1, 1)
     report = ledger_of.audit()
     assert shown(report) == []
-    assert "30 prompt tokens were computed and 4 sampled that nobody pays for." in report.notes
+    proofs = [end for end in ENDS[:-1] if end.tenant_id == PROOF_TENANT]
+    broken = [end for end in ENDS[:-1] if end.tenant_id != PROOF_TENANT and is_broken(end)]
+    parts = [(30, 4), *map(tokens_of, (proofs, broken))]
+    prompt, sampled = (sum(part[i] for part in parts) for i in (0, 1))
+    assert report.notes[-1] == (
+        f"{prompt:,} prompt tokens were computed and {sampled:,} sampled that nobody pays for: "
+        f"{parts[1][0]:,} and {parts[1][1]:,} in {len(proofs)} proofs, "
+        f"{parts[2][0]:,} and {parts[2][1]:,} in {len(broken)} requests that failed, "
+        "30 and 4 again after a preemption, or in steps whose requests were cancelled or whose "
+        "engine was killed."
+    )
     path.unlink()
     TokenMeter(path).count(10**6, last.total_completion_tokens - 1)
     [line] = shown(ledger_of.audit())
