@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import ConfigDict, Field
 
 from server.api.answer import Answer
-from server.billing.entries import EntryKind
+from server.billing.receipts.receipt import EntryKind
 from server.text.json_object import JsonObject
 
 Sha256 = Annotated[str, Field(examples=["3c" * 32])]
@@ -98,7 +98,7 @@ class LedgerEntry(SignedReceipt):
     model_config = ConfigDict(json_schema_extra=_show_a_credit)
 
     object: Literal["entry"] = "entry"
-    kind: Literal["credit", "payment", "correction", "difference"]
+    kind: Literal["credit", "payment", "correction", "reversal", "difference"]
 
 
 class ReceiptAnswer(Answer):

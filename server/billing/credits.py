@@ -13,7 +13,7 @@ from registry.audit import record_audit
 from server.billing import ledger
 from server.billing.entries import Draft, lock_ledger, post_entries
 from server.billing.rating import format_usd
-from server.billing.receipts.receipt import Receipt, tenant_account
+from server.billing.receipts.receipt import UNDOING, Receipt, tenant_account
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing import Signer
 from server.billing.tables import entries, holds, tenant_accounts
@@ -112,16 +112,17 @@ def post_correction(
     Raises NotFound, Invalid, IdempotencyKeyReused, and Conflict if the entry is corrected already.
     """
     lock_ledger(conn)
-    asked = {"kind": "correction", "reverses_entry_id": entry_id, "memo": memo}
+    asked = {"reverses_entry_id": entry_id, "memo": memo}
     if known := _posted_with(conn, idempotency_key, asked):
         return known
     query = sa.select(entries.c.kind, entries.c.amount_nanousd)
     entry = conn.execute(query.where(entries.c.entry_id == entry_id)).first()
     if entry is None:
         raise NotFound(f"There is no entry {entry_id}.", code="entry_not_found", param="entry_id")
-    if entry.kind == "correction":
+    if entry.kind in UNDOING:
         raise Invalid(
-            f"Entry {entry_id} is a correction and stays; post a credit instead.", param="entry_id"
+            f"Entry {entry_id} is a {entry.kind} and stays; post another entry.",
+            param="entry_id",
         )
     if entry.amount_nanousd == 0:
         raise Invalid(f"Entry {entry_id} has no amount to correct.", param="entry_id")

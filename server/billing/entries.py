@@ -8,7 +8,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -16,8 +16,15 @@ from sqlalchemy.engine import Connection
 from server.accounts.tables import tenants
 from server.billing.months import month_of, next_month
 from server.billing.rating import FREE, TokenAmounts
-from server.billing.receipts.receipt import GENESIS, Receipt, sha256_of, tenant_account
-from server.billing.receipts.rows import COST_KINDS, KEPT_KINDS, NO_EVENT, receipt_of
+from server.billing.receipts.receipt import (
+    GENESIS,
+    SPEND_KINDS,
+    EntryKind,
+    Receipt,
+    sha256_of,
+    tenant_account,
+)
+from server.billing.receipts.rows import KEPT_KINDS, NO_EVENT, receipt_of
 from server.billing.receipts.signing import Signer
 from server.billing.tables import (
     USAGE_SUMS,
@@ -31,13 +38,8 @@ from server.billing.tables import (
 )
 from server.database.upsert import upsert
 
-EntryKind = Literal[
-    "usage", "storage", "pinned", "resident", "credit", "payment", "correction", "difference"
-]  # fmt: skip
-
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
-_REVENUE = "revenue/"
 _MB_S = 10**6 * 1000
 """Bytes times milliseconds in a megabyte-second (10^6 bytes for a second)."""
 _ROLLUP_KEY = ("tenant_id", "hour_ms", "kind", "key_id", "model", "adapter_digest")
@@ -136,7 +138,7 @@ class Draft:
             kind=kind,
             tenant_id=tenant_id,
             debit_account=tenant_account(tenant_id),
-            credit_account=f"{_REVENUE}{kind}",
+            credit_account=f"revenue/{kind}",
             amount_nanousd=amount_nanousd,
             **fields,
         )
@@ -186,7 +188,7 @@ def post_entries(
         rows.append(row)
     conn.execute(_INSERT_ENTRY, rows)
     _write_chains(conn, chains)
-    _add_to_spend(conn, drafts)
+    _add_to_spend(conn, receipts, drafts)
     add_to_rollups(conn, list(zip(receipts, drafts, strict=True)))
     return receipts
 
@@ -245,12 +247,12 @@ def _write_chains(conn: Connection, chains: dict[str, _Chain]) -> None:
     conn.execute(_write_accounts(conn.dialect.name), rows)
 
 
-def _add_to_spend(conn: Connection, drafts: Sequence[Draft]) -> None:
-    """Add charges to the spending of the months they are for, and subtract corrections from it."""
+def _add_to_spend(conn: Connection, receipts: Sequence[Receipt], drafts: Sequence[Draft]) -> None:
+    """Add entries to what was spent in the months that they are for."""
     sums: dict[tuple[str, str], int] = defaultdict(int)
-    for draft in drafts:
-        sign = draft.credit_account.startswith(_REVENUE) - draft.debit_account.startswith(_REVENUE)
-        sums[draft.tenant_id, month_of(draft.at_ms)] += sign * draft.amount_nanousd
+    for receipt, draft in zip(receipts, drafts, strict=True):
+        if draft.kind in SPEND_KINDS:
+            sums[draft.tenant_id, month_of(draft.at_ms)] += int(receipt["amount_nanousd"] or 0)
     rows = [
         {"tenant_id": tenant_id, "month": month, "amount_nanousd": amount}
         for (tenant_id, month), amount in sorted(sums.items())
@@ -308,7 +310,7 @@ def _add_to_days(conn: Connection, rollups: Mapping[tuple[Any, ...], dict[str, i
         num_served = sums["num_entries"] - sums["num_failed_requests"]
         added = sums | {"num_requests": num_served if kind == "usage" else 0}
         names = {"kind": kind}
-        if kind in COST_KINDS:
+        if kind in SPEND_KINDS:
             names |= {"key": key_id, "model": model}
         for dimension, name in names.items():
             total = days[tenant_id, dimension, hour_ms - hour_ms % _DAY_MS, name]

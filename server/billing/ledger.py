@@ -16,7 +16,7 @@ from engine.records import EndRecord, ResidencyRecord
 from server.billing.entries import Draft, lock_ledger, post_entries
 from server.billing.holds import Hold, lock_holds, note_failed, resolve
 from server.billing.rating import FREE, TokenAmounts, TokenPrices, is_free_error, rated_amounts
-from server.billing.receipts.receipt import Receipt
+from server.billing.receipts.receipt import CHARGES, Receipt
 from server.billing.receipts.signing import Signer
 from server.billing.storage_stretches import insert_events, residency_drafts
 from server.billing.tables import (
@@ -137,15 +137,16 @@ def reverse(
 ) -> Receipt | None:
     """Undo an entry by posting its opposite; None if that was done before or the amount is 0.
 
-    The correction has the time of the entry, and is on the statement of that month, or on the first
-    one that is not issued.
+    A charge is undone by a correction, a credit or a payment by a reversal, which is no spend. Both
+    have the time of the entry, and are on the statement of that month, or on the first one that is
+    not issued.
     """
     row = conn.execute(sa.select(entries).where(entries.c.entry_id == entry_id)).one()
     query = sa.select(entries.c.entry_id).where(entries.c.reverses_entry_id == entry_id)
     if row.amount_nanousd == 0 or conn.scalar(query) is not None:
         return None
     draft = Draft(
-        kind="correction",
+        kind="correction" if row.kind in CHARGES else "reversal",
         tenant_id=row.tenant_id,
         debit_account=row.credit_account,
         credit_account=row.debit_account,

@@ -13,10 +13,9 @@ from sqlalchemy.engine import Connection
 
 from registry.tables import adapter_versions
 from server.accounts.tables import tenants
-from server.billing.entries import EntryKind
 from server.billing.prices import Price, Scope, get_prices
 from server.billing.rating import Prices, kept_amount, rated_amounts
-from server.billing.receipts.receipt import tenant_account
+from server.billing.receipts.receipt import EntryKind, tenant_account
 from server.billing.receipts.rows import KEPT_KINDS, is_tenants
 from server.billing.tables import base_revisions, entries, holds, kept_events, usage_events
 from server.database.database import Database
@@ -85,7 +84,7 @@ class _Simulation:
             line.simulated_nanousd += sign * self._worth(row)
 
     def _worth(self, row: sa.RowMapping) -> int:
-        """Return the simulated amount of a group; a correction has that of the reversed entry."""
+        """Return the simulated amount of a group; one that undoes an entry has that entry's."""
         if row["of_kind"] not in ("usage", *KEPT_KINDS):
             return int(row["amount_nanousd"])
         if row["price_version"] is None:

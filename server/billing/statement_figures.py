@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from server.billing.receipts.receipt import Receipt
+from server.billing.receipts.receipt import SPEND_KINDS, Receipt
 from server.text.json_object import JsonObject
 
 SCHEMA = "chorale.statement/1"
@@ -113,6 +113,9 @@ class StatementFigures:
             "last_receipt_seq": self.last_receipt_seq,
             "receipts_sha256": self._hash.hexdigest(),
             "total_nanousd": self.total_nanousd,
+            "spent_nanousd": spent_of(
+                {kind: total.amount_nanousd for kind, total in self._totals.items()}
+            ),
             **self._tokens,
             "totals": {
                 kind: {"num_entries": total.quantity, "amount_nanousd": total.amount_nanousd}
@@ -147,6 +150,11 @@ class StatementFigures:
         if key not in self._lines and len(self._lines) >= MAX_LINES:
             key = key._replace(model=None, adapter_id=None)
         self._lines.setdefault(key, _Sum()).add(quantity, amount)
+
+
+def spent_of(amounts: Mapping[str, int]) -> int:
+    """Return the spend among amounts by kind of entry."""
+    return sum(amounts.get(kind, 0) for kind in SPEND_KINDS)
 
 
 def canonical(statement: Mapping[str, Any]) -> bytes:

@@ -24,7 +24,13 @@ from server.billing.receipts.rows import (
     select_receipts,
 )
 from server.billing.receipts.signing import Signer
-from server.billing.statement_figures import SCHEMA, StatementFigures, canonical, sha256_of
+from server.billing.statement_figures import (
+    SCHEMA,
+    StatementFigures,
+    canonical,
+    sha256_of,
+    spent_of,
+)
 from server.billing.storage_charges import posted_until_ms
 from server.billing.tables import entries, holds, statements, tenant_accounts
 from server.database.clock import database_now_ms
@@ -62,6 +68,10 @@ class Statement:
         values: dict[str, Any] = json.loads(self.document)
         return values
 
+    @property
+    def spent_nanousd(self) -> int:
+        return int(self.values["spent_nanousd"])
+
 
 @dataclass(frozen=True, slots=True)
 class OpenPeriod:
@@ -79,6 +89,10 @@ class OpenPeriod:
     @property
     def total_nanousd(self) -> int:
         return sum(amount for _, amount in self.totals.values())
+
+    @property
+    def spent_nanousd(self) -> int:
+        return spent_of({kind: amount for kind, (_, amount) in self.totals.items()})
 
 
 class PeriodNotOver(Exception):

@@ -195,7 +195,7 @@ entries = Table(
     "entries",
     metadata,
     Column("entry_id", BigInteger, primary_key=True, autoincrement=False),
-    # usage | storage | pinned | resident | credit | payment | correction | difference
+    # One of `receipts.receipt.EntryKind`.
     Column("kind", String(16), nullable=False),
     Column("tenant_id", String(64), nullable=False),
     Column("tenant_name", String(64)),
@@ -239,8 +239,8 @@ tenant_accounts = Table(
     Column("receipt_sha256", String(64), nullable=False),
 )
 
-# A tenant's charges of a UTC month ("2026-11") by its entries' at_ms, less corrections, without
-# credits and payments. Rows are changed in the transactions that post.
+# What a tenant spent in a UTC month ("2026-11") by its entries' at_ms: the sum over
+# `receipts.receipt.SPEND_KINDS`. Rows are changed in the transactions that post.
 monthly_spend = Table(
     "monthly_spend",
     metadata,
@@ -297,7 +297,7 @@ USAGE_SUMS = (
 """The sums of usage, by the names that they have by day and in every query of usage."""
 
 # The same sums by day in UTC and by one dimension: "kind", or "key" or "model", which are over
-# `receipts.rows.COST_KINDS`. name: a kind, key or model.   num_requests: without failed ones.
+# `receipts.receipt.SPEND_KINDS`. name: a kind, key or model.   num_requests: without failed ones.
 usage_days = Table(
     "usage_days",
     metadata,

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.billing.receipts.receipt import tenant_account
-from server.billing.receipts.rows import COST_KINDS, is_tenants
+from server.billing.receipts.receipt import SPEND_KINDS, tenant_account
+from server.billing.receipts.rows import is_tenants
 from server.billing.tables import (
     USAGE_SUMS,
     entries,
@@ -70,7 +70,7 @@ EVERYTHING = Which()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageSum:
-    """Usage and charges of one group, including corrections, credits and payments.
+    """Usage of one group, and the amounts of its entries.
 
     A dimension that is not grouped by is None. at_ms: beginning of the group's day, hour or minute.
     num_failed_requests: requests whose error says that nothing was billed; num_requests leaves them
@@ -153,7 +153,7 @@ def _day_dimension(group_by: Sequence[Dimension], which: Which) -> str | None:
     asked |= {"key"} if which.key_ids is not None else set()
     if asked <= {"kind"}:
         return "kind"
-    are_costs = which.kinds is not None and set(which.kinds) == set(COST_KINDS)
+    are_costs = which.kinds is not None and set(which.kinds) == set(SPEND_KINDS)
     return asked.pop() if are_costs and asked in ({"model"}, {"key"}) else None
 
 

@@ -17,7 +17,7 @@ from server.faults import Invalid
 Width = Literal["1m", "1h", "1d"]
 LineItem = Literal[
     "prompt", "cached prompt", "completion", "adapter storage", "adapter pinning",
-    "adapter residency", "credit", "correction",
+    "adapter residency", "correction",
 ]  # fmt: skip
 
 WIDTH_S: dict[Width, int] = {"1m": 60, "1h": 3600, "1d": 86_400}
@@ -27,7 +27,6 @@ ITEM_OF_KIND: dict[str, LineItem] = {
     "storage": "adapter storage",
     "pinned": "adapter pinning",
     "resident": "adapter residency",
-    "credit": "credit",
     "correction": "correction",
 }
 
@@ -124,7 +123,7 @@ def _token_costs(total: UsageSum) -> Sequence[Cost]:
 
 
 def _kept_cost(item: LineItem, total: UsageSum) -> Cost:
-    if total.kind in ("credit", "correction"):
+    if total.kind == "correction":
         return Cost(item, total.amount_nanousd)
     # The only unit of bytes and time that OpenAI lists. Prices are for a GB, 10^9 bytes.
     quantity = total.kept_mb_s / _MB_S_PER_GIB_HOUR

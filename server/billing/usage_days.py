@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.billing.entries import lock_ledger
-from server.billing.receipts.rows import COST_KINDS
+from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.tables import USAGE_SUMS, usage_days, usage_rollups
 from server.billing.usage import SUMS_OF_ROLLUP
 from server.database.clock import database_now_ms
@@ -83,6 +83,6 @@ def fill_days(conn: Connection, where: Iterable[sa.ColumnElement[bool]] = ()) ->
         query = query.add_columns(*(sa.func.sum(SUMS_OF_ROLLUP[column]) for column in USAGE_SUMS))
         query = query.where(*where).group_by(_HOURS.tenant_id, _DAY_OF_HOUR, name)
         if dimension != "kind":
-            query = query.where(_HOURS.kind.in_(COST_KINDS))
+            query = query.where(_HOURS.kind.in_(SPEND_KINDS))
         key = ["tenant_id", "dimension", "day_ms", "name"]
         conn.execute(sa.insert(usage_days).from_select([*key, *USAGE_SUMS], query))

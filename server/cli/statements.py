@@ -9,7 +9,7 @@ from server.cli.terminal import say, show_facts, show_json, show_table
 
 app = typer.Typer(no_args_is_help=True, help="Monthly statements of what was charged.")
 
-_COLUMNS = ("period", "status", "num_entries", "total_usd")
+_COLUMNS = ("period", "status", "num_entries", "spent_usd", "total_usd")
 _LINE = ("kind", "model", "adapter_id", "meter", "price_version", "unit_nanousd", "quantity")
 
 

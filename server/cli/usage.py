@@ -76,19 +76,23 @@ def show_usage(
     data_dir: DataDir = DEFAULT_DATA_DIR,
     json: Json = False,
 ) -> None:
-    """Show requests, tokens and money of a period: charges, less credits and payments."""
+    """Show requests, tokens and what was spent in a period; credits and payments stand apart."""
     groups = [dimension.value for dimension in group_by or []]
     params = {"start": start, "end": end, "group_by": groups}
     with _connect(all_tenants, url, api_key, admin_key, data_dir) as client:
         found = client.request("GET", f"{_prefix(all_tenants)}/usage", params=params)
     if json:
         show_json(found["data"])
-    elif found["data"]:
+        return
+    if found["data"]:
         shown = groups or (["tenant"] if all_tenants else [])
         total = [_total(found["data"], shown[0])] if shown else []
         show_table((*shown, *_SUMS), [*found["data"], *total])
     else:
         say("Nothing was used in this time.")
+    if found["bookings"]:
+        rows = [{"not in the sums": booked["kind"], **booked} for booked in found["bookings"]]
+        show_table(("not in the sums", "amount_usd"), rows)
 
 
 @app.command("export")

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from server.billing import budgets
 from server.billing.budgets import Budget, BudgetKind, Enforcement, Sums
 from server.billing.months import end_of, month_of
-from server.billing.receipts.rows import COST_KINDS
+from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.usage import Which, sum_entries
 from server.console.days import DAY_MS, day_of
 from server.database.clock import now_ms
@@ -36,7 +36,7 @@ def list_budgets(conn: Connection, tenant_id: str) -> list[BudgetView]:
         return []
     at_ms = now_ms()
     sums = budgets.read_sums(conn, tenant_id, at_ms)
-    which = Which(tenant_ids=[tenant_id], kinds=COST_KINDS)
+    which = Which(tenant_ids=[tenant_id], kinds=SPEND_KINDS)
     # Whole days are read from sums by day: the hours of a large tenant are thousands of rows.
     end_ms = (at_ms // DAY_MS + 1) * DAY_MS
     start_ms = end_ms - _RATE_DAYS * DAY_MS

@@ -16,7 +16,7 @@ from server.accounts import auth
 from server.accounts.keys import ApiKey, list_keys
 from server.api.deps import DatabaseDep
 from server.billing.rating import format_usd
-from server.billing.receipts.rows import COST_KINDS
+from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.usage import UsageSum, Which, sum_entries
 from server.console.budgets import list_budgets
 from server.console.days import DAY_MS, Days, day_of
@@ -47,7 +47,7 @@ class SpendQuery(Days):
             tenant_ids=[tenant_id],
             key_ids=[self.key] if self.key else None,
             models=[self.model] if self.model else None,
-            kinds=COST_KINDS,
+            kinds=SPEND_KINDS,
         )
 
 

@@ -14,7 +14,7 @@ from server.billing.exports.pages import Range, last_entry_id, place_of_entry
 from server.billing.exports.stream import stream
 from server.billing.prices import ensure_price
 from server.billing.rating import kept_amount
-from server.billing.receipts.receipt import tenant_account
+from server.billing.receipts.receipt import UNDOING, tenant_account
 from server.billing.receipts.rows import KEPT_KINDS, Place
 from server.billing.tables import entries, kept_events
 from server.database.database import Database
@@ -121,7 +121,7 @@ def _correct(database: Database, chance: random.Random, tenant_id: str) -> None:
     """Reverse a random entry, if there is one."""
 
     def write(conn: Connection) -> None:
-        query = sa.select(entries.c.entry_id).where(entries.c.kind != "correction")
+        query = sa.select(entries.c.entry_id).where(entries.c.kind.not_in(UNDOING))
         if ids := conn.scalars(query).all():
             memo, now_ms = chance.choice(TEXTS), NOW_MS + chance.randrange(10**9)
             ledger.reverse(conn, SIGNER, chance.choice(ids), memo=memo, now_ms=now_ms)

@@ -4,7 +4,7 @@ import itertools
 import random
 
 from server.billing.rating import TokenPrices, kept_amount, rated_amounts
-from server.billing.receipts.receipt import GENESIS, sha256_of
+from server.billing.receipts.receipt import CHARGES, GENESIS, sha256_of
 from server.billing.receipts.rows import KEPT_KINDS, NO_EVENT, receipt_of
 from tests.server.factories import NOW_MS, SIGNER
 
@@ -116,7 +116,7 @@ def sign(receipt, signer=SIGNER):
 def reverse(receipt):
     """The row of a correction that reverses a receipt."""
     row = make_row(
-        "correction",
+        "correction" if receipt["kind"] in CHARGES else "reversal",
         abs(receipt["amount_nanousd"]),
         receipt["tenant_id"],
         reverses_entry_id=receipt["entry_id"],

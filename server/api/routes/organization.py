@@ -24,7 +24,7 @@ from server.api.organization_results import (
     costs_result,
 )
 from server.api.times import UnixSeconds, check_order
-from server.billing.receipts.rows import COST_KINDS
+from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.usage import Dimension, UsageSum, Which, sum_entries
 from server.billing.usage_buckets import (
     UNIT,
@@ -135,7 +135,7 @@ async def costs(
     """Get costs in buckets of a day, in the shape of OpenAI's costs."""
     page = _page(query, *COSTS_LIMITS)
     groups = [_DIMENSIONS[name] for name in query.group_by if name in _DIMENSIONS]
-    which = Which(tenant_ids=_projects(reader, query), key_ids=query.api_key_ids, kinds=COST_KINDS)
+    which = Which(tenant_ids=_projects(reader, query), key_ids=query.api_key_ids, kinds=SPEND_KINDS)
     sums = await _sum(database, page, query.bucket_width, [*groups, "kind"], which)
     results: list[tuple[UsageSum, CostsResult]] = []
     for group in _by_group(sums):

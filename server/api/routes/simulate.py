@@ -15,9 +15,9 @@ from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, operators_router
 from server.api.routes.prices import PriceFields, adapter_not_found
 from server.api.times import parse_range
-from server.billing.entries import EntryKind
 from server.billing.prices import get_price
 from server.billing.rating import Prices, format_usd
+from server.billing.receipts.receipt import EntryKind
 from server.billing.simulate import Book, BookScope, Line, simulate
 from server.text.json_object import JsonObject
 

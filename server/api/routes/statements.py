@@ -30,7 +30,8 @@ MAX_ISSUED = 100
 _DOCUMENT: JsonObject = {
     "schema": SCHEMA, "tenant_id": "ten_5f0c1d2e3a4b5968", "tenant_name": "acme",
     "period": "2026-11", "issued_at": "2026-12-01T01:30:00.000Z", "currency": "USD",
-    "opening_balance_nanousd": 0, "num_entries": 1, "total_nanousd": 119_400,
+    "opening_balance_nanousd": 0, "num_entries": 1,
+    "total_nanousd": 119_400, "spent_nanousd": 119_400,
     "closing_balance_nanousd": 119_400, "first_receipt_seq": 1206, "last_receipt_seq": 1206,
     "receipts_sha256": "3c" * 32, "signing_key": "f1d3a5964e0b20c7",
     "prompt_tokens": 412, "cached_tokens": 0, "completion_tokens": 96,
@@ -62,6 +63,8 @@ class _Issue(BodyFields):
 class StatementSummary(Answer):
     """A statement, or what one would come to. issued_at, in Unix seconds, and sha256 are null of an
     open month.
+
+    spent: charges, less corrections of them.   total: of all entries, credits and payments too.
     """
 
     object: Literal["statement.summary"] = "statement.summary"
@@ -69,6 +72,8 @@ class StatementSummary(Answer):
     status: Literal["issued", "open"]
     issued_at: int | None = Field(examples=[1_796_088_600])
     num_entries: int = Field(examples=[1246])
+    spent_nanousd: int = Field(examples=[119_226_000])
+    spent_usd: str = Field(examples=["0.119226000"])
     total_nanousd: int = Field(examples=[119_226_000])
     total_usd: str = Field(examples=["0.119226000"])
     sha256: Sha256 | None
@@ -107,6 +112,7 @@ class FiguresSoFar(Answer):
     opening_balance_nanousd: int = Field(examples=[0])
     num_entries: int = Field(examples=[1240])
     total_nanousd: int = Field(examples=[119_226_000])
+    spent_nanousd: int = Field(examples=[119_226_000])
     totals: dict[str, StatementTotal] = Field(
         examples=[{"usage": {"num_entries": 1240, "amount_nanousd": 119_226_000}}]
     )
@@ -209,6 +215,8 @@ def _summary(of: Statement | OpenPeriod) -> JsonObject:
         "status": "issued" if issued else "open",
         "issued_at": issued and issued.issued_at_ms // 1000,
         "num_entries": of.num_entries,
+        "spent_nanousd": of.spent_nanousd,
+        "spent_usd": format_usd(of.spent_nanousd),
         "total_nanousd": of.total_nanousd,
         "total_usd": format_usd(of.total_nanousd),
         "sha256": issued and issued.sha256,
@@ -222,6 +230,7 @@ def _open_figures(period: OpenPeriod) -> FiguresSoFar:
         opening_balance_nanousd=period.opening_balance_nanousd,
         num_entries=period.num_entries,
         total_nanousd=period.total_nanousd,
+        spent_nanousd=period.spent_nanousd,
         totals={
             kind: StatementTotal(num_entries=count, amount_nanousd=amount)
             for kind, (count, amount) in period.totals.items()

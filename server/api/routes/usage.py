@@ -5,24 +5,26 @@ from typing import Annotated, Literal
 
 from fastapi import Query
 from pydantic import ConfigDict, Field
+from sqlalchemy.engine import Connection
 
 from server.api.answer import Answer
 from server.api.deps import DatabaseDep, UsageKey, tenants_router
 from server.api.times import Time, parse_range
-from server.billing.entries import EntryKind
 from server.billing.rating import format_usd
-from server.billing.usage import EVERYTHING, UsageSum, Which, sum_entries
+from server.billing.receipts.receipt import SPEND_KINDS, EntryKind
+from server.billing.usage import UsageSum, Which, sum_entries
 from server.database.database import Database
 from server.text.json_object import JsonObject
 
 router = tenants_router()
 
 Dimension = Literal["tenant", "model", "key", "adapter_digest", "kind", "day"]
+_BOOKED = ("credit", "payment", "reversal")
 GroupBy = Annotated[list[Dimension] | None, Query(max_length=16)]
 
 
 class UsageLine(Answer):
-    """A sum of usage, and what it was charged, with corrections, credits and payments.
+    """A sum of usage, and what was spent: charges, less corrections of them.
 
     num_failed_requests: requests that an engine had, and whose error says that nothing was billed;
     num_requests leaves them out.   tenant, model, key, adapter_digest, kind, day: left out unless
@@ -47,13 +49,17 @@ class UsageLine(Answer):
 
 
 class UsageList(Answer):
-    """Sums of usage from start_time until before end_time, in Unix seconds."""
+    """Sums of usage from start_time until before end_time, in Unix seconds.
+
+    bookings: credits, payments and their reversals in this time, which are in none of the sums.
+    """
 
     # Routes leave out what is not set, so the constants have no defaults.
     object: Literal["list"]
     start_time: int = Field(examples=[1_793_491_200])
     end_time: int = Field(examples=[1_796_083_200])
     data: list[UsageLine]
+    bookings: list[UsageLine]
     has_more: Literal[False]
 
 
@@ -78,13 +84,22 @@ async def usage_list(
 ) -> UsageList:
     """The usage of a tenant as sums; tenant_id None is all tenants."""
     start_ms, end_ms = parse_range(start, end)
-    which = EVERYTHING if tenant_id is None else Which(tenant_ids=[tenant_id])
-    sums = await database.read(lambda conn: sum_entries(conn, start_ms, end_ms, group_by, which))
+    tenant_ids = None if tenant_id is None else [tenant_id]
+
+    def read(conn: Connection) -> tuple[list[UsageSum], list[UsageSum]]:
+        spend, booked = (Which(tenant_ids=tenant_ids, kinds=k) for k in (SPEND_KINDS, _BOOKED))
+        return (
+            sum_entries(conn, start_ms, end_ms, group_by, spend),
+            sum_entries(conn, start_ms, end_ms, ["kind"], booked),
+        )
+
+    sums, bookings = await database.read(read)
     return UsageList(
         object="list",
         start_time=start_ms // 1000,
         end_time=end_ms // 1000,
         data=[_line(total, group_by) for total in sums],
+        bookings=[_line(total, ["kind"]) for total in bookings],
         has_more=False,
     )
 

@@ -13,7 +13,7 @@ from server.billing.months import month_before, month_of
 from server.billing.old_holds import KEPT_MS
 from server.billing.rating import TokenPrices, kept_amount
 from server.billing.receipts.faults import signature_faults
-from server.billing.receipts.receipt import GENESIS, sha256_of, tenant_account
+from server.billing.receipts.receipt import GENESIS, UNDOING, sha256_of, tenant_account
 from server.billing.receipts.rows import (
     KEPT_KINDS,
     PAGE_SIZE,
@@ -50,7 +50,7 @@ def check_entries(scope: Scope) -> Iterator[Finding]:
         scope.count("receipts", len(page))
         scope.count("events", num_events)
         scope.count("rating", num_events)
-        scope.count("corrections", sum(row["kind"] == "correction" for row in page))
+        scope.count("corrections", sum(row["kind"] in UNDOING for row in page))
 
 
 def check_events(scope: Scope) -> Iterator[Finding]:
@@ -247,10 +247,11 @@ def _worth(row: Row) -> int:
 
 
 def _check_correction(row: Row) -> Iterator[Finding]:
-    if row["kind"] != "correction" and row["reverses_entry_id"] is None:
+    if row["kind"] not in UNDOING and row["reverses_entry_id"] is None:
         return
+    is_charge = str(row["reversed_credit_account"]).startswith("revenue/")
     expected = {
-        "kind": "correction",
+        "kind": "correction" if is_charge else "reversal",
         "tenant_id": row["reversed_tenant_id"],
         "amount_nanousd": row["reversed_amount_nanousd"],
         "debit_account": row["reversed_credit_account"],

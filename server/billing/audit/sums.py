@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from server.billing.audit.entries import id_windows
 from server.billing.audit.report import UNREADABLE, Finding, Scope, differences
 from server.billing.months import month_of
-from server.billing.receipts.rows import COST_KINDS, KEPT_KINDS, PAGE_SIZE
+from server.billing.receipts.receipt import SPEND_KINDS
+from server.billing.receipts.rows import KEPT_KINDS, PAGE_SIZE
 from server.billing.tables import (
     entries,
     kept_events,
@@ -238,7 +239,7 @@ def _sums_of_day(day_ms: int, hours: _Sums) -> _Sums:
     for (_, kind, key_id, model, _), (count, num_failed, *rest) in hours.items():
         added = (count - num_failed if kind == "usage" else 0, num_failed, *rest)
         for dimension, name in zip(_DIMENSIONS_OF_DAYS, (kind, key_id, model), strict=True):
-            if dimension == "kind" or kind in COST_KINDS:
+            if dimension == "kind" or kind in SPEND_KINDS:
                 key = (day_ms, dimension, name)
                 before = sums.get(key, (0,) * len(added))
                 sums[key] = tuple(a + b for a, b in zip(before, added, strict=True))

@@ -68,15 +68,16 @@ def focus_rows(receipt: Receipt) -> list[Row]:
     """Return the rows of a receipt: for usage one for each kind of tokens, otherwise one.
 
     A payment has no row, since it is no charge. The rows' BilledCost add up to the amount of the
-    receipt. The first row contains the receipt itself.
+    receipt; the ChargeCategory is Usage if the amount is spend, otherwise Credit. The first row
+    contains the receipt itself.
     """
     kind = str(receipt["kind"])
     if kind == "usage":
         rows = list(_usage_rows(receipt))
     elif kind in _KEPT_METERS:
         rows = [_kept_row(receipt, kind)]
-    elif (charged := _charged_kind(receipt)) is not None:
-        rows = [_correction_row(receipt, charged)]
+    elif kind == "correction":
+        rows = [_correction_row(receipt)]
     elif _is_payment(receipt):
         return []
     else:
@@ -122,8 +123,9 @@ def _kept_row(receipt: Receipt, kind: str) -> Row:
     return row
 
 
-def _correction_row(receipt: Receipt, charged: str) -> Row:
-    """Return the row of a correction: one unit of that kind of charge, taken back at its price."""
+def _correction_row(receipt: Receipt) -> Row:
+    """Return the row of a correction: one unit of a kind of charge, taken back at its price."""
+    charged = str(receipt["debit_account"]).partition("/")[2]
     amount = int(receipt["amount_nanousd"] or 0)
     sku_price = f"entry/{receipt['reverses_entry_id']}"
     row = _metered_row(receipt, "correction", f"Correction of {charged}", "-1", "Units")
@@ -186,8 +188,8 @@ def _row(receipt: Receipt) -> Row:
         row["ResourceId"] = str(receipt["adapter_digest"])
         row["ResourceName"] = _text(receipt["model"] or receipt["adapter_id"])
         row["ResourceType"] = "LoRA adapter"
-    # A correction on a later statement than its own month's corrects an issued statement.
-    if receipt["kind"] == "correction" and period != str(receipt["ended_at"])[:7]:
+    # What undoes an entry on a later statement than its own month's corrects an issued statement.
+    if receipt["reverses_entry_id"] is not None and period != str(receipt["ended_at"])[:7]:
         row["ChargeClass"] = "Correction"
     return row
 
@@ -197,14 +199,6 @@ def _costs(billed_nanousd: int, list_nanousd: int | None = None) -> Row:
     if list_nanousd is not None:
         costs["ListCost"] = format_usd(list_nanousd)
     return costs
-
-
-def _charged_kind(receipt: Receipt) -> str | None:
-    """Return the kind of charge that a correction takes back, None for anything else."""
-    if receipt["kind"] != "correction":
-        return None
-    name, _, kind = str(receipt["debit_account"]).partition("/")
-    return kind if name == "revenue" else None
 
 
 def _is_payment(receipt: Receipt) -> bool:

@@ -11,7 +11,6 @@ from typing import Any
 
 from server.billing import statement_figures
 from server.billing.receipts.faults import (
-    CHARGES,
     COUNTS,
     TYPES,
     Fault,
@@ -21,7 +20,7 @@ from server.billing.receipts.faults import (
     signature_faults,
     type_faults,
 )
-from server.billing.receipts.receipt import GENESIS, Receipt, sha256_of
+from server.billing.receipts.receipt import CHARGES, GENESIS, Receipt, sha256_of
 from server.billing.receipts.signing import PublicKey
 from server.billing.statement_figures import StatementFigures
 from server.text.json_object import JsonObject

@@ -8,16 +8,15 @@ import binascii
 from collections.abc import Iterator, Mapping
 
 from server.billing.rating import TokenPrices, format_usd, kept_amount, rated_amounts
-from server.billing.receipts.receipt import FIELDS, SEAL, Receipt, tenant_account
+from server.billing.receipts.receipt import CHARGES, FIELDS, SEAL, UNDOING, Receipt, tenant_account
 from server.billing.receipts.signing import PublicKey
 
-CHARGES = ("usage", "storage", "pinned", "resident")
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 TYPES: dict[str, type] = {
     field.name: {"int": int, "str": str, "bool": bool}[field.type] for field in FIELDS
 } | dict.fromkeys(SEAL, str)
 
-_KINDS = (*CHARGES, "credit", "payment", "correction", "difference")
+_KINDS = (*CHARGES, *UNDOING, "credit", "payment", "difference")
 _PRICES = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
 _ALWAYS = (
     "entry_id", "kind", "tenant_id", "amount_nanousd", "amount_usd", "debit_account",
@@ -116,6 +115,7 @@ def _account_faults(receipt: Receipt) -> Iterator[Fault]:
     kind, amount = str(receipt["kind"]), int_of(receipt, "amount_nanousd")
     own = tenant_account(str(receipt["tenant_id"]))
     debit, credit = receipt["debit_account"], receipt["credit_account"]
+    is_revenue = str(credit if debit == own else debit).startswith("revenue/")
     if (debit == own) == (credit == own):
         yield "debit_account", "exactly one of the two accounts must be the tenant's own"
     elif amount and (amount > 0) != (debit == own):
@@ -124,10 +124,12 @@ def _account_faults(receipt: Receipt) -> Iterator[Fault]:
         yield "credit_account", f"{kind} must be owed by the tenant to revenue/{kind}"
     elif kind in ("credit", "payment") and credit != own:
         yield "credit_account", f"a {kind} must go to the tenant"
-    if (kind == "correction") != (receipt["reverses_entry_id"] is not None):
+    elif kind in UNDOING and (credit == own, is_revenue) != (kind == "correction",) * 2:
+        yield "debit_account", "a correction must undo a charge, a reversal a credit or a payment"
+    if (kind in UNDOING) != (receipt["reverses_entry_id"] is not None):
         yield (
             "reverses_entry_id",
-            "a correction must name the entry that it reverses, and no other kind may",
+            "a correction or reversal must name the entry that it reverses, and no other kind may",
         )
     if str(receipt["period"]) < str(receipt["ended_at"])[:7]:
         yield "period", f"the entry ended after this month, at {receipt['ended_at']}"

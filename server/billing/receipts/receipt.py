@@ -19,6 +19,17 @@ GENESIS = "0" * 64
 
 SCHEMA = "chorale.receipt/1"
 
+EntryKind = Literal[
+    "usage", "storage", "pinned", "resident",
+    "correction", "credit", "payment", "reversal", "difference",
+]  # fmt: skip
+CHARGES = ("usage", "storage", "pinned", "resident")
+UNDOING = ("correction", "reversal")
+SPEND_KINDS = (*CHARGES, "correction")
+"""The kinds of entries whose amounts add up to what is spent: charges, and corrections, which take
+charges back. Credits, payments and their reversals are no spend.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Field:

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection
 
 from engine.messages import PROOF_TENANT
 from server.billing.rating import format_usd
-from server.billing.receipts.receipt import Receipt, tenant_account
+from server.billing.receipts.receipt import CHARGES, Receipt, tenant_account
 from server.billing.tables import entries, kept_events, price_versions, usage_events
 from server.text.times import rfc3339
 
@@ -30,9 +30,7 @@ _OF_USAGE = (
 _OF_KEPT = ("tier", "size_bytes", "slabs", "duration_ms")
 _OF_BOTH = ("adapter_id", "adapter_version", "adapter_digest")
 _TOKEN_PRICES = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
-KEPT_KINDS = ("storage", "pinned", "resident")
-COST_KINDS = ("usage", *KEPT_KINDS, "credit", "correction")
-"""The kinds of entries that are part of a tenant's costs: a payment is none."""
+KEPT_KINDS = CHARGES[1:]
 
 NO_EVENT: Mapping[str, Any] = dict.fromkeys(
     (*_OF_USAGE, *_OF_KEPT, *_OF_BOTH, *_TOKEN_PRICES, "started_at_ms", "first_token_at_ms")

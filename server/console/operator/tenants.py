@@ -11,7 +11,7 @@ from server.api.deps import DatabaseDep
 from server.api.routes.admin import get_tenant
 from server.api.routes.budgets import list_budgets_of
 from server.billing import request_log
-from server.billing.receipts.rows import COST_KINDS
+from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.tenant_figures import Order, list_tenant_figures
 from server.billing.usage import Which, sum_entries
 from server.console.days import Days
@@ -73,7 +73,7 @@ async def show(
     start_ms, end_ms = query.range_ms()
     found = await get_tenant(tenant, database)
     tenant_id = found.tenant_id
-    which = Which(tenant_ids=[tenant_id], kinds=COST_KINDS)
+    which = Which(tenant_ids=[tenant_id], kinds=SPEND_KINDS)
 
     def read(conn: Connection) -> dict[str, Any]:
         asked = request_log.Asked(start_ms=start_ms, end_ms=end_ms)

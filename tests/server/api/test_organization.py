@@ -9,6 +9,7 @@ from openai.types.admin.organization import UsageCompletionsResponse, UsageCosts
 
 from server.billing.prices import get_price
 from server.billing.rating import format_usd
+from server.billing.receipts.receipt import SPEND_KINDS
 from tests.server.billing.test_usage import post_kept, post_payment, post_usage
 from tests.server.factories import NOW_MS
 from tests.server.in_process import User
@@ -193,7 +194,6 @@ def test_costs_by_line_item_are_the_ledgers_to_the_nanodollar(product, acme):
     body = ask(acme, COSTS, group_by="line_item", end_time=MIDNIGHT + DAY)
     [found] = results(body)
     assert [(r["line_item"], r["amount_nanousd"], r["quantity_unit"]) for r in found] == [
-        ("credit", -500, None),
         ("adapter storage", 5 * 10**8, "gibibyte_hours"),
         ("prompt", 11 * price.prompt_nanousd, "tokens"),
         ("cached prompt", 3 * price.cached_nanousd, "tokens"),
@@ -210,7 +210,7 @@ def test_costs_by_line_item_are_the_ledgers_to_the_nanodollar(product, acme):
 
 def test_costs_are_filtered_and_grouped(acme):
     price = use(acme, (5, {}), (6, {"key": "key2"}), (7, {"key": "key2"}))
-    asked = {"end_time": MIDNIGHT + DAY, "line_items[]": ["completion", "credit"]}
+    asked = {"end_time": MIDNIGHT + DAY, "line_items[]": ["completion", "correction"]}
     [found] = results(ask(acme, COSTS, **asked, group_by=["api_key_id", "project_id"]))
     amount = 5 * price.completion_nanousd
     assert [(r["api_key_id"], r["amount_nanousd"]) for r in found] == [
@@ -269,24 +269,26 @@ def test_simple_usage_is_what_the_export_of_the_same_time_adds_up_to(product, ac
     export = acme.call("GET", f"/v1/usage/export?format=jsonl&{period}").text
     rows = [json.loads(line) for line in export.splitlines()]
     assert rows
-    assert sum(row["amount_nanousd"] for row in rows) == whole["amount_nanousd"]
+    spent = [row["amount_nanousd"] for row in rows if row["kind"] in SPEND_KINDS]
+    assert sum(spent) == whole["amount_nanousd"]
     for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
         assert sum(row[name] or 0 for row in rows) == whole[name]
 
 
-def test_simple_usage_is_all_entries_by_any_dimension(product, acme):
+def test_simple_usage_is_what_was_spent_by_any_dimension_and_bookings_stand_apart(product, acme):
     database = product.gateway.database
     use(acme, (5, {}), (DAY, {}))
     post_payment(database, "credit", acme.tenant_id, (MIDNIGHT + 9) * 1000, 7)
     asked = f"/v1/usage?start={MIDNIGHT}&end={MIDNIGHT + 2 * DAY}"
-    [whole] = acme.call("GET", asked).json()["data"]
+    answer = acme.call("GET", asked).json()
+    [whole] = answer["data"]
+    [booked] = answer["bookings"]
+    assert (booked["kind"], booked["amount_usd"]) == ("credit", "-0.000000007")
     groups = acme.call("GET", f"{asked}&group_by=day&group_by=kind").json()["data"]
     assert [(g["day"], g["kind"], g["num_requests"]) for g in groups] == [
-        ("2026-02-02", "credit", 0),
         ("2026-02-02", "usage", 1),
         ("2026-02-03", "usage", 1),
     ]
     assert sum(group["amount_nanousd"] for group in groups) == whole["amount_nanousd"]
-    assert groups[0]["amount_usd"] == "-0.000000007"
     of_all = product.operator.call("GET", asked.replace("/v1", "/admin/v1")).json()["data"]
     assert {"tenant": acme.tenant_id} | whole in of_all

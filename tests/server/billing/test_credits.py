@@ -122,6 +122,7 @@ def test_an_entry_is_corrected_once(database):
     used = database.write_sync(lambda c: use(c, price, 1))
     undone = database.write_sync(lambda c: correct(c, used, "k", memo="outage"))
     assert undone["reverses_entry_id"] == used
+    assert undone["kind"] == "correction"
     assert database.read_sync(lambda c: credits.balance_of(c, "ten_1")).balance_nanousd == 0
     assert database.write_sync(lambda c: correct(c, used, "k", memo="outage")) == undone
     free = database.write_sync(
@@ -139,6 +140,9 @@ def test_a_credit_can_be_taken_back(database):
     given = database.write_sync(lambda c: credit(c, "k"))
     undone = database.write_sync(lambda c: correct(c, given["entry_id"], "k2"))
     assert (given["amount_nanousd"], undone["amount_nanousd"]) == (-10, 10)
+    assert undone["kind"] == "reversal"
+    with pytest.raises(Fault, match="is a reversal and stays"):
+        database.write_sync(lambda c: correct(c, undone["entry_id"], "k3"))
     account = sa.select(tenant_accounts.c.balance_nanousd)
     assert database.read_sync(lambda c: c.scalar(account)) == 0
 
@@ -163,7 +167,7 @@ def test_an_operator_gives_and_takes_and_the_tenant_sees_what_is_left(product):
     assert (left["balance_usd"], left["available_nanousd"]) == ("12.500000005", 12_500_000_005)
     body = {"entry_id": paid.json()["entry_id"], "memo": "bounced"}
     undone = post(operator, "corrections", body, "u").json()
-    assert (undone["kind"], undone["amount_nanousd"]) == ("correction", 12_500_000_000)
+    assert (undone["kind"], undone["amount_nanousd"]) == ("reversal", 12_500_000_000)
     acme.complete("base")
     seen = operator.call("GET", "/admin/v1/tenants/acme/balance").json()
     assert (seen["balance_nanousd"], seen["tenant"]) == (5, "acme")
@@ -173,7 +177,7 @@ def test_an_operator_gives_and_takes_and_the_tenant_sees_what_is_left(product):
         lambda conn: list(conn.scalars(sa.select(audit_log.c.action)))
     )
     acts = [action for action in logged if action.startswith("ledger.")]
-    assert acts == ["ledger.payment", "ledger.credit", "ledger.correction"]
+    assert acts == ["ledger.payment", "ledger.credit", "ledger.reversal"]
 
 
 @pytest.mark.parametrize(

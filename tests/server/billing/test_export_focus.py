@@ -129,7 +129,7 @@ def test_an_invoices_billed_cost_is_what_its_receipts_come_to(rows, receipts):
 def test_only_a_correction_of_an_issued_month_is_one_by_class(rows, receipts):
     kinds = {str(receipt["entry_id"]): receipt for receipt in receipts}
     classes = Counter(
-        (kinds[row["x_EntryId"]]["kind"] == "correction", row["BillingPeriodStart"][:7],
+        (kinds[row["x_EntryId"]]["reverses_entry_id"] is not None, row["BillingPeriodStart"][:7],
          row["ChargeClass"])
         for row in rows
     )  # fmt: skip

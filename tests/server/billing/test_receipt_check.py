@@ -109,6 +109,8 @@ CHARGED_FAILURE = {"finish_reason": "error", "stop_cause": "engine_failure", "am
         (make_row("credit", 5, is_charge=True), "credit_account"),
         (make_row("payment", 5, is_charge=False, reverses_entry_id=1), "reverses_entry_id"),
         (make_row("correction", 5, is_charge=False), "reverses_entry_id"),
+        (make_row("correction", 5, is_charge=True, reverses_entry_id=1), "debit_account"),
+        (make_row("reversal", 5, is_charge=False, reverses_entry_id=1), "debit_account"),
         (make_row("gift", 5), "kind"),
         (make_usage() | {"journal_seq": None}, "journal_seq"),
         (make_kept() | {"tier": None}, "tier"),

@@ -15,8 +15,8 @@ from server.api.times import parse_range
 from server.billing import ledger, usage
 from server.billing.entries import Draft, post_entries
 from server.billing.rating import kept_amount
-from server.billing.receipts.receipt import tenant_account
-from server.billing.receipts.rows import COST_KINDS, iterate_receipts, select_receipts
+from server.billing.receipts.receipt import SPEND_KINDS, tenant_account
+from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import entries, kept_events, tenant_accounts, usage_days, usage_rollups
 from server.billing.usage import HOUR_MS, WIDTH_MS, UsageSum, Which, sum_entries
 from server.faults import Fault
@@ -211,7 +211,7 @@ whiches = st.builds(
     tenant_ids=some_of((*TENANTS, "ten_9")),
     key_ids=some_of(KEYS),
     models=some_of((*MODELS, "Pirate", "p_rate")),
-    kinds=some_of(KINDS) | st.just(COST_KINDS),
+    kinds=some_of(KINDS) | st.just(SPEND_KINDS),
 )
 # Most of these ranges have a whole day, and most of them parts of others.
 DAY_MS = WIDTH_MS["day"]
@@ -226,7 +226,7 @@ def of_days(dimension):
     if dimension == "kind":
         return st.builds(Which, tenant_ids=tenant_ids, kinds=some_of(KINDS))
     names = {"model": {"models": some_of((*MODELS, "p_rate"))}, "key": {"key_ids": some_of(KEYS)}}
-    return st.builds(Which, tenant_ids=tenant_ids, kinds=st.just(COST_KINDS), **names[dimension])
+    return st.builds(Which, tenant_ids=tenant_ids, kinds=st.just(SPEND_KINDS), **names[dimension])
 
 
 def test_any_sum_is_what_adding_up_its_entries_gives(each_database):

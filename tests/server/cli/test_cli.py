@@ -28,6 +28,11 @@ def used(dimension, value, count):
     }
 
 
+def usage_of(*items):
+    bookings = [{"kind": "payment", "amount_nanousd": -5, "amount_usd": "-0.000000005"}]
+    return 200, {**list_of(*items)[1], "bookings": bookings}
+
+
 def events_of(*texts):
     chunks = [{"choices": [{"delta": {"content": text}}]} for text in texts]
     lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
@@ -39,8 +44,8 @@ ANSWERS = {
     ("POST", "/admin/v1/tenants"): (201, TENANT),
     ("GET", "/admin/v1/tenants/nobody"): (404, {"error": {"message": SENTENCE, "code": "x"}}),
     ("GET", "/admin/v1/tenants/acme/keys"): list_of({"key_id": "k1", "revoked_at": 5}),
-    ("GET", "/admin/v1/usage"): list_of(used("tenant", "ten_1", 1), used("tenant", "ten_2", 2)),
-    ("GET", "/v1/usage"): list_of(used("model", "json", 12345)),
+    ("GET", "/admin/v1/usage"): usage_of(used("tenant", "ten_1", 1), used("tenant", "ten_2", 2)),
+    ("GET", "/v1/usage"): usage_of(used("model", "json", 12345)),
     ("GET", "/v1/usage/export"): (200, b"event_id,model\n1,json\n"),
     ("GET", "/v1/models/json"): (200, {"id": "json"}),
     ("GET", "/v1/models/json@1"): (200, {"id": "json@1", "shutdown_date": "2027-01-14"}),
@@ -80,10 +85,17 @@ def test_a_table_in_a_pipe_keeps_a_row_on_one_line(run):
     assert row.split() == ["json", "3", "2", "12,345", "4", "5", "0.000012345"]
 
 
+def test_payments_stand_apart_from_usage(run):
+    *_, total, header, payment = run("usage", "show", "--group-by", "model").stdout.splitlines()
+    assert (total.split()[0], total.split()[-1]) == ("total", "0.000012345")
+    assert header.startswith("not in the sums")
+    assert payment.split() == ["payment", "-0.000000005"]
+
+
 def test_a_table_of_usage_ends_with_its_total(run, api):
     lines = run("usage", "show", "--all-tenants").stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["tenant", "ten_1", "ten_2", "total"]
-    assert lines[-1].split() == ["total", "6", "4", "3", "8", "10", "0.000000003"]
+    assert [line.split()[0] for line in lines[:4]] == ["tenant", "ten_1", "ten_2", "total"]
+    assert lines[3].split() == ["total", "6", "4", "3", "8", "10", "0.000000003"]
     run("usage", "show", "--group-by", "kind", "--group-by", "day")
     assert "group_by=kind&group_by=day" in api.asked()[-1][1]
 

@@ -81,8 +81,8 @@ def test_a_page_of_statements_leads_to_the_older_ones(acme: User, signed_in: Sig
     rows = [
         {
             "tenant_id": acme.tenant_id, "period": month, "issued_at_ms": 0, "num_entries": 1,
-            "total_nanousd": 1, "document": "{}", "sha256": "0" * 64, "signing_key": "k",
-            "signature": "s",
+            "total_nanousd": 1, "document": '{"spent_nanousd": 1}', "sha256": "0" * 64,
+            "signing_key": "k", "signature": "s",
         }
         for month in months
     ]  # fmt: skip
