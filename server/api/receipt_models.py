@@ -1,11 +1,13 @@
-"""Receipts, as the routes that show entries of the ledger have them."""
+"""Receipts and statements, as routes answer them and `chorale receipts verify` reads them."""
 
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, JsonValue
 
 from server.api.answer import Answer
+from server.api.routes.lists import ListAnswer
 from server.billing.receipts.receipt import EntryKind
+from server.billing.statement_figures import SCHEMA
 from server.text.json_object import JsonObject
 
 Sha256 = Annotated[str, Field(examples=["3c" * 32])]
@@ -112,3 +114,41 @@ class ReceiptAnswer(Answer):
     receipt: SignedReceipt
     corrections: list[SignedReceipt]
     verified_with: KeyId
+
+
+class ReceiptList(ListAnswer[ReceiptAnswer]):
+    """The receipts of all attempts of a request."""
+
+
+_DOCUMENT: JsonObject = {
+    "schema": SCHEMA, "tenant_id": "ten_5f0c1d2e3a4b5968", "tenant_name": "acme",
+    "period": "2026-11", "issued_at": "2026-12-01T01:30:00.000Z", "currency": "USD",
+    "opening_balance_nanousd": 0, "num_entries": 1,
+    "total_nanousd": 119_400, "spent_nanousd": 119_400,
+    "closing_balance_nanousd": 119_400, "first_receipt_seq": 1206, "last_receipt_seq": 1206,
+    "receipts_sha256": "3c" * 32, "signing_key": "f1d3a5964e0b20c7",
+    "prompt_tokens": 412, "cached_tokens": 0, "completion_tokens": 96,
+    "totals": {"usage": {"num_entries": 1, "amount_nanousd": 119_400}},
+    "lines": [
+        {
+            "kind": "usage", "model": "acme/support", "price_version": 4,
+            "adapter_id": "ad_0f6e2b7c9d1a4e538b20c7f1d3a5964e", "meter": meter,
+            "unit_nanousd": unit, "quantity": tokens, "amount_nanousd": unit * tokens,
+        }
+        for meter, unit, tokens in (("completion_tokens", 600, 96), ("prompt_tokens", 150, 412))
+    ],
+    "payments": [],
+}  # fmt: skip
+
+
+class IssuedStatement(Answer):
+    """A statement as it was signed. sha256: of its canonical JSON.   signature: of sha256.
+
+    statement: the document, whose `schema` names its fields.
+    """
+
+    object: Literal["statement"] = "statement"
+    status: Literal["issued"] = "issued"
+    statement: dict[str, JsonValue] = Field(examples=[_DOCUMENT])
+    sha256: Sha256
+    signature: Signature

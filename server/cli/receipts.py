@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +14,8 @@ from server.cli.terminal import CommandFailed, say, show, show_json
 from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from server.billing.receipts.check import Gap, ReceiptCheck, TenantSummary
     from server.billing.receipts.signing import PublicKey
 
@@ -29,7 +32,10 @@ def receipts() -> None:
 
 @app.command("verify")
 def verify(
-    file: Annotated[Path, typer.Argument(help="File with an export, a receipt or a statement.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="File with an export, a receipt, a request's attempts or a statement."),
+    ],
     key: Annotated[
         list[str] | None,
         typer.Option(
@@ -62,7 +68,9 @@ def verify(
     if document is None:
         _check_export(check, file)
     elif document["object"] == "receipt":
-        _check_receipt(check, document)
+        _check_receipts(check, [document])
+    elif document["object"] == "list" and type(data := document.get("data")) is list and data:
+        _check_receipts(check, data)
     elif document["object"] == "statement" and stated is None:
         _check_statement(check, _issued(file, document), keys)
     else:
@@ -122,8 +130,10 @@ def _read_statement(path: Path) -> JsonObject:
 
 def _issued(path: Path, document: JsonObject) -> JsonObject:
     """The document, checked to be a statement with its seal. Raises CommandFailed."""
-    names = {"object", "status", "statement", "sha256", "signature"}
+    from server.api.receipt_models import IssuedStatement
+
     is_issued = document.get("object") == "statement" and document.get("status") == "issued"
+    names = IssuedStatement.model_fields.keys()
     if not is_issued or document.keys() != names or not isinstance(document["statement"], dict):
         raise CommandFailed(f"{path} is no issued statement: /v1/statements/PERIOD gives one.", 2)
     return document
@@ -145,30 +155,40 @@ def _check_export(check: "ReceiptCheck", path: Path) -> None:
         raise CommandFailed(f"{path}: there is no receipt in it.", 2)
 
 
-def _check_receipt(check: "ReceiptCheck", document: JsonObject) -> None:
-    """Check one receipt as the API answers it: it is row 1, its corrections are the rows after."""
-    names = {"object", "parent_id", "receipt", "corrections", "verified_with"}
-    receipt, corrections = document.get("receipt"), document.get("corrections")
-    if (
-        document.keys() != names
-        or not isinstance(receipt, dict)
-        or not isinstance(corrections, list)
-    ):
+def _check_receipts(check: "ReceiptCheck", answers: list[Any]) -> None:
+    """Check receipts of one request as the API answers them, each with its corrections.
+
+    A row is a receipt or a correction, in the order of the file.
+    """
+    from server.api.receipt_models import ReceiptAnswer, SignedReceipt
+
+    rows, found, requests = count(1), [], set()
+    for answer in answers:
+        _check_names(answer, ReceiptAnswer)
+        corrections = answer["corrections"]
+        for fields in (answer["receipt"], *(corrections if type(corrections) is list else [None])):
+            _check_names(fields, SignedReceipt)
+        found.append((answer, next(rows), [(next(rows), it) for it in corrections]))
+    # Attempts are in the order in which they began, receipts in that in which they were settled.
+    found.sort(key=lambda it: str(it[0]["receipt"]["receipt_seq"]).zfill(20))
+    for answer, row, corrections in found:
+        receipt, parent_id = answer["receipt"], answer["parent_id"]
+        check.add(row, receipt)
+        if answer["verified_with"] != receipt["signing_key"]:
+            check.note("verified_with", "it is not the key that the receipt names")
+        if parent_id not in (None, str(receipt["request_id"]).rpartition(".")[0]):
+            check.note("parent_id", "the receipt's request_id is no attempt of this request")
+        requests.add(parent_id or receipt["request_id"])
+        for correction_row, correction in corrections:
+            check.add_reversal(correction_row, receipt, correction)
+    if len(requests) > 1:
+        check.note("request_id", f"the receipts are of {len(requests)} requests, not of one")
+
+
+def _check_names(fields: Any, model: "type[BaseModel]") -> None:
+    """Check that an object has the fields that the API's answers have. Raises CommandFailed."""
+    if not isinstance(fields, dict) or fields.keys() != model.model_fields.keys():
         raise CommandFailed("It is no receipt as the API answers it.", 2)
-    for fields in (receipt, *corrections):
-        _check_names(fields)
-    check.add(1, receipt)
-    if document["verified_with"] != receipt["signing_key"]:
-        check.note("verified_with", "it is not the key that the receipt names")
-    for row, correction in enumerate(corrections, start=2):
-        check.add_reversal(row, receipt, correction)
-
-
-def _check_names(fields: Any) -> None:
-    from server.billing.receipts.receipt import COLUMNS
-
-    if not isinstance(fields, dict) or fields.keys() != set(COLUMNS):
-        raise CommandFailed("A receipt has other fields than it must have.", 2)
 
 
 def _check_statement(

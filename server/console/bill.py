@@ -8,8 +8,8 @@ from sqlalchemy import Connection
 
 from server.api import errors
 from server.api.deps import DatabaseDep
+from server.api.receipt_models import IssuedStatement
 from server.api.routes import exports
-from server.api.routes.statements import IssuedStatement
 from server.billing import credits, statements
 from server.billing.exports.formats import FORMATS, ExportFormat
 from server.billing.exports.schedules import INTERVAL_S

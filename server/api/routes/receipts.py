@@ -12,7 +12,7 @@ from sqlalchemy.engine import Connection
 from server.api import errors
 from server.api.answer import Answer
 from server.api.deps import DatabaseDep, UsageKey, tenants_router
-from server.api.receipt_models import KeyId, ReceiptAnswer, SignedReceipt
+from server.api.receipt_models import KeyId, ReceiptAnswer, ReceiptList, SignedReceipt
 from server.api.routes.lists import ListAnswer
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing_keys import list_keys
@@ -39,10 +39,6 @@ class ReceiptKey(Answer):
 
 class ReceiptKeyList(ListAnswer[ReceiptKey]):
     """The public keys that verify receipts, the newest first."""
-
-
-class ReceiptList(ListAnswer[ReceiptAnswer]):
-    """The receipts of all attempts of a request."""
 
 
 @public_router.get("/receipts/keys")

@@ -4,7 +4,7 @@ import asyncio
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 from sqlalchemy.engine import Connection
 
 from server.accounts import tenants
@@ -12,11 +12,10 @@ from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, StatementsDep, UsageKey, operators_router, tenants_router
-from server.api.receipt_models import Sha256, Signature
+from server.api.receipt_models import IssuedStatement, Sha256
 from server.api.routes.lists import ListAnswer
 from server.billing import statements
 from server.billing.rating import format_usd
-from server.billing.statement_figures import SCHEMA
 from server.billing.statements import OpenPeriod, PeriodNotOver, Statement
 from server.text.json_object import JsonObject
 
@@ -27,25 +26,6 @@ MAX_LISTED = 120
 MAX_ISSUED = 100
 """The most statements that one call issues, each in a transaction of its own."""
 
-_DOCUMENT: JsonObject = {
-    "schema": SCHEMA, "tenant_id": "ten_5f0c1d2e3a4b5968", "tenant_name": "acme",
-    "period": "2026-11", "issued_at": "2026-12-01T01:30:00.000Z", "currency": "USD",
-    "opening_balance_nanousd": 0, "num_entries": 1,
-    "total_nanousd": 119_400, "spent_nanousd": 119_400,
-    "closing_balance_nanousd": 119_400, "first_receipt_seq": 1206, "last_receipt_seq": 1206,
-    "receipts_sha256": "3c" * 32, "signing_key": "f1d3a5964e0b20c7",
-    "prompt_tokens": 412, "cached_tokens": 0, "completion_tokens": 96,
-    "totals": {"usage": {"num_entries": 1, "amount_nanousd": 119_400}},
-    "lines": [
-        {
-            "kind": "usage", "model": "acme/support", "price_version": 4,
-            "adapter_id": "ad_0f6e2b7c9d1a4e538b20c7f1d3a5964e", "meter": meter,
-            "unit_nanousd": unit, "quantity": tokens, "amount_nanousd": unit * tokens,
-        }
-        for meter, unit, tokens in (("completion_tokens", 600, 96), ("prompt_tokens", 150, 412))
-    ],
-    "payments": [],
-}  # fmt: skip
 _PERIOD = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 
 
@@ -125,19 +105,6 @@ class OpenStatement(Answer):
     object: Literal["statement"] = "statement"
     status: Literal["open"] = "open"
     statement: FiguresSoFar
-
-
-class IssuedStatement(Answer):
-    """A statement as it was signed. sha256: of its canonical JSON.   signature: of sha256.
-
-    statement: the document, whose `schema` names its fields.
-    """
-
-    object: Literal["statement"] = "statement"
-    status: Literal["issued"] = "issued"
-    statement: dict[str, JsonValue] = Field(examples=[_DOCUMENT])
-    sha256: Sha256
-    signature: Signature
 
 
 StatementAnswer = Annotated[IssuedStatement | OpenStatement, Field(discriminator="status")]

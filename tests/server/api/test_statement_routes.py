@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from server.api.routes.statements import IssuedStatement
+from server.api.receipt_models import IssuedStatement
 from server.billing import holds, ledger
 from server.billing.months import end_of
 from server.billing.prices import get_price
