@@ -33,6 +33,9 @@ tenants = Table(
     Column("plan", String(64), nullable=False, server_default="standard"),
     # Whether fields that no request has are left out of its requests, not refused.
     Column("ignore_unknown_fields", Boolean, nullable=False, server_default=false()),
+    # What its statements are addressed to.
+    Column("legal_name", String(256)),
+    Column("address", String(1024)),
     Column("cache_salt", String(64), nullable=False),
     Column("created_at_ms", BigInteger, nullable=False),
     CheckConstraint("status IN ('active', 'suspended')", name="status"),

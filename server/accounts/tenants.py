@@ -73,6 +73,7 @@ class Tenant:
     """A tenant.
 
     ignore_unknown_fields: whether its requests' unknown fields are left out, not refused.
+    legal_name, address: what its statements are addressed to.
     cache_salt: keeps the tenant's prefix cache apart; it never leaves the gateway and the engine.
     """
 
@@ -82,6 +83,8 @@ class Tenant:
     plan: str
     limits: TenantLimits
     ignore_unknown_fields: bool = False
+    legal_name: str | None = None
+    address: str | None = None
     cache_salt: str = field(repr=False)
     created_at_ms: int
 
@@ -196,22 +199,22 @@ def set_limits(
     _change(conn, tenant_id, values, "limits", detail, now_ms, actor)
 
 
-def set_plan(
-    conn: Connection, tenant_id: str, plan: str, *, now_ms: int, actor: str = "operator"
+def set_details(
+    conn: Connection,
+    tenant_id: str,
+    details: Mapping[str, Any],
+    *,
+    now_ms: int,
+    actor: str = "operator",
 ) -> None:
-    """Let a tenant pay a plan's prices from now on. Raises InvalidTenant, TenantNotFound."""
-    check_plan(plan)
-    _change(conn, tenant_id, {"plan": plan}, "plan", plan, now_ms, actor)
+    """Change a tenant's plan, legal name, address, or whether its unknown fields are left out.
 
-
-def ignore_unknown_fields(
-    conn: Connection, tenant_id: str, value: bool, *, now_ms: int, actor: str = "operator"
-) -> None:
-    """Leave unknown fields out of a tenant's requests from now on, or refuse them. Raises
-    TenantNotFound.
+    details: by the names of the fields of Tenant. Raises InvalidTenant, TenantNotFound.
     """
-    name = "ignore_unknown_fields"
-    _change(conn, tenant_id, {name: value}, name, str(value).lower(), now_ms, actor)
+    for name, value in details.items():
+        if name == "plan":
+            check_plan(value)
+        _change(conn, tenant_id, {name: value}, name, str(value), now_ms, actor)
 
 
 def check_plan(plan: str, *, param: str = "plan") -> None:
@@ -256,6 +259,8 @@ def _tenant(row: RowMapping) -> Tenant:
         plan=row["plan"],
         limits=TenantLimits(**{f.name: row[f.name] for f in fields(TenantLimits)}),
         ignore_unknown_fields=row["ignore_unknown_fields"],
+        legal_name=row["legal_name"],
+        address=row["address"],
         cache_salt=row["cache_salt"],
         created_at_ms=row["created_at_ms"],
     )

@@ -123,6 +123,8 @@ class ReceiptList(ListAnswer[ReceiptAnswer]):
 _DOCUMENT: JsonObject = {
     "schema": SCHEMA, "tenant_id": "ten_5f0c1d2e3a4b5968", "tenant_name": "acme",
     "period": "2026-11", "issued_at": "2026-12-01T01:30:00.000Z", "currency": "USD",
+    "legal_name": "Acme Ltd.", "address": "1 Main Street, Springfield",
+    "adapter_names": {"ad_0f6e2b7c9d1a4e538b20c7f1d3a5964e": "support"},
     "opening_balance_nanousd": 0, "num_entries": 1,
     "total_nanousd": 119_400, "spent_nanousd": 119_400,
     "closing_balance_nanousd": 119_400, "first_receipt_seq": 1206, "last_receipt_seq": 1206,
@@ -133,7 +135,7 @@ _DOCUMENT: JsonObject = {
         {
             "kind": "usage", "model": "acme/support", "price_version": 4,
             "adapter_id": "ad_0f6e2b7c9d1a4e538b20c7f1d3a5964e", "meter": meter,
-            "unit_nanousd": unit, "quantity": tokens, "amount_nanousd": unit * tokens,
+            "unit_nanousd": unit, "quantity": str(tokens), "amount_nanousd": unit * tokens,
         }
         for meter, unit, tokens in (("completion_tokens", 600, 96), ("prompt_tokens", 150, 412))
     ],

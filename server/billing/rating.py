@@ -6,7 +6,7 @@ Money is integer nano-dollars; one nano-dollar a token is 0.001 dollars a millio
 
 from dataclasses import dataclass
 
-_GB_HOUR = 10**9 * 3_600_000
+GB_HOUR = 10**9 * 3_600_000
 """Bytes times milliseconds in a gigabyte-hour."""
 _HOUR_MS = 3_600_000
 _MONTH_MS = 30 * 24 * _HOUR_MS
@@ -117,7 +117,7 @@ def _is_late(stop_cause: str, completion_tokens: int) -> bool:
 
 def kept_amount(size_bytes: int, duration_ms: int, gb_hour_nanousd: int) -> int:
     """Return the price of bytes kept for a time, to the nearest nano-dollar, halves up."""
-    return (size_bytes * duration_ms * gb_hour_nanousd + _GB_HOUR // 2) // _GB_HOUR
+    return (size_bytes * duration_ms * gb_hour_nanousd + GB_HOUR // 2) // GB_HOUR
 
 
 def monthly_storage_nanousd(size_bytes: int, price: Prices) -> int:

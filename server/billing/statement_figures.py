@@ -5,10 +5,12 @@ A statement is made of these figures, and whoever has the receipts can compute t
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from server.billing.rating import GB_HOUR
 from server.billing.receipts.receipt import SPEND_KINDS, Receipt
 from server.text.json_object import JsonObject
 
@@ -19,14 +21,15 @@ MAX_PAYMENTS = 1000
 """Payments that a statement lists; further payments are in its totals only."""
 
 _TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
-_MB_S = 10**6 * 1000
-"""Bytes times milliseconds in a megabyte-second (10^6 bytes for a second)."""
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
 class LineKey(NamedTuple):
-    """The key of a line. unit_nanousd: price of a token, or for `kept_mb_s` of a GB for an hour."""
+    """The key of a line.
+
+    meter: "gb_hours" counts GB (10^9 bytes) for an hour.   unit_nanousd: the price of one.
+    """
 
     kind: str
     model: str | None
@@ -38,6 +41,8 @@ class LineKey(NamedTuple):
 
 @dataclass(slots=True)
 class _Sum:
+    """A sum. quantity: of entries or tokens, or for GB-hours of bytes times milliseconds."""
+
     quantity: int = 0
     amount_nanousd: int = 0
 
@@ -50,8 +55,9 @@ class _Sum:
 class StatementFigures:
     """Sums over receipts, which are added in the order of their seqs.
 
-    Charged tokens are on a line with their price, tokens that are rated 0 on a line with price 0:
-    so quantity times unit is the amount of every line of tokens.
+    Charged tokens are on a line with their price, tokens that are rated 0 on a line with price 0.
+    Quantity times unit is the amount of every line, rounded to the nano-dollar. The entries of
+    GB-hours were rounded one by one, so a line of the meter "rounding" has the rest of each kind.
     """
 
     num_entries: int = 0
@@ -67,17 +73,13 @@ class StatementFigures:
 
     def copy(self) -> "StatementFigures":
         """Return a copy; adding receipts to it leaves the original as it is."""
-        return StatementFigures(
-            self.num_entries,
-            self.first_receipt_seq,
-            self.last_receipt_seq,
-            self.tenant_name,
-            self.total_nanousd,
-            dict(self._tokens),
-            {kind: _Sum(**_values(total)) for kind, total in self._totals.items()},
-            {key: _Sum(**_values(line)) for key, line in self._lines.items()},
-            list(self._payments),
-            self._hash.copy(),
+        return replace(
+            self,
+            _tokens=dict(self._tokens),
+            _totals={kind: replace(total) for kind, total in self._totals.items()},
+            _lines={key: replace(line) for key, line in self._lines.items()},
+            _payments=list(self._payments),
+            _hash=self._hash.copy(),
         )
 
     def add(self, receipt: Receipt) -> None:
@@ -113,20 +115,32 @@ class StatementFigures:
             "last_receipt_seq": self.last_receipt_seq,
             "receipts_sha256": self._hash.hexdigest(),
             "total_nanousd": self.total_nanousd,
-            "spent_nanousd": spent_of(
-                {kind: total.amount_nanousd for kind, total in self._totals.items()}
+            "spent_nanousd": sum(
+                total.amount_nanousd for kind, total in self._totals.items() if kind in SPEND_KINDS
             ),
             **self._tokens,
             "totals": {
                 kind: {"num_entries": total.quantity, "amount_nanousd": total.amount_nanousd}
                 for kind, total in sorted(self._totals.items())
             },
-            "lines": [
-                {**key._asdict(), **_values(line)}
-                for key, line in sorted(self._lines.items(), key=lambda item: _order(item[0]))
-            ],
+            "lines": list(self._document_lines()),
             "payments": self._payments,
         }
+
+    def _document_lines(self) -> Iterator[JsonObject]:
+        rest: dict[str, int] = defaultdict(int)
+        for key, line in sorted(self._lines.items(), key=lambda item: _order(item[0])):
+            quantity, amount = str(line.quantity), line.amount_nanousd
+            if key.meter == "gb_hours":
+                billionths = (line.quantity * 10**9 + GB_HOUR // 2) // GB_HOUR
+                quantity = f"{billionths // 10**9}.{billionths % 10**9:09}"
+                amount = (billionths * key.unit_nanousd + 10**9 // 2) // 10**9
+                rest[key.kind] += line.amount_nanousd - amount
+            yield {**key._asdict(), "quantity": quantity, "amount_nanousd": amount}
+        for kind, amount in rest.items():
+            if amount:
+                key = LineKey(kind, None, None, "rounding", None, 1)
+                yield {**key._asdict(), "quantity": str(amount), "amount_nanousd": amount}
 
     def _add_tokens(self, receipt: Receipt, amount: int) -> None:
         # A request that is rated 0 has prices in its receipt, too; its tokens get price 0 here.
@@ -139,8 +153,8 @@ class StatementFigures:
                 self._add_line(receipt, meter, unit, count, count * unit)
 
     def _add_kept(self, receipt: Receipt, amount: int) -> None:
-        quantity = _int(receipt, "size_bytes") * _int(receipt, "duration_ms") // _MB_S
-        self._add_line(receipt, "kept_mb_s", _int(receipt, "kept_nanousd"), quantity, amount)
+        quantity = _int(receipt, "size_bytes") * _int(receipt, "duration_ms")
+        self._add_line(receipt, "gb_hours", _int(receipt, "kept_nanousd"), quantity, amount)
 
     def _add_line(
         self, receipt: Receipt, meter: str, unit: int, quantity: int, amount: int
@@ -152,11 +166,6 @@ class StatementFigures:
         self._lines.setdefault(key, _Sum()).add(quantity, amount)
 
 
-def spent_of(amounts: Mapping[str, int]) -> int:
-    """Return the spend among amounts by kind of entry."""
-    return sum(amounts.get(kind, 0) for kind in SPEND_KINDS)
-
-
 def canonical(statement: Mapping[str, Any]) -> bytes:
     """Return the bytes that are hashed: JSON sorted by name, without spaces, in UTF-8."""
     return _encode(statement).encode()
@@ -164,10 +173,6 @@ def canonical(statement: Mapping[str, Any]) -> bytes:
 
 def sha256_of(statement: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(statement)).hexdigest()
-
-
-def _values(line: _Sum) -> dict[str, int]:
-    return {"quantity": line.quantity, "amount_nanousd": line.amount_nanousd}
 
 
 def _order(key: LineKey) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ An entry that is posted for a month after its statement is on the statement of a
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,11 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
+from registry.tables import adapters
+from server.accounts.tables import tenants
 from server.billing.entries import lock_ledger
 from server.billing.months import end_of, month_before, month_of
-from server.billing.receipts.receipt import Receipt, tenant_account
+from server.billing.receipts.receipt import SPEND_KINDS, Receipt, tenant_account
 from server.billing.receipts.rows import (
     PAGE_SIZE,
     Place,
@@ -24,17 +26,12 @@ from server.billing.receipts.rows import (
     select_receipts,
 )
 from server.billing.receipts.signing import Signer
-from server.billing.statement_figures import (
-    SCHEMA,
-    StatementFigures,
-    canonical,
-    sha256_of,
-    spent_of,
-)
+from server.billing.statement_figures import SCHEMA, StatementFigures, canonical, sha256_of
 from server.billing.storage_charges import posted_until_ms
 from server.billing.tables import entries, holds, statements, tenant_accounts
 from server.database.clock import database_now_ms
 from server.database.database import Database
+from server.text.json_object import JsonObject
 from server.text.times import rfc3339
 
 GRACE_MS = 3_600_000
@@ -92,7 +89,7 @@ class OpenPeriod:
 
     @property
     def spent_nanousd(self) -> int:
-        return spent_of({kind: amount for kind, (_, amount) in self.totals.items()})
+        return sum(amount for kind, (_, amount) in self.totals.items() if kind in SPEND_KINDS)
 
 
 class PeriodNotOver(Exception):
@@ -172,15 +169,17 @@ class Statements:
         while page := _page(conn, tenant_id, period, figures):
             for receipt in page:
                 figures.add(receipt)
-        opening = opening_balance(conn, tenant_id)
+        opening, document = opening_balance(conn, tenant_id), figures.document()
         values = {
             "schema": SCHEMA,
             "tenant_id": tenant_id,
             "period": period,
             "issued_at": rfc3339(now_ms),
             "currency": "USD",
+            **_addressee(conn, tenant_id),
+            "adapter_names": _adapter_names(conn, document["lines"]),
             "opening_balance_nanousd": opening,
-            **figures.document(),
+            **document,
             "closing_balance_nanousd": opening + figures.total_nanousd,
             "signing_key": self._signer.key_id,
         }
@@ -328,6 +327,21 @@ def _page(
     # the index of the month.
     query = query.where(of.receipt_seq > place.receipt_seq)
     return read_receipts(conn, query, place, PAGE_SIZE)
+
+
+def _addressee(conn: Connection, tenant_id: str) -> dict[str, str | None]:
+    """Return a tenant's legal name and address as they are now."""
+    query = sa.select(tenants.c.legal_name, tenants.c.address)
+    row = conn.execute(query.where(tenants.c.tenant_id == tenant_id)).mappings().first()
+    return dict(row) if row else {"legal_name": None, "address": None}
+
+
+def _adapter_names(conn: Connection, lines: Sequence[JsonObject]) -> dict[str, str]:
+    """Return the names that the adapters on lines without a model have now, by id."""
+    ids = {line["adapter_id"] for line in lines if line["model"] is None} - {None}
+    query = sa.select(adapters.c.adapter_id, adapters.c.name).order_by(adapters.c.adapter_id)
+    rows = conn.execute(query.where(adapters.c.adapter_id.in_(ids)))
+    return {adapter_id: name for adapter_id, name in rows}
 
 
 def _first_after(tenant_id: str, period: Any) -> sa.ScalarSelect[Any]:

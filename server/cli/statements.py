@@ -4,13 +4,16 @@ from typing import Annotated
 
 import typer
 
+from server.billing.rating import format_usd
 from server.cli.connection import DEFAULT_URL, ApiKey, Json, Url, as_tenant
 from server.cli.terminal import say, show_facts, show_json, show_table
+from server.text.json_object import JsonObject
 
 app = typer.Typer(no_args_is_help=True, help="Monthly statements of what was charged.")
 
 _COLUMNS = ("period", "status", "num_entries", "spent_usd", "total_usd")
-_LINE = ("kind", "model", "adapter_id", "meter", "price_version", "unit_nanousd", "quantity")
+_LINE = ("kind", "model", "meter", "price_version", "quantity", "unit_usd", "amount_usd")
+_PAYMENT = ("posted_at", "receipt_seq", "memo", "amount_usd")
 
 
 @app.command("list")
@@ -33,17 +36,31 @@ def show_statement(
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """Show the statement of a month; --json prints what `chorale receipts verify` reads."""
+    """Show a month's statement in dollars; --json prints what `chorale receipts verify` reads."""
     with as_tenant(url, api_key) as client:
         found = client.request("GET", f"/v1/statements/{period}")
     if json:
         show_json(found)
         return
-    statement = found["statement"]
-    names = [name for name, value in statement.items() if not isinstance(value, list | dict)]
-    facts = [("status", found["status"]), *((name, statement[name]) for name in names)]
-    show_facts(f"Statement {period}", facts)
-    kinds = [{"kind": kind, **total} for kind, total in statement["totals"].items()]
-    show_table(("kind", "num_entries", "amount_nanousd"), kinds)
-    if lines := statement.get("lines"):
-        show_table((*_LINE, "amount_nanousd"), lines)
+    statement = _in_dollars(found["statement"])
+    plain = {name: it for name, it in statement.items() if not isinstance(it, list | dict)}
+    amounts = [{"amount": name, **plain} for name in plain if name.endswith("_usd")]
+    facts = [(name, it) for name, it in plain.items() if not name.endswith("_usd")]
+    show_facts(f"Statement {period}", [("status", found["status"]), *facts])
+    show_table(("amount", "usd"), [{**row, "usd": row[row["amount"]]} for row in amounts])
+    kinds = [{"kind": kind, **_in_dollars(sums)} for kind, sums in statement["totals"].items()]
+    show_table(("kind", "num_entries", "amount_usd"), kinds)
+    names = statement.get("adapter_names", {})
+    for line in statement.get("lines", ()):
+        line["model"] = line["model"] or names.get(line["adapter_id"], line["adapter_id"])
+    for name, columns in (("lines", _LINE), ("payments", _PAYMENT)):
+        if rows := statement.get(name):
+            show_table(columns, [_in_dollars(row) for row in rows])
+
+
+def _in_dollars(fields: JsonObject) -> JsonObject:
+    """Fields with dollars, to nine decimals, in place of nano-dollars."""
+    return {
+        name.replace("_nanousd", "_usd"): format_usd(it) if name.endswith("_nanousd") else it
+        for name, it in fields.items()
+    }

@@ -1,6 +1,7 @@
 """Output of commands: results go to stdout, everything about their progress to stderr."""
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 _UNLIMITED_WIDTH = 10_000
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?", re.ASCII)
 
 
 class CommandFailed(Exception):
@@ -69,7 +71,8 @@ def show_table(
     """Print one line for each row; a missing value is a dash.   style: of a row, on a terminal."""
     table = Table(box=None, pad_edge=False)
     for column in columns:
-        is_number = any(isinstance(row.get(column), int | float) for row in rows)
+        there = [str(value) for row in rows if (value := row.get(column)) is not None]
+        is_number = bool(there) and all(map(_NUMBER.fullmatch, there))
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(_cell(row.get(column)) for column in columns), style=style(row))

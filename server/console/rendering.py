@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import HTMLResponse, Response
 
 from server.api import errors
+from server.billing.rating import format_usd
 from server.console import formats
 from server.console.viewers import Viewer
 
@@ -46,6 +47,7 @@ def _templates() -> jinja2.Environment:
     )
     filters = (formats.usd, formats.count, formats.size, formats.span, formats.when, formats.short)
     environment.filters |= {format.__name__: format for format in filters}
+    environment.filters["exact"] = format_usd
     environment.globals["static"] = _static_url
     return environment
 

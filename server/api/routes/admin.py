@@ -58,14 +58,19 @@ class _Changes(_Limits):
 
     ignore_unknown_fields: whether fields that no request has are left out of its requests, and
     named by a header of the answer, not refused.
+    legal_name, address: what statements that are issued from now on are addressed to; null for
+    nothing.
     """
 
     plan: str | None = Field(None, max_length=64)
     ignore_unknown_fields: bool | None = None
+    legal_name: str | None = Field(None, max_length=256, pattern=r"^[^\x00]*$")
+    address: str | None = Field(None, max_length=1024, pattern=r"^[^\x00]*$")
 
 
-_NO_LIMITS = {"ignore_unknown_fields", "monthly_budget", "plan"}
-"""Changes that are not among a tenant's limits."""
+_ADDRESSEE = {"legal_name", "address"}
+_DETAILS = {"ignore_unknown_fields", "plan", *_ADDRESSEE}
+"""Changes that are about neither a tenant's limits nor its budget."""
 
 
 class _NewTenant(_Limits):
@@ -85,6 +90,7 @@ class TenantAnswer(Answer):
     weight: its share of an engine that is full, beside the weights of others.
     monthly_budget: in dollars.   created_at: Unix seconds.
     ignore_unknown_fields: whether fields that no request has are left out of its requests.
+    legal_name, address: what its statements are addressed to.
     """
 
     object: Literal["tenant"] = "tenant"
@@ -101,6 +107,8 @@ class TenantAnswer(Answer):
     max_adapter_bytes_total: int | None = Field(examples=[20_000_000_000])
     monthly_budget: str | None = Field(examples=["250.000000000"])
     ignore_unknown_fields: bool = Field(examples=[False])
+    legal_name: str | None = Field(examples=["Acme Ltd."])
+    address: str | None = Field(examples=["1 Main Street, Springfield"])
     created_at: int = Field(examples=[1_794_787_200])
 
 
@@ -180,17 +188,16 @@ async def change_tenant(
     price_tags: PriceTagsDep,
 ) -> TenantAnswer:
     """Change a tenant; fields that are left out stay as they are."""
-    named = body.model_dump(exclude_unset=True, exclude=_NO_LIMITS)
+    named = body.model_dump(exclude_unset=True, exclude={*_DETAILS, "monthly_budget"})
+    details = body.model_dump(exclude_unset=True, include=_DETAILS)
+    changes = {k: v for k, v in details.items() if v is not None or k in _ADDRESSEE}
 
     def change(conn: Connection) -> Tenant:
         found = tenants.get_tenant(conn, tenant)
         if named:
             limits = dataclasses.replace(found.limits, **named)
             tenants.set_limits(conn, found.tenant_id, limits, now_ms=now_ms())
-        if body.plan is not None:
-            tenants.set_plan(conn, found.tenant_id, body.plan, now_ms=now_ms())
-        if (value := body.ignore_unknown_fields) is not None:
-            tenants.ignore_unknown_fields(conn, found.tenant_id, value, now_ms=now_ms())
+        tenants.set_details(conn, found.tenant_id, changes, now_ms=now_ms())
         if "monthly_budget" in body.model_fields_set:
             _set_monthly_budget(conn, found, body.monthly_budget)
         return tenants.get_tenant(conn, found.tenant_id)
@@ -300,6 +307,8 @@ def _tenant(tenant: Tenant, monthly_budgets: Mapping[str, str]) -> TenantAnswer:
         plan=tenant.plan,
         **dataclasses.asdict(tenant.limits),
         ignore_unknown_fields=tenant.ignore_unknown_fields,
+        legal_name=tenant.legal_name,
+        address=tenant.address,
         monthly_budget=monthly_budgets.get(tenant.tenant_id),
         created_at=tenant.created_at_ms // 1000,
     )

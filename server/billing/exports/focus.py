@@ -11,7 +11,7 @@ from decimal import Context, Decimal
 from server.billing.exports.csv_rows import cell, encode_cells
 from server.billing.exports.json_lines import encode_json
 from server.billing.months import next_month
-from server.billing.rating import TokenPrices, format_usd, rated_amounts
+from server.billing.rating import GB_HOUR, TokenPrices, format_usd, rated_amounts
 from server.billing.receipts.receipt import COLUMNS as RECEIPT_COLUMNS
 from server.billing.receipts.receipt import Receipt, Value
 
@@ -33,8 +33,6 @@ _PROVIDER = "Chorale"
 _SERVICE = "LoRA Serving"
 _CASH = "cash"
 """First part of the name, or the whole name, of the account that payments come from."""
-_GB_HOUR = Decimal(10**9 * 3_600_000)
-"""Bytes times milliseconds in a gigabyte-hour."""
 _COSTS = ("BilledCost", "ContractedCost", "EffectiveCost", "ListCost")
 _EXACT = Context(prec=60)
 _QUANTITY = Decimal(1).scaleb(-18)
@@ -209,7 +207,7 @@ def _is_payment(receipt: Receipt) -> bool:
 
 def _gb_hours(size_bytes: int, duration_ms: int) -> str:
     """Return GB-hours to 18 places, so that times the price they are exact to the nano-dollar."""
-    quantity = _EXACT.divide(Decimal(size_bytes * duration_ms), _GB_HOUR)
+    quantity = _EXACT.divide(Decimal(size_bytes * duration_ms), Decimal(GB_HOUR))
     return f"{quantity.quantize(_QUANTITY, context=_EXACT):f}"
 
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from engine.messages import AddRequest, RequestOutput
-from server.accounts.tenants import ignore_unknown_fields
+from server.accounts.tenants import set_details
 from server.billing.budgets import Budget, set_budget
 from server.billing.prices import ensure_price
 from server.billing.rating import amount_nanousd
@@ -421,7 +421,9 @@ def test_unknown_fields_are_left_out_and_named_if_the_request_says_so(product: P
 
 def test_unknown_fields_are_left_out_if_the_tenant_is_set_so(product: Product) -> None:
     product.gateway.database.write_sync(
-        lambda conn: ignore_unknown_fields(conn, product.tenant_id, True, now_ms=NOW_MS)
+        lambda conn: set_details(
+            conn, product.tenant_id, {"ignore_unknown_fields": True}, now_ms=NOW_MS
+        )
     )
     answer = product.chat(**ODD, stream=True)
     assert (answer.status_code, answer.headers["x-chorale-ignored-fields"]) == (200, IGNORED)

@@ -1,14 +1,20 @@
 import dataclasses
 import json
+import re
+from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
+import sqlalchemy as sa
 
+from registry.tables import adapters
 from server.api.receipt_models import IssuedStatement
 from server.billing import holds, ledger
 from server.billing.months import end_of
 from server.billing.prices import get_price
 from server.billing.receipts.check import statement_faults
 from server.billing.statements import Statements
+from server.billing.storage_stretches import Stretch, post_stretches
+from tests.server.billing.test_usage import post_payment
 from tests.server.factories import ENGINE, NOW_MS, make_end, make_hold
 from tests.server.fake_api import Api, fixed, make_run
 
@@ -146,8 +152,25 @@ def test_a_period_is_a_month(product, period):
 def test_the_command_line_shows_a_month_and_keeps_it_for_the_verifier(
     product, monkeypatch, tmp_path
 ):
-    acme = product.user("acme")
+    acme, database = product.user("acme"), product.gateway.database
+    details = {"legal_name": "Acme Ltd.", "address": "1 Main Street"}
+    changed = product.operator.call("PATCH", "/admin/v1/tenants/acme", details).json()
+    assert changed.items() >= details.items()
     use(acme, 1)
+    adapter = {"adapter_id": "ada_1", "tenant_id": acme.tenant_id, "name": "support"}
+    row = adapter | {"created_at_ms": 1}
+    database.write_sync(lambda conn: conn.execute(sa.insert(adapters).values(row)))
+    stretches = [
+        Stretch(
+            kind="storage", source="test", source_id=str(size_bytes), tenant_id=acme.tenant_id,
+            adapter_id="ada_1", adapter_version=1, adapter_digest="d" * 64, tier="store",
+            size_bytes=size_bytes, started_at_ms=NOW_MS - 1000, at_ms=NOW_MS, duration_ms=1000,
+        )
+        for size_bytes in (37_000_001, 37_000_003, 37_000_007)
+    ]  # fmt: skip
+    signer = product.gateway.signer
+    database.write_sync(lambda conn: post_stretches(conn, signer, stretches, NOW_MS))
+    post_payment(database, "payment", acme.tenant_id, NOW_MS, 10**9)
     issue(product)
     answers = {
         ("GET", "/v1/statements"): (200, get(acme)),
@@ -159,10 +182,21 @@ def test_the_command_line_shows_a_month_and_keeps_it_for_the_verifier(
         assert MONTH in run("statements", "list").stdout
         assert json.loads(run("statements", "list", "--json").stdout) == get(acme)["data"]
         shown = run("statements", "show", MONTH).stdout
-        assert "completion_tokens" in shown
         kept = run("statements", "show", MONTH, "--json").stdout
     finally:
         api.close()
     (tmp_path / "statement.json").write_text(kept)
     key = product.gateway.signer.public.raw.hex()
     assert run("receipts", "verify", "statement.json", "--key", key).exit_code == 0
+    assert re.search(r"^address +1 Main Street", shown, re.MULTILINE)
+    assert re.search(r"^spent_usd +0\.\d{9}$", shown, re.MULTILINE)
+    line = r"^(\w+) +([-\w]+) +(\w+) +([-\d]+) +([-\d.]+) +(0\.\d{9}) +(-?0\.\d{9})$"
+    lines = re.findall(line, shown, re.MULTILINE)
+    assert {(kind, name) for kind, name, *_ in lines} == {
+        ("usage", "base"), ("storage", "support"), ("storage", "-"),
+    }  # fmt: skip
+    for *_, quantity, unit_usd, amount_usd in lines:
+        product = Decimal(quantity) * Decimal(unit_usd)
+        assert product.quantize(Decimal("1e-9"), ROUND_HALF_UP) == Decimal(amount_usd)
+    [payment] = re.findall(r"^2026-\S+ .* (-[0-9.]+)$", shown, re.MULTILINE)
+    assert payment == "-1.000000000"

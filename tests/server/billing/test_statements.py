@@ -2,6 +2,7 @@ import asyncio
 import itertools
 import json
 from datetime import UTC, datetime
+from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 import sqlalchemy as sa
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.messages import PROOF_TENANT
+from server.accounts.tenants import set_details
 from server.billing import holds, ledger, statements
 from server.billing.audit.run import audit
 from server.billing.entries import Draft, post_entries
@@ -16,6 +18,7 @@ from server.billing.exports.focus import focus_rows
 from server.billing.months import end_of, month_of
 from server.billing.rating import kept_amount
 from server.billing.receipts.check import ReceiptCheck, statement_faults
+from server.billing.receipts.receipt import CHARGES
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.receipts.signing_keys import record_key
 from server.billing.statement_figures import StatementFigures
@@ -29,7 +32,14 @@ from server.billing.tables import (
     tenant_accounts,
 )
 from server.database.database import Database
-from tests.server.factories import ENGINE, SIGNER, make_end, make_hold, make_price
+from tests.server.factories import (
+    ENGINE,
+    SIGNER,
+    make_end,
+    make_hold,
+    make_price,
+    make_tenant,
+)
 from tests.server.receipt_makers import make_rows, seal
 
 KEYS = {SIGNER.key_id: SIGNER.public}
@@ -166,16 +176,52 @@ def test_a_statement_says_what_a_month_came_to(book):
         for line in values["lines"]
     ]
     assert lines == [
-        ("kept_mb_s", book.price.storage_nanousd, 44_444, stored),
-        ("cached_tokens", 75, 40, 3000),
-        ("completion_tokens", 0, 5, 0),
-        ("completion_tokens", 600, 8, 4800),
-        ("prompt_tokens", 0, 7, 0),
-        ("prompt_tokens", 150, 70, 10_500),
+        ("gb_hours", book.price.storage_nanousd, "0.012345654", stored),
+        ("cached_tokens", 75, "40", 3000),
+        ("completion_tokens", 0, "5", 0),
+        ("completion_tokens", 600, "8", 4800),
+        ("prompt_tokens", 0, "7", 0),
+        ("prompt_tokens", 150, "70", 10_500),
     ]
     [payment] = values["payments"]
     assert (payment["memo"], payment["amount_nanousd"]) == ("wire", -(10**9))
     assert book.findings(found) == []
+
+
+def test_every_line_is_its_quantity_times_its_price_and_all_come_to_the_charges():
+    """Entries of kept bytes are rounded one by one, so the rest of all is a line of its own."""
+    for seed in range(5):
+        receipts, figures = seal(make_rows(seed, 300, ["ten_1"])), StatementFigures()
+        for receipt in receipts:
+            figures.add(receipt)
+        lines = figures.document()["lines"]
+        assert {"gb_hours", "rounding", "prompt_tokens"} <= {line["meter"] for line in lines}
+        for line in lines:
+            product = Decimal(line["quantity"]) * line["unit_nanousd"]
+            assert product.to_integral_value(ROUND_HALF_UP) == line["amount_nanousd"], line
+        charges = [r["amount_nanousd"] for r in receipts if r["kind"] in CHARGES]
+        assert sum(line["amount_nanousd"] for line in lines) == sum(charges)
+
+
+def test_a_statement_is_addressed_as_the_tenant_was_when_it_was_issued(sqlite_database):
+    book = Book(sqlite_database)
+    tenant_id = make_tenant(sqlite_database, "acme").tenant_id
+
+    def address(**details):
+        book.write(lambda conn: set_details(conn, tenant_id, details, now_ms=book.now_ms))
+
+    address(legal_name="Acme Ltd.", address="1 Main Street\nSpringfield")
+    book.use(tenant_id=tenant_id)
+    book.now_ms = at("2026-12-01")
+    issued = book.statements.issue(tenant_id, "2026-11")
+    address(legal_name="Acme GmbH", address=None)
+    assert book.statement("2026-11", tenant_id) == issued
+    assert issued.values["legal_name"] == "Acme Ltd."
+    assert issued.values["address"] == "1 Main Street\nSpringfield"
+    book.use(tenant_id=tenant_id)
+    book.now_ms = at("2027-01-01")
+    later = book.statements.issue(tenant_id, "2026-12").values
+    assert (later["legal_name"], later["address"]) == ("Acme GmbH", None)
 
 
 def test_a_statement_is_issued_once_and_never_changes(sqlite_book):

@@ -3,13 +3,17 @@
 import hashlib
 import re
 from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Decimal
 from html import unescape
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import Connection
 
+from registry.tables import adapters
 from server.billing.months import end_of, month_of
 from server.billing.statements import Statement, Statements
+from server.billing.storage_stretches import Stretch, post_stretches
 from server.billing.tables import statements
 from server.database.clock import now_ms
 from tests.server.console.browsing import Visitor
@@ -56,7 +60,30 @@ def test_an_issued_statement_is_on_its_page_as_it_was_signed(acme: User, signed_
     for value in (issued.sha256, issued.signature, issued.signing_key):
         assert f'="{value}"' in page
     assert "&lt;i&gt;wire&lt;/i&gt;" in page
+    assert page.count(">-3.000000000<") == 2  # the kind, and the payment
     assert "<i>" not in page
+
+
+def test_lines_name_their_adapter_and_multiply_as_printed(acme: User, signed_in: SignIn) -> None:
+    at_ms, signer = now_ms(), acme.product.gateway.signer
+    stretch = Stretch(
+        kind="storage", source="test", source_id="1", tenant_id=acme.tenant_id, adapter_id="ada_1",
+        adapter_version=1, adapter_digest="d" * 64, tier="store", size_bytes=7 * 10**9 + 1,
+        started_at_ms=at_ms - 1, at_ms=at_ms, duration_ms=3_599_993,
+    )  # fmt: skip
+    adapter = {"adapter_id": "ada_1", "tenant_id": acme.tenant_id, "name": "support"}
+
+    def keep(conn: Connection) -> None:
+        conn.execute(sa.insert(adapters).values(adapter | {"created_at_ms": 1}))
+        post_stretches(conn, signer, [stretch], at_ms)
+
+    acme.product.gateway.database.write_sync(keep)
+    page = signed_in(acme).get(f"/console/bill/{issue(acme).period}").text
+    row = re.search(r"<td>storage</td><td>support</td><td>gb_hours</td>(.*?)</tr>", page, re.DOTALL)
+    assert row
+    _, quantity, unit, amount = re.findall(r">([0-9.]+)</td>", row[1])
+    product = (Decimal(quantity) * Decimal(unit)).quantize(Decimal("1e-9"), ROUND_HALF_UP)
+    assert str(product) == amount
 
 
 def test_a_statements_file_is_what_the_api_answers(acme: User, signed_in: SignIn) -> None:
