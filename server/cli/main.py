@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from server.cli import (
+    account,
     adapters,
     audit,
     backup,
@@ -64,12 +65,15 @@ app.add_typer(operator.prices, name="prices")
 app.add_typer(operator.budgets, name="budgets")
 app.add_typer(operator.credits, name="credits")
 app.add_typer(operator.payments, name="payments")
+app.add_typer(operator.corrections, name="corrections")
 app.add_typer(operator.audit_log, name="audit-log")
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(routes.app, name="routes")
 app.add_typer(engines.app, name="engines")
 app.add_typer(models.app, name="models")
 app.command("top")(top.top)
+app.command("balance")(account.balance)
+app.command("limits")(account.limits)
 app.add_typer(usage.app, name="usage")
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(statements.app, name="statements")

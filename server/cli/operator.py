@@ -18,6 +18,7 @@ prices = typer.Typer(no_args_is_help=True, help="Versions of prices, in dollars 
 budgets = typer.Typer(no_args_is_help=True, help="Budgets of tenants, in dollars (operator).")
 credits = typer.Typer(no_args_is_help=True, help="Credits that tenants get (operator).")
 payments = typer.Typer(no_args_is_help=True, help="Payments of tenants (operator).")
+corrections = typer.Typer(no_args_is_help=True, help="Entries that undo another (operator).")
 audit_log = typer.Typer(no_args_is_help=True, help="What operators and keys did (operator).")
 
 Ask = Callable[..., Any]
@@ -25,6 +26,7 @@ Given = Annotated[list[str], typer.Argument(metavar="NAME=VALUE...")]
 Tenant = Annotated[str, typer.Argument(help="Id or name of the tenant.")]
 Budget = Annotated[str, typer.Argument(help="monthly/hard, monthly/soft, prepaid/hard, ...")]
 Dollars = Annotated[str, typer.Argument(help="Amount in dollars, such as 12.50.")]
+EntryId = Annotated[int, typer.Argument(help="Number of the entry, as its receipt has it.")]
 Seconds = Annotated[int | None, typer.Option(help="Time in Unix seconds.")]
 Text = Annotated[str | None, typer.Option(help="Only lines with this, exactly.")]
 Scope = Annotated[str, typer.Option(help="default, plan, tenant or adapter.")]
@@ -136,6 +138,15 @@ def book(
     path = f"/admin/v1/tenants/{tenant}/{ctx.parent.info_name}"
     body = {"amount_usd": amount, "memo": memo}
     return client.post_once(path, body, idempotency_key or uuid.uuid4().hex)
+
+
+@operator_command(corrections, "add", _ENTRY)
+def correct(
+    client: Any, entry_id: EntryId, memo: Memo = None, idempotency_key: CallName = None
+) -> Any:
+    """Undo a charge, a credit or a payment by an entry of its own."""
+    body = {"entry_id": entry_id, "memo": memo}
+    return client.post_once("/admin/v1/corrections", body, idempotency_key or uuid.uuid4().hex)
 
 
 @operator_command(audit_log, "list", _LINE, lambda line: {**line, "at": moment(line["at"])})

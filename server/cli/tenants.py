@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 import typer
 
+from server.cli.account import BALANCE
 from server.cli.connection import (
     DEFAULT_DATA_DIR,
     DEFAULT_URL,
@@ -23,7 +24,7 @@ Base = Annotated[str, typer.Argument(help="Name of the base model.")]
 
 app = typer.Typer(no_args_is_help=True, help="Tenants and their limits (operator).")
 
-_IGNORES = "ignore_unknown_fields"
+_DETAILS = ("ignore_unknown_fields", "legal_name", "address")
 _COLUMNS = ("tenant_id", "name", "status", "plan")
 _BASE_LIMITS = ("base_model", "requests_per_minute", "tokens_per_minute", "max_concurrency")
 _LIMITS = (
@@ -110,12 +111,18 @@ def show_tenant(
         _show(client.request("GET", f"/admin/v1/tenants/{tenant}"), json)
 
 
-@operator_command(app, "set", ("name", "plan", *_LIMITS, _IGNORES))
+@operator_command(app, "set", ("name", "plan", *_LIMITS, *_DETAILS))
 def set_limits(client: Any, tenant: Tenant, given: Given) -> Any:
-    """Change a tenant's settings: requests_per_minute=60, or =none for no limit."""
+    """Change a tenant's settings: requests_per_minute=60 legal_name="Acme Ltd.", or =none."""
     pairs = (text.partition("=")[::2] for text in given)
     body = {name: None if value == "none" else value for name, value in pairs}
     return client.request("PATCH", f"/admin/v1/tenants/{tenant}", body=body)
+
+
+@operator_command(app, "balance", BALANCE)
+def show_balance(client: Any, tenant: Tenant) -> Any:
+    """Show a tenant's balance, and how much of it open requests hold."""
+    return client.request("GET", f"/admin/v1/tenants/{tenant}/balance")
 
 
 @operator_command(app, "base-limits", _BASE_LIMITS)
@@ -136,35 +143,21 @@ def set_base_limits(
     return client.request("PUT", f"/admin/v1/tenants/{tenant}/limits/{quote(base)}", body=body)
 
 
-@app.command("suspend")
-def suspend(
-    tenant: Tenant,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+@operator_command(app, "suspend", _COLUMNS)
+def suspend(client: Any, tenant: Tenant) -> Any:
     """Refuse all requests of a tenant, until `resume`."""
-    with as_operator(url, admin_key, data_dir) as client:
-        _show(client.request("POST", f"/admin/v1/tenants/{tenant}/suspend"), json)
+    return client.request("POST", f"/admin/v1/tenants/{tenant}/suspend")
 
 
-@app.command("resume")
-def resume(
-    tenant: Tenant,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+@operator_command(app, "resume", _COLUMNS)
+def resume(client: Any, tenant: Tenant) -> Any:
     """Serve a suspended tenant's requests again."""
-    with as_operator(url, admin_key, data_dir) as client:
-        _show(client.request("POST", f"/admin/v1/tenants/{tenant}/resume"), json)
+    return client.request("POST", f"/admin/v1/tenants/{tenant}/resume")
 
 
 def _show(tenant: JsonObject, as_json: bool) -> None:
     if as_json:
         show_json(tenant)
         return
-    rows = [{"field": name, "value": tenant.get(name)} for name in (*_COLUMNS, *_LIMITS, _IGNORES)]
+    rows = [{"field": name, "value": tenant.get(name)} for name in (*_COLUMNS, *_LIMITS, *_DETAILS)]
     show_table(("field", "value"), rows)

@@ -102,6 +102,10 @@ def export_usage(
         str | None,
         typer.Option(help="ISO date or Unix seconds, itself not included; by default no end."),
     ] = None,
+    period: Annotated[
+        str | None,
+        typer.Option(help="Month such as 2026-11, whose statement has exactly these entries."),
+    ] = None,
     format: Annotated[
         ExportFormat,
         typer.Option(help="focus is FOCUS 1.2. All but parquet resume where a connection broke."),
@@ -129,7 +133,7 @@ def export_usage(
 
     if tenant is not None and not all_tenants:
         raise CommandFailed("--tenant is the operator's: give --all-tenants with it.", 2)
-    params = {"start": start, "end": end, "tenant": tenant}
+    params = {"start": start, "end": end, "period": period, "tenant": tenant}
     path = f"{_prefix(all_tenants)}/usage/export"
     with _connect(all_tenants, url, api_key, admin_key, data_dir) as client:
         if output is None:

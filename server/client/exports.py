@@ -118,7 +118,9 @@ class _Draft:
         except (FileNotFoundError, ValueError, LookupError, TypeError):
             pass
         self.discard()
-        start = self._asked.get("start") or f"{datetime.now(UTC):%Y-%m}-01"
+        start = self._asked.get("start")
+        if start is None and self._asked.get("period") is None:
+            start = f"{datetime.now(UTC):%Y-%m}-01"
         return {"asked": self._asked, "start": start, "through": None}
 
     def _write_note(self, note: JsonObject) -> None:

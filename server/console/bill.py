@@ -32,8 +32,9 @@ Before = Annotated[str, Query(pattern=r"^(20[0-9]{2}-(0[1-9]|1[0-2]))?$")]
 
 
 class ExportQuery(Days):
-    """The receipts to export are of what ended on the days from `start` to `end`."""
+    """The receipts to export: of what ended on some days, or those of a statement's period."""
 
+    period: str | None = None
     format: ExportFormat = "csv"
 
 
@@ -79,8 +80,10 @@ async def export(
 ) -> Response:
     """Get the receipts of a range of days as a file."""
     start_ms, end_ms = query.range_ms()
-    start, end = str(start_ms // 1000), str(end_ms // 1000)
-    return await exports.export_usage(database, viewer.identity, query.format, start, end)
+    start, end = (None if query.period else str(ms // 1000) for ms in (start_ms, end_ms))
+    return await exports.export_usage(
+        database, viewer.identity, query.format, start, end, query.period
+    )
 
 
 @router.get("/{period}")

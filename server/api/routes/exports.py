@@ -1,6 +1,7 @@
 """The ledger as files: streamed on request, or put into the object store on a schedule."""
 
 import asyncio
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from fastapi import Query
@@ -14,6 +15,7 @@ from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, UsageKey, operators_router, tenants_router
 from server.api.routes.lists import ListAnswer
+from server.api.routes.statements import check_period
 from server.api.times import Time, parse_range
 from server.billing.exports import schedules
 from server.billing.exports.formats import (
@@ -37,6 +39,7 @@ THROUGH = "x-chorale-export-through"
 _FOREVER_MS = 2**62
 
 Number = Annotated[int | None, Query(ge=0, lt=2**63)]
+Period = Annotated[str | None, Query(max_length=16)]
 
 
 class _NewSchedule(BodyFields):
@@ -81,17 +84,18 @@ async def export_usage(
     format: ExportFormat = "csv",
     start: Time = None,
     end: Time = None,
+    period: Period = None,
     after: Number = None,
     through: Number = None,
 ) -> StreamingResponse:
     """Export the tenant's receipts as a file.
 
     The receipts are of what ended in [start, end); without an end, of all that ended since the
-    start.
+    start. Those of a period are the ones that its statement sums up.
     after, through: continue an export after its last entry, with the header of its first answer.
     """
     return await _export(
-        database, identity.tenant_id, format, start, end, after=after, through=through
+        database, identity.tenant_id, format, start, end, period, after=after, through=through
     )
 
 
@@ -102,6 +106,7 @@ async def export_all(
     format: ExportFormat = "csv",
     start: Time = None,
     end: Time = None,
+    period: Period = None,
     after: Number = None,
     through: Number = None,
 ) -> StreamingResponse:
@@ -113,7 +118,9 @@ async def export_all(
     database, tenant_id = database, None
     if tenant is not None:
         tenant_id = (await database.read(lambda c: tenants.get_tenant(c, tenant))).tenant_id
-    return await _export(database, tenant_id, format, start, end, after=after, through=through)
+    return await _export(
+        database, tenant_id, format, start, end, period, after=after, through=through
+    )
 
 
 async def _export(
@@ -122,11 +129,16 @@ async def _export(
     format: ExportFormat,
     start: str | None,
     end: str | None,
+    period: str | None,
     *,
     after: int | None,
     through: int | None,
 ) -> StreamingResponse:
     start_ms, end_ms = parse_range(start, end)
+    if period is not None:
+        check_period(period)
+        if (start, end) != (None, None):
+            raise errors.invalid_request("Give a period, or start and end.", param="period")
     encoder = await _open_encoder(format)
     _check_resumption(format, after, through)
 
@@ -136,6 +148,7 @@ async def _export(
 
     last, place = await database.read(begin)
     within = Range.clamped(tenant_id, start_ms, end_ms if end else _FOREVER_MS, last)
+    within = replace(within, period=period)
     return StreamingResponse(
         stream(database, encoder, within, place),
         media_type=INFO[format].media_type,

@@ -129,7 +129,7 @@ async def list_statements(database: DatabaseDep, identity: UsageKey) -> Statemen
 @router.get("/statements/{period}")
 async def get_statement(period: str, database: DatabaseDep, identity: UsageKey) -> StatementAnswer:
     """Get a month's statement, signed if it is issued, else with the figures so far."""
-    _check_period(period)
+    check_period(period)
 
     def read(conn: Connection) -> Statement | OpenPeriod:
         found = statements.get_statement(conn, identity.tenant_id, period)
@@ -149,7 +149,7 @@ async def issue_statements(
 
     The call does not wait for the month's last requests to settle.
     """
-    _check_period(body.period)
+    check_period(body.period)
 
     def read(conn: Connection) -> list[str]:
         tenant_id = body.tenant and tenants.get_tenant(conn, body.tenant).tenant_id
@@ -167,7 +167,8 @@ async def issue_statements(
     return TenantStatementList(data=data, has_more=len(tenant_ids) > MAX_ISSUED)
 
 
-def _check_period(period: str) -> None:
+def check_period(period: str) -> None:
+    """Check that a period is a month. Raises ApiError."""
     if not _PERIOD.fullmatch(period):
         raise errors.invalid_request(
             f"A period is a month like 2026-11, not {period[:40]!r}.", param="period"

@@ -20,12 +20,16 @@ _entries = entries.c
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Entries in [start_ms, end_ms) up to entry id `through`. tenant_id None is every tenant."""
+    """Entries in [start_ms, end_ms) up to entry id `through`. tenant_id None is every tenant.
+
+    period: take the entries on this month's statements instead.
+    """
 
     tenant_id: str | None
     start_ms: int
     end_ms: int
     through: int
+    period: str | None = None
 
     @classmethod
     def clamped(cls, tenant_id: str | None, start_ms: int, end_ms: int, through: int) -> "Range":
@@ -86,8 +90,8 @@ def read_page(conn: Connection, within: Range, place: Place, size: int = PAGE_SI
 def _next_seq(conn: Connection, within: Range, after_seq: int) -> int | None:
     """Return the seq of the tenant's first entry in the range after `after_seq`, or None."""
     # Adding 0 makes both planners use the index of times, not that of receipts, in which they would
-    # walk all entries older than the range to find its first.
-    seq = _entries.receipt_seq + 0
+    # walk all entries older than the range to find its first. The index of periods has receipts.
+    seq = _entries.receipt_seq if within.period else _entries.receipt_seq + 0
     query = sa.select(sa.func.min(seq)).where(*_in_time(within), seq > after_seq)
     found: int | None = conn.scalar(query.where(_entries.tenant_id == within.tenant_id))
     return found
@@ -116,4 +120,6 @@ def _read(conn: Connection, within: Range, place: Place, size: int) -> list[Rece
 
 
 def _in_time(within: Range) -> tuple[sa.ColumnElement[bool], ...]:
+    if within.period is not None:
+        return (_entries.period == within.period,)
     return _entries.at_ms >= within.start_ms, _entries.at_ms < within.end_ms

@@ -156,6 +156,9 @@ def test_the_command_line_shows_a_month_and_keeps_it_for_the_verifier(
     details = {"legal_name": "Acme Ltd.", "address": "1 Main Street"}
     changed = product.operator.call("PATCH", "/admin/v1/tenants/acme", details).json()
     assert changed.items() >= details.items()
+    path = "/admin/v1/tenants/acme"
+    assert product.operator.call("PATCH", path, {"legal_name": "a\0"}).status_code == 400
+    assert product.operator.call("PATCH", path, {"plan": None}).json() == changed
     use(acme, 1)
     adapter = {"adapter_id": "ada_1", "tenant_id": acme.tenant_id, "name": "support"}
     row = adapter | {"created_at_ms": 1}
@@ -195,6 +198,8 @@ def test_the_command_line_shows_a_month_and_keeps_it_for_the_verifier(
     assert {(kind, name) for kind, name, *_ in lines} == {
         ("usage", "base"), ("storage", "support"), ("storage", "-"),
     }  # fmt: skip
+    # In a column all amounts end at the same place and have the same decimals.
+    assert len({len(found[0]) for found in re.finditer(line, shown, re.MULTILINE)}) == 1
     for *_, quantity, unit_usd, amount_usd in lines:
         product = Decimal(quantity) * Decimal(unit_usd)
         assert product.quantize(Decimal("1e-9"), ROUND_HALF_UP) == Decimal(amount_usd)

@@ -39,6 +39,17 @@ def events_of(*texts):
     return 200, "".join([*lines, "data: [DONE]\n\n"]).encode()
 
 
+BALANCE = {
+    "tenant": "acme",
+    "balance_nanousd": -5,
+    "balance_usd": "-0.000000005",
+    "held_usd": "0.000000001",
+    "available_usd": "-0.000000006",
+}
+LIMIT = {
+    "scope": "tenant", "id": "ten_1", "metric": "requests", "limit": 60, "used": 1,
+    "remaining": 59, "reset_s": 0.75, "held_by": [],
+}  # fmt: skip
 ANSWERS = {
     ("GET", "/admin/v1/tenants"): list_of(TENANT),
     ("POST", "/admin/v1/tenants"): (201, TENANT),
@@ -46,6 +57,8 @@ ANSWERS = {
     ("GET", "/admin/v1/tenants/acme/keys"): list_of({"key_id": "k1", "revoked_at": 5}),
     ("GET", "/admin/v1/usage"): usage_of(used("tenant", "ten_1", 1), used("tenant", "ten_2", 2)),
     ("GET", "/v1/usage"): usage_of(used("model", "json", 12345)),
+    ("GET", "/v1/balance"): (200, BALANCE),
+    ("GET", "/v1/limits"): list_of(LIMIT),
     ("GET", "/v1/usage/export"): (200, b"event_id,model\n1,json\n"),
     ("GET", "/v1/models/json"): (200, {"id": "json"}),
     ("GET", "/v1/models/json@1"): (200, {"id": "json@1", "shutdown_date": "2027-01-14"}),
@@ -135,6 +148,10 @@ CALLS = [
     ("budgets rm acme monthly/hard", "DELETE", f"{OF}/budgets/monthly/hard", None),
     ("credits add acme 5", "POST", f"{OF}/credits", {"amount_usd": "5", "memo": None}),
     ("payments add acme 5 --memo x", "POST", f"{OF}/payments", {"amount_usd": "5", "memo": "x"}),
+    ("corrections add 7 --memo x", "POST", "/admin/v1/corrections", {"entry_id": 7, "memo": "x"}),
+    ("tenants balance acme", "GET", f"{OF}/balance", None),
+    ("tenants suspend acme", "POST", f"{OF}/suspend", None),
+    ("tenants resume acme", "POST", f"{OF}/resume", None),
     ("tenants set acme weight=2 plan=none", "PATCH", OF, {"weight": "2", "plan": None}),
     ("audit-log list --actor me", "GET", "/admin/v1/audit-log?actor=me", None),
     ("prices list", "GET", "/admin/v1/prices", None),
@@ -161,6 +178,17 @@ def test_an_operators_command_is_one_call(run, api, monkeypatch, command, method
     assert shown == ([ROW] if " list" in command else answer)
 
 
+def test_a_tenant_sees_its_balance_and_its_limits(run):
+    [names, amounts] = run("balance").stdout.splitlines()
+    assert dict(zip(names.split(), amounts.split(), strict=True)) == {
+        name: BALANCE[name] for name in ("tenant", "balance_usd", "held_usd", "available_usd")
+    }
+    assert json.loads(run("balance", "--json").stdout) == BALANCE
+    line = run("limits").stdout.splitlines()[1]
+    assert line.split() == ["tenant", "ten_1", "requests", "60", "1", "59", "0.75"]
+    assert json.loads(run("limits", "--json").stdout)["data"] == [LIMIT]
+
+
 def test_limits_on_base_models_are_a_table(run, api, monkeypatch):
     row = {"base_model": "org/large", "requests_per_minute": 6, "max_concurrency": None}
     monkeypatch.setitem(ANSWERS, ("GET", f"{OF}/limits"), list_of(row))
@@ -180,6 +208,11 @@ def test_an_export_goes_to_stdout_or_to_a_file_as_it_came(run, api, tmp_path):
     assert (tmp_path / "usage.csv").read_text() == "event_id,model\n1,json\n"
     assert "start=2026-03-01" in api.asked()[1][1]
     assert [path.name for path in tmp_path.iterdir()] == ["usage.csv"]
+
+
+def test_an_export_of_a_statements_period_has_no_start(run, api):
+    run("usage", "export", "--period", "2026-11", "--output", "usage.csv")
+    assert api.asked()[0][1] == "/v1/usage/export?format=csv&period=2026-11"
 
 
 def test_an_export_that_cannot_be_written_is_one_line(run):

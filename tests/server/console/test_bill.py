@@ -134,6 +134,17 @@ def test_an_export_is_what_the_api_exports(acme: User, signed_in: SignIn, format
     assert file.headers["content-disposition"] == same.headers["content-disposition"]
 
 
+def test_a_statements_page_exports_its_receipts(acme: User, signed_in: SignIn) -> None:
+    pay(acme, "3")
+    issued, visitor = issue(acme), signed_in(acme)
+    page = visitor.get(f"/console/bill/{issued.period}").text
+    link = f"/console/bill/export?period={issued.period}"
+    assert f'href="{link}"' in page
+    assert len(visitor.get(link).text.splitlines()) == 2
+    assert len(visitor.get("/console/bill/export?period=2021-01").text.splitlines()) == 1
+    assert visitor.get("/console/bill/export?period=x").status_code == 400
+
+
 def test_an_export_is_of_the_days_that_were_asked_for(acme: User, signed_in: SignIn) -> None:
     pay(acme, "3")
     visitor = signed_in(acme)
