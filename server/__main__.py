@@ -42,6 +42,11 @@ gc.enable()
 logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
+_ACCEPTED_AT_ONCE = 64
+"""Connections that are taken in one turn of the loop. There are far more places than that, so one
+that sends its key at once has shown it before so many others came that it would have to give way.
+"""
+_MAX_UNACCEPTED = 2048
 _LAST_REQUESTS_S = 1.0
 """Time for requests on connections that a gateway has taken, after it has stopped to take any."""
 _UNREAD_MS = 60_000
@@ -79,6 +84,7 @@ def main() -> None:
         log_level="error",
         access_log=False,
         server_header=False,
+        backlog=_ACCEPTED_AT_ONCE,
         timeout_graceful_shutdown=int(settings.drain_timeout_s),
     )
     gateway.metrics.lines_dropped.set_function(lambda: writer.num_dropped)
@@ -106,6 +112,11 @@ class _Server(uvicorn.Server):
         if not self._has_neighbours:
             self._drain.begin()
         super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_MAX_UNACCEPTED)  # asyncio has set what it accepts at once
 
     async def main_loop(self) -> None:
         """Tick once a second, instead of ten times, and as soon as the end has been asked for."""

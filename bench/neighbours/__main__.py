@@ -81,6 +81,7 @@ def _measure(product: Product, pool: ProcessPoolExecutor, seconds: float) -> dic
         "spaces": during(partial(attacks.spaces, url, [limited]), complete),
         "answers": during(partial(attacks.answers, url, greedy), complete),
         "connections": during(partial(attacks.connections, url, greedy), complete),
+        "sign_ins": during(partial(attacks.sign_ins, url, greedy), complete),
         "parts": during(partial(attacks.parts, url, greedy, others), send),
     }
     for name, row in rows.items():

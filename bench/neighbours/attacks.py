@@ -15,7 +15,7 @@ _SPACES = " " * 3_500_000
 _NUM_SPACES = 12
 _NUM_ANSWERS = 50
 _NUM_STALLED = 16
-_NUM_SILENT = 4200
+_NUM_HELD = 4200
 
 
 async def spaces(url: str, keys: list[str]) -> None:
@@ -52,8 +52,8 @@ async def parts(url: str, keys: list[str], paths: list[str]) -> None:
     await asyncio.gather(*(stall(key, path) for key, path in each))
 
 
-async def connections(url: str, keys: list[str]) -> None:
-    """Keep 4,200 connections open that say nothing."""
+async def connections(url: str, keys: list[str], said: bytes = b"") -> None:
+    """Keep 4,200 connections open that say nothing but `said`; one that is closed is made again."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     host, port = url.removeprefix("http://").split(":")
@@ -64,11 +64,18 @@ async def connections(url: str, keys: list[str]) -> None:
             with contextlib.suppress(OSError), socket.socket() as held:
                 held.setblocking(False)
                 await loop.sock_connect(held, (host, int(port)))
+                await loop.sock_sendall(held, said)
                 while await loop.sock_recv(held, 1000):
                     pass
             await asyncio.sleep(0.5)
 
-    await asyncio.gather(*(hold() for _ in range(_NUM_SILENT)))
+    await asyncio.gather(*(hold() for _ in range(_NUM_HELD)))
+
+
+async def sign_ins(url: str, keys: list[str]) -> None:
+    """Keep 4,200 connections open, each with a form for signing in of which one byte has come."""
+    head = b"POST /console/sign-in HTTP/1.1\r\nhost: x\r\norigin: http://x\r\n"
+    await connections(url, keys, head + b"content-length: 99\r\n\r\nk")
 
 
 async def _repeat(url: str, key: str, num: int, body: bytes) -> None:

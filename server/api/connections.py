@@ -20,8 +20,9 @@ class Connection(Protocol):
 
 
 class Connections:
-    """Connections by address and by tenant. Only one that waits for a request, and on which no key
-    was ever shown, may have to give way.
+    """Connections by address and by tenant. Only one on which no key was ever shown may have to
+    give way, also in the middle of a request: whoever sends a body, or waits for an answer, before
+    it is known who asks holds no place that a client with a key needs.
 
     A tenant may show its keys on as many connections as are left when all on which a key was shown
     are counted. So one tenant takes half of them at most, two take a third each, and some are
@@ -42,37 +43,34 @@ class Connections:
         self._num_at: Counter[bytes | None] = Counter()
         self._tenants: dict[Connection, str] = {}
         self._num_of: Counter[str] = Counter()
-        # Connections that may have to give way; the one that has waited longest comes first.
-        self._waiting: OrderedDict[Connection, None] = OrderedDict()
+        # Connections that may have to give way; the one whose last request is longest ago is first.
+        self._keyless: OrderedDict[Connection, None] = OrderedDict()
 
     def open(self, connection: Connection, host: str | None) -> None:
-        """Count a connection, which waits for a request. Raises ApiError if there is no place."""
+        """Count a connection. Raises ApiError if there is no place."""
         address = self._address(host)
         if address is not None and self._num_at[address] >= self._limit_per_address:
             raise errors.too_many_connections("Your address has as many as it may.")
         if len(self._addresses) >= self._limit:
-            if not self._waiting:
+            if not self._keyless:
                 raise errors.too_many_connections()
-            longest = next(iter(self._waiting))
-            self.close(longest)
-            longest.give_way()
+            first = next(iter(self._keyless))
+            self.close(first)
+            first.give_way()
         self._addresses[connection] = address
         self._num_at[address] += 1
-        self._waiting[connection] = None
+        self._keyless[connection] = None
 
     def close(self, connection: Connection) -> None:
         """Count a connection no more; nothing happens if it is not counted."""
         if connection in self._addresses:
-            self._waiting.pop(connection, None)
+            self._keyless.pop(connection, None)
             _decrease(self._num_at, self._addresses.pop(connection))
             self._forget_key(connection)
 
     def begin_request(self, connection: Connection) -> None:
-        self._waiting.pop(connection, None)
-
-    def end_request(self, connection: Connection) -> None:
-        if connection in self._addresses and connection not in self._tenants:
-            self._waiting[connection] = None
+        if connection in self._keyless:
+            self._keyless.move_to_end(connection)
 
     def show_key(self, connection: Connection, tenant_id: str) -> None:
         """Count a connection as the tenant's. Raises ApiError if the tenant has its share."""
@@ -83,7 +81,7 @@ class Connections:
         if self._num_of[tenant_id] >= num_left:
             raise errors.too_many_connections("Your keys are in use on as many as they may be.")
         self._forget_key(connection)
-        self._waiting.pop(connection, None)
+        self._keyless.pop(connection, None)
         self._tenants[connection] = tenant_id
         self._num_of[tenant_id] += 1
 

@@ -61,10 +61,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def give_way(self) -> None:
         """Close at once, for another connection; a client that had no answer yet is told why."""
-        if self.cycle is None and not self.transport.is_closing():
-            self._refuse(errors.too_many_connections())
-        else:
+        cycle = self.cycle
+        if self.transport.is_closing() or self.pipeline or (cycle and cycle.response_started):
             self.transport.abort()
+            return
+        if cycle is not None:
+            cycle.disconnected = True  # what the application still sends goes nowhere
+        self._refuse(errors.too_many_connections())
 
     def show_key(self, tenant_id: str) -> None:
         """Count the connection as the tenant's. Raises ApiError if the tenant has its share."""
@@ -134,8 +137,6 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.cycle.response_complete:  # no other request was waiting its turn
-            self._all_connections.end_request(self)
         if self._is_in_head and not self._is_refused:  # it began during the last answer
             self._unset_keepalive_if_required()
             self._expect_head()
@@ -158,7 +159,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_refused = True
         self._stop_head_timer()
         # An error cannot be written into the middle of another request's answer.
-        if self.cycle is None or self.cycle.response_complete:
+        if self.cycle is None or self.cycle.response_complete or self.cycle.disconnected:
             body = json.dumps(errors.error_body(error)).encode()
             headers = {
                 **error.headers,

@@ -140,7 +140,7 @@ class Settings(ModelSettings):
     # Whether webhooks may go to addresses that are not public as well; for closed networks.
     webhook_allow_private: bool = False
     # Most open connections of each gateway process. A new one over the limit takes the place of the
-    # one that has waited longest for a request, of those on which no key was shown, or gets a 503.
+    # one whose last request is longest ago, of those on which no key was shown, or gets a 503.
     max_connections: int = Field(4096, ge=1)
     # Most open connections of each gateway process from one address, or from one /64 network of
     # IPv6; more get a 503.

@@ -1,4 +1,4 @@
-"""Places of connections: by address, by tenant, and by who has waited longest."""
+"""Places of connections: by address, by tenant, and by whose last request is longest ago."""
 
 from ipaddress import ip_network
 
@@ -34,11 +34,10 @@ def refused(connections: Connections, host: str | None = None) -> bool:
     return False
 
 
-def test_a_newcomer_takes_the_place_of_the_one_that_has_waited_longest() -> None:
+def test_a_newcomer_takes_the_place_of_the_one_whose_request_is_longest_ago() -> None:
     connections = Connections(3, 9)
     first, second, third = (opened(connections) for _ in range(3))
     connections.begin_request(first)
-    connections.end_request(first)  # it waits anew
     fourth = opened(connections)
     connections.close(fourth)
     fifth = opened(connections)
@@ -46,22 +45,20 @@ def test_a_newcomer_takes_the_place_of_the_one_that_has_waited_longest() -> None
     assert [one.has_given_way for one in each] == [False, True, False, False, False]
 
 
-def test_neither_a_key_nor_a_request_gives_way() -> None:
+def test_a_request_without_a_key_gives_way_and_a_key_does_not() -> None:
     connections = Connections(3, 9)
-    keyed, asking = opened(connections), opened(connections)
-    connections.begin_request(keyed)
+    keyed, *asking = (opened(connections) for _ in range(3))
+    for connection in (keyed, *asking):
+        connections.begin_request(connection)
     connections.show_key(keyed, "a")
-    connections.end_request(keyed)
-    connections.begin_request(asking)
-    silent = opened(connections)
-    newcomer = opened(connections)
-    assert silent.has_given_way
-    connections.begin_request(newcomer)
+    newcomers = [opened(connections) for _ in range(4)]
+    assert [one.has_given_way for one in asking + newcomers] == [True] * 4 + [False] * 2
+    assert not keyed.has_given_way
+    connections.show_key(newcomers[2], "b")
+    connections.show_key(newcomers[3], "c")
     assert refused(connections)
     connections.close(keyed)
     assert not refused(connections)
-    assert not keyed.has_given_way
-    assert not asking.has_given_way
 
 
 def test_an_address_has_its_share_and_a_trusted_proxy_all() -> None:
@@ -94,7 +91,7 @@ def test_a_connection_counts_for_the_tenant_whose_key_it_showed_last() -> None:
     st.integers(1, 12),
     st.lists(
         st.tuples(
-            st.sampled_from(["open", "close", "begin", "end", "key"]),
+            st.sampled_from(["open", "close", "begin", "key"]),
             st.integers(0, 11),
             st.sampled_from("abc"),
         ),
@@ -107,11 +104,9 @@ def test_no_tenant_has_more_than_it_leaves_and_no_place_is_lost(
     """Steps: (what happens, to which connection, address or tenant)."""
     connections, alive = Connections(limit, limit + 1), list[FakeConnection]()
     tenants: dict[FakeConnection, str] = {}
-    asking: set[FakeConnection] = set()
     for what, number, name in steps:
         if what == "open":
-            must_wait = any(one not in tenants and one not in asking for one in alive)
-            is_refused = len(alive) == limit and not must_wait
+            is_refused = len(tenants) == limit
             newcomer = FakeConnection()
             try:
                 connections.open(newcomer, f"192.0.2.{ord(name)}")
@@ -121,7 +116,7 @@ def test_no_tenant_has_more_than_it_leaves_and_no_place_is_lost(
             assert not is_refused
             gone = [one for one in alive if one.has_given_way]
             assert len(gone) == (len(alive) == limit)
-            assert not any(one in tenants or one in asking for one in gone)
+            assert not any(one in tenants for one in gone)
             alive = [one for one in alive if not one.has_given_way] + [newcomer]
         elif alive:
             one = alive[number % len(alive)]
@@ -130,13 +125,8 @@ def test_no_tenant_has_more_than_it_leaves_and_no_place_is_lost(
                     connections.close(one)
                     alive.remove(one)
                     tenants.pop(one, None)
-                    asking.discard(one)
                 case "begin":
                     connections.begin_request(one)
-                    asking.add(one)
-                case "end":
-                    connections.end_request(one)
-                    asking.discard(one)
                 case "key":
                     has_key = {other: of for other, of in tenants.items() if other is not one}
                     mine = sum(of == name for of in has_key.values())

@@ -244,6 +244,23 @@ def test_silent_connections_give_way_to_clients_that_ask() -> None:
             assert b'"too_many_connections"' in received(connection)
 
 
+def test_bodies_that_stall_before_a_key_keep_no_client_out_and_are_told_why() -> None:
+    head = b"POST / HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 9\r\n\r\n"
+    with serving(max_connections=8) as address, ExitStack() as all_of_them:
+
+        def connect() -> socket.socket:
+            return all_of_them.enter_context(socket.create_connection(address, timeout=10))
+
+        stalled = [connect() for _ in range(8)]
+        for connection in stalled:
+            connection.sendall(head)
+            assert b" 100 " in connection.recv(65536), "its body is being read"
+        for tenant in range(8):
+            ask(connect(), tenant=b"%d" % tenant)
+        for connection in stalled:
+            assert b'"too_many_connections"' in received(connection)
+
+
 @pytest.mark.parametrize(
     "sent",
     [
