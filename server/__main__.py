@@ -20,6 +20,7 @@ from types import FrameType
 
 import uvicorn
 
+from lora.beat import Beat
 from lora.log_lines import choose_format, take_all
 from server.api.app import create_app
 from server.api.connections import Connections
@@ -47,6 +48,9 @@ _ACCEPTED_AT_ONCE = 64
 that sends its key at once has shown it before so many others came that it would have to give way.
 """
 _MAX_UNACCEPTED = 2048
+_BEAT_S = 1.0
+_MIGRATION_S = 3600.0
+"""Longest time for which a start may be silent while it brings the database to this release."""
 _LAST_REQUESTS_S = 1.0
 """Time for requests on connections that a gateway has taken, after it has stopped to take any."""
 _UNREAD_MS = 60_000
@@ -54,6 +58,7 @@ _UNREAD_MS = 60_000
 
 
 def main() -> None:
+    beat = Beat.inherited()
     written = json.loads(Path(sys.argv[1]).read_text())
     settings = Settings.model_validate(written["settings"])
     log_format = choose_format(sys.stderr, settings.log_format)
@@ -66,7 +71,8 @@ def main() -> None:
     admin_key = load_admin_key(settings.data_dir)
     try:
         entries = read_bases(bases_path(settings.data_dir))
-        gateway = _migrated(assemble(settings, entries, admin_key, number))
+        with beat.busy("preparing the database", _MIGRATION_S):
+            gateway = _migrated(assemble(settings, entries, admin_key, number))
     except (DatabaseDamaged, NewerSchema) as error:
         logger.error("%s", error)
         writer.close()
@@ -89,7 +95,7 @@ def main() -> None:
     )
     gateway.metrics.lines_dropped.set_function(lambda: writer.num_dropped)
     listener = written.get("listener")
-    server = _Server(config, gateway.drain, has_neighbours=listener is not None)
+    server = _Server(config, gateway.drain, beat, has_neighbours=listener is not None)
     with contextlib.suppress(KeyboardInterrupt):
         server.run([_listen(config, listener)])
     if not server.started:  # its log says why
@@ -99,19 +105,35 @@ def main() -> None:
 class _Server(uvicorn.Server):
     """A uvicorn server that lets the gateway drain before the sockets are closed.
 
+    beat: what the loop does as long as it turns.
     has_neighbours: whether others take connections from the same socket. Then this one stops to
     take any, and serves requests on those that it has for a moment more, before it drains.
     """
 
-    def __init__(self, config: uvicorn.Config, drain: Drain, *, has_neighbours: bool) -> None:
+    def __init__(
+        self, config: uvicorn.Config, drain: Drain, beat: Beat, *, has_neighbours: bool
+    ) -> None:
         super().__init__(config)
         self._drain = drain
+        self._beat = beat
         self._has_neighbours = has_neighbours
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self._has_neighbours:
             self._drain.begin()
         super().handle_exit(sig, frame)
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        beating = asyncio.create_task(self._keep_beating())
+        try:
+            await super().serve(sockets)
+        finally:
+            beating.cancel()
+
+    async def _keep_beating(self) -> None:
+        while True:
+            self._beat.beat()
+            await asyncio.sleep(_BEAT_S)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

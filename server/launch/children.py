@@ -15,7 +15,7 @@ from server.text.json_object import JsonObject
 # Prefixes of the environment variables that only some of the processes may see.
 STORE_CREDENTIALS = ("AWS_",)
 CLUSTER = ("RAY_",)
-_FIRST_BEAT_S = 300.0
+FIRST_BEAT_S = 300.0
 """Longest time from a start to the first beat: imports come first, from a disk that may be slow."""
 GATEWAY_ONLY = ("CHORALE_", "PG", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_", "OTEL_")
 
@@ -41,7 +41,7 @@ def fetcher_child(
     if reserve_bytes is not None:
         command += ("--reserve-bytes", str(reserve_bytes))
     own = environment(without=(*GATEWAY_ONLY, *CLUSTER))
-    return ChildSpec(name, command, own, first_beat_s=_FIRST_BEAT_S)
+    return ChildSpec(name, command, own, first_beat_s=FIRST_BEAT_S)
 
 
 def engine_child(name: str, module: str, config_path: Path, threads: int) -> ChildSpec:
@@ -49,7 +49,7 @@ def engine_child(name: str, module: str, config_path: Path, threads: int) -> Chi
     command = (sys.executable, "-m", module, str(config_path))
     own = environment(without=(*GATEWAY_ONLY, *STORE_CREDENTIALS, *CLUSTER))
     own["OMP_NUM_THREADS"] = str(threads)
-    return ChildSpec(name, command, own, stage=1, first_beat_s=_FIRST_BEAT_S)
+    return ChildSpec(name, command, own, stage=1, first_beat_s=FIRST_BEAT_S)
 
 
 def environment(without: tuple[str, ...]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import socket
 import sys
 from pathlib import Path
 
-from server.launch.children import CLUSTER, environment, write_private
+from server.launch.children import CLUSTER, FIRST_BEAT_S, environment, write_private
 from server.launch.errors import AddressInUse
 from server.launch.settings import Settings
 from server.launch.supervisor import ChildSpec
@@ -21,7 +21,7 @@ from server.text.json_object import JsonObject
 logger = logging.getLogger(__name__)
 
 _SETTLE_S = 10.0
-"""Seconds a gateway gets after the drain to read and post the last journal records."""
+"""Seconds a gateway gets beside the drain: for last requests, and to post the last records."""
 _LOOK_S = 0.1
 
 
@@ -91,6 +91,7 @@ class Gateways:
             stop_timeout_s=stop_timeout_s,
             leave_timeout_s=stop_timeout_s,
             stage=2,
+            first_beat_s=FIRST_BEAT_S,
             on_refusal=None if number <= self._num else _is_replacing,
             descriptors=() if self._listener is None else (self._listener,),
         )

@@ -225,10 +225,10 @@ def test_gateways_stop_before_engines_and_engines_before_the_fetcher(tmp_path):
     assert stages["gateway"] > stages["engine"] == stages["engine-2"] > stages["fetcher"]
 
 
-def test_engines_and_the_fetcher_are_watched_and_a_gateway_has_no_beat(tmp_path):
+def test_the_beats_of_all_processes_of_a_machine_are_watched(tmp_path):
     _, specs = prepare_all(tmp_path, engines=2)
     watched = {name for name, spec in specs.items() if spec.first_beat_s is not None}
-    assert watched == {"engine", "engine-2", "fetcher"}
+    assert watched == specs.keys() == {"engine", "engine-2", "fetcher", "gateway"}
 
 
 def test_an_engine_that_has_to_go_has_the_time_that_it_takes_itself(tmp_path):
