@@ -17,6 +17,7 @@ import sys
 from ipaddress import ip_network
 from pathlib import Path
 from types import FrameType
+from typing import cast
 
 import uvicorn
 
@@ -25,7 +26,7 @@ from lora.log_lines import choose_format, take_all
 from server.api.app import create_app
 from server.api.connections import Connections
 from server.api.gateway import Gateway
-from server.api.http_protocol import HttpLimits, protocol
+from server.api.http_protocol import HttpLimits, LimitedProtocol, protocol
 from server.assembly import assemble
 from server.console.mounting import mount
 from server.database.database import DatabaseDamaged, NewerSchema
@@ -51,8 +52,7 @@ _MAX_UNACCEPTED = 2048
 _BEAT_S = 1.0
 _MIGRATION_S = 3600.0
 """Longest time for which a start may be silent while it brings the database to this release."""
-_LAST_REQUESTS_S = 1.0
-"""Time for requests on connections that a gateway has taken, after it has stopped to take any."""
+_LOOK_S = 0.05
 _UNREAD_MS = 60_000
 """A connection whose other end takes nothing for so long is dropped, with its unsent bytes."""
 
@@ -107,7 +107,7 @@ class _Server(uvicorn.Server):
 
     beat: what the loop does as long as it turns.
     has_neighbours: whether others take connections from the same socket. Then this one stops to
-    take any, and serves requests on those that it has for a moment more, before it drains.
+    take any, and serves one more request on each of those that it has, before it drains.
     """
 
     def __init__(
@@ -147,8 +147,22 @@ class _Server(uvicorn.Server):
         if self._has_neighbours:
             for server in self.servers:
                 server.close()
-            await asyncio.sleep(_LAST_REQUESTS_S)
+            with contextlib.suppress(TimeoutError):
+                # By then a connection that waits for a request has been closed, as ever.
+                await asyncio.wait_for(self._wind_down(), self.config.timeout_keep_alive + 1)
             self._drain.begin()
+
+    async def _wind_down(self) -> None:
+        """Wait until no connection will bring another request, as each client is told."""
+        connections = cast(set[LimitedProtocol], self.server_state.connections)
+
+        def may_one_come() -> bool:
+            return any([connection.wind_down() for connection in connections])
+
+        may_one_come()
+        await asyncio.sleep(_LOOK_S)  # connections that were taken just before are made meanwhile
+        while may_one_come():
+            await asyncio.sleep(_LOOK_S)
 
 
 def _migrated(gateway: Gateway) -> Gateway:

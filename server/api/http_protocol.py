@@ -47,6 +47,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._is_in_head = False
         self._is_refused = False
+        self._is_winding_down = False
         # Whether the present answer goes to an HTTP/1.0 client, which does not know chunks.
         self._is_plain = False
 
@@ -68,6 +69,16 @@ class LimitedProtocol(HttpToolsProtocol):
         if cycle is not None:
             cycle.disconnected = True  # what the application still sends goes nowhere
         self._refuse(errors.too_many_connections())
+
+    def wind_down(self) -> bool:
+        """Have the next answer say that it is the connection's last.
+
+        Returns whether the connection may bring another request until then.
+        """
+        self._is_winding_down = True
+        if self.cycle is not None and not self.cycle.response_started:
+            self.cycle.keep_alive = False
+        return self.cycle is None or self.cycle.keep_alive
 
     def show_key(self, tenant_id: str) -> None:
         """Count the connection as the tenant's. Raises ApiError if the tenant has its share."""
@@ -119,6 +130,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self.scope["state"]["connection"] = self
         super().on_headers_complete()
+        if self._is_winding_down:
+            self.cycle.keep_alive = False
         self._all_connections.begin_request(self)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:

@@ -260,14 +260,17 @@ def test_gateways_are_replaced_one_after_another_and_no_answer_is_cut_off(stack:
     streams = streams_on(tenant, GATEWAYS, 300)
     os.kill(stack.pids()[0], signal.SIGUSR2)
     statuses: list[int] = []
-    while not is_replaced(stack, before):
-        # Each is on a connection of its own, as of a client that has just come.
-        headers = {"authorization": f"Bearer {tenant.api_key}"}
-        body = {"model": "base", "prompt": [5], "max_tokens": 3}
-        url = f"{stack.base_url}/v1/completions"
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            ask = partial(httpx.post, url, json=body, headers=headers, **PLAIN)
-            asked = [pool.submit(ask) for _ in range(4)]
+    headers = {"authorization": f"Bearer {tenant.api_key}"}
+    body = {"model": "base", "prompt": [5], "max_tokens": 3}
+    url = f"{stack.base_url}/v1/completions"
+    with (
+        httpx.Client(headers=headers, **PLAIN) as kept,
+        concurrent.futures.ThreadPoolExecutor(8) as pool,
+    ):
+        # Of a client that has just come each is on a connection of its own.
+        new = partial(httpx.post, url, json=body, headers=headers, **PLAIN)
+        while not is_replaced(stack, before):
+            asked = [pool.submit(ask) for ask in 4 * (new, partial(kept.post, url, json=body))]
             statuses += [each.result().status_code for each in asked]
     for stream in streams.values():
         stream.join(60)

@@ -23,8 +23,13 @@ Address = tuple[str, int]
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
     """Read the body and answer with its length. A path names the tenant whose key was shown.
 
-    `/pieces` is answered in pieces, `/nothing` with a status that has no body.
+    `/pieces` is answered in pieces, `/nothing` with a status that has no body. `/wind-down` winds
+    all connections down.
     """
+    if scope["path"] == "/wind-down":
+        for each in scope["state"]["connection"].connections:
+            each.wind_down()
+        scope["path"] = "/"
     if scope["path"] in ("/pieces", "/nothing"):
         status = 200 if scope["path"] == "/pieces" else 204
         await send({"type": "http.response.start", "status": status, "headers": []})
@@ -214,8 +219,8 @@ def test_an_address_has_a_limit_of_its_own() -> None:
         assert refusal(address) == (503, "too_many_connections")
 
 
-def ask(connection: socket.socket, tenant: bytes = b"") -> None:
-    """Send a request and read its answer, whose body is the length of none."""
+def ask(connection: socket.socket, tenant: bytes = b"") -> bytes:
+    """Send a request; return its answer, whose body is the length of none."""
     connection.sendall(HEAD.replace(b"/ ", b"/" + tenant + b" ") + b"\r\n")
     answer = b""
     while not answer.endswith(b"\r\n\r\n0"):
@@ -223,6 +228,7 @@ def ask(connection: socket.socket, tenant: bytes = b"") -> None:
         assert piece, answer
         answer += piece
     assert answer.startswith(b"HTTP/1.1 200 ")
+    return answer
 
 
 def test_silent_connections_give_way_to_clients_that_ask() -> None:
@@ -259,6 +265,20 @@ def test_bodies_that_stall_before_a_key_keep_no_client_out_and_are_told_why() ->
             ask(connect(), tenant=b"%d" % tenant)
         for connection in stalled:
             assert b'"too_many_connections"' in received(connection)
+
+
+def test_a_connection_that_is_wound_down_is_told_so_by_one_more_answer_and_then_closed() -> None:
+    with serving() as address, ExitStack() as all_of_them:
+        fresh, idle, under_way = (
+            all_of_them.enter_context(socket.create_connection(address, timeout=10))
+            for _ in range(3)
+        )
+        assert b"connection: close" not in ask(idle)
+        assert b"connection: close" in ask(under_way, b"wind-down")
+        assert received(under_way) == b""
+        for connection in (fresh, idle):
+            assert b"connection: close" in ask(connection)
+            assert received(connection) == b""
 
 
 @pytest.mark.parametrize(
