@@ -128,8 +128,9 @@ _ABOUT_SETTINGS = (
 )
 _ABOUT_COMMANDS = "`chorale COMMAND --help` says more."
 _ABOUT_METRICS = (
-    "`GET /metrics` has these in Prometheus's format. With several gateways on a machine, those "
-    "that each gateway has of its own have a label `gateway` too. "
+    "`GET /metrics` has these in Prometheus's format, for `metrics_networks` and the admin key. "
+    "With several gateways on a machine, those that each gateway has of its own have a label "
+    "`gateway` too. "
     "[Watch and repair](../operator/monitoring.md) says which ones to look at."
 )
 

@@ -50,8 +50,8 @@ that sends its key at once has shown it before so many others came that it would
 """
 _MAX_UNACCEPTED = 2048
 _BEAT_S = 1.0
-_MIGRATION_S = 3600.0
-"""Longest time for which a start may be silent while it brings the database to this release."""
+_START_S = 3600.0
+"""Longest time until the loop turns, in which the database is brought to this release."""
 _LOOK_S = 0.05
 _UNREAD_MS = 60_000
 """A connection whose other end takes nothing for so long is dropped, with its unsent bytes."""
@@ -71,14 +71,15 @@ def main() -> None:
     admin_key = load_admin_key(settings.data_dir)
     try:
         entries = read_bases(bases_path(settings.data_dir))
-        with beat.busy("preparing the database", _MIGRATION_S):
+        with beat.busy("starting", _START_S):
             gateway = _migrated(assemble(settings, entries, admin_key, number))
+            app = mount(create_app(gateway, writer.write))
     except (DatabaseDamaged, NewerSchema) as error:
         logger.error("%s", error)
         writer.close()
         sys.exit(os.EX_CONFIG)  # starting again would end the same way
     config = uvicorn.Config(
-        mount(create_app(gateway, writer.write)),
+        app,
         host=settings.host,
         port=settings.port,
         http=protocol(HttpLimits(), _connections(settings)),

@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from registry.s3_location import S3Location
 from registry.storage_url import parse_storage_url
+from server.api.addresses import is_in
 from server.api.http_protocol import HttpLimits
 from server.api.routes import machines as machine_routes
 from server.launch.plan import prepare, resolve_settings
@@ -198,6 +199,18 @@ def test_a_machine_is_healthy_when_it_is_ready_and_alive_when_it_answers(
     (check,) = (rest for step, rest in dockerfile_steps() if step == "HEALTHCHECK")
     assert f"http://127.0.0.1:{port}/health" in check
     assert [rest for step, rest in dockerfile_steps() if step == "EXPOSE"] == [port]
+
+
+def test_a_prometheus_beside_the_machines_may_scrape_them(
+    compose: Compose, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (DEPLOY / "kubernetes" / "base" / "settings.env").read_text()
+    pod = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
+    machine = compose.machines["chorale-1"]["environment"]
+    for environment, address in ((machine, "172.18.0.9"), (pod, "10.244.1.7")):
+        with monkeypatch.context() as patch:
+            networks = map(ip_network, settle(patch, environment).metrics_networks)
+            assert is_in(address, list(networks))
 
 
 def test_only_the_balancer_can_be_reached_from_outside(compose: Compose) -> None:

@@ -5,10 +5,10 @@ Each call takes the same time, however many are open.
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Protocol
 
 from server.api import errors
+from server.api.addresses import Network, is_in, parse_address
 
 # A client of IPv6 has all addresses that begin with the same 8 bytes; an address of IPv4 has 4.
 _COUNTED_BYTES = 8
@@ -33,7 +33,7 @@ class Connections:
         self,
         limit: int,
         limit_per_address: int,
-        trusted_proxies: Sequence[IPv4Network | IPv6Network] = (),
+        trusted_proxies: Sequence[Network] = (),
     ) -> None:
         self._limit = limit
         self._limit_per_address = limit_per_address
@@ -92,13 +92,9 @@ class Connections:
 
     def _address(self, host: str | None) -> bytes | None:
         """A client's address as it is counted; None for a proxy, and for a Unix socket."""
-        if host is None:
+        if host is None or is_in(host, self._trusted_proxies):
             return None
-        address = ip_address(host)
-        if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
-            address = address.ipv4_mapped
-        is_trusted = any(address in network for network in self._trusted_proxies)
-        return None if is_trusted else address.packed[:_COUNTED_BYTES]
+        return parse_address(host).packed[:_COUNTED_BYTES]
 
 
 def _decrease(counts: Counter[Any], key: object) -> None:

@@ -5,6 +5,7 @@ Authentication is a dependency of every router; nothing here looks at a path.
 
 import hmac
 from collections.abc import Callable
+from ipaddress import ip_network
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
@@ -23,6 +24,7 @@ from server.adapters.spool import Spool
 from server.adapters.upload_builds import UploadBuilds
 from server.api import errors
 from server.api.adapter_view import AdapterView
+from server.api.addresses import is_in
 from server.api.gateway import Gateway
 from server.api.http_protocol import LimitedProtocol
 from server.api.metrics import Metrics
@@ -105,6 +107,10 @@ WebhookRulesDep = Annotated[UrlRules, Depends(_Part(lambda gateway: gateway.webh
 _OPERATOR = "operator"
 """Stands for a tenant's id where the operator's own requests are counted."""
 _ADMIN_KEY_AT_V1 = "This is the operator's admin key. Send it to /admin/v1, and an API key to /v1."
+_NO_SCRAPER = (
+    "Your address may not read /metrics. The server's operator can name it, and the proxies that "
+    "it comes through, in the setting metrics_networks; the admin key reads it from anywhere."
+)
 _API_KEY_AT_ADMIN = "This looks like a tenant's API key. Send it to /v1, and the admin key here."
 
 
@@ -196,6 +202,21 @@ async def require_admin(request: Request, bearer: Bearer) -> None:
             raise errors.invalid_api_key(_API_KEY_AT_ADMIN)
         raise errors.invalid_api_key()
     show_operator(request)
+
+
+async def require_scraper(request: Request, bearer: Bearer, settings: SettingsDep) -> None:
+    """Refuse all but the operator, and clients in `metrics_networks`. Raises 403.
+
+    A client behind a proxy is in them if the proxy is, and all that X-Forwarded-For names.
+    """
+    if bearer and gateway_of(request).admin_key.is_it(bearer.credentials):
+        show_operator(request)
+        return
+    forwarded = ",".join(request.headers.getlist("x-forwarded-for"))
+    hosts = [request.client.host if request.client else "", *filter(None, forwarded.split(","))]
+    networks = [ip_network(network) for network in settings.metrics_networks]
+    if not all(is_in(host.strip(), networks) for host in hosts):
+        raise errors.permission_error(_NO_SCRAPER)
 
 
 def tenants_router(prefix: str = "") -> APIRouter:

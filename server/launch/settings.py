@@ -147,6 +147,9 @@ class Settings(ModelSettings):
     max_connections_per_address: int = Field(256, ge=1)
     # Addresses and networks of proxies, from which as many connections may come as there are.
     trusted_proxies: tuple[str, ...] = ("127.0.0.0/8", "::1")
+    # Addresses and networks that may read GET /metrics, which tells of all tenants; whom a proxy
+    # names in X-Forwarded-For must be of them, too. The admin key may read it from anywhere.
+    metrics_networks: tuple[str, ...] = ("127.0.0.0/8", "::1")
     # Origins, such as https://app.example.com, whose web pages may call this server from a browser.
     cors_origins: tuple[str, ...] = ()
     # Days after which lines of the audit log are deleted. By default they are kept for good.
@@ -170,7 +173,7 @@ class Settings(ModelSettings):
     def _parse_models(cls, value: Any) -> Any:
         return parse_list(value)
 
-    @field_validator("cors_origins", "trusted_proxies", mode="before")
+    @field_validator("cors_origins", "metrics_networks", "trusted_proxies", mode="before")
     @classmethod
     def _split_names(cls, value: Any) -> Any:
         return [it.strip() for it in value.split(",")] if isinstance(value, str) else value
@@ -193,9 +196,9 @@ class Settings(ModelSettings):
                 )
         return value
 
-    @field_validator("trusted_proxies")
+    @field_validator("metrics_networks", "trusted_proxies")
     @classmethod
-    def _check_trusted_proxies(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_networks(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for network in value:
             ip_network(network)
         return value

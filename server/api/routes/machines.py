@@ -1,18 +1,25 @@
 """Liveness, readiness, metrics and the API's document, for machines; one static page, for people.
 
-These endpoints take no key, and say nothing about any tenant.
+These endpoints take no key. Only the metrics tell of tenants; they are for some addresses alone.
 """
 
 import asyncio
 from importlib.resources import files
 from typing import Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from pydantic import Field
 
 from server.api.answer import Answer
-from server.api.deps import BasesDep, DrainDep, LedgerProbeDep, MetricsDep, NeighboursDep
+from server.api.deps import (
+    BasesDep,
+    DrainDep,
+    LedgerProbeDep,
+    MetricsDep,
+    NeighboursDep,
+    require_scraper,
+)
 from server.logs import note
 from server.version import VERSION
 
@@ -114,7 +121,7 @@ async def ready(
     return Readiness(status="ready" if all(parts.values()) else "not ready", **parts)
 
 
-@router.get("/metrics")
+@router.get("/metrics", dependencies=[Depends(require_scraper)])
 async def metrics(metrics: MetricsDep, neighbours: NeighboursDep) -> Response:
     """Get the metrics for Prometheus, those of all gateways of this machine."""
     if neighbours is None:
