@@ -1,4 +1,4 @@
-"""Who may read the figures of all tenants at `GET /metrics`."""
+"""The figures of all tenants at `GET /metrics`, and who may read them."""
 
 import asyncio
 from dataclasses import replace
