@@ -42,6 +42,7 @@ from lora.errors import AdapterError, Failure
 from lora.fetch_lines import AnswerLine, EngineLine, FetchLine
 from lora.packed import PackedForm, PackedHeader, slabs_bytes
 from lora.packing import pack
+from registry.extras import ExtraMissing
 from registry.free_space import FreeSpace
 from registry.storage_url import open_storage
 
@@ -251,8 +252,12 @@ def main() -> None:
     args = parser.parse_args()
     beat = Beat.inherited(_SILENCE_S)
     log_lines.begin("fetcher", level=logging.WARNING)
-    # One attempt, since the downloader resumes a broken read by itself.
-    storage = open_storage(args.storage, attempts=1, read_timeout_s=_READ_TIMEOUT_S)
+    try:
+        # One attempt, since the downloader resumes a broken read by itself.
+        storage = open_storage(args.storage, attempts=1, read_timeout_s=_READ_TIMEOUT_S)
+    except ExtraMissing as error:
+        logger.error("%s", error)
+        sys.exit(os.EX_CONFIG)  # starting again would end the same way
     os.nice(_NICE)  # after the import of boto3, which would take half a minute on a busy machine
     try:
         with beat.busy("opening the disk cache", _OPENING_S):

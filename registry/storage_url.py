@@ -3,19 +3,21 @@
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from registry.extras import require
 from registry.s3_location import S3Location, parse_s3_url
 from registry.storage import LocalStorage, Storage
 
 
 def open_storage(url: str, *, attempts: int = 4, read_timeout_s: float = 30.0) -> Storage:
-    """Open the store of `file:///folder` or `s3://bucket/prefix?...`. Raises ValueError.
+    """Open the store of `file:///folder` or `s3://bucket/prefix?...`.
 
     attempts: tries of one call to a bucket; 1 for a caller that retries by itself.
-    read_timeout_s: longest silence of a bucket during a read.
+    read_timeout_s: longest silence of a bucket during a read. Raises ValueError, ExtraMissing.
     """
     place = parse_storage_url(url)
     if isinstance(place, Path):
         return LocalStorage(place)
+    require("Storage in a bucket", "boto3")
     # boto3 is imported here, since only a process with a bucket needs it.
     from registry.storage_s3 import S3Storage, make_client
 

@@ -17,19 +17,20 @@ import sys
 from ipaddress import ip_network
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import NoReturn, cast
 
 import uvicorn
 
 from lora.beat import Beat
 from lora.log_lines import choose_format, take_all
+from registry.extras import ExtraMissing
 from server.api.app import create_app
 from server.api.connections import Connections
 from server.api.gateway import Gateway
 from server.api.http_protocol import HttpLimits, LimitedProtocol, protocol
 from server.assembly import assemble
 from server.console.mounting import mount
-from server.database.database import DatabaseDamaged, NewerSchema
+from server.database.database import DatabaseDamaged, NewerSchema, UnsupportedDatabase
 from server.inference.drain import Drain
 from server.launch.open_files import OTHER_FILES, allow_open_files
 from server.launch.secrets import load_admin_key
@@ -68,16 +69,16 @@ def main() -> None:
     atexit.register(writer.close)
     take_all(LogHandler(writer))
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    admin_key = load_admin_key(settings.data_dir)
     try:
+        admin_key = load_admin_key(settings.data_dir)
         entries = read_bases(bases_path(settings.data_dir))
         with beat.busy("starting", _START_S):
             gateway = _migrated(assemble(settings, entries, admin_key, number))
             app = mount(create_app(gateway, writer.write))
-    except (DatabaseDamaged, NewerSchema) as error:
-        logger.error("%s", error)
-        writer.close()
-        sys.exit(os.EX_CONFIG)  # starting again would end the same way
+    except (DatabaseDamaged, ExtraMissing, NewerSchema, UnsupportedDatabase) as error:
+        _end(writer, error, os.EX_CONFIG)  # starting again would end the same way
+    except OSError as error:
+        _end(writer, error, os.EX_DATAERR)
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -101,6 +102,13 @@ def main() -> None:
         server.run([_listen(config, listener)])
     if not server.started:  # its log says why
         sys.exit(1)
+
+
+def _end(writer: LogWriter, error: Exception, exit_code: int) -> NoReturn:
+    """End a start that failed.   exit_code: says the supervisor whether to try again."""
+    logger.error("%s", error)
+    writer.close()
+    sys.exit(exit_code)
 
 
 class _Server(uvicorn.Server):

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
-from server.version import VERSION
+from server.version import VERSION, build
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-OURS = re.compile(r"chorale-llm\[([a-z0-9,]+)\]")
+# Extras as they are installed: of a clone, of a wheel's file, and of each other in pyproject.toml.
+OURS = re.compile(r"""(?:-e ['"]?\.|WHEEL|\.whl|chorale-llm)\[([a-z0-9,]+)\]""")
+# Ours is on no index, so nobody can install it by its name.
+BY_NAME = re.compile(r"pip install [^\n#]*chorale-llm(?![\w./-])")
 # The other package's name before extras, before a version, or after `pip install`; not in a path.
 STRANGERS = re.compile(
     r"\bchorale(\\?\[[a-z]|[=~>]=[0-9])|pip install [^\n#]*(?<![\w./-])chorale(?![\w./-])"
@@ -23,6 +26,16 @@ def test_the_version_is_said_in_one_place() -> None:
     assert PYPROJECT["project"]["dynamic"] == ["version"]
     module, _, name = PYPROJECT["tool"]["setuptools"]["dynamic"]["version"]["attr"].rpartition(".")
     assert getattr(importlib.import_module(module), name) == VERSION
+
+
+def test_a_build_is_told_by_its_code_wherever_that_lies(tmp_path: Path) -> None:
+    def write(root: str, code: str) -> str:
+        for package in ("engine", "server/api"):
+            (tmp_path / root / package).mkdir(parents=True, exist_ok=True)
+            (tmp_path / root / package / "x.py").write_text(code)
+        return build(tmp_path / root)
+
+    assert write("clone", "a") == write("wheel", "a") != write("clone", "b")
 
 
 def test_every_file_that_the_demo_serves_is_package_data() -> None:
@@ -39,8 +52,9 @@ def test_what_is_to_be_installed_is_ours() -> None:
         text = path.read_text(errors="replace")
         strangers = STRANGERS.search(text)
         assert strangers is None, f"{path}: {strangers and strangers[0]}"
+        assert not BY_NAME.search(text), f"{path} installs by name what is on no index"
         named |= {extra for extras in OURS.findall(text) for extra in extras.split(",")}
-    assert {"gpu", "parquet", "ray"} <= named <= set(PYPROJECT["project"]["optional-dependencies"])
+    assert {"convert", "demo", "s3"} <= named <= set(PYPROJECT["project"]["optional-dependencies"])
 
 
 def _text_files() -> Iterator[Path]:

@@ -32,6 +32,7 @@ from kernels.reference import FP8
 from lora.device import CudaDevice, Device
 from lora.packed import PackedForm
 from lora.shard import WHOLE, Shard
+from registry.extras import ExtraMissing
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +56,8 @@ def gpu_backend(
         from kernels.gpu import ops
         from kernels.gpu.launch import capability
         from kernels.gpu.rows import MAX_COLUMNS
-    except ModuleNotFoundError as missing:
-        raise UnsupportedModel(
-            f"device cuda: there is no {missing.name} here; pip install 'chorale-llm[gpu]'"
-        ) from None
+    except ModuleNotFoundError:
+        raise UnsupportedModel(str(ExtraMissing("device cuda", "triton"))) from None
     check_width(model_config, MAX_COLUMNS)
     shard = ranks.shard if ranks else WHOLE
     check_count(torch.cuda.device_count(), shard)

@@ -3,13 +3,13 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from shutil import copyfile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from registry.extras import require
 from server.cli.connection import Json
 from server.cli.terminal import CommandFailed, say, show_facts, show_json
 from server.text.json_object import JsonObject
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from server.cli.conversion import Effect
 
-_NEEDED = ("torch", "transformers", "peft")
 _MAX_ERROR = 0.05
 
 # Initializations that take a part out of the base weights, which only the initial adapter knows.
@@ -58,11 +57,7 @@ def convert(
     with _opened(folder) as plain:
         config = _read_config(folder, plain)
         _check_out(out)
-        if missing := [name for name in _NEEDED if find_spec(name) is None]:
-            raise CommandFailed(
-                f"Converting needs {' and '.join(missing)} on this machine: pip install "
-                "'chorale-llm[convert]'."
-            )
+        require("Converting", "peft")  # which brings transformers
         from server.cli.conversion import NotConvertible
         from server.client.files import TOKENIZER_FILES
 

@@ -1,5 +1,6 @@
 """Output of commands: results go to stdout, everything about their progress to stderr."""
 
+import errno
 import json
 import re
 import sys
@@ -12,8 +13,16 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
+from registry.extras import ExtraMissing
+
 _UNLIMITED_WIDTH = 10_000
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?", re.ASCII)
+# What to do about a file that the system refuses.
+_FILE_REMEDIES = {
+    errno.EACCES: "Give this user the right to it, or give another path.",
+    errno.ENOENT: "Check the path.",
+    errno.ENOSPC: "Make room on its disk.",
+}
 
 
 class CommandFailed(Exception):
@@ -31,8 +40,16 @@ class OneLineErrors(TyperGroup):
         try:
             return super().invoke(ctx)
         except CommandFailed as error:
-            say(f"[red]Error:[/red] {escape(str(error))}")
-            raise typer.Exit(error.exit_code) from None
+            failed = error
+        except ExtraMissing as error:
+            failed = CommandFailed(str(error))
+        except OSError as error:
+            if error.filename is None:  # it is about no file
+                raise
+            remedy = _FILE_REMEDIES.get(error.errno or 0, "Give another path.")
+            failed = CommandFailed(f"{error.filename}: {error.strerror}. {remedy}")
+        say(f"[red]Error:[/red] {escape(str(failed))}")
+        raise typer.Exit(failed.exit_code)
 
 
 def confirm(question: str) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy import exc
 from sqlalchemy.engine import URL, Connection, Engine, make_url
 
 import migrations
+from registry.extras import require
 from server.database.errors import DatabaseDamaged as DatabaseDamaged
 from server.database.errors import DatabaseError as DatabaseError
 from server.database.errors import DatabaseInUse as DatabaseInUse
@@ -283,6 +284,7 @@ def migration_config(conn: Connection) -> "alembic.config.Config":
 def _normalize(text: str) -> URL:
     url = make_url(text)
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
+        require("A PostgreSQL database", "psycopg")
         return url.set(drivername="postgresql+psycopg")
     in_memory = url.database in (None, "", ":memory:")
     if url.drivername in ("sqlite", "sqlite+pysqlite") and not in_memory:

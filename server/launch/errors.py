@@ -4,8 +4,6 @@ ServeError
 ├── ModelNotFound         the model is neither a folder nor available from the hub
 ├── ModelNotServed        the model exists, but cannot be served with these settings
 ├── TooFewGpus            fewer GPUs are free on the machine than the engines need
-├── RayMissing            engines are to run on a Ray cluster, and the package ray is not installed
-├── OtelMissing           requests are to be traced, and OpenTelemetry's packages are not installed
 ├── AddressInUse          another process listens on the address
 └── DataDirTooLong        the path is too long for the Unix sockets in the data directory
 """
@@ -33,18 +31,6 @@ class TooFewGpus(ServeError):
         super().__init__(
             f"{num_engines} engines of {size} GPUs need {self.num_needed}, and there are {num_gpus}"
             " free here; choose fewer --engines and --max-engines, or --device cpu."
-        )
-
-
-class RayMissing(ServeError):
-    def __init__(self) -> None:
-        super().__init__("--ray needs the package of that name: pip install 'chorale-llm[ray]'.")
-
-
-class OtelMissing(ServeError):
-    def __init__(self) -> None:
-        super().__init__(
-            "otlp_endpoint needs OpenTelemetry's packages: pip install 'chorale-llm[otel]'."
         )
 
 

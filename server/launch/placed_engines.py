@@ -1,6 +1,5 @@
 """The processes that keep engines on a Ray cluster: a placer for each base model, maybe a head."""
 
-import importlib.util
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -8,7 +7,6 @@ from pathlib import Path
 
 from server.launch.children import GATEWAY_ONLY, environment, write_private
 from server.launch.engine_template import Kind
-from server.launch.errors import RayMissing
 from server.launch.homes import Home
 from server.launch.loaded_model import LoadedModel
 from server.launch.local_engines import RETIRED
@@ -70,14 +68,12 @@ class PlacedEngines:
 class RayCluster:
     """The place of engines that run on a Ray cluster, which assigns their GPUs itself.
 
-    settings: of the server.   module: Python module of the engine. Raises RayMissing, OSError.
+    settings: of the server.   module: Python module of the engine. Raises OSError.
     """
 
     gpus: Sequence[str] = ()
 
     def __init__(self, settings: Settings, keys: PoolKeys, module: str) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise RayMissing
         self._cluster = cluster_of(settings.ray or "auto", settings.data_dir)
         token = secrets.token_hex(32) if self._cluster["address_file"] else ""
         self._environment = ray_environment(environment(without=GATEWAY_ONLY), token)

@@ -10,11 +10,11 @@ There is one head at most; each base model has its own fetcher and engines
 (`server.launch.bases`), and all have the same gateways (`server.launch.gateways`).
 """
 
-import importlib
 import socket
 
+from registry.extras import require
 from server.launch.bases import BasePlan, Place
-from server.launch.errors import AddressInUse, OtelMissing
+from server.launch.errors import AddressInUse
 from server.launch.gateways import Gateways
 from server.launch.homes import Home
 from server.launch.local_engines import ThisMachine
@@ -51,10 +51,9 @@ def prepare(
     """Write the files that the processes read at start. Returns the plan: who runs, in order.
 
     settings: as `resolve_settings` returns them.   engine_module, gateway_module: tests replace
-    them. Raises ServeError, SecretError.
+    them. Raises ServeError, SecretError, ExtraMissing.
     """
-    if settings.otlp_endpoint is not None:
-        _check_otel()
+    _check_extras(settings)
     data_dir = settings.data_dir
     secrets = Secrets.load(data_dir, may_make=not shares_parts(settings))
     place: Place
@@ -67,12 +66,16 @@ def prepare(
     return BasePlan(settings, place, heads, gateways=Gateways(settings, gateway_module))
 
 
-def _check_otel() -> None:
-    """Raise OtelMissing here, where the operator looks, and not in a gateway that dies of it."""
-    try:
-        importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    except ImportError:
-        raise OtelMissing from None
+def _check_extras(settings: Settings) -> None:
+    """Raise ExtraMissing here, where the operator looks, and not in a process that dies of it."""
+    if settings.storage_url.startswith("s3:"):
+        require("Storage in a bucket", "boto3")
+    if (settings.database_url or "").startswith("postgres"):
+        require("A PostgreSQL database", "psycopg")
+    if settings.ray is not None:
+        require("A Ray cluster", "ray")
+    if settings.otlp_endpoint is not None:
+        require("Tracing", "opentelemetry.exporter.otlp.proto.http")
 
 
 def shares_parts(settings: Settings) -> bool:

@@ -21,7 +21,10 @@ from server.api.deps import (
     require_scraper,
 )
 from server.logs import note
-from server.version import VERSION
+from server.version import VERSION, build
+
+# Of the code that this process runs, whatever becomes of the files.
+_BUILD = build()
 
 router = APIRouter(include_in_schema=False)
 
@@ -43,9 +46,10 @@ class HealthAnswer(Answer):
 
 
 class GatewayVersion(Answer):
-    """The release of a gateway."""
+    """The release of a gateway.   build: a digest of its code, by which builds differ."""
 
     version: str = Field(examples=["1.0.0"])
+    build: str = Field(examples=["1498082f9dc4"])
 
 
 class Readiness(Answer):
@@ -96,8 +100,8 @@ def health() -> HealthAnswer:
 
 @router.get("/version")
 def version() -> GatewayVersion:
-    """Get the release of this gateway."""
-    return GatewayVersion(version=VERSION)
+    """Get the release and the build of this gateway."""
+    return GatewayVersion(version=VERSION, build=_BUILD)
 
 
 @router.get("/ready")

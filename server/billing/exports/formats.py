@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
+from registry.extras import ExtraMissing
 from server.billing.exports import cloud_events, csv_rows, focus, json_lines
 from server.billing.receipts.receipt import Receipt
 
@@ -11,15 +12,8 @@ ExportFormat = Literal["csv", "jsonl", "parquet", "focus", "cloudevents"]
 FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
 
 
-class FormatUnavailable(Exception):
-    """A format's library is not installed. extra: the extra of this package that installs it."""
-
-    def __init__(self, format: str, extra: str) -> None:
-        self.format = format
-        self.extra = extra
-        super().__init__(
-            f"{format} needs a library that is not installed: pip install 'chorale-llm[{extra}]'."
-        )
+class FormatUnavailable(ExtraMissing):
+    """A format's library is not installed."""
 
 
 class Encoder(Protocol):
@@ -88,5 +82,5 @@ def open_encoder(format: ExportFormat) -> Encoder:
         # Imported on demand: pyarrow takes 30 MB of memory, most of it its libraries.
         from server.billing.exports.parquet import ParquetEncoder
     except ImportError as error:
-        raise FormatUnavailable("parquet", "parquet") from error
+        raise FormatUnavailable("The format parquet", "pyarrow") from error
     return ParquetEncoder()

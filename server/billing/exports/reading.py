@@ -178,7 +178,7 @@ def _read_parquet(file: BinaryIO) -> Iterator[Receipt]:
 
         from server.billing.exports import parquet
     except ImportError as error:
-        raise FormatUnavailable("parquet", "parquet") from error
+        raise FormatUnavailable("The format parquet", "pyarrow") from error
     row = 1
     try:
         for values in parquet.read(file):

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from registry.extras import ExtraMissing
+
 TIMEOUT_S = 10.0
 """Longest time that a check may take."""
 # Some drivers take passwords that have / and @ in them.
@@ -47,9 +49,8 @@ class Check:
         try:
             found = self.look()
             return found if isinstance(found, list) else [found]
-        except ModuleNotFoundError as error:
-            todo = "pip install 'chorale-llm[postgres,s3]'"
-            return [Finding("wrong", f"The package {error.name} is not installed.", todo)]
+        except ExtraMissing as error:
+            return [Finding("wrong", str(error), error.remedy)]
         except Exception as error:
             # Whatever a part raises is what is wrong with it; the other checks go on.
             return [Finding("wrong", str(error) or type(error).__name__, self.todo)]

@@ -12,7 +12,7 @@ from server.cli.figures import read_figures
 from server.cli.units import milliseconds, moment
 from server.client.http import ApiRefused, is_loopback
 from server.text.json_object import JsonObject
-from server.version import VERSION
+from server.version import VERSION, build
 
 _TIMEOUT_S = 5.0
 _READY_TODO = {
@@ -28,9 +28,10 @@ _NO_KEY = Finding("skipped", "The admin key is not here.", "Set CHORALE_ADMIN_KE
 
 
 def find_release(url: str) -> str | None:
-    """The release of the gateway at this URL; None if there is none."""
+    """The release and build of the gateway at this URL; None if there is none."""
     try:
-        return str(_get(url, "/version").json()["version"])
+        answer = _get(url, "/version").json()
+        return f"{answer['version']} (build {answer['build']})"
     except (httpx.TransportError, httpx.InvalidURL, ValueError, KeyError, TypeError):
         return None
 
@@ -46,10 +47,11 @@ def no_gateway(url: str, data_dir: Path, *, is_named: bool) -> Finding:
 
 def check_release(release: str) -> Finding:
     """Whether the gateway has this command's release."""
-    if release == VERSION:
-        return Finding("ok", f"The gateway and this command are {VERSION}.")
+    own = f"{VERSION} (build {build()})"
+    if release == own:
+        return Finding("ok", f"The gateway and this command are {own}.")
     todo = "Restart the server with the release that is installed, or use the server's command."
-    return Finding("warning", f"The gateway is {release}, this command is {VERSION}.", todo)
+    return Finding("warning", f"The gateway is {release}, this command is {own}.", todo)
 
 
 def check_ready(url: str) -> Finding:

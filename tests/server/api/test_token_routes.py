@@ -6,7 +6,7 @@ import pytest
 
 from registry.chat_template import read_json
 from server.limits.memory import MemoryLimiter
-from server.version import VERSION
+from server.version import VERSION, build
 from tests.server.factories import NOW_MS
 from tests.server.in_process import DEMO, InProcess, User
 
@@ -93,8 +93,8 @@ def test_every_get_answers_a_head_without_a_body(user: User) -> None:
 
 def test_the_version_is_told_to_everybody(user: User) -> None:
     assert user.call("GET", "/version", headers={"authorization": ""}).json() == {
-        "version": VERSION
-    }
+        "version": VERSION, "build": build()
+    }  # fmt: skip
 
 
 def test_a_model_says_its_context_and_where_it_comes_from(user: User) -> None:

@@ -271,4 +271,4 @@ def test_without_its_library_parquet_is_refused_with_what_to_install(product, mo
     ):
         error = acme.call(method, path, body).json()["error"]
         assert error["code"] == "format_unavailable"
-        assert "chorale-llm[parquet]" in error["message"]
+        assert "pip install -e '.[parquet]'" in error["message"]

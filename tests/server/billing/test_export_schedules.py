@@ -215,7 +215,7 @@ def test_a_format_that_cannot_be_written_stops_no_other(database, run, folder, m
         schedule(database, tenant_id, format)
         use(database, tenant_id)
     run(folder)
-    assert "chorale-llm[parquet]" in only(database, "ten_0").error
+    assert "pip install -e '.[parquet]'" in only(database, "ten_0").error
     assert seqs(folder) == [1]
 
 

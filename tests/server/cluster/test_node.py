@@ -13,11 +13,12 @@ from engine.config import EngineConfig
 from engine.leaving import mark_settled
 from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
+from registry.extras import ExtraMissing
 from server.cluster.node import Node, NodeNotReady, prepare
 from server.cluster.pool import Pool
 from server.launch import plan
 from server.launch.engine_template import EngineTemplate
-from server.launch.errors import ModelNotFound, RayMissing
+from server.launch.errors import ModelNotFound
 from server.launch.homes import Home
 from server.launch.placed_engines import PlacedEngines, RayCluster
 from server.launch.placer_config import PlacerConfig
@@ -55,7 +56,7 @@ def settings(tmp_path, model):
 @pytest.fixture
 def config(settings, monkeypatch):
     """The placer's config, as `plan.prepare` writes it."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr("registry.extras.find_spec", lambda name: object())
     monkeypatch.setenv("CHORALE_PEPPER", "1" * 64)
     monkeypatch.setenv("CHORALE_RECEIPT_SIGNING_KEY", "2" * 64)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a-token")
@@ -251,8 +252,8 @@ def test_what_an_earlier_pool_left_is_settled_by_its_own_placer_on_the_cluster_o
 
 
 def test_without_its_package_a_cluster_is_refused_by_name(settings, monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RayMissing, match=r"chorale-llm\[ray\]"):
+    monkeypatch.setattr("registry.extras.find_spec", lambda name: None)
+    with pytest.raises(ExtraMissing, match=r"ray.*pip install -e '\.\[ray\]'"):
         plan.prepare(settings)
 
 

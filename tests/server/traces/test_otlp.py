@@ -14,10 +14,10 @@ import sqlalchemy as sa
 
 from engine.errors import EngineDeadError
 from engine.messages import AddRequest, RequestOutput, Timings
+from registry.extras import ExtraMissing
 from server.api.app import create_app
 from server.billing.tables import holds
 from server.database.database import DEFAULT_FILE
-from server.launch.errors import OtelMissing
 from server.launch.plan import prepare, resolve_settings
 from server.launch.settings import Settings
 from server.traces.otlp import OtlpTracer
@@ -375,9 +375,9 @@ def test_a_callers_decision_wins_over_the_ratio(
 def test_the_setting_without_the_extra_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    exporter = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    exporter = "opentelemetry.exporter.otlp.proto.http"
     monkeypatch.setitem(sys.modules, exporter, None)
     url = "http://localhost:4318"
     settings = Settings(model=str(DEMO), data_dir=tmp_path, port=0, otlp_endpoint=url)
-    with pytest.raises(OtelMissing, match=r"pip install 'chorale-llm\[otel\]'"):
+    with pytest.raises(ExtraMissing, match=r"pip install -e '\.\[otel\]'"):
         prepare(resolve_settings(settings))

@@ -15,6 +15,7 @@ from server.cli.checks.gateway import (
 )
 from server.cli.figures import read_figures
 from server.cli.terminal import CommandFailed
+from server.version import VERSION, build
 from tests.server.fake_api import Api, fixed
 
 
@@ -33,10 +34,12 @@ def serve():
 
 
 def test_only_a_gateway_has_a_release(serve):
-    assert find_release(serve({"/version": (200, {"version": "0.0.1"})})) == "0.0.1"
+    answer = {"version": VERSION, "build": "0123"}
+    assert find_release(serve({"/version": (200, answer)})) == f"{VERSION} (build 0123)"
     assert find_release(serve({"/version": (200, b"<html>")})) is None
     assert find_release("http://127.0.0.1:1") is None
-    assert check_release("0.0.1").verdict == "warning"
+    assert check_release(f"{VERSION} (build 0123)").verdict == "warning"
+    assert check_release(f"{VERSION} (build {build()})").verdict == "ok"
 
 
 def test_nobody_at_the_url_is_a_warning_once_the_server_was_started_and_wrong_if_named(tmp_path):
