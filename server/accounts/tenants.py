@@ -21,6 +21,7 @@ from server.accounts.tables import tenants
 
 # A tenant's name is the owner in `owner/name`, so it has the alphabet of an adapter's name.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_NAME_IN_WORDS = "1 to 64 small letters, digits and . _ -, a letter or digit first"
 _ID = re.compile(r"ten_[0-9a-f]{16}")
 
 STANDARD = "standard"
@@ -101,7 +102,7 @@ def create_tenant(
     """Make an active tenant. Raises InvalidTenant, TenantNameTaken."""
     limits = limits or TenantLimits()
     if not _NAME.fullmatch(name):
-        raise InvalidTenant("name", f"A tenant's name matches {_NAME.pattern}.")
+        raise InvalidTenant("name", f"A tenant's name is {_NAME_IN_WORDS}.")
     _check_limits(limits)
     check_plan(plan)
     tenant = Tenant(
@@ -220,7 +221,7 @@ def set_details(
 def check_plan(plan: str, *, param: str = "plan") -> None:
     """Check a plan's name. Any well-formed name is a plan. Raises InvalidTenant."""
     if not _NAME.fullmatch(plan):
-        raise InvalidTenant(param, f"A plan's name matches {_NAME.pattern}.")
+        raise InvalidTenant(param, f"A plan's name is {_NAME_IN_WORDS}.")
 
 
 def _change(

@@ -79,7 +79,7 @@ class JsonBody:
         try:
             return self.model.model_validate_json(text)
         except ValidationError as error:
-            faults = error.errors(include_url=False, include_input=False, include_context=False)
+            faults = error.errors(include_url=False, include_input=False)
             raise RequestValidationError(
                 [fault | {"loc": ("body", *fault["loc"])} for fault in faults]
             ) from None

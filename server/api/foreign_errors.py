@@ -16,6 +16,7 @@ from server.accounts.tenants import InvalidTenant, TenantError, TenantNameTaken,
 from server.api import errors
 from server.api.errors import ApiError
 from server.api.limit_headers import refusal_headers, retry_headers
+from server.api.patterns import said
 from server.billing.credits import IdempotencyKeyReused
 from server.database.database import DatabaseError
 from server.faults import Fault
@@ -186,7 +187,7 @@ def from_validation(error: RequestValidationError) -> ApiError:
     first = error.errors()[0]
     # A name may be of the caller's choice, and of any length.
     param = ".".join(str(part)[:_MAX_SHOWN_CHARACTERS] for part in first["loc"][1:]) or None
-    return errors.invalid_request(f"{param or 'The body'}: {first['msg']}", param=param)
+    return errors.invalid_request(f"{param or 'The body'}: {said(first)}", param=param)
 
 
 def api_error_of(error: Exception) -> ApiError | None:

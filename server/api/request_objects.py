@@ -14,6 +14,7 @@ from server.api import errors
 from server.api.errors import ApiError
 from server.api.field_docs import describe_fields
 from server.api.json_text import check_json
+from server.api.patterns import said
 from server.text.json_object import JsonObject
 
 _MAX_SHOWN_CHARACTERS = 64
@@ -112,7 +113,7 @@ def parse_object(
         except ValidationError as error:
             if error.error_count() > _MAX_FAULTS:
                 raise _too_many() from None
-            faults = error.errors(include_url=False, include_input=False, include_context=False)
+            faults = error.errors(include_url=False, include_input=False)
             unknown = [] if ignored is None else [each for each in faults if _is_unknown(each)]
             if not unknown or ignored is None:
                 raise _fault(faults) from None
@@ -187,7 +188,7 @@ def _fault(faults: Sequence[ErrorDetails]) -> ApiError:
     path = _path(deepest)
     if deepest["type"] == "extra_forbidden":
         return errors.unsupported_parameter(path)
-    return errors.invalid_request(f"{path}: {deepest['msg']}", param=path)
+    return errors.invalid_request(f"{path}: {said(deepest)}", param=path)
 
 
 def _path(fault: ErrorDetails) -> str:

@@ -4,7 +4,7 @@ with.
 A name survives a replacement of the weights, and prices are by name.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection
 from registry.tables import adapter_versions
 from server.billing.tables import base_revisions
 from server.database.upsert import upsert
+from server.faults import NotFound
 
 
 def name_base(conn: Connection, base_revision: str, base_model: str) -> None:
@@ -25,6 +26,14 @@ def name_base(conn: Connection, base_revision: str, base_model: str) -> None:
     conn.execute(
         insert.values(values).on_conflict_do_update(index_elements=["base_revision"], set_=renamed)
     )
+
+
+def check_base(conn: Connection, base_model: str, listed: Iterable[str] = ()) -> None:
+    """Raise NotFound unless a gateway has served a base model of this name, or it is listed."""
+    known = {*listed, *conn.scalars(sa.select(base_revisions.c.base_model))}
+    if base_model not in known:
+        message = f"There is no base model {base_model!r}; there are: {', '.join(sorted(known))}."
+        raise NotFound(message, code="base_model_not_found", param="base_model")
 
 
 def bases_of(conn: Connection, adapter_ids: Collection[str]) -> dict[str, str]:

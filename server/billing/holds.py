@@ -229,6 +229,12 @@ def expired_by_engine(conn: Connection, now_ms: int) -> list[tuple[str, int, int
     return [(engine_id, number, at_ms) for engine_id, number, at_ms in conn.execute(query)]
 
 
+def engines_with_holds(conn: Connection) -> set[str]:
+    """Return the ids of the engines that have open holds."""
+    is_open = holds.c.state == sa.literal_column("'open'")
+    return set(conn.scalars(sa.select(holds.c.engine_id).where(is_open).distinct()))
+
+
 def open_requests(conn: Connection, limit: Limit, now_ms: int) -> list[tuple[str, int]]:
     """Return (request_id, left_ms) of unexpired open holds that count under a concurrency limit."""
     query = (

@@ -34,7 +34,7 @@ def list_adapters(
     api_key: ApiKey = None,
     json: Json = False,
 ) -> None:
-    """List all adapters, each with its newest version."""
+    """List all adapters, each with the version of its alias latest."""
     with as_tenant(url, api_key) as client:
         found = client.list_all("/v1/adapters", "after", "id", {"search": search})
     if json:
@@ -52,7 +52,7 @@ def list_adapters(
 def show_adapter(
     name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
 ) -> None:
-    """Show one adapter: its aliases, pin and grants, and the passport of its newest version."""
+    """Show one adapter: aliases, pin, grants, and the passport of the version of alias latest."""
     from server.client.http import adapter_path
 
     with as_tenant(url, api_key) as client:

@@ -11,7 +11,7 @@ import typer
 from server.cli import connection
 from server.cli.connection import AdminKey, DataDir, Json, Url, as_operator
 from server.cli.terminal import CommandFailed, show_json, show_table
-from server.cli.units import dollars, moment
+from server.cli.units import dollars, moment, time_option
 from server.text.json_object import JsonObject
 
 prices = typer.Typer(no_args_is_help=True, help="Versions of prices, in dollars (operator).")
@@ -27,7 +27,8 @@ Tenant = Annotated[str, typer.Argument(help="Id or name of the tenant.")]
 Budget = Annotated[str, typer.Argument(help="monthly/hard, monthly/soft, prepaid/hard, ...")]
 Dollars = Annotated[str, typer.Argument(help="Amount in dollars, such as 12.50.")]
 EntryId = Annotated[int, typer.Argument(help="Number of the entry, as its receipt has it.")]
-Seconds = Annotated[int | None, typer.Option(help="Time in Unix seconds.")]
+Beginning = Annotated[int | None, time_option("When it takes effect; by default now.")]
+End = Annotated[int | None, time_option("When it ends; by default never.")]
 Text = Annotated[str | None, typer.Option(help="Only lines with this, exactly.")]
 Scope = Annotated[str, typer.Option(help="default, plan, tenant or adapter.")]
 ScopeId = Annotated[str, typer.Option(help="Name of the plan, tenant, or id of the adapter.")]
@@ -90,7 +91,7 @@ def list_prices(client: Any) -> Any:
 @operator_command(prices, "add", _PRICE, _price_row)
 def add_price(
     client: Any, given: Given, scope: Scope = "default", scope_id: ScopeId = "",
-    base: Base = "", effective_at: Seconds = None, until: Seconds = None,
+    base: Base = "", effective_at: Beginning = None, until: End = None,
 ) -> Any:  # fmt: skip
     """Add a version: prompt, cached, completion in dollars for a million tokens; storage, pinned,
     resident for a GB-hour. A price that is left out stays as it is.

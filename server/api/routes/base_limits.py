@@ -9,9 +9,10 @@ from sqlalchemy import Connection
 
 from server.accounts import tenants
 from server.api.bodies import json_body
-from server.api.deps import DatabaseDep, IdentitiesDep, operators_router
+from server.api.deps import BasesDep, DatabaseDep, IdentitiesDep, operators_router
 from server.api.routes.limits import AmountsAnswer, LimitFields
 from server.api.routes.lists import ListAnswer
+from server.billing.base_revisions import check_base
 from server.database.clock import now_ms
 from server.limits import base_limits
 from server.limits.amounts import Amounts
@@ -63,6 +64,7 @@ async def get_base_limits(
 async def set_base_limits(
     tenant: str,
     base_model: BaseName,
+    bases: BasesDep,
     database: DatabaseDep,
     identities: IdentitiesDep,
     body: Annotated[LimitFields, json_body(LimitFields)],
@@ -75,6 +77,8 @@ async def set_base_limits(
 
     def write(conn: Connection) -> str:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+        if amounts != Amounts():  # what is left of a name can be removed
+            check_base(conn, base_model, bases.names)
         base_limits.set_base_limits(
             conn, tenant_id, base_model, amounts, now_ms=now_ms(), actor="operator"
         )

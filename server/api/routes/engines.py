@@ -6,13 +6,14 @@ from typing import Annotated, Literal
 
 from fastapi import Path
 from pydantic import Field
+from sqlalchemy import Connection
 
 from engine.messages import EngineStats
 from server.api import errors
 from server.api.answer import Answer
 from server.api.deps import BasesDep, DatabaseDep, operators_router
 from server.api.routes.lists import ListAnswer
-from server.billing.holds import MAX_VOIDED_AT_ONCE, void_lost
+from server.billing.holds import MAX_VOIDED_AT_ONCE, engines_with_holds, void_lost
 from server.billing.settler import LEASE, SILENT_MS
 from server.database.clock import now_ms
 from server.database.database import LedgerUnavailable
@@ -177,6 +178,11 @@ async def lost(
     if engine_id in bases.engine_ids():
         message = f"{engine_id} is in the pool: its holds are settled from its journal."
         raise errors.conflict(message, code="engine_is_there")
+    known = await database.read(_known_engines)
+    if engine_id not in known:
+        there = ", ".join(sorted({*known, *bases.engine_ids()}))
+        message = f"There is no engine {engine_id!r} that has open holds; there are: {there}."
+        raise errors.not_found(message, code="engine_not_found", param="engine_id")
     num_voided, voided = 0, MAX_VOIDED_AT_ONCE
     while voided == MAX_VOIDED_AT_ONCE:
         voided, num_open = await database.write(
@@ -185,6 +191,11 @@ async def lost(
         num_voided += voided
     await database.write(lambda conn: forget(conn, LEASE + engine_id))
     return EngineLost(engine_id=engine_id, num_voided=num_voided, num_open=num_open)
+
+
+def _known_engines(conn: Connection) -> set[str]:
+    """Ids of the engines that have leases or open holds."""
+    return {engine_id for engine_id, *_ in list_held(conn, LEASE)} | engines_with_holds(conn)
 
 
 def _elsewhere(engine_id: str, machine: str, age_ms: int) -> EngineAnswer:

@@ -12,11 +12,12 @@ from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
-from server.api.deps import DatabaseDep, PriceTagsDep, operators_router
+from server.api.deps import BasesDep, DatabaseDep, PriceTagsDep, operators_router
 from server.api.errors import ApiError
 from server.api.routes.lists import ListAnswer
 from server.api.times import UnixSeconds
 from server.billing import prices
+from server.billing.base_revisions import check_base
 from server.billing.prices import Price, Scope
 from server.database.clock import now_ms
 from server.text.times import unix_seconds
@@ -111,6 +112,7 @@ async def list_prices(
 async def add_price(
     body: Annotated[_NewPrice, json_body(_NewPrice)],
     database: DatabaseDep,
+    bases: BasesDep,
     price_tags: PriceTagsDep,
 ) -> PriceAnswer:
     """Add a version of prices.
@@ -122,6 +124,8 @@ async def add_price(
     named = body.model_dump(include=set(PriceFields.model_fields), exclude_none=True)
 
     def write(conn: Connection) -> Price:
+        if body.base_model:
+            check_base(conn, body.base_model, bases.names)
         scope_id, before = _look_up(conn, body, at_ms)
         return prices.add_price(
             conn,

@@ -15,6 +15,7 @@ from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, operators_router
 from server.api.routes.prices import PriceFields, adapter_not_found
 from server.api.times import parse_range
+from server.billing.base_revisions import check_base
 from server.billing.prices import get_price
 from server.billing.rating import Prices, format_usd
 from server.billing.receipts.receipt import EntryKind
@@ -154,7 +155,9 @@ def _book(conn: Connection, body: _Simulation) -> Book:
     named |= {("plan", plan): prices for plan, prices in body.book.plans.items()}
     for tenant, prices in body.book.tenants.items():
         named["tenant", tenants.get_tenant(conn, tenant).tenant_id] = prices
-    named |= {("base", base): prices for base, prices in body.book.bases.items()}
+    for base, prices in body.book.bases.items():
+        check_base(conn, base)
+        named["base", base] = prices
     for adapter_id, prices in body.book.adapters.items():
         if owner_of(conn, adapter_id) is None:
             raise adapter_not_found(adapter_id, param="book")

@@ -44,6 +44,19 @@ def test_what_an_engine_held_that_never_comes_back_is_voided(product: InProcess)
     assert (again["num_voided"], again["num_open"]) == (0, 1)
 
 
+def test_an_engine_that_nobody_knows_is_not_lost(product: InProcess) -> None:
+    database = product.gateway.database
+    insert_holds(database, make_hold(make_price(database), "r", engine_id="gone"))
+    answer = product.operator.call("POST", PATH.format("typo"))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        404, "engine_not_found", "engine_id",
+    )  # fmt: skip
+    assert error["message"].startswith("There is no engine 'typo' that has open holds; there are: ")
+    assert "gone" in error["message"]
+    assert not product.operator.call("GET", "/admin/v1/audit-log?action=engine.lost").json()["data"]
+
+
 def test_engines_of_other_machines_are_listed_until_they_are_lost(product: InProcess) -> None:
     database = product.gateway.database
     fields = dict.fromkeys(Welcome.__slots__, 1) | {"engine_id": "ours", "device": "cpu"}

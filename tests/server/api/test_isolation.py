@@ -43,9 +43,11 @@ from server.billing import ledger, prices
 from server.billing.budgets import Budget, set_budget
 from server.billing.exports.schedules import put_schedule
 from server.billing.holds import insert_hold
+from server.billing.settler import LEASE
 from server.billing.tables import metadata
 from server.database.clock import now_ms
 from server.database.database import DEFAULT_FILE
+from server.database.tables import leases
 from server.pool.running import RunningRequest
 from server.webhooks import events
 from tests.registry.rows import add_version
@@ -295,6 +297,8 @@ def insert_rows(conn: sa.Connection, world: World) -> None:
     events.insert_event(conn, events.new_event(tenant_id, "webhook.test", {}, now_ms=NOW_MS))
     for key_id in SUBJECTS["key_id"]:
         insert_key(conn, world.acme, key_id)
+    lease = {"name": f"{LEASE}gone", "holder": "lost/1", "expires_at_ms": NOW_MS}
+    conn.execute(sa.insert(leases).values(**lease))
 
 
 def insert_key(conn: sa.Connection, user: User, key_id: str) -> None:

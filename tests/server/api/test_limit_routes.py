@@ -12,6 +12,7 @@ from engine.delivery import Take
 from engine.messages import AddRequest, LeaseLow
 from server.accounts.auth import SCOPES
 from server.accounts.keys import create_key
+from server.billing.base_revisions import name_base
 from server.billing.budgets import Budget, set_budget
 from server.billing.holds import get_hold, open_requests
 from server.database.database import LedgerUnavailable
@@ -122,6 +123,7 @@ def test_a_tenant_is_limited_on_a_base_model_and_all_its_adapters_together(
     product: InProcess,
 ) -> None:
     user, other = with_adapter(user_of(product, requests_per_minute=9)), user_of(product)
+    product.gateway.database.write_sync(lambda conn: name_base(conn, "1" * 64, "org/large"))
     path = f"/admin/v1/tenants/{user.name}/limits"
     body = {"requests_per_minute": 2, "tokens_per_minute": 900}
     set_ = product.operator.call("PUT", f"{path}/base", body)
@@ -145,6 +147,7 @@ def test_a_tenant_is_limited_on_a_base_model_and_all_its_adapters_together(
 
 def test_limits_on_base_models_are_set_as_a_whole_and_read_back(product: InProcess) -> None:
     user, operator = user_of(product), product.operator
+    product.gateway.database.write_sync(lambda conn: name_base(conn, "1" * 64, "org/large"))
     path = f"/admin/v1/tenants/{user.name}/limits"
     operator.call("PUT", f"{path}/org/large", {"max_concurrency": 3, "tokens_per_minute": 5})
     changed = operator.call("PUT", f"{path}/org/large", {"requests_per_minute": 7}).json()
@@ -168,6 +171,7 @@ def test_a_tenant_has_limits_on_a_limited_number_of_base_models(product: InProce
     database, amounts = product.gateway.database, Amounts(max_concurrency=1)
 
     def fill(conn: Any) -> None:
+        name_base(conn, "7" * 64, "b7")
         for number in range(MAX_BASES):
             set_base_limits(
                 conn, user.tenant_id, f"b{number}", amounts, now_ms=NOW_MS, actor="operator"
@@ -175,7 +179,7 @@ def test_a_tenant_has_limits_on_a_limited_number_of_base_models(product: InProce
 
     database.write_sync(fill)
     path = f"/admin/v1/tenants/{user.name}/limits"
-    one_more = product.operator.call("PUT", f"{path}/one-more", {"max_concurrency": 1})
+    one_more = product.operator.call("PUT", f"{path}/base", {"max_concurrency": 1})
     assert (one_more.status_code, one_more.json()["error"]["param"]) == (409, "base_model")
     assert product.operator.call("PUT", f"{path}/b7", {"max_concurrency": 2}).status_code == 200
     assert product.operator.call("PUT", f"{path}/one-more", {}).status_code == 200

@@ -267,7 +267,7 @@ def test_an_operator_asks_what_a_month_would_have_cost(product):
     assert usage["difference_usd"] == usage["actual_usd"]
     of_base = ask(book={"bases": {"small": {"prompt_nanousd": 10**9}}}).json()
     assert of_base["total"]["difference_nanousd"] > 10**9
-    same = ask(book={"tenants": {"acme": {}}, "plans": {"gold": {}}, "bases": {"x": {}}}).json()
+    same = ask(book={"tenants": {"acme": {}}, "plans": {"gold": {}}, "bases": {"small": {}}}).json()
     assert same["total"]["difference_nanousd"] == 0
     assert same["total"]["actual_nanousd"] == sum(receipt["amount_nanousd"] for receipt in before)
     assert receipts_of(database) == before
