@@ -186,8 +186,14 @@ def content(token: Any) -> str | None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON of a file; an empty object if there is no file."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    """The JSON object in a file; an empty one if there is no file. Raises ValueError, by name."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds no JSON object; put the model's own file there.")
+    return found
 
 
 def _in_parts(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def find_sizes(model: str) -> ModelSizes:
     path = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(path.read_text())
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         names = ", ".join(NAMED_MODELS)
         raise UnknownModel(
             f"{model} is no folder with a config.json, and none of {names}"

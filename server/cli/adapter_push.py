@@ -164,8 +164,6 @@ def _template(given: str | None) -> str | JsonObject | None:
         return given
     try:
         described: JsonObject = loads(Path(given).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CommandFailed(f"{given}: {error.strerror}.", exit_code=2) from error
     except ValueError:
         raise CommandFailed(f"{given} is not JSON.") from None
     return described
@@ -249,10 +247,7 @@ def _adapters_in(parent: Path) -> list[_Import]:
     from server.client.files import NotAnAdapter
     from server.client.http import ClientError
 
-    try:
-        folders = sorted(path for path in parent.iterdir() if path.is_dir())
-    except OSError as error:
-        raise CommandFailed(f"{parent}: {error.strerror}.", exit_code=2) from error
+    folders = sorted(path for path in parent.iterdir() if path.is_dir())
     imports: dict[str, _Import] = {}
     for folder in sorted(folders, key=lambda path: not is_name(path.name)):
         name, adapter, outcome = folder.name, None, "not tried"

@@ -50,12 +50,11 @@ def backup(
 ) -> None:
     """Copy ledger, journals, secrets and adapters to a new folder; a server may run meanwhile."""
     from engine.journal_records import JournalCorrupt
-    from server.database.database import DatabaseError
 
     try:
         with open_beside(data_dir, database_url) as database:
             back_up(database, data_dir, folder)
-    except (OSError, sqlite3.Error, DatabaseError) as error:
+    except sqlite3.Error as error:
         raise CommandFailed(f"There is no backup: {error}") from error
     except JournalCorrupt as error:
         raise CommandFailed(f"There is no backup: {error}. It may be better now.") from error

@@ -69,8 +69,8 @@ def _read_admin_key(data_dir: Path) -> str:
     path = data_dir / "admin.key"
     try:
         return path.read_text().strip()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise CommandFailed(
             f"No admin key: set CHORALE_ADMIN_KEY, or give the server's --data-dir "
-            f"({path}: {error.strerror})."
+            f"({path}: {getattr(error, 'strerror', 'it is damaged')})."
         ) from None

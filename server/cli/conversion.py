@@ -21,7 +21,7 @@ from typing import TypeVar
 
 import peft
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import (
     AutoConfig,
@@ -41,7 +41,7 @@ MAX_RANK = 256
 _ENDS = {f"{EMBEDDING}.weight": EMBEDDING, f"{HEAD}.weight": HEAD}
 _EMBEDDING, _HEAD = _ENDS
 _FAULTS = (AttributeError, ImportError, KeyError, NotImplementedError, OSError, RuntimeError,
-           TypeError, ValueError)  # fmt: skip
+           SafetensorError, TypeError, ValueError)  # fmt: skip
 """Errors by which transformers and PEFT say that files are damaged or of another model."""
 
 _MORE_THAN_MATRICES = (
@@ -244,9 +244,16 @@ def _probe_tokens(adapted: peft.PeftModel) -> torch.Tensor:
 
 
 def _base(model_dir: Path) -> PreTrainedModel:
-    takes_images = composite_class(AutoConfig.from_pretrained(model_dir).to_dict())
-    auto_class = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
-    return auto_class.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+    """The base model in float32. Raises NotConvertible."""
+    try:
+        takes_images = composite_class(AutoConfig.from_pretrained(model_dir).to_dict())
+        auto_class = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
+        return auto_class.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
+    except _FAULTS as error:
+        raise NotConvertible(
+            f"its base model cannot be read from {model_dir} ({_first_line(error)}): give the "
+            "whole folder of that model."
+        ) from error
 
 
 def _of_text(parts: Mapping[str, _T]) -> dict[str, _T]:
@@ -283,7 +290,11 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except _FAULTS as error:
-        lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
-        # torch names the class alone in the first line, and the weight in the second.
-        said = " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".")
+        said = _first_line(error)
         raise NotConvertible(f"PEFT does not merge it into this model: {said}.") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+    # torch names the class alone in the first line, and the weight in the second.
+    return " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".")

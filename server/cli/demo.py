@@ -40,6 +40,7 @@ def demo(
     ] = None,
 ) -> None:
     """Serve the demo model with two tenants and five adapters, until Ctrl-C."""
+    from server.launch.children import write_private
     from server.launch.supervisor import Interrupted
 
     folder = Path(str(files("demo")))
@@ -56,7 +57,7 @@ def demo(
         # Uploads have a lot of patience, with a full disk for example; a signal must not wait.
         with suppress(Interrupted), supervisor.interruptible():
             made = _provision(settings, None if model else folder / "adapters")
-            _write(settings.data_dir / "demo.json", made)
+            write_private(settings.data_dir / "demo.json", made)
             say(f"Ready after {time.monotonic() - started_at:.1f} s.")
             _show_what_to_paste(made)
             _show_what_to_export(made, settings.data_dir)
@@ -92,15 +93,6 @@ def _provision(settings: "Settings", adapters: Path | None) -> JsonObject:
         )
     model = settings.model_name
     return {"base_url": url, "admin_key": admin_key, "model": model, "tenants": tenants}
-
-
-def _write(path: Path, made: JsonObject) -> None:
-    from server.launch.children import write_private
-
-    try:
-        write_private(path, made)
-    except OSError as error:
-        raise CommandFailed(f"{path}: {error.strerror}") from error
 
 
 def _known_keys(path: Path) -> dict[str, str]:

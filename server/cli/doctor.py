@@ -90,7 +90,7 @@ def _find_settings(
     try:
         last = gateway_settings(data_dir)
         of_last = Settings.model_validate(last) if last else None
-    except (OSError, ValueError):  # another user's file, or another release's, or damaged
+    except (OSError, ValueError, CommandFailed):  # of another user or release, or damaged
         return None, Finding("wrong", problem, _MEND)
     models = {name: last[name] for name in ("model", "models") if last.get(name)}
     try:

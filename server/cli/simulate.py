@@ -79,7 +79,5 @@ def simulate(
 def _read_book(path: Path) -> Any:
     try:
         return json_module.loads(path.read_text())
-    except OSError as error:
-        raise CommandFailed(f"{path}: {error.strerror}") from error
     except ValueError as error:
         raise CommandFailed(f"{path} is not JSON: {error}") from error

@@ -151,8 +151,8 @@ def export_usage(
                 patience=Patience(),
                 on_resume=lambda entry_id: say(f"Going on behind entry {entry_id}."),
             )
-        except OSError as error:
-            raise CommandFailed(f"{output}: {error.strerror}") from error
+        except OSError as error:  # of a file beside it
+            raise OSError(error.errno, error.strerror, str(output)) from error
     say(f"Written to {output}.")
 
 

@@ -1,5 +1,6 @@
 """The file of a SQLite database, and the locks beside it."""
 
+import errno
 import fcntl
 import logging
 import os
@@ -28,7 +29,10 @@ def make_private(path: Path) -> None:
 
 
 def check_readable(path: Path) -> None:
-    """Raise DatabaseDamaged if SQLite cannot read the file's header and list of tables."""
+    """Raise DatabaseDamaged if SQLite cannot read the file's header and list of tables.
+
+    Raises PermissionError if it may not open the file.
+    """
     if not path.exists():
         return
     try:
@@ -38,6 +42,8 @@ def check_readable(path: Path) -> None:
         # Any other error, such as a lock, may be gone at the next attempt.
         if error.sqlite_errorcode in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
             raise DatabaseDamaged(path, str(error)) from error
+        if error.sqlite_errorcode == sqlite3.SQLITE_CANTOPEN:
+            raise PermissionError(errno.EACCES, "SQLite cannot open it", str(path)) from error
 
 
 class SameFile:

@@ -45,7 +45,7 @@ class LoadedModel:
         try:
             base = BaseModel.load(folder, settings.model_id, settings.data_dir / "cache")
             tokenizer = Tokenizer(folder)
-        except (UnsupportedBaseModel, UnsupportedTokenizer) as error:
+        except (UnsupportedBaseModel, UnsupportedTokenizer, ValueError) as error:
             raise ModelNotServed(str(error)) from error
         longest = base.config.get("max_position_embeddings")
         if settings.max_model_len and longest and settings.max_model_len > longest:

@@ -47,8 +47,8 @@ class SecretMissing(SecretError):
     def __init__(self, variable: str, path: Path) -> None:
         self.variable, self.path = variable, path
         super().__init__(
-            f"With PostgreSQL or Redis the secret {variable} must be given, the same to every "
-            f"gateway: make it with `openssl rand -hex 32` and set {variable}, or put it in {path}."
+            f"There is no {path}, and {variable} is not set. One of them must hold the secret, the "
+            "same for all gateways on a database or Redis; `openssl rand -hex 32` makes one."
         )
 
 

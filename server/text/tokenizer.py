@@ -9,7 +9,6 @@ Outputs are the bytes of tokens, decoded as tokens come.
 import codecs
 import copy
 import itertools
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 class Tokenizer:
-    """The tokenizer of a model folder. Raises UnsupportedTokenizer.
+    """The tokenizer of a model folder. Raises UnsupportedTokenizer, ValueError.
 
     eos_token_ids: every id that ends an answer.   vocabulary: token id -> its bytes in an answer.
     added_tokens: ids of tokens that are found in a text before it is split.
@@ -46,9 +45,11 @@ class Tokenizer:
         path = model_dir / "tokenizer.json"
         if not path.exists():
             raise UnsupportedTokenizer(f"{path} is missing: only fast tokenizers are served")
-        source = path.read_text(encoding="utf-8")
-        definition = json.loads(source)
-        self._hf = HFTokenizer.from_str(source)
+        definition = read_json(path)
+        try:
+            self._hf = HFTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises no narrower class
+            raise UnsupportedTokenizer(f"{path} is no tokenizer: {error}") from error
         self._hf.no_truncation()
         self._hf.no_padding()
         for token in definition.get("added_tokens", []):

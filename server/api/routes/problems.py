@@ -122,7 +122,7 @@ async def find_problems(
         *_of_audit(auditor.last),
         *_of_disk(space, settings.data_dir),
         *_of_store(stays, uploads.storage.faults),
-        *_of_limits(limiter.is_degraded),
+        *_of_limits(limiter.is_degraded, has_redis=settings.redis_url is not None),
         *_of_first_tokens(newest, settings.slo_first_token_s),
     ]
 
@@ -198,10 +198,13 @@ def _of_store(stays: Iterable[Residency], faults: StorageFaults) -> Iterable[Pro
         yield Problem(found=f"{found} One of them: {errors[-1]}", todo=_STORE_TODO)
 
 
-def _of_limits(is_degraded: bool) -> Iterable[Problem]:
-    if is_degraded:
+def _of_limits(is_degraded: bool, *, has_redis: bool) -> Iterable[Problem]:
+    if is_degraded and has_redis:
         found = "Limits are not the shared ones, so they may refuse too early."
         yield Problem(found=found, todo=_LIMITS_TODO)
+    elif is_degraded:
+        found = "The gateway before this one was killed, so limits began as if they were used up."
+        yield Problem(found=found, todo="Wait: they are full again within a minute.")
 
 
 def _of_first_tokens(newest: Iterable[LoggedRequest], slo_s: float) -> Iterable[Problem]:

@@ -82,7 +82,10 @@ class Lagging:
     ("parts", "found", "todo"),
     [
         ({"ledger_probe": Unwritable()}, "The ledger cannot be written", "Look at the database"),
-        ({"limiter": Degraded()}, "Limits are not the shared ones", "Look at Redis"),
+        (
+            {"limiter": Degraded()}, "The gateway before this one was killed",
+            "full again within a minute",
+        ),
         ({"settler": Lagging(600_000)}, "7 records are not in it", "Look at the database"),
         (
             {"space": FreeSpace(GB, FakeDisk(2 * GB, size_bytes=100 * GB))},
@@ -104,6 +107,16 @@ def test_a_problem_of_a_part_is_named_with_what_to_do(
     text = told(well)
     assert found in text
     assert todo in text
+
+
+def test_redis_is_to_be_looked_at_where_there_is_one(well: InProcess) -> None:
+    swap(well, limiter=Degraded())
+    assert "Redis" not in told(well)
+    settings = well.gateway.settings.model_copy(update={"redis_url": "redis://here"})
+    swap(well, limiter=Degraded(), settings=settings)
+    assert "Limits are not the shared ones, so they may refuse too early. Look at Redis" in told(
+        well
+    )
 
 
 @pytest.mark.parametrize(("since_ms", "num_records"), [(60_000, 7), (600_000, 0)])

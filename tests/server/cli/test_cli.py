@@ -1,9 +1,12 @@
 import json
+import shutil
 import subprocess
 import sys
+from importlib.resources import files
 
 import pytest
 
+from server.database.database import Database
 from server.version import VERSION
 from tests.server.fake_api import is_one_line
 
@@ -221,6 +224,95 @@ def test_an_export_that_cannot_be_written_is_one_line(run):
     assert is_one_line(result.stderr, "/nowhere/usage.csv: No such file or directory")
 
 
+BELOW_A_FILE = [
+    ("serve", "--model", "m", "--port", "0", "--data-dir", "{}"),
+    ("demo", "--port", "0", "--data-dir", "{}"),
+    ("serve", "--config", "{}"),
+    ("simulate", "--book", "{}"),
+    ("usage", "export", "--output", "{}"),
+    ("backup", "{}", "--data-dir", "ledger"),
+    ("adapters", "push", ".", "--name", "x", "--response-template", "{}"),
+]
+
+
+@pytest.mark.parametrize("command", BELOW_A_FILE, ids=" ".join)
+def test_a_file_that_cannot_be_had_is_one_line_that_names_it_and_says_what_to_do(
+    run, tmp_path, command
+):
+    (tmp_path / "ledger").mkdir()
+    Database(data_dir=tmp_path / "ledger").close()
+    (tmp_path / "file").touch()
+    path = str(tmp_path / "file" / "below")
+    result = run(*(word.format(path) for word in command))
+    assert (result.exit_code, isinstance(result.exception, SystemExit)) == (1, True)
+    assert is_one_line(result.stderr.splitlines(keepends=True)[-1], f"Error: {path}: ", ". Give ")
+
+
+SERVE = ("serve", "--model", ".", "--port", "0", "--data-dir", "data")
+DAMAGED = [
+    ("chorale.toml", ("serve", "--config", "chorale.toml")),
+    ("gateway.json", ("audit", "--data-dir", ".")),
+    ("gateway.json", ("backup", "copy", "--data-dir", ".")),
+    ("tokenizer.json", SERVE),
+    ("tokenizer_config.json", SERVE),
+]
+
+
+@pytest.mark.parametrize(("file", "command"), DAMAGED)
+@pytest.mark.parametrize("content", [b"\xff\xfe{", b"[1]", b"{"])
+def test_a_damaged_file_is_one_line_that_names_it(run, tmp_path, file, command, content):
+    if command is SERVE:
+        shutil.copytree(files("demo") / "model", tmp_path, dirs_exist_ok=True)
+    (tmp_path / file).write_bytes(content)
+    result = run(*command)
+    assert is_one_line(result.stderr, "Error: ", file)
+    assert result.exit_code in (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("file", "command"), [("admin.key", ("tenants", "list")), ("book", ("simulate", "--book=book"))]
+)
+def test_a_file_that_is_no_text_is_one_line_that_names_it(
+    run, tmp_path, monkeypatch, file, command
+):
+    monkeypatch.delenv("CHORALE_ADMIN_KEY")
+    (tmp_path / file).write_bytes(b"\xff\xfe{")
+    assert is_one_line(run(*command, "--data-dir", ".").stderr, "Error: ", file)
+
+
+def test_a_ledger_without_tables_is_one_line(run, tmp_path):
+    (tmp_path / "chorale.db").touch()
+    for command in (("audit",), ("backup", "copy")):
+        result = run(*command, "--data-dir", str(tmp_path))
+        assert is_one_line(result.stderr, f"{tmp_path / 'chorale.db'}: no such table")
+
+
+def test_a_ledger_that_may_not_be_opened_is_one_line(run, tmp_path):
+    (tmp_path / "chorale.db").mkdir()
+    result = run("audit", "--data-dir", str(tmp_path))
+    assert is_one_line(result.stderr, f"{tmp_path / 'chorale.db'}: SQLite cannot open it", "right")
+
+
+def test_a_time_is_a_date_or_a_date_with_a_time_or_seconds(run, api, monkeypatch):
+    path = "/admin/v1/tenants/acme/keys"
+    monkeypatch.setitem(ANSWERS, ("POST", path), (201, {"key_id": "k", "api_key": "s"}))
+    for given in ("2027-01-31", "2027-01-31T02:00+02:00", "1801353600"):
+        assert run("keys", "create", "acme", "--expires-at", given).exit_code == 0
+    assert [body["expires_at"] for *_, body in api.asked()] == [1801353600] * 3
+    for command in (("keys", "create", "--expires-at"), ("prices", "add", "prompt=1", "--until"),
+                    ("audit", "--since")):  # fmt: skip
+        result = run(*command, "tomorrow")
+        assert (result.exit_code, "'tomorrow' is no time" in result.stderr) == (2, True)
+
+
+def test_a_key_that_has_expired_is_not_shown_as_active(run, monkeypatch):
+    keys = [{"key_id": "k1", "expires_at": 5}, {"key_id": "k2", "expires_at": 1 << 32},
+            {"key_id": "k3", "revoked_at": 5, "expires_at": 5}, {"key_id": "k4"}]  # fmt: skip
+    monkeypatch.setitem(ANSWERS, ("GET", "/admin/v1/tenants/acme/keys"), list_of(*keys))
+    states = [line.split()[-1] for line in run("keys", "list", "acme").stdout.splitlines()[1:]]
+    assert states == ["expired", "active", "revoked", "active"]
+
+
 def test_a_chat_streams_its_answers_and_remembers_what_was_said(run, api):
     result = run("chat", "--model", "json", input="hi\n\nand now?\n/new\nhi again\n")
     assert (result.exit_code, result.stdout) == (0, "Hello\nHello\nHello\n")
@@ -254,7 +346,7 @@ def test_an_unknown_setting_is_one_line_and_exit_2(run, tmp_path):
     assert is_one_line(result.stderr, "max_loras", "chorale.toml")
     config.write_text("not toml")
     assert run("serve", "--config", str(config)).exit_code == 2
-    assert run("serve", "--config", "/nowhere.toml").exit_code == 2
+    assert run("serve", "--config", "/nowhere.toml").exit_code == 1
 
 
 def test_a_chorale_toml_that_is_not_read_is_pointed_out(run, tmp_path, monkeypatch):

@@ -444,6 +444,26 @@ def test_another_model_is_one_line(tmp_path, model_dir):
     assert is_one_line(result.stderr, "Error: ", "PEFT does not merge it into this model")
 
 
+@pytest.mark.parametrize(
+    ("file", "content"), [("config.json", b"{"), ("model.safetensors", b"cut off")]
+)
+def test_a_damaged_base_model_is_one_line_with_its_folder(tmp_path, model_dir, file, content):
+    folder = write(model_dir, tmp_path / "adapter", make_config("LoHa", r=2))
+    shutil.copytree(model_dir, damaged := tmp_path / "damaged")
+    (damaged / file).write_bytes(content)
+    result, _ = convert(damaged, folder)
+    assert result.exit_code == 1
+    assert is_one_line(result.stderr, f"its base model cannot be read from {damaged}", "the whole")
+
+
+def test_a_result_that_cannot_be_written_is_one_line(tmp_path, model_dir):
+    folder = write(model_dir, tmp_path / "adapter", make_config("LoHa", r=2))
+    (tmp_path / "file").touch()
+    arguments = ("--model", str(model_dir), "--out", str(tmp_path / "file" / "out"))
+    result = CliRunner().invoke(app, ["adapters", "convert", str(folder), *arguments])
+    assert is_one_line(result.stderr, f"Error: {tmp_path / 'file' / 'out'}: Not a directory")
+
+
 def test_nothing_is_overwritten(model_dir, tmp_path):
     folder = write(model_dir, tmp_path / "adapter", make_config("LoHa", r=2))
     kept: Path = tmp_path / "out" / "kept"
@@ -460,4 +480,4 @@ def test_a_machine_without_peft_is_told_what_to_install(model_dir, tmp_path, mon
     monkeypatch.setitem(sys.modules, "peft", None)
     result, _ = convert(model_dir, folder)
     assert result.exit_code == 1
-    assert is_one_line(result.stderr, "Error: Converting needs peft", "chorale-llm[convert]")
+    assert is_one_line(result.stderr, "Error: Converting needs peft", "pip install -e '.[convert]'")

@@ -60,7 +60,9 @@ def test_what_one_gateway_alone_needs_is_made_and_kept(tmp_path):
 
 
 def test_what_gateways_share_is_never_made_but_asked_for(tmp_path, monkeypatch):
-    with pytest.raises(SecretMissing, match="CHORALE_PEPPER.*openssl rand -hex 32.*pepper"):
+    with pytest.raises(
+        SecretMissing, match="secrets/pepper, and CHORALE_PEPPER is not.*openssl rand -hex 32"
+    ):
         Secrets.load(tmp_path, may_make=False)
     monkeypatch.setenv("CHORALE_PEPPER", "a" * 64)
     with pytest.raises(SecretMissing, match="CHORALE_RECEIPT_SIGNING_KEY"):
