@@ -4,9 +4,11 @@
 `<!-- runs -->` are run as well, by tests/e2e/test_docs.py.
 """
 
+import functools
 import json
 import logging
 import re
+import shlex
 import sys
 import tempfile
 import tomllib
@@ -18,6 +20,7 @@ from typing import Any
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from mkdocs.exceptions import Abort
+from typer import BadParameter
 from typer.main import get_command
 
 from server.cli.main import app as command_line
@@ -25,6 +28,8 @@ from server.launch.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 
+_COMMAND_LINE: Any = get_command(command_line)
+_USAGE_ERROR: Any = BadParameter.__mro__[1]  # typer has no name for it
 _BLOCK = re.compile(
     r"(?P<runs><!-- runs -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
 )
@@ -65,7 +70,7 @@ def faults_of_page(path: Path) -> Iterator[str]:
     """Faults of a page's blocks, and of the commands anywhere in it."""
     for block in blocks(path):
         yield from faults_of(block)
-    for fault in check_commands(path.read_text()):
+    for fault in (*check_commands(path.read_text()), *check_endpoints(path.read_text())):
         yield f"{path.relative_to(ROOT)}: {fault}"
 
 
@@ -112,7 +117,7 @@ def check_commands(text: str) -> Iterator[str]:
     joined = re.sub(r"\\\n\s*", " ", text)
     for line in re.findall(r"(?:^|[`\s(])chorale ((?:[a-z-]+ ?)[^`\n#|>]*)", joined, re.MULTILINE):
         words = line.split()
-        command: Any = get_command(command_line)
+        command = _COMMAND_LINE
         if words[0] not in command.commands:
             continue  # prose
         while words and hasattr(command, "commands"):
@@ -128,10 +133,43 @@ def check_commands(text: str) -> Iterator[str]:
                 yield f"`chorale {line.strip()}` has a flag that does not exist: {flag}"
 
 
+def _check_shell(text: str) -> Iterator[str]:
+    """Calls of `chorale` in a script that its own parser refuses."""
+    joined = re.sub(r"\\\n\s*", " ", text)
+    for line in re.findall(r"(?:^|[\s(;&|])chorale ([a-z-][^\n|>;&)]*)", joined, re.MULTILINE):
+        words, command = shlex.split(line, comments=True), _COMMAND_LINE
+        while words and words[0] in getattr(command, "commands", ()):
+            command = command.commands[words.pop(0)]
+        if command is not _COMMAND_LINE:  # else it is prose, or a flag of `chorale` itself
+            try:
+                command.make_context("chorale", words)
+            except _USAGE_ERROR as error:
+                yield f"`chorale {line.strip()}`: {error.format_message()}"
+
+
+def check_endpoints(text: str) -> Iterator[str]:
+    """Endpoints, named with their method, that the server does not have."""
+    for method, path in re.findall(r"\b(GET|POST|PUT|PATCH|DELETE) (/[^\s`\"',)]*)", text):
+        path = path.partition("?")[0].rstrip(".:;")
+        if not any(method == known and route.fullmatch(path) for known, route in _endpoints()):
+            yield f"there is no endpoint {method} {path}"
+
+
+@functools.cache
+def _endpoints() -> list[tuple[str, re.Pattern[str]]]:
+    """Each endpoint's method and the form of its path, in which values may stand for names."""
+    page = (
+        ROOT / "docs" / "reference" / "api.md"
+    ).read_text()  # `make check` compares it with code
+    rows = re.findall(r"^\| ([A-Z]+) \| `([^`]+)` \|", page, re.MULTILINE)
+    return [(name, re.compile(re.sub(r"\{\w+\}", "[^/]+", path))) for name, path in rows]
+
+
 _CHECKS: dict[str, Callable[[str], Iterator[str]]] = {
     "json": _check_json,
     "toml": _check_toml,
     "python": _check_python,
+    "sh": _check_shell,
 }
 """How a block of each language is checked. Others are commands, pictures or output."""
 

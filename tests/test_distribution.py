@@ -14,6 +14,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # Extras as they are installed: of a clone, of a wheel's file, and of each other in pyproject.toml.
 OURS = re.compile(r"""(?:-e ['"]?\.|WHEEL|\.whl|chorale-llm)\[([a-z0-9,]+)\]""")
+NAMED = re.compile(r"\bextras?(?: |\]\([^)]*\) )`([a-z0-9]+)`")
 # Ours is on no index, so nobody can install it by its name.
 BY_NAME = re.compile(r"pip install [^\n#]*chorale-llm(?![\w./-])")
 # The other package's name before extras, before a version, or after `pip install`; not in a path.
@@ -54,7 +55,12 @@ def test_what_is_to_be_installed_is_ours() -> None:
         assert strangers is None, f"{path}: {strangers and strangers[0]}"
         assert not BY_NAME.search(text), f"{path} installs by name what is on no index"
         named |= {extra for extras in OURS.findall(text) for extra in extras.split(",")}
-    assert {"convert", "demo", "s3"} <= named <= set(PYPROJECT["project"]["optional-dependencies"])
+        named |= set(NAMED.findall(text)) if path.suffix == ".md" else set()
+    assert (
+        {"demo", "parquet", "ray", "s3"}
+        <= named
+        <= set(PYPROJECT["project"]["optional-dependencies"])
+    )
 
 
 def _text_files() -> Iterator[Path]:

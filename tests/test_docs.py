@@ -105,6 +105,9 @@ def faults(language: str, text: str) -> list[str]:
         ("toml", "x = ", "docs/page.md:3: this is not TOML"),
         ("toml", "wings = 2", "docs/page.md:3: there is no setting wings"),
         ("python", "def", "docs/page.md:3: this is not Python"),
+        ("sh", "chorale adapters push DIR", "`chorale adapters push DIR`: Missing option '--name'"),
+        ("sh", "x=$(chorale keys create a b)", "`chorale keys create a b`: Got unexpected extra"),
+        ("sh", "chorale prices add x=1 \\\n  --until soon", "'soon' is no time"),
     ],
 )
 def test_a_block_that_is_wrong_is_named(language: str, text: str, told: str) -> None:
@@ -124,6 +127,23 @@ def test_a_block_that_is_wrong_is_named(language: str, text: str, told: str) -> 
 def test_a_command_that_does_not_exist_is_named_wherever_it_stands(text: str, told: str) -> None:
     [fault] = docs.check_commands(text)
     assert told in fault
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("Ask `POST /v1/embeddings`.", "POST /v1/embeddings"),
+        ("`DELETE /v1/usage` does", "DELETE /v1/usage"),
+        ("`GET /v1/adapters/x/wings?y=z`", "GET /v1/adapters/x/wings"),
+    ],
+)
+def test_an_endpoint_that_does_not_exist_is_named(text: str, told: str) -> None:
+    assert list(docs.check_endpoints(text)) == [f"there is no endpoint {told}"]
+
+
+def test_an_endpoint_may_be_named_with_values_and_a_query() -> None:
+    text = "`GET /v1/adapters/{name}/versions`, `GET /v1/adapters/x`: GET /v1/usage?start=1. GET it"
+    assert list(docs.check_endpoints(text)) == []
 
 
 def test_what_is_right_has_no_fault() -> None:

@@ -78,8 +78,8 @@ def serve(
     storage: Annotated[
         str | None,
         typer.Option(
-            help="Object store for adapters: file:///FOLDER or s3://BUCKET/PREFIX, by default a "
-            "folder in the data directory."
+            help="Object store for adapters and scheduled exports: file:///FOLDER or "
+            "s3://BUCKET/PREFIX?endpoint_url=URL, by default a folder in the data directory."
         ),
     ] = None,
     redis_url: Annotated[
@@ -114,8 +114,8 @@ def serve(
     ray: Annotated[
         str | None,
         typer.Option(
-            help="Ray cluster to run the engines on: HOST:PORT, or auto. By default they run on "
-            "this machine."
+            help="Ray cluster to run the engines on: HOST:PORT, auto for the one that this machine "
+            "is in, or local for one of its own. By default they run on this machine without Ray."
         ),
     ] = None,
     arena_bytes: Annotated[
