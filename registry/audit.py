@@ -1,5 +1,8 @@
 """The audit log: which actor did what to which tenant, key or adapter."""
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
 from sqlalchemy import Connection, insert
 
 from registry.tables import audit_log
@@ -23,3 +26,14 @@ def record_audit(
     values = {"at_ms": at_ms, "actor": actor, "action": action, "detail": detail}
     owned = {"target": target or tenant_id, "tenant_id": tenant_id}
     conn.execute(insert(audit_log).values(**values, **owned))
+
+
+def in_words(values: Mapping[str, object]) -> str:
+    """Say values for a line's detail.   Names that end in _ms are of moments in milliseconds."""
+    return " ".join(f"{name.removesuffix('_ms')}={_text(name, it)}" for name, it in values.items())
+
+
+def _text(name: str, value: object) -> object:
+    if isinstance(value, int) and name.endswith("_ms"):
+        return f"{datetime.fromtimestamp(value // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return "none" if value in (None, "") else value

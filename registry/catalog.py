@@ -261,7 +261,7 @@ class Catalog(Directory):
             conn,
             tenant_id,
             action,
-            f"{before} -> {target}",
+            f"{before or 'new'} -> {target or 'removed'}",
             target=f"{tenant_id}/{what}",
             at_ms=now_ms,
             actor=actor,

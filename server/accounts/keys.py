@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
 from registry.adapter_rows import lock_tenant
-from registry.audit import record_audit
+from registry.audit import in_words, record_audit
 from server.accounts import auth
 from server.accounts.auth import ADMIN, SCOPES, AuthError, Identity
 from server.accounts.lineage import (
@@ -166,15 +166,22 @@ def get_key(conn: Connection, tenant_id: str, key_id: str) -> ApiKey:
 
 
 def list_keys(
-    conn: Connection, tenant_id: str, *, after: str | None = None, limit: int = MAX_PAGE
+    conn: Connection,
+    tenant_id: str,
+    *,
+    after: str | None = None,
+    limit: int = MAX_PAGE,
+    newest_first: bool = False,
 ) -> list[ApiKey]:
     """A tenant's keys after `after`, ended ones too, the oldest first. Raises KeyNotFound."""
     query = sa.select(api_keys).where(api_keys.c.tenant_id == tenant_id)
+    place = [api_keys.c.created_at_ms, api_keys.c.key_id]
     if after is not None:
         last = get_key(conn, tenant_id, after)
-        place = sa.tuple_(api_keys.c.created_at_ms, api_keys.c.key_id)
-        query = query.where(place > sa.tuple_(sa.literal(last.created_at_ms), last.key_id))
-    rows = conn.execute(query.order_by(api_keys.c.created_at_ms, api_keys.c.key_id).limit(limit))
+        places, begin = sa.tuple_(*place), sa.tuple_(sa.literal(last.created_at_ms), last.key_id)
+        query = query.where(places < begin if newest_first else places > begin)
+    order = [column.desc() if newest_first else column for column in place]
+    rows = conn.execute(query.order_by(*order).limit(limit))
     return [_api_key(row._mapping) for row in rows]
 
 
@@ -206,8 +213,8 @@ def change_key(
             # They count in the same buckets, which have one amount.
             is_old = (key_bucket == key.bucket_id) & api_keys.c.key_id.in_(_replaced(tenant_id))
             conn.execute(sa.update(api_keys).where(is_old).values(**limits))
-        said = (f"{field}={value}" for field, value in _stored(changes).items())
-        _audit(conn, tenant_id, key_id, by, "key.change", now_ms, " ".join(said))
+        detail = in_words(_stored(changes))
+        _audit(conn, tenant_id, key_id, by, "key.change", now_ms, detail)
     return get_key(conn, tenant_id, key_id)
 
 

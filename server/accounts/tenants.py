@@ -15,7 +15,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from registry.audit import record_audit
+from registry.audit import in_words, record_audit
 from registry.events import record_event
 from server.accounts.tables import tenants
 
@@ -196,8 +196,7 @@ def set_limits(
     """Replace all limits of a tenant. Raises InvalidTenant, TenantNotFound."""
     _check_limits(limits)
     values = _limit_values(limits)
-    detail = " ".join(f"{name}={value}" for name, value in values.items())
-    _change(conn, tenant_id, values, "limits", detail, now_ms, actor)
+    _change(conn, tenant_id, values, "limits", in_words(values), now_ms, actor)
 
 
 def set_details(

@@ -156,5 +156,6 @@ def _audit(conn: Connection, receipt: Receipt, actor: str, now_ms: int) -> None:
     amount = receipt["amount_nanousd"]
     assert isinstance(amount, int)
     action, tenant_id = f"ledger.{receipt['kind']}", str(receipt["tenant_id"])
-    detail = f"entry {receipt['entry_id']}, {format_usd(amount)} dollars: {receipt['memo']}"
+    memo = f": {receipt['memo']}" if receipt["memo"] else ""
+    detail = f"entry {receipt['entry_id']}, {format_usd(amount)} dollars{memo}"
     record_audit(conn, tenant_id, action, detail, at_ms=now_ms, actor=actor)

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from registry.audit import record_audit
+from registry.audit import in_words, record_audit
 from server.accounts.tables import tenants
 from server.billing.base_revisions import bases_of
 from server.billing.rating import Prices
@@ -162,7 +162,7 @@ def add_price(
     price = get_price(conn, row.inserted_primary_key[0])
     assert price is not None
     tenant_id, target = scope_id if scope == "tenant" else None, str(price.price_version)
-    detail = " ".join(f"{name}={value}" for name, value in asdict(price).items())
+    detail = in_words(asdict(price))
     record_audit(conn, tenant_id, "price.add", detail, target=target, at_ms=now_ms, actor=actor)
     return price
 

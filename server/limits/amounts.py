@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from sqlalchemy import Table
 from sqlalchemy.engine import Connection, RowMapping
 
+from registry.audit import in_words
 from server.database.upsert import upsert
 from server.limits.rules import Limit, Metric, Scope
 
@@ -49,4 +50,4 @@ class Amounts:
 
     def __str__(self) -> str:
         """The amounts as the audit log tells them."""
-        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
+        return in_words(asdict(self))

@@ -211,7 +211,7 @@ def test_a_move_is_told_to_the_audit_log_and_to_gateways_in_its_transaction(
         catalog.set_alias(conn, A, "pirate", "prod", 1, Canary(2, 10), actor="key:k1")
         audit, events, moves = (rows[3:] for rows in told(conn))
         assert [(row.actor, row.action, row.target, row.detail) for row in audit] == [
-            ("key:k1", "alias.move", "tenant-a/pirate@prod", "None -> 1, 10 % to 2")
+            ("key:k1", "alias.move", "tenant-a/pirate@prod", "new -> 1, 10 % to 2")
         ]
         told_to_gateways = [(row.kind, row.tenant_id, row.version) for row in events]
         assert told_to_gateways == [("moved", A, 1), ("moved", A, 2)]

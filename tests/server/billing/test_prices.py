@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from decimal import ROUND_HALF_UP, Decimal
 
@@ -261,6 +262,7 @@ def test_an_operator_sets_prices_and_what_is_not_named_stays(operator):
     )
     assert [row.target for row in logged] == ["1", "2", "3"]
     assert "pinned_nanousd=9" in logged[-1].detail
+    assert not re.search(r"_ms=|None", logged[-1].detail)
 
 
 @pytest.mark.parametrize(
