@@ -1,5 +1,6 @@
 """The pages of the bill: statements by month, one statement, and exports of the receipts."""
 
+from importlib.util import find_spec
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -65,7 +66,7 @@ async def bill(viewer: UsageViewer, database: DatabaseDep, before: Before = "") 
         viewer,
         is_first=not before,
         scheduled=scheduled,
-        formats=FORMATS,
+        formats=[it for it in FORMATS if it != "parquet" or find_spec("pyarrow")],
         intervals=list(INTERVAL_S),
         start=day_of(start_ms),
         end=day_of(end_ms - 1),

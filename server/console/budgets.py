@@ -19,14 +19,17 @@ _RATE_DAYS = 7
 
 @dataclass(frozen=True, slots=True)
 class BudgetView:
-    """A budget as the page shows it.   used_share: in [0, 1].   forecast: a sentence."""
+    """A budget as the page shows it.   forecast: a sentence.
+
+    used_share: in [0, 1]; None of a prepaid one, as nobody knows what its credit was once.
+    """
 
     kind: BudgetKind
     enforcement: Enforcement
-    given_nanousd: int
+    amount_nanousd: int
     remaining_nanousd: int
     held_nanousd: int
-    used_share: float
+    used_share: float | None
     forecast: str
 
 
@@ -47,10 +50,9 @@ def list_budgets(conn: Connection, tenant_id: str) -> list[BudgetView]:
 
 def _budget(budget: Budget, sums: Sums, daily_nanousd: float, at_ms: int) -> BudgetView:
     remaining = sums.remaining(budget.kind, budget.amount_nanousd)
-    given = budget.amount_nanousd
-    if budget.kind == "prepaid":
-        given = max(sums.balance_nanousd - budget.amount_nanousd, 0)
-    used_share = 1 - min(max(remaining / given, 0), 1) if given else 1.0
+    given, used_share = budget.amount_nanousd, None
+    if budget.kind == "monthly":
+        used_share = 1 - min(max(remaining / given, 0), 1) if given else 1.0
     forecast = " ".join(forecast_of(budget.kind, remaining, daily_nanousd, at_ms))
     return BudgetView(
         budget.kind, budget.enforcement, given, remaining, sums.held_nanousd, used_share, forecast
@@ -62,7 +64,7 @@ def forecast_of(
 ) -> Iterator[str]:
     """Yield the sentences that say when a budget will be used up."""
     if remaining_nanousd <= 0:
-        yield "It is used up."
+        yield "Nothing is left of it."
     elif daily_nanousd <= 0:
         yield f"Nothing was spent in the last {_RATE_DAYS} days."
     else:

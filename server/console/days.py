@@ -1,6 +1,6 @@
 """Days of UTC in the queries of pages."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -34,6 +34,19 @@ class Days(BaseModel):
                 param="start",
             )
         return first, last + DAY_MS
+
+
+def quick_ranges(at_ms: int) -> list[tuple[str, str, str]]:
+    """(name, first day, last day) of the ranges that pages offer at a time."""
+    today = datetime.fromtimestamp(at_ms / 1000, UTC)
+    since = today.day  # days since the last month's end
+    last_month = (today - timedelta(since)).day
+    ago = {"Today": (0, 0), "Yesterday": (1, 1), "7 days": (6, 0), "30 days": (29, 0)}
+    ago |= {"This month": (since - 1, 0), "Last month": (since - 1 + last_month, since)}
+    return [
+        (name, day_of(at_ms - first * DAY_MS), day_of(at_ms - last * DAY_MS))
+        for name, (first, last) in ago.items()
+    ]
 
 
 def day_of(at_ms: int | None) -> str:

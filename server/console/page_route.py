@@ -40,9 +40,11 @@ def pages_router(prefix: str = "") -> APIRouter:
 
 def _fault(request: Request, error: ApiError) -> Response:
     if error.status != 401:
+        viewer = getattr(request.state, "viewer", None)
+        asked = request.query_params if error.param in ("start", "end") else {}
         # The operator's session opens no page of tenants.
         home = OPERATORS if request.scope["path"].startswith(OPERATORS) else "/console"
-        return render("fault.html", None, error.status, error=error, home=home)
+        return render("fault.html", viewer, error.status, error=error, home=home, asked=asked)
     target = f"{SIGN_IN}?next={quote(_path(request))}"
     if "hx-request" in request.headers:
         # A part of a page must not be replaced by the page for signing in.

@@ -12,7 +12,9 @@ from fastapi.responses import HTMLResponse, Response
 from server.api import errors
 from server.billing.rating import format_usd
 from server.console import formats
+from server.console.days import quick_ranges
 from server.console.viewers import Viewer
+from server.database.clock import now_ms
 
 router = APIRouter(prefix="/console", include_in_schema=False)
 
@@ -49,6 +51,7 @@ def _templates() -> jinja2.Environment:
     environment.filters |= {format.__name__: format for format in filters}
     environment.filters["exact"] = format_usd
     environment.globals["static"] = _static_url
+    environment.globals["quick_ranges"] = lambda: quick_ranges(now_ms())
     return environment
 
 

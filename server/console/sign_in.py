@@ -7,7 +7,6 @@ from urllib.parse import parse_qs
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from server.accounts import auth
 from server.accounts.auth import AuthError
 from server.accounts.sessions import LIFETIME_S, Sessions
 from server.api import errors
@@ -20,11 +19,6 @@ from server.faults import Limited
 
 router = pages_router()
 
-_HOMES = (
-    (auth.USAGE_READ, "/console"),
-    (auth.ADAPTERS_READ, "/console/adapters"),
-    (auth.INFERENCE, "/console/playground"),
-)
 _MAX_FORM_BYTES = 4096
 _STRANGER = "nobody yet"
 """Stands for a tenant's id where bodies of forms are counted before anybody is signed in."""
@@ -93,15 +87,8 @@ def _origin_of_ours(request: Request) -> str:
 
 
 async def _destination(sessions: Sessions, token: str, onward: str) -> str:
-    """The path to go to after signing in: onward, if the key may see it, else its first page."""
+    """The path to go to after signing in: onward, if it is a page for this kind of viewer."""
     if await sessions.is_operators(token):
         return onward if onward.startswith(OPERATORS) else OPERATORS
-    if _is_local(onward) and not onward.startswith(OPERATORS):
-        return onward
-    identity = await sessions.identity_of(token)
-    return next((path for scope, path in _HOMES if identity.allows(scope)), "/console/keys")
-
-
-def _is_local(path: str) -> bool:
-    """Whether a path is one of the console."""
-    return path.startswith("/console") and "\\" not in path
+    is_tenants = onward.startswith("/console") and not onward.startswith(OPERATORS)
+    return onward if is_tenants and "\\" not in onward else "/console"

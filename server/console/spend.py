@@ -2,6 +2,7 @@
 
 import csv
 import io
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -9,6 +10,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
 from fastapi import Query, Response
+from fastapi.responses import RedirectResponse
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -22,8 +24,7 @@ from server.console.budgets import list_budgets
 from server.console.days import DAY_MS, Days, day_of
 from server.console.page_route import pages_router
 from server.console.rendering import render
-from server.console.viewers import TenantViewer, UsageViewer
-from server.database.clock import now_ms
+from server.console.viewers import AnyTenant, TenantViewer, UsageViewer
 
 router = pages_router()
 
@@ -53,9 +54,11 @@ class SpendQuery(Days):
 
 @router.get("")
 async def spend(
-    viewer: UsageViewer, database: DatabaseDep, query: Annotated[SpendQuery, Query()]
+    viewer: AnyTenant, database: DatabaseDep, query: Annotated[SpendQuery, Query()]
 ) -> Response:
-    """Show what was spent."""
+    """Show what was spent, or lead a viewer who may not see it to the first page for it."""
+    if not viewer.may(auth.USAGE_READ):
+        return RedirectResponse(viewer.home, 303)
     start_ms, end_ms = query.range_ms()
     tenant_id = viewer.identity.tenant_id
     which = query.which(tenant_id)
@@ -170,9 +173,10 @@ def plot_of(
 ) -> dict[str, Any]:
     """The stacked bars that `plot.js` draws: a series for each group, and one for the rest.
 
-    days: sums by day of all groups.   groups: sums by day of some.
+    days: sums by day of all groups.   groups: sums by day of some, by name. A name has its hue, in
+    degrees, whatever else is shown; the rest has none.
     """
-    starts = range(start_ms, min(end_ms, now_ms() + 1), DAY_MS)
+    starts = range(start_ms, end_ms, DAY_MS)
 
     def values(sums: Sequence[UsageSum]) -> list[int]:
         """A number for each day, 0 without usage; of money in nano-dollars, which add up."""
@@ -194,7 +198,11 @@ def plot_of(
     return {
         "x": [start // 1000 for start in starts],
         "series": [
-            {"label": name, "values": [number / unit for number in numbers]}
+            {
+                "label": name,
+                "values": [number / unit for number in numbers],
+                "hue": zlib.crc32(name.encode()) % 360 if name in groups else None,
+            }
             for name, numbers in series.items()
         ],
         "unit": "$" if plot == "spend" else "",

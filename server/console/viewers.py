@@ -11,6 +11,12 @@ from server.accounts.sessions import csrf_token
 from server.api import errors
 from server.api.deps import SESSION_COOKIE, SessionsDep, show_identity, show_operator
 
+_HOMES = (
+    (auth.USAGE_READ, "/console"),
+    (auth.ADAPTERS_READ, "/console/adapters"),
+    (auth.INFERENCE, "/console/playground"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
@@ -29,6 +35,13 @@ class Viewer:
     def may(self, scope: str) -> bool:
         """Whether the viewer's key has a scope; the operator has none, as it is no tenant."""
         return self.identity is not None and self.identity.allows(scope)
+
+    @property
+    def home(self) -> str:
+        """The first of the pages that the viewer may see."""
+        if self.is_operator:
+            return "/console/operator"
+        return next((path for scope, path in _HOMES if self.may(scope)), "/console/keys")
 
 
 class TenantViewer(Viewer):
@@ -49,9 +62,10 @@ class _Tenant:
     async def __call__(self, request: Request, sessions: SessionsDep) -> TenantViewer:
         token = _token(request)
         identity = show_identity(request, await sessions.identity_of(token))
-        if self.scope is not None and not identity.allows(self.scope):
+        request.state.viewer = viewer = TenantViewer(csrf_token(token), identity)
+        if self.scope is not None and not viewer.may(self.scope):
             raise errors.insufficient_permissions(self.scope)
-        return TenantViewer(csrf_token(token), identity)
+        return viewer
 
 
 async def _operator(request: Request, sessions: SessionsDep) -> Viewer:
@@ -60,7 +74,8 @@ async def _operator(request: Request, sessions: SessionsDep) -> Viewer:
     if not await sessions.is_operators(token):
         raise errors.invalid_api_key()
     show_operator(request)
-    return Viewer(csrf_token(token))
+    request.state.viewer = viewer = Viewer(csrf_token(token))
+    return viewer
 
 
 def _token(request: Request) -> str:

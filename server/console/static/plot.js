@@ -1,32 +1,40 @@
-// Stacked bars of a page: <div data-plot='{"x": [seconds], "series": [{"label": "", "values": []}], "unit": "$"}'>.
-// The first series is at the bottom.
-const HUES = 6;
+// Stacked bars of a page: <div data-plot='{"x": [seconds], "series": [{"label": "", "values": [], "hue": degrees}], "unit": "$"}'>.
+// The first series is next to zero. Of those below it, as after a correction, there is a stack as well.
+const DAY = 86400;
 
 function draw(element) {
   const { x, series, unit } = JSON.parse(element.dataset.plot);
-  const sums = x.map(() => 0);
-  for (const it of series) it.top = it.values.map((number, day) => (sums[day] += number));
+  const ups = x.map(() => 0), downs = x.map(() => 0);
+  for (const it of series) it.top = it.values.map((number, day) => ((number < 0 ? downs : ups)[day] += number));
   series.reverse(); // a bar covers those that were drawn before it
   const look = getComputedStyle(document.documentElement);
-  const colour = (name) => {
+  const colour = (text) => {
     const probe = document.body.appendChild(document.createElement("i"));
-    probe.style.color = `var(--${name})`;
+    probe.style.color = text;
     const found = getComputedStyle(probe).color;
     probe.remove();
     return found;
   };
-  const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false } };
-  const short = new Intl.NumberFormat("en", unit ? { maximumSignificantDigits: 3 } : { notation: "compact" });
-  const value = (_, __, place, day) => (day === null || day === undefined ? "–" : unit + short.format(series[place - 1].values[day]));
+  const paper = colour("var(--paper)");
+  const axis = { stroke: colour("var(--soft)"), grid: { stroke: colour("var(--line)"), width: 1 }, ticks: { show: false } };
+  const short = new Intl.NumberFormat("en", unit ? { style: "currency", currency: "USD", maximumSignificantDigits: 3 } : { notation: "compact" });
+  const value = (_, __, place, day) => (day === null || day === undefined ? "–" : short.format(series[place - 1].values[day]));
+  const days = ({ bbox }) => x.filter((_, day) => (x.length - 1 - day) % Math.ceil((90 * devicePixelRatio * x.length) / bbox.width) === 0);
+  const zeroLine = ({ ctx, bbox, valToPos }) => Object.assign(ctx, { fillStyle: axis.stroke }).fillRect(bbox.left, Math.round(valToPos(0, "y", true)), bbox.width, devicePixelRatio);
   const options = {
     width: element.clientWidth, height: 240,
-    axes: [axis, { ...axis, size: 70, values: (_, ticks) => ticks.map((tick) => unit + short.format(tick)) }],
-    series: [{ value: "{YYYY}-{MM}-{DD}" }, ...series.map(({ label }, index) => {
-      const hue = colour(`voice-${1 + (series.length - 1 - index) % HUES}`);
-      return { label, value, stroke: hue, fill: hue, paths: uPlot.paths.bars({ size: [0.7, 60] }), points: { show: false } };
+    axes: [{ ...axis, gap: 10, splits: days, values: "{YYYY}-{MM}-{DD}" }, { ...axis, size: 70, values: (_, ticks) => ticks.map(short.format) }],
+    series: [{ label: "Day", value: "{YYYY}-{MM}-{DD}" }, ...series.map(({ label, hue }) => {
+      const fill = colour(hue === null ? "var(--voice-1)" : `light-dark(oklch(.55 .12 ${hue}), oklch(.75 .11 ${hue}))`);
+      return { label, value, stroke: paper, width: x.length > 62 ? 0 : 1, fill, paths: uPlot.paths.bars({ size: [0.7, 60] }), points: { show: false } };
     })],
+    cursor: { drag: { x: false } },
     tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-    scales: { y: { range: (_, __, max) => [0, max || 1] } },
+    scales: {
+      x: { auto: false, min: x[0] - DAY / 2, max: x.at(-1) + DAY / 2 },
+      y: { range: (_, min, max) => [Math.min(min, 0) * 1.1, Math.max(max, 0) * 1.1 || (min < 0 ? 0 : 1)] },
+    },
+    hooks: { draw: [zeroLine] },
   };
   element.replaceChildren();
   const plot = new uPlot(options, [x, ...series.map((it) => it.top)], element);

@@ -20,9 +20,9 @@ TENANT_PAGES = [
 ]  # fmt: skip
 OPERATOR_PAGES = [
     f"/operator{path}"
-    for path in ("", "/tenants", "/tenants/acme", "/requests", "/incidents", "/audit")
+    for path in ("", "/tenants", "/tenants/acme", "/prices", "/requests", "/incidents", "/audit")
 ]
-PHONE = 400
+PHONE = 390
 WIDTH = "document.documentElement.scrollWidth"
 RECEIPT = re.compile(r"/v1/receipts/[0-9a-f]{8}")
 MODES = [(1280, "light"), pytest.param(PHONE, "dark", marks=pytest.mark.soak)]
@@ -117,6 +117,44 @@ def test_signing_in_and_out_is_for_everybody(browser: Browser, asked: Stack) -> 
     page.close()
 
 
+def test_a_key_for_questions_alone_has_its_pages_and_a_way_out(
+    browser: Browser, asked: Stack
+) -> None:
+    body = {"name": "of a program", "scopes": ["inference"]}
+    made = asked.operator.post("/admin/v1/tenants/acme/keys", json=body).json()
+    page = browser.new_page(viewport={"width": PHONE, "height": 900})
+    sign_in(page, asked, made["api_key"])
+    heading, links = page.get_by_role("heading", level=1), page.get_by_role("navigation")
+    expect(heading).to_have_text("Playground")
+    expect(links.get_by_role("link")).to_have_text(["Keys and limits", "Playground"])
+    page.screenshot(path=SCREENSHOTS / f"inference-{PHONE}-light.png")
+    links.get_by_role("link", name="Keys and limits").click()
+    expect(page.get_by_role("cell", name="of a program")).to_be_visible()
+    page.goto(f"{asked.base_url}/console/requests")
+    expect(page.get_by_role("alert")).to_contain_text("usage:read")
+    page.get_by_role("link", name="Back to the console").click()
+    expect(heading).to_have_text("Playground")
+    page.get_by_role("button", name="Sign out").click()
+    expect(heading).to_have_text("Sign in")
+    page.close()
+
+
+def test_a_phone_shows_what_a_request_cost_and_two_lines_of_navigation(
+    browser: Browser, asked: Stack
+) -> None:
+    page = browser.new_page(viewport={"width": PHONE, "height": 900})
+    sign_in(page, asked, key_of_the_owner(asked))
+    tops = "all => new Set(all.map(it => it.getBoundingClientRect().top)).size"
+    assert page.get_by_role("navigation").get_by_role("link").evaluate_all(tops) <= 2
+    for path in ("", "/requests"):
+        page.goto(f"{asked.base_url}/console{path}")
+        cost = page.locator("#found table.cost").get_by_role("cell").filter(has_text="$").first
+        box = cost.bounding_box()
+        assert box is not None
+        assert 0 < box["x"] < box["x"] + box["width"] <= PHONE
+    page.close()
+
+
 def test_no_script_can_read_the_session_and_the_key_is_kept_nowhere(
     page: Page, context: BrowserContext, asked: Stack
 ) -> None:
@@ -130,6 +168,25 @@ def test_no_script_can_read_the_session_and_the_key_is_kept_nowhere(
     )  # fmt: skip
     assert key not in cookie["value"]
     assert key not in page.content()
+
+
+def test_the_axis_of_one_day_is_of_that_day(page: Page, asked: Stack) -> None:
+    """The plot names days of its bars alone."""
+    page.add_init_script(
+        """window.written = [];
+        const write = CanvasRenderingContext2D.prototype.fillText;
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+          written.push(text);
+          return write.call(this, text, ...place);
+        };"""
+    )
+    page.goto(f"{asked.base_url}/console?plot=tokens")
+    page.get_by_role("link", name="Today", exact=True).click()
+    day = page.get_by_label("From", exact=True).input_value()
+    expect(page.get_by_label("To", exact=True)).to_have_value(day)
+    asked.wait(lambda: day in page.evaluate("written"))
+    assert {it for it in page.evaluate("written") if "-" in it} == {day}
+    page.screenshot(path=SCREENSHOTS / "spend-one-day-1280-light.png", full_page=True)
 
 
 def test_spend_is_drawn_and_a_filter_goes_into_the_url(page: Page, asked: Stack) -> None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+import sys
 from collections.abc import Callable
 from decimal import ROUND_HALF_UP, Decimal
 from html import unescape
@@ -143,6 +144,17 @@ def test_a_statements_page_exports_its_receipts(acme: User, signed_in: SignIn) -
     assert len(visitor.get(link).text.splitlines()) == 2
     assert len(visitor.get("/console/bill/export?period=2021-01").text.splitlines()) == 1
     assert visitor.get("/console/bill/export?period=x").status_code == 400
+
+
+def test_a_format_whose_library_is_missing_is_not_offered(
+    acme: User, signed_in: SignIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visitor = signed_in(acme)
+    assert visitor.get("/console/bill").text.count("<option>parquet") == 2
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    page = visitor.get("/console/bill").text
+    assert "parquet" not in page
+    assert page.count("<option>focus") == 2
 
 
 def test_an_export_is_of_the_days_that_were_asked_for(acme: User, signed_in: SignIn) -> None:

@@ -104,7 +104,13 @@ def test_a_key_begins_at_a_page_that_it_may_see(
     product: InProcess, acme: User, scope: str, home: str
 ) -> None:
     made = acme.call("POST", "/v1/keys", {"name": "few", "scopes": [scope]}).json()
-    assert Visitor(product).sign_in(made["api_key"]).headers["location"] == home
+    visitor = Visitor(product)
+    place = visitor.sign_in(made["api_key"], next="/console").headers["location"]
+    while "location" in (answer := visitor.get(place)).headers:
+        place = answer.headers["location"]
+    assert place == home
+    assert f'href="{home}" aria-current="page"' in answer.text
+    assert "Sign out" in answer.text
 
 
 def test_a_page_without_its_scope_names_the_scope(acme: User, signed_in: SignIn) -> None:
@@ -112,8 +118,8 @@ def test_a_page_without_its_scope_names_the_scope(acme: User, signed_in: SignIn)
     visitor = signed_in(User(acme.product, acme.tenant_id, acme.name, made["api_key"]))
     statement = "/console/bill/2021-01"
     for scope, pages in {
-        "usage:read": ("/console", "/console/bill", statement, f"{statement}/statement.json",
-                       "/console/bill/export"),
+        "usage:read": ("/console/requests", "/console/bill", statement,
+                       f"{statement}/statement.json", "/console/bill/export"),
         "adapters:read": ("/console/adapters", "/console/adapters/pirate", "/console/offers"),
         "inference": ("/console/playground",),
         "admin": (f"/console/keys/{made['key_id']}", "/console/webhooks"),
@@ -122,6 +128,9 @@ def test_a_page_without_its_scope_names_the_scope(acme: User, signed_in: SignIn)
             answer = visitor.get(page)
             assert answer.status_code == 403, page
             assert scope in answer.text, page
+            # The way to what it may see, and out.
+            assert 'href="/console/keys"' in answer.text
+            assert "Sign out" in answer.text
 
 
 def test_the_operator_begins_at_the_operators_page(product: InProcess) -> None:

@@ -6,18 +6,22 @@ import io
 import json
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from server.billing.budgets import Budget, set_budget
+from server.billing.usage import UsageSum
 from server.console.budgets import forecast_of
-from server.console.days import DAY_MS, day_of
+from server.console.days import DAY_MS, day_of, quick_ranges
+from server.console.spend import plot_of
 from server.database.clock import now_ms
-from tests.server.console.browsing import Visitor
+from tests.server.console.browsing import Visitor, shown
+from tests.server.console.test_bill import pay
 from tests.server.export_ledger import use
-from tests.server.in_process import InProcess, User
+from tests.server.in_process import ADMIN_KEY, InProcess, User
 
 SignIn = Callable[[User], Visitor]
 LAST_MS = now_ms() // DAY_MS * DAY_MS - DAY_MS // 2
@@ -162,7 +166,7 @@ def test_a_link_in_the_table_narrows_the_page_to_one_model(
     product: InProcess, acme: User, signed_in: SignIn
 ) -> None:
     spend(product, acme, "acme/a&b")
-    page = signed_in(acme).get("/console").text
+    page = signed_in(acme).get("/console").text.partition("<table")[2]
     link = next(part for part in page.split('href="') if part.startswith("/console?start"))
     query = parse_qs(urlsplit(link.split('"')[0].replace("&amp;", "&")).query)
     assert query["model"] == ["acme/a&b"]
@@ -181,6 +185,93 @@ def test_a_budget_is_shown_with_what_is_left_and_when_it_ends(
     assert "Nothing was spent in the last 7 days." in page
 
 
+@pytest.mark.parametrize(
+    ("kind", "enforcement", "said"),
+    [
+        ("prepaid", "soft", "$101.50 left above the $10.00 that bring a warning"),
+        ("prepaid", "hard", "$101.50 left above the $10.00 that must remain"),
+        ("monthly", "soft", "$10.00 left of $10.00"),
+    ],
+)
+def test_what_is_left_is_said_of_the_budgets_own_amount(
+    product: InProcess, acme: User, signed_in: SignIn, kind, enforcement, said: str
+) -> None:
+    pay(acme, "111.5")
+    path = f"/admin/v1/tenants/{acme.tenant_id}/budgets/{kind}/{enforcement}"
+    assert product.operator.call("PUT", path, {"amount": "10"}).status_code == 200
+    visitor = signed_in(acme)
+    assert said in shown(visitor, "/console")
+    assert ("<meter" in visitor.get("/console").text) == (kind == "monthly")
+    operator = Visitor(product)
+    operator.sign_in(ADMIN_KEY)
+    assert said in shown(operator, f"/console/operator/tenants/{acme.name}")
+
+
+@pytest.mark.parametrize("path", ["/console", "/console/requests", "/console/bill/export"])
+def test_a_bad_range_of_days_keeps_the_page_and_its_filters(
+    acme: User, signed_in: SignIn, path: str
+) -> None:
+    answer = signed_in(acme).get(f"{path}?start=2026-02-02&end=2026-02-01")
+    assert answer.status_code == 400
+    assert "start must be at most 366 days before end" in answer.text.partition('role="alert"')[2]
+    for field in ('name="start" value="2026-02-02"', 'name="end" value="2026-02-01"'):
+        assert field in answer.text
+
+
+def test_a_filter_is_kept_beside_a_bad_range(acme: User, signed_in: SignIn) -> None:
+    bad = "start=2026-02-02&end=2026-02-01"
+    answer = signed_in(acme).get(f"/console?{bad}&model=json&by=key&plot=tokens")
+    assert answer.status_code == 400
+    fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', answer.text))
+    assert fields.items() >= {"model": "json", "by": "key", "plot": "tokens"}.items()
+
+
+# ---- ranges and the plot ----
+
+
+def test_quick_ranges_are_whole_days_and_months_of_utc() -> None:
+    at_ms = int(datetime(2028, 3, 1, 23, 59, tzinfo=UTC).timestamp()) * 1000
+    assert quick_ranges(at_ms) == [
+        ("Today", "2028-03-01", "2028-03-01"),
+        ("Yesterday", "2028-02-29", "2028-02-29"),
+        ("7 days", "2028-02-24", "2028-03-01"),
+        ("30 days", "2028-02-01", "2028-03-01"),
+        ("This month", "2028-03-01", "2028-03-01"),
+        ("Last month", "2028-02-01", "2028-02-29"),
+    ]
+
+
+@pytest.mark.parametrize("path", ["/console", "/console/requests"])
+def test_a_quick_range_is_a_link_that_keeps_the_other_filters(
+    acme: User, signed_in: SignIn, path: str
+) -> None:
+    visitor = signed_in(acme)
+    page = visitor.get(f"{path}?model=json").text
+    link = html.unescape(re.search(r'href="([^"]*)">\s*Yesterday', page)[1])
+    assert "model=json" in link
+    found = visitor.get(link)
+    assert found.status_code == 200
+    assert re.findall(r'aria-current="true">(\w+)<', found.text) == ["Yesterday"]
+
+
+def test_a_model_keeps_its_hue_whatever_else_is_shown() -> None:
+    def hues(*names: str) -> dict[str, int | None]:
+        groups = {name: [UsageSum(at_ms=0, amount_nanousd=5)] for name in names}
+        told = plot_of([UsageSum(at_ms=0, amount_nanousd=99)], 0, DAY_MS, groups)
+        return {it["label"]: it["hue"] for it in told["series"]}
+
+    alone, among = hues("json"), hues("pirate", "json", "base")
+    assert alone["json"] == among["json"] != among["pirate"]
+    assert alone["all others"] is None
+
+
+def test_the_plot_of_a_range_has_each_of_its_days_and_those_below_zero() -> None:
+    days = [UsageSum(at_ms=DAY_MS, amount_nanousd=-3 * 10**9)]
+    told = plot_of(days, 0, 3 * DAY_MS)
+    assert told["x"] == [0, 86_400, 172_800]
+    assert told["series"][0]["values"] == [0, -3, 0]
+
+
 NOON_MS = 1_767_960_000_000
 """2026-01-09, noon."""
 
@@ -188,8 +279,8 @@ NOON_MS = 1_767_960_000_000
 @pytest.mark.parametrize(
     ("kind", "remaining", "daily", "said"),
     [
-        ("prepaid", 0, 5, "It is used up."),
-        ("prepaid", -5, 0, "It is used up."),
+        ("prepaid", 0, 5, "Nothing is left of it."),
+        ("prepaid", -5, 0, "Nothing is left of it."),
         ("prepaid", 10, 0, "Nothing was spent in the last 7 days."),
         ("prepaid", 10, 2, "it will be used up on 2026-01-14"),
         ("prepaid", 10**9, 1, "more than ten years"),
