@@ -63,7 +63,8 @@ TENANT_PAGES = (
 )  # fmt: skip
 OPERATOR_PAGES = (
     "/console/operator", "/console/operator/tenants", "/console/operator/tenants/tenant-0",
-    "/console/operator/requests", "/console/operator/incidents", "/console/operator/audit",
+    "/console/operator/prices", "/console/operator/requests", "/console/operator/incidents",
+    "/console/operator/audit",
 )  # fmt: skip
 
 

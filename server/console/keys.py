@@ -38,14 +38,16 @@ async def show_keys(
     def read(conn: Connection) -> list[ApiKey]:
         if not viewer.may(auth.ADMIN):
             return [get_key(conn, identity.tenant_id, identity.key_id)]
-        return list_keys(conn, identity.tenant_id, after=after or None, limit=_PAGE_SIZE + 1)
+        return list_keys(
+            conn, identity.tenant_id, after=after or None, limit=_PAGE_SIZE + 1, newest_first=True
+        )
 
     found = await database.read(read)
     keys = found[:_PAGE_SIZE]
     return render(
         "keys.html",
         viewer,
-        keys=[(key, _state(key)) for key in keys],
+        keys=[(key, state_of(key)) for key in keys],
         next_url=f"/console/keys?after={keys[-1].key_id}" if len(found) > _PAGE_SIZE else None,
         now=await get_limits(database, limiter, bases, identity),
         scopes=sorted(identity.scopes),
@@ -59,10 +61,10 @@ async def show_key(key_id: str, viewer: AdminViewer, database: DatabaseDep) -> R
     tenant_id = viewer.identity.tenant_id
     key = await database.read(lambda conn: get_key(conn, tenant_id, key_id))
     scopes = sorted(viewer.identity.scopes | key.scopes)
-    return render("key.html", viewer, it=key, state=_state(key), scopes=scopes, max_name=MAX_NAME)
+    return render("key.html", viewer, it=key, state=state_of(key), scopes=scopes, max_name=MAX_NAME)
 
 
-def _state(key: ApiKey) -> State:
+def state_of(key: ApiKey) -> State:
     if key.revoked_at_ms is not None:
         return "revoked"
     return "valid" if key.is_live(now_ms()) else "expired"

@@ -14,7 +14,7 @@ from server.console import (
     spend,
     webhooks,
 )
-from server.console.operator import audit_log, engines, incidents, slow_requests, tenants
+from server.console.operator import audit_log, engines, incidents, prices, slow_requests, tenants
 from server.console.page_route import pages_router
 
 _nowhere = pages_router()
@@ -30,7 +30,7 @@ _PAGES = (
     webhooks,
     adapters,
 )
-_OPERATORS_PAGES = (engines, tenants, slow_requests, incidents, audit_log)
+_OPERATORS_PAGES = (engines, tenants, prices, slow_requests, incidents, audit_log)
 
 
 def mount(app: FastAPI) -> FastAPI:

@@ -1,5 +1,6 @@
 """The pages of tenants: all of them with their figures, and one with what may be changed."""
 
+import secrets
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
 
@@ -7,14 +8,18 @@ from fastapi import Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import Connection
 
+from server.accounts.auth import SCOPES
+from server.accounts.keys import MAX_NAME, list_keys
 from server.api.deps import DatabaseDep
 from server.api.routes.admin import get_tenant
 from server.api.routes.budgets import list_budgets_of
 from server.billing import request_log
+from server.billing.credits import balance_of
 from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.tenant_figures import Order, list_tenant_figures
 from server.billing.usage import Which, sum_entries
 from server.console.days import Days
+from server.console.keys import state_of
 from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.spend import plot_of
@@ -24,7 +29,7 @@ from server.database.clock import now_ms
 router = pages_router("/operator/tenants")
 
 _PAGE_SIZE = 50
-_LAST_REQUESTS = 20
+_LAST_ROWS = 20
 
 
 class TenantsQuery(BaseModel):
@@ -79,17 +84,23 @@ async def show(
         asked = request_log.Asked(start_ms=start_ms, end_ms=end_ms)
         days = sum_entries(conn, start_ms, end_ms, ["day"], which)
         figures = list_tenant_figures(conn, now_ms=now_ms(), tenant_id=tenant_id, limit=1)
+        keys = list_keys(conn, tenant_id, limit=_LAST_ROWS, newest_first=True)
         return {
+            "keys": [(key, state_of(key)) for key in keys],
+            "balance": balance_of(conn, tenant_id).balance_nanousd,
             "figures": figures[0],
             "days": days,
             "plot": plot_of(days, start_ms, end_ms),
-            "log": request_log.read_page(conn, tenant_id, asked, _LAST_REQUESTS),
+            "log": request_log.read_page(conn, tenant_id, asked, _LAST_ROWS),
         }
 
     return render(
         "operator_tenant.html",
         viewer,
         tenant=found,
+        scopes=sorted(SCOPES),
+        max_name=MAX_NAME,
+        once=secrets.token_hex(16),
         budgets=(await list_budgets_of(tenant_id, database)).data,
         **await database.read(read),
     )

@@ -4,8 +4,8 @@
 // A field whose name is in the path goes there, all others into the JSON body, where `a.b` nests.
 // data-type: number, json, lines, or time (UTC, sent as Unix seconds).   An empty field is left out, or null with
 // data-empty="null".   Boxes that have a value and share a name are a list.   A PATCH has what was changed alone.
-// data-show: the answer's field that is shown once, as a new key is.   data-then: where to go afterwards;
-// without it the page's main part is loaded again.
+// data-show: the answer's field that is shown once, as a new key is.   data-once: the Idempotency-Key.
+// data-then: where to go afterwards, with `{field}` of the answer; without it the page's main part is loaded again.
 export const csrf = document.querySelector("meta[name=csrf]")?.content ?? "";
 
 /** Call the API in the session of the page. Returns its answer; throws an Error with what it said. */
@@ -86,10 +86,11 @@ async function send(form) {
   button.disabled = true;
   try {
     const [path, body] = call(form);
-    const response = await api(form.dataset.method, path, { body });
+    const headers = form.dataset.once && { "idempotency-key": form.dataset.once };
+    const response = await api(form.dataset.method, path, { body, headers });
     const answer = response.status === 204 ? null : await response.json();
     if (form.dataset.show) return show(form, answer);
-    if (form.dataset.then) return location.assign(form.dataset.then);
+    if (form.dataset.then) return location.assign(form.dataset.then.replace(/\{(\w+)\}/, (_, name) => answer[name]));
     await reload();
   } catch (error) {
     output.textContent = error.message;
@@ -100,15 +101,26 @@ async function send(form) {
   }
 }
 
-/** Show a part of the answer that can be read only now, in place of the form. */
-function show(form, answer) {
+/** Show a part of the answer that can be read only now, above the page as it is after the call. */
+async function show(form, answer) {
   const box = Object.assign(document.createElement("div"), { className: "secret", role: "alert" });
-  const secret = Object.assign(document.createElement("code"), { className: "mono", textContent: answer[form.dataset.show] });
-  const done = Object.assign(document.createElement("button"), { textContent: "I have kept it" });
-  done.addEventListener("click", reload);
-  box.append("It is shown this once: ", secret, " ", done);
-  form.replaceWith(box);
+  box.innerHTML = 'It is shown this once: <code class="mono"></code> <button data-copy>Copy</button> <button>I have kept it</button>';
+  const [secret, copy, done] = box.children;
+  secret.textContent = answer[form.dataset.show];
+  done.addEventListener("click", () => box.remove());
+  form.replaceWith(box); // should the page not load again, it is here all the same
+  await reload();
+  document.getElementById("main").prepend(box);
+  copy.focus();
 }
+
+document.addEventListener("click", async ({ target }) => {
+  if (!target.hasAttribute("data-copy")) return;
+  const code = target.closest("figure, .secret").querySelector("pre, code");
+  getSelection().selectAllChildren(code); // without https a page may not write to the clipboard, but its user may
+  await navigator.clipboard?.writeText(code.textContent);
+  target.textContent = target.ariaLabel = navigator.clipboard ? "Copied" : "Selected";
+});
 
 document.addEventListener("submit", (event) => {
   if (!event.target.dataset.path) return;

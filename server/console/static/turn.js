@@ -144,11 +144,3 @@ document.addEventListener("keydown", ({ key, target }) => {
   [target.tabIndex, next.tabIndex] = [-1, 0];
   next.focus();
 });
-
-document.addEventListener("click", async ({ target }) => {
-  if (!target.hasAttribute("data-copy")) return;
-  const code = target.closest("figure").querySelector("pre");
-  getSelection().selectAllChildren(code); // without https a page may not write to the clipboard, but its user may
-  await navigator.clipboard?.writeText(code.textContent);
-  target.textContent = navigator.clipboard ? "Copied" : "Selected";
-});

@@ -84,6 +84,10 @@ def test_a_key_that_is_made_on_the_page_works_until_it_is_revoked_there(
     limit.fill("")
     page.get_by_role("button", name="Make the key").click()
     key = page.locator(".secret code").inner_text()
+    # It is in the list at once, and a button copies it.
+    expect(page.get_by_role("row", name="made here")).to_contain_text("valid")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
     assert ask(demo_stack, key).status_code == 200
     page.get_by_role("button", name="I have kept it").click()
     expect(page.locator(".secret")).to_have_count(0)

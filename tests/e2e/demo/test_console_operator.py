@@ -1,12 +1,14 @@
 """The operator's pages in a real browser, against the demo's model and adapters."""
 
 import re
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.e2e.stack import Stack
 
+SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 HOME = "/console/operator"
 
 
@@ -34,12 +36,12 @@ def test_limits_and_a_budget_are_set_and_what_is_not_changed_is_kept(
     tenant = demo_stack.tenant("limited-soon")
     demo_stack.tenants.remove(tenant)
     page.goto(f"{demo_stack.base_url}{HOME}/tenants/{tenant.name}")
-    page.get_by_label("Requests per minute").fill("7")
+    page.get_by_role("spinbutton", name="Requests per minute").fill("7")
     page.get_by_label("Weight").fill("2.5")
     page.get_by_role("button", name="Set limits").click()
     # The server writes the attribute, so the page is loaded again by then.
     expect(page.get_by_label("Weight")).to_have_attribute("value", "2.5")
-    page.get_by_role("textbox", name="Dollars").fill("12.5")
+    page.get_by_role("textbox", name="Dollars", exact=True).fill("12.5")
     page.get_by_role("button", name="Set budget").click()
     budgets = page.locator("section").filter(has=page.get_by_role("heading", name="Budgets"))
     expect(budgets).to_contain_text("$12.50 left of $12.50")
@@ -48,3 +50,32 @@ def test_limits_and_a_budget_are_set_and_what_is_not_changed_is_kept(
     assert (found["requests_per_minute"], found["weight"]) == (7, 2.5)
     assert (found["tokens_per_minute"], found["plan"]) == (None, "standard")
     assert found["monthly_budget"] == "12.500000000"
+
+
+def test_a_tenant_its_key_its_price_and_its_payment_are_made_on_the_pages(
+    page: Page, demo_stack: Stack
+) -> None:
+    page.goto(f"{demo_stack.base_url}{HOME}/tenants")
+    page.get_by_text("Make a tenant").click()
+    page.get_by_label("Name", exact=True).fill("made-on-a-page")
+    page.get_by_role("button", name="Make the tenant").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("made-on-a-page active")
+    page.get_by_text("Make a key").click()
+    page.get_by_label("Name").fill("the first")
+    page.get_by_role("button", name="Make the key").click()
+    key = page.locator(".secret code").inner_text()
+    expect(page.get_by_role("row", name="the first")).to_contain_text("valid")
+    page.get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible()
+    page.screenshot(path=SCREENSHOTS / "operator-new-key-1280-light.png", full_page=True)
+    page.get_by_role("button", name="I have kept it").click()
+    page.get_by_label("Dollars paid").fill("12.5")
+    page.get_by_role("button", name="Record the payment").click()
+    expect(page.locator(".figures div").first).to_contain_text("$12.50")
+    page.get_by_role("link", name="Its own prices").click()
+    page.get_by_label("Nano-dollars a prompt token").fill("0")
+    page.get_by_role("button", name="Add the price").click()
+    expect(page.get_by_role("row", name="in effect")).to_contain_text("$0.00")
+    body = {"model": "base", "prompt": "Hello", "max_tokens": 1}
+    answer = demo_stack.client(key).post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text

@@ -35,10 +35,10 @@ class Visitor:
         return self.post(f"/console/sign-in{f'?next={next}' if next else ''}", {"key": key})
 
     def call(
-        self, method: str, path: str, csrf: str | bytes | None, body: object = None
+        self, method: str, path: str, csrf: str | bytes | None, body: object = None, **headers: Any
     ) -> httpx.Response:
         """Call the API in the session, as a page does.   csrf: None sends no such header."""
-        headers = {} if csrf is None else {"x-chorale-csrf": csrf}
+        headers |= {} if csrf is None else {"x-chorale-csrf": csrf}
         return self._send(method, path, headers=headers, json=body)
 
     @property

@@ -134,7 +134,7 @@ def test_an_adapter_shows_its_versions_aliases_split_and_their_past(
     assert "Past of stable" in page
     assert "version 1, 10 % to version 2" in page
     assert 'aria-label="Delete version 1"' not in page  # an alias means it
-    assert 'aria-label="Make version 1 the latest"' in page
+    assert 'aria-label="Make latest: version 1"' in page
 
 
 def test_a_former_versions_passport_is_shown_on_demand(acme: User, signed_in: SignIn) -> None:

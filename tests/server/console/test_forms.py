@@ -5,10 +5,12 @@ A page is checked by being listed. `{name}` in its path stands for a value of `W
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from server.console import mounting
 from tests.server.console.browsing import Visitor
 from tests.server.console.page_forms import Field, Form, forms_of
 from tests.server.console.test_adapters import make_versions
@@ -31,6 +33,7 @@ OPERATORS_PAGES = [
     "/console/operator",
     "/console/operator/tenants",
     "/console/operator/tenants/{tenant}",
+    "/console/operator/prices",
     "/console/operator/incidents",
     "/console/operator/audit",
 ]
@@ -166,6 +169,22 @@ def test_what_a_form_shows_once_is_in_the_answer(forms: list[Form], document: Sc
         answers = operation_of(document, form)["responses"]
         content = next(it for status, it in answers.items() if status.startswith("2"))["content"]
         assert form.attributes["data-show"] in properties_of(document, content), form
+
+
+def test_what_is_to_happen_once_has_a_key_that_says_so(forms: list[Form], document: Schema) -> None:
+    for form in (it for it in forms if it.path):
+        parameters = operation_of(document, form).get("parameters", [])
+        needs_key = any(it["name"].lower() == "idempotency-key" for it in parameters)
+        assert needs_key == ("data-once" in form.attributes), form
+
+
+def test_an_accessible_name_contains_what_is_visible() -> None:
+    """Whoever speaks to a page says what is to be seen on it (WCAG 2.5.3)."""
+    named = re.compile(r'<(?:a|button) [^<]*?aria-label="(.*?)">(.*?)</(?:a|button)>')
+    templates = Path(mounting.__file__).parent / "templates"
+    found = [it for path in templates.iterdir() for it in named.findall(path.read_text())]
+    assert len(found) > 5
+    assert [(name, seen) for name, seen in found if seen not in name] == []
 
 
 def test_every_field_of_a_form_says_what_it_is(forms: list[Form]) -> None:

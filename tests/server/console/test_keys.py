@@ -58,10 +58,11 @@ def test_a_page_of_keys_leads_to_the_next_one(acme: User, signed_in: SignIn) -> 
     made = gateway.database.write_sync(write)
     visitor = signed_in(acme)
     first = visitor.get("/console/keys").text
-    last_of_first = sorted(made)[48]
-    assert f"/console/keys?after={last_of_first}" in first
-    second = visitor.get(f"/console/keys?after={last_of_first}").text
-    assert f'href="/console/keys/{sorted(made)[49]}"' in second
+    newest = [*sorted(made, reverse=True), id_of(acme)]
+    assert re.findall(r'href="/console/keys/(\w+)"', first) == newest[:50]
+    assert f"/console/keys?after={newest[49]}" in first
+    second = visitor.get(f"/console/keys?after={newest[49]}").text
+    assert re.findall(r'href="/console/keys/(\w+)"', second) == newest[50:]
     assert "?after=" not in second
 
 

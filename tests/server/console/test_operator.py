@@ -24,12 +24,16 @@ from server.pool.engines import EngineFigures
 from server.pool.running import RunningRequest
 from tests.server.api.test_metrics import make_stats
 from tests.server.console.browsing import Visitor, path_of, serve, shown
+from tests.server.console.page_forms import forms_of
 from tests.server.factories import NOW_MS, SIGNER, insert_holds, make_end, make_hold, make_price
 from tests.server.fake_engines import FakeEngines, make_welcome
 from tests.server.in_process import InProcess, User
 
 HOME = "/console/operator"
-PAGES = [HOME, *(f"{HOME}/{name}" for name in ("tenants", "requests", "incidents", "audit"))]
+PAGES = [
+    HOME,
+    *(f"{HOME}/{name}" for name in ("tenants", "prices", "requests", "incidents", "audit")),
+]
 
 
 def forms(visitor: Visitor, path: str) -> list[tuple[str, str]]:
@@ -179,6 +183,57 @@ def test_a_tenants_page_shows_its_figures_and_its_last_requests(
     assert "keys 1" in text
 
 
+def test_an_empty_limit_is_said_to_be_what_holds_then(operator: Visitor, acme: User) -> None:
+    page = operator.get(f"{HOME}/tenants/{acme.name}").text
+    empty = dict(re.findall(r'name="(\w+)"[^>]* placeholder="([^"]*)"', unescape(page)))
+    assert empty["requests_per_minute"] == empty["max_concurrency"] == "no limit"
+    for name in ("max_queue_share", "max_adapters", "max_adapter_bytes_total"):
+        assert empty[name] == "the server's default"
+
+
+def test_a_tenant_a_key_a_price_and_a_payment_are_made_by_forms(
+    product: InProcess, operator: Visitor, acme: User
+) -> None:
+    """Each form's call, with its fields, is on the page at once and in the audit log."""
+    csrf = csrf_token(operator.token)
+    (making,) = [it for it in forms_of(operator.get(f"{HOME}/tenants").text) if it.path]
+    body = {"name": f"of-{acme.name}", "plan": "gold"}
+    made = operator.call("POST", making.path, csrf, body).json()
+    page = making.attributes["data-then"].format(**made)
+    for form in forms_of(operator.get(page).text):
+        if form.path and form.path.endswith("/keys"):
+            key = operator.call("POST", form.path, csrf, {"name": "first"}).json()
+        if form.path and form.path.endswith("/payments"):
+            once = {"idempotency-key": form.attributes["data-once"]}
+            for _ in range(2):
+                operator.call("POST", form.path, csrf, {"amount_usd": "12.5"}, **once)
+    text = shown(operator, page)
+    assert f"{key['key_id']} first valid" in text
+    assert "credit $12.50" in text
+    price = {"scope": "tenant", "scope_id": body["name"], "prompt_nanousd": 250}
+    assert operator.call("POST", "/admin/v1/prices", csrf, price).status_code == 201
+    own = operator.get(f"{HOME}/prices?scope=tenant&scope_id={made['tenant_id']}").text
+    assert own.count(">in effect<") == 1
+    assert 'title="250 nano-dollars a prompt token">$0.25' in own
+    log = shown(operator, f"{HOME}/audit?tenant={made['tenant_id']}")
+    for action in ("tenant.create", "key.create", "ledger.payment", "price.add"):
+        assert f"operator {action}" in log
+
+
+def test_prices_say_which_of_them_are_in_effect(product: InProcess, operator: Visitor) -> None:
+    later = now_ms() // 1000 + 9999
+    for fields in ({}, {}, {"effective_at": later}):
+        price = {"scope": "plan", "scope_id": "states", **fields}
+        assert product.operator.call("POST", "/admin/v1/prices", price).status_code == 201
+
+    def states(plan: str) -> list[str]:
+        page = operator.get(f"{HOME}/prices?scope=plan&scope_id={plan}").text
+        return re.findall(r'<span class="tag[^>]*>([^<]*)<', page)
+
+    assert states("states") == ["to come", "in effect", "past"]
+    assert states("none") == []
+
+
 def test_an_unknown_tenants_page_says_so(operator: Visitor) -> None:
     answer = operator.get(f"{HOME}/tenants/nobody")
     assert answer.status_code == 404
@@ -196,9 +251,11 @@ def test_forms_of_a_tenant_make_calls_that_the_api_has(
     found = forms(operator, page)
     assert found == [
         ("POST", f"{path}/suspend"),
+        ("POST", f"{path}/payments"),
         ("PATCH", path),
         ("DELETE", budget),
         ("PUT", f"{path}/budgets/{{kind}}/{{enforcement}}"),
+        ("POST", f"{path}/keys"),
     ]
     assert all(is_route(product, *call) for call in found)
     assert not is_route(product, "POST", f"{path}/nothing")
