@@ -170,8 +170,7 @@ def test_no_script_can_read_the_session_and_the_key_is_kept_nowhere(
     assert key not in page.content()
 
 
-def test_the_axis_of_one_day_is_of_that_day(page: Page, asked: Stack) -> None:
-    """The plot names days of its bars alone."""
+def test_the_axes_are_of_the_days_and_amounts_that_are_drawn(page: Page, asked: Stack) -> None:
     page.add_init_script(
         """window.written = [];
         const write = CanvasRenderingContext2D.prototype.fillText;
@@ -187,6 +186,24 @@ def test_the_axis_of_one_day_is_of_that_day(page: Page, asked: Stack) -> None:
     asked.wait(lambda: day in page.evaluate("written"))
     assert {it for it in page.evaluate("written") if "-" in it} == {day}
     page.screenshot(path=SCREENSHOTS / "spend-one-day-1280-light.png", full_page=True)
+    # Of what is below zero, as after a correction, the same script draws an axis as well.
+    below = {"x": [0, 86400], "unit": "$", "series": [{"label": "a", "values": [3, -2], "hue": 9}]}
+    page.evaluate(
+        """told => {
+          const plot = Object.assign(document.createElement("div"), { className: "plot" });
+          plot.dataset.plot = JSON.stringify(told);
+          document.getElementById("main").append(plot);
+          document.dispatchEvent(new Event("htmx:afterSettle"));
+        }""",
+        below,
+    )
+    asked.wait(lambda: {"-$2", "$0", "1970-01-02"} <= set(page.evaluate("written")))
+    page.goto(f"{asked.base_url}/console?start=2026-02-02&end=2026-02-01&model=json")
+    expect(page.get_by_role("alert")).to_contain_text("start must be at most 366 days before end")
+    page.screenshot(path=SCREENSHOTS / "spend-bad-range-1280-light.png", full_page=True)
+    page.get_by_label("To", exact=True).fill("2026-02-03")
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_role("combobox", name="Model", exact=True)).to_have_value("json")
 
 
 def test_spend_is_drawn_and_a_filter_goes_into_the_url(page: Page, asked: Stack) -> None:

@@ -208,9 +208,7 @@ def test_what_is_left_is_said_of_the_budgets_own_amount(
 
 
 @pytest.mark.parametrize("path", ["/console", "/console/requests", "/console/bill/export"])
-def test_a_bad_range_of_days_keeps_the_page_and_its_filters(
-    acme: User, signed_in: SignIn, path: str
-) -> None:
+def test_a_bad_range_of_days_keeps_the_filters(acme: User, signed_in: SignIn, path: str) -> None:
     answer = signed_in(acme).get(f"{path}?start=2026-02-02&end=2026-02-01")
     assert answer.status_code == 400
     assert "start must be at most 366 days before end" in answer.text.partition('role="alert"')[2]
