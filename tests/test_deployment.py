@@ -22,6 +22,7 @@ from registry.storage_url import parse_storage_url
 from server.api.addresses import is_in
 from server.api.http_protocol import HttpLimits
 from server.api.routes import machines as machine_routes
+from server.console.page_route import OPERATORS
 from server.launch.plan import prepare, resolve_settings
 from server.launch.secrets import Secrets
 from server.launch.settings import InvalidSetting, Settings, UnknownSetting, load_settings
@@ -265,11 +266,11 @@ def test_the_balancer_knows_every_machine_and_asks_whether_it_is_ready(
     assert balancer["ports"] == [f"127.0.0.1:8080:{bound}"], "plain HTTP for this host alone"
     assert balancer["depends_on"].keys() == compose.machines.keys()
     paths = re.findall(r"option httpchk GET (\S+)", text)
-    hidden = re.findall(r"-m beg (.+) }", text)[0].split()
+    hidden = re.findall(r"-m beg (.+) } !is_operator", text)[0].split()
     routes = {getattr(route, "path", "") for route in machine_routes.router.routes}
     assert paths == ["/ready", "/health"], "the second of machines of which none is ready"
     assert {"/ready", "/health", "/metrics"} <= routes
-    assert hidden == ["/metrics", "/admin"]
+    assert hidden == ["/metrics", "/admin", OPERATORS]
 
 
 def test_the_balancer_may_open_any_number_of_connections_and_a_client_only_some(

@@ -145,14 +145,17 @@ def running_fleet(
 
 
 @contextmanager
-def balanced(machines: Sequence[Any], folder: Path) -> Iterator[str]:
+def balanced(
+    machines: Sequence[Any], folder: Path, operators: str = "always_false"
+) -> Iterator[str]:
     """Run a balancer with haproxy.cfg and the machines' addresses in it; yield its address.
 
-    Its messages are in `folder`/haproxy.log.
+    Its messages are in `folder`/haproxy.log.   operators: how it knows clients that are operators.
     """
     haproxy = needs.program("haproxy", "haproxy")
     port = free_port()
     text = (DEPLOY / "haproxy.cfg").read_text().replace("bind :8080", f"bind 127.0.0.1:{port}")
+    text = text.replace("acl is_operator always_false", f"acl is_operator {operators}")
     for machine in machines:
         text = text.replace(f"{machine.name}:8000", f"127.0.0.1:{machine.port}")
     (folder / "haproxy.cfg").write_text(text)
