@@ -158,9 +158,8 @@ def check_endpoints(text: str) -> Iterator[str]:
 @functools.cache
 def _endpoints() -> list[tuple[str, re.Pattern[str]]]:
     """Each endpoint's method and the form of its path, in which values may stand for names."""
-    page = (
-        ROOT / "docs" / "reference" / "api.md"
-    ).read_text()  # `make check` compares it with code
+    # `make check` compares the page with the code.
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
     rows = re.findall(r"^\| ([A-Z]+) \| `([^`]+)` \|", page, re.MULTILINE)
     return [(name, re.compile(re.sub(r"\{\w+\}", "[^/]+", path))) for name, path in rows]
 

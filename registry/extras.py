@@ -11,18 +11,14 @@ EXTRAS = {
     "ray": "ray",
     "triton": "gpu",
 }
-"""The extra of each package."""
 
 
 class ExtraMissing(Exception):
     """A use needs a package that is not installed.   remedy: what installs it."""
 
     def __init__(self, use: str, package: str) -> None:
-        self.extra = EXTRAS[package]
-        self.remedy = (
-            f"In a clone: pip install -e '.[{self.extra}]'. With a wheel: "
-            f"pip install './WHEEL[{self.extra}]'."
-        )
+        of = f"[{EXTRAS[package]}]'"
+        self.remedy = f"In a clone: pip install -e '.{of}. With a wheel: pip install './WHEEL{of}."
         super().__init__(f"{use} needs {package}, which is not installed. {self.remedy}")
 
 

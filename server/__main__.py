@@ -17,7 +17,7 @@ import sys
 from ipaddress import ip_network
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn, cast
+from typing import cast
 
 import uvicorn
 
@@ -75,10 +75,11 @@ def main() -> None:
         with beat.busy("starting", _START_S):
             gateway = _migrated(assemble(settings, entries, admin_key, number))
             app = mount(create_app(gateway, writer.write))
-    except (DatabaseDamaged, ExtraMissing, NewerSchema, UnsupportedDatabase) as error:
-        _end(writer, error, os.EX_CONFIG)  # starting again would end the same way
-    except OSError as error:
-        _end(writer, error, os.EX_DATAERR)
+    except (DatabaseDamaged, ExtraMissing, NewerSchema, OSError, UnsupportedDatabase) as error:
+        logger.error("%s", error)
+        writer.close()
+        # Starting again would end the same way, unless somebody mends a file meanwhile.
+        sys.exit(os.EX_DATAERR if isinstance(error, OSError) else os.EX_CONFIG)
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -102,13 +103,6 @@ def main() -> None:
         server.run([_listen(config, listener)])
     if not server.started:  # its log says why
         sys.exit(1)
-
-
-def _end(writer: LogWriter, error: Exception, exit_code: int) -> NoReturn:
-    """End a start that failed.   exit_code: says the supervisor whether to try again."""
-    logger.error("%s", error)
-    writer.close()
-    sys.exit(exit_code)
 
 
 class _Server(uvicorn.Server):

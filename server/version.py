@@ -5,11 +5,10 @@ from pathlib import Path
 
 VERSION = "0.1.0"
 
-_ROOT = Path(__file__).parents[1]
 _PACKAGES = ("engine", "kernels", "lora", "migrations", "registry", "server")
 
 
-def build(root: Path = _ROOT) -> str:
+def build(root: Path = Path(__file__).parents[1]) -> str:
     """A digest of the code, the same for a clone, a wheel and an image of the same code."""
     digest = hashlib.sha256()
     for path in sorted(path for name in _PACKAGES for path in (root / name).rglob("*.py")):

@@ -1,6 +1,6 @@
 """Times that callers give: Unix seconds, or ISO 8601 dates and times."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import Query
@@ -9,8 +9,8 @@ from pydantic_core import PydanticCustomError
 
 from server.api import errors
 from server.database.clock import now_ms
+from server.text.times import parse_time
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_S = 253_402_300_799
 """The last second of the year 9999. A time in milliseconds is larger if it is after 1978."""
 _TOO_LARGE = "{seconds} is later than the year 9999. Send seconds since 1970, not milliseconds."
@@ -50,16 +50,11 @@ def check_order(start: int, end: int, names: tuple[str, str] = ("start", "end"))
 
 
 def _parse_time(name: str, text: str) -> int:
-    """Unix milliseconds of a time that is given as Unix seconds, a date, or a date and time; UTC
-    where no zone is given.
-    """
+    """Unix milliseconds of a time that a caller gives. Raises ApiError."""
     try:
-        if text.lstrip("-").isdigit():
-            return _checked(int(text)) * 1000
-        moment = datetime.fromisoformat(text)
-        moment = moment.replace(tzinfo=moment.tzinfo or UTC)
-        # timestamp() is a float of seconds, which may be a millisecond low.
-        return (moment - _EPOCH) // timedelta(milliseconds=1)
+        at_ms = parse_time(text)
+        _checked(at_ms // 1000)
+        return at_ms
     except PydanticCustomError as error:
         raise errors.invalid_request(f"{name}: {error.message()}", param=name) from None
     except (ValueError, OverflowError):

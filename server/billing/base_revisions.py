@@ -4,7 +4,7 @@ with.
 A name survives a replacement of the weights, and prices are by name.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
@@ -28,9 +28,9 @@ def name_base(conn: Connection, base_revision: str, base_model: str) -> None:
     )
 
 
-def check_base(conn: Connection, base_model: str, listed: Iterable[str] = ()) -> None:
-    """Raise NotFound unless a gateway has served a base model of this name, or it is listed."""
-    known = {*listed, *conn.scalars(sa.select(base_revisions.c.base_model))}
+def check_base(conn: Connection, base_model: str, coming: Collection[str] = ()) -> None:
+    """Raise NotFound unless a base model of this name was served, or is coming."""
+    known = {*coming, *conn.scalars(sa.select(base_revisions.c.base_model))}
     if base_model not in known:
         message = f"There is no base model {base_model!r}; there are: {', '.join(sorted(known))}."
         raise NotFound(message, code="base_model_not_found", param="base_model")

@@ -244,16 +244,10 @@ def _probe_tokens(adapted: peft.PeftModel) -> torch.Tensor:
 
 
 def _base(model_dir: Path) -> PreTrainedModel:
-    """The base model in float32. Raises NotConvertible."""
-    try:
+    with _quiet(f"give the whole folder of its base model; {model_dir} cannot be read"):
         takes_images = composite_class(AutoConfig.from_pretrained(model_dir).to_dict())
         auto_class = AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
         return auto_class.from_pretrained(model_dir, dtype=torch.float32, local_files_only=True)
-    except _FAULTS as error:
-        raise NotConvertible(
-            f"its base model cannot be read from {model_dir} ({_first_line(error)}): give the "
-            "whole folder of that model."
-        ) from error
 
 
 def _of_text(parts: Mapping[str, _T]) -> dict[str, _T]:
@@ -281,8 +275,11 @@ def _stored_weights(model_dir: Path) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the libraries' bars and warnings from the terminal; turn their errors into one line."""
+def _quiet(what: str = "PEFT does not merge it into this model") -> Iterator[None]:
+    """Keep the libraries' bars and warnings from the terminal; turn their errors into one line.
+
+    what: is wrong if there is one.
+    """
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -290,11 +287,7 @@ def _quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     except _FAULTS as error:
-        said = _first_line(error)
-        raise NotConvertible(f"PEFT does not merge it into this model: {said}.") from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
-    # torch names the class alone in the first line, and the weight in the second.
-    return " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".")
+        lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+        # torch names the class alone in the first line, and the weight in the second.
+        said = " ".join(lines[: 1 + lines[0].endswith(":")]).rstrip(".")
+        raise NotConvertible(f"{what}: {said}.") from error

@@ -5,6 +5,8 @@ from typing import Any
 
 import typer
 
+from server.text.times import parse_time
+
 
 def megabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 50_000 else f"{size_bytes:,} bytes"
@@ -25,24 +27,17 @@ def moment(unix_s: int) -> str:
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def unix_seconds(text: str) -> int:
-    """Unix seconds of a date, of a date with a time, or of themselves; UTC where no zone is given.
+def time_option(help: str) -> Any:
+    """An option that gives Unix seconds."""
+    text = f"{help} A date, a date with a time, or Unix seconds; UTC unless it says a zone."
+    return typer.Option(parser=_unix_seconds, metavar="TIME", help=text)
 
-    Raises BadParameter.
-    """
+
+def _unix_seconds(text: str) -> int:
     try:
-        if text.isdigit():
-            return int(text)
-        at = datetime.fromisoformat(text)
-        return int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp())
+        return parse_time(text) // 1000
     except (ValueError, OverflowError):
         raise typer.BadParameter(
             f"{text!r} is no time: give a date as 2027-01-31, a date with a time as "
             "2027-01-31T18:00, or Unix seconds."
         ) from None
-
-
-def time_option(help: str) -> Any:
-    """An option that gives Unix seconds, and takes what `unix_seconds` does."""
-    text = f"{help} A date, a date with a time, or Unix seconds; UTC unless it says a zone."
-    return typer.Option(parser=unix_seconds, metavar="TIME", help=text)

@@ -44,11 +44,6 @@ class Bases:
         """All base models as the supervisor last told, also those that could not be prepared."""
         return self._entries
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the base models that there are, or that are to be."""
-        return [entry.name for entry in self.entries]
-
     def __iter__(self) -> Iterator[ServedBase]:
         """All that have requests or may get some, those that are going included."""
         return iter(self._served.values())

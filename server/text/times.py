@@ -1,7 +1,9 @@
-"""Times as answers show them."""
+"""Times as answers show them, and as callers give them."""
 
 import functools
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def unix_seconds(at_ms: int | None) -> int | None:
@@ -15,6 +17,19 @@ def rfc3339(at_ms: int | None) -> str | None:
         return None
     seconds, ms = divmod(at_ms, 1000)
     return f"{_to_the_second(seconds)}.{ms:03d}Z"
+
+
+def parse_time(text: str) -> int:
+    """Unix milliseconds of Unix seconds, of a date or of a date with a time; UTC without a zone.
+
+    Raises ValueError, OverflowError.
+    """
+    if text.lstrip("-").isdigit():
+        return int(text) * 1000
+    moment = datetime.fromisoformat(text)
+    moment = moment.replace(tzinfo=moment.tzinfo or UTC)
+    # timestamp() is a float of seconds, which may be a millisecond low.
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
 @functools.lru_cache(maxsize=4096)

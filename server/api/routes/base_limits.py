@@ -78,7 +78,7 @@ async def set_base_limits(
     def write(conn: Connection) -> str:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id
         if amounts != Amounts():  # what is left of a name can be removed
-            check_base(conn, base_model, bases.names)
+            check_base(conn, base_model, [entry.name for entry in bases.entries])
         base_limits.set_base_limits(
             conn, tenant_id, base_model, amounts, now_ms=now_ms(), actor="operator"
         )

@@ -125,7 +125,7 @@ async def add_price(
 
     def write(conn: Connection) -> Price:
         if body.base_model:
-            check_base(conn, body.base_model, bases.names)
+            check_base(conn, body.base_model, [entry.name for entry in bases.entries])
         scope_id, before = _look_up(conn, body, at_ms)
         return prices.add_price(
             conn,

@@ -72,6 +72,6 @@ def test_a_base_model_that_does_not_exist_is_refused_with_those_that_do(
 
 
 def test_a_base_model_that_is_still_to_come_has_a_price(product: InProcess) -> None:
-    (name, *_) = product.gateway.bases.names
-    body = {"base_model": name, "prompt_nanousd": 1}
+    (entry, *_) = product.gateway.bases.entries
+    body = {"base_model": entry.name, "prompt_nanousd": 1}
     assert product.operator.call("POST", "/admin/v1/prices", body).status_code == 201

@@ -453,7 +453,7 @@ def test_a_damaged_base_model_is_one_line_with_its_folder(tmp_path, model_dir, f
     (damaged / file).write_bytes(content)
     result, _ = convert(damaged, folder)
     assert result.exit_code == 1
-    assert is_one_line(result.stderr, f"its base model cannot be read from {damaged}", "the whole")
+    assert is_one_line(result.stderr, "give the whole folder", f"{damaged} cannot be read")
 
 
 def test_a_result_that_cannot_be_written_is_one_line(tmp_path, model_dir):
