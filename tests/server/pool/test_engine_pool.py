@@ -275,6 +275,9 @@ def test_who_joins_is_met_and_who_is_gone_is_forgotten(pool):
                 engines.engine_id("a")
             with pytest.raises(EngineDeadError):
                 await engines.read_journal(first[0], 0, 10)
+            pool.members.clear()
+            await pool.wait(lambda: pool.states() == {})
+            assert engines.max_model_len == 512, "what they could take is remembered"
 
     asyncio.run(run())
 

@@ -94,6 +94,16 @@ def test_a_request_on_its_way_keeps_the_engines_and_a_refused_one_does_not_keep_
     assert world.wanted == 0
 
 
+def test_a_request_for_which_engines_stayed_does_not_wait_for_them(world):
+    world.pass_time(60)
+    world.wake()
+    with world.keeper.visit():
+        world.pass_time(61)
+        assert (world.keeper.state, world.wanted) == ("asleep", 1)
+        asyncio.run(asyncio.wait_for(world.keeper.wake("ten"), 5))  # the clock stands still
+        assert not world.keeper.is_resting
+
+
 def test_a_request_that_is_admitted_while_the_model_falls_asleep_finds_it_awake(world):
     with world.keeper.visit():
         world.running.add(request())
