@@ -1,5 +1,6 @@
 """The shape of answers as requests ask for it, by OpenAI's field and by vLLM's."""
 
+import dataclasses
 import json
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -7,7 +8,7 @@ from pydantic import Field
 
 from server.api import errors
 from server.api.request_objects import RequestObject
-from server.shapes.shape import MAX_BYTES, Shape
+from server.shapes.shape import MAX_BYTES, WHITESPACE_PARAM, Shape, is_whitespace
 
 _Schema = Annotated[dict[str, Any], Field(max_length=MAX_BYTES["json"])]
 _SchemaText = Annotated[str, Field(max_length=MAX_BYTES["json"])]
@@ -39,11 +40,13 @@ class ResponseFormat(RequestObject):
 
 
 class StructuredOutputs(RequestObject):
-    """vLLM's field for the form of answers; exactly one of these is given.
+    """vLLM's field for the form of answers; exactly one of the first five is given.
 
     json: a JSON schema, as an object or as text.   json_object: true for any JSON object.
     regex: an expression in Rust's syntax that matches the whole answer.
     choice: texts, one of which is the answer.   grammar: a grammar in Lark's syntax.
+    whitespace_pattern: an expression for the whitespace between JSON's tokens, wherever there may
+    be some; also for the JSON of `response_format`.
     """
 
     exact: ClassVar[frozenset[str]] = frozenset({"json", "choice"})
@@ -55,6 +58,7 @@ class StructuredOutputs(RequestObject):
     regex: str | None = Field(None, min_length=1, max_length=MAX_BYTES["regex"])
     choice: list[_Choice] | None = Field(None, min_length=1, max_length=1_000)
     grammar: str | None = Field(None, min_length=1, max_length=MAX_BYTES["lark"])
+    whitespace_pattern: str | None = Field(None, min_length=1, max_length=64)
 
 
 def shape_of(form: ResponseFormat | None, options: StructuredOutputs | None) -> Shape | None:
@@ -86,4 +90,12 @@ def shape_of(form: ResponseFormat | None, options: StructuredOutputs | None) -> 
         param, other = shapes[-1].param, shapes[0].param
         message = f"{param}: answers can have one shape only; {other} asks for another."
         raise errors.invalid_request(message, param=param)
-    return shapes[0] if shapes else None
+    whitespace = options.whitespace_pattern if options else None
+    if whitespace is None:
+        return shapes[0] if shapes else None
+    if not shapes or shapes[0].kind != "json" or not is_whitespace(whitespace):
+        message = (
+            f"{WHITESPACE_PARAM}: only JSON takes it; it matches spaces, \\n, \\r and \\t only."
+        )
+        raise errors.invalid_request(message, param=WHITESPACE_PARAM)
+    return dataclasses.replace(shapes[0], whitespace=whitespace)

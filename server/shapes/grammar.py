@@ -16,11 +16,15 @@ from server.faults import Invalid
 from server.shapes.pattern import BESIDE_FORMAT, rust_pattern
 from server.shapes.schema import DIGITS, LISTS, MAPS, MAX_LEVELS, SINGLE, normalised, path_of, relax
 from server.shapes.schema_fault import find_fault
-from server.shapes.shape import Shape
+from server.shapes.shape import WHITESPACE_PARAM, Shape
 from server.text.json_object import JsonObject
 
-_WHITESPACE = r" |\n {0,32}"
-"""Whitespace that JSON may have at each place, once: models can go on with it without end."""
+_INDENT = 4
+"""Most spaces of a level of an indented answer: models can go on with spaces without end."""
+_MAX_INDENTED = 8
+_FREE_LEVELS = 4
+"""Levels that are indented of a value whose schema declares none of them."""
+_CONTAINING = ("properties", "patternProperties", "prefixItems", *SINGLE)
 _ESCAPES = 'nrbtf\\"'
 """Characters that may follow a backslash in JSON.
 
@@ -52,7 +56,13 @@ the text's shape or holds a schema that nobody checked.
 def compiled(shape: Shape) -> str:
     """The shape in llguidance's form. Raises Invalid that names the path at fault."""
     if shape.kind == "json":
-        return _compiled_schema(shape)
+        schema = checked_schema(_read(shape), shape.param)
+        if shape.whitespace:
+            schema["x-guidance"]["whitespace_pattern"] = shape.whitespace
+            if flaw := flaw_of(_top_level("json_schema", schema)):
+                message = f"{WHITESPACE_PARAM}: {words_for(flaw)}."
+                raise Invalid(message, param=WHITESPACE_PARAM)
+        return _top_level("json_schema", schema)
     if shape.kind == "regex":
         # llguidance would drop a backslash at the end.
         if (len(shape.text) - len(shape.text.rstrip("\\"))) % 2:
@@ -97,12 +107,11 @@ def enforceable_schema(
     return _with_options(schema), left_out
 
 
-def _compiled_schema(shape: Shape) -> str:
+def _read(shape: Shape) -> Any:
     try:
-        asked = from_json(shape.text, allow_inf_nan=False)
+        return from_json(shape.text, allow_inf_nan=False)
     except ValueError:
         raise shape.fault("it is not valid JSON") from None
-    return _top_level("json_schema", checked_schema(asked, shape.param))
 
 
 def _lark_of(shape: Shape) -> str:
@@ -127,8 +136,27 @@ def _flaw_of_schema(schema: JsonObject) -> str | None:
 
 
 def _with_options(schema: JsonObject) -> JsonObject:
-    options = {"whitespace_pattern": _WHITESPACE, "json_allowed_escapes": _ESCAPES}
+    num_spaces = _INDENT * min(_levels(schema), _MAX_INDENTED)
+    options = {"whitespace_pattern": rf" |\n {{0,{num_spaces}}}", "json_allowed_escapes": _ESCAPES}
     return {**_written(schema), "x-guidance": options}
+
+
+def _levels(schema: Any) -> int:
+    """Levels of objects and lists that a schema declares, or about as many if it refers to some."""
+    if not isinstance(schema, dict):
+        return max(map(_levels, schema), default=0) if isinstance(schema, list) else 0
+    parts = [schema[keyword] for keyword in (*LISTS, *SINGLE) if keyword in schema]
+    parts += [list(schema[keyword].values()) for keyword in MAPS if keyword in schema]
+    if parts:
+        return _levels(parts) + (not schema.keys().isdisjoint(_CONTAINING))
+    if not schema.keys().isdisjoint(("$ref", "enum", "const")):
+        return 1
+    types = schema.get("type", "object")
+    return (
+        _FREE_LEVELS
+        if not {"object", "array"}.isdisjoint([types] if isinstance(types, str) else types)
+        else 0
+    )
 
 
 def _written(schema: Any) -> Any:

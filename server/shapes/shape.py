@@ -1,11 +1,16 @@
 """A shape that every answer must have, as the request demands it."""
 
 import hashlib
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from server.faults import Invalid
 
+WHITESPACE_PARAM = "structured_outputs.whitespace_pattern"
+_SPACE = r"(?:[ \t\n\r]|\\[ntr]|\\x(?:20|0[9adAD]))"
+_WHITESPACE = re.compile(rf"(?:{_SPACE}|\[{_SPACE}+\]|[()|*+?]|\{{\d+(?:,\d*)?\}})+")
+"""Expressions that match nothing but the whitespace of JSON."""
 MAX_BYTES = {"json": 64 << 10, "regex": 8 << 10, "choice": 64 << 10, "lark": 64 << 10}
 
 
@@ -14,11 +19,13 @@ class Shape:
     """text: a JSON schema, an expression, a JSON list of texts, or a grammar in Lark's form.
 
     param: the path of the parameter that has it. A text that is too long raises Invalid.
+    whitespace: an expression for the whitespace between the tokens of JSON; else it is bounded.
     """
 
     kind: Literal["json", "regex", "choice", "lark"]
     text: str
     param: str
+    whitespace: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.text.encode()) > MAX_BYTES[self.kind]:
@@ -26,7 +33,12 @@ class Shape:
 
     @property
     def digest(self) -> bytes:
-        return hashlib.sha256(f"{self.kind} {self.text}".encode()).digest()
+        return hashlib.sha256(f"{self.kind} {self.whitespace} {self.text}".encode()).digest()
 
     def fault(self, why: str) -> Invalid:
         return Invalid(f"{self.param}: {why}.", param=self.param)
+
+
+def is_whitespace(pattern: str) -> bool:
+    """Whether an expression matches nothing but the whitespace of JSON."""
+    return _WHITESPACE.fullmatch(pattern) is not None

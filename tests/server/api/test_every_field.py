@@ -186,7 +186,8 @@ PLACES = [
         shapes.StructuredOutputs, CHAT, lambda it: chat(structured_outputs=it), {"regex": "a"},
         {"json": Ask({"type": "null"}, {"regex": None}), "json_object": Ask(True, {"regex": None}),
          "regex": "b", "choice": Ask(["a"], {"regex": None}),
-         "grammar": Ask('start: "a"', {"regex": None})},
+         "grammar": Ask('start: "a"', {"regex": None}),
+         "whitespace_pattern": Ask(" ?", {"regex": None, "json_object": True})},
     ),
     Place(
         tokenize_requests.TextToTokenize, TOKENIZE, lambda it: it, {"prompt": "Hello there"},

@@ -15,6 +15,7 @@ from server.faults import Invalid
 from server.inference.encoders import Encoders
 from server.inference.prompts import tokenize
 from server.inference.texts import Text
+from server.shapes.shape import WHITESPACE_PARAM
 
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
 TEXT_PART = {"type": "text", "text": "Hello."}
@@ -234,6 +235,11 @@ def asks_for(**fields):
         ({"structured_outputs": {"regex": "é", "disable_fallback": False}}, ("regex", "é")),
         ({"structured_outputs": {"choice": ["a", "a"]}}, ("choice", '["a", "a"]')),
         ({"structured_outputs": {"grammar": "g", "json_object": False}}, ("lark", "g")),
+        ({"structured_outputs": {"json": {}, "whitespace_pattern": " ?"}}, ("json", "{}")),
+        (
+            asks_for() | {"structured_outputs": {"whitespace_pattern": " "}},
+            ("json", '{"type": "object"}'),
+        ),
         ({"structured_outputs": {}}, None),
         ({"response_format": {"type": "text"}, "structured_outputs": None}, None),
     ],
@@ -352,6 +358,10 @@ def test_each_form_asks_for_one_shape_on_both_kinds_of_completion(asked, shape):
         ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs.structural_tag"),
         ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs.grammar"),
+        *(
+            ({"structured_outputs": {"whitespace_pattern": pattern} | shape}, WHITESPACE_PARAM)
+            for pattern, shape in ((" ", {}), (" ", {"regex": "a"}), ("a", {"json": {}}), ("", {}))
+        ),
         (asks_for() | {"structured_outputs": {"json": {}}}, "structured_outputs.json"),
         (asks_for() | {"allowed_token_ids": [1]}, "allowed_token_ids"),
     ],

@@ -12,7 +12,7 @@ from server.shapes import compiled as cache
 from server.shapes.compiled import CompiledGrammars, Grammar
 from server.shapes.grammar import accepts, compiled, enforceable_schema
 from server.shapes.schema import MAX_DEPTH, MAX_LEFT_OUT, MAX_LEVELS
-from server.shapes.shape import MAX_BYTES, Shape
+from server.shapes.shape import MAX_BYTES, Shape, is_whitespace
 
 INTEGER = {"type": "integer"}
 
@@ -31,12 +31,75 @@ def refused(kind, asked):
     return error.value.param, str(error.value)
 
 
-def test_whitespace_in_json_is_bounded_at_each_place():
-    grammar = make("json", {"type": "object", "x-guidance": {"whitespace_flexible": True}})
-    for space in ("", " ", "\n", "\n" + " " * 32):
-        assert accepts(grammar, f'{{{space}"a":{space}1{space}}}')
-    for space in ("  ", " " * 40, "\n" + " " * 33, "\n\n"):
-        assert not accepts(grammar, f'{{{space}"a": 1}}')
+PAIR = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+TREE = {
+    "$defs": {
+        "node": {"properties": {"kids": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}
+    },
+    "properties": {"root": {"$ref": "#/$defs/node"}, "any": {"type": "object"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "most"), [(PAIR, 4), ({"type": "array", "items": PAIR}, 8), ({}, 16), (TREE, 20)]
+)
+def test_whitespace_in_json_is_bounded_by_the_levels_of_the_schema(schema, most):
+    grammar = make("json", {"x-guidance": {"whitespace_flexible": True}} | schema)
+    opens, closes = ("[", "]") if schema.get("type") == "array" else ("{", "}")
+    for space in ("", " ", "\n", "\n" + " " * most):
+        assert accepts(grammar, f"{opens}{space}{closes}")
+    for space in ("  ", " " * 40, "\n" + " " * (most + 1), "\n\n", "\t"):
+        assert not accepts(grammar, f"{opens}{space}{closes}")
+
+
+@pytest.mark.parametrize("gap", ["  ", " \n", "\n     "])
+def test_two_keys_are_not_far_apart(gap):
+    grammar = make("json", PAIR)
+    for text in ('{"a":1,%s"b":2}', '{"a":1%s,"b":2}', '{"a":%s1,"b":2}', '{"a"%s:1,"b":2}'):
+        assert accepts(grammar, text % "")
+        assert not accepts(grammar, text % gap)
+
+
+def test_a_model_that_loves_spaces_finishes():
+    required = PAIR | {"required": ["a", "b"], "additionalProperties": False}
+    arguments = json.dumps(
+        {"grammars": [{"json_schema": enforceable_schema(required, "p", inf)[0]}]}
+    )
+    for grammar in (make("json", required), arguments):
+        matcher = LLMatcher(LLTokenizer("byte"), grammar, limits=parser_limits(grammar))
+        text = ""
+        while not matcher.is_stopped():
+            allowed = [chr(byte) for byte in range(128) if matcher.validate_tokens([byte])]
+            text += next(
+                character for character in ["\n", " ", "1", *allowed] if character in allowed
+            )
+            matcher.consume_token(ord(text[-1]))
+        assert json.loads(text) == {"a": 1, "b": 1}
+        assert len(text) <= 67
+
+
+def test_compact_and_indented_json_are_answers():
+    value = {"root": {"kids": [{"kids": []}, {"kids": [{}]}]}, "any": {"a": {"b": [1]}}}
+    for options in ({}, {"separators": (",", ":")}, {"indent": 2}, {"indent": 4}):
+        assert accepts(make("json", PAIR), json.dumps({"a": 1, "b": 2}, **options))
+        assert accepts(make("json", {"type": "object"}), json.dumps(value["any"], **options))
+        if options.get("indent") != 4:
+            assert accepts(make("json", TREE), json.dumps(value, **options))
+
+
+def test_a_request_may_have_other_whitespace():
+    shape = Shape("json", json.dumps(PAIR), "p", whitespace=r"[ \t\n]{1,40}")
+    assert accepts(compiled(shape), '{"a":1,' + " " * 40 + '"b":\t2}')
+    assert shape.digest != Shape("json", shape.text, "p").digest
+    with pytest.raises(Invalid) as error:
+        compiled(Shape("json", "{}", "p", whitespace="(("))
+    assert error.value.param == "structured_outputs.whitespace_pattern"
+
+
+@pytest.mark.parametrize("pattern", [" ", r"\s*", "a", "[*]", "0", r" |\x41", "[^a]", ".", "[ -~]"])
+def test_whitespace_is_that_of_json(pattern):
+    assert is_whitespace(pattern) == (pattern == " ")
+    assert all(map(is_whitespace, (r"[\x20\x0A\x0D\x09]{1,8}", r"\n( {2}){0,9}| ?", r"[ \t\n]*")))
 
 
 def test_a_property_written_with_escapes_is_no_other_property():
