@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from engine.delivery import Delivery, Take
 from engine.endpoint import Endpoint
-from engine.errors import EngineAwayError, EngineDeadError
+from engine.errors import EngineAwayError, EngineDeadError, EngineDied
 from engine.messages import (
     SILENCE_S,
     AbortRequests,
@@ -52,6 +53,10 @@ _PROOF_TIMEOUT_S = 1800.0
 a thread of its own on a GPU.
 """
 _RECONNECT_S = 0.05
+_MOST_UNHEARD_BEATS = 2
+"""Heartbeats after an engine's latest message in which it may still have read one. It sends figures
+as often, except in a step.
+"""
 _LATE_S = 10.0
 _FIRST_TOKEN_LATE_S = 5.0
 """Time that an engine has beyond the limit for a first token to end the request by itself."""
@@ -96,6 +101,7 @@ class EngineClient:
         self.stats: EngineStats | None = None
         self.residency: dict[str, Residency] = {}
         self.num_deaths = 0
+        self._heard_at = 0.0
         self._on_end = on_end
         self._on_lease_low = on_lease_low
         self._on_service = on_service
@@ -131,8 +137,8 @@ class EngineClient:
         """Have a request answered: `take` gets each output when it arrives. Cancelling this aborts.
 
         Raises RequestRefused, what `take` raises, or EngineDeadError; the latter is an
-        EngineAwayError as long as the request may be sent to another engine, and FirstTokenLate if
-        that is all that is known.
+        EngineAwayError as long as the request may be sent to another engine, EngineDied if the
+        engine may have died of it, and FirstTokenLate if that is all that is known.
         """
         if not self.is_ready:
             raise EngineAwayError("the engine is starting")
@@ -175,9 +181,11 @@ class EngineClient:
         await self._send(message)
 
     async def prove(self, adapter: AdapterRef, object_path: Path, *, alone: bool) -> Proof:
-        """Have the engine prove an adapter; see ProveAdapter. Raises EngineDeadError."""
+        """Have the engine prove an adapter; see ProveAdapter. Raises EngineDeadError, and
+        EngineAwayError if it never had the adapter.
+        """
         if not self.is_ready:
-            raise EngineDeadError("the engine is starting")
+            raise EngineAwayError("the engine is starting")
         proof_id = uuid.uuid4().hex
         waiter: asyncio.Future[Proof] = asyncio.get_running_loop().create_future()
         self._proof_waiters[proof_id] = waiter
@@ -234,13 +242,16 @@ class EngineClient:
 
     def _lose_engine(self) -> None:
         """Note that the engine is gone, and end everything that waits for it."""
-        if self._ready.is_set() and not (self.stats and self.stats.is_leaving):
-            self.num_deaths += 1
+        is_death = self._ready.is_set() and not (self.stats and self.stats.is_leaving)
+        self.num_deaths += is_death
+        start = f"{self.welcome.engine_id} {self.welcome.epoch}" if self.welcome else ""
+        read_until = self._heard_at + _MOST_UNHEARD_BEATS * self.heartbeat_s
         self._ready.clear()
         self.stats = None
         self.residency.clear()
         for delivery in self._deliveries.values():
-            delivery.fail(EngineDeadError("the engine died"))
+            had_it = is_death and delivery.sent_at <= read_until
+            delivery.fail(EngineDied(start) if had_it else EngineDeadError("the engine died"))
         waiters, self._journal_waiters = self._journal_waiters, []
         futures: list[asyncio.Future[JournalRecords] | asyncio.Future[Proof]]
         futures = [*waiters, *self._proof_waiters.values()]
@@ -249,6 +260,7 @@ class EngineClient:
                 future.set_exception(EngineDeadError("the engine died"))
 
     async def _take(self, message: object) -> None:
+        self._heard_at = time.monotonic()
         match message:
             case StepOutputs():
                 await self._deliver(message.outputs)

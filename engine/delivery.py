@@ -1,6 +1,7 @@
 """The outputs of one request on their way from the engine to whoever takes them."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 from engine.errors import (
@@ -22,12 +23,13 @@ class Delivery:
 
     ended: done with the last output. Fails with RequestRefused, with EngineDeadError, which is an
     EngineAwayError if the engine never had the request, or with what `take` raised.
-    has_last: whether the engine has ended the request.
+    has_last: whether the engine has ended the request.   sent_at: by time.monotonic().
     """
 
     def __init__(self, take: Take) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.has_last = False
+        self.sent_at = time.monotonic()
         self._take = take
         self._has_begun = False
         self._num_taken = 0

@@ -4,6 +4,7 @@ EngineError
 ├── EngineDeadError    the engine is gone and restarts; its requests in flight have ended
 │   ├── EngineAwayError    it was gone, or leaves, before this request: another engine may take it
 │   │   └── EngineProves       it takes no request for a moment, and will again
+│   ├── EngineDied         it ended while it had the request
 │   └── FirstTokenLate     it lives, as far as is known, but did not even end the request in time
 ├── UnsupportedModel   the engine cannot start on this checkpoint, now or later
 └── RequestRefused     the engine did not accept the request; nothing was generated or counted
@@ -24,6 +25,14 @@ class EngineAwayError(EngineDeadError):
 
 class EngineProves(EngineAwayError):
     """The engine proves an adapter alone, under which another engine ended."""
+
+
+class EngineDied(EngineDeadError):
+    """The engine ended while it had the request.   start: the engine's id and its epoch."""
+
+    def __init__(self, start: str) -> None:
+        super().__init__("the engine died")
+        self.start = start
 
 
 class FirstTokenLate(EngineDeadError):

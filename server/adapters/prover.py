@@ -186,14 +186,13 @@ class Prover:
     async def _ask_engine(
         self, upload: Upload, base: BaseRef, ref: AdapterRef, path: Path
     ) -> Proof:
-        was_ready = self._is_ready()
         alone = self._deaths.get(upload.upload_id, 0) > 0
         try:
             return await self._prove(base, ref, path, alone)
         except EngineAwayError:  # no engine had the adapter
             return _UNAVAILABLE
         except EngineDeadError:
-            deaths = self._deaths.pop(upload.upload_id, 0) + was_ready
+            deaths = self._deaths.pop(upload.upload_id, 0) + 1
             self._deaths[upload.upload_id] = deaths
             if len(self._deaths) > _MAX_REMEMBERED:
                 self._deaths.popitem(last=False)

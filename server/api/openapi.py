@@ -113,6 +113,7 @@ _PARAMETERS = {
     "end": "Unix seconds, or an ISO 8601 date or time; not included. By default now.",
     "end_time": "Unix seconds, not included. By default now.",
     "enforcement": "A hard budget refuses requests; of a soft one a webhook tells.",
+    "fingerprint": "The suspect's `fingerprint`, as the list of suspects has it.",
     "engine_id": "The engine's `engine_id`, as the list of engines has it.",
     "filename": "The file's name, such as `adapter_model.safetensors`.",
     "format": "The format of the file.",

@@ -70,6 +70,28 @@ def lose_engine(
         say(f"{found['num_open']} more have not expired: say it again in some minutes.")
 
 
+@app.command("suspects")
+def list_suspects(
+    clear: Annotated[
+        str | None, typer.Option(help="Fingerprint of one to clear; the others are listed.")
+    ] = None,
+    url: Url = DEFAULT_URL,
+    admin_key: AdminKey = None,
+    data_dir: DataDir = DEFAULT_DATA_DIR,
+    json: Json = False,
+) -> None:
+    """List or clear the requests that engines may have died of, as this gateway saw it."""
+    with as_operator(url, admin_key, data_dir) as client:
+        method, place = ("DELETE", f"/{clear}") if clear else ("GET", "")
+        found = client.request(method, f"/admin/v1/engines/suspects{place}")["data"]
+    if json:
+        show_json(found)
+    elif found:
+        show_table(list(found[0])[1:], found)
+    else:
+        say("The gateway suspects no request.")
+
+
 def _row(engine: JsonObject) -> JsonObject:
     figures = engine["figures"] or {}
     return {

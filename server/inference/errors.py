@@ -10,6 +10,7 @@ from server.billing.budgets import BudgetExhausted
 from server.faults import (
     Conflict,
     Damaged,
+    Fault,
     Invalid,
     Limited,
     Overloaded,
@@ -58,9 +59,19 @@ def constraint_too_slow(*, param: str | None) -> Invalid:
     return Invalid(message, param=param, code="constraint_too_slow")
 
 
-def request_quarantined() -> Invalid:
-    message = "The engine died twice while serving exactly this request; change it."
-    return Invalid(message, code="request_quarantined")
+def request_suspected(retry_after_s: float | None) -> Fault:
+    """A request that engines may have died of.   retry_after_s: None if one did, serving it alone.
+
+    It is refused only then; else it is sent again when it can be tried, or is forgotten.
+    """
+    if retry_after_s is None:
+        message = "An engine died while it served nothing but exactly this request; change it."
+        return Invalid(message, code="request_quarantined")
+    message = (
+        "Engines died while they served this request among others, so it is tried where nobody "
+        "else is served. Send it again after the time in Retry-After. Nothing was billed."
+    )
+    return Unavailable(message, code="request_suspected", retry_after_s=max(1.0, retry_after_s))
 
 
 # ---- limits, and room ----

@@ -29,7 +29,7 @@ from server.inference.progress import Progress
 from server.inference.request_metrics import RequestMetrics
 from server.limits.learned import LearnedTokens
 from server.limits.rules import Limiter
-from server.pool.quarantine import Quarantined
+from server.pool.suspects import Suspected
 from server.traces import spans
 
 _MAX_MOVES = 2
@@ -68,7 +68,7 @@ class Generation:
             async with self.unpaid_if_broken(admitted):
                 await self._at_engines(admitted, progress.note)
             self._learn(admitted, progress.last)
-        except (RequestRefused, Quarantined, EngineAwayError) as refused:
+        except (RequestRefused, Suspected, EngineAwayError) as refused:
             is_accepted = False
             await self._void(message.request_id)
             raise outcomes.refusal_of(refused) from None
@@ -92,7 +92,7 @@ class Generation:
         """
         try:
             yield
-        except (Fault, EngineAwayError, RequestRefused, Quarantined):
+        except (Fault, EngineAwayError, RequestRefused, Suspected):
             raise
         except Exception:
             await self.failures.note(admitted.message.request_id)

@@ -4,7 +4,7 @@ from engine.errors import EngineAwayError, RequestRefused
 from engine.messages import NOT_METERED, AddRequest, RequestOutput
 from server.faults import Failed, Fault
 from server.inference import errors
-from server.pool.quarantine import Quarantined
+from server.pool.suspects import Suspected
 
 
 def failure_of(
@@ -45,12 +45,12 @@ def failure_of(
     return Failed()
 
 
-def refusal_of(refused: RequestRefused | EngineAwayError | Quarantined) -> Fault:
+def refusal_of(refused: RequestRefused | EngineAwayError | Suspected) -> Fault:
     """The fault of a request that no engine accepted."""
     if isinstance(refused, EngineAwayError):
         return errors.engine_unavailable()
-    if isinstance(refused, Quarantined):
-        return errors.request_quarantined()
+    if isinstance(refused, Suspected):
+        return errors.request_suspected(refused.retry_after_s)
     if refused.reason == "queue_full":
         return errors.overloaded()
     if refused.reason == NOT_METERED:

@@ -78,6 +78,12 @@ class PooledEngine:
         """Requests at the engine: this gateway's exactly, other gateways' as an average."""
         return self._num_own(self.name) + max(0.0, self._num_others)
 
+    def is_idle_but_for(self, num_answers: int) -> bool:
+        """Whether it serves nobody's requests, of this gateway's not more than these answers."""
+        stats = self.client.stats
+        others = stats.running + stats.waiting if stats else 0
+        return not others and self._num_own(self.name) <= num_answers
+
     @property
     def has_drafted(self) -> bool:
         """Whether the engine says that it has had drafts. One of an older release never does."""

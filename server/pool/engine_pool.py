@@ -11,7 +11,7 @@ from pathlib import Path
 from engine.client import EngineClient
 from engine.delivery import Take
 from engine.endpoint import Endpoint
-from engine.errors import EngineAwayError, EngineDeadError, EngineProves, FirstTokenLate
+from engine.errors import EngineAwayError, EngineDeadError, EngineProves
 from engine.messages import (
     AddRequest,
     ForgetDrafts,
@@ -32,16 +32,18 @@ from server.pool.engines import EngineFigures
 from server.pool.files import Member
 from server.pool.load_costs import LoadCosts
 from server.pool.prefix_table import PrefixTable, marks_of
-from server.pool.quarantine import Quarantine, fingerprint
 from server.pool.running import Running
 from server.pool.service_exchange import ServiceExchange
+from server.pool.suspects import RETRY_S, Suspected, Suspects, fingerprint
 
 logger = logging.getLogger(__name__)
 
 TURN_S = 0.25
 """Seconds between polls of the list of engines, and of the service that they gave."""
-_PROVES_S = 0.1
-"""Seconds between tries at an engine that proves an adapter alone."""
+_ALONE_S = 0.1
+"""Seconds between looks at an engine that serves, or is to serve, one alone."""
+_SERVED = frozenset({"eos", "stop_string", "stop_token", "max_tokens", "max_model_len", "budget"})
+"""Causes by which an engine ends a request that it has served to the end."""
 _BY_NEARNESS: tuple[Tier, ...] = (
     "device", "loading", "host", "disk", "fetching", "failed", "remote",
 )  # fmt: skip
@@ -73,7 +75,7 @@ class EnginePool:
         self._engines: dict[str, PooledEngine] = {}
         self._costs = LoadCosts()
         self._prefixes = PrefixTable()
-        self._quarantine = Quarantine()
+        self.suspects = Suspects()
         self._service = ServiceExchange()
         self._num_past_deaths = self._last_max_model_len = 0
         self._turning: asyncio.Task[None] | None = None
@@ -138,10 +140,6 @@ class EnginePool:
         return self._num_past_deaths + sum(deaths)
 
     @property
-    def num_quarantined(self) -> int:
-        return self._quarantine.num_refused
-
-    @property
     def welcomes(self) -> tuple[Welcome, ...]:
         """Welcomes of the engines that take requests, which say what each serves."""
         return tuple(e.client.welcome for e in self._ready() if e.client.welcome)
@@ -194,10 +192,11 @@ class EnginePool:
         The request counts there once it is in `running`.   besides: an engine that is left out.
         """
         ready = [engine for engine in self._ready() if engine.name != besides]
-        if len(ready) < 2:
+        ready = [it for it in ready if it.name != self.suspects.trial] or ready
+        if len(ready) < 2 or self.suspects.has(request):
             if not ready:
                 raise EngineAwayError("no engine is ready")
-            return ready[0].name
+            return min(ready, key=lambda engine: engine.num_requests).name
         marks = marks_of(request)
         cached, num_tokens = self._prefixes.cached_tokens(marks), len(request.prompt_token_ids)
         views = [
@@ -218,11 +217,10 @@ class EnginePool:
     async def generate(self, request: AddRequest, name: str, take: Take) -> None:
         """Have the engine that `route` named answer a request; `take` gets each output.
 
-        Raises EngineAwayError (then `route` may name another), EngineDeadError (FirstTokenLate if
-        only that is known), RequestRefused, Quarantined, what `take` raises.
+        Raises EngineAwayError (then `route` may name another), EngineDeadError (EngineDied if it
+        had the request), RequestRefused, Suspected, what `take` raises.
         """
         mark = fingerprint(request)
-        self._quarantine.check(mark)
         engine = self._engines.get(name)
         if engine is None:
             raise EngineAwayError("the engine is gone")
@@ -231,15 +229,23 @@ class EnginePool:
         def note_and_take(output: RequestOutput) -> None:
             if output.is_last:
                 engine.note_request(time.monotonic() - started)
+                if output.stop_cause in _SERVED:
+                    self.suspects.clear(mark)
             take(output)
 
-        try:
+        with self.suspects.watch(mark, request.tenant_id, name) as is_tried:
+            if is_tried:
+                await self._wait_alone(request, engine)
             await self._generate(engine.client, request, note_and_take)
-        except (EngineAwayError, FirstTokenLate):
-            raise  # the engine never had the request, or has not died
-        except EngineDeadError:
-            self._quarantine.note_death(mark)
-            raise
+
+    async def _wait_alone(self, request: AddRequest, engine: PooledEngine) -> None:
+        """Wait until an engine serves nobody else. Raises Suspected if that takes too long."""
+        deadline = time.monotonic() + request.first_token_timeout_s
+        while not engine.is_idle_but_for(request.num_answers):
+            if time.monotonic() >= deadline:
+                raise Suspected(RETRY_S)
+            await asyncio.sleep(_ALONE_S)
+        self.suspects.is_alone = True
 
     async def _generate(self, client: EngineClient, request: AddRequest, take: Take) -> None:
         """Have an engine answer; the only one may first end a proof that it serves alone."""
@@ -250,7 +256,7 @@ class EnginePool:
             except EngineProves:
                 if len(self._ready()) > 1 or time.monotonic() >= deadline:
                     raise
-            await asyncio.sleep(_PROVES_S)
+            await asyncio.sleep(_ALONE_S)
 
     async def abort(self, request_id: str) -> None:
         if engine := self._engine_of(request_id):

@@ -11,6 +11,7 @@ from engine.records import JournalRecords
 from registry.proof import Proof
 from registry.ref import AdapterRef
 from server.pool.engine import EngineState
+from server.pool.suspects import Suspects
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,8 @@ class Engines(Protocol):
         """How often an engine has died since the gateway's start."""
 
     @property
-    def num_quarantined(self) -> int:
-        """How many different requests are refused, since engines died of each."""
+    def suspects(self) -> Suspects:
+        """The requests that engines may have died of."""
 
     @property
     def welcomes(self) -> tuple[Welcome, ...]:
@@ -82,7 +83,7 @@ class Engines(Protocol):
         """Have the engine that `route` named answer a request; `take` gets each output.
 
         Cancelling this aborts the request. Raises EngineAwayError (then `route` may name another),
-        EngineDeadError, RequestRefused, Quarantined, what `take` raises.
+        EngineDeadError, RequestRefused, Suspected, what `take` raises.
         """
 
     async def abort(self, request_id: str) -> None:

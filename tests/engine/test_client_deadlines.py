@@ -11,7 +11,7 @@ import zmq.asyncio
 
 from engine.client import EngineClient
 from engine.endpoint import Endpoint
-from engine.errors import EngineDeadError, FirstTokenLate
+from engine.errors import EngineDeadError, EngineDied, FirstTokenLate
 from engine.messages import (
     AbortRequests,
     AddRequest,
@@ -101,6 +101,29 @@ def test_requests_of_an_engine_that_says_nothing_at_all_end_as_when_it_dies(tmp_
             with pytest.raises(EngineDeadError, match="died"):
                 await reading
             assert (client.is_ready, client.num_deaths) == (False, 1)
+
+    run(test())
+
+
+def test_a_request_sent_to_an_engine_that_had_long_been_silent_was_not_there_when_it_died(
+    tmp_path,
+):
+    async def test():
+        async with silent_engine(tmp_path, silence_s=600.0) as (engine, client):
+            there = asyncio.create_task(read(client, make_message("r1")))
+            await engine.hear(AddRequest)
+            await engine.say(first_output("r1", new_token_ids=(7,)))
+            for _ in range(8):
+                await engine.hear(Heartbeat)
+            too_late = asyncio.create_task(read(client, make_message("r2")))
+            await engine.hear(AddRequest)
+            engine.die()
+            with pytest.raises(EngineDied) as died:
+                await there
+            assert died.value.start == "eng-1 1"
+            with pytest.raises(EngineDeadError) as other:
+                await too_late
+            assert not isinstance(other.value, EngineDied)
 
     run(test())
 

@@ -69,7 +69,7 @@ def test_what_dies_on_the_cluster_ends_its_own_streams_and_the_bill_is_exact(
         ("coordinator", None),
         ("placer", None),
     ):
-        # Each kill has a tenant: a request that was running at two deaths would be quarantined.
+        # Each kill has a tenant: a request that was running at two deaths would be tried alone.
         tenant = pool.tenant(f"before-{kill.replace(' ', '-')}")
         got = asyncio.run(
             run_streams(pool, tenant, NUM_STREAMS, NUM_TOKENS, partial(pool.kill, kill))

@@ -2,16 +2,18 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.delivery import Take
-from engine.errors import EngineAwayError, EngineDeadError
+from engine.errors import EngineAwayError, EngineDeadError, EngineDied
 from engine.messages import AddRequest, RequestOutput, Residency, Welcome
 from engine.records import JournalRecords
 from registry.proof import Proof
 from registry.ref import AdapterRef
 from server.pool.engines import EngineFigures, Engines
+from server.pool.suspects import Suspects
 
 MAX_MODEL_LEN = 512
 
@@ -23,6 +25,15 @@ def make_welcome(epoch: int = 1) -> Welcome:
         engine_id="engine-1", epoch=epoch, base_revision="b" * 64, max_model_len=MAX_MODEL_LEN,
         max_num_seqs=8, device="fake", dtype="float32",
     )  # fmt: skip
+
+
+def make_suspects() -> Suspects:
+    """Suspects that have one, which two engines died of."""
+    suspects = Suspects()
+    for start in ("a 1", "b 1"):
+        with suppress(EngineDied), suspects.watch("1234567890", "ten_9", "a"):
+            raise EngineDied(start)
+    return suspects
 
 
 def answer_at_once(message: AddRequest) -> list[RequestOutput]:
@@ -60,7 +71,7 @@ class FakeEngines:
     aborted: list[str] = field(default_factory=list)
     extended: list[tuple[str, int]] = field(default_factory=list)
     num_deaths: int = 0
-    num_quarantined: int = 0
+    suspects: Suspects = field(default_factory=Suspects)
 
     async def start(self) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Routes for operators: list the engines of the pool, and void the holds of a lost engine."""
+"""Routes for operators: list engines and suspects of their deaths, void holds of a lost engine."""
 
 import contextlib
 import dataclasses
@@ -155,6 +155,27 @@ class EngineLost(Answer):
     num_open: int = Field(examples=[0])
 
 
+class SuspectAnswer(Answer):
+    """A request that engines may have died of, by its fingerprint.
+
+    state: "suspect" is tried where nobody else is served, "held" waits since an engine died in such
+    a trial that others had joined, "refused" since one died of it alone.
+    deaths: starts of engines that died while they had it.   expires_at: Unix seconds.
+    """
+
+    object: Literal["engine.suspect"] = "engine.suspect"
+    fingerprint: str = Field(examples=["6f1c0d7be2a94b35a0c7f8d1e2b3a495"])
+    tenant_id: str = Field(examples=["ten_91f0c2a4d3b8e675"])
+    base_model: str = Field(examples=["base"])
+    state: Literal["suspect", "held", "refused"]
+    deaths: int = Field(examples=[2])
+    expires_at: int = Field(examples=[1_798_761_600])
+
+
+class SuspectList(ListAnswer[SuspectAnswer]):
+    """Requests that engines may have died of, as this gateway saw it."""
+
+
 @router.get("/engines")
 async def engines(bases: BasesDep, database: DatabaseDep) -> EngineList:
     """List the engines of all base models, as this gateway sees them, and those elsewhere."""
@@ -164,6 +185,33 @@ async def engines(bases: BasesDep, database: DatabaseDep) -> EngineList:
         held = await database.read(lambda conn: list_held(conn, LEASE))
         found += [_elsewhere(*lease) for lease in held if lease[0] not in here]
     return EngineList(data=found)
+
+
+@router.get("/engines/suspects")
+async def suspects(bases: BasesDep) -> SuspectList:
+    """List the requests that engines may have died of, without their texts."""
+    return SuspectList(
+        data=[
+            SuspectAnswer(
+                base_model=base.model_id,
+                **dataclasses.asdict(it)
+                | {"deaths": len(it.deaths), "expires_at": int(it.expires_at)},
+            )
+            for base in bases
+            for it in base.engines.suspects.all()
+        ]
+    )
+
+
+@router.delete("/engines/suspects/{fingerprint}")
+async def clear_suspect(
+    bases: BasesDep, fingerprint: Annotated[str, Path(max_length=32)]
+) -> SuspectList:
+    """Clear a suspect, so that it is served like any other request; the others are listed."""
+    if not any([base.engines.suspects.clear(fingerprint) for base in bases]):
+        message = f"This gateway suspects no request with the fingerprint {fingerprint}."
+        raise errors.not_found(message, code="not_found", param="fingerprint")
+    return await suspects(bases)
 
 
 @router.post("/engines/{engine_id}/lost")

@@ -12,7 +12,7 @@ from registry.build import tenant_of
 from server.accounts.tenants import names_of
 from server.api.deps import BasesDep, DatabaseDep, FollowerDep
 from server.api.routes.base_models import BaseModelAnswer, list_base_models
-from server.api.routes.engines import EngineStatsAnswer, engines
+from server.api.routes.engines import EngineStatsAnswer, engines, suspects
 from server.api.routes.problems import ProblemsDep
 from server.console.page_route import pages_router
 from server.console.rendering import render
@@ -43,7 +43,9 @@ async def show(
     models = (await list_base_models(bases, follower)).data
     pools = [_Pool.of(model, bases.at(model.home)) for model in models]
     stays = [_stays(base) for base in bases]
-    tenant_ids = {load.tenant_id for pool in pools for load in pool.queue}
+    suspected = (await suspects(bases)).data
+    tenant_ids = {suspect.tenant_id for suspect in suspected}
+    tenant_ids |= {load.tenant_id for pool in pools for load in pool.queue}
     tenant_ids |= {stay.tenant_id for here in stays for stay in (*here.largest, *here.failed)}
     return render(
         "operator_engines.html",
@@ -53,6 +55,7 @@ async def show(
         pools=pools,
         engines=[(engine, _arena(engine.figures)) for engine in found],
         stays=stays,
+        suspects=suspected,
         decisions=_decisions(bases),
         names=await database.read(lambda conn: names_of(conn, tenant_ids)),
     )
@@ -69,7 +72,6 @@ class _Pool:
     model: BaseModelAnswer
     wait_s: float = 0.0
     num_deaths: int = 0
-    num_quarantined: int = 0
     queue: tuple[TenantLoad, ...] = ()
 
     @classmethod
@@ -80,7 +82,6 @@ class _Pool:
             model,
             base.load.wait_s(base.running.num_queued),
             base.engines.num_deaths,
-            base.engines.num_quarantined,
             tuple(base.running.by_tenant()[:_MOST_TENANTS]),
         )
 

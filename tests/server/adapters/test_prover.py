@@ -200,7 +200,7 @@ def test_an_engine_that_was_not_there_did_not_die_of_the_adapter(
             engine.is_ready = False
             return storage.read(key)
 
-    engine = RestartingEngine(*[EngineDeadError("the engine is starting")] * 4)
+    engine = RestartingEngine(*[EngineAwayError("the engine is starting")] * 4)
     uploads.storage = EndingStorage()
     (proved,) = prove_all(make_prover(engine), upload)
     assert (proved.state, len(engine.asked)) == ("complete", 5)

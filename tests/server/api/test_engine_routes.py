@@ -18,8 +18,10 @@ from server.database.clock import now_ms
 from server.database.leases import MACHINE
 from server.database.tables import leases
 from server.pool.engines import EngineFigures
+from server.pool.suspects import LIFETIME_S
 from tests.server.api.test_metrics import make_stats
 from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
+from tests.server.fake_engines import FakeEngines, make_suspects
 from tests.server.in_process import InProcess
 
 PATH = "/admin/v1/engines/{}/lost"
@@ -92,6 +94,21 @@ def test_the_figures_of_an_engine_are_shown(product: InProcess) -> None:
     grammars = shown["figures"]["grammars"]
     assert (grammars["masks"], grammars["tenants"]) == (5, {"ten_1": 0.5})
     assert shown["figures"]["drafts"]["accepted_tokens"] == 7
+
+
+def test_suspects_are_listed_without_their_texts_and_cleared(product: InProcess) -> None:
+    place = "/admin/v1/engines/suspects"
+    product.use(FakeEngines(suspects=make_suspects()))
+    (shown,) = product.operator.call("GET", place).json()["data"]
+    assert abs(shown.pop("expires_at") - now_ms() / 1000 - LIFETIME_S) < 60
+    assert shown == {
+        "object": "engine.suspect", "fingerprint": "1234567890", "tenant_id": "ten_9",
+        "base_model": "base", "state": "suspect", "deaths": 2,
+    }  # fmt: skip
+    assert product.operator.call("DELETE", f"{place}/1234567890").json()["data"] == []
+    again = product.operator.call("DELETE", f"{place}/1234567890")
+    assert (again.status_code, again.json()["error"]["param"]) == (404, "fingerprint")
+    product.use(FakeEngines())
 
 
 def test_an_engine_that_is_there_is_not_lost(product: InProcess) -> None:

@@ -13,7 +13,7 @@ from server.accounts.tenants import set_details
 from server.billing.budgets import Budget, set_budget
 from server.billing.prices import ensure_price
 from server.billing.rating import amount_nanousd
-from server.pool.quarantine import fingerprint
+from server.pool.suspects import fingerprint
 from server.tools.built_in import BUILT_IN
 from server.tools.dialect import Dialect
 from tests.server.bases import change_base

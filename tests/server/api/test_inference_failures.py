@@ -15,7 +15,7 @@ from engine.messages import AddRequest, RequestOutput
 from server.api.answers import Choice
 from server.billing.holds import void_refused
 from server.database.clock import now_ms
-from server.pool.quarantine import Quarantined
+from server.pool.suspects import Suspected
 from tests.server.bases import change_base
 from tests.server.factories import NOW_MS
 from tests.server.fake_engines import FakeEngines
@@ -303,7 +303,15 @@ def test_a_hold_that_was_resolved_in_the_meantime_is_not_moved(product: Product)
     assert b"\nchorale_request_moves_total 0.0\n" in product.gateway.metrics.render()
 
 
-def test_a_quarantined_request_is_told_to_change(product: Product) -> None:
-    product.engines.script = lambda _: [Quarantined()]
+def test_what_an_engine_died_of_alone_is_told_to_change(product: Product) -> None:
+    product.engines.script = lambda _: [Suspected()]
     answer = product.chat()
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "request_quarantined")
+
+
+def test_a_suspect_that_cannot_be_tried_now_is_told_when_to_come_back(product: Product) -> None:
+    product.engines.script = lambda _: [Suspected(2.0)]
+    answer = product.chat()
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "request_suspected")
+    assert answer.headers["retry-after"] == "2"
+    assert "x-should-retry" not in answer.headers

@@ -63,6 +63,25 @@ def test_what_was_voided_of_a_lost_engine_is_said_and_what_is_still_to_come(monk
     api.close()
 
 
+def test_suspects_are_listed_and_cleared(monkeypatch, tmp_path):
+    suspect = {
+        "object": "engine.suspect", "fingerprint": "6f1c", "tenant_id": "ten_9", "base_model": "b",
+        "state": "held", "deaths": 3, "expires_at": 1_798_761_600,
+    }  # fmt: skip
+    place = "/admin/v1/engines/suspects"
+    lists = [{"object": "list", "data": data, "has_more": False} for data in ([suspect], [])]
+    api = Api(
+        fixed({("GET", place): (200, lists[0]), ("DELETE", f"{place}/6f1c"): (200, lists[1])})
+    )
+    run = make_run(api.url, monkeypatch, tmp_path)
+    header, line = run("engines", "suspects").stdout.splitlines()
+    assert header.split()[:3] == ["fingerprint", "tenant_id", "base_model"]
+    assert line.split()[:5] == ["6f1c", "ten_9", "b", "held", "3"]
+    assert json.loads(run("engines", "suspects", "--json").stdout) == [suspect]
+    assert "suspects no request" in run("engines", "suspects", "--clear", "6f1c").stderr
+    api.close()
+
+
 def test_no_engine_is_said(run):
     result = run([])
     assert result.exit_code == 0

@@ -26,7 +26,7 @@ from tests.server.api.test_metrics import make_stats
 from tests.server.console.browsing import Visitor, path_of, serve, shown
 from tests.server.console.page_forms import forms_of
 from tests.server.factories import NOW_MS, SIGNER, insert_holds, make_end, make_hold, make_price
-from tests.server.fake_engines import FakeEngines, make_welcome
+from tests.server.fake_engines import FakeEngines, make_suspects, make_welcome
 from tests.server.in_process import InProcess, User
 
 HOME = "/console/operator"
@@ -99,7 +99,7 @@ def _stay(letter: str, **fields: Any) -> Residency:
 def test_engines_are_shown_with_their_batch_memory_queue_and_adapters(
     product: InProcess, operator: Visitor, acme: User
 ) -> None:
-    product.use(SeenEngines(num_deaths=7, num_quarantined=6))
+    product.use(SeenEngines(num_deaths=7, suspects=make_suspects()))
     base = product.gateway.bases.default
     base.keeper.decisions.note(4, "requests wait for a seat")
     asked = RunningRequest("r-seen", acme.tenant_id, 2, 9, is_cold=False, engine="engine-1")
@@ -115,6 +115,9 @@ def test_engines_are_shown_with_their_batch_memory_queue_and_adapters(
     assert "4,321 records" in text
     assert f"{acme.name} base 0 2 0" in text
     assert "engine-2 starting" in text
+    assert "deaths of engines 7" in text
+    assert "ten_9 base suspect 2 2" in text
+    assert 'data-path="/admin/v1/engines/suspects/1234567890"' in page
     assert f"largest {'a' * 12} ten_1 engine-1 device 2 MB" in text
     assert "last asked for: 1. One of them: is damaged <b> Look at the object store" in text
     assert "serving" in text

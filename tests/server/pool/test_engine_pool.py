@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -10,15 +10,15 @@ from types import SimpleNamespace
 import pytest
 
 from engine.endpoint import Endpoint
-from engine.errors import EngineAwayError, EngineDeadError
+from engine.errors import EngineAwayError, EngineDeadError, EngineDied
 from engine.messages import DraftStats, ForgetDrafts, TenantService
 from server.pool.engine import PooledEngine
 from server.pool.engine_pool import TURN_S, EnginePool
 from server.pool.files import Member
 from server.pool.load_costs import LoadCosts
 from server.pool.prefix_table import CHUNK_TOKENS, marks_of
-from server.pool.quarantine import Quarantined
 from server.pool.running import Running, RunningRequest
+from server.pool.suspects import Suspected, fingerprint
 from tests.engine.fakes import expected_tokens, make_adapter, make_message
 from tests.engine.pulled_outputs import outputs_of
 from tests.engine.test_process import start_engine, write_config
@@ -226,7 +226,7 @@ def test_requests_wait_while_the_only_engine_proves_an_adapter_alone(pool, tmp_p
     async def run():
         async with gateway(pool, "a") as engines:
             proving = asyncio.create_task(engines.prove(adapter, path, alone=True))
-            await pool.wait(lambda: engines.figures()[0].stats.running)
+            await pool.wait(lambda: (stats := engines.figures()[0].stats) and stats.running)
             assert (await pool.ask(message))[1] == expected_tokens(message)
             assert proving.done()
             assert proving.result().verdict == "passed"
@@ -244,7 +244,7 @@ def test_who_was_not_there_did_not_die_of_a_request_and_another_is_named_for_it(
                 assert {engines.route(make_message(f"n{i}"), gone) for i in range(9)} == {other}
             pool.kill("a")
             await pool.wait(lambda: pool.states()["a"] != "ready")
-            for _ in range(3):  # two deaths would quarantine the request
+            for _ in range(3):  # two deaths would make it a suspect
                 with pytest.raises(EngineAwayError):
                     await anext(outputs_of(engines, message, "a"))
             with pytest.raises(EngineAwayError):
@@ -387,17 +387,72 @@ def test_service_of_one_engine_is_told_to_the_other_and_not_to_itself(pool):
     asyncio.run(run())
 
 
-def test_a_request_that_two_engines_died_of_is_not_tried_at_a_third(pool):
-    pool.start("a", "b", "c")
-    poison = replace(make_message("r0", 5, 3), prompt_token_ids=(3, 3, 3))
+def suspect_it(engines, message):
+    for death in "xy":
+        watch = engines.suspects.watch(fingerprint(message), "t", "gone")
+        with suppress(EngineDied), watch:
+            raise EngineDied(death)
+
+
+def poison_of(name):
+    return replace(make_message(name, 5, 3), prompt_token_ids=(3, 3, 3))
+
+
+def test_a_request_that_killed_an_engine_alone_is_not_tried_at_a_fourth(pool):
+    pool.start("a", "b", "c", "d")
 
     async def run():
-        async with gateway(pool, "a", "b", "c"):
-            for number in range(2):
-                with pytest.raises(EngineDeadError):
-                    await pool.ask(replace(poison, request_id=f"r{number}"))
-            with pytest.raises(Quarantined):
-                await pool.ask(replace(poison, request_id="r2"))
+        async with gateway(pool, "a", "b", "c", "d") as engines:
+            for number in range(3):
+                with pytest.raises(EngineDied):
+                    await pool.ask(poison_of(f"r{number}"))
+            with pytest.raises(Suspected) as refused:
+                await pool.ask(poison_of("r3"))
+            assert refused.value.retry_after_s is None
             assert list(pool.states().values()).count("ready") == 1
+            (suspect,) = engines.suspects.all()
+            assert (suspect.state, len(suspect.deaths)) == ("refused", 3)
+
+    asyncio.run(run())
+
+
+def test_a_suspect_waits_for_an_engine_that_serves_nobody_else_and_others_go_elsewhere(pool):
+    pool.start("a", "b", step_s=0.02)
+    suspect = make_message("s", 5, 3)
+
+    async def run():
+        async with gateway(pool, "a", "b") as engines:
+            suspect_it(engines, suspect)
+            others = [asyncio.create_task(pool.ask(make_message(f"r{i}", 5, 40))) for i in range(4)]
+            await pool.wait(lambda: pool.running.num_at("a") and pool.running.num_at("b"))
+            asked = asyncio.create_task(pool.ask(suspect))
+            await pool.wait(lambda: engines.suspects.trial)
+            trial = engines.suspects.trial
+            routed = {engines.route(make_message(f"n{i}")) for i in range(9)}
+            assert routed == {"a", "b"} - {trial}
+            assert not asked.done()
+            with pytest.raises(Suspected) as busy:
+                await pool.ask(replace(suspect, request_id="again"))
+            assert busy.value.retry_after_s
+            assert await asked == (trial, expected_tokens(suspect))
+            assert all(other.done() for other in others if other.result()[0] == trial)
+            assert engines.suspects.all() == []
+
+    asyncio.run(run())
+
+
+def test_a_suspect_for_which_no_engine_is_free_in_time_is_sent_again_later(pool):
+    pool.start("a", step_s=0.05)
+    suspect = replace(make_message("s", 5, 3), first_token_timeout_s=0.2)
+
+    async def run():
+        async with gateway(pool, "a") as engines:
+            suspect_it(engines, suspect)
+            other = asyncio.create_task(pool.ask(make_message("r", 5, 40)))
+            await pool.wait(lambda: pool.running.num_at("a"))
+            with pytest.raises(Suspected):
+                await pool.ask(suspect)
+            assert engines.suspects.trial is None
+            await other
 
     asyncio.run(run())
