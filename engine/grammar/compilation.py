@@ -3,13 +3,15 @@
 from engine.grammar.matcher import Matcher
 
 _BASE_BYTES = 64 << 10
-_BYTES_PER_CHARACTER = 64
+_BYTES_PER_CHARACTER = 4
 _BYTES_PER_S = 256 << 20
-_MOST_BYTES = 16 << 20
-"""An estimate of a compiled grammar's memory, since llguidance does not tell: that of the worst
-grammars grows by 10 MB in 0.03 s of masks that are new to it, until they meet its limits.
+_MOST_COMPILED_BYTES = 8 << 20
+_MOST_GROWN_BYTES = 16 << 20
+"""An estimate of a compiled grammar's memory, since llguidance does not tell: 30 to 220 MB for each
+second of compilation, of which the worst grammars take 5 MB, and up to 250 MB for each second of
+masks that are new to it, until they meet its limits. See bench/LOG.md.
 """
-_NEW_S = 100e-6
+_NEW_S = 30e-6
 """A mask that takes longer is one that the grammar had not seen before."""
 SLOW_S = 2e-3
 """A grammar whose masks take longer is slow: no step waits for its masks."""
@@ -20,7 +22,7 @@ class Compilation:
     """A tenant's grammar: until it is compiled, requests that want it wait outside of the batch.
 
     matcher: at the start of an answer, once it is compiled.   error: why it cannot be served.
-    seconds: processor time of compilation and masks.
+    seconds: processor time of compilation and masks.   compile_s: that of a matcher.
     """
 
     def __init__(self, tenant_id: str, text: str) -> None:
@@ -29,6 +31,7 @@ class Compilation:
         self.matcher: Matcher | None = None
         self.error: str | None = None
         self.seconds = 0.0
+        self.compile_s = 0.0
         self._recent_s = 0.0
         self._new_s = 0.0
 
@@ -39,8 +42,9 @@ class Compilation:
 
     @property
     def size_bytes(self) -> int:
-        grown = min(_MOST_BYTES, int(self._new_s * _BYTES_PER_S))
-        return _BASE_BYTES + _BYTES_PER_CHARACTER * len(self.text) + grown
+        compiled = min(_MOST_COMPILED_BYTES, int(self.compile_s * _BYTES_PER_S))
+        grown = min(_MOST_GROWN_BYTES, int(self._new_s * _BYTES_PER_S))
+        return _BASE_BYTES + _BYTES_PER_CHARACTER * len(self.text) + compiled + grown
 
     def note(self, seconds: float) -> None:
         """Note the processor time of an answer's next mask."""

@@ -84,4 +84,5 @@ class Constraints:
         )
         compilation.seconds += seconds
         if compilation.error is None:
+            compilation.compile_s = seconds
             compilation.matcher = matcher
