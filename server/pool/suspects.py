@@ -15,8 +15,8 @@ cause. A request is known by its fingerprint, and a death by the start of the en
 
 A trial begins when the engine serves nobody else. A base model has one at a time, and other
 requests go to other engines meanwhile if there are some. So of one poisonous request, sent again
-and again, three engines die within LIFETIME_S, two of which served others. An innocent one is
-refused only if its engine dies of something else just while it is tried there alone.
+and again, three engines die within LIFETIME_S. An innocent one is refused only if its engine dies
+of something else just while it is tried there alone. Each gateway sees its own requests only.
 """
 
 import hashlib
@@ -85,6 +85,8 @@ class Suspects:
 
     def has(self, request: AddRequest) -> bool:
         """Whether a request is not served like any other."""
+        while self._known and next(iter(self._known.values())).expires_at <= self._clock():
+            self._known.popitem(last=False)
         return bool(self._known) and self._find(fingerprint(request)).state != "clear"
 
     def clear(self, mark: str) -> bool:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from engine.errors import EngineDied
 from server.pool.suspects import LIFETIME_S, RETRY_S, Suspected, Suspects
+from tests.engine.fakes import make_message
 
 ENGINES = ("a", "b")
 POISON = "poison"
@@ -136,6 +137,7 @@ def test_a_trial_that_others_joined_proves_nothing_and_the_suspect_waits(site):
 def test_a_suspect_of_two_deaths_that_are_long_apart_is_none(site):
     site.kill("health check")
     site.now += LIFETIME_S
+    assert not site.suspects.has(make_message("r", 5, 3))
     site.kill("health check")
     assert site.states() == {}
 
