@@ -85,7 +85,7 @@ test: $(VENV)/dev.stamp $(VENV)/triton-$(TRITON).stamp chromium debian-parts emu
 test-fast: $(VENV)/dev.stamp ## run the tests without servers, browsers and compilers, in 2 minutes [ARGS=...]
 	$(PYTEST) -n 2 --fast --ignore=tests/ray --ignore=tests/clients $(ARGS)
 
-test-all: $(VENV)/ray.stamp $(VENV)/triton-$(TRITON).stamp $(ALL_TOOLS) ## run test, test-ray and test-clients as one, in 20 minutes [ARGS=...]
+test-all: $(VENV)/ray.stamp $(VENV)/triton-$(TRITON).stamp $(ALL_TOOLS) ## run test, test-ray and test-clients as one, in 15 minutes [ARGS=...]
 	@$(MAKE) --no-print-directory model || echo "$(NO_SMOLLM2)" >&2
 	$(PYTEST) -n 2 $(ARGS)
 

@@ -460,7 +460,7 @@ def test_what_is_not_asked_for_changes_nothing():
     ],
 )
 def test_a_token_id_that_nobody_has_is_refused_by_its_place(change, place):
-    base, text = SimpleNamespace(max_model_len=512), Text(None, None, 100)
+    base, text = SimpleNamespace(longest=512), Text(None, None, 100)
     prompt = {"prompt": [7]}
     asked = parse(
         TEXT | prompt | {"logit_bias": {"99": 1}, "stop_token_ids": [99]}, CompletionRequest

@@ -166,7 +166,7 @@ def test_its_spans_nest_and_follow_one_another_and_say_what_the_engine_says(
     ask(traced.user, "small", stream=True)
     root = traced.root()
     assert root.names == ["admission", "engine"]
-    assert root.part("admission").names == ["names", "wake", "tokenize", "limits", "hold"]
+    assert root.part("admission").names == ["names", "tokenize", "wake", "limits", "hold"]
     engine = root.part("engine")
     assert engine.names == ["load", "queue", "prefill", "decode"]
     load = engine.part("load")
