@@ -23,11 +23,17 @@ from server.api.errors import ApiError
 
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
-    """Limits of a request's head. Between two requests, uvicorn's keep-alive timeout counts."""
+    """Limits of a request's head, and of a small body, which the application gets whole.
+
+    A body that stalls before it is known who sends it so costs no more than a silent connection.
+    Between two requests, uvicorn's keep-alive timeout counts.
+    """
 
     max_head_bytes: int = 64 << 10
     max_headers: int = 100
     head_timeout_s: float = 3.0
+    small_body_bytes: int = 8 << 10
+    body_timeout_s: float = 10.0
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -44,8 +50,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._all_connections = all_connections
         # Bytes of the head that is being received; None while the rest of its request is.
         self._num_head_bytes: int | None = 0
-        self._head_timer: asyncio.TimerHandle | None = None
+        # Ends the time of the head, or of the small body, that is being received.
+        self._timer: asyncio.TimerHandle | None = None
         self._is_in_head = False
+        # The request whose small body is being received.
+        self._unbegun: tuple[RequestResponseCycle, ASGI3Application] | None = None
         self._is_refused = False
         self._is_winding_down = False
         # Whether the present answer goes to an HTTP/1.0 client, which does not know chunks.
@@ -65,10 +74,8 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if self.transport.is_closing() or self.pipeline or (cycle and cycle.response_started):
             self.transport.abort()
-            return
-        if cycle is not None:
-            cycle.disconnected = True  # what the application still sends goes nowhere
-        self._refuse(errors.too_many_connections())
+        else:
+            self._refuse_request(errors.too_many_connections())
 
     def wind_down(self) -> bool:
         """Have the next answer say that it is the connection's last.
@@ -85,7 +92,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._all_connections.show_key(self, tenant_id)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head_timer()
+        self._stop_timer()
         self._all_connections.close(self)
         super().connection_lost(exc)
 
@@ -104,7 +111,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        if self._head_timer is None and (self.cycle is None or self.cycle.response_complete):
+        if self._timer is None and (self.cycle is None or self.cycle.response_complete):
             self._expect_head()
         if self._num_head_bytes is not None:
             # Counted here, because the parser does not tell the size of an unfinished line.
@@ -125,7 +132,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.parser.get_http_version() not in ("1.0", "1.1"):
             self._refuse(errors.invalid_request("The server speaks HTTP/1.1 and HTTP/1.0."))
             return
-        self._stop_head_timer()
+        self._stop_timer()
         self._num_head_bytes = None
         self._is_in_head = False
         self.scope["state"]["connection"] = self
@@ -135,16 +142,40 @@ class LimitedProtocol(HttpToolsProtocol):
         self._all_connections.begin_request(self)
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        size = dict(cycle.scope["headers"]).get(b"content-length", b"0")
+        if not cycle.more_body or len(size) > 9 or int(size) > self._limits.small_body_bytes:
+            self._begin(cycle, app)
+            return
+        self._unbegun = cycle, app
+        self._timer = self.loop.call_later(
+            self._limits.body_timeout_s, self._refuse_request, errors.body_timeout()
+        )
+        if cycle.waiting_for_100_continue:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            cycle.waiting_for_100_continue = False
+
+    def _begin_if_due(self) -> None:
+        """Begin the request whose body is whole, or is not small after all."""
+        if self._unbegun is not None:
+            cycle, app = self._unbegun
+            if not cycle.more_body or len(cycle.body) > self._limits.small_body_bytes:
+                self._unbegun = None
+                self._stop_timer()
+                self._begin(cycle, app)
+
+    def _begin(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._is_plain = cycle.scope["http_version"] == "1.0"
         super()._start_asgi_task(cycle, _without_chunks(cycle, app) if self._is_plain else app)
 
     def on_body(self, body: bytes) -> None:
         if not self._is_refused:
             super().on_body(body)
+            self._begin_if_due()
 
     def on_message_complete(self) -> None:
         if not self._is_refused:
             super().on_message_complete()
+            self._begin_if_due()
             # A pipelined head that waits its turn is counted too: uvicorn stops reading after it.
             self._num_head_bytes = 0
 
@@ -158,19 +189,25 @@ class LimitedProtocol(HttpToolsProtocol):
         self._refuse(errors.invalid_request(msg))
 
     def _expect_head(self) -> None:
-        self._stop_head_timer()
-        self._head_timer = self.loop.call_later(
+        self._stop_timer()
+        self._timer = self.loop.call_later(
             self._limits.head_timeout_s, self._refuse, errors.head_timeout()
         )
 
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse_request(self, error: ApiError) -> None:
+        """Refuse the present request, of whose answer nothing has been sent."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # what the application still sends goes nowhere
+        self._refuse(error)
 
     def _refuse(self, error: ApiError) -> None:
         self._is_refused = True
-        self._stop_head_timer()
+        self._stop_timer()
         # An error cannot be written into the middle of another request's answer.
         if self.cycle is None or self.cycle.response_complete or self.cycle.disconnected:
             body = json.dumps(errors.error_body(error)).encode()

@@ -267,6 +267,12 @@ def test_bodies_that_stall_before_a_key_keep_no_client_out_and_are_told_why() ->
             assert b'"too_many_connections"' in received(connection)
 
 
+def test_a_small_body_that_stalls_never_reaches_the_application_and_is_a_408() -> None:
+    with serving(body_timeout_s=0.02) as address:
+        for length in (b"content-length: 9\r\n\r\nx", b"transfer-encoding: chunked\r\n\r\n1\r\nx"):
+            assert refusal(address, b"POST / HTTP/1.1\r\n" + length) == (408, "body_timeout")
+
+
 def test_a_connection_that_is_wound_down_is_told_so_by_one_more_answer_and_then_closed() -> None:
     with serving() as address, ExitStack() as all_of_them:
         fresh, idle, under_way = (
