@@ -20,8 +20,8 @@ from server.text.json_object import JsonObject
 
 logger = logging.getLogger(__name__)
 
-_SETTLE_S = 10.0
-"""Seconds a gateway gets beside the drain: for last requests, and to post the last records."""
+_SETTLE_S = 16.0
+"""Seconds a gateway gets beside the drain, for its last requests (6 s) and its last records."""
 _LOOK_S = 0.1
 
 
