@@ -332,3 +332,13 @@ def test_an_adapter_that_is_evicted_while_it_is_looked_for_is_fetched(local, mon
 def test_a_fetch_that_waited_too_long_in_line_is_not_begun(local):
     _, fetch_new = local
     assert fetch_new(timeout_s=-1).failure.kind == "unavailable"
+
+
+def test_a_fetcher_without_boto3_says_what_brings_it_and_is_not_started_again():
+    code = "import sys; sys.modules['boto3'] = None; from lora.fetch import main; main()"
+    given = {"socket": "s", "storage": "s3://bucket", "cache": "c", "quota-bytes": 1,
+             "max-fetches": 1}  # fmt: skip
+    arguments = [f"--{name}={value}" for name, value in given.items()]
+    ran = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert ran.returncode == os.EX_CONFIG
+    assert "pip install -e '.[s3]'" in ran.stderr

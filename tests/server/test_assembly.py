@@ -57,6 +57,35 @@ def test_a_gateway_whose_database_lost_its_header_says_what_helps_and_is_not_sta
     assert "`chorale restore BACKUP --data-dir NEW`" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("given", "told", "exit_code"),
+    [
+        ({"database_url": "postgresql://here/x"}, "pip install -e '.[postgres]'", os.EX_CONFIG),
+        ({"storage": "s3://bucket"}, "pip install -e '.[s3]'", os.EX_CONFIG),
+        ({"database_url": "mysql://here/x"}, "neither a SQLite file", os.EX_CONFIG),
+        ({"database_url": "sqlite:////proc/self/mem/x"}, "/proc/self/mem", os.EX_DATAERR),
+    ],
+)
+def test_a_gateway_that_can_never_start_says_why_and_is_not_started_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    given: dict[str, str],
+    told: str,
+    exit_code: int,
+) -> None:
+    for package in ("boto3", "psycopg"):
+        monkeypatch.setitem(sys.modules, package, None)
+    settings = Settings(model=str(DEMO), data_dir=tmp_path, **given).model_dump(mode="json")
+    config = tmp_path / "gateway.json"
+    config.write_text(json.dumps({"settings": settings}))
+    monkeypatch.setattr(sys, "argv", ["server", str(config)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == exit_code
+    assert told in caplog.text
+
+
 def test_a_spools_folder_is_shared_with_others_whose_files_stay(tmp_path: Path) -> None:
     spool_dir = tmp_path / "spool"
     spool_dir.mkdir()

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import demo
 from engine.config import EngineConfig
 from engine.wire import read_vocabulary
+from registry.extras import ExtraMissing
 from server.launch.errors import (
     AddressInUse,
     DataDirTooLong,
@@ -153,6 +155,19 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 def test_no_context_is_longer_than_the_model_was_made_for(tmp_path):
     with pytest.raises(ModelNotServed, match="1025.*1024"):
         prepare_all(tmp_path, max_model_len=1025)
+
+
+@pytest.mark.parametrize(
+    ("given", "package"),
+    [
+        ({"database_url": "postgresql://localhost/x"}, "psycopg"),
+        ({"storage": "s3://bucket/prefix"}, "boto3"),
+    ],
+)
+def test_what_needs_a_package_that_is_missing_starts_nothing(tmp_path, monkeypatch, given, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ExtraMissing, match=package):
+        prepare_all(tmp_path, **given)
 
 
 @pytest.mark.parametrize(
