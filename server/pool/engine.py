@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from engine.client import EngineClient
-from engine.messages import DraftStats, EngineStats, Tier
+from engine.messages import EngineStats, Tier
 from registry.ref import AdapterRef
 from server.pool.files import Member
 from server.pool.load_costs import LoadCosts
@@ -83,11 +83,6 @@ class PooledEngine:
         stats = self.client.stats
         others = stats.running + stats.waiting if stats else 0
         return not others and self._num_own(self.name) <= num_answers
-
-    @property
-    def has_drafted(self) -> bool:
-        """Whether the engine says that it has had drafts. One of an older release never does."""
-        return self.client.stats is not None and self.client.stats.drafts != DraftStats()
 
     def look(self) -> None:
         """Take in the engine's figures if they are new."""

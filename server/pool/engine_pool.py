@@ -290,9 +290,7 @@ class EnginePool:
         """Have all engines forget drafts from a tenant's answers: those with an adapter, or all."""
         message = ForgetDrafts(tenant_id=tenant_id, adapter_digest=adapter_digest)
         for engine in list(self._engines.values()):
-            # An engine of an older release would hang up on a message that it does not know.
-            if engine.has_drafted:
-                await engine.client.forget_drafts(message)
+            await engine.client.forget_drafts(message)
 
     async def prove(self, adapter: AdapterRef, object_path: Path, *, alone: bool) -> Proof:
         """Have an engine prove an adapter by serving it. Raises EngineDeadError, and
