@@ -89,9 +89,9 @@ class Suspects:
             self._known.popitem(last=False)
         return bool(self._known) and self._find(fingerprint(request)).state != "clear"
 
-    def clear(self, mark: str) -> bool:
-        """Forget a fingerprint. Returns whether it was known."""
-        return self._known.pop(mark, None) is not None
+    def clear(self, mark: str) -> None:
+        """Forget a fingerprint, if it is known."""
+        self._known.pop(mark, None)
 
     @contextmanager
     def watch(self, mark: str, tenant_id: str, engine: str) -> Iterator[bool]:

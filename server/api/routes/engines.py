@@ -9,6 +9,7 @@ from pydantic import Field
 from sqlalchemy import Connection
 
 from engine.messages import EngineStats
+from registry.audit import record_audit
 from server.api import errors
 from server.api.answer import Answer
 from server.api.deps import BasesDep, DatabaseDep, operators_router
@@ -205,12 +206,21 @@ async def suspects(bases: BasesDep) -> SuspectList:
 
 @router.delete("/engines/suspects/{fingerprint}")
 async def clear_suspect(
-    bases: BasesDep, fingerprint: Annotated[str, Path(max_length=32)]
+    bases: BasesDep, database: DatabaseDep, fingerprint: Annotated[str, Path(max_length=32)]
 ) -> SuspectList:
     """Clear a suspect, so that it is served like any other request; the others are listed."""
-    if not any([base.engines.suspects.clear(fingerprint) for base in bases]):
+    owners = {it.fingerprint: it.tenant_id for it in (await suspects(bases)).data}
+    if fingerprint not in owners:
         message = f"This gateway suspects no request with the fingerprint {fingerprint}."
         raise errors.not_found(message, code="not_found", param="fingerprint")
+
+    def write(conn: Connection) -> None:
+        tenant_id, action = owners[fingerprint], "engine.suspect.cleared"
+        record_audit(conn, tenant_id, action, target=fingerprint, at_ms=now_ms(), actor="operator")
+
+    await database.write(write)
+    for base in bases:
+        base.engines.suspects.clear(fingerprint)
     return await suspects(bases)
 
 

@@ -26,6 +26,7 @@ from tests.server.api.test_isolation import (
     world,
 )
 from tests.server.factories import NOW_MS
+from tests.server.fake_engines import make_suspects
 from tests.server.in_process import InProcess
 
 __all__ = ["empty", "filled", "world"]  # fixtures that tests use by name
@@ -80,6 +81,7 @@ def test_what_is_said_to_manage_nothing_is_there() -> None:
 def test_every_act_of_management_leaves_a_line(world: World) -> None:
     """The first request of each route that changes something leaves its actor and no secret."""
     product = world.product
+    product.engines.suspects = make_suspects()
     actors = {True: "operator", False: f"key:{world.acme.api_key.split('-')[2]}"}
     shown = [product.gateway.pepper, world.acme.api_key]
     num_seen = len(lines(product))

@@ -154,6 +154,7 @@ DETAILS = {
     "kind": ["monthly"],
     "enforcement": ["hard"],
     "engine_id": ["gone"],
+    "fingerprint": ["1234567890"],
 }
 DECLARED = {
     name: {"size_bytes": 2, "sha256": "0" * 64}
