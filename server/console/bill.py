@@ -82,9 +82,8 @@ async def export(
     """Get the receipts of a range of days as a file."""
     start_ms, end_ms = query.range_ms()
     start, end = (None if query.period else str(ms // 1000) for ms in (start_ms, end_ms))
-    return await exports.export_usage(
-        database, viewer.identity, query.format, start, end, query.period
-    )
+    asked = exports.ExportQuery(format=query.format, start=start, end=end, period=query.period)
+    return await exports.export_usage(database, viewer.identity, asked)
 
 
 @router.get("/{period}")

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from fastapi import Query
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from server.accounts import tenants
 from server.accounts.audit_log import MAX_LINES, Asked, AuditLine, list_lines
@@ -19,10 +19,23 @@ admin_router = operators_router()
 
 _MAX_ID = (1 << 63) - 1
 
-_After = Annotated[int | None, Query(ge=0, le=_MAX_ID)]
-_Limit = Annotated[int, Query(ge=1, le=MAX_LINES)]
-_Text = Annotated[str | None, Query(max_length=128, pattern=r"^[!-~]*$")]
-_Seconds = Annotated[UnixSeconds | None, Query(ge=0)]
+_Text = Annotated[str | None, Field(max_length=128, pattern=r"^[!-~]*$")]
+_Seconds = Annotated[UnixSeconds | None, Field(ge=0)]
+
+
+class _LogQuery(BaseModel):
+    """The lines to list."""
+
+    actor: _Text = None
+    action: _Text = None
+    start: _Seconds = None
+    end: _Seconds = None
+    after: Annotated[int | None, Field(ge=0, le=_MAX_ID)] = None
+    limit: Annotated[int, Field(ge=1, le=MAX_LINES)] = 100
+
+
+class _AllQuery(_LogQuery):
+    tenant: _Text = None
 
 
 class AuditLogLine(Answer):
@@ -51,67 +64,45 @@ class AuditLogPage(Page[AuditLogLine]):
 
 @router.get("/audit-log")
 async def get_own(
-    database: DatabaseDep,
-    identity: TenantAdminKey,
-    actor: _Text = None,
-    action: _Text = None,
-    start: _Seconds = None,
-    end: _Seconds = None,
-    after: _After = None,
-    limit: _Limit = 100,
+    database: DatabaseDep, identity: TenantAdminKey, query: Annotated[_LogQuery, Query()]
 ) -> AuditLogPage:
     """List what the tenant's API keys did, newest first.
 
     start, end: Unix seconds.   after: only lines older than the one with this id.
     """
-    asked = Asked(
-        tenant_id=identity.tenant_id,
-        of_keys=True,
-        actor=actor,
-        action=action,
-        start_ms=_milliseconds(start),
-        end_ms=_milliseconds(end),
-        after=after,
-    )
-    return await _page(database, asked, limit)
+    return await _page(database, query, identity.tenant_id, of_keys=True)
 
 
 @admin_router.get("/audit-log")
-async def get_all(
-    database: DatabaseDep,
-    tenant: _Text = None,
-    actor: _Text = None,
-    action: _Text = None,
-    start: _Seconds = None,
-    end: _Seconds = None,
-    after: _After = None,
-    limit: _Limit = 100,
-) -> AuditLogPage:
+async def get_all(database: DatabaseDep, query: Annotated[_AllQuery, Query()]) -> AuditLogPage:
     """List what was done by the operator and by API keys, newest first.
 
     tenant: an id or a name; only what was done to that tenant's things.   start, end: Unix seconds.
     after: only lines older than the one with this id.
     """
-    tenant_id = None
+    tenant_id, tenant = None, query.tenant
     if tenant is not None:
         found = await database.read(lambda conn: tenants.get_tenant(conn, tenant))
         tenant_id = found.tenant_id
+    return await _page(database, query, tenant_id)
+
+
+async def _page(
+    database: Database, query: _LogQuery, tenant_id: str | None, *, of_keys: bool = False
+) -> AuditLogPage:
     asked = Asked(
         tenant_id=tenant_id,
-        actor=actor,
-        action=action,
-        start_ms=_milliseconds(start),
-        end_ms=_milliseconds(end),
-        after=after,
+        of_keys=of_keys,
+        actor=query.actor,
+        action=query.action,
+        start_ms=_milliseconds(query.start),
+        end_ms=_milliseconds(query.end),
+        after=query.after,
     )
-    return await _page(database, asked, limit)
-
-
-async def _page(database: Database, asked: Asked, limit: int) -> AuditLogPage:
     if asked.start_ms is not None:
         check_order(asked.start_ms, now_ms() + 1 if asked.end_ms is None else asked.end_ms)
-    found = await database.read(lambda conn: list_lines(conn, asked, limit + 1))
-    return AuditLogPage.of([_line(line) for line in found], lambda line: line.audit_id, limit)
+    found = await database.read(lambda conn: list_lines(conn, asked, query.limit + 1))
+    return AuditLogPage.of([_line(line) for line in found], lambda line: line.audit_id, query.limit)
 
 
 def _line(line: AuditLine) -> AuditLogLine:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from fastapi import Query
 from fastapi.responses import StreamingResponse
-from pydantic import Field
+from pydantic import BaseModel, Field
 from sqlalchemy.engine import Connection
 
 from server.accounts import tenants
@@ -38,8 +38,22 @@ admin_router = operators_router()
 THROUGH = "x-chorale-export-through"
 _FOREVER_MS = 2**62
 
-Number = Annotated[int | None, Query(ge=0, lt=2**63)]
-Period = Annotated[str | None, Query(max_length=16)]
+Number = Annotated[int | None, Field(ge=0, lt=2**63)]
+
+
+class ExportQuery(BaseModel):
+    """The receipts to export, and the format of their file."""
+
+    format: ExportFormat = "csv"
+    start: Time = None
+    end: Time = None
+    period: Annotated[str | None, Field(max_length=16)] = None
+    after: Number = None
+    through: Number = None
+
+
+class _ExportAllQuery(ExportQuery):
+    tenant: Annotated[str | None, Field(max_length=64)] = None
 
 
 class _NewSchedule(BodyFields):
@@ -79,14 +93,7 @@ class UsageExportDeleted(Answer):
 
 @router.get("/usage/export")
 async def export_usage(
-    database: DatabaseDep,
-    identity: UsageKey,
-    format: ExportFormat = "csv",
-    start: Time = None,
-    end: Time = None,
-    period: Period = None,
-    after: Number = None,
-    through: Number = None,
+    database: DatabaseDep, identity: UsageKey, query: Annotated[ExportQuery, Query()]
 ) -> StreamingResponse:
     """Export the tenant's receipts as a file.
 
@@ -94,66 +101,47 @@ async def export_usage(
     start. Those of a period are the ones that its statement sums up.
     after, through: continue an export after its last entry, with the header of its first answer.
     """
-    return await _export(
-        database, identity.tenant_id, format, start, end, period, after=after, through=through
-    )
+    return await _export(database, identity.tenant_id, query)
 
 
 @admin_router.get("/usage/export")
 async def export_all(
-    database: DatabaseDep,
-    tenant: Annotated[str | None, Query(max_length=64)] = None,
-    format: ExportFormat = "csv",
-    start: Time = None,
-    end: Time = None,
-    period: Period = None,
-    after: Number = None,
-    through: Number = None,
+    database: DatabaseDep, query: Annotated[_ExportAllQuery, Query()]
 ) -> StreamingResponse:
     """Export the receipts of one tenant, given by id or name, or of all tenants in turn.
 
     tenant: an id or a name; all tenants if it is left out.
     after, through: continue an export after its last entry, with the header of its first answer.
     """
-    database, tenant_id = database, None
+    tenant_id, tenant = None, query.tenant
     if tenant is not None:
         tenant_id = (await database.read(lambda c: tenants.get_tenant(c, tenant))).tenant_id
-    return await _export(
-        database, tenant_id, format, start, end, period, after=after, through=through
-    )
+    return await _export(database, tenant_id, query)
 
 
 async def _export(
-    database: Database,
-    tenant_id: str | None,
-    format: ExportFormat,
-    start: str | None,
-    end: str | None,
-    period: str | None,
-    *,
-    after: int | None,
-    through: int | None,
+    database: Database, tenant_id: str | None, query: ExportQuery
 ) -> StreamingResponse:
-    start_ms, end_ms = parse_range(start, end)
-    if period is not None:
-        check_period(period)
-        if (start, end) != (None, None):
+    start_ms, end_ms = parse_range(query.start, query.end)
+    if query.period is not None:
+        check_period(query.period)
+        if (query.start, query.end) != (None, None):
             raise errors.invalid_request("Give a period, or start and end.", param="period")
-    encoder = await _open_encoder(format)
-    _check_resumption(format, after, through)
+    encoder = await _open_encoder(query.format)
+    _check_resumption(query)
 
     def begin(conn: Connection) -> tuple[int, Place | None]:
-        last = last_entry_id(conn, tenant_id) if through is None else through
-        return last, None if after is None else _place(conn, tenant_id, after)
+        last = last_entry_id(conn, tenant_id) if query.through is None else query.through
+        return last, None if query.after is None else _place(conn, tenant_id, query.after)
 
     last, place = await database.read(begin)
-    within = Range.clamped(tenant_id, start_ms, end_ms if end else _FOREVER_MS, last)
-    within = replace(within, period=period)
+    within = Range.clamped(tenant_id, start_ms, end_ms if query.end else _FOREVER_MS, last)
+    info = INFO[query.format]
     return StreamingResponse(
-        stream(database, encoder, within, place),
-        media_type=INFO[format].media_type,
+        stream(database, encoder, replace(within, period=query.period), place),
+        media_type=info.media_type,
         headers={
-            "content-disposition": f'attachment; filename="usage.{INFO[format].extension}"',
+            "content-disposition": f'attachment; filename="usage.{info.extension}"',
             THROUGH: str(last),
         },
     )
@@ -169,12 +157,13 @@ async def _open_encoder(format: ExportFormat) -> Encoder:
         ) from error
 
 
-def _check_resumption(format: ExportFormat, after: int | None, through: int | None) -> None:
-    if after is None:
+def _check_resumption(query: ExportQuery) -> None:
+    if query.after is None:
         return
-    if not INFO[format].is_resumable:
-        raise errors.invalid_request(f"A file of {format} cannot be continued.", param="after")
-    if through is None:
+    if not INFO[query.format].is_resumable:
+        message = f"A file of {query.format} cannot be continued."
+        raise errors.invalid_request(message, param="after")
+    if query.through is None:
         raise errors.invalid_request(
             f"after needs through: the header {THROUGH} of the export's first answer.",
             param="through",
