@@ -3,13 +3,12 @@
 from collections.abc import Callable
 from typing import Annotated, TypeVar
 
-from fastapi import Query
+from fastapi import Depends, Query
 from pydantic import Field
 from sqlalchemy import Connection
 
 from server.accounts import keys, tenants
 from server.accounts.auth import Identity
-from server.accounts.identities import Identities
 from server.accounts.keys import MAX_NAME, MAX_OVERLAP_S, MAX_PAGE, ApiKey
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import (
@@ -23,7 +22,6 @@ from server.api.deps import (
 from server.api.key_view import AllKeysRevoked, KeyAnswer, KeyMade, KeyPage, KeyRevoked, key_view
 from server.api.times import UnixSeconds
 from server.database.clock import now_ms
-from server.database.database import Database
 from server.text.json_object import JsonObject
 
 router = tenants_router()
@@ -88,251 +86,202 @@ _TermsBody = Annotated[_Terms, json_body(_Terms)]
 _RotationBody = Annotated[_Rotation, json_body(_Rotation)]
 
 
+class _KeyRing:
+    """The keys of tenants: what a tenant's admin and the operator do alike.
+
+    by: the admin's key, or None for the operator.
+    """
+
+    def __init__(self, database: DatabaseDep, identities: IdentitiesDep, pepper: PepperDep) -> None:
+        self._database = database
+        self._identities = identities
+        self._pepper = pepper
+
+    async def tenant_id(self, tenant: str) -> str:
+        """The id of a tenant, given by id or name. Raises TenantNotFound."""
+        found = await self._database.read(lambda conn: tenants.get_tenant(conn, tenant))
+        return found.tenant_id
+
+    async def create(self, tenant_id: str, body: _Terms, by: Identity | None = None) -> KeyMade:
+        def create(conn: Connection) -> tuple[ApiKey, str]:
+            given = {"name": "", **body.given()}
+            return keys.create_key(
+                conn, tenant_id, pepper=self._pepper, now_ms=now_ms(), by=by, **given
+            )
+
+        key, plaintext = await self._database.write(create)
+        return KeyMade(**dict(key_view(key)), api_key=plaintext)
+
+    async def page(self, tenant_id: str, after: str | None, limit: int) -> KeyPage:
+        found = await self._database.read(
+            lambda conn: keys.list_keys(conn, tenant_id, after=after, limit=limit + 1)
+        )
+        return KeyPage.of([key_view(key) for key in found], lambda key: key.key_id, limit)
+
+    async def get(self, tenant_id: str, key_id: str) -> KeyAnswer:
+        return key_view(
+            await self._database.read(lambda conn: keys.get_key(conn, tenant_id, key_id))
+        )
+
+    async def change(
+        self, tenant_id: str, key_id: str, body: _Terms, by: Identity | None = None
+    ) -> KeyAnswer:
+        def change(conn: Connection) -> ApiKey:
+            return keys.change_key(conn, tenant_id, key_id, body.given(), now_ms=now_ms(), by=by)
+
+        return key_view(await self._write(tenant_id, change))
+
+    async def rotate(
+        self, tenant_id: str, key_id: str, body: _Rotation, by: Identity | None = None
+    ) -> KeyMade:
+        def rotate(conn: Connection) -> tuple[ApiKey, str]:
+            return keys.rotate_key(
+                conn,
+                tenant_id,
+                key_id,
+                self._pepper,
+                overlap_s=body.overlap_s,
+                is_compromised=body.compromised,
+                now_ms=now_ms(),
+                by=by,
+            )
+
+        key, plaintext = await self._write(tenant_id, rotate)
+        return KeyMade(**dict(key_view(key)), api_key=plaintext)
+
+    async def revoke(
+        self, tenant_id: str, key_id: str, cascade: bool, by: Identity | None = None
+    ) -> KeyRevoked:
+        def revoke(conn: Connection) -> list[str]:
+            return keys.revoke_key(conn, tenant_id, key_id, cascade=cascade, now_ms=now_ms(), by=by)
+
+        return KeyRevoked(key_id=key_id, ended=await self._write(tenant_id, revoke))
+
+    async def revoke_all(self, tenant_id: str) -> AllKeysRevoked:
+        def revoke(conn: Connection) -> list[str]:
+            return keys.revoke_all(conn, tenant_id, now_ms=now_ms())
+
+        return AllKeysRevoked(ended=await self._write(tenant_id, revoke))
+
+    async def _write(self, tenant_id: str, write: Callable[[Connection], T]) -> T:
+        """Make a change that this gateway's next request sees."""
+        try:
+            return await self._database.write(write)
+        finally:
+            self._identities.forget(tenant_id)
+
+
+_RingDep = Annotated[_KeyRing, Depends()]
+
+
 # ---- a tenant's admin ----
 
 
 @router.post("/keys", status_code=201)
-async def create_own(
-    database: DatabaseDep, pepper: PepperDep, identity: TenantAdminKey, body: _TermsBody
-) -> KeyMade:
+async def create_own(ring: _RingDep, identity: TenantAdminKey, body: _TermsBody) -> KeyMade:
     """Create an API key of the tenant; only this answer carries the key itself.
 
     The new key cannot have more rights than the asking one.
     """
-    return await _create(database, pepper, identity.tenant_id, body, identity)
+    return await ring.create(identity.tenant_id, body, identity)
 
 
 @router.get("/keys")
 async def list_own(
-    database: DatabaseDep,
-    identity: TenantAdminKey,
-    after: _After = None,
-    limit: _PageSize = 100,
+    ring: _RingDep, identity: TenantAdminKey, after: _After = None, limit: _PageSize = 100
 ) -> KeyPage:
     """List the tenant's API keys, oldest first."""
-    return await _list(database, identity.tenant_id, after, limit)
+    return await ring.page(identity.tenant_id, after, limit)
 
 
 @router.get("/keys/{key_id}")
-async def get_own(key_id: str, database: DatabaseDep, identity: TenantAdminKey) -> KeyAnswer:
+async def get_own(key_id: str, ring: _RingDep, identity: TenantAdminKey) -> KeyAnswer:
     """Get one of the tenant's API keys."""
-    return await _get(database, identity.tenant_id, key_id)
+    return await ring.get(identity.tenant_id, key_id)
 
 
 @router.patch("/keys/{key_id}")
 async def change_own(
-    key_id: str,
-    database: DatabaseDep,
-    identities: IdentitiesDep,
-    identity: TenantAdminKey,
-    body: _TermsBody,
+    key_id: str, ring: _RingDep, identity: TenantAdminKey, body: _TermsBody
 ) -> KeyAnswer:
     """Change one of the tenant's API keys; fields that are left out stay as they are."""
-    return await _change(database, identities, identity.tenant_id, key_id, body, identity)
+    return await ring.change(identity.tenant_id, key_id, body, identity)
 
 
 @router.post("/keys/{key_id}/rotate", status_code=201)
 async def rotate_own(
-    key_id: str,
-    database: DatabaseDep,
-    identities: IdentitiesDep,
-    pepper: PepperDep,
-    identity: TenantAdminKey,
-    body: _RotationBody,
+    key_id: str, ring: _RingDep, identity: TenantAdminKey, body: _RotationBody
 ) -> KeyMade:
     """Replace one of the tenant's API keys; only this answer carries the new key itself.
 
     The new key has the old one's terms and goes on with what is left of its limits; the old one
     stays valid for `overlap_s` seconds.
     """
-    return await _rotate(database, identities, pepper, identity.tenant_id, key_id, body, identity)
+    return await ring.rotate(identity.tenant_id, key_id, body, identity)
 
 
 @router.delete("/keys/{key_id}")
 async def revoke_own(
-    key_id: str,
-    database: DatabaseDep,
-    identities: IdentitiesDep,
-    identity: TenantAdminKey,
-    cascade: _Cascade = False,
+    key_id: str, ring: _RingDep, identity: TenantAdminKey, cascade: _Cascade = False
 ) -> KeyRevoked:
     """Revoke one of the tenant's API keys, and with `cascade` all that came of it.
 
     Without it the keys that it made stay valid, but make no keys any more.
     """
-    return await _revoke(database, identities, identity.tenant_id, key_id, cascade, identity)
+    return await ring.revoke(identity.tenant_id, key_id, cascade, identity)
 
 
 # ---- the operator ----
 
 
 @admin_router.post("/tenants/{tenant}/keys", status_code=201)
-async def create_key(
-    tenant: str, body: _TermsBody, database: DatabaseDep, pepper: PepperDep
-) -> KeyMade:
+async def create_key(tenant: str, ring: _RingDep, body: _TermsBody) -> KeyMade:
     """Create an API key of a tenant; only this answer carries the key itself."""
-    return await _create(database, pepper, await _tenant_id(database, tenant), body)
+    return await ring.create(await ring.tenant_id(tenant), body)
 
 
 @admin_router.get("/tenants/{tenant}/keys")
 async def list_keys(
-    tenant: str, database: DatabaseDep, after: _After = None, limit: _PageSize = 100
+    tenant: str, ring: _RingDep, after: _After = None, limit: _PageSize = 100
 ) -> KeyPage:
     """List a tenant's API keys, oldest first."""
-    return await _list(database, await _tenant_id(database, tenant), after, limit)
+    return await ring.page(await ring.tenant_id(tenant), after, limit)
 
 
 @admin_router.get("/tenants/{tenant}/keys/{key_id}")
-async def get_key(tenant: str, key_id: str, database: DatabaseDep) -> KeyAnswer:
+async def get_key(tenant: str, key_id: str, ring: _RingDep) -> KeyAnswer:
     """Get one of a tenant's API keys."""
-    return await _get(database, await _tenant_id(database, tenant), key_id)
+    return await ring.get(await ring.tenant_id(tenant), key_id)
 
 
 @admin_router.patch("/tenants/{tenant}/keys/{key_id}")
-async def change_key(
-    tenant: str, key_id: str, body: _TermsBody, database: DatabaseDep, identities: IdentitiesDep
-) -> KeyAnswer:
+async def change_key(tenant: str, key_id: str, ring: _RingDep, body: _TermsBody) -> KeyAnswer:
     """Change one of a tenant's API keys; fields that are left out stay as they are."""
-    return await _change(database, identities, await _tenant_id(database, tenant), key_id, body)
+    return await ring.change(await ring.tenant_id(tenant), key_id, body)
 
 
 @admin_router.post("/tenants/{tenant}/keys/{key_id}/rotate", status_code=201)
-async def rotate_key(
-    tenant: str,
-    key_id: str,
-    body: _RotationBody,
-    database: DatabaseDep,
-    identities: IdentitiesDep,
-    pepper: PepperDep,
-) -> KeyMade:
+async def rotate_key(tenant: str, key_id: str, ring: _RingDep, body: _RotationBody) -> KeyMade:
     """Replace one of a tenant's API keys; only this answer carries the new key itself.
 
     The new key has the old one's terms and goes on with what is left of its limits; the old one
     stays valid for `overlap_s` seconds.
     """
-    return await _rotate(
-        database, identities, pepper, await _tenant_id(database, tenant), key_id, body
-    )
+    return await ring.rotate(await ring.tenant_id(tenant), key_id, body)
 
 
 @admin_router.delete("/tenants/{tenant}/keys/{key_id}")
 async def revoke_key(
-    tenant: str,
-    key_id: str,
-    database: DatabaseDep,
-    identities: IdentitiesDep,
-    cascade: _Cascade = False,
+    tenant: str, key_id: str, ring: _RingDep, cascade: _Cascade = False
 ) -> KeyRevoked:
     """Revoke one of a tenant's API keys, and with `cascade` all that came of it.
 
     Without it the keys that it made stay valid, but make no keys any more.
     """
-    return await _revoke(database, identities, await _tenant_id(database, tenant), key_id, cascade)
+    return await ring.revoke(await ring.tenant_id(tenant), key_id, cascade)
 
 
 @admin_router.delete("/tenants/{tenant}/keys")
-async def revoke_all_keys(
-    tenant: str, database: DatabaseDep, identities: IdentitiesDep
-) -> AllKeysRevoked:
+async def revoke_all_keys(tenant: str, ring: _RingDep) -> AllKeysRevoked:
     """Revoke all of a tenant's API keys at once."""
-    tenant_id = await _tenant_id(database, tenant)
-
-    def revoke(conn: Connection) -> list[str]:
-        return keys.revoke_all(conn, tenant_id, now_ms=now_ms())
-
-    return AllKeysRevoked(ended=await _write(database, identities, tenant_id, revoke))
-
-
-# ---- both ----
-
-
-async def _tenant_id(database: Database, tenant: str) -> str:
-    """The id of a tenant, given by id or name. Raises TenantNotFound."""
-    found = await database.read(lambda conn: tenants.get_tenant(conn, tenant))
-    return found.tenant_id
-
-
-async def _write(
-    database: Database, identities: Identities, tenant_id: str, write: Callable[[Connection], T]
-) -> T:
-    """Make a change that this gateway's next request sees."""
-    try:
-        return await database.write(write)
-    finally:
-        identities.forget(tenant_id)
-
-
-async def _create(
-    database: Database, pepper: str, tenant_id: str, body: _Terms, by: Identity | None = None
-) -> KeyMade:
-    def create(conn: Connection) -> tuple[ApiKey, str]:
-        given = {"name": "", **body.given()}
-        return keys.create_key(conn, tenant_id, pepper=pepper, now_ms=now_ms(), by=by, **given)
-
-    key, plaintext = await database.write(create)
-    return KeyMade(**dict(key_view(key)), api_key=plaintext)
-
-
-async def _list(database: Database, tenant_id: str, after: str | None, limit: int) -> KeyPage:
-    found = await database.read(
-        lambda conn: keys.list_keys(conn, tenant_id, after=after, limit=limit + 1)
-    )
-    return KeyPage.of([key_view(key) for key in found], lambda key: key.key_id, limit)
-
-
-async def _get(database: Database, tenant_id: str, key_id: str) -> KeyAnswer:
-    return key_view(await database.read(lambda conn: keys.get_key(conn, tenant_id, key_id)))
-
-
-async def _change(
-    database: Database,
-    identities: Identities,
-    tenant_id: str,
-    key_id: str,
-    body: _Terms,
-    by: Identity | None = None,
-) -> KeyAnswer:
-    def change(conn: Connection) -> ApiKey:
-        return keys.change_key(conn, tenant_id, key_id, body.given(), now_ms=now_ms(), by=by)
-
-    return key_view(await _write(database, identities, tenant_id, change))
-
-
-async def _rotate(
-    database: Database,
-    identities: Identities,
-    pepper: str,
-    tenant_id: str,
-    key_id: str,
-    body: _Rotation,
-    by: Identity | None = None,
-) -> KeyMade:
-    def rotate(conn: Connection) -> tuple[ApiKey, str]:
-        return keys.rotate_key(
-            conn,
-            tenant_id,
-            key_id,
-            pepper,
-            overlap_s=body.overlap_s,
-            is_compromised=body.compromised,
-            now_ms=now_ms(),
-            by=by,
-        )
-
-    key, plaintext = await _write(database, identities, tenant_id, rotate)
-    return KeyMade(**dict(key_view(key)), api_key=plaintext)
-
-
-async def _revoke(
-    database: Database,
-    identities: Identities,
-    tenant_id: str,
-    key_id: str,
-    cascade: bool,
-    by: Identity | None = None,
-) -> KeyRevoked:
-    def revoke(conn: Connection) -> list[str]:
-        return keys.revoke_key(conn, tenant_id, key_id, cascade=cascade, now_ms=now_ms(), by=by)
-
-    ended = await _write(database, identities, tenant_id, revoke)
-    return KeyRevoked(key_id=key_id, ended=ended)
+    return await ring.revoke_all(await ring.tenant_id(tenant))
