@@ -4,14 +4,13 @@ A call counts as a request, and takes no tokens.
 """
 
 import functools
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import ConfigDict, Field
 from sqlalchemy import Connection
 
-from registry.catalog import Catalog
-from server.accounts.auth import Identity
 from server.adapters.names import NamedAdapter, resolve_adapter
 from server.api.answer import Answer
 from server.api.bodies import BodyDep
@@ -27,15 +26,11 @@ from server.api.deps import (
 from server.api.request_objects import parse_body, parse_object, read_object
 from server.api.tokenize_requests import ChatToTokenize, TextToTokenize, TokensToDecode
 from server.api.unknown_fields import IgnoredFields
-from server.database.database import Database
 from server.inference import prompts
 from server.inference.admission import count_request
-from server.inference.bases import Bases
-from server.inference.encoders import Encoders
 from server.inference.errors import engine_unavailable, unknown_token_ids
 from server.inference.served_base import ServedBase
 from server.inference.texts import Text
-from server.limits.rules import Limiter
 
 router = APIRouter(dependencies=[Depends(authenticate)])
 
@@ -74,12 +69,41 @@ class TokenizerInfo(Answer):
     chat_template: str | None = Field(examples=["{{ messages[0].content }}"])
 
 
-@router.post("/tokenize")
-async def tokenize(
+_Find = Callable[[str | None], Awaitable[tuple[ServedBase, Text]]]
+
+
+def _finder(
     database: DatabaseDep,
     catalog: CatalogDep,
-    limiter: LimiterDep,
     bases: BasesDep,
+    encoders: EncodersDep,
+    identity: InferenceKey,
+) -> _Find:
+    """Finds the base model of a model, the default one for None, and the model's text."""
+
+    async def find(model: str | None) -> tuple[ServedBase, Text]:
+        base = bases.default if model is None else bases.named(model)
+        if base is not None:
+            return base, base.text
+
+        def read(conn: Connection) -> NamedAdapter:
+            return resolve_adapter(conn, catalog, identity, str(model), request_key=str(model))
+
+        named = await database.read(read)
+        if (base := bases.serving(named.base)) is None:
+            raise engine_unavailable()
+        return base, await base.text_of(named, encoders, identity.tenant_id)
+
+    return find
+
+
+_FindDep = Annotated[_Find, Depends(_finder)]
+
+
+@router.post("/tokenize")
+async def tokenize(
+    find: _FindDep,
+    limiter: LimiterDep,
     encoders: EncodersDep,
     identity: InferenceKey,
     body: BodyDep,
@@ -92,7 +116,8 @@ async def tokenize(
         asked = parse_object(values, TextToTokenize, ignored)
     else:
         asked = parse_object(values, ChatToTokenize, ignored)
-    base, text = await _begin(database, catalog, limiter, bases, encoders, identity, asked.model)
+    await count_request(limiter, identity)
+    base, text = await find(asked.model)
     # Always on a thread, as for a long prompt: no answer waits for these tokens.
     token_ids = await encoders.run(
         identity.tenant_id, len(body) + text.render_bytes, lambda: _encode(text, asked)
@@ -108,10 +133,8 @@ async def tokenize(
 
 @router.post("/detokenize")
 async def detokenize(
-    database: DatabaseDep,
-    catalog: CatalogDep,
+    find: _FindDep,
     limiter: LimiterDep,
-    bases: BasesDep,
     encoders: EncodersDep,
     identity: InferenceKey,
     body: BodyDep,
@@ -119,7 +142,8 @@ async def detokenize(
 ) -> TokenText:
     """Get the text of token ids, with special tokens written out."""
     asked = parse_body(body, TokensToDecode, ignored)
-    _, text = await _begin(database, catalog, limiter, bases, encoders, identity, asked.model)
+    await count_request(limiter, identity)
+    _, text = await find(asked.model)
     for place, token_id in enumerate(asked.tokens):
         if token_id >= text.vocabulary_size:
             raise unknown_token_ids([token_id], text.vocabulary_size, param=f"tokens[{place}]")
@@ -129,15 +153,10 @@ async def detokenize(
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(
-    database: DatabaseDep,
-    catalog: CatalogDep,
-    bases: BasesDep,
-    encoders: EncodersDep,
-    identity: InferenceKey,
-    model: Annotated[str | None, Query(max_length=512)] = None,
+    find: _FindDep, model: Annotated[str | None, Query(max_length=512)] = None
 ) -> TokenizerInfo:
     """Get the tokenizer's special tokens and the chat template, of the first model by default."""
-    base, text = await _resolved(database, catalog, bases, encoders, identity, model)
+    base, text = await find(model)
     texts: dict[str, Any] = dict.fromkeys(
         ("bos_token", "eos_token", "pad_token", "unk_token", "chat_template")
     )
@@ -147,42 +166,6 @@ async def tokenizer_info(
         model_max_length=base.max_model_len or None,
         **texts | text.tokenizer.description,
     )
-
-
-async def _begin(
-    database: Database,
-    catalog: Catalog,
-    limiter: Limiter,
-    bases: Bases,
-    encoders: Encoders,
-    identity: Identity,
-    model: str | None,
-) -> tuple[ServedBase, Text]:
-    """Charge the request; the base model of `model`, and the text that `model` has."""
-    await count_request(limiter, identity)
-    return await _resolved(database, catalog, bases, encoders, identity, model)
-
-
-async def _resolved(
-    database: Database,
-    catalog: Catalog,
-    bases: Bases,
-    encoders: Encoders,
-    identity: Identity,
-    model: str | None,
-) -> tuple[ServedBase, Text]:
-    """The base model of `model`, the default one for None, and the model's text."""
-    base = bases.default if model is None else bases.named(model)
-    if base is not None:
-        return base, base.text
-
-    def read(conn: Connection) -> NamedAdapter:
-        return resolve_adapter(conn, catalog, identity, str(model), request_key=str(model))
-
-    named = await database.read(read)
-    if (base := bases.serving(named.base)) is None:
-        raise engine_unavailable()
-    return base, await base.text_of(named, encoders, identity.tenant_id)
 
 
 def _encode(text: Text, asked: TextToTokenize | ChatToTokenize) -> list[int]:
