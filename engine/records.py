@@ -71,8 +71,7 @@ class EndRecord:
     ends up to and including this one, so that a ledger which lost a row, or changed a count, does
     not add up.   started_at, first_token_at, at: Unix seconds.
     output_sha256: hash of the output ids as uint32 LE, one answer after the other.
-    load_s, load_tier, queue_s: see engine.messages.Timings; None if a crash ended the request, or
-    an older release wrote the record.
+    load_s, load_tier, queue_s: see engine.messages.Timings; None if a crash ended the request.
     """
 
     seq: int

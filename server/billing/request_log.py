@@ -48,7 +48,7 @@ class LoggedRequest:
     """A request and its figures.
 
     load_tier: where its adapter was, if it waited for one.   load_ms, queue_ms: its waits for the
-    adapter, and for its turn after that; None in requests of an older release.   The first token
+    adapter, and for its turn after that; None if its engine died in it.   The first token
     came at first_token_at_ms, if there was one.
     """
 

@@ -3,20 +3,17 @@
 An engine that dies takes everything with it that it served, and one of those requests may be the
 cause. A request is known by its fingerprint, and a death by the start of the engine that ended.
 
-    state     what is known of the fingerprint                   an equal request
+    state     what is known since an equal request succeeded     an equal request
     clear     it was there at fewer than two deaths              is served like any other
     suspect   it was there at two deaths of different starts     is tried alone
     held      an engine died in its trial, which others joined   has to wait
     refused   an engine died in its trial, of it alone           is refused
 
-    clear -> suspect             with its second death, if no equal request succeeded in between
-    suspect -> held or refused   with the engine's death in its trial
-    any -> clear                 with a success, by an operator, or LIFETIME_S after its last death
-
-A trial begins when the engine serves nobody else. A base model has one at a time, and other
-requests go to other engines meanwhile if there are some. So of one poisonous request, sent again
-and again, three engines die within LIFETIME_S. An innocent one is refused only if its engine dies
-of something else just while it is tried there alone. Each gateway sees its own requests only.
+An operator may clear it, and LIFETIME_S after its last death it is forgotten. A trial begins when
+the engine serves nobody else. A base model has one at a time, and other requests go to other
+engines meanwhile if there are some. So of one poisonous request, sent again and again, three
+engines die within LIFETIME_S. An innocent one is refused only if its engine dies of something else
+just while it is tried there alone. Each gateway sees its own requests only.
 """
 
 import hashlib

@@ -1,6 +1,6 @@
 """The page of prices: the versions of all scopes or of one, and the form that adds one."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Query, Response
 
@@ -16,8 +16,6 @@ router = pages_router("/operator/prices")
 
 _MOST_ROWS = 200
 
-ScopeId = Annotated[str | None, Query(max_length=64, pattern=r"^[!-~]*$")]
-
 
 @router.get("")
 async def show(
@@ -25,7 +23,7 @@ async def show(
     database: DatabaseDep,
     bases: BasesDep,
     scope: Scope | None = None,
-    scope_id: ScopeId = None,
+    scope_id: Annotated[str | None, Query(max_length=64, pattern=r"^[!-~]*$")] = None,
 ) -> Response:
     """Show prices, the latest start first, each with whether it is in effect."""
     states, begun, now_s = [], set(), now_ms() // 1000
@@ -36,6 +34,13 @@ async def show(
             state = "past" if is_past else "in effect"
             begun.add(what)
         states.append((price, state))
-    asked: dict[str, Any] = {"scope": scope, "scope_id": scope_id, "scopes": SCOPES}
-    asked |= {"prices": states[:_MOST_ROWS], "bases": bases.models.names}
-    return render("operator_prices.html", viewer, **asked)
+    return render(
+        "operator_prices.html",
+        viewer,
+        scope=scope,
+        scope_id=scope_id,
+        scopes=SCOPES,
+        prices=states[:_MOST_ROWS],
+        is_cut=len(states) > _MOST_ROWS,
+        bases=bases.models.names,
+    )

@@ -106,13 +106,13 @@ def test_a_request_shows_where_its_time_went(
     assert "First token after 500 ms, then one every 100 ms; 1 s in all" in text
 
 
-def test_a_request_of_an_older_release_says_that_its_waits_are_not_known(
+def test_a_request_that_an_engine_died_in_says_that_its_waits_are_not_known(
     product: InProcess, acme: User, signed_in: SignIn
 ) -> None:
     ask(product, acme)
     visitor = signed_in(acme)
     (name,) = ids_of(visitor.get("/console/requests").text)
-    assert "of an older release" in visitor.get(f"/console/requests/{name}").text
+    assert "as the engine died in it" in visitor.get(f"/console/requests/{name}").text
 
 
 def test_another_tenants_request_is_not_there(
