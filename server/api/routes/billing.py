@@ -1,7 +1,5 @@
 """Balances, and what operators post by hand: credits, payments, corrections."""
 
-import re
-from decimal import Decimal
 from typing import Annotated, Literal
 
 from fastapi import Header
@@ -14,6 +12,7 @@ from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, SignerDep, UsageKey, operators_router, tenants_router
 from server.api.receipt_models import LedgerEntry
+from server.api.routes.budgets import Dollars, nanousd
 from server.billing import credits
 from server.billing.credits import CreditKind
 from server.billing.rating import format_usd
@@ -29,7 +28,6 @@ admin_router = operators_router()
 MAX_AMOUNT_NANOUSD = 10**15
 """A million dollars, the most of one entry: nine thousand such entries still fit a balance."""
 
-_DOLLARS = re.compile(r"\d{1,7}(\.\d{1,9})?", re.ASCII)
 # PostgreSQL stores no zero bytes.
 _Memo = Annotated[str | None, Field(max_length=512, pattern=r"^[^\x00]*$")]
 IdempotencyKey = Annotated[
@@ -45,7 +43,7 @@ class _Amount(BodyFields):
     memo: what the entry and its receipt say; null for nothing.
     """
 
-    amount_usd: str | None = Field(None, max_length=32)
+    amount_usd: Dollars | None = None
     amount_nanousd: int | None = None
     memo: _Memo = None
 
@@ -170,12 +168,7 @@ def _amount_nanousd(body: _Amount) -> int:
     if body.amount_usd is None:
         param, amount = "amount_nanousd", body.amount_nanousd or 0
     else:
-        param = "amount_usd"
-        if not _DOLLARS.fullmatch(body.amount_usd):
-            raise errors.invalid_request(
-                'amount_usd is dollars in digits, "12.5", with nine decimals at most.', param=param
-            )
-        amount = int(Decimal(body.amount_usd) * 10**9)
+        param, amount = "amount_usd", nanousd(body.amount_usd)
     if not 0 < amount <= MAX_AMOUNT_NANOUSD:
         limit = format_usd(MAX_AMOUNT_NANOUSD)
         raise errors.invalid_request(

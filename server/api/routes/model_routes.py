@@ -3,6 +3,7 @@
 In this module a route is what `server.inference.route` says, never a path of the API.
 """
 
+import dataclasses
 from collections.abc import Collection
 from typing import Annotated, Literal
 
@@ -205,15 +206,7 @@ def _answer(route: Route) -> RouteAnswer:
     return RouteAnswer(
         id=route.name,
         strategy=route.strategy,
-        models=[
-            RouteModelAnswer(
-                model=each.model,
-                first_token_timeout_s=each.first_token_timeout_s,
-                weight=each.weight,
-                min_mean_logprob=each.min_mean_logprob,
-            )
-            for each in route.models
-        ],
+        models=[RouteModelAnswer(**dataclasses.asdict(each)) for each in route.models],
         created_at=route.created_at_ms // 1000,
         updated_at=route.updated_at_ms // 1000,
     )
