@@ -167,17 +167,8 @@ class EngineClient:
         """Tell the engine that the hold now covers `token_lease` completion tokens in total."""
         await self._send(ExtendLease(request_id=request_id, token_lease=token_lease))
 
-    async def prefetch(self, message: Prefetch) -> None:
-        await self._send(message)
-
-    async def pin(self, message: PinAdapters) -> None:
-        await self._send(message)
-
-    async def forget_drafts(self, message: ForgetDrafts) -> None:
-        await self._send(message)
-
-    async def tell_service(self, message: TenantService) -> None:
-        """Tell the engine what service another engine gave to tenants."""
+    async def tell(self, message: Prefetch | PinAdapters | ForgetDrafts | TenantService) -> None:
+        """Tell the engine something that it does not answer."""
         await self._send(message)
 
     async def prove(self, adapter: AdapterRef, object_path: Path, *, alone: bool) -> Proof:

@@ -273,7 +273,7 @@ class EnginePool:
         engine = self._engines.get(name) if name else self._place(adapter)
         if engine is not None:
             engine.expect(adapter)
-            await engine.client.prefetch(Prefetch(tenant_id=tenant_id, adapter=adapter))
+            await engine.client.tell(Prefetch(tenant_id=tenant_id, adapter=adapter))
 
     async def pin(self, adapters: Sequence[AdapterRef]) -> None:
         """Keep exactly these adapters in an arena, each at its home, within the engines' limits."""
@@ -284,13 +284,13 @@ class EnginePool:
                 adapter
             )
         for engine in ready:
-            await engine.client.pin(PinAdapters(adapters=tuple(homes[engine.name])))
+            await engine.client.tell(PinAdapters(adapters=tuple(homes[engine.name])))
 
     async def forget_drafts(self, tenant_id: str, adapter_digest: str | None = None) -> None:
         """Have all engines forget drafts from a tenant's answers: those with an adapter, or all."""
         message = ForgetDrafts(tenant_id=tenant_id, adapter_digest=adapter_digest)
         for engine in list(self._engines.values()):
-            await engine.client.forget_drafts(message)
+            await engine.client.tell(message)
 
     async def prove(self, adapter: AdapterRef, object_path: Path, *, alone: bool) -> Proof:
         """Have an engine prove an adapter by serving it. Raises EngineDeadError, and

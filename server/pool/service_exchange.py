@@ -29,4 +29,4 @@ class ServiceExchange:
             message = TenantService(engine_id=engine_id, epoch=epoch, totals=tuple(totals.items()))
             for engine in engines:
                 if engine.engine_id != engine_id:
-                    await engine.client.tell_service(message)
+                    await engine.client.tell(message)

@@ -246,7 +246,7 @@ def test_two_gateways_are_told_what_tenants_were_given_and_others_the_next_time(
                 for heard in told
             ]
             far = TenantService(engine_id="eng-far", epoch=1, totals=(("t1", 5.0),))
-            await clients[1].tell_service(far)
+            await clients[1].tell(far)
             message, service = make_message(prompt_len=9, max_tokens=2), 9 + 2 * DECODE_COST
             for turn in itertools.count(1):
                 await collect(clients[0], replace(message, request_id=f"r{turn}"))

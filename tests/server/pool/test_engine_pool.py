@@ -349,7 +349,7 @@ def test_every_engine_is_told_to_forget_drafts(pool):
         told.append((name, message))
 
     for name in ("a", "b"):
-        client = SimpleNamespace(forget_drafts=partial(note, name))
+        client = SimpleNamespace(tell=partial(note, name))
         engine = PooledEngine(Member(name, ""), client, "base-1", LoadCosts(), lambda _: 0)
         pool.engines._engines[name] = engine
 
@@ -365,7 +365,7 @@ def test_service_of_one_engine_is_told_to_the_other_and_not_to_itself(pool):
     async def run():
         async with gateway(pool, "a", "b") as engines:
             for name, engine in engines._engines.items():
-                engine.client.tell_service = lambda m, n=name: note(n, m)
+                engine.client.tell = lambda m, n=name: note(n, m)
             message = make_message("r1", 5, 4)
             name, _ = await pool.ask(message)
             source = engines.engine_id(name)
