@@ -86,7 +86,7 @@ def main() -> None:
         port=settings.port,
         http=protocol(HttpLimits(), _connections(settings)),
         ws="none",
-        # Nothing is decided by a header that says where a request came from.
+        # What a header says of where a request came from gives it no right.
         proxy_headers=False,
         # uvicorn logs through the handler above; input that is not HTTP is below this level.
         log_config=None,
