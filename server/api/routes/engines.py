@@ -238,7 +238,7 @@ async def lost(
         raise errors.conflict(message, code="engine_is_there")
     known = await database.read(_known_engines)
     if engine_id not in known:
-        there = ", ".join(sorted({*known, *bases.engine_ids()}))
+        there = ", ".join(sorted(known.difference(bases.engine_ids()))) or "none"
         message = f"There is no engine {engine_id!r} that has open holds; there are: {there}."
         raise errors.not_found(message, code="engine_not_found", param="engine_id")
     num_voided, voided = 0, MAX_VOIDED_AT_ONCE

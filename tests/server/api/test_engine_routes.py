@@ -48,6 +48,8 @@ def test_what_an_engine_held_that_never_comes_back_is_voided(product: InProcess)
 
 def test_an_engine_that_nobody_knows_is_not_lost(product: InProcess) -> None:
     database = product.gateway.database
+    text = product.operator.call("POST", PATH.format("typo")).json()["error"]["message"]
+    assert text.endswith("; there are: none."), "the engine of the pool cannot be named either"
     insert_holds(database, make_hold(make_price(database), "r", engine_id="gone"))
     answer = product.operator.call("POST", PATH.format("typo"))
     error = answer.json()["error"]
