@@ -24,6 +24,7 @@ import httpx
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from bench.billing.days import fill_days
 from bench.billing.measurement import Measurement
 from bench.databases import DATABASES
 from bench.experiment import replace_rows
@@ -44,7 +45,6 @@ from server.billing.tables import (
     usage_events,
     usage_rollups,
 )
-from server.billing.usage_days import fill_days
 from server.console.mounting import mount
 from server.launch.settings import Settings
 from server.pool.base_files import BaseEntry

@@ -56,8 +56,6 @@ from server.billing.statements import Statements
 from server.billing.storage_charges import INTERVAL_S as KEPT_INTERVAL_S
 from server.billing.storage_charges import Kept
 from server.billing.unanswered import Unanswered
-from server.billing.usage_days import INTERVAL_S as DAYS_INTERVAL_S
-from server.billing.usage_days import mend_days
 from server.database.chores import Chores
 from server.database.database import Database
 from server.database.leases import Leases
@@ -147,7 +145,6 @@ def assemble(
         ("exports", ScheduledExports(database, storage, work).turn, EXPORTS_TURN_S),
         ("audit", auditor.turn, AUDIT_INTERVAL_S),
         ("idempotency", idempotency.prune, PRUNE_INTERVAL_S),
-        ("days", lambda: mend_days(database), DAYS_INTERVAL_S),
         ("holds", lambda: delete_old_holds(database), 60.0),
         ("budgets", BudgetWatch(database).turn, BUDGETS_INTERVAL_S),
         ("webhooks", WebhookDelivery(database, sender).turn, WEBHOOKS_INTERVAL_S),

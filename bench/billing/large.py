@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from bench.billing.days import fill_days
 from bench.billing.measurement import Measurement
 from bench.billing.reading import Reading
 from bench.databases import DATABASES
@@ -24,7 +25,6 @@ from server.billing.receipts.rows import Place, read_receipts, select_receipts
 from server.billing.statements import open_period, open_periods
 from server.billing.tables import entries, holds, usage_events, usage_rollups
 from server.billing.usage import Which, sum_entries
-from server.billing.usage_days import fill_days
 from server.database.database import Database, DatabaseConfig
 
 _STEP_MS, _MONTH_MS = 2 * 3_600_000, 30 * 86_400_000

@@ -59,11 +59,7 @@ def upgrade() -> None:
     # Queries of usage by time read entries and roll-ups now.
     for name in _OLD_INDEXES:
         op.drop_index(name, "usage_events")
-    # Entry ids go on after the ids of older events, which `ledger.adopt_events` gives entries.
-    op.execute(
-        "INSERT INTO ledger_head (name, last_entry_id) "
-        "SELECT 'ledger', COALESCE(MAX(event_id), 0) FROM usage_events"
-    )
+    op.execute("INSERT INTO ledger_head (name, last_entry_id) VALUES ('ledger', 0)")
 
 
 def _add_columns() -> None:

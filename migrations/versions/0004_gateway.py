@@ -4,8 +4,6 @@ Revision ID: 0004
 Revises: 0003
 """
 
-import json
-
 import sqlalchemy as sa
 from alembic import op
 
@@ -26,12 +24,6 @@ _NEW = (
 )
 _KEY_COLUMNS = ("created_by", "replaces")
 _KEY_LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency")
-_SCOPES = {
-    "inference": ["inference"],
-    "adapters": ["adapters:read", "adapters:write"],
-    "usage": ["usage:read"],
-    "keys": ["admin"],
-}
 _IS_CANCELLED = sa.text("state = 'open' AND cancelled_at_ms IS NOT NULL")
 
 
@@ -41,7 +33,8 @@ def upgrade() -> None:
     for name in _KEY_LIMITS:
         op.add_column("api_keys", sa.Column(name, sa.Integer()))
     op.add_column("tenants", sa.Column("max_queue_share", sa.Float()))
-    _say_whose_the_audit_log_is()
+    op.add_column("audit_log", sa.Column("tenant_id", sa.String(length=64)))
+    op.create_index("ix_audit_log_tenant_id", "audit_log", ["tenant_id", "audit_id"])
     op.add_column("holds", sa.Column("cancelled_at_ms", sa.BigInteger()))
     op.create_index(
         "ix_holds_cancelled",
@@ -50,7 +43,6 @@ def upgrade() -> None:
         sqlite_where=_IS_CANCELLED,
         postgresql_where=_IS_CANCELLED,
     )
-    _map_scopes(lambda scopes: {new for old in scopes for new in _SCOPES.get(old, [old])})
     _create_budgets()
     _create_limits()
     _create_answers()
@@ -61,38 +53,11 @@ def downgrade() -> None:
     op.drop_column("audit_log", "tenant_id")
     for name in _NEW:
         op.drop_table(name)
-    _map_scopes(lambda scopes: {old for old, new in _SCOPES.items() if scopes & set(new)})
     op.drop_index("ix_holds_cancelled", "holds")
     op.drop_column("holds", "cancelled_at_ms")
     op.drop_column("tenants", "max_queue_share")
     for name in (*_KEY_COLUMNS, *_KEY_LIMITS):
         op.drop_column("api_keys", name)
-
-
-def _map_scopes(map_scopes) -> None:
-    keys = sa.table("api_keys", sa.column("key_id"), sa.column("scopes"))
-    conn = op.get_bind()
-    for row in list(conn.execute(sa.select(keys))):
-        scopes = json.dumps(sorted(map_scopes(set(json.loads(row.scopes)))))
-        conn.execute(sa.update(keys).where(keys.c.key_id == row.key_id).values(scopes=scopes))
-
-
-def _say_whose_the_audit_log_is() -> None:
-    """Fill in the tenant of each audit line from its target.
-
-    The target of adapters and tenants begins with the tenant's id; that of keys is the key's id.
-    """
-    op.add_column("audit_log", sa.Column("tenant_id", sa.String(length=64)))
-    op.create_index("ix_audit_log_tenant_id", "audit_log", ["tenant_id", "audit_id"])
-    op.execute(
-        "UPDATE audit_log SET tenant_id = (SELECT tenants.tenant_id FROM tenants "
-        "WHERE tenants.tenant_id = substr(target, 1, length(tenants.tenant_id)) "
-        "AND substr(target, length(tenants.tenant_id) + 1, 1) IN ('', '/'))"
-    )
-    op.execute(
-        "UPDATE audit_log SET tenant_id = (SELECT api_keys.tenant_id FROM api_keys "
-        "WHERE api_keys.key_id = target) WHERE action IN ('key.create', 'key.revoke')"
-    )
 
 
 def _create_budgets() -> None:
@@ -102,17 +67,6 @@ def _create_budgets() -> None:
         sa.Column("month", sa.String(length=7), nullable=False),
         sa.Column("amount_nanousd", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "month", name=op.f("pk_monthly_spend")),
-    )
-    month = {
-        "sqlite": "strftime('%Y-%m', at_ms / 1000, 'unixepoch')",
-        "postgresql": "to_char(to_timestamp(at_ms / 1000) AT TIME ZONE 'UTC', 'YYYY-MM')",
-    }[op.get_bind().dialect.name]
-    op.execute(
-        f"INSERT INTO monthly_spend SELECT tenant_id, {month}, "
-        "sum(CASE WHEN credit_account LIKE 'revenue/%' THEN amount_nanousd "
-        "ELSE -amount_nanousd END) FROM entries "
-        "WHERE credit_account LIKE 'revenue/%' OR debit_account LIKE 'revenue/%' "
-        f"GROUP BY tenant_id, {month}"
     )
     op.create_table(
         "budgets",

@@ -17,7 +17,6 @@ _SUMS = (
     "kept_mb_s",
     "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
 )  # fmt: skip
-_COST_KINDS = "'usage', 'storage', 'pinned', 'resident', 'credit', 'correction'"
 
 
 def upgrade() -> None:
@@ -33,15 +32,6 @@ def upgrade() -> None:
         ),
         sqlite_with_rowid=False,
     )
-    num_requests = "CASE WHEN kind = 'usage' THEN num_entries - num_failed_requests ELSE 0 END"
-    sums = ", ".join(f"sum({value})" for value in (num_requests, *_SUMS[1:]))
-    for dimension, name in (("kind", "kind"), ("key", "key_id"), ("model", "model")):
-        kinds = "" if dimension == "kind" else f"WHERE kind IN ({_COST_KINDS})"
-        op.execute(
-            f"INSERT INTO usage_days (tenant_id, dimension, day_ms, name, {', '.join(_SUMS)}) "
-            f"SELECT tenant_id, '{dimension}', hour_ms - hour_ms % 86400000, {name}, {sums} "
-            f"FROM usage_rollups {kinds} GROUP BY 1, 3, 4"
-        )
 
 
 def downgrade() -> None:

@@ -56,9 +56,7 @@ from server.api.routes import (
     webhooks,
 )
 from server.api.unknown_urls import unknown_url
-from server.billing.ledger import adopt_events
 from server.billing.prices import ensure_price
-from server.billing.receipts.signing import Signer
 from server.billing.receipts.signing_keys import record_key
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
@@ -134,7 +132,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             ends.push_async_callback(asyncio.to_thread, gateway.tracer.close)
         await database.write(lambda conn: ensure_price(conn, now_ms()))
         await database.write(lambda conn: record_key(conn, gateway.signer.public, now_ms()))
-        await _adopt_events(database, gateway.signer)
         ends.push_async_callback(gateway.limiter.close)
         await gateway.limiter.start()
         ends.push_async_callback(follower.close)
@@ -202,12 +199,6 @@ def _background(gateway: Gateway) -> Iterator[Coroutine[Any, Any, None]]:
     yield gateway.drain.run()
     yield gateway.limiter.run()
     yield gateway.limit_refusals.run()
-
-
-async def _adopt_events(database: Database, signer: Signer) -> None:
-    """Post entries for usage that an older release recorded, before anything new is posted."""
-    while await database.write(lambda conn: adopt_events(conn, signer, now_ms())):
-        pass
 
 
 async def _sweep(uploads: Uploads, database: Database, key_uses: KeyUses) -> None:

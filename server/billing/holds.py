@@ -255,9 +255,7 @@ def _is_under(limit: Limit) -> sa.ColumnElement[bool]:
             return holds.c.adapter_id == limit.scope_id
         case "base":
             tenant_id, base_model = tenant_and_base(limit)
-            # A hold of an older release names no base model: it may be of this one.
-            is_on_it = holds.c.base_model.in_((base_model, ""))
-            return (holds.c.tenant_id == tenant_id) & is_on_it
+            return (holds.c.tenant_id == tenant_id) & (holds.c.base_model == base_model)
     owner = sa.select(api_keys.c.tenant_id).where(api_keys.c.key_id == limit.scope_id)
     is_its_tenants = holds.c.tenant_id == owner.scalar_subquery()
     used = sa.select(holds.c.key_id).where(holds.c.state == "open", is_its_tenants)

@@ -159,24 +159,6 @@ def reverse(
     return post_entries(conn, signer, [draft], now_ms)[0]
 
 
-def adopt_events(conn: Connection, signer: Signer, now_ms: int, limit: int = 1000) -> int:
-    """Post entries for usage events of a release without entries, oldest first; return how many.
-
-    Such an event gets a new id, since an event has the number of its entry.
-    """
-    first = sa.select(sa.func.min(entries.c.entry_id)).scalar_subquery()
-    query = sa.select(usage_events).order_by(usage_events.c.event_id).limit(limit)
-    query = query.where(sa.or_(first.is_(None), usage_events.c.event_id < first))
-    rows = list(conn.execute(query).mappings())
-    prices = _prices(conn, {row["price_version"] for row in rows})
-    drafts = [_charge(dict(row), prices.get(row["price_version"])) for row in rows]
-    receipts = post_entries(conn, signer, drafts, now_ms)
-    for row, receipt in zip(rows, receipts, strict=True):
-        update = sa.update(usage_events).where(usage_events.c.event_id == row["event_id"])
-        conn.execute(update.values(event_id=receipt["entry_id"]))
-    return len(rows)
-
-
 def record_incident(
     conn: Connection,
     *,

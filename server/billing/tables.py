@@ -60,8 +60,7 @@ base_revisions = Table(
 )
 
 # Reserved costs of requests. model: the name in the request.   base_model: name of the base model
-# that serves it; "" in holds of an older release.   token_lease: completion tokens that the amount
-# covers.
+# that serves it.   token_lease: completion tokens that the amount covers.
 holds = Table(
     "holds",
     metadata,
@@ -116,10 +115,9 @@ Index(
     postgresql_where=IS_PAST_HOLD,
 )
 
-# One row per request that an engine ended. Rows are never updated, except that events of a release
-# without entries get the number of their entry (`ledger.adopt_events`).
-# event_id: number of its entry.   number: the engine's ends are numbered from 1; NULL in events of
-# older releases.   hold_nanousd: the reserved amount.
+# One row per request that an engine ended. Rows are never updated.
+# event_id: number of its entry.   number: the engine's ends are numbered from 1.
+# hold_nanousd: the reserved amount.
 usage_events = Table(
     "usage_events",
     metadata,

@@ -132,7 +132,6 @@ def _select_entries() -> sa.Select[Any]:
         usage_events.c.amount_nanousd.label("event_amount_nanousd"),
         usage_events.c.ended_at_ms.label("event_ended_at_ms"),
         usage_events.c.posted_at_ms.label("event_posted_at_ms"),
-        usage_events.c.number,
         *(
             reversed_entry.c[name].label(f"reversed_{name}")
             for name in ("tenant_id", "amount_nanousd", "debit_account", "credit_account")
@@ -213,11 +212,8 @@ def _check_event(row: Row) -> Iterator[Finding]:
     if kind == "usage":
         pairs |= {
             name: (row[f"event_{name}"], row[name])
-            for name in ("price_version", "amount_nanousd", "ended_at_ms")
+            for name in ("price_version", "amount_nanousd", "ended_at_ms", "posted_at_ms")
         }
-        # An event without a number is of an older release: its posting is older than its entry.
-        if row["number"] is not None:
-            pairs["posted_at_ms"] = (row["event_posted_at_ms"], row["posted_at_ms"])
     yield from differences("events", subject, pairs)
 
 

@@ -56,8 +56,7 @@ def check_journals(scope: Scope) -> Iterator[Finding]:
     """Compare the sums of each engine's events with the totals in its journal.
 
     A journal that begins behind the ledger's position was settled with a newer ledger: its totals
-    then say what is missing, also before a gateway settles it again. Events of an older release
-    have no number, and the journal's totals leave them out.
+    then say what is missing, also before a gateway settles it again.
     """
     usage = usage_events.c
     sums: dict[str, dict[str, int]] = {}
@@ -65,11 +64,8 @@ def check_journals(scope: Scope) -> Iterator[Finding]:
         query = sa.select(
             usage.engine_id,
             sa.func.max(usage.journal_seq),
-            sa.func.count(usage.number),
-            *(
-                sa.func.sum(sa.case((usage.number.is_not(None), usage[name]), else_=0))
-                for name in _COUNTS
-            ),
+            sa.func.count(),
+            *(sa.func.sum(usage[name]) for name in _COUNTS),
         )
         query = query.where(usage.event_id.between(first, last)).group_by(usage.engine_id)
         for engine_id, seq, *found in scope.conn.execute(query):
@@ -106,7 +102,7 @@ def check_numbers(scope: Scope) -> Iterator[Finding]:
     missing = {f.subject: f.found[0] for f in scope.report.acknowledged if f.detail == _MISSING}
     for engine_id in scope.conn.scalars(sa.select(journal_positions.c.engine_id)).all():
         query = sa.select(usage.journal_seq, usage.number, usage.request_id)
-        query = query.where(usage.engine_id == engine_id, usage.number.is_not(None))
+        query = query.where(usage.engine_id == engine_id)
         if scope.since_ms:
             query = query.where(usage.posted_at_ms >= scope.since_ms)
         query = query.order_by(usage.journal_seq).limit(PAGE_SIZE)

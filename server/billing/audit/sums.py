@@ -47,7 +47,7 @@ signed_amount = sa.case(
 
 def check_entry_ids(scope: Scope) -> Iterator[Finding]:
     """Check that entries are numbered without a gap up to the ledger's head."""
-    entry_id, last_id = entries.c.entry_id, None
+    entry_id, last_id = entries.c.entry_id, 0
     for first, last in id_windows(scope.conn, entry_id):
         is_here = entry_id.between(first, last)
         count = scope.conn.execute(sa.select(sa.func.count()).where(is_here)).scalar_one()
@@ -59,12 +59,10 @@ def check_entry_ids(scope: Scope) -> Iterator[Finding]:
                 before = found
         last_id = last
     head = scope.conn.scalar(sa.select(ledger_head.c.last_entry_id).filter_by(name="ledger")) or 0
-    # Without entries, all events are of an older release and get theirs at the gateway's start.
-    if last_id is not None:
-        yield from _gap(last_id + 1, head)
-        yield from differences(
-            "entry ids", "ledger head", {"last_entry_id": (max(last_id, head), head)}
-        )
+    yield from _gap(last_id + 1, head)
+    yield from differences(
+        "entry ids", "ledger head", {"last_entry_id": (max(last_id, head), head)}
+    )
 
 
 def _gap(first: int, last: int) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from server.cli.checks.check import Finding
 from server.cli.connection import as_operator, as_tenant
 from server.cli.figures import read_figures
 from server.cli.units import milliseconds, moment
-from server.client.http import ApiRefused, is_loopback
+from server.client.http import is_loopback
 from server.text.json_object import JsonObject
 from server.version import VERSION, build
 
@@ -82,17 +82,11 @@ def check_engines(url: str, admin_key: str | None, data_dir: Path) -> Finding:
 
 
 def check_problems(url: str, admin_key: str | None, data_dir: Path) -> Finding | list[Finding]:
-    """Ask the gateway itself what is wrong. Raises CommandFailed."""
+    """Ask the gateway itself what is wrong. Raises CommandFailed, ApiRefused."""
     if not _has_key(admin_key, data_dir):
         return _NO_KEY
     with as_operator(url, admin_key, data_dir, read_timeout_s=_TIMEOUT_S) as client:
-        try:
-            problems = client.request("GET", "/admin/v1/problems")["data"]
-        except ApiRefused as error:
-            if error.status != 404:
-                raise
-            found = "This gateway is of an older release, which does not say what is wrong."
-            return Finding("skipped", found, "Restart the server with this release.")
+        problems = client.request("GET", "/admin/v1/problems")["data"]
     findings = [Finding("wrong", it["found"], it["todo"]) for it in problems]
     return findings or Finding("ok", "The gateway sees no problem.")
 

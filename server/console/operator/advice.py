@@ -31,8 +31,7 @@ CHECKS = {
     "accounts": f"A balance is not the sum of its entries. {_KEEP}.",
     "months": f"A month's charges are not the sum of its entries, so budgets err by it. {_KEEP}.",
     "roll-ups": f"An hour's sums are not those of its entries, so pages of usage err. {_KEEP}.",
-    "days": "A day's sums are not those of its entries: the gateway makes those of the last three "
-    f"days again within ten minutes. If it is still found then: {_KEEP}.",
+    "days": f"A day's sums are not those of its entries, so pages of usage err. {_KEEP}.",
     "statements": f"An issued statement is not the sum of its entries. {_KEEP}; issue no other.",
     "open holds": "Bring back the machine that has the engine's journal, or, if its volume is gone "
     "for good, void the engine's expired holds.",

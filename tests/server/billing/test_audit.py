@@ -645,3 +645,8 @@ def test_a_sum_that_is_off_is_found_by_the_gateway_too(ledger_of):
         ledger_of.database.write_sync(lambda conn, query=query: conn.execute(query))
         report = ledger_of.database.read_sync(audit_sums)
         assert report.checks[check].num_findings > 0, check
+
+
+def test_a_ledger_without_any_of_its_entries_is_no_new_one(ledger_of):
+    ledger_of.database.write_sync(lambda conn: conn.execute(sa.delete(entries)))
+    assert any("missing below the ledger's head" in it for it in shown(ledger_of.audit()))

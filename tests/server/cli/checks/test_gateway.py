@@ -95,11 +95,6 @@ def test_each_problem_of_the_gateway_is_a_finding_with_what_to_do(serve, tmp_pat
     assert check([]).verdict == "ok"
 
 
-def test_a_gateway_without_the_list_of_problems_is_called_older(serve, tmp_path):
-    finding = check_problems(serve({}), "key", tmp_path)
-    assert (finding.verdict, "older release" in finding.found) == ("skipped", True)
-
-
 def test_a_gateway_that_refuses_to_tell_is_not_called_well(serve, tmp_path):
     refused = {"error": {"message": "The admin key is wrong."}}
     url = serve({"/admin/v1/problems": (401, refused)})
