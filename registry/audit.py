@@ -36,4 +36,6 @@ def in_words(values: Mapping[str, object]) -> str:
 def _text(name: str, value: object) -> object:
     if isinstance(value, int) and name.endswith("_ms"):
         return f"{datetime.fromtimestamp(value // 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    if isinstance(value, bool):
+        return str(value).lower()
     return "none" if value in (None, "") else value

@@ -171,7 +171,7 @@ def _insert(conn: Connection, token: str, key_id: str, key_hmac: str, now_ms: in
     )
 
 
-def _too_many(conn: Connection, key_id: str, tenant_id: str | None, now_ms: int) -> Limited | None:
+def _too_many(conn: Connection, key_id: str, tenant_id: str, now_ms: int) -> Limited | None:
     """The refusal of a key or a tenant that has signed in too often lately, by the audit log."""
     line, begin_ms = audit_log.c, now_ms - 60_000
     whose = (

@@ -214,7 +214,7 @@ def set_details(
     for name, value in details.items():
         if name == "plan":
             check_plan(value)
-        _change(conn, tenant_id, {name: value}, name, str(value), now_ms, actor)
+        _change(conn, tenant_id, {name: value}, name, in_words({name: value}), now_ms, actor)
 
 
 def check_plan(plan: str, *, param: str = "plan") -> None:

@@ -119,11 +119,9 @@ def post_correction(
     entry = conn.execute(query.where(entries.c.entry_id == entry_id)).first()
     if entry is None:
         raise NotFound(f"There is no entry {entry_id}.", code="entry_not_found", param="entry_id")
-    if entry.kind in UNDOING:
-        raise Invalid(
-            f"Entry {entry_id} is a {entry.kind} and stays; post another entry.",
-            param="entry_id",
-        )
+    if entry.kind in (*UNDOING, "difference"):
+        message = f"Entry {entry_id} is a {entry.kind} and stays."
+        raise Invalid(f"{message} Charges, credits and payments can be undone.", param="entry_id")
     if entry.amount_nanousd == 0:
         raise Invalid(f"Entry {entry_id} has no amount to correct.", param="entry_id")
     receipt = ledger.reverse(

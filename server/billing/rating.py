@@ -11,9 +11,6 @@ GB_HOUR = 10**9 * 3_600_000
 _HOUR_MS = 3_600_000
 _MONTH_MS = 30 * 24 * _HOUR_MS
 
-PAID_ERRORS = ("deadline", "constraint_too_slow")
-"""Causes of errors after which the tokens of an answer are paid for."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPrices:
@@ -102,7 +99,7 @@ def is_billable(finish_reason: str, stop_cause: str) -> bool:
     """
     if stop_cause in ("engine_failure", "gateway_lost"):
         return False
-    return finish_reason != "error" or stop_cause in PAID_ERRORS
+    return finish_reason != "error" or stop_cause in ("deadline", "constraint_too_slow")
 
 
 def is_free_error(finish_reason: str, stop_cause: str, completion_tokens: int) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from registry.extras import ExtraMissing
 from server.cli.connection import Json
 from server.cli.terminal import CommandFailed, say, show, show_json
 from server.text.json_object import JsonObject
@@ -143,13 +144,12 @@ def _issued(path: Path, document: JsonObject) -> JsonObject:
 
 
 def _check_export(check: "ReceiptCheck", path: Path) -> None:
-    from server.billing.exports.formats import FormatUnavailable
     from server.billing.exports.reading import ExportUnreadable, read_export
 
     try:
         for row, receipt in enumerate(read_export(path), start=1):
             check.add(row, receipt)
-    except (ExportUnreadable, FormatUnavailable, OSError) as error:
+    except (ExportUnreadable, ExtraMissing, OSError) as error:
         raise CommandFailed(f"{path}: {error}", 2) from None
     if not check.num_receipts:
         raise CommandFailed(f"{path}: there is no receipt in it.", 2)

@@ -44,10 +44,11 @@ class OneLineErrors(TyperGroup):
         except ExtraMissing as error:
             failed = CommandFailed(str(error))
         except OSError as error:
-            if error.filename is None:  # it is about no file
+            # A disk that gets full while a file is written is not named.
+            if error.filename is None and error.errno != errno.ENOSPC:
                 raise
             remedy = _FILE_REMEDIES.get(error.errno or 0, "Give another path.")
-            failed = CommandFailed(f"{error.filename}: {error.strerror}. {remedy}")
+            failed = CommandFailed(f"{error.filename or 'A file'}: {error.strerror}. {remedy}")
         say(f"[red]Error:[/red] {escape(str(failed))}")
         raise typer.Exit(failed.exit_code)
 

@@ -35,7 +35,9 @@ def time_option(help: str) -> Any:
 
 def _unix_seconds(text: str) -> int:
     try:
-        return parse_time(text) // 1000
+        seconds = parse_time(text) // 1000
+        moment(seconds)  # Raises after the year 9999, where seconds are milliseconds.
+        return seconds
     except (ValueError, OverflowError):
         raise typer.BadParameter(
             f"{text!r} is no time: give a date as 2027-01-31, a date with a time as "

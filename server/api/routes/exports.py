@@ -9,6 +9,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from sqlalchemy.engine import Connection
 
+from registry.extras import ExtraMissing
 from server.accounts import tenants
 from server.api import errors
 from server.api.answer import Answer
@@ -18,13 +19,7 @@ from server.api.routes.lists import ListAnswer
 from server.api.routes.statements import check_period
 from server.api.times import Time, parse_range
 from server.billing.exports import schedules
-from server.billing.exports.formats import (
-    INFO,
-    Encoder,
-    ExportFormat,
-    FormatUnavailable,
-    open_encoder,
-)
+from server.billing.exports.formats import INFO, Encoder, ExportFormat, open_encoder
 from server.billing.exports.pages import Range, last_entry_id, place_of_entry
 from server.billing.exports.schedules import Interval, Schedule
 from server.billing.exports.stream import stream
@@ -151,7 +146,7 @@ async def _open_encoder(format: ExportFormat) -> Encoder:
     try:
         # On a thread: the first export of Parquet imports its library for 0.13 s.
         return await asyncio.to_thread(open_encoder, format)
-    except FormatUnavailable as error:
+    except ExtraMissing as error:
         raise errors.invalid_request(
             str(error), param="format", code="format_unavailable"
         ) from error

@@ -24,7 +24,6 @@ from engine.records import (
 )
 from server.billing.audit.entries import id_windows
 from server.billing.audit.report import Finding, Scope, differences
-from server.billing.rating import PAID_ERRORS
 from server.billing.receipts.rows import PAGE_SIZE, is_tenants
 from server.billing.storage_stretches import drafts_of, has_price, residency_stretches
 from server.billing.tables import journal_positions, kept_events, usage_events
@@ -201,10 +200,10 @@ def check_meter(scope: Scope, engine_dir: Path) -> Iterator[Finding]:
             )
     # In a live engine, the runner may have counted a step that the journal has not yet.
     prompt, sampled = (max(0, before[i] - before[i + 2] - journaled[i]) for i in (0, 1))
-    found = [*_unpaid(scope.conn, _engine_id(engine_dir)), (prompt, sampled, _BESIDE)]
-    if unpaid := [each for each in found if each[0] or each[1]]:
-        prompt, sampled = (sum(numbers) for numbers in list(zip(*unpaid, strict=True))[:2])
-        why = ", ".join(f"{prompt:,} and {sampled:,} {where}" for prompt, sampled, where in unpaid)
+    unpaid = [*_unpaid(scope.conn, _engine_id(engine_dir)), (prompt, sampled, _BESIDE)]
+    prompt, sampled = sum(each[0] for each in unpaid), sum(each[1] for each in unpaid)
+    if prompt or sampled:
+        why = ", ".join(f"{p:,} and {s:,} {where}" for p, s, where in unpaid if p or s)
         scope.report.notes.append(
             f"{prompt:,} prompt tokens were computed and {sampled:,} sampled that nobody pays for: "
             f"{why}."
@@ -215,13 +214,12 @@ def _unpaid(conn: sa.Connection, engine_id: str) -> Iterator[tuple[int, int, str
     """Yield (prompt tokens computed, tokens sampled, where) of requests that were free."""
     usage = usage_events.c
     is_proof = ~is_tenants(usage.tenant_id)
-    is_broken = (usage.finish_reason == "error") & usage.stop_cause.not_in(PAID_ERRORS)
     query = sa.select(
         sa.func.count(),
         sa.func.sum(usage.prompt_tokens - usage.cached_tokens),
         sa.func.sum(usage.completion_tokens),
     ).where(usage.engine_id == engine_id)
-    is_failed = ~is_proof & (usage.is_failed | is_broken)
+    is_failed = ~is_proof & usage.is_failed
     for noun, is_it in (("proofs", is_proof), ("requests that failed", is_failed)):
         number, prompt, sampled = conn.execute(query.where(is_it)).one()
         if number:

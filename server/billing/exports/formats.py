@@ -4,16 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-from registry.extras import ExtraMissing
+from registry.extras import require
 from server.billing.exports import cloud_events, csv_rows, focus, json_lines
 from server.billing.receipts.receipt import Receipt
 
 ExportFormat = Literal["csv", "jsonl", "parquet", "focus", "cloudevents"]
 FORMATS: tuple[ExportFormat, ...] = get_args(ExportFormat)
-
-
-class FormatUnavailable(ExtraMissing):
-    """A format's library is not installed."""
 
 
 class Encoder(Protocol):
@@ -69,7 +65,7 @@ INFO: dict[ExportFormat, FormatInfo] = {
 
 
 def open_encoder(format: ExportFormat) -> Encoder:
-    """Return an encoder for a new file. Raises FormatUnavailable."""
+    """Return an encoder for a new file. Raises ExtraMissing."""
     if format == "csv":
         return _Rows(csv_rows.header(), csv_rows.encode)
     if format == "focus":
@@ -78,9 +74,8 @@ def open_encoder(format: ExportFormat) -> Encoder:
         return _Rows(b"", json_lines.encode)
     if format == "cloudevents":
         return _Rows(b"", cloud_events.encode)
-    try:
-        # Imported on demand: pyarrow takes 30 MB of memory, most of it its libraries.
-        from server.billing.exports.parquet import ParquetEncoder
-    except ImportError as error:
-        raise FormatUnavailable("The format parquet", "pyarrow") from error
+    require("The format parquet", "pyarrow")
+    # Imported on demand: pyarrow takes 30 MB of memory, most of it its libraries.
+    from server.billing.exports.parquet import ParquetEncoder
+
     return ParquetEncoder()

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from registry.extras import require
 from server.billing.exports import focus
 from server.billing.exports.checked import check_header, check_receipt, receipt_of_cells
 from server.billing.exports.cloud_events import cloud_event
-from server.billing.exports.formats import FormatUnavailable
 from server.billing.receipts.receipt import Receipt
 
 MAX_LINE_BYTES = 1 << 20
@@ -34,7 +34,7 @@ def read_export(source: Path | BinaryIO) -> Iterator[Receipt]:
     The receipts have the right fields and types; whether they are true is not checked here. In
     CloudEvents and FOCUS, all values beside a receipt must be those that follow from it. A file
     object stays open; for Parquet it must be able to seek.
-    Raises ExportUnreadable, FormatUnavailable, OSError.
+    Raises ExportUnreadable, ExtraMissing, OSError.
     """
     if isinstance(source, Path):
         with source.open("rb") as file:
@@ -173,12 +173,11 @@ def _compare(cells: Sequence[str], expected: Sequence[str]) -> None:
 
 
 def _read_parquet(file: BinaryIO) -> Iterator[Receipt]:
-    try:
-        from pyarrow import ArrowException
+    require("The format parquet", "pyarrow")
+    from pyarrow import ArrowException
 
-        from server.billing.exports import parquet
-    except ImportError as error:
-        raise FormatUnavailable("The format parquet", "pyarrow") from error
+    from server.billing.exports import parquet
+
     row = 1
     try:
         for values in parquet.read(file):

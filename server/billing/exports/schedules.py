@@ -17,15 +17,10 @@ from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
 from registry.errors import NoRoom, StorageError
+from registry.extras import ExtraMissing
 from registry.storage import Storage, folder_of
 from registry.work_dir import WorkDir
-from server.billing.exports.formats import (
-    INFO,
-    Encoder,
-    ExportFormat,
-    FormatUnavailable,
-    open_encoder,
-)
+from server.billing.exports.formats import INFO, Encoder, ExportFormat, open_encoder
 from server.billing.receipts.receipt import Receipt
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.tables import entries, scheduled_exports, tenant_accounts
@@ -144,7 +139,7 @@ class ScheduledExports:
         for schedule in await self._database.read(partial(list_due, now_ms=now_ms)):
             try:
                 await self._bring_up_to_date(schedule)
-            except (NoRoom, StorageError, FormatUnavailable, OSError) as error:
+            except (NoRoom, StorageError, ExtraMissing, OSError) as error:
                 await self._update(schedule, error=str(error)[:_MAX_ERROR])
             else:
                 interval_ms = schedule.interval_s * 1000

@@ -149,6 +149,16 @@ def test_a_period_is_a_month(product, period):
     assert issue(product, period=period).status_code == 400
 
 
+def test_the_audit_log_says_none_where_an_address_is_taken_away(product):
+    product.user("acme")
+    changes = {"address": None, "ignore_unknown_fields": True}
+    product.operator.call("PATCH", "/admin/v1/tenants/acme", changes)
+    lines = product.operator.call("GET", "/admin/v1/audit-log").json()["data"]
+    details = {line["action"]: line["detail"] for line in lines}
+    assert details["tenant.address"] == "address=none"
+    assert details["tenant.ignore_unknown_fields"] == "ignore_unknown_fields=true"
+
+
 def test_the_command_line_shows_a_month_and_keeps_it_for_the_verifier(
     product, monkeypatch, tmp_path
 ):

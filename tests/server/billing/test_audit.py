@@ -24,6 +24,7 @@ from server.billing.audit.acknowledgements import acknowledge
 from server.billing.audit.auditor import Auditor
 from server.billing.audit.report import Report
 from server.billing.audit.run import audit, audit_sums
+from server.billing.credits import post_correction
 from server.billing.holds import void_refused
 from server.billing.tables import (
     entries,
@@ -43,7 +44,7 @@ from server.billing.tables import (
 )
 from server.database.clock import now_ms
 from server.database.database import DEFAULT_FILE, Database
-from server.faults import Conflict, NotFound
+from server.faults import Conflict, Invalid, NotFound
 from tests.server.audited_ledger import HOUR_MS, fill_ledger, make_ends, write_engine_dir
 from tests.server.bases import figures_only
 from tests.server.factories import (
@@ -570,6 +571,16 @@ def test_an_acknowledgement_books_what_the_finding_differs_by_and_was_not_booked
         assert not any("books" in line for line in shown(report)), "the new entry is in order"
     with pytest.raises(NotFound):
         accept(ledger_of, report, "0" * 12)
+
+
+def test_an_entry_that_books_a_difference_is_not_undone(ledger_of):
+    """The finding would stay acknowledged, although its difference is not booked any more."""
+    report = change(ledger_of, sa.update(entries).values(amount_nanousd=7).filter_by(entry_id=4))
+    [found] = [finding for finding in report.findings if finding.difference_nanousd]
+    entry_id = accept(ledger_of, report, found.finding_id)["entry_id"]
+    asked = {"memo": None, "idempotency_key": "one", "now_ms": NOW_MS}
+    with pytest.raises(Invalid, match="is a difference and stays"):
+        ledger_of.database.write_sync(lambda c: post_correction(c, SIGNER, entry_id, **asked))
 
 
 # ---- in the gateway ----

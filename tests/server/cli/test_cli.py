@@ -3,9 +3,13 @@ import shutil
 import subprocess
 import sys
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from server.cli.terminal import OneLineErrors
 from server.database.database import Database
 from server.version import VERSION
 from tests.server.fake_api import is_one_line
@@ -293,6 +297,14 @@ def test_a_ledger_that_may_not_be_opened_is_one_line(run, tmp_path):
     assert is_one_line(result.stderr, f"{tmp_path / 'chorale.db'}: SQLite cannot open it", "right")
 
 
+def test_a_disk_that_gets_full_is_one_line_though_no_file_is_named():
+    app = typer.Typer(cls=OneLineErrors)
+    app.callback()(lambda: None)
+    app.command("write")(lambda: Path("/dev/full").write_text("x") and None)
+    result = CliRunner().invoke(app, ["write"])
+    assert is_one_line(result.stderr, "No space left", "Make room")
+
+
 def test_a_time_is_a_date_or_a_date_with_a_time_or_seconds(run, api, monkeypatch):
     path = "/admin/v1/tenants/acme/keys"
     monkeypatch.setitem(ANSWERS, ("POST", path), (201, {"key_id": "k", "api_key": "s"}))
@@ -301,8 +313,9 @@ def test_a_time_is_a_date_or_a_date_with_a_time_or_seconds(run, api, monkeypatch
     assert [body["expires_at"] for *_, body in api.asked()] == [1801353600] * 3
     for command in (("keys", "create", "--expires-at"), ("prices", "add", "prompt=1", "--until"),
                     ("audit", "--since")):  # fmt: skip
-        result = run(*command, "tomorrow")
-        assert (result.exit_code, "'tomorrow' is no time" in result.stderr) == (2, True)
+        for given in ("tomorrow", "1801353600000"):
+            result = run(*command, given)
+            assert (result.exit_code, f"'{given}' is no time" in result.stderr) == (2, True)
 
 
 def test_a_key_that_has_expired_is_not_shown_as_active(run, monkeypatch):
