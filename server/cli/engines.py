@@ -1,6 +1,6 @@
 """`chorale engines`: shows and corrects the pool of engines behind a gateway."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +13,9 @@ from server.cli.connection import (
     Url,
     as_operator,
 )
-from server.cli.terminal import say, show_json, show_table
+from server.cli.operator import operator_command
+from server.cli.terminal import say, show_json
+from server.cli.units import moment
 from server.text.json_object import JsonObject
 
 app = typer.Typer(no_args_is_help=True, help="The engines that serve (operator).")
@@ -22,28 +24,32 @@ _COLUMNS = (
     "machine", "name", "state", "seen_s", "running", "waiting", "seats", "unsettled", "starts",
     "engine_id",
 )  # fmt: skip
+_SUSPECT = ("fingerprint", "tenant_id", "base_model", "state", "deaths", "expires_at")
+
+Cleared = Annotated[
+    str | None, typer.Option(help="Fingerprint of one to clear; the others are listed.")
+]
 
 
-@app.command("list")
-def list_engines(
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+def _row(engine: JsonObject) -> JsonObject:
+    figures = engine["figures"] or {}
+    return {
+        **engine,
+        "running": figures.get("running"),
+        "waiting": figures.get("waiting"),
+        "seats": engine["max_num_seqs"],
+        "unsettled": figures.get("unsettled_records"),
+    }
+
+
+@operator_command(app, "list", _COLUMNS, _row, empty="The gateway knows of no engine yet.")
+def list_engines(client: Any) -> Any:
     """List the engines of all machines, and what those of the gateway's machine do now.
 
     seen_s: seconds since the last sign of the engine's machine; after 300 the engine is silent.
     unsettled: records of the engine's journal that are not in the ledger yet.
     """
-    with as_operator(url, admin_key, data_dir) as client:
-        found = client.request("GET", "/admin/v1/engines")["data"]
-    if json:
-        show_json(found)
-    elif found:
-        show_table(_COLUMNS, [_row(engine) for engine in found])
-    else:
-        say("The gateway knows of no engine yet.")
+    return client.request("GET", "/admin/v1/engines")["data"]
 
 
 @app.command("lost")
@@ -70,34 +76,14 @@ def lose_engine(
         say(f"{found['num_open']} more have not expired: say it again in some minutes.")
 
 
-@app.command("suspects")
-def list_suspects(
-    clear: Annotated[
-        str | None, typer.Option(help="Fingerprint of one to clear; the others are listed.")
-    ] = None,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+@operator_command(
+    app,
+    "suspects",
+    _SUSPECT,
+    lambda suspect: {**suspect, "expires_at": moment(suspect["expires_at"])},
+    empty="The gateway suspects no request.",
+)
+def list_suspects(client: Any, clear: Cleared = None) -> Any:
     """List or clear the requests that engines may have died of, as this gateway saw it."""
-    with as_operator(url, admin_key, data_dir) as client:
-        method, place = ("DELETE", f"/{clear}") if clear else ("GET", "")
-        found = client.request(method, f"/admin/v1/engines/suspects{place}")["data"]
-    if json:
-        show_json(found)
-    elif found:
-        show_table(list(found[0])[1:], found)
-    else:
-        say("The gateway suspects no request.")
-
-
-def _row(engine: JsonObject) -> JsonObject:
-    figures = engine["figures"] or {}
-    return {
-        **engine,
-        "running": figures.get("running"),
-        "waiting": figures.get("waiting"),
-        "seats": engine["max_num_seqs"],
-        "unsettled": figures.get("unsettled_records"),
-    }
+    method, place = ("DELETE", f"/{clear}") if clear else ("GET", "")
+    return client.request(method, f"/admin/v1/engines/suspects{place}")["data"]

@@ -2,7 +2,7 @@
 
 import json as json_text
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -12,11 +12,11 @@ from server.cli.connection import (
     DEFAULT_URL,
     AdminKey,
     DataDir,
-    Json,
     Url,
     as_operator,
 )
-from server.cli.terminal import CommandFailed, say, show_json, show_table
+from server.cli.operator import operator_command
+from server.cli.terminal import CommandFailed, say
 from server.text.json_object import JsonObject
 
 if TYPE_CHECKING:
@@ -31,20 +31,14 @@ _LOOK_S = 0.5
 Name = Annotated[str, typer.Argument(help="Name of the base model, as clients ask for it.")]
 
 
-@app.command("list")
-def list_models(
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+def _row(model: JsonObject) -> JsonObject:
+    return {**model, "base_revision": (model["base_revision"] or "")[:12]}
+
+
+@operator_command(app, "list", _COLUMNS, _row)
+def list_models(client: Any) -> Any:
     """List the base models, with what each is doing."""
-    with as_operator(url, admin_key, data_dir) as client:
-        found = client.request("GET", _PATH)["data"]
-    if json:
-        show_json(found)
-    else:
-        show_table(_COLUMNS, [_row(model) for model in found])
+    return client.request("GET", _PATH)["data"]
 
 
 @app.command()
@@ -149,7 +143,3 @@ def _wait_for(client: "Client", name: str, former: set[str]) -> None:
 def _homes(client: "Client", name: str) -> set[str]:
     found = client.request("GET", _PATH)["data"]
     return {model["home"] for model in found if model["name"] == name}
-
-
-def _row(model: JsonObject) -> JsonObject:
-    return {**model, "base_revision": (model["base_revision"] or "")[:12]}

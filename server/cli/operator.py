@@ -10,7 +10,7 @@ import typer
 
 from server.cli import connection
 from server.cli.connection import AdminKey, DataDir, Json, Url, as_operator
-from server.cli.terminal import CommandFailed, show_json, show_table
+from server.cli.terminal import CommandFailed, say, show_json, show_table
 from server.cli.units import dollars, moment, time_option
 from server.text.json_object import JsonObject
 
@@ -46,11 +46,17 @@ _LINE = ("audit_id", "at", "actor", "action", "target", "detail", "tenant_id")
 
 
 def operator_command(
-    app: typer.Typer, name: str, columns: Sequence[str], as_row: Callable[[Any], JsonObject] = dict
+    app: typer.Typer,
+    name: str,
+    columns: Sequence[str],
+    as_row: Callable[[Any], JsonObject] = dict,
+    *,
+    empty: str | None = None,
 ) -> Callable[[Ask], Ask]:
     """Add a command to `app`: a function of the client, whose answer is shown as a table.
 
     The options for the connection and --json are added to the function's own parameters.
+    empty: is said in place of a table without rows.
     """
 
     def add(ask: Ask) -> Ask:
@@ -62,6 +68,8 @@ def operator_command(
                 found = ask(client, **given)
             if json:
                 show_json(found)
+            elif empty and not found:
+                say(empty)
             else:
                 found = found if isinstance(found, list) else [found]
                 show_table(columns, [as_row(row) for row in found])

@@ -44,10 +44,10 @@ def show_statement(
         return
     statement = _in_dollars(found["statement"])
     plain = {name: it for name, it in statement.items() if not isinstance(it, list | dict)}
-    amounts = [{"amount": name, **plain} for name in plain if name.endswith("_usd")]
+    amounts = [{"amount": name, "usd": it} for name, it in plain.items() if name.endswith("_usd")]
     facts = [(name, it) for name, it in plain.items() if not name.endswith("_usd")]
     show_facts(f"Statement {period}", [("status", found["status"]), *facts])
-    show_table(("amount", "usd"), [{**row, "usd": row[row["amount"]]} for row in amounts])
+    show_table(("amount", "usd"), amounts)
     kinds = [{"kind": kind, **_in_dollars(sums)} for kind, sums in statement["totals"].items()]
     show_table(("kind", "num_entries", "amount_usd"), kinds)
     names = statement.get("adapter_names", {})

@@ -17,7 +17,7 @@ from server.cli.connection import (
 )
 from server.cli.limit_options import MaxConcurrency, RequestsPerMinute, TokensPerMinute
 from server.cli.operator import Given, Tenant, operator_command
-from server.cli.terminal import say, show_json, show_table
+from server.cli.terminal import show_json, show_table
 from server.text.json_object import JsonObject
 
 Base = Annotated[str, typer.Argument(help="Name of the base model.")]
@@ -80,22 +80,15 @@ def create(
         _show(client.request("POST", "/admin/v1/tenants", body=body), json)
 
 
-@app.command("list")
-def list_tenants(
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+@operator_command(
+    app,
+    "list",
+    (*_COLUMNS, "requests_per_minute", "tokens_per_minute", "weight"),
+    empty="There are no tenants yet: chorale tenants create NAME",
+)
+def list_tenants(client: Any) -> Any:
     """List all tenants."""
-    with as_operator(url, admin_key, data_dir) as client:
-        found = client.request("GET", "/admin/v1/tenants")["data"]
-    if json:
-        show_json(found)
-    elif found:
-        show_table((*_COLUMNS, "requests_per_minute", "tokens_per_minute", "weight"), found)
-    else:
-        say("There are no tenants yet: chorale tenants create NAME")
+    return client.request("GET", "/admin/v1/tenants")["data"]
 
 
 @app.command("show")

@@ -76,7 +76,7 @@ def test_suspects_are_listed_and_cleared(monkeypatch, tmp_path):
     run = make_run(api.url, monkeypatch, tmp_path)
     header, line = run("engines", "suspects").stdout.splitlines()
     assert header.split()[:3] == ["fingerprint", "tenant_id", "base_model"]
-    assert line.split()[:5] == ["6f1c", "ten_9", "b", "held", "3"]
+    assert line.split() == ["6f1c", "ten_9", "b", "held", "3", "2027-01-01", "00:00:00Z"]
     assert json.loads(run("engines", "suspects", "--json").stdout) == [suspect]
     assert "suspects no request" in run("engines", "suspects", "--clear", "6f1c").stderr
     api.close()
