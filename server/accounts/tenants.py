@@ -170,42 +170,26 @@ def names_of(conn: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
     return {row.tenant_id: row.name for row in rows}
 
 
-def suspend_tenant(
-    conn: Connection, tenant_id: str, *, now_ms: int, actor: str = "operator"
-) -> None:
+def suspend_tenant(conn: Connection, tenant_id: str, *, now_ms: int) -> None:
     """Refuse a tenant's keys from now on; running requests go on. Raises TenantNotFound."""
-    _change(conn, tenant_id, {"status": "suspended"}, "suspend", "", now_ms, actor)
+    _change(conn, tenant_id, {"status": "suspended"}, "suspend", "", now_ms)
     record_event(conn, "suspended", tenant_id, "", None, now_ms)
 
 
-def resume_tenant(
-    conn: Connection, tenant_id: str, *, now_ms: int, actor: str = "operator"
-) -> None:
+def resume_tenant(conn: Connection, tenant_id: str, *, now_ms: int) -> None:
     """Undo a suspension. Raises TenantNotFound."""
-    _change(conn, tenant_id, {"status": "active"}, "resume", "", now_ms, actor)
+    _change(conn, tenant_id, {"status": "active"}, "resume", "", now_ms)
 
 
-def set_limits(
-    conn: Connection,
-    tenant_id: str,
-    limits: TenantLimits,
-    *,
-    now_ms: int,
-    actor: str = "operator",
-) -> None:
+def set_limits(conn: Connection, tenant_id: str, limits: TenantLimits, *, now_ms: int) -> None:
     """Replace all limits of a tenant. Raises InvalidTenant, TenantNotFound."""
     _check_limits(limits)
     values = _limit_values(limits)
-    _change(conn, tenant_id, values, "limits", in_words(values), now_ms, actor)
+    _change(conn, tenant_id, values, "limits", in_words(values), now_ms)
 
 
 def set_details(
-    conn: Connection,
-    tenant_id: str,
-    details: Mapping[str, Any],
-    *,
-    now_ms: int,
-    actor: str = "operator",
+    conn: Connection, tenant_id: str, details: Mapping[str, Any], *, now_ms: int
 ) -> None:
     """Change a tenant's plan, legal name, address, or whether its unknown fields are left out.
 
@@ -214,7 +198,7 @@ def set_details(
     for name, value in details.items():
         if name == "plan":
             check_plan(value)
-        _change(conn, tenant_id, {name: value}, name, in_words({name: value}), now_ms, actor)
+        _change(conn, tenant_id, {name: value}, name, in_words({name: value}), now_ms)
 
 
 def check_plan(plan: str, *, param: str = "plan") -> None:
@@ -230,13 +214,12 @@ def _change(
     what: str,
     detail: str,
     now_ms: int,
-    actor: str,
 ) -> None:
     """Set columns of a tenant's row, and write an audit row. Raises TenantNotFound."""
     query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(**values)
     if conn.execute(query).rowcount == 0:
         raise TenantNotFound(tenant_id)
-    record_audit(conn, tenant_id, f"tenant.{what}", detail, at_ms=now_ms, actor=actor)
+    record_audit(conn, tenant_id, f"tenant.{what}", detail, at_ms=now_ms, actor="operator")
 
 
 def _check_limits(limits: TenantLimits) -> None:

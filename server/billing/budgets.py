@@ -217,7 +217,7 @@ def _lease(remaining: int, price: TokenPrices, wanted_tokens: int, num_answers: 
 # ---- what operators set ----
 
 
-def set_budget(conn: Connection, budget: Budget, *, now_ms: int, actor: str = "operator") -> None:
+def set_budget(conn: Connection, budget: Budget, *, now_ms: int) -> None:
     """Set a budget, effective from the next request on, and write an audit row."""
     assert budget.amount_nanousd >= 0
     insert = upsert(conn.dialect.name, budgets).values(
@@ -233,7 +233,7 @@ def set_budget(conn: Connection, budget: Budget, *, now_ms: int, actor: str = "o
         )
     )
     detail = f"{budget.kind} {budget.enforcement} {format_usd(budget.amount_nanousd)} dollars"
-    record_audit(conn, budget.tenant_id, "budget.set", detail, at_ms=now_ms, actor=actor)
+    record_audit(conn, budget.tenant_id, "budget.set", detail, at_ms=now_ms, actor="operator")
 
 
 def remove_budget(
@@ -243,14 +243,13 @@ def remove_budget(
     enforcement: Enforcement,
     *,
     now_ms: int,
-    actor: str = "operator",
 ) -> bool:
     """Remove a budget and write an audit row. Returns False if there was none."""
     query = sa.delete(budgets).filter_by(tenant_id=tenant_id, kind=kind, enforcement=enforcement)
     if conn.execute(query).rowcount == 0:
         return False
     detail = f"{kind} {enforcement}"
-    record_audit(conn, tenant_id, "budget.remove", detail, at_ms=now_ms, actor=actor)
+    record_audit(conn, tenant_id, "budget.remove", detail, at_ms=now_ms, actor="operator")
     return True
 
 

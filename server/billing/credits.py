@@ -71,7 +71,6 @@ def post_credit(
     memo: str | None,
     idempotency_key: str,
     now_ms: int,
-    actor: str = "operator",
 ) -> Receipt:
     """Add to a tenant's balance: a credit that it is given, or a payment that it made.
 
@@ -93,7 +92,7 @@ def post_credit(
         idempotency_key=idempotency_key,
     )
     receipt = post_entries(conn, signer, [draft], now_ms)[0]
-    _audit(conn, receipt, actor, now_ms)
+    _audit(conn, receipt, now_ms)
     return receipt
 
 
@@ -105,7 +104,6 @@ def post_correction(
     memo: str | None,
     idempotency_key: str,
     now_ms: int,
-    actor: str = "operator",
 ) -> Receipt:
     """Undo an entry by posting its opposite, and return the receipt.
 
@@ -131,7 +129,7 @@ def post_correction(
         raise Conflict(
             f"Entry {entry_id} is corrected already.", code="already_corrected", param="entry_id"
         )
-    _audit(conn, receipt, actor, now_ms)
+    _audit(conn, receipt, now_ms)
     return receipt
 
 
@@ -150,10 +148,10 @@ def _posted_with(conn: Connection, idempotency_key: str, asked: dict[str, Any]) 
     return receipt
 
 
-def _audit(conn: Connection, receipt: Receipt, actor: str, now_ms: int) -> None:
+def _audit(conn: Connection, receipt: Receipt, now_ms: int) -> None:
     amount = receipt["amount_nanousd"]
     assert isinstance(amount, int)
     action, tenant_id = f"ledger.{receipt['kind']}", str(receipt["tenant_id"])
     memo = f": {receipt['memo']}" if receipt["memo"] else ""
     detail = f"entry {receipt['entry_id']}, {format_usd(amount)} dollars{memo}"
-    record_audit(conn, tenant_id, action, detail, at_ms=now_ms, actor=actor)
+    record_audit(conn, tenant_id, action, detail, at_ms=now_ms, actor="operator")

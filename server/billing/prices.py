@@ -136,7 +136,6 @@ def add_price(
     scope_id: str = "",
     base_model: str = "",
     until_ms: int | None = None,
-    actor: str = "operator",
 ) -> Price:
     """Add a price version and write an audit row; existing versions never change."""
     assert effective_at_ms >= now_ms, "a price of the past would change what has been billed"
@@ -162,17 +161,17 @@ def add_price(
     price = get_price(conn, row.inserted_primary_key[0])
     assert price is not None
     tenant_id, target = scope_id if scope == "tenant" else None, str(price.price_version)
-    detail = in_words(asdict(price))
+    detail, actor = in_words(asdict(price)), "operator"
     record_audit(conn, tenant_id, "price.add", detail, target=target, at_ms=now_ms, actor=actor)
     return price
 
 
-def ensure_price(conn: Connection, now_ms: int, prices: Prices = DEFAULT_PRICES) -> Price:
-    """Return the current default price; on a new database, add `prices`, in effect from now on."""
+def ensure_price(conn: Connection, now_ms: int) -> Price:
+    """Return the current default price; a new database gets DEFAULT_PRICES, in effect now."""
     is_in_effect = _IS_DEFAULT & (price_versions.c.effective_at_ms <= now_ms)
     if conn.execute(sa.select(price_versions.c.price_version).where(is_in_effect)).first():
         return price_for(conn, now_ms)
-    return add_price(conn, prices, effective_at_ms=now_ms, now_ms=now_ms)
+    return add_price(conn, DEFAULT_PRICES, effective_at_ms=now_ms, now_ms=now_ms)
 
 
 def list_prices(

@@ -61,7 +61,7 @@ def verify(
     from server.billing.receipts.check import ReceiptCheck
 
     keys = _read_keys(key or [])
-    stated = None if statement is None else _read_statement(statement)
+    stated = None if statement is None else _issued(statement, _read_document(statement) or {})
     check = ReceiptCheck(keys, is_complete=complete, statement=stated and stated["statement"])
     if stated is not None:
         _check_statement(check, stated, keys)
@@ -123,10 +123,6 @@ def _read_document(path: Path) -> JsonObject | None:
     except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) and "object" in document else None
-
-
-def _read_statement(path: Path) -> JsonObject:
-    return _issued(path, _read_document(path) or {})
 
 
 def _issued(path: Path, document: JsonObject) -> JsonObject:

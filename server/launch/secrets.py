@@ -13,7 +13,6 @@ SecretError
 import os
 import re
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,7 +83,7 @@ def _load_given(data_dir: Path, name: str, may_make: bool) -> str:
     return secret
 
 
-def load_or_create_secret(path: Path, make: Callable[[], str] | None = None) -> str:
+def load_or_create_secret(path: Path) -> str:
     """The secret in `path`, made with mode 0600 if there is none; all processes get the same one.
 
     Raises EmptySecret.
@@ -95,7 +94,7 @@ def load_or_create_secret(path: Path, make: Callable[[], str] | None = None) -> 
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        _write(draft, (make or _random_secret)())
+        _write(draft, _random_secret())
         # A link fails where a rename would replace: of two processes that start at once, the second
         # must not overwrite the secret of the first.
         os.link(draft, path)

@@ -32,7 +32,6 @@ def acknowledge(
     *,
     reason: str,
     now_ms: int,
-    actor: str = "operator",
 ) -> Receipt:
     """Book a finding of a report that was just made, and return the entry's receipt.
 
@@ -66,5 +65,5 @@ def acknowledge(
     conn.execute(sa.insert(acknowledgements).values(**values, entry_id=receipt["entry_id"]))
     detail = f"{finding}; entry {receipt['entry_id']}: {reason}"
     action = "audit.acknowledge"
-    record_audit(conn, None, action, detail, target=finding_id, at_ms=now_ms, actor=actor)
+    record_audit(conn, None, action, detail, target=finding_id, at_ms=now_ms, actor="operator")
     return receipt

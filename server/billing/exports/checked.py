@@ -18,7 +18,7 @@ _BOOLS = {"true": True, "false": False}
 def check_receipt(values: object) -> Receipt:
     """Return the values as a receipt. Raises ValueError, whose message says what is wrong.
 
-    A column that is missing, as in a file of an older release, is None.
+    A column that is missing is None.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"it is no receipt, but {type(values).__name__}")
