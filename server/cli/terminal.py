@@ -48,7 +48,8 @@ class OneLineErrors(TyperGroup):
             if error.filename is None and error.errno != errno.ENOSPC:
                 raise
             remedy = _FILE_REMEDIES.get(error.errno or 0, "Give another path.")
-            failed = CommandFailed(f"{error.filename or 'A file'}: {error.strerror}. {remedy}")
+            said = f"{error.filename or 'A file'}: {error.strerror}. {remedy}"
+            failed = CommandFailed(said, exit_code=2 if error.errno == errno.ENOENT else 1)
         say(f"[red]Error:[/red] {escape(str(failed))}")
         raise typer.Exit(failed.exit_code)
 

@@ -224,7 +224,7 @@ def test_an_export_of_a_statements_period_has_no_start(run, api):
 
 def test_an_export_that_cannot_be_written_is_one_line(run):
     result = run("usage", "export", "--output", "/nowhere/usage.csv")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert is_one_line(result.stderr, "/nowhere/usage.csv: No such file or directory")
 
 
@@ -359,7 +359,7 @@ def test_an_unknown_setting_is_one_line_and_exit_2(run, tmp_path):
     assert is_one_line(result.stderr, "max_loras", "chorale.toml")
     config.write_text("not toml")
     assert run("serve", "--config", str(config)).exit_code == 2
-    assert run("serve", "--config", "/nowhere.toml").exit_code == 1
+    assert run("serve", "--config", "/nowhere.toml").exit_code == 2
 
 
 def test_a_chorale_toml_that_is_not_read_is_pointed_out(run, tmp_path, monkeypatch):

@@ -193,8 +193,8 @@ def test_a_direct_push_sends_no_bytes_through_the_gateway(run, folder, server, a
         (("all/alpha", "--revision", "v1"), 2, "--revision is of a hub's repository"),
         (("all/pickled",), 1, "all/pickled: adapter_model.bin is damaged"),
         (("all",), 1, "all has 3 adapters: alpha, beta, gamma. Push one: chorale adapters push"),
-        (("all/alpha", "--response-template", "my.json"), 1, "my.json: No such file or directory"),
-        (("all/alpha", "--response-template", "./my"), 1, "my: No such file or directory"),
+        (("all/alpha", "--response-template", "my.json"), 2, "my.json: No such file or directory"),
+        (("all/alpha", "--response-template", "./my"), 2, "my: No such file or directory"),
     ],
 )
 def test_what_cannot_be_pushed_is_one_line_and_asks_nobody(
