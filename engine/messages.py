@@ -274,6 +274,7 @@ class Welcome:
     """Answer to Hello, on each new connection: what the engine serves.
 
     epoch: number of the engine's start.   block_size: tokens in a block of its prefix cache.
+    max_model_len: 0 from a journal without an engine, whose settings say no length.
     """
 
     engine_id: str

@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 VOIDING_S = 15.0
 """Time for gateways to void expired holds, which they look for every five seconds."""
 _READING_S = 600.0
-_NO_LIMIT = 1 << 30
 _NO_FIGURES = EngineStats(
     running=0,
     waiting=0,
@@ -156,9 +155,10 @@ def main() -> None:
             engine_id=engine_id,
             epoch=epoch,
             base_revision=config.base_revision,
-            # No limits, for a gateway that has not heard yet that this engine takes nothing.
-            max_model_len=config.max_model_len or _NO_LIMIT,
-            max_num_seqs=config.max_num_seqs or _NO_LIMIT,
+            # 0: the length depended on the engine's memory. Seats are divided by, until a gateway
+            # has heard that this engine takes nothing.
+            max_model_len=config.max_model_len or 0,
+            max_num_seqs=config.max_num_seqs or 1,
             device="none",
             dtype="none",
         )

@@ -105,6 +105,7 @@ class EnginePool:
 
     async def _follow(self) -> None:
         """Connect to new members and disconnect from former ones; a moved engine counts as both."""
+        self._last_max_model_len = self.max_model_len
         members = {member.name: member for member in self._members()}
         for name, engine in list(self._engines.items()):
             if members.get(name) != engine.member:
@@ -121,7 +122,6 @@ class EnginePool:
         await client.start()
 
     async def _part(self, name: str) -> None:
-        self._last_max_model_len = self.max_model_len
         engine = self._engines.pop(name)
         self._prefixes.forget_engine(name)
         await engine.client.close()
@@ -151,7 +151,8 @@ class EnginePool:
         """
         known = [e.client.welcome for e in self._engines.values() if e.client.welcome]
         ours = [welcome for welcome in known if welcome.base_revision == self._base_revision]
-        return min((it.max_model_len for it in ours), default=self._last_max_model_len)
+        lengths = [welcome.max_model_len for welcome in ours if welcome.max_model_len]
+        return min(lengths, default=self._last_max_model_len)
 
     def figures(self) -> list[EngineFigures]:
         return [

@@ -1,6 +1,8 @@
 """A gateway's engine pool, with real engine processes around fake runners."""
 
 import asyncio
+import subprocess
+import sys
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -278,6 +280,24 @@ def test_who_joins_is_met_and_who_is_gone_is_forgotten(pool):
             pool.members.clear()
             await pool.wait(lambda: pool.states() == {})
             assert engines.max_model_len == 512, "what they could take is remembered"
+
+    asyncio.run(run())
+
+
+def test_what_stands_in_for_an_engine_that_is_gone_says_nothing_of_lengths(pool):
+    pool.start("a")
+
+    async def run():
+        async with gateway(pool, "a") as engines:
+            await asyncio.sleep(TURN_S * 2)
+            pool.kill("a")
+            # An engine's length may not be among its settings, as it depends on its memory.
+            config = pool.folder / "a" / "engine.json"
+            known = '"max_model_len": 512'
+            config.write_text(config.read_text().replace(known, '"max_model_len": null'))
+            pool.processes["a"] = subprocess.Popen([sys.executable, "-m", "engine.retired", config])
+            await pool.wait(lambda: pool.states() == {"a": "leaving"})
+            assert engines.max_model_len == 512
 
     asyncio.run(run())
 
