@@ -3,7 +3,6 @@
 import json
 import os
 import zlib
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -134,20 +133,6 @@ def test_a_record_of_another_version_says_so(tmp_path, version):
     path.write_bytes(b"%08x %s\n" % (zlib.crc32(body), body) + rest)
     with pytest.raises(JournalCorrupt, match="another version"):
         list(read_records(tmp_path / "journal"))
-
-
-def test_an_end_of_an_older_release_says_nothing_of_what_its_request_waited_for(tmp_path):
-    write_journal(tmp_path, num_requests=1)
-    lines, whole = [], list(read_records(tmp_path / "journal"))
-    for record in whole:
-        name, fields = json.loads(encode(record)[9:])
-        for timing in ("load_s", "load_tier", "queue_s"):
-            fields.pop(timing, None)
-        body = json.dumps([name, fields]).encode()
-        lines.append(b"%08x %s\n" % (zlib.crc32(body), body))
-    segments(tmp_path)[0].write_bytes(b"".join(lines))
-    known = [replace(r, queue_s=None) if isinstance(r, EndRecord) else r for r in whole]
-    assert list(read_records(tmp_path / "journal")) == known != whole
 
 
 def test_reading_beside_an_engine_that_deletes_begins_at_what_is_left(tmp_path):
