@@ -58,6 +58,7 @@ def verify(
     Exit code 1: something is wrong. Exit code 2: a file cannot be read. With `--statement` the sums
     are checked against a month's statement as well.
     """
+    from server.api.receipt_models import LedgerEntry, SignedReceipt
     from server.billing.receipts.check import ReceiptCheck
 
     keys = _read_keys(key or [])
@@ -70,6 +71,9 @@ def verify(
         _check_export(check, file)
     elif document["object"] == "receipt":
         _check_receipts(check, [document])
+    elif document["object"] == "entry":
+        _check_names(document, LedgerEntry)
+        check.add(1, {name: document[name] for name in SignedReceipt.model_fields})
     elif document["object"] == "list" and type(data := document.get("data")) is list and data:
         _check_receipts(check, data)
     elif document["object"] == "statement" and stated is None:
@@ -130,6 +134,9 @@ def _issued(path: Path, document: JsonObject) -> JsonObject:
     from server.api.receipt_models import IssuedStatement
 
     is_issued = document.get("object") == "statement" and document.get("status") == "issued"
+    if document.get("status") == "open":
+        problem = "the month is not over, so its statement has no seal yet. Fetch it again then."
+        raise CommandFailed(f"{path}: {problem}", 2)
     names = IssuedStatement.model_fields.keys()
     if not is_issued or document.keys() != names or not isinstance(document["statement"], dict):
         raise CommandFailed(f"{path} is no issued statement: /v1/statements/PERIOD gives one.", 2)

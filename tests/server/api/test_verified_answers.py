@@ -69,6 +69,17 @@ def test_each_answer_is_verified_as_it_was_written_to_a_file(acme, tmp_path, nam
     assert (result.exit_code, " hold" in result.stderr) == (0, True), result.output
 
 
+def test_what_the_operator_books_is_verified_too(acme, shared_product, tmp_path):
+    _, keys = keep(acme, tmp_path, PATHS["a receipt"])
+    path = f"/admin/v1/tenants/{acme.tenant_id}/payments"
+    key = {"idempotency-key": "pay"}
+    booked = shared_product.operator.call("POST", path, {"amount_usd": "3.50"}, headers=key)
+    assert booked.status_code == 201, booked.text
+    (tmp_path / "booked").write_bytes(booked.content)
+    result = verify(tmp_path / "booked", keys)
+    assert (result.exit_code, " hold" in result.stderr) == (0, True), result.output
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_export_comes_to_the_statement(acme, tmp_path, name):
     statement, keys = keep(acme, tmp_path, PATHS["a statement"])
