@@ -112,7 +112,11 @@ def add_price(
             if amount % 1:
                 raise InvalidOperation
         except (KeyError, InvalidOperation):
-            raise CommandFailed(f"{name}={value} is no price in nano-dollars.", 2) from None
+            raise CommandFailed(
+                f"{name}={value} is no price: give dollars, to the nano-dollar of a token or a "
+                f"GB-hour, as prompt=0.25; there are {', '.join(_UNITS)}.",
+                2,
+            ) from None
         body[f"{name}_nanousd"] = int(amount)
     return client.request("POST", "/admin/v1/prices", body=body)
 

@@ -205,7 +205,9 @@ def test_limits_on_base_models_are_a_table(run, api, monkeypatch):
 
 @pytest.mark.parametrize("given", ["prompt=0.0005", "prompt=NaN", "prompt", "nope=1"])
 def test_a_price_that_is_not_whole_nano_dollars_is_not_sent(run, api, given):
-    assert (run("prices", "add", given).exit_code, api.asked()) == (2, [])
+    result = run("prices", "add", given)
+    assert (result.exit_code, api.asked()) == (2, [])
+    assert "give dollars, to the nano-dollar of a token" in result.stderr
 
 
 def test_an_export_goes_to_stdout_or_to_a_file_as_it_came(run, api, tmp_path):
