@@ -221,9 +221,7 @@ class Outputs:
             return Ending("stop", "stop_string", num_stop_bytes=num_stop_bytes)
         if count >= params.max_tokens:
             return Ending("length", "max_tokens")
-        # A search, or tokens that a grammar forces, cannot stop in their midst and go on.
-        is_whole = request.is_beam or request.constraint is not None
-        if is_whole and count >= request.token_lease:
+        if request.is_beam and count >= request.token_lease:  # a search cannot stop and go on
             return Ending("length", "budget")
         if request.num_prompt_tokens + count >= self.max_model_len:
             return Ending("length", "max_model_len")
@@ -294,12 +292,12 @@ class Outputs:
         return tuple(request.held_logprobs.popleft() for _ in range(count))
 
     def _announce_low_lease(self, request: Request) -> None:
-        left = request.token_lease - len(request.output_token_ids)
-        if left > _LEASE_LOW_TOKENS or request.params.max_tokens <= request.token_lease:
+        lease = request.token_lease
+        if request.num_leased_tokens > _LEASE_LOW_TOKENS or request.params.max_tokens <= lease:
             return
-        if request.announced_lease == request.token_lease:
+        if request.announced_lease == lease:
             return
-        request.announced_lease = request.token_lease
+        request.announced_lease = lease
         group: RequestGroup = request.group
         low = LeaseLow(
             request_id=group.request_id,

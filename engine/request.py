@@ -270,7 +270,12 @@ class Request:
     @property
     def is_unleased(self) -> bool:
         """Whether it has used up its lease, and waits for more or for its end."""
-        return 0 < self.token_lease <= len(self.output_token_ids)
+        return self.token_lease > 0 and self.num_leased_tokens <= 0
+
+    @property
+    def num_leased_tokens(self) -> int:
+        """Completion tokens that its lease has left."""
+        return self.token_lease - len(self.output_token_ids)
 
     def take_lease(self) -> None:
         """Take its part of the message's lease."""

@@ -416,7 +416,7 @@ class Scheduler:
     def _force(self, request: Request, constraint: Constraint) -> None:
         """Add the tokens that an answer's grammar forces; its tenant pays for computing them."""
         num_before = len(request.output_token_ids)
-        if self.outputs.add_tokens(request, constraint.take_forced()):
+        if self.outputs.add_tokens(request, constraint.take_forced(request.num_leased_tokens)):
             self._put_away(request)
         added = tuple(request.output_token_ids[num_before:])
         self.policy.charge(request, PREFILL_COST * len(added))
@@ -617,10 +617,11 @@ def _due_at(group: RequestGroup) -> float:
 def _may_force(request: Request) -> bool:
     """Whether tokens without an alternative are taken without the model: not the first one, since
     only a step that has ended says which adapter it applied, not where logprobs are wanted, and not
-    where a step may give an answer one token only.
+    where a step may give an answer one token only, nor where no lease covers them.
     """
-    is_computed = request.num_computed_tokens >= request.num_prompt_tokens
-    return is_computed and request.params.logprobs is None and request.message.drafts
+    if request.num_computed_tokens < request.num_prompt_tokens or request.is_unleased:
+        return False
+    return request.params.logprobs is None and request.message.drafts
 
 
 def _scoring(request: Request, start: int, end: int) -> Scoring | None:

@@ -119,11 +119,12 @@ class Constraint:
         patience_s = 0.0 if self._compilation.is_slow else until - time.monotonic()
         return self._next if self._is_known.wait(max(0.0, patience_s)) else None
 
-    def take_forced(self) -> tuple[int, ...]:
-        """Take the forced tokens, which become part of the answer; the mask after them stays."""
+    def take_forced(self, most: int) -> tuple[int, ...]:
+        """Take so many forced tokens, which become part of the answer; others and the mask stay."""
         assert self._next is not None
-        forced, self._next = self._next.forced, Next((), self._next.mask)
-        return forced
+        forced = self._next.forced
+        self._next = Next(forced[most:], self._next.mask)
+        return forced[:most]
 
     # ---- on a lane ----
 

@@ -299,5 +299,5 @@ def test_the_command_line_asks_for_one_kind_of_prices(monkeypatch, tmp_path):
     assert (sent[2]["book"], sent[2]["tenant"]) == (json.loads(book.read_text()), "acme")
     assert run("simulate").exit_code == 2
     assert run("simulate", "--price-version", "2", "--prompt-nanousd", "1").exit_code == 2
-    assert run("simulate", "--book", str(tmp_path / "none")).exit_code == 1
+    assert run("simulate", "--book", str(tmp_path / "none")).exit_code == 2
     api.close()
