@@ -337,6 +337,7 @@ def test_a_base_model_and_its_adapters_have_prices_of_their_own(product):
         return user.complete(model).json()["usage"]["x_chorale"]["price_version"]
 
     of_tenant = add(scope="tenant", scope_id="acme", prompt_nanousd=5)
+    product.gateway.database.write_sync(lambda c: name_base(c, "r" * 64, "another"))
     add(base_model="another", prompt_nanousd=1)
     assert version_of(acme, "base") == of_tenant["price_version"]
     of_base = add(base_model="base", prompt_nanousd=900, storage_nanousd=10**12)
