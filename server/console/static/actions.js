@@ -102,16 +102,24 @@ async function send(form) {
 }
 
 /** Show a part of the answer that can be read only now, above the page as it is after the call. */
-async function show(form, answer) {
+function show(form, answer) {
   const box = Object.assign(document.createElement("div"), { className: "secret", role: "alert" });
   box.innerHTML = 'It is shown this once: <code class="mono"></code> <button data-copy>Copy</button> <button>I have kept it</button>';
   const [secret, copy, done] = box.children;
   secret.textContent = answer[form.dataset.show];
-  done.addEventListener("click", () => box.remove());
-  form.replaceWith(box); // should the page not load again, it is here all the same
-  await reload();
-  document.getElementById("main").prepend(box);
-  copy.focus();
+  // Each load of the main part takes the box away, also one that was under way before.
+  const keep = () => {
+    if (box.isConnected) return;
+    document.getElementById("main").prepend(box);
+    copy.focus();
+  };
+  document.addEventListener("htmx:afterSettle", keep);
+  done.addEventListener("click", () => {
+    document.removeEventListener("htmx:afterSettle", keep);
+    box.remove();
+  });
+  form.replaceWith(box);
+  return reload();
 }
 
 document.addEventListener("click", async ({ target }) => {

@@ -117,10 +117,16 @@ def test_a_change_sends_what_was_changed_alone_and_the_next_key_is_shown_once(
     expect(page.locator("dd", has_text="renamed")).to_be_visible()
     page.get_by_label("usage:read").uncheck()
     page.get_by_label("Requests at a time").fill("3")
-    with page.expect_request("**/v1/keys/*") as sent:
+    loads: list[Route] = []
+    page.route("**/console/keys/*", lambda load: loads.append(load))
+    with page.expect_request("**/v1/keys/*") as sent, page.expect_request("**/console/keys/*"):
         page.get_by_role("button", name="Change the key").click()
     assert sent.value.post_data_json == {"max_concurrency": 3, "scopes": ["admin", "inference"]}
-    page.get_by_role("button", name="Make the next key").click()
+    # The page still loads after the change when the next key comes, which must not get lost.
+    with page.expect_response("**/rotate"):
+        page.get_by_role("button", name="Make the next key").click()
+    loads.pop(0).continue_()
+    page.unroute("**/console/keys/*")
     key = page.locator(".secret code").inner_text()
     assert demo_stack.client(key).get("/v1/limits").status_code == 200
     page.get_by_role("button", name="I have kept it").click()
