@@ -74,9 +74,13 @@ def test_the_loop_of_a_gateway_beats() -> None:
         file.write(bytes(RECORD.size))
         file.flush()
 
+        def num_beats() -> int:
+            return int(RECORD.unpack(os.pread(file.fileno(), RECORD.size, 0))[0])
+
         async def run() -> None:
-            async with Running(Beat(file.fileno(), silence_s=0.1)):
-                while RECORD.unpack(os.pread(file.fileno(), RECORD.size, 0))[0] < 2:
+            async with Running(Beat(file.fileno(), silence_s=0.1)), asyncio.timeout(30.0):
+                while num_beats() < 2:
                     await asyncio.sleep(0)
 
         asyncio.run(run())
+        assert num_beats() >= 2
