@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_FILE = "chorale.db"
-_MIGRATIONS = Path(str(migrations.__file__)).parent
+MIGRATIONS = Path(str(migrations.__file__)).parent
+"""The folder of the migrations: env.py and versions/."""
 
 # Key of the lock that two gateways starting at once compete for; any constant that never changes.
 _MIGRATION_LOCK_KEY = 0x43_48_4F_52_41_4C_45
@@ -47,6 +48,7 @@ class DatabaseConfig:
     max_group: most writes in one commit.   write_attempts: attempts at one group before it fails.
     queue_timeout_s: how long a read or a write may wait for its turn.   answer_margin_s: time after
     statement_timeout_s until PostgreSQL is given up, which should have ended the statement itself.
+    migrations: the folder of migrations, with env.py and versions/.
     """
 
     read_threads: int = 4
@@ -60,6 +62,7 @@ class DatabaseConfig:
     answer_margin_s: float = 1.0
     connect_timeout_s: float = 5.0
     migration_timeout_s: float = 60.0
+    migrations: Path = MIGRATIONS
 
 
 class Database:
@@ -109,20 +112,20 @@ class Database:
     def is_sqlite(self) -> bool:
         return self.url.get_backend_name() == "sqlite"
 
-    def migrate(self, revision: str = "head") -> None:
-        """Bring the schema to `revision`, one process at a time and all or nothing.
+    def migrate(self) -> None:
+        """Bring the schema to this release's, one process at a time and all or nothing.
 
         Raises MigrationLocked, NewerSchema.
         """
         with self._migration_lock(), self._migrating() as conn:
-            if revision == "head" and _has_newest_schema(conn):
+            if _has_newest_schema(conn, self._config.migrations):
                 return
             # Most starts find the schema as it should be, and alembic's import takes 0.2 s.
             import alembic.command
             from alembic.util import CommandError
 
             try:
-                alembic.command.upgrade(migration_config(conn), revision)
+                alembic.command.upgrade(migration_config(conn, self._config.migrations), "head")
             except CommandError as error:
                 raise NewerSchema(str(error)) from error
 
@@ -262,20 +265,20 @@ class Database:
             raise MigrationLocked(self._config.migration_timeout_s) from error
 
 
-def _has_newest_schema(conn: Connection) -> bool:
+def _has_newest_schema(conn: Connection, folder: Path) -> bool:
     """Whether the last of the migrations, whose files' names begin with their numbers, has run."""
-    newest = max(path.name for path in (_MIGRATIONS / "versions").glob("*.py")).partition("_")[0]
+    newest = max(path.name for path in (folder / "versions").glob("*.py")).partition("_")[0]
     if not sa.inspect(conn).has_table("alembic_version"):
         return False
     return list(conn.scalars(sa.text("SELECT version_num FROM alembic_version"))) == [newest]
 
 
-def migration_config(conn: Connection) -> "alembic.config.Config":
-    """Alembic's configuration, made in code, for commands that run on `conn`."""
+def migration_config(conn: Connection, folder: Path) -> "alembic.config.Config":
+    """Alembic's configuration, made in code, for commands that run the folder's migrations."""
     import alembic.config
 
     config = alembic.config.Config()
-    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("script_location", str(folder).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = conn
     return config

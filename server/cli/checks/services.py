@@ -69,13 +69,16 @@ def check_database(settings: Settings) -> Finding:
     return Finding("ok", f"{name} answers in {milliseconds(took_s)}, and can be written.")
 
 
-def check_schema(settings: Settings) -> Finding:
-    """Whether the database has this release's tables. Raises DatabaseError, DBAPIError."""
+def check_schema(settings: Settings, migrations: Path | None = None) -> Finding:
+    """Whether the database has the tables of these migrations, this release's by default.
+
+    Raises DatabaseError, DBAPIError.
+    """
     file = sqlite_file(settings)
     if file and not file.exists():
         return Finding("skipped", "There is no database yet.")
     with _open(settings) as database:
-        current, head, is_known = database.read_sync(_revisions)
+        current, head, is_known = database.read_sync(lambda conn: _revisions(conn, migrations))
     if current == head:
         return Finding("ok", f"It has revision {head}, this release's.")
     if current is None:
@@ -201,14 +204,14 @@ def _facts(conn: "Connection") -> dict[str, str]:
     return {name: str(conn.scalar(sa.text(f"{ask} {name}"))) for name in names}
 
 
-def _revisions(conn: "Connection") -> tuple[str | None, str | None, bool]:
+def _revisions(conn: "Connection", migrations: Path | None) -> tuple[str | None, str | None, bool]:
     """The database's revision, this release's, and whether this release knows the database's."""
     from alembic.migration import MigrationContext
     from alembic.script import ScriptDirectory
 
-    from server.database.database import migration_config
+    from server.database.database import MIGRATIONS, migration_config
 
-    script = ScriptDirectory.from_config(migration_config(conn))
+    script = ScriptDirectory.from_config(migration_config(conn, migrations or MIGRATIONS))
     current = MigrationContext.configure(conn).get_current_revision()
     is_known = current in {each.revision for each in script.walk_revisions()}
     return current, script.get_current_head(), is_known

@@ -2,22 +2,15 @@ import importlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import alembic.command
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from registry.tables import metadata
-from server.billing.holds import get_hold
-from server.billing.prices import DEFAULT_PRICES, add_price, price_for
-from server.database.database import Database, DatabaseConfig, MigrationLocked, migration_config
-from tests.server.factories import (
-    NOW_MS,
-    insert_holds,
-    make_hold,
-    make_price,
-)
+from server.database.database import Database, DatabaseConfig, MigrationLocked, NewerSchema
+from tests.server.factories import insert_holds, make_hold, make_price
+from tests.server.next_migration import make_next_release
 
 SERVER = Path(__file__).parents[3] / "server"
 # Tables are known once their modules are imported, whichever other tests run.
@@ -26,11 +19,12 @@ for path in SERVER.glob("*/tables.py"):
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def unmigrated(request, tmp_path):
-    """A database without tables."""
+def own_database(request, tmp_path):
+    """A database that no other test meets."""
     is_sqlite = request.param == "sqlite"
     url = None if is_sqlite else request.getfixturevalue("make_postgres")("template1")
-    database = Database(url, data_dir=tmp_path)
+    database = Database(url, data_dir=tmp_path, exclusive=False)
+    database.migrate()
     yield database
     database.close()
 
@@ -48,15 +42,28 @@ def test_migrating_twice_changes_nothing(database):
         assert conn.scalar(sa.text("SELECT count(*) FROM holds")) == 1
 
 
-def test_downgrading_leaves_no_table_and_upgrading_brings_them_back(unmigrated):
-    database = unmigrated
-    database.migrate()
-    with database.engine.execution_options(chorale_writes=True).begin() as conn:
-        alembic.command.downgrade(migration_config(conn), "base")
-        assert sa.inspect(conn).get_table_names() == ["alembic_version"]
-    database.migrate()
-    with database.engine.connect() as conn:
-        assert set(metadata.tables) <= set(sa.inspect(conn).get_table_names())
+def test_the_next_release_adds_its_migration_and_keeps_the_rows(own_database, tmp_path):
+    insert_holds(own_database, make_hold(make_price(own_database)))
+    upgraded = next_release(own_database, make_next_release(tmp_path / "next"))
+    upgraded.migrate()
+    with upgraded.engine.connect() as conn:
+        assert conn.scalar(sa.text("SELECT count(*) FROM holds")) == 1
+        names = {column["name"] for column in sa.inspect(conn).get_columns("tenants")}
+        assert ("nickname" in names, sa.inspect(conn).has_table("nicknames")) == (True, True)
+    upgraded.close()
+    with pytest.raises(NewerSchema, match="9999"):
+        own_database.migrate()
+
+
+def test_a_migration_that_fails_leaves_the_database_as_it_was(own_database, tmp_path):
+    folder = make_next_release(tmp_path / "next", then="raise ZeroDivisionError")
+    upgraded = next_release(own_database, folder)
+    with pytest.raises(ZeroDivisionError):
+        upgraded.migrate()
+    upgraded.close()
+    with own_database.engine.connect() as conn:
+        assert not sa.inspect(conn).has_table("nicknames")
+    own_database.migrate()
 
 
 def test_several_gateways_may_migrate_at_once(make_postgres, tmp_path):
@@ -80,21 +87,8 @@ def test_a_migration_that_another_process_holds_up_is_an_error_not_a_hang(tmp_pa
     second.close()
 
 
-def test_without_prices_by_base_model_no_price_becomes_everybodys(unmigrated):
-    database = unmigrated
-    database.migrate()
-    general = make_price(database)
-    insert_holds(database, make_hold(general, base_model="small"))
-    database.write_sync(
-        lambda c: add_price(
-            c, DEFAULT_PRICES, base_model="small", effective_at_ms=NOW_MS, now_ms=NOW_MS
-        )
-    )
-    with database.engine.execution_options(chorale_writes=True).begin() as conn:
-        alembic.command.downgrade(migration_config(conn), "0013")
-        defaults = "SELECT price_version FROM price_versions WHERE scope = 'default'"
-        assert conn.execute(sa.text(defaults)).all() == [(general.price_version,)]
-    database.migrate()
-    found = database.read_sync(lambda c: price_for(c, NOW_MS, base_model="small"))
-    assert found.price_version == general.price_version
-    assert database.read_sync(lambda c: get_hold(c, "r1")).base_model == ""
+def next_release(database: Database, folder: Path) -> Database:
+    """The same database, opened by a release with the migrations of a folder."""
+    url = database.url.render_as_string(hide_password=False)
+    config = DatabaseConfig(migrations=folder)
+    return Database(url, data_dir=folder, exclusive=False, config=config)
