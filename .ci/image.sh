@@ -25,4 +25,4 @@ store commit --rm --quiet "$base" localhost/base
 store build --isolation=chroot --format=docker "${mounts[@]}" --build-arg=BASE=localhost/base \
     --file=deploy/Dockerfile --tag=localhost/chorale .
 store run --isolation=chroot "$(store from localhost/chorale)" -- sh -c \
-    "chorale serve --help && python -c 'import kernels.cpu.compiler as c; c.build_library()'"
+    "chorale serve --help && python -c 'import kernels.cpu.compiler as c; assert c.find_library().parent == c.CARRIED'"

@@ -15,8 +15,8 @@ import torch
 
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, Linear
-from kernels.cpu.linear import LinearMaker
 from kernels.cpu.native import NativeKernels
+from kernels.cpu.plain import PlainKernels
 
 _REPEATS = 3
 
@@ -52,10 +52,10 @@ class Products:
 
 
 def _libraries(threads: int) -> list[MakeLinear]:
-    makers: list[MakeLinear] = [LinearMaker(is_invariant=False)]
     no_positions = torch.zeros(1, 1, 16)
+    shape = AttentionShape(1, 1, 32, 16, no_positions, no_positions)
+    makers: list[MakeLinear] = [PlainKernels(shape).linear]
     with contextlib.suppress(Unavailable):
-        shape = AttentionShape(1, 1, 32, 16, no_positions, no_positions)
         makers.append(NativeKernels(shape, threads).linear)
     return makers
 

@@ -94,7 +94,7 @@ class EngineConfig:
     unquantized_model_dir: str | None = None
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     batch_invariant: bool = False
-    cpu_kernels: Literal["auto", "native", "numba", "torch"] = "auto"
+    cpu_kernels: Literal["auto", "native", "torch"] = "auto"
     enforce_eager: bool = False
     speculation: Literal["auto", "off"] = "auto"
     draft_pool_bytes: int = 64 << 20

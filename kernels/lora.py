@@ -18,22 +18,3 @@ def add_lora(y: torch.Tensor, x: torch.Tensor, tiles: Sequence[Tile], scale: flo
     """
     for a, b in tiles:
         y.addmm_(x @ a.T, b, alpha=scale)
-
-
-_ROWS = 16
-
-
-def add_lora_by_tiles(
-    y: torch.Tensor, x: torch.Tensor, tiles: Sequence[Tile], scale: float
-) -> None:
-    """Compute `add_lora` in products of _ROWS rows, so that a row's bits depend on no other row.
-
-    Products are padded with rows of zeros, since with another number of rows a product sums in
-    another order.
-    """
-    for first in range(0, len(x), _ROWS):
-        part = y[first : first + _ROWS]
-        rows = x.new_zeros(_ROWS, x.shape[1])
-        rows[: len(part)] = x[first : first + _ROWS]
-        for a, b in tiles:
-            part += scale * torch.mm(torch.mm(rows, a.T), b)[: len(part)]

@@ -1,13 +1,22 @@
 """pyproject.toml and the files around it give one version and one package name to install."""
 
 import importlib
+import os
+import platform
 import re
+import shutil
+import subprocess
+import sys
+import sysconfig
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
+from kernels.cpu.compiler import find_library, levels_of
 from server.version import VERSION, build
+from tests import needs
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -61,6 +70,41 @@ def test_what_is_to_be_installed_is_ours() -> None:
         <= named
         <= set(PYPROJECT["project"]["optional-dependencies"])
     )
+
+
+def test_a_wheel_carries_the_kernels_and_the_processors_own_are_taken_without_a_compiler(
+    tmp_path: Path,
+) -> None:
+    compiler = needs.program("cc", "gcc")
+    quick = tmp_path / "quick-cc"
+    quick.write_text(f'#!/bin/sh\nexec {compiler} "$@" -O0\n')
+    quick.chmod(0o755)
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "kernels", source / "kernels")
+    (source / "server").mkdir()
+    for name in ("setup.py", "pyproject.toml", "README.md", "server/version.py"):
+        shutil.copy(ROOT / name, source / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    command += ["--no-cache-dir", "--disable-pip-version-check", "-w", tmp_path, source]
+    subprocess.run(command, check=True, env=os.environ | {"CC": str(quick)})
+    (wheel,) = tmp_path.glob("*.whl")
+    platform_tag = re.sub(r"[-.]", "_", sysconfig.get_platform())
+    assert wheel.stem.partition(f"{VERSION}-")[2] == f"py3-none-{platform_tag}"
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    carried = {path.stem for path in (installed / "kernels" / "cpu" / "lib").iterdir()}
+    assert carried == {f"kernels-{level}" for level in levels_of(platform.machine())}
+    code = (
+        "import ctypes; from kernels.cpu.compiler import find_library; found = find_library(); "
+        "ctypes.CDLL(str(found)); print(found)"
+    )
+    bare = {"PYTHONPATH": str(installed), "PATH": "", "CC": "none", "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, env=bare, cwd=tmp_path, capture_output=True)
+    found = Path(done.stdout.decode().strip())
+    assert found.parent == installed / "kernels" / "cpu" / "lib"
+    assert found.stem == find_library().stem.rpartition("-")[0]
 
 
 def _text_files() -> Iterator[Path]:

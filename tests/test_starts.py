@@ -19,7 +19,7 @@ def imported(code: str, *arguments: str) -> set[str]:
     ("module", "unneeded"),
     [
         ("server.__main__", "alembic boto3 engine.request httpx numpy redis rich torch"),
-        ("engine.__main__", "boto3 kernels.cpu.jit.rows llguidance numba pydantic triton"),
+        ("engine.__main__", "boto3 llguidance pydantic triton"),
     ],
 )
 def test_a_process_imports_nothing_that_it_may_never_need(module, unneeded):

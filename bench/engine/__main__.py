@@ -1,6 +1,6 @@
 """`python -m bench.engine`: our engine on the burst of bench.multi_lora, a JSON line per setup.
 
-Setups differ in kernels (C, numba, torch), precision, number of distinct adapters, and
+Setups differ in kernels (C, torch), precision, number of distinct adapters, and
 `batch_invariant`. `bound`: only the matrix products of the same steps, by the fastest library, on
 one thread. With `--threads 1 2`, one engine of two threads also takes turns with two of one thread.
 Exit status 1: a row is not valid (`bench.peers` says when).
@@ -22,13 +22,10 @@ from bench.peers.rows import write_rows
 from bench.report import rate, rounded
 
 _SYSTEMS = {
-    # Only C multiplies with 4 bits; the others compute with the float32 numbers they stand for.
+    # Only C multiplies with codes; torch computes with the float32 numbers that they stand for.
     "C": Chorale("native", ("float32", "int8", "int4")),
-    "numba": Chorale("numba", ("float32", "int8")),
-    "torch": Chorale("torch", ("float32", "int8")),
+    "torch": Chorale("torch", ("float32",)),
     "C-invariant": Chorale("native", ("float32",), is_invariant=True),
-    "numba-invariant": Chorale("numba", ("float32",), is_invariant=True),
-    "torch-invariant": Chorale("torch", ("float32",), is_invariant=True),
 }
 _COST_OF_INVARIANCE = (16,)
 """Numbers of adapters in rows with `batch_invariant`; its cost does not depend on them."""

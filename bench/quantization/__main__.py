@@ -54,7 +54,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--stack", default="smollm2", help="a model of bench.checkpoint")
-    parser.add_argument("--kernels", choices=("native", "numba", "torch"), default="native")
+    parser.add_argument("--kernels", choices=("native", "torch"), default="native")
     parser.add_argument("--rows", type=int, default=40, help="rows of the held-out text")
     parser.add_argument("--calibration-rows", type=int, default=32)
     parser.add_argument("--row-tokens", type=int, default=257)

@@ -1,7 +1,7 @@
-"""Chooses the kernels of this CPU: in C, by numba or by torch, the first that compute right."""
+"""Chooses the kernels of this CPU: in C if they compute right here, else in plain torch."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from engine.config import EngineConfig
 from engine.cpu.self_check import check_kernels
@@ -9,7 +9,7 @@ from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, CpuKernels
-from kernels.cpu.linear import LinearMaker
+from kernels.cpu.native import NativeKernels
 from kernels.cpu.plain import PlainKernels
 from kernels.quantized import Rounding
 
@@ -20,37 +20,15 @@ _TOLERANCE, _ROUNDED_TOLERANCE = 1e-3, 0.1
 rounded as well: right kernels are 1e-6 and 0.02 from torch's, wrong ones 1.
 """
 
-Maker = Callable[[EngineConfig, AttentionShape, LinearMaker], CpuKernels]
-"""Makes one kind of kernels. Raises Unavailable."""
-
-
-def _native(config: EngineConfig, shape: AttentionShape, linears: LinearMaker) -> CpuKernels:
-    from kernels.cpu.native import NativeKernels
-
-    return NativeKernels(shape, config.threads)
-
-
-def _numba(config: EngineConfig, shape: AttentionShape, linears: LinearMaker) -> CpuKernels:
-    try:
-        from kernels.cpu.numba_kernels import NumbaKernels
-    except ModuleNotFoundError as missing:
-        raise Unavailable(f"{missing.name} is not installed") from None
-    return NumbaKernels(shape, linears, config.threads)
-
-
-def _torch(config: EngineConfig, shape: AttentionShape, linears: LinearMaker) -> CpuKernels:
-    return PlainKernels(shape, linears, is_invariant=config.batch_invariant)
-
-
-MAKERS: dict[str, Maker] = {"native": _native, "numba": _numba, "torch": _torch}
-"""Makers by the values of `EngineConfig.cpu_kernels`, the fastest first."""
+Maker = Callable[[AttentionShape, int], CpuKernels]
+"""(shape, threads) -> compiled kernels. Raises Unavailable."""
 
 
 def choose_kernels(
     config: EngineConfig,
     model_config: DecoderConfig,
     shape: AttentionShape,
-    makers: Mapping[str, Maker] = MAKERS,
+    make_compiled: Maker = NativeKernels,
     rounding: Rounding | None = None,
 ) -> CpuKernels:
     """Choose the kernels. Raises UnsupportedModel if none that the config allows work here.
@@ -60,35 +38,38 @@ def choose_kernels(
     if config.dtype != "float32":
         _refuse_what_wants_float32(config)
         return PlainKernels(shape)
-    linears = LinearMaker(is_invariant=config.batch_invariant)
-    reasons = []
-    for kind, make in makers.items():
-        if config.cpu_kernels not in ("auto", kind):
-            continue
-        try:
-            kernels = make(config, shape, linears)
-            check_kernels(
-                kernels,
-                PlainKernels(shape),
-                model_config,
-                shape,
-                tolerance=_TOLERANCE if rounding is None else _ROUNDED_TOLERANCE,
-                is_invariant=config.batch_invariant,
-                rounding=rounding,
-            )
-        except Unavailable as reason:
-            reasons.append(f"{kind}: {reason}")
-        else:
-            logger.info("%s", _describe(kernels.name, linears, reasons))
-            return kernels
-    wish = " with batch_invariant" if config.batch_invariant else ""
-    raise UnsupportedModel(f"no kernels{wish} for this CPU: {'; '.join(reasons)}")
+    if config.cpu_kernels == "torch":
+        if config.batch_invariant:
+            raise UnsupportedModel(_no_compiled_kernels(config, "cpu_kernels is torch"))
+        logger.info("CPU kernels: torch")
+        return PlainKernels(shape)
+    try:
+        kernels = make_compiled(shape, config.threads)
+        check_kernels(
+            kernels,
+            PlainKernels(shape),
+            model_config,
+            shape,
+            tolerance=_TOLERANCE if rounding is None else _ROUNDED_TOLERANCE,
+            is_invariant=config.batch_invariant,
+            rounding=rounding,
+        )
+    except Unavailable as reason:
+        if config.batch_invariant or config.cpu_kernels == "native":
+            raise UnsupportedModel(_no_compiled_kernels(config, str(reason))) from None
+        logger.warning(
+            "CPU kernels: torch, at half the speed of those in C or less, because %s. Install gcc, "
+            "or Chorale from a wheel that was built for this processor",
+            reason,
+        )
+        return PlainKernels(shape)
+    logger.info("CPU kernels: %s", kernels.name)
+    return kernels
 
 
-def _describe(name: str, linears: LinearMaker, reasons: Sequence[str]) -> str:
-    products = f", products by {' and '.join(sorted(linears.names))}" if linears.names else ""
-    why_not = f" ({'; '.join(reasons)})" if reasons else ""
-    return f"CPU kernels: {name}{products}{why_not}"
+def _no_compiled_kernels(config: EngineConfig, reason: str) -> str:
+    wish = ", which batch_invariant needs" if config.batch_invariant else ""
+    return f"no kernels in C for this CPU{wish}: {reason}"
 
 
 def _refuse_what_wants_float32(config: EngineConfig) -> None:
@@ -96,7 +77,7 @@ def _refuse_what_wants_float32(config: EngineConfig) -> None:
     wishes = {
         "batch_invariant": config.batch_invariant,
         f"quantization {config.quantization}": config.quantization is not None,
-        f"cpu_kernels {config.cpu_kernels}": config.cpu_kernels in ("native", "numba"),
+        f"cpu_kernels {config.cpu_kernels}": config.cpu_kernels == "native",
     }
     for name, is_wanted in wishes.items():
         if is_wanted:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.cpu.addresses import taking_tensors
-from kernels.cpu.compiler import build_library
+from kernels.cpu.compiler import find_library
 from kernels.cpu.errors import Unavailable
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -29,30 +29,26 @@ _SIGNATURES: dict[str, tuple[type, ...]] = {
 class Library:
     """The functions of a built library, which take tensors for pointers. Raises OSError.
 
-    Some functions exist on some processors only.   has_bytes: whether there are products of bytes.
+    path: where it is.   int8_columns: outputs per panel of weights of 4 and 8 bits.
     """
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
+        self.path = path
         for name, arguments in _SIGNATURES.items():
-            if hasattr(library, name):
-                function = getattr(library, name)
-                function.argtypes, function.restype = arguments, None
-                setattr(self, name, taking_tensors(function))
-        self.int8_columns = 0
-        """Outputs per panel of weights of 4 and 8 bits, which depends on the processor."""
-        self.has_bytes = hasattr(self, "gemm_int8")
-        if self.has_bytes:
-            library.int8_columns.restype = _I
-            self.int8_columns = library.int8_columns()
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, None
+            setattr(self, name, taking_tensors(function))
+        library.int8_columns.restype = _I
+        self.int8_columns = library.int8_columns()
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(f"this processor has no {name}")
+        raise AttributeError(name)
 
 
 def load_library() -> Library:
-    """Load the C kernels, built first if they have to be. Raises Unavailable."""
+    """Load the C kernels, compiled first if they have to be. Raises Unavailable."""
     try:
-        return Library(build_library())
+        return Library(find_library())
     except OSError as error:
         raise Unavailable(f"the C kernels do not load: {error}") from error

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kernels.cpu.tile_views import TileViews
 from kernels.cpu.work import AdapterRuns
 from kernels.lora import Tile
 from kernels.work import Site
@@ -25,7 +24,6 @@ class EmbeddingLoRA:
     def __init__(self, sites: Sequence[tuple[range, Site]]) -> None:
         self._sites = sites
         self._starts = [tokens.start for tokens, _ in sites]
-        self._tiles = TileViews()
 
     def add(self, y: torch.Tensor, token_ids: torch.Tensor, runs: AdapterRuns) -> None:
         """y[t] += scale * B @ A[:, token_ids[t]] for the tokens of each run, in place.
@@ -40,7 +38,7 @@ class EmbeddingLoRA:
             for chunk, rows in rows_of.items():
                 tokens, site = self._sites[chunk]
                 (projection,) = site.projections
-                tiles = self._tiles.of(runs, number, site, projection)
+                tiles = runs.tiles(number, site, projection)
                 if not tiles:  # the adapter adds no tokens
                     continue
                 columns = [ids[row] - tokens.start for row in rows]

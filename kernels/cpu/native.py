@@ -52,7 +52,6 @@ class NativeKernels:
     threads: how many every operation uses.   Raises Unavailable.
     """
 
-    name = "C"
     rounds_rows_of: Sequence[int] = (4, 8)
 
     def __init__(self, shape: AttentionShape, threads: int) -> None:
@@ -63,6 +62,7 @@ class NativeKernels:
         self.shape = shape
         self.threads = threads
         self._library = load_library()
+        self.name = f"C, {self._library.path}"
         self._found: tuple[AdapterRuns, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] | None
         self._found = None
         self._cos, self._sin = shape.cos.contiguous(), shape.sin.contiguous()
@@ -71,8 +71,6 @@ class NativeKernels:
         """Make a layer. Raises Unavailable for a rounding that has no kernel here."""
         if not isinstance(weight, QuantizedWeight):
             return NativeLinear(self._library, as_numbers(weight), bias, self.threads)
-        if not self._library.has_bytes:
-            raise Unavailable("this processor has no instruction for products of bytes")
         make = NativeInt8Linear if weight.rounding.bits == 8 else NativeInt4Linear
         return make(self._library, weight, bias, self.threads)
 

@@ -4,6 +4,10 @@ from dataclasses import dataclass
 
 import torch
 
+from kernels.lora import Tile
+from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
+from kernels.work import Site
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterRuns:
@@ -21,6 +25,23 @@ class AdapterRuns:
     bounds: torch.Tensor
     tile_tables: tuple[torch.Tensor, ...]
     scales: tuple[torch.Tensor, ...]
+
+    def tiles(self, number: int, site: Site, projection: int) -> list[Tile]:
+        """Tiles of one module of a run's adapter: A's rows, [8, in], and B's, [8, out]."""
+        width = site.in_features
+        out_features = site.out_features[site.projections.index(projection)]
+        found = []
+        for address in self.tile_tables[number][site.layer, projection].tolist():
+            if address < 0:
+                break
+            start = self.arena.storage_offset() + address * (
+                ADDRESS_UNIT_BYTES // self.arena.itemsize
+            )
+            a = self.arena.as_strided((RANK_ROWS, width), (width, 1), start)
+            b_shape = RANK_ROWS, out_features
+            b = self.arena.as_strided(b_shape, (out_features, 1), start + RANK_ROWS * width)
+            found.append((a, b))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

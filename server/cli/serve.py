@@ -154,7 +154,8 @@ def serve(
         bool | None,
         typer.Option(
             help="On a CPU, give a request the same tokens and logprobs, bit by bit, whatever "
-            "else is in the batch. It wants a head_dim that 16 divides. Off by default."
+            "else is in the batch. It needs the kernels in C, and a head_dim that 16 divides. "
+            "Off by default."
         ),
     ] = None,
     speculation: Annotated[

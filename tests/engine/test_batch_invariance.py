@@ -15,12 +15,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.cpu.choice import MAKERS
 from engine.messages import SamplingParams
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, prompt_logprobs_of
 from tests.engine.real_core import add_adapter, build_core
 from tests.engine.replay_drafter import ReplayDrafter
+from tests.soak import soak
 from tests.tiny_models import ALL_TARGETS, QWEN3_MOE, save_adapter, save_model
 
 NUM_TIMES = 8
@@ -209,18 +209,11 @@ def find_patterns(world, make_kernels, num_runs, num_ranks=1, quantization=None)
 
 
 @pytest.mark.parametrize(
-    ("kind", "quantization", "num_runs"),
-    [
-        *((kind, None, FEW) for kind in MAKERS),
-        *(pytest.param(kind, None, MANY, marks=pytest.mark.soak) for kind in MAKERS),
-        pytest.param("native", "int8", MANY, marks=pytest.mark.soak),
-        pytest.param("native", "int4", MANY, marks=pytest.mark.soak),
-    ],
+    ("quantization", "num_runs"),
+    [(None, FEW), *soak((None, MANY), ("int8", MANY), ("int4", MANY))],
 )
-def test_a_request_has_one_bit_pattern_whatever_happens_around_it(
-    world, kind, quantization, num_runs
-):
-    make_kernels = kernels_of(kind, batch_invariant=True)
+def test_a_request_has_one_bit_pattern_whatever_happens_around_it(world, quantization, num_runs):
+    make_kernels = kernels_of("native")
     patterns, happened = find_patterns(world, make_kernels, num_runs, quantization=quantization)
     assert_one_each(patterns, happened, num_runs)
 
@@ -241,7 +234,7 @@ def test_any_number_of_threads_has_the_same_bits(world, quantization):
     patterns = defaultdict(Counter)
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        make_kernels = kernels_of("native", batch_invariant=True, threads=threads)
+        make_kernels = kernels_of("native", threads)
         found, _ = find_patterns(world, make_kernels, 1, quantization=quantization)
         for key, times in found.items():
             patterns[key] += times
@@ -250,21 +243,13 @@ def test_any_number_of_threads_has_the_same_bits(world, quantization):
 
 
 def test_so_it_has_where_ranks_share_the_model(world):
-    kernels = kernels_of("native", batch_invariant=True)
+    kernels = kernels_of("native")
     assert_one_each(*find_patterns(world, kernels, SHARED, num_ranks=2), SHARED)
 
 
-@pytest.mark.parametrize(
-    ("kind", "quantization"),
-    [
-        ("native", "int4"),
-        pytest.param("native", None, marks=pytest.mark.soak),
-        *(pytest.param(kind, "int8", marks=pytest.mark.soak) for kind in MAKERS),
-        *(pytest.param(kind, None, marks=pytest.mark.soak) for kind in ("numba", "torch")),
-    ],
-)
-def test_so_it_has_in_a_mixture_of_experts(world_of_experts, kind, quantization):
-    make_kernels = kernels_of(kind, batch_invariant=True)
+@pytest.mark.parametrize("quantization", ["int4", *soak(None, "int8")])
+def test_so_it_has_in_a_mixture_of_experts(world_of_experts, quantization):
+    make_kernels = kernels_of("native")
     found = find_patterns(world_of_experts, make_kernels, FEW, quantization=quantization)
     assert_one_each(*found, FEW)
 

@@ -1,21 +1,18 @@
 """The kernels that an engine on a CPU chooses, faults that its self-check finds, and refusals."""
 
 import dataclasses
-import logging
 
 import pytest
 import torch
-from torch.nn.functional import linear
 
 from engine.build import build_core
-from engine.cpu.choice import MAKERS, choose_kernels
+from engine.cpu.choice import choose_kernels
 from engine.cpu.decoder import attention_shape
 from engine.cpu.self_check import check_kernels
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
-from kernels.attention import prefill_attention
 from kernels.cpu.errors import Unavailable
-from kernels.cpu.linear import LinearMaker
+from kernels.cpu.native import NativeKernels
 from kernels.cpu.plain import PlainKernels
 from kernels.quantized import Rounding
 from tests.engine.gpu.backends import make_config
@@ -51,10 +48,6 @@ FAMILIES = {
 }
 
 
-NAMES = {"native": "C", "numba": "numba", "torch": "torch"}
-"""Names of the kernels in the log."""
-
-
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
     torch.set_num_threads(1)
@@ -65,10 +58,9 @@ def parse(config=LLAMA, max_model_len=256):
     return model_config, attention_shape(model_config, 16, max_model_len, torch.float32)
 
 
-def choose(makers=MAKERS, config=LLAMA, max_model_len=256, **values):
-    return choose_kernels(
-        make_config(device="cpu", **values), *parse(config, max_model_len), makers
-    )
+def choose(make=NativeKernels, config=LLAMA, max_model_len=256, rounding=None, **values):
+    config, parsed = make_config(device="cpu", **values), parse(config, max_model_len)
+    return choose_kernels(config, *parsed, make, rounding)
 
 
 def check(kernels, config=LLAMA, is_invariant=False):
@@ -82,79 +74,81 @@ def check(kernels, config=LLAMA, is_invariant=False):
 # ---- the choice ----
 
 
-def missing(config, shape, linears):
-    raise Unavailable("no C compiler")
+def missing(shape, threads):
+    raise Unavailable("there is no C compiler")
 
 
-def uneven(config, shape, linears):
-    return PlainKernels(shape)
+class Uneven(PlainKernels):
+    """Stands for compiled kernels whose bits depend on the number of rows."""
+
+    name = "uneven"
+
+    def __init__(self, shape, threads=1):
+        super().__init__(shape)
 
 
-class Wrong(PlainKernels):
+class Wrong(Uneven):
     def silu_mul(self, gate_up):
         return super().silu_mul(gate_up.flip(1))
 
 
-def wrong(config, shape, linears):
-    return Wrong(shape)
-
-
-def test_the_first_that_works_is_taken_and_the_log_says_why_not_the_others(caplog):
-    caplog.set_level(logging.INFO)
-    makers = {"native": missing, "numba": wrong, "torch": MAKERS["torch"]}
-    assert choose(makers).name == "torch"
-    assert caplog.messages == [
-        "CPU kernels: torch, products by oneDNN "
-        "(native: no C compiler; numba: the self-check failed: its logits are not torch's)"
-    ]
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (missing, "there is no C compiler"),
+        (Wrong, "the self-check failed: its logits are not torch's"),
+    ],
+)
+def test_without_compiled_kernels_torch_computes_and_the_log_says_why_and_what_to_do(
+    make, reason, caplog
+):
+    assert choose(make).name == "torch"
+    (record,) = caplog.records
+    assert (record.levelname, record.message) == (
+        "WARNING",
+        "CPU kernels: torch, at half the speed of those in C or less, because "
+        f"{reason}. Install gcc, or Chorale from a wheel that was built for this processor",
+    )
 
 
 def test_one_that_was_named_is_not_replaced_by_another():
-    with pytest.raises(UnsupportedModel, match=r"no kernels for this CPU: native: no C compiler$"):
-        choose({"native": missing, "torch": MAKERS["torch"]}, cpu_kernels="native")
+    with pytest.raises(UnsupportedModel, match="no kernels in C for this CPU: there is no C comp"):
+        choose(missing, cpu_kernels="native")
     assert choose(cpu_kernels="torch").name == "torch"
 
 
-def test_batch_invariance_passes_over_who_cannot_and_is_refused_where_nobody_can():
-    makers = {"native": missing, "numba": uneven, "torch": MAKERS["torch"]}
-    assert choose(makers).name == "torch"
-    assert not choose(makers).is_invariant
-    assert choose(makers, batch_invariant=True).is_invariant
-    with pytest.raises(
-        UnsupportedModel,
-        match="no kernels with batch_invariant for this CPU: native: no C compiler; numba: "
-        "the self-check failed: a token's bits depend on who is beside it",
-    ):
-        choose({"native": missing, "numba": uneven}, batch_invariant=True)
+@pytest.mark.parametrize(
+    ("make", "values", "reason"),
+    [
+        (missing, {}, "there is no C compiler"),
+        (Uneven, {}, "the self-check failed: a token's bits depend on who is beside it"),
+        (Uneven, {"max_model_len": 16}, "the self-check failed: a token's bits depend"),
+        (NativeKernels, {"cpu_kernels": "torch"}, "cpu_kernels is torch"),
+    ],
+)
+def test_batch_invariance_is_refused_where_the_compiled_kernels_do_not_give_it(
+    make, values, reason
+):
+    match = f"no kernels in C for this CPU, which batch_invariant needs: {reason}"
+    with pytest.raises(UnsupportedModel, match=match):
+        choose(make, batch_invariant=True, **values)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("rounding", [None, Rounding(8)], ids=["float32", "int8"])
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("kind", MAKERS)
-def test_what_there_is_here_passes(kind, family, quantization):
-    config = make_config(quantization=quantization)
+def test_what_there_is_here_passes(family, rounding):
     try:
-        made = MAKERS[kind](config, parse()[1], LinearMaker(is_invariant=True))
+        made = NativeKernels(parse()[1], 1)
     except Unavailable as reason:
         pytest.skip(str(reason))
-    values = {"cpu_kernels": kind, "quantization": quantization, "batch_invariant": True}
-    chosen = choose(config=FAMILIES[family], **values)
-    assert (type(chosen), chosen.name) == (type(made), NAMES[kind])
+    chosen = choose(config=FAMILIES[family], rounding=rounding, batch_invariant=True)
+    assert chosen.name == made.name
 
 
 def test_groups_that_do_not_divide_the_inputs_do_not_end_the_start():
     """SmolLM2 has 576 inputs, which are no multiple of 128."""
-    chosen = [
-        choose_kernels(make_config(device="cpu", dtype="float32"), *parse(), rounding=rounding).name
-        for rounding in (Rounding(4, 128), Rounding(8))
-    ]
+    chosen = [choose(rounding=rounding).name for rounding in (Rounding(4, 128), Rounding(8))]
     assert chosen[0] == chosen[1]
-
-
-def test_an_engine_for_short_requests_is_checked_too():
-    assert choose(cpu_kernels="torch", batch_invariant=True, max_model_len=16).is_invariant
-    with pytest.raises(UnsupportedModel):
-        choose({"numba": uneven}, batch_invariant=True, max_model_len=16)
 
 
 # ---- the self-check ----
@@ -226,8 +220,8 @@ class NaN(PlainKernels):
 
 
 class NoBias(PlainKernels):
-    def __init__(self, shape):
-        super().__init__(shape, lambda weight, bias: lambda x: linear(x, weight))
+    def linear(self, weight, bias):
+        return super().linear(weight, None)
 
 
 @pytest.mark.parametrize(
@@ -255,50 +249,25 @@ def test_the_self_check_finds_what_is_wrong(kernels, family):
         check(kernels, FAMILIES[family])
 
 
-def even(shape):
-    return PlainKernels(shape, LinearMaker(is_invariant=True), is_invariant=True)
-
-
-def but(name, value):
-    """Batch-invariant kernels with one operation that is not."""
+def but(*names):
+    """Kernels in C with some operations of torch, whose bits depend on the number of rows."""
 
     def make(shape):
-        kernels = even(shape)
-        setattr(kernels, name, value)
+        kernels, plain = NativeKernels(shape, 1), PlainKernels(shape)
+        for name in names:
+            setattr(kernels, name, getattr(plain, name))
         return kernels
 
     return make
 
 
-class SdpaForChunks:
-    def __init__(self, kernels):
-        self.decode_attention = kernels._attention.decode_attention
-        self.prefill_attention = prefill_attention
-
-
-def uneven_chunks(shape):
-    kernels = even(shape)
-    kernels._attention = SdpaForChunks(kernels)
-    return kernels
-
-
-@pytest.mark.parametrize(
-    "kernels",
-    [
-        PlainKernels,
-        but("linear", lambda weight, bias: lambda x: linear(x, weight, bias)),
-        but("_add_lora", PlainKernels(None)._add_lora),
-        but("_attention", PlainKernels(None)._attention),
-        uneven_chunks,
-    ],
-    ids=["all", "products", "adapters", "attention", "chunks"],
-)
+@pytest.mark.parametrize("name", ["linear", "add_lora", "attention"])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_the_self_check_finds_what_is_not_invariant(kernels, family):
-    check(kernels, FAMILIES[family])
-    check(even, FAMILIES[family], is_invariant=True)
+def test_the_self_check_finds_what_is_not_invariant(name, family):
+    check(but(name), FAMILIES[family])
+    check(but(), FAMILIES[family], is_invariant=True)
     with pytest.raises(Unavailable, match="depend on who is beside it"):
-        check(kernels, FAMILIES[family], is_invariant=True)
+        check(but(name), FAMILIES[family], is_invariant=True)
 
 
 # ---- refusals before anything is loaded ----
@@ -319,8 +288,8 @@ def test_the_self_check_finds_what_is_not_invariant(kernels, family):
             "quantization int8 on a CPU wants dtype float32",
         ),
         (
-            {"device": "cpu", "dtype": "bfloat16", "cpu_kernels": "numba"},
-            "cpu_kernels numba on a CPU wants dtype float32",
+            {"device": "cpu", "dtype": "bfloat16", "cpu_kernels": "native"},
+            "cpu_kernels native on a CPU wants dtype float32",
         ),
     ],
 )

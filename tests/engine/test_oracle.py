@@ -108,8 +108,6 @@ RUNNERS = {
     "two devices": {"num_ranks": 2, "make_team": DeviceTeam},
     "cpu, draft model": {"has_draft_model": True},
     "C": {"make_kernels": kernels_of("native"), "has_drafts": True},
-    "numba": {"make_kernels": kernels_of("numba")},
-    "torch, invariant": {"make_kernels": kernels_of("torch", batch_invariant=True)},
     "C, two ranks": {"make_kernels": kernels_of("native"), "num_ranks": 2, "has_drafts": True},
 }
 WAYS = {0: "recompute", 40: "swap"}
@@ -119,7 +117,7 @@ COMPUTED_AGAIN = ("cpu", "cpu, late")
 comes back is the scheduler's choice; runners see only copies.
 """
 SHORT = {
-    "llama": tuple(RUNNERS.keys() - {"cpu, drafts", "numba", "torch, invariant"}),
+    "llama": tuple(RUNNERS.keys() - {"cpu, drafts"}),
     "mistral": ("device", "two ranks", "C"),  # blocks behind a window are given back
     "qwen3_moe": ("C", "device", "two devices"),
     "mixtral": (),  # runners see no more of it than of qwen3_moe

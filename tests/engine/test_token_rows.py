@@ -128,7 +128,7 @@ def test_a_proof_covers_trained_rows(world, tmp_path):
 
 
 def test_rows_keep_their_bits_beside_adapters_that_add_tokens(tmp_path):
-    kernels = kernels_of("torch", batch_invariant=True)
+    kernels = kernels_of("native")
     world = World(tmp_path, tied=False, make_kernels=kernels)
     world.write(tmp_path / "two", RESIZED["in place"], num_added=2)
     world.write(tmp_path / "one", RESIZED["below LoRA of both"], num_added=1)

@@ -1,4 +1,4 @@
-/* Runs the float32 kernels on made-up numbers and prints the results, one number a line. */
+/* Runs the kernels on made-up numbers and prints the results, one number a line. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -30,6 +30,25 @@ typedef struct {
     int64_t in, stride, num_projections, num_runs, place;
 } Work;
 void add_lora(const Work *, int);
+
+typedef struct {
+    const int8_t *panels;
+    const int32_t *totals;
+    const float *scales, *bias;
+    int64_t in, out;
+} Weights;
+typedef struct {
+    const uint8_t *panels;
+    const float *scales;
+    const int32_t *zeros;
+    const float *bias;
+    int64_t in, out, group;
+} Int4Weights;
+int64_t int8_columns(void);
+void pack_int8(const int8_t *, int8_t *, int32_t *, int64_t, int64_t, int64_t);
+void gemm_int8(const Weights *, const float *, uint8_t *, float *, float *, int64_t, int64_t, int);
+void pack_int4(const int8_t *, uint8_t *, int64_t, int64_t);
+void gemm_int4(const Int4Weights *, const float *, int8_t *, float *, int32_t *, float *, int64_t, int);
 
 /* From -1 to 1, others for each seed. */
 static float *numbers(uint32_t seed, int count) {
@@ -90,8 +109,30 @@ static void run_lora(void) {
     print(y, ROWS * 96);
 }
 
+static void run_bytes(void) {
+    enum { INPUTS = 64, BYTES = (OUT + 31) / 32 * 32 * INPUTS };
+    int8_t codes[OUT * INPUTS], few[OUT * INPUTS], *panels = calloc(BYTES, 1);
+    float *made = numbers(17, OUT * INPUTS), scales[2 * BYTES / INPUTS], row_scales[ROWS];
+    float y[ROWS * OUT], *bias = numbers(18, BYTES), *x = numbers(19, ROWS * INPUTS);
+    int32_t totals[BYTES / INPUTS] = {0}, sums[ROWS * INPUTS / 8];
+    uint8_t q[ROWS * INPUTS];
+    for (int i = 0; i < OUT * INPUTS; i++) codes[i] = (int8_t)(made[i] * 127);
+    for (int i = 0; i < OUT * INPUTS; i++) few[i] = (int8_t)(made[i] * 7.9f);
+    for (int i = 0; i < 2 * BYTES / INPUTS; i++) scales[i] = 0.01f;
+    pack_int8(codes, panels, totals, INPUTS, INPUTS, OUT);
+    Weights w = {panels, totals, scales, bias, INPUTS, OUT};
+    gemm_int8(&w, x, q, row_scales, y, ROWS, INPUTS, THREADS);
+    print(y, ROWS * OUT);
+    memset(panels, 0, BYTES);
+    pack_int4(few, (uint8_t *)panels, INPUTS, OUT);
+    Int4Weights narrow = {(uint8_t *)panels, scales, NULL, bias, INPUTS, OUT, 32};
+    gemm_int4(&narrow, x, (int8_t *)q, row_scales, sums, y, ROWS, THREADS);
+    print(y, ROWS * OUT);
+}
+
 int main(void) {
     run_rows();
+    run_bytes();
     run_attention();
     run_lora();
 }

@@ -10,7 +10,6 @@ from torch.nn.functional import gelu
 
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, CpuKernels
-from kernels.cpu.linear import plain
 from kernels.cpu.native import NativeKernels
 from kernels.cpu.plain import PlainKernels
 from kernels.work import Site
@@ -46,25 +45,12 @@ class Implementation:
     garbage: float = torch.nan
 
 
-def _numba(threads: int) -> Callable[[AttentionShape], CpuKernels]:
-    def make(shape: AttentionShape) -> CpuKernels:
-        kernels = pytest.importorskip("kernels.cpu.numba_kernels", exc_type=ModuleNotFoundError)
-        return kernels.NumbaKernels(shape, plain, threads)
-
-    return make
-
-
 def _native(threads: int) -> Callable[[AttentionShape], CpuKernels]:
     return lambda shape: NativeKernels(shape, threads)
 
 
 IMPLEMENTATIONS = {
     "torch": Implementation(PlainKernels, is_invariant=False, garbage=1e4),
-    "torch, invariant": Implementation(
-        lambda shape: PlainKernels(shape, is_invariant=True), garbage=1e4
-    ),
-    "numba": Implementation(_numba(1)),
-    "numba, two threads": Implementation(_numba(2)),
     "C": Implementation(_native(1)),
     "C, two threads": Implementation(_native(2)),
 }

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kernels.cpu.compiler import build_library
+from kernels.cpu.compiler import find_library
 from kernels.cpu.errors import Unavailable
 
 TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
@@ -15,7 +15,7 @@ TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
 @pytest.fixture(scope="module")
 def library():
     try:
-        return ctypes.CDLL(str(build_library()))
+        return ctypes.CDLL(str(find_library()))
     except Unavailable as reason:
         pytest.skip(str(reason))
 

@@ -12,7 +12,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from kernels.cpu.linear import holds_eight_bits
 from server.cli.adapter_convert import convert
 from tests.pairs.covering import Case
 from tests.pairs.table import number_of
@@ -101,10 +100,8 @@ class Models:
         bound = BOUNDS.get(form, CUT_BOUND if is_cut else ROUNDED_BOUND)
         rows = None
         if form not in ("float32", "bf16", "fp8 tensor", "fp8 block"):
-            # Without kernels in C, torch multiplies with 8 bits by output, and all else is float32.
-            is_c, is_8 = world["kernels"] == "C", form in ("int8", "W8A8", "gptq act-order")
-            torchs = 255 if holds_eight_bits() else 127
-            rows = 127.0 if is_c else torchs / 2 if is_8 else None
+            # Without kernels in C, products are those of float32.
+            rows = 127.0 if world["kernels"] == "C" else None
         target = self._folder / "-".join(world.values()).replace(" ", "-")
         if form in ("int8", "int4"):
             return Base(whole, save_rounded(whole, target, form), settings, bound, rows)

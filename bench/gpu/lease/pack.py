@@ -23,7 +23,7 @@ PACKAGES = (
 )  # fmt: skip
 THERE = (
     "annotated-doc", "anyio", "click", "h11", "httpx", "huggingface-hub", "jinja2", "markupsafe",
-    "numba", "numpy", "prometheus-client", "rich", "safetensors", "tiktoken", "tokenizers", "torch",
+    "numpy", "prometheus-client", "rich", "safetensors", "tiktoken", "tokenizers", "torch",
     "typer", "uvloop",
 )  # fmt: skip
 """Packages of the server that a machine with torch, transformers and peft is taken to have."""

@@ -27,7 +27,6 @@ typedef struct {
     int64_t in, out, group;        /* in: a multiple of group, which is 8, 16 or a multiple of 32 */
 } Int4Weights;
 
-#ifdef HAS_DOT
 /* Inputs whose products are summed as integers; it divides the group. */
 INLINE int64_t unit_of(const Int4Weights *w) {
     return w->group < MOST_CODES ? w->group : MOST_CODES;
@@ -175,4 +174,3 @@ void pack_int4(const int8_t *codes, uint8_t *panels, int64_t in, int64_t out) {
         }
     }
 }
-#endif

@@ -22,7 +22,6 @@ typedef struct {
     int64_t in, out;               /* in: a multiple of 4 */
 } Weights;
 
-#ifdef HAS_DOT
 /* Round x, [dim], to q, [in], padded with zeros.   scale: NaN if a value is not finite. */
 static void quantize(const float *x, uint8_t *q, float *scale, int64_t dim, int64_t in) {
     float factor = rounding_factor(x, scale, dim);
@@ -128,4 +127,3 @@ void pack_int8(const int8_t *codes, int8_t *panels, int32_t *totals, int64_t dim
         }
     }
 }
-#endif

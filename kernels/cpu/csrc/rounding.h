@@ -1,4 +1,4 @@
-/* How a row of values is rounded to int8, and the products of bytes that this processor has. */
+/* How a row of values is rounded to int8, and the products of bytes. */
 #pragma once
 
 #if defined(__AVX512F__) && !defined(__AVX512VNNI__) && !defined(GENERIC_DOT)
@@ -13,20 +13,20 @@
 /* dot(sums, a, b) adds a[0] b[0] + .. + a[3] b[3] to each lane, exactly.
  *
  * The instruction of VNNI multiplies unsigned with signed bytes, so int8 values have 128 added.
- * Elsewhere (AVX2) pairs are added in 16 bits first. That is exact for |b| of a's signs, as
- * 2 * 128 * 127 fits, and for codes of 4 bits, which can even be summed eight times.
+ * AVX2 adds pairs in 16 bits first. That is exact for |b| of a's signs, as 2 * 128 * 127 fits, and
+ * for codes of 4 bits, which can even be summed eight times. NEON adds all pairs in 32 bits.
  */
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && LANES == 8) || defined(GENERIC_DOT)
-#define HAS_DOT 1
 #define VALUE_OFFSET 128
-#elif defined(__AVX2__)
-#define HAS_DOT 1
+#elif defined(__AVX2__) || defined(__aarch64__)
 #define VALUE_OFFSET 0
+#else
+#define GENERIC_DOT 1
+#define VALUE_OFFSET 128
 #endif
 
-#ifdef HAS_DOT
 #if defined(GENERIC_DOT)
-/* Plain C, for tests on processors without VNNI. */
+/* Plain C, for processors without such instructions, and for tests. */
 INLINE ivec dot(ivec sums, ivec unsigned_bytes, ivec signed_bytes) {
     uint8_t a[4 * LANES];
     int8_t b[4 * LANES];
@@ -46,6 +46,15 @@ INLINE ivec dot(ivec sums, ivec unsigned_bytes, ivec signed_bytes) {
     return (ivec)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)unsigned_bytes,
                                          (__m256i)signed_bytes);
 }
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+/* Both are signed here. */
+INLINE ivec dot(ivec sums, ivec values, ivec weights) {
+    int8x16_t a = (int8x16_t)values, b = (int8x16_t)weights;
+    int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+    int32x4_t high = vpaddlq_s16(vmull_high_s8(a, b));
+    return sums + (ivec)vpaddq_s32(low, high);
+}
 #else
 #include <immintrin.h>
 INLINE ivec sum_pairs(ivec pairs) {
@@ -62,7 +71,7 @@ INLINE ivec dot(ivec sums, ivec values, ivec weights) {
 /* Exact sums of products of 4-bit codes, 0 to 15, with int8 values: `add_codes` up to
  * MOST_CODES / 4 times from zero, then `sum_codes`.
  */
-#if VALUE_OFFSET
+#if VALUE_OFFSET || defined(__aarch64__)
 #define MOST_CODES (1 << 16)
 INLINE ivec add_codes(ivec sums, ivec codes, ivec values) { return dot(sums, codes, values); }
 INLINE ivec sum_codes(ivec sums) { return sums; }
@@ -103,4 +112,3 @@ static inline float rounding_factor(const float *x, float *scale, int64_t dim) {
     *scale = most / 127.0f + (sum_lanes(zeros) + rest_zeros);
     return most > 0.0f ? 127.0f / most : 0.0f;
 }
-#endif
