@@ -7,6 +7,8 @@ from itertools import pairwise, product
 import pytest
 import torch
 from torch.nn.functional import gelu
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, CpuKernels
@@ -301,6 +303,28 @@ def test_each_layer_has_the_rope_that_it_names(implementation, make_kernels):
         (found,) = sequences.step(kernels, [(0, 0, 37)], rope=rope)
         expected = Formula(shape)(sequences.qkv[0].double())
         assert (found - expected).abs().max() < 1e-5
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the most elements of a tensor that an operation of torch returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        tensors = [each for each in tree_leaves(out) if isinstance(each, torch.Tensor)]
+        self.elements = max(self.elements, *(each.numel() for each in tensors), 0)
+        return out
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_long_prompt_makes_no_matrix_of_all_its_scores(implementation, make_kernels, softcap):
+    shape, length = replace(make_shape(1, 1, 16), softcap=softcap), 500
+    sequences = Sequences(shape, [length], implementation.garbage)
+    with LargestTensor() as largest:
+        (found,) = sequences.step(make_kernels(shape), [(0, 0, length)])
+    assert largest.elements <= 0.6 * length**2
+    assert (found - Formula(shape)(sequences.qkv[0].double())).abs().max() < 1e-5
 
 
 # ---- a row's bits do not depend on other rows ----
