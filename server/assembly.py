@@ -46,7 +46,6 @@ from server.billing.budgets import HAS_HARD_BUDGET
 from server.billing.exports.schedules import TURN_S as EXPORTS_TURN_S
 from server.billing.exports.schedules import ScheduledExports
 from server.billing.failures import Failures
-from server.billing.holds import open_requests
 from server.billing.ledger_probe import LedgerProbe
 from server.billing.old_holds import delete_old_holds
 from server.billing.price_tags import PriceTags
@@ -74,10 +73,9 @@ from server.inference.routes import Routes
 from server.inference.served_base import ServedBase
 from server.launch.secrets import Secrets
 from server.launch.settings import Settings
-from server.limits.epochs import Epochs
 from server.limits.inflow import Inflow
 from server.limits.memory import MemoryLimiter
-from server.limits.rules import SEAT_SLACK_S, Limiter
+from server.limits.rules import Limiter
 from server.pool.base_files import BaseEntry
 from server.pool.files import numbered
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
@@ -125,7 +123,7 @@ def assemble(
     uploads = Uploads(catalog, storage, _registry_limits(settings), work=work)
     metrics = Metrics(bases, settler, settings.metrics_aliases)
     limit_refusals = LimitRefusals(database, count=metrics.count_refusal)
-    limiter = _limiter(settings, database, secrets.pepper, limit_refusals)
+    limiter = _limiter(settings, number, secrets.pepper, limit_refusals)
     metrics.limiter_degraded.set_function(lambda: limiter.is_degraded)
     metrics.disk_left.set_function(lambda: space.left_bytes(data_dir))
     metrics.disk_size.set_function(lambda: space.look(data_dir).size_bytes)
@@ -267,23 +265,21 @@ def _own_folder(settings: Settings, shared: Path, number: int) -> Path:
     return _emptied(shared / hashlib.sha256(place.encode()).hexdigest()[:16])
 
 
-def _limiter(
-    settings: Settings, database: Database, pepper: str, refusals: LimitRefusals
-) -> Limiter:
+def _limiter(settings: Settings, number: int, pepper: str, refusals: LimitRefusals) -> Limiter:
     """The limiter of one gateway, or the one that all gateways with the same Redis share."""
     if settings.redis_url is None:
         return MemoryLimiter(path=settings.data_dir / "limits.json", note_refusal=refusals.note)
     # Its library takes memory and 0.3 s, and imports OpenTelemetry where that is installed.
-    from server.limits.redis_states import RedisStates
+    from server.limits.redis_calls import RedisCalls
     from server.limits.shared import SharedLimiter
 
     # The name is the same for all gateways of an installation, and differs between installations.
     name = hashlib.sha256(pepper.encode()).hexdigest()[:16]
     return SharedLimiter(
         name,
-        RedisStates(settings.redis_url, deadline_s=settings.redis_deadline_s),
-        Epochs(database, f"gw-{uuid.uuid4()}", open_requests),
-        max_lifetime_ms=int((settings.request_timeout_s + SEAT_SLACK_S) * 1000),
+        RedisCalls(settings.redis_url, deadline_s=settings.redis_deadline_s),
+        f"gw-{uuid.uuid4()}",
+        place=(min(number, settings.gateways) - 1, settings.gateways),
         note_refusal=refusals.note,
     )
 

@@ -13,18 +13,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
-from server.accounts.lineage import came_of
-from server.accounts.tables import api_keys
 from server.billing.tables import holds
 from server.database.clock import database_now_ms, from_now, now_ms, postgres_now
-from server.limits.base_limits import tenant_and_base
-from server.limits.rules import Limit
 
 HoldState = Literal["open", "posted", "voided"]
 
 MAX_VOIDED_AT_ONCE = 500
-_MAX_OPEN = 10_000
-"""Open holds of one limit that `open_requests` returns; a limit with more is full anyway."""
 
 # Built once: a hold takes 140 us of processor time, and took 390 us when each built its own.
 _IDS: sa.BindParameter[Any] = sa.bindparam("ids", expanding=True)
@@ -233,30 +227,3 @@ def engines_with_holds(conn: Connection) -> set[str]:
     """Return the ids of the engines that have open holds."""
     is_open = holds.c.state == sa.literal_column("'open'")
     return set(conn.scalars(sa.select(holds.c.engine_id).where(is_open).distinct()))
-
-
-def open_requests(conn: Connection, limit: Limit, now_ms: int) -> list[tuple[str, int]]:
-    """Return (request_id, left_ms) of unexpired open holds that count under a concurrency limit."""
-    query = (
-        sa.select(holds.c.request_id, holds.c.expires_at_ms)
-        .where(holds.c.state == "open", _is_under(limit))
-        .where(holds.c.expires_at_ms > now_ms)
-        .limit(_MAX_OPEN)
-    )
-    return [(row.request_id, row.expires_at_ms - now_ms) for row in conn.execute(query)]
-
-
-def _is_under(limit: Limit) -> sa.ColumnElement[bool]:
-    """Whether a hold counts under a limit."""
-    match limit.scope:
-        case "tenant":
-            return holds.c.tenant_id == limit.scope_id
-        case "adapter":
-            return holds.c.adapter_id == limit.scope_id
-        case "base":
-            tenant_id, base_model = tenant_and_base(limit)
-            return (holds.c.tenant_id == tenant_id) & (holds.c.base_model == base_model)
-    owner = sa.select(api_keys.c.tenant_id).where(api_keys.c.key_id == limit.scope_id)
-    is_its_tenants = holds.c.tenant_id == owner.scalar_subquery()
-    used = sa.select(holds.c.key_id).where(holds.c.state == "open", is_its_tenants)
-    return is_its_tenants & holds.c.key_id.in_(came_of(limit.scope_id, api_keys.c.key_id.in_(used)))

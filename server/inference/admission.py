@@ -44,8 +44,6 @@ from server.inference.sampling import sampling_of
 from server.inference.served_base import ServedBase
 from server.inference.texts import Text
 from server.limits.adapter_limits import limits_of_adapter
-from server.limits.epochs import StaleEpoch
-from server.limits.epochs import check as check_epoch
 from server.limits.learned import LearnedTokens
 from server.limits.rules import SEAT_SLACK_S, Grant, Limit, Limiter
 from server.pool.engines import Engines
@@ -66,8 +64,6 @@ _REFUSING: dict[type[Fault], RefusingLimit] = {
     Limited: "queue_share",
     Overloaded: "queue",
 }
-_MAX_EPOCHS = 3
-"""How often one request may be charged because the way of counting changed; then it is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +306,7 @@ class Admission:
         await self.limiter.check(limits, tokens=tokens)
         if identity.has_hard_budget:
             hold = self._hold(identity, request.model, message, resolved, "")
-            await self._write_hold(identity, hold, resolved.price, message, None)
+            await self._write_hold(identity, hold, resolved.price, message, is_check=True)
 
     async def _grammar(self, tenant_id: str, form: AnswerForm) -> Grammar:
         """The grammar, compiled on a thread unless it is known. Raises Invalid, Overloaded.
@@ -334,31 +330,23 @@ class Admission:
     ) -> tuple[AddRequest, Grant]:
         """Charge every limit, then the budget and the hold in one transaction; or charge nothing.
 
-        A hold is refused if its limits were charged in an epoch that is over: then both are charged
-        anew.   begun: what `_charge_work` has charged.
+        begun: what `_charge_work` has charged.
         """
         tokens = message.num_prompt_tokens + self._expected_tokens(request, message)
         engines = resolved.base.engines
-        for _ in range(_MAX_EPOCHS):
-            grant = await self._charge(message.request_id, resolved.limits, tokens, begun)
-            begun = None
-            try:
-                if message.adapter:
-                    await engines.prefetch(identity.tenant_id, message.adapter, engine)
-                engine_id = _engine_id(engines, engine)
-                hold = self._hold(identity, request.model, message, resolved, engine_id)
-                lease = await self._write_hold(identity, hold, resolved.price, message, grant)
-            except StaleEpoch:
-                self.limiter.release(grant, None)
-                await self.limiter.refresh()
-            except BaseException:
-                self.limiter.release(grant, None)
-                raise
-            else:
-                if lease != message.token_lease:
-                    message = replace(message, token_lease=lease)
-                return message, grant
-        raise errors.overloaded()
+        grant = await self._charge(message.request_id, resolved.limits, tokens, begun)
+        try:
+            if message.adapter:
+                await engines.prefetch(identity.tenant_id, message.adapter, engine)
+            engine_id = _engine_id(engines, engine)
+            hold = self._hold(identity, request.model, message, resolved, engine_id)
+            lease = await self._write_hold(identity, hold, resolved.price, message)
+        except BaseException:
+            self.limiter.release(grant, None)
+            raise
+        if lease != message.token_lease:
+            message = replace(message, token_lease=lease)
+        return message, grant
 
     @spans.traced("limits")
     async def _charge(
@@ -423,27 +411,30 @@ class Admission:
 
     @spans.traced("hold")
     async def _write_hold(
-        self, identity: Identity, hold: Hold, price: Price, message: AddRequest, grant: Grant | None
+        self,
+        identity: Identity,
+        hold: Hold,
+        price: Price,
+        message: AddRequest,
+        *,
+        is_check: bool = False,
     ) -> int:
         """Write the durable hold before the engine hears of the request; its lease in tokens.
 
-        grant: None to look whether the budget covers it, and write nothing. Raises QuotaExceeded,
-        Limited, Unavailable, StaleEpoch.
+        is_check: look whether the budget covers it, and write nothing. Raises QuotaExceeded,
+        Limited, Unavailable.
         """
 
-        def write(conn: Connection) -> int | BudgetExhausted | StaleEpoch:
-            try:
-                if grant:
-                    check_epoch(conn, grant.epoch)
-                covered = hold
-                if identity.has_hard_budget:
+        def write(conn: Connection) -> int | BudgetExhausted:
+            covered = hold
+            if identity.has_hard_budget:
+                try:
                     covered = _covered(conn, hold, price, message.num_answers)
-            except (BudgetExhausted, StaleEpoch) as refused:
-                # Returned: raised, it would make its whole group run again, and undo the note.
-                if isinstance(refused, BudgetExhausted):
+                except BudgetExhausted as refused:
+                    # Returned: raised, it would make its whole group run again, and undo the note.
                     note_refusal(conn, identity.tenant_id, refused)
-                return refused
-            if grant:
+                    return refused
+            if not is_check:
                 open_hold(conn, covered)
             return covered.token_lease
 
@@ -453,8 +444,6 @@ class Admission:
             raise errors.metering_unavailable() from None
         if isinstance(lease, BudgetExhausted):
             raise errors.budget_exhausted(lease)
-        if isinstance(lease, StaleEpoch):
-            raise lease
         return lease
 
 

@@ -82,7 +82,8 @@ class Bucket:
 
     def charge(self, request_id: str, units: int, lifetime_ms: int) -> None:
         charged = min(units, self.amount) * WINDOW_MS
-        self.backlog += charged
+        # What is charged without a look, since it passed elsewhere, leaves no more than nothing.
+        self.backlog = min(self.backlog + charged, self.amount * WINDOW_MS)
         expires_ms = self.at_ms + lifetime_ms
         self.charges[request_id] = [charged, self.backlog, expires_ms]
         self.quiet_until_ms = min(self.quiet_until_ms, expires_ms)

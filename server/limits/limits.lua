@@ -1,19 +1,17 @@
 -- All limits of one request in one step, as in `states.py` and `bucket.py`, but on Redis' own clock.
 --
--- KEYS  1: when this epoch was born, 2...: the states, one per limit
--- ARGV  1: command   2: now_ms, empty for Redis' clock   3: request_id   4: lifetime_ms
---       5: carry_ms   6: seats carried from earlier epochs, JSON {index: {{id, lifetime_ms}...}}
---       7...: for each limit its kind ("seats" or "rate"), amount, units
+-- KEYS  1: since when Redis counts   2...: the states, one per limit; for `beat` the gateways, by their last beats
+-- ARGV  1: command   2: now_ms, empty for Redis' clock   3: request_id or gateway_id   4: lifetime_ms
+--       5: 1 if Redis has answered this gateway before
+--       6...: for each limit its kind ("seats" or "rate"), amount, units
 --
--- Answers {"lost"}: Redis does not know this epoch.   {"carry", index...}: limits whose seats to send.
---         {"ok", age_ms, {wait_ms...}, {remaining...}, {reset_ms...}, {holders...}}
+-- Answers {age_ms, {wait_ms...}, {remaining...}, {reset_ms...}, {holders...}}; to `beat` {age_ms, {gateway_id...}}.
 -- State of a rate: {amount, backlog, at, ids, charged, lows, ends}, of seats: {at, ids, ends}; oldest first.
 -- Charges are in columns: with a table for each, a call took four times as long at 100 open charges.
 local WINDOW_MS = 60000
-local KEPT_MS = 604800000 -- An epoch that no call used for a week is forgotten.
 
 local command, request_id = ARGV[1], ARGV[3]
-local lifetime_ms, carry_ms = tonumber(ARGV[4]), tonumber(ARGV[5])
+local lifetime_ms = tonumber(ARGV[4])
 local clock_ms = tonumber(ARGV[2])
 if not clock_ms then
   local time = redis.call('TIME')
@@ -21,10 +19,19 @@ if not clock_ms then
 end
 
 local born_ms = tonumber(redis.call('GET', KEYS[1]))
-if not born_ms then return {'lost'} end
-if born_ms == 0 then
-  born_ms = clock_ms
-  redis.call('SET', KEYS[1], string.format('%.0f', born_ms))
+if not born_ms then
+  -- A gateway that knows Redis tells that the counts are lost. Without one, nothing was counted yet.
+  born_ms = ARGV[5] == '1' and clock_ms or 1
+  if command == 'acquire' or command == 'beat' then
+    redis.call('SET', KEYS[1], string.format('%.0f', born_ms))
+  end
+end
+local age_ms = math.max(0, clock_ms - born_ms)
+
+if command == 'beat' then
+  redis.call('ZADD', KEYS[2], clock_ms, request_id)
+  redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', clock_ms - lifetime_ms)
+  return {age_ms, redis.call('ZRANGE', KEYS[2], 0, -1)}
 end
 
 local function backlog_at(bucket, now)
@@ -153,12 +160,10 @@ function seats.wait_ms(state, amount, _, now)
   return taken[missing] - now
 end
 
-function seats.add(state, id, ends)
-  table.insert(state[2], id)
-  table.insert(state[3], ends)
+function seats.charge(state)
+  table.insert(state[2], request_id)
+  table.insert(state[3], state[1] + lifetime_ms)
 end
-
-function seats.charge(state) seats.add(state, request_id, state[1] + lifetime_ms) end
 
 function seats.release(state, _, now)
   seats.touch(state, 0, now)
@@ -177,8 +182,7 @@ function seats.holders(state, now)
 end
 
 function seats.life_ms(state)
-  -- Seats are kept while those of an earlier epoch would have to be carried again.
-  local life_ms = math.max(WINDOW_MS, carry_ms)
+  local life_ms = WINDOW_MS
   for _, ends in ipairs(state[3]) do life_ms = math.max(life_ms, ends - state[1]) end
   return life_ms
 end
@@ -186,7 +190,7 @@ end
 local kinds = {rate = rate, seats = seats}
 local limits = {}
 for i = 2, #KEYS do
-  local at = 7 + (i - 2) * 3
+  local at = 6 + (i - 2) * 3
   local limit = {
     key = KEYS[i], kind = kinds[ARGV[at]], amount = tonumber(ARGV[at + 1]),
     units = tonumber(ARGV[at + 2])
@@ -215,21 +219,6 @@ elseif command == 'check' then
     waits[i] = limit.kind.wait_ms(limit.state, limit.amount, limit.units, clock_ms)
   end
 elseif command == 'acquire' then
-  local missing = {}
-  local carried = ARGV[6] ~= '' and cjson.decode(ARGV[6]) or {}
-  for i, limit in ipairs(limits) do
-    if limit.kind == seats and not limit.is_known and clock_ms < born_ms + carry_ms then
-      local expiries = carried[tostring(i)]
-      if expiries then
-        for _, seat in ipairs(expiries) do
-          seats.add(limit.state, seat[1], clock_ms + seat[2])
-        end
-      else
-        missing[#missing + 1] = i
-      end
-    end
-  end
-  if #missing > 0 then return {'carry', unpack(missing)} end
   local is_refused = false
   for i, limit in ipairs(limits) do
     limit.kind.touch(limit.state, limit.amount, clock_ms)
@@ -240,7 +229,6 @@ elseif command == 'acquire' then
     if not is_refused then limit.kind.charge(limit.state, limit.units) end
     save(limit)
   end
-  redis.call('PEXPIRE', KEYS[1], KEPT_MS)
 end
 
 local remaining, resets, holders = {}, {}, {}
@@ -248,4 +236,4 @@ for i, limit in ipairs(limits) do
   remaining[i], resets[i] = limit.kind.standing(limit.state, limit.amount, clock_ms)
   holders[i] = command == 'standings' and limit.kind.holders(limit.state, clock_ms) or {}
 end
-return {'ok', math.max(0, clock_ms - born_ms), waits, remaining, resets, holders}
+return {age_ms, waits, remaining, resets, holders}

@@ -17,8 +17,9 @@ from typing import Any
 
 from server.database.clock import now_ms as wall_ms
 from server.limits.bucket import WINDOW_MS
-from server.limits.rules import Grant, Limit, Standing
-from server.limits.states import States, asked_units, raise_if_limited
+from server.limits.calls import Answer, Call
+from server.limits.rules import Grant, Limit, RateLimited, Standing
+from server.limits.states import States
 
 
 def monotonic_ms() -> int:
@@ -66,34 +67,54 @@ class MemoryLimiter:
     async def acquire(
         self, request_id: str, limits: Sequence[Limit], *, tokens: int, lifetime_ms: int
     ) -> Grant:
-        now_ms = self._clock()
-        units = [asked_units(limit.metric, tokens) for limit in limits]
-        waits = self._states.acquire(request_id, limits, units, lifetime_ms, now_ms)
-        standings = self._states.standings(limits, now_ms)
-        raise_if_limited(limits, waits, standings, self._note_refusal, is_degraded=self.is_degraded)
+        call = Call("acquire", tuple(limits), tokens, request_id, lifetime_ms)
+        answer = await self._pass(call)
         return Grant(
             request_id=request_id,
-            limits=tuple(limits),
+            limits=call.limits,
             tokens=tokens,
-            epoch=None,
-            standings=standings,
+            standings=answer.standings,
+            is_in_redis=answer.age_ms is not None,
         )
 
     async def check(self, limits: Sequence[Limit], *, tokens: int = 1) -> None:
-        now_ms = self._clock()
-        units = [asked_units(limit.metric, tokens) for limit in limits]
-        waits = self._states.check(limits, units, now_ms)
-        standings = self._states.standings(limits, now_ms)
-        raise_if_limited(limits, waits, standings, self._note_refusal, is_degraded=self.is_degraded)
+        await self._pass(Call("check", tuple(limits), tokens))
+
+    async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
+        return list((await self._pass(Call("standings", tuple(limits)))).standings)
 
     def release(self, grant: Grant, used_tokens: int | None) -> None:
         self._states.release(grant, used_tokens, self._clock())
 
-    async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
-        return list(self._states.standings(limits, self._clock(), with_holders=True))
+    async def _pass(self, call: Call) -> Answer:
+        """Make a call. Raises RateLimited for the limit that takes longest to free."""
+        answer = await self._answer(call) if call.limits else Answer()
+        if any(answer.waits):
+            retry_after_ms = max(answer.waits)
+            limit = call.limits[answer.waits.index(retry_after_ms)]
+            self._note_refusal(limit)
+            raise RateLimited(
+                limit,
+                retry_after_ms=retry_after_ms,
+                standings=answer.standings,
+                is_degraded=self.is_degraded,
+            )
+        return answer
 
-    async def refresh(self) -> None:
-        """Do nothing, since there is no other gateway that could change the way of counting."""
+    async def _answer(self, call: Call) -> Answer:
+        return self._count(call, call.limits)
+
+    def _count(self, call: Call, limits: Sequence[Limit]) -> Answer:
+        """Do a call by other limits than its own, which have other amounts."""
+        now_ms, tokens, waits = self._clock(), call.tokens or 0, list[int]()
+        if call.command == "acquire":
+            waits = self._states.acquire(call.request_id, limits, tokens, call.lifetime_ms, now_ms)
+        elif call.command == "check":
+            waits = self._states.check(limits, tokens, now_ms)
+        with_holders = call.command == "standings"
+        return Answer(
+            tuple(waits), self._states.standings(limits, now_ms, with_holders=with_holders)
+        )
 
     def load(self, path: Path, *, wall_now_ms: int | None = None) -> None:
         """Go on where the last gateway ended; from now on the file says that a gateway runs."""

@@ -9,10 +9,13 @@ import time
 from collections import deque
 from collections.abc import Awaitable
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any, TypeVar
 
 import redis.asyncio
 from redis.exceptions import NoScriptError, RedisError
+
+SCRIPT = resources.files("server.limits").joinpath("limits.lua").read_text()
 
 T = TypeVar("T")
 
@@ -38,33 +41,34 @@ class _Call:
 
 
 class RedisCalls:
-    """Calls of one script on one Redis.   deadline_s: seconds that one call may take."""
+    """Calls of the script on one Redis.   deadline_s: seconds that one call may take."""
 
-    def __init__(self, url: str, script: str, *, deadline_s: float) -> None:
+    def __init__(self, url: str, *, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         # Batches take one connection, other commands a second one.
         self._redis = redis.asyncio.Redis.from_url(url, max_connections=4, protocol=2)
-        self._script = script
-        self._sha = self._redis.register_script(script).sha
+        self._sha = self._redis.register_script(SCRIPT).sha
         self._waiting: deque[_Call] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._answered_at_s = 0.0
 
-    async def evaluate(self, keys: list[str], arguments: list[str | int]) -> Any:
-        """Run the script. Returns its reply. Raises StateUnavailable."""
+    async def evaluate(
+        self, keys: list[str], arguments: list[str | int], *, is_patient: bool = False
+    ) -> Any:
+        """Run the script. Returns its reply. Raises StateUnavailable.
+
+        is_patient: make the call by itself, with more time, since no request waits for it.
+        """
         call = _Call(keys, arguments, asyncio.get_running_loop().create_future())
+        if is_patient:
+            (reply,) = await self._in_time(self._execute([call]), patience=_PATIENCE)
+            if isinstance(reply, Exception):
+                raise StateUnavailable from reply
+            return reply
         self._waiting.append(call)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
         return await self._in_time(call.reply)
-
-    async def set_new(self, key: str, value: int) -> None:
-        """Set a key unless it exists. Raises StateUnavailable."""
-        await self._in_time(self._redis.set(key, value, nx=True), patience=_PATIENCE)
-
-    async def ping(self) -> None:
-        """Check that Redis answers. Raises StateUnavailable."""
-        await self._in_time(self._redis.ping(), patience=_PATIENCE)
 
     async def close(self) -> None:
         if self._sending:
@@ -105,7 +109,7 @@ class RedisCalls:
         replies: list[Any] = await pipeline.execute(raise_on_error=False)
         if any(isinstance(reply, NoScriptError) for reply in replies):
             # Redis was restarted or wiped, and none of the calls was run.
-            await self._redis.script_load(self._script)
+            await self._redis.script_load(SCRIPT)
             return await self._execute(batch)
         return replies
 

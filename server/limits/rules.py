@@ -55,27 +55,23 @@ class Grant:
     """The charge of one request, which is released once, or expires by itself.
 
     tokens: tokens that were asked for; each limit was charged at most its amount.
-    epoch: number of the gateways' epoch, to be written with the hold; None for a single gateway.
     standings: those of its limits after the charge, in their order.
+    is_in_redis: whether Redis has the charge, or a part of it.
     """
 
     request_id: str
     limits: tuple[Limit, ...]
     tokens: int
-    epoch: int | None
     standings: tuple[Standing, ...]
+    is_in_redis: bool = False
 
     def joined(self, later: "Grant") -> "Grant":
-        """One grant for both, of one request under different limits.
-
-        If their epochs differ, the grant has the older one, in which no hold can be written now.
-        """
-        epochs = [grant.epoch for grant in (self, later) if grant.epoch is not None]
+        """One grant for both, of one request under different limits."""
         return replace(
             later,
             limits=self.limits + later.limits,
-            epoch=min(epochs, default=None),
             standings=self.standings + later.standings,
+            is_in_redis=self.is_in_redis or later.is_in_redis,
         )
 
 
@@ -118,9 +114,7 @@ class Limiter(Protocol):
 
     @property
     def is_degraded(self) -> bool:
-        """Whether the limiter lost its state or counts a share only: it may refuse too early then,
-        but never too late.
-        """
+        """Whether the limiter lost its state or counts a part only, and may refuse too early."""
 
     async def start(self) -> None:
         """Get ready; called before anything else."""
@@ -154,6 +148,3 @@ class Limiter(Protocol):
 
     async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
         """Each limit as it is now, with its holders."""
-
-    async def refresh(self) -> None:
-        """Learn the current epoch; called after StaleEpoch, before `acquire` is called again."""

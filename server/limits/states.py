@@ -1,10 +1,10 @@
 """The states of many limits: all are checked, then all charged. Callers pass times; none waits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from server.limits.bucket import WINDOW_MS, Bucket, Seats, State
-from server.limits.rules import Grant, Limit, Metric, RateLimited, Standing
+from server.limits.rules import Grant, Limit, Metric, Standing
 
 _SWEEP_MS = 1000
 """Milliseconds between two sweeps of a full table, after which a refused request may ask again."""
@@ -33,40 +33,54 @@ class States:
         self,
         request_id: str,
         limits: Sequence[Limit],
-        units: Sequence[int],
+        tokens: int,
         lifetime_ms: int,
         now_ms: int,
     ) -> list[int]:
-        """Milliseconds to wait for each limit's units; all are 0 if all were charged."""
+        """Milliseconds to wait for each limit; all are 0 if all were charged."""
         waits = []
         states = []
-        for limit, asked in zip(limits, units, strict=True):
+        for limit in limits:
             state = self._state(limit, now_ms)
             states.append(state)
             if state is None:
                 waits.append(_SWEEP_MS)
             else:
                 state.touch(limit.amount, now_ms)
+                asked = units_of(limit.metric, tokens)
                 waits.append(state.wait_ms(limit.amount, asked, now_ms))
         if not any(waits):
-            for state, asked in zip(states, units, strict=True):
+            for state, limit in zip(states, limits, strict=True):
                 assert state is not None
-                state.charge(request_id, asked, lifetime_ms)
+                state.charge(request_id, units_of(limit.metric, tokens), lifetime_ms)
         return waits
 
-    def check(self, limits: Sequence[Limit], units: Sequence[int], now_ms: int) -> list[int]:
-        """Milliseconds to wait for each limit's units, of which none are charged."""
+    def note(
+        self,
+        request_id: str,
+        limits: Sequence[Limit],
+        tokens: int,
+        lifetime_ms: int,
+        now_ms: int,
+    ) -> None:
+        """Charge a request that passed elsewhere, where there is room for its limit's state."""
+        for limit in limits:
+            if state := self._state(limit, now_ms):
+                state.touch(limit.amount, now_ms)
+                state.charge(request_id, units_of(limit.metric, tokens), lifetime_ms)
+
+    def check(self, limits: Sequence[Limit], tokens: int, now_ms: int) -> list[int]:
+        """Milliseconds to wait for each limit, of which none is charged."""
         return [
-            self._view(limit).wait_ms(limit.amount, asked, now_ms)
-            for limit, asked in zip(limits, units, strict=True)
+            self._view(limit).wait_ms(limit.amount, units_of(limit.metric, tokens), now_ms)
+            for limit in limits
         ]
 
     def release(self, grant: Grant, used_tokens: int | None, now_ms: int) -> None:
         for limit in grant.limits:
             state = self._states.get(_key(limit))
             if state is not None:
-                used = used_units(limit.metric, used_tokens)
-                state.release(grant.request_id, used, now_ms)
+                state.release(grant.request_id, units_of(limit.metric, used_tokens), now_ms)
 
     def standings(
         self, limits: Sequence[Limit], now_ms: int, *, with_holders: bool = False
@@ -113,35 +127,11 @@ class States:
         }
 
 
-def raise_if_limited(
-    limits: Sequence[Limit],
-    waits: Sequence[int],
-    standings: tuple[Standing, ...],
-    note_refusal: Callable[[Limit], None],
-    *,
-    is_degraded: bool,
-) -> None:
-    """Raises RateLimited for the limit that takes longest to free, if one is reached."""
-    if any(waits):
-        retry_after_ms = max(waits)
-        note_refusal(limits[waits.index(retry_after_ms)])
-        raise RateLimited(
-            limits[waits.index(retry_after_ms)],
-            retry_after_ms=retry_after_ms,
-            standings=standings,
-            is_degraded=is_degraded,
-        )
-
-
-def asked_units(metric: Metric, tokens: int) -> int:
-    return tokens if metric == "tokens" else 1
-
-
-def used_units(metric: Metric, used_tokens: int | None) -> int:
-    """Units that one request used.   used_tokens: None if it never ran."""
-    if used_tokens is None:
+def units_of(metric: Metric, tokens: int | None) -> int:
+    """Units of a limit for one request.   tokens: None if it never ran."""
+    if tokens is None:
         return 0
-    return used_tokens if metric == "tokens" else 1
+    return tokens if metric == "tokens" else 1
 
 
 def _key(limit: Limit) -> _Key:

@@ -201,7 +201,10 @@ def test_both_spend_one_budget_to_its_last_token(machine: Machine) -> None:
 
 @pytest.mark.parametrize("fault", ["wiped", pytest.param("frozen", marks=pytest.mark.soak)])
 def test_no_more_is_admitted_when_redis_is(fault: str, machine: Machine, stack: Stack) -> None:
-    """Requests are sent all the time; tests/server/limits has every order of faults of Redis."""
+    """Requests are sent all the time; tests/server/limits has every order of faults of Redis.
+
+    A Redis that freezes and comes back may let the amount pass twice more.
+    """
     tenant = stack.tenant(f"while-{fault}", requests_per_minute=30)
     answers = machine.run(tenant, 40)
     machine.redis.wipe() if fault == "wiped" else machine.redis.freeze()
@@ -213,7 +216,7 @@ def test_no_more_is_admitted_when_redis_is(fault: str, machine: Machine, stack: 
     assert {got.headers.get("x-chorale-limiter") for got in answers} >= {"degraded"}
     machine.redis.thaw()
     answers += machine.run(tenant, 30)
-    check(answers, 30)
+    check(answers, 30, upsets=2 if fault == "frozen" else 0)
 
 
 def test_an_answer_is_cancelled_at_the_gateway_that_does_not_have_it(stack: Stack) -> None:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from server.limits.rules import Grant, Limit
-from server.limits.states import asked_units, used_units
+from server.limits.states import units_of
 from tests.server.limiter_model import Log
 
 AMOUNTS = {
@@ -54,14 +54,14 @@ def check_refunds(subject, rounds):
             name = f"{next(numbers)}"
             wait = log.wait(False, TOKENS.amount, tokens, now)
             log.at = now
-            assert subject.acquire(name, [TOKENS], [tokens], 10**7, now) == [wait]
+            assert subject.acquire(name, [TOKENS], tokens, 10**7, now) == [wait]
             if not wait:
                 log.charge(name, tokens, 10**7)
                 open_ones.append(name)
         now += wait_ms
         for which, used in released if open_ones else ():
             name = open_ones[which % len(open_ones)]
-            grant = Grant(request_id=name, limits=(TOKENS,), tokens=0, epoch=None, standings=())
+            grant = Grant(request_id=name, limits=(TOKENS,), tokens=0, standings=())
             log.release(name, used, now)
             subject.release(grant, used, now)
             (standing,) = subject.standings([TOKENS], now, with_holders=False)
@@ -72,10 +72,8 @@ def check_expiry(subject):
     """Check that a release at a charge's expiry has no effect, and one a millisecond before has."""
     now, grants = BORN_MS + 60_000, []
     for name, lifetime_ms in (("late", 1000), ("in time", 1001)):
-        assert subject.acquire(name, [TOKENS], [200], lifetime_ms, now) == [0]
-        grants.append(
-            Grant(request_id=name, limits=(TOKENS,), tokens=200, epoch=None, standings=())
-        )
+        assert subject.acquire(name, [TOKENS], 200, lifetime_ms, now) == [0]
+        grants.append(Grant(request_id=name, limits=(TOKENS,), tokens=200, standings=()))
     for grant, backlog in zip(grants, (390, 190), strict=True):
         subject.release(grant, 0, now + 1000)
         (standing,) = subject.standings([TOKENS], now + 1000, with_holders=False)
@@ -138,20 +136,18 @@ class LimiterMachine(RuleBasedStateMachine):
             log = self.logs.setdefault(limit_key(limit), self.log(limit))
             log.at = max(log.at, self.now)
             log.amounts.append((log.at, limit.amount))
-            expected.append(self.wait(limit, asked_units(limit.metric, tokens)))
-        units = [asked_units(limit.metric, tokens) for limit in limits]
-        assert self.subject.acquire(request_id, limits, units, lifetime_ms, self.now) == expected
+            expected.append(self.wait(limit, units_of(limit.metric, tokens)))
+        assert self.subject.acquire(request_id, limits, tokens, lifetime_ms, self.now) == expected
         if any(expected):
             return
         for limit in limits:
-            units = asked_units(limit.metric, tokens)
+            units = units_of(limit.metric, tokens)
             self.logs[limit_key(limit)].charge(request_id, units, lifetime_ms)
         self.open.append(
             Grant(
                 request_id=request_id,
                 limits=tuple(limits),
                 tokens=tokens,
-                epoch=None,
                 standings=(),
             )
         )
@@ -169,7 +165,7 @@ class LimiterMachine(RuleBasedStateMachine):
             # If kept, it may be released twice, as by a gateway that did not get the answer.
             self.open.remove(grant)
         for limit in grant.limits:
-            units = used_units(limit.metric, used)
+            units = units_of(limit.metric, used)
             self.logs[limit_key(limit)].release(grant.request_id, units, self.now)
         self.subject.release(grant, used, self.now)
 
@@ -180,9 +176,9 @@ class LimiterMachine(RuleBasedStateMachine):
 
     @invariant()
     def it_says_what_the_model_says(self):
-        units = [asked_units(limit.metric, 7) for limit in self.limits]
+        units = [units_of(limit.metric, 7) for limit in self.limits]
         expected = [self.wait(*asked) for asked in zip(self.limits, units, strict=True)]
-        assert self.subject.check(self.limits, units, self.now) == expected
+        assert self.subject.check(self.limits, 7, self.now) == expected
         found = self.subject.standings(self.limits, self.now, with_holders=True)
         for limit, standing in zip(self.limits, found, strict=True):
             self.compare(limit, standing)

@@ -125,7 +125,8 @@ def check_redis(settings: Settings) -> Finding:
 
     Raises RedisError.
     """
-    from server.limits.redis_states import SCRIPT, standings_call
+    from server.limits.calls import Call
+    from server.limits.redis_calls import SCRIPT
 
     if settings.redis_url is None:
         return Finding("ok", "There is none: the gateway counts limits in its own memory.")
@@ -134,7 +135,7 @@ def check_redis(settings: Settings) -> Finding:
         began_s = time.monotonic()
         client.ping()
         took_s = time.monotonic() - began_s
-        call = standings_call(())
+        call = Call("standings", ())
         client.evalsha(client.script_load(SCRIPT), 1, *call.keys("doctor"), *call.arguments())
         policy = client.info("memory").get("maxmemory_policy")
         is_kept = client.info("persistence").get("aof_enabled")

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from server.accounts.auth import SCOPES
 from server.accounts.keys import BeyondRights
 from server.accounts.lineage import MAX_CHAIN
-from server.billing.holds import open_requests
 from server.limits.amounts import LIMITS
 from server.limits.memory import MemoryLimiter
-from server.limits.rules import Limit, RateLimited
-from tests.server.factories import insert_holds, make_hold, make_price
+from server.limits.rules import RateLimited
 from tests.server.key_world import World, id_of
 
 _names = itertools.count()
@@ -96,33 +94,6 @@ def test_a_request_charges_no_more_limits_than_a_chain_has_keys(users):
     with pytest.raises(BeyondRights):
         users.make(by=key)
     assert len(users.identity(key).limits) == MAX_CHAIN * len(LIMITS)
-
-
-def test_seats_that_are_carried_to_the_next_epoch_are_those_of_all_that_came_of_a_key(database):
-    users = Users(database)
-    root = users.make(scopes=SCOPES, max_concurrency=9)
-    child = users.make(by=root, scopes=SCOPES)
-    lonely = users.make()
-    keys = {
-        "root": root, "child": child, "rotated": users.rotate(root), "lonely": lonely,
-        "grandchild": users.make(by=child), "again": users.rotate(child),
-    }  # fmt: skip
-    price = make_price(database)
-    insert_holds(
-        database,
-        *(
-            make_hold(price, name, tenant_id=users.tenant_id, key_id=id_of(key))
-            for name, key in keys.items()
-        ),
-    )
-
-    def seats(key):
-        [limit] = users.identity(key).limits[-1:] or [Limit("concurrency", "key", id_of(key), 1)]
-        found = database.read_sync(lambda c: open_requests(c, limit, users.now_ms))
-        return {name for name, _ in found}
-
-    assert seats(keys["rotated"]) == set(keys) - {"lonely"}
-    assert seats(lonely) == {"lonely"}
 
 
 _AMOUNTS = {"requests_per_minute": 1, "tokens_per_minute": 10, "max_concurrency": 2}

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
-from sqlalchemy.dialects import sqlite
 
 from engine.delivery import Take
 from engine.messages import AddRequest, LeaseLow
@@ -14,19 +13,17 @@ from server.accounts.auth import SCOPES
 from server.accounts.keys import create_key
 from server.billing.base_revisions import name_base
 from server.billing.budgets import Budget, set_budget
-from server.billing.holds import get_hold, open_requests
+from server.billing.holds import get_hold
 from server.database.database import LedgerUnavailable
 from server.inference.limit_refusals import RefusingLimit
 from server.inference.token_leases import TokenLeases
 from server.limits.amounts import Amounts
-from server.limits.base_limits import MAX_BASES, scope_id, set_base_limits
+from server.limits.base_limits import MAX_BASES, set_base_limits
 from server.limits.learned import FIRST_GUESS
 from server.limits.memory import MemoryLimiter
-from server.limits.rules import Grant, Limit
-from server.limits.tables import limiter_epochs
 from server.pool.running import Running, RunningRequest
 from tests.registry.rows import add_version
-from tests.server.factories import NOW_MS, insert_holds, make_hold, make_price
+from tests.server.factories import NOW_MS, make_price
 from tests.server.fake_engines import FakeEngines
 from tests.server.in_process import InProcess, User, with_engines
 
@@ -206,19 +203,6 @@ def test_limits_on_a_base_model_cost_its_requests_no_query(
     assert min(counts) == 0
 
 
-def test_seats_on_a_base_model_are_carried_to_the_next_way_of_counting(product: InProcess) -> None:
-    price = make_price(product.gateway.database)
-    holds = {"r1": "org/large", "r2": "small"}
-    insert_holds(
-        product.gateway.database,
-        *(make_hold(price, name, tenant_id="ten_x", base_model=it) for name, it in holds.items()),
-        make_hold(price, "anothers", tenant_id="ten_y", base_model="org/large"),
-    )
-    limit = Limit("concurrency", "base", scope_id("ten_x", "org/large"), 1)
-    found = product.gateway.database.read_sync(lambda c: open_requests(c, limit, NOW_MS))
-    assert [name for name, _ in found] == ["r1"]
-
-
 def test_a_hold_names_the_base_model_of_an_adapter(product: InProcess) -> None:
     user = with_adapter(user_of(product))
     assert user.complete("pirate").status_code == 200
@@ -322,43 +306,6 @@ def test_who_would_wait_too_long_or_comes_too_late_is_refused_before_anything_is
         load.remove(waiting)
     assert limits_of(user)["requests", "tenant"]["used"] == 0
     assert user.complete("base").status_code == 200
-
-
-class LateLimiter(MemoryLimiter):
-    """A limiter that still counts in epoch 7 and moves to the current 8 after `after` refreshes."""
-
-    def __init__(self, after: int) -> None:
-        super().__init__(lambda: NOW_MS)
-        self.after = after
-        self.released: list[int | None] = []
-
-    async def acquire(self, *args: Any, **options: Any) -> Grant:
-        epoch = 7 if self.after else 8
-        return replace(await super().acquire(*args, **options), epoch=epoch)
-
-    async def refresh(self) -> None:
-        self.after -= 1
-
-    def release(self, grant: Grant, used_tokens: int | None) -> None:
-        self.released.append(used_tokens)
-        super().release(grant, used_tokens)
-
-
-@pytest.mark.parametrize(("after", "status"), [(0, 200), (1, 200), (2, 200), (3, 503)])
-def test_what_was_charged_in_another_epoch_is_charged_again_before_it_is_held(
-    product: InProcess, after: int, status: int
-) -> None:
-    row = {"name": "limits", "epoch": 8, "mode": "local", "num_gateways": 2, "since_ms": 0}
-    product.gateway.database.write_sync(
-        lambda c: c.execute(sqlite.insert(limiter_epochs).values(row).on_conflict_do_nothing())
-    )
-    user = user_of(product, requests_per_minute=1)
-    limiter = LateLimiter(after)
-    here = replace(product, gateway=replace(product.gateway, limiter=limiter), _app=None)
-    assert replace(user, product=here).complete("base").status_code == status
-    # Each refused hold gave back the only request that the limit allows.
-    assert limiter.released[:after] == [None] * after
-    assert len(limiter.released) == after + (status == 200)
 
 
 # ---- token leases ----

@@ -202,11 +202,9 @@ def test_no_window_admits_more_than_a_minutes_worth_and_its_refill(script, rando
     for number, (wait_ms, tokens, share) in enumerate(script):
         now += wait_ms
         limits = (REQUESTS, TOKENS)
-        if not any(states.acquire(str(number), limits, (1, tokens), 10**6, now)):
+        if not any(states.acquire(str(number), limits, tokens, 10**6, now)):
             admitted.append([now, min(tokens, 600), 1])
-            grant = Grant(
-                request_id=str(number), limits=limits, tokens=tokens, epoch=None, standings=()
-            )
+            grant = Grant(request_id=str(number), limits=limits, tokens=tokens, standings=())
             open_ones.append((grant, admitted[-1], share))
         if open_ones and random.random() < 0.7:
             grant, entry, share = open_ones.pop(random.randrange(len(open_ones)))

@@ -1,71 +1,98 @@
-"""Calls of a real Redis that answers, does not answer, or has lost its data."""
+"""Gateways on a real Redis that answers, dies, does not answer, or has lost its data."""
 
 import asyncio
-import threading
 
 import pytest
 
-from server.limits.redis_states import (
-    Answer,
-    RedisStates,
-    StateLost,
-    acquire_call,
-    standings_call,
-)
-from server.limits.rules import Limit
-from server.limits.shared import StateUnavailable
+from server.limits.calls import Call
+from server.limits.redis_calls import RedisCalls, StateUnavailable
+from server.limits.rules import Grant, Limit, RateLimited
+from server.limits.shared import SharedLimiter
 from tests import needs
 from tests.redis_server import RedisServer
 
 TOKENS = Limit("tokens", "tenant", "t", 600)
-PREFIX = "chorale:{test}:1.0"
+SEATS = Limit("concurrency", "tenant", "t", 90)
 
 
-def test_a_redis_that_does_not_answer_costs_a_call_its_deadline(
-    may_start_servers, tmp_path_factory
-):
+@pytest.fixture
+def server(may_start_servers, tmp_path_factory):
     needs.redis()
     server = RedisServer(tmp_path_factory.mktemp("r")).start()
+    yield server
+    server.stop()
 
+
+def test_a_redis_that_does_not_answer_costs_a_call_its_deadline(server):
     async def play():
-        states = RedisStates(server.url, deadline_s=0.05)
-        await states.begin(PREFIX, is_first=True)
-        assert isinstance(await states.run(PREFIX, standings_call([TOKENS])), Answer)
+        calls, call = RedisCalls(server.url, deadline_s=0.05), Call("standings", (TOKENS,))
+
+        async def ask():
+            return call.read(await calls.evaluate(call.keys("p"), call.arguments()))
+
+        assert (await ask()).standings[0].remaining == 600
         server.freeze()
         with pytest.raises(StateUnavailable):
-            await states.run(PREFIX, standings_call([TOKENS]))
+            await ask()
         server.thaw()
-        await states.ping()
-        server.wipe()
-        with pytest.raises(StateLost):
-            await states.run(PREFIX, standings_call([TOKENS]))
+        await calls.evaluate(call.keys("p"), call.arguments(), is_patient=True)
         server.stop()
         with pytest.raises(StateUnavailable):
-            await states.ping()
-        await states.close()
+            await calls.evaluate(call.keys("p"), call.arguments(), is_patient=True)
+        await calls.close()
 
-    try:
-        asyncio.run(play())
-    finally:
-        server.stop()
+    asyncio.run(play())
 
 
-def test_gateways_that_race_for_one_limit_get_exactly_that(redis_server):
-    redis_server.wipe()
-    admitted = []
+async def race(limiters, count=200, when_half=lambda: None):
+    """Ask both gateways at once for `count` seats. Returns what they granted.
 
-    async def ask(name):
-        states = RedisStates(redis_server.url, deadline_s=10.0)
-        await states.begin(PREFIX, is_first=True)
-        calls = [acquire_call(f"{name}-{i}", [TOKENS], 7, 60_000) for i in range(60)]
-        answers = await asyncio.gather(*(states.run(PREFIX, call) for call in calls))
-        admitted.extend(answer for answer in answers if not any(answer.waits))
-        await states.close()
+    when_half: called when half of the requests were answered.
+    """
+    num_answered = 0
 
-    threads = [threading.Thread(target=lambda n=n: asyncio.run(ask(n))) for n in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    # The limit refills by 10 a second, and the race takes less than a second.
-    assert 600 // 7 <= len(admitted) <= 600 // 7 + 10
+    async def ask(limiter, number):
+        nonlocal num_answered
+        coming = limiter.acquire(f"{number}", [SEATS], tokens=0, lifetime_ms=600_000)
+        try:
+            return await coming
+        except RateLimited as refused:
+            return refused
+        finally:
+            num_answered += 1
+            if num_answered == count // 2:
+                when_half()
+
+    asked = (ask(limiters[number % 2], number) for number in range(count))
+    found = await asyncio.gather(*asked)
+    return [each for each in found if isinstance(each, Grant)]
+
+
+@pytest.mark.parametrize("fault", [None, "stop", "freeze", "wipe"])
+def test_gateways_that_race_pass_a_limit_by_its_amount_at_most_while_redis_fails(server, fault):
+    """Gateways get exactly the limit without a fault, and after one again."""
+
+    async def play():
+        deadline_s = 0.2 if fault == "freeze" else 10.0
+        limiters = [
+            SharedLimiter("race", RedisCalls(server.url, deadline_s=deadline_s), name, place=(0, 1))
+            for name in ("a", "b")
+        ]
+        for limiter in (*limiters, *limiters):
+            await limiter.beat() if limiter._num_beats else await limiter.start()
+        grants = await race(limiters, when_half=getattr(server, fault) if fault else lambda: None)
+        assert SEATS.amount <= len(grants) <= SEATS.amount * (2 if fault else 1)
+        if fault == "stop":
+            server.start()
+        server.thaw()
+        for grant in grants:
+            limiters[int(grant.request_id) % 2].release(grant, 0)
+        for limiter in limiters:
+            while not limiter._redis_counts.is_set() or limiter._num_beats < 3:
+                await limiter.beat()
+            await limiter.flush()
+        assert len(await race(limiters)) == SEATS.amount
+        for limiter in limiters:
+            await limiter.close()
+
+    asyncio.run(play())

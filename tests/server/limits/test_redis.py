@@ -5,14 +5,8 @@ from dataclasses import replace
 from hypothesis import example, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from server.limits.redis_states import (
-    SCRIPT,
-    Answer,
-    acquire_call,
-    check_call,
-    release_call,
-    standings_call,
-)
+from server.limits.calls import Answer, Call
+from server.limits.redis_calls import SCRIPT
 from tests.server.limiter_machine import (
     BORN_MS,
     LATE_REFUNDS,
@@ -22,7 +16,7 @@ from tests.server.limiter_machine import (
     refunds,
 )
 
-PREFIX = "chorale:{test}:1"
+PREFIX = "chorale:{test}"
 
 
 class ScriptStates:
@@ -38,19 +32,18 @@ class ScriptStates:
         keys = call.keys(PREFIX)
         return call.read(self.client.eval(SCRIPT, len(keys), *keys, *call.arguments()))
 
-    def acquire(self, request_id, limits, units, lifetime_ms, now_ms):
-        call = acquire_call(request_id, limits, 0, lifetime_ms)
-        return list(self.run(replace(call, units=tuple(units)), now_ms).waits)
-
-    def check(self, limits, units, now_ms):
-        call = replace(check_call(limits, tokens=1), units=tuple(units))
+    def acquire(self, request_id, limits, tokens, lifetime_ms, now_ms):
+        call = Call("acquire", tuple(limits), tokens, request_id, lifetime_ms)
         return list(self.run(call, now_ms).waits)
 
+    def check(self, limits, tokens, now_ms):
+        return list(self.run(Call("check", tuple(limits), tokens), now_ms).waits)
+
     def release(self, grant, used_tokens, now_ms):
-        self.run(release_call(grant, used_tokens), now_ms)
+        self.run(Call("release", grant.limits, used_tokens, grant.request_id), now_ms)
 
     def standings(self, limits, now_ms, *, with_holders):
-        return self.run(standings_call(limits), now_ms).standings
+        return self.run(Call("standings", tuple(limits)), now_ms).standings
 
 
 def test_the_script_is_the_models_step_by_step(redis_server):
