@@ -1,18 +1,21 @@
 """`chorale adapters alias | rollback | moves`: which version an alias means, and which it meant."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
-from server.cli.terminal import CommandFailed, say, show_json, show_table
+from server.cli.api_command import table
+from server.cli.connection import Name
+from server.cli.terminal import CommandFailed, say
 from server.cli.units import moment
+from server.client.paths import adapter_path
 from server.text.json_object import JsonObject
 
 Alias = Annotated[str, typer.Argument(help="The alias; requests name it as NAME@ALIAS.")]
 
 
 def set_alias(
+    client: Any,
     name: Name,
     alias: Alias,
     version: Annotated[int, typer.Argument(help="The version it points to from now on.")],
@@ -22,53 +25,40 @@ def set_alias(
     percent: Annotated[
         int | None, typer.Option(min=1, max=99, help="Percent of the requests that get --canary.")
     ] = None,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Point an alias to a version, and for a percentage of the requests to another one."""
-    from server.client.http import adapter_path
-
     if (canary is None) != (percent is None):
         raise CommandFailed("--canary and --percent go together.", exit_code=2)
     body: JsonObject = {"version": version}
     if canary is not None:
         body["canary"] = {"version": canary, "percent": percent}
-    with as_tenant(url, api_key) as client:
-        adapter = client.request("PUT", adapter_path(name, "aliases", alias), body=body)
+    adapter = client.request("PUT", adapter_path(name, "aliases", alias), body=body)
     _say_meaning(name, alias, adapter)
 
 
-def roll_back(name: Name, alias: Alias, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def roll_back(client: Any, name: Name, alias: Alias) -> None:
     """Point an alias to the version before its last move; a second rollback undoes the first."""
-    from server.client.http import adapter_path
-
-    with as_tenant(url, api_key) as client:
-        before = client.request("GET", adapter_path(name))
-        adapter = client.request("POST", adapter_path(name, "aliases", alias, "rollback"))
+    before = client.request("GET", adapter_path(name))
+    adapter = client.request("POST", adapter_path(name, "aliases", alias, "rollback"))
     _say_meaning(name, alias, adapter, before)
 
 
-def list_moves(
-    name: Name, alias: Alias, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
-) -> None:
+def list_moves(client: Any, name: Name, alias: Alias) -> Any:
     """List the versions that an alias has meant, the latest move first, and who moved it."""
-    from server.client.http import adapter_path
-
-    with as_tenant(url, api_key) as client:
-        found = client.list_all(adapter_path(name, "aliases", alias, "moves"), "before", "id")
-    if json:
-        show_json(found)
-        return
-    rows = [
-        {**move, "moved_at": moment(move["moved_at"]), "canary": as_share(move["canary"])}
-        for move in found
-    ]
-    show_table(("moved_at", "version", "canary", "moved_by"), rows)
+    return client.list_all(adapter_path(name, "aliases", alias, "moves"), "before", "id")
 
 
 def as_share(canary: dict[str, int] | None) -> str | None:
     """The split in words, such as "10 % to 4"; None where there is none."""
     return f"{canary['percent']} % to {canary['version']}" if canary else None
+
+
+show_moves = table(
+    ("moved_at", "version", "canary", "moved_by"),
+    lambda move: {
+        **move, "moved_at": moment(move["moved_at"]), "canary": as_share(move["canary"])
+    },
+)  # fmt: skip
 
 
 def _say_meaning(

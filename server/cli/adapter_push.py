@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 from rich.markup import escape
 
-from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
+from server.cli.connection import Name
 from server.cli.passport import show_passport
 from server.cli.terminal import CommandFailed, say, show_json, show_table
 from server.text.json_object import JsonObject
@@ -44,6 +44,8 @@ Source = Annotated[
 
 
 def push(
+    client: "Client",
+    json: bool,
     source: Source,
     name: Annotated[str, typer.Option(help="Name by which requests call the adapter.")],
     alias: Alias = None,
@@ -59,18 +61,14 @@ def push(
     revision: Annotated[
         str | None, typer.Option(help="Branch, tag or commit of the hub's repository.")
     ] = None,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    json: Json = False,
 ) -> None:
     """Upload an adapter as a new version; an interrupted upload is resumed where it stopped."""
-    with as_tenant(url, api_key) as client:
-        template, adapter = _template(response_template), _find(source, revision)
-        with _report(json):
-            pushed = push_with_progress(
-                client, adapter, name, alias=alias, direct=direct,
-                response_template=template, base_model=base_model,
-            )  # fmt: skip
+    template, adapter = _template(response_template), _find(source, revision)
+    with _report(json):
+        pushed = push_with_progress(
+            client, adapter, name, alias=alias, direct=direct,
+            response_template=template, base_model=base_model,
+        )  # fmt: skip
     if json:
         show_json(pushed.upload)
         return
@@ -81,18 +79,17 @@ def push(
 
 
 def validate(
+    client: "Client",
+    json: bool,
     source: Source,
     base_model: BaseModelName = None,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    json: Json = False,
 ) -> None:
     """Check an adapter as a push would, without proving it in an engine; nothing is kept."""
     from server.cli.upload_bar import UploadBar
     from server.client.files import size_bytes_of
     from server.client.uploads import Uploader
 
-    with as_tenant(url, api_key) as client, _report(json), _find(source).as_sent() as folder:
+    with _report(json), _find(source).as_sent() as folder:
         size_bytes = size_bytes_of(folder)
         with UploadBar(size_bytes) as bar:
             bar.begin(Path(source).resolve().name, size_bytes)
@@ -106,6 +103,8 @@ def validate(
 
 
 def prove(
+    client: "Client",
+    json: bool,
     name: Name,
     version: Annotated[
         int, typer.Argument(min=1, help="Version that was made for another base model.")
@@ -115,14 +114,11 @@ def prove(
         str | None,
         typer.Option(metavar="NAME", help="Base model to prove it on, where several are served."),
     ] = None,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    json: Json = False,
 ) -> None:
     """Prove a version on another base model and publish it; nothing is uploaded."""
     from server.client.uploads import Uploader
 
-    with as_tenant(url, api_key) as client, _report(json):
+    with _report(json):
         upload = Uploader(client).prove_again(name, version, alias, base_model=base_model)
     if json:
         show_json(upload)
@@ -133,20 +129,17 @@ def prove(
 
 
 def import_all(
+    client: "Client",
+    json: bool,
     folder: Annotated[
         Path, typer.Argument(metavar="DIR", help="Folder that holds a folder of each adapter.")
     ],
     alias: Alias = None,
     direct: Direct = False,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    json: Json = False,
 ) -> None:
     """Push every adapter in a folder, each under the name of its own folder; resumable."""
     _check_alias(alias)
-    imports = _adapters_in(folder)
-    with as_tenant(url, api_key) as client:
-        rows = _push_all(client, imports, alias, direct)
+    rows = _push_all(client, _adapters_in(folder), alias, direct)
     if json:
         show_json(rows)
     else:

@@ -3,63 +3,51 @@
 The commands keep an adapter resident, share it, and answer what other tenants offer.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
+from server.cli.connection import Name
 from server.cli.terminal import say, show_json, show_table
 from server.cli.units import dollars, megabytes, moment
+from server.client.paths import adapter_path, offer_path
 from server.text.json_object import JsonObject
 
 Tenant = Annotated[str, typer.Argument(help="Name or id of the other tenant.")]
 Offered = Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The offered adapter.")]
 
 
-def pin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def pin(client: Any, name: Name) -> None:
     """Keep the version that `latest` means in the engines' memory, at a price by the hour."""
-    from server.client.http import adapter_path
-
-    with as_tenant(url, api_key) as client:
-        made = client.request("PUT", adapter_path(name, "pin"))
+    made = client.request("PUT", adapter_path(name, "pin"))
     price, size = dollars(made["price_nanousd_per_hour"]), megabytes(made["size_bytes"])
     say(f"{name}@{made['version']} stays resident: {size} at {price} an hour.")
 
 
-def unpin(name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def unpin(client: Any, name: Name) -> None:
     """Let an adapter be evicted again when others need the memory."""
-    from server.client.http import adapter_path
-
-    with as_tenant(url, api_key) as client:
-        client.request("DELETE", adapter_path(name, "pin"))
+    client.request("DELETE", adapter_path(name, "pin"))
     say(f"{name} is not pinned any more.")
 
 
-def grant(name: Name, tenant: Tenant, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def grant(client: Any, name: Name, tenant: Tenant) -> None:
     """Offer an adapter to another tenant, which may accept and use it at its own cost."""
-    from server.client.http import adapter_path
-
-    with as_tenant(url, api_key) as client:
-        made = client.request("PUT", adapter_path(name, "grants", tenant))
+    made = client.request("PUT", adapter_path(name, "grants", tenant))
     if made["status"] == "accepted":
         say(f"{made['tenant']} may use {name}.")
     else:
         say(f"{name} is offered to {tenant}, if there is such a tenant; it has 30 days to accept.")
 
 
-def revoke(name: Name, tenant: Tenant, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def revoke(client: Any, name: Name, tenant: Tenant) -> None:
     """Take an offer or a grant back: the other tenant's next request is refused."""
-    from server.client.http import adapter_path
-
-    with as_tenant(url, api_key) as client:
-        gone = client.request("DELETE", adapter_path(name, "grants", tenant))
+    gone = client.request("DELETE", adapter_path(name, "grants", tenant))
     say(f"{gone['tenant']} may not use {name}.")
 
 
-def list_offers(url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False) -> None:
+def list_offers(client: Any, json: bool) -> None:
     """List the adapters that other tenants offer to you, and those that you accepted."""
-    with as_tenant(url, api_key) as client:
-        answer = client.request("GET", "/v1/offers")
+    answer = client.request("GET", "/v1/offers")
     if json:
         show_json(answer["data"])
     elif answer["data"]:
@@ -71,21 +59,15 @@ def list_offers(url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = Fal
         say("More offers appear when these are answered.")
 
 
-def accept(model: Offered, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def accept(client: Any, model: Offered) -> None:
     """Accept an offer, so that your requests may name the adapter, at your cost."""
-    from server.client.http import offer_path
-
-    with as_tenant(url, api_key) as client:
-        client.request("PUT", offer_path(model))
+    client.request("PUT", offer_path(model))
     say(f"Requests may name {model}.")
 
 
-def decline(model: Offered, url: Url = DEFAULT_URL, api_key: ApiKey = None) -> None:
+def decline(client: Any, model: Offered) -> None:
     """Decline an offer, which its owner is not told, or give an accepted adapter back."""
-    from server.client.http import offer_path
-
-    with as_tenant(url, api_key) as client:
-        client.request("DELETE", offer_path(model))
+    client.request("DELETE", offer_path(model))
     say(f"{model} is declined.")
 
 

@@ -1,15 +1,17 @@
 """`chorale adapters`: a tenant's own adapters."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from server.cli import adapter_aliases, adapter_convert, adapter_push, adapter_sharing
 from server.cli.adapter_aliases import as_share
-from server.cli.connection import DEFAULT_URL, ApiKey, Json, Name, Url, as_tenant
+from server.cli.api_command import api_command, table
+from server.cli.connection import Name
 from server.cli.passport import show_passport
 from server.cli.terminal import confirm, say, show_facts, show_json, show_table
 from server.cli.units import dollars, megabytes, moment
+from server.client.paths import adapter_path
 from server.text.json_object import JsonObject
 
 app = typer.Typer(no_args_is_help=True, help="A tenant's own adapters.")
@@ -20,23 +22,21 @@ Version = Annotated[
     int | None, typer.Option(min=1, help="Only this version, not the whole adapter.")
 ]
 
-app.command("push")(adapter_push.push)
-app.command("import")(adapter_push.import_all)
-app.command("validate")(adapter_push.validate)
-app.command("prove")(adapter_push.prove)
+api_command(app, "push")(adapter_push.push)
+api_command(app, "import")(adapter_push.import_all)
+api_command(app, "validate")(adapter_push.validate)
+api_command(app, "prove")(adapter_push.prove)
 app.command("convert")(adapter_convert.convert)
 
 
-@app.command("list")
+@api_command(app, "list")
 def list_adapters(
+    client: Any,
+    json: bool,
     search: Annotated[str | None, typer.Option(help="Only names with this text in them.")] = None,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    json: Json = False,
 ) -> None:
     """List all adapters, each with the version of its alias latest."""
-    with as_tenant(url, api_key) as client:
-        found = client.list_all("/v1/adapters", "after", "id", {"search": search})
+    found = client.list_all("/v1/adapters", "after", "id", {"search": search})
     if json:
         show_json(found)
     elif found:
@@ -48,16 +48,11 @@ def list_adapters(
         say("There are no adapters yet: chorale adapters push DIR --name NAME")
 
 
-@app.command("show")
-def show_adapter(
-    name: Name, url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False
-) -> None:
+@api_command(app, "show")
+def show_adapter(client: Any, json: bool, name: Name) -> None:
     """Show one adapter: aliases, pin, grants, and the passport of the version of alias latest."""
-    from server.client.http import adapter_path
-
-    with as_tenant(url, api_key) as client:
-        adapter = client.request("GET", adapter_path(name))
-        grants = client.request("GET", adapter_path(name, "grants"))["data"]
+    adapter = client.request("GET", adapter_path(name))
+    grants = client.request("GET", adapter_path(name, "grants"))["data"]
     if json:
         show_json({**adapter, "grants": grants})
         return
@@ -76,71 +71,61 @@ def show_adapter(
         show_passport(latest["passport"], latest)
 
 
-@app.command("versions")
+@api_command(
+    app,
+    "versions",
+    show=table(
+        ("version", "state", "base", "rank", "size", "tier", "created", "digest"),
+        lambda version: _version_row(version),
+    ),
+)
 def list_versions(
+    client: Any,
     name: Name,
     deleted: Annotated[
         bool, typer.Option("--deleted", help="Also list the deleted versions.")
     ] = False,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    json: Json = False,
-) -> None:
+) -> Any:
     """List every version of an adapter, the newest first."""
-    from server.client.http import adapter_path
-
     params = {"include_deleted": True} if deleted else None
-    with as_tenant(url, api_key) as client:
-        found = client.list_all(adapter_path(name, "versions"), "before", "version", params)
-    if json:
-        show_json(found)
-    else:
-        columns = ("version", "state", "base", "rank", "size", "tier", "created", "digest")
-        show_table(columns, [_version_row(version) for version in found])
+    return client.list_all(adapter_path(name, "versions"), "before", "version", params)
 
 
-app.command("alias")(adapter_aliases.set_alias)
-app.command("rollback")(adapter_aliases.roll_back)
-app.command("moves")(adapter_aliases.list_moves)
-app.command("pin")(adapter_sharing.pin)
-app.command("unpin")(adapter_sharing.unpin)
-app.command("grant")(adapter_sharing.grant)
-app.command("revoke")(adapter_sharing.revoke)
-app.command("offers")(adapter_sharing.list_offers)
-app.command("accept")(adapter_sharing.accept)
-app.command("decline")(adapter_sharing.decline)
+api_command(app, "alias")(adapter_aliases.set_alias)
+api_command(app, "rollback")(adapter_aliases.roll_back)
+api_command(app, "moves", show=adapter_aliases.show_moves)(adapter_aliases.list_moves)
+api_command(app, "pin")(adapter_sharing.pin)
+api_command(app, "unpin")(adapter_sharing.unpin)
+api_command(app, "grant")(adapter_sharing.grant)
+api_command(app, "revoke")(adapter_sharing.revoke)
+api_command(app, "offers")(adapter_sharing.list_offers)
+api_command(app, "accept")(adapter_sharing.accept)
+api_command(app, "decline")(adapter_sharing.decline)
 
 
-@app.command("rm")
+@api_command(app, "rm")
 def remove(
+    client: Any,
     name: Name,
     version: Version = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Delete an adapter with all its versions, or one version; `restore` brings it back."""
     if not yes:
         with_what = "" if version else " with all its versions and aliases"
         confirm(f"Delete {_shown(name, version)}{with_what}?")
-    with as_tenant(url, api_key) as client:
-        client.request("DELETE", _path(name, version))
+    client.request("DELETE", _path(name, version))
     say(f"{_shown(name, version)} is deleted; `restore` brings it back while the server keeps it.")
 
 
-@app.command("restore")
-def restore(
-    name: Name, version: Version = None, url: Url = DEFAULT_URL, api_key: ApiKey = None
-) -> None:
+@api_command(app, "restore")
+def restore(client: Any, name: Name, version: Version = None) -> None:
     """Bring back a deleted adapter or version, with its aliases as they were."""
-    with as_tenant(url, api_key) as client:
-        client.request("POST", f"{_path(name, version)}/restore")
+    client.request("POST", f"{_path(name, version)}/restore")
     say(f"{_shown(name, version)} is back.")
 
 
 def _path(name: str, version: int | None) -> str:
-    from server.client.http import adapter_path
-
     return adapter_path(name) if version is None else adapter_path(name, "versions", version)
 
 

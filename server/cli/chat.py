@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from server.cli.connection import DEFAULT_URL, ApiKey, Url, as_tenant
 from server.cli.terminal import CommandFailed, say
 from server.text.json_object import JsonObject
 
@@ -17,6 +16,7 @@ _PROMPT = "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK} "
 
 
 def chat(
+    client: "Client",
     model: Annotated[str, typer.Option(help="Id of the base model, or name of an adapter.")],
     system: Annotated[
         str | None, typer.Option(help="System message at the start of the chat.")
@@ -28,24 +28,21 @@ def chat(
         int | None,
         typer.Option(min=1, help="Tokens of one answer; by default what the context leaves."),
     ] = None,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
 ) -> None:
     """Chat with a model. /new starts over; Ctrl-C ends an answer, Ctrl-D ends the chat."""
     start = [{"role": "system", "content": system}] if system else []
     options = {"model": model, "temperature": temperature, "max_tokens": max_tokens}
     options = {name: value for name, value in options.items() if value is not None}
     messages = list(start)
-    with as_tenant(url, api_key) as client:
-        found = client.request("GET", f"/v1/models/{model}")  # refuses a wrong name before a prompt
-        if shutdown := found.get("shutdown_date"):
-            raise CommandFailed(f"{model} was deleted on {shutdown}.")
-        while (line := _read_line()) is not None:
-            if line == "/new":
-                messages = list(start)
-            elif line:
-                messages.append({"role": "user", "content": line})
-                _take_turn(client, messages, options)
+    found = client.request("GET", f"/v1/models/{model}")  # refuses a wrong name before a prompt
+    if shutdown := found.get("shutdown_date"):
+        raise CommandFailed(f"{model} was deleted on {shutdown}.")
+    while (line := _read_line()) is not None:
+        if line == "/new":
+            messages = list(start)
+        elif line:
+            messages.append({"role": "user", "content": line})
+            _take_turn(client, messages, options)
 
 
 def _read_line() -> str | None:

@@ -4,16 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from server.cli.connection import (
-    DEFAULT_DATA_DIR,
-    DEFAULT_URL,
-    AdminKey,
-    DataDir,
-    Json,
-    Url,
-    as_operator,
-)
-from server.cli.operator import operator_command
+from server.cli.api_command import api_command, table
 from server.cli.terminal import say, show_json
 from server.cli.units import moment
 from server.text.json_object import JsonObject
@@ -42,7 +33,12 @@ def _row(engine: JsonObject) -> JsonObject:
     }
 
 
-@operator_command(app, "list", _COLUMNS, _row, empty="The gateway knows of no engine yet.")
+@api_command(
+    app,
+    "list",
+    operator=True,
+    show=table(_COLUMNS, _row, empty="The gateway knows of no engine yet."),
+)
 def list_engines(client: Any) -> Any:
     """List the engines of all machines, and what those of the gateway's machine do now.
 
@@ -52,22 +48,19 @@ def list_engines(client: Any) -> Any:
     return client.request("GET", "/admin/v1/engines")["data"]
 
 
-@app.command("lost")
+@api_command(app, "lost", operator=True)
 def lose_engine(
+    client: Any,
+    json: bool,
     engine_id: Annotated[
         str, typer.Argument(help="Id of the engine, as `chorale audit` names it.")
     ],
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
 ) -> None:
     """Void the open holds of an engine whose journal is gone for good.
 
     Its requests that are not in the ledger yet become free of charge.
     """
-    with as_operator(url, admin_key, data_dir) as client:
-        found = client.request("POST", f"/admin/v1/engines/{engine_id}/lost")
+    found = client.request("POST", f"/admin/v1/engines/{engine_id}/lost")
     if json:
         show_json(found)
         return
@@ -76,12 +69,15 @@ def lose_engine(
         say(f"{found['num_open']} more have not expired: say it again in some minutes.")
 
 
-@operator_command(
+@api_command(
     app,
     "suspects",
-    _SUSPECT,
-    lambda suspect: {**suspect, "expires_at": moment(suspect["expires_at"])},
-    empty="The gateway suspects no request.",
+    operator=True,
+    show=table(
+        _SUSPECT,
+        lambda suspect: {**suspect, "expires_at": moment(suspect["expires_at"])},
+        empty="The gateway suspects no request.",
+    ),
 )
 def list_suspects(client: Any, clear: Cleared = None) -> Any:
     """List or clear the requests that engines may have died of, as this gateway saw it."""

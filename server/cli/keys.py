@@ -2,31 +2,17 @@
 
 import sys
 import time
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from server.cli.api_command import Given, api_command, table
 from server.cli.beside import DatabaseUrl, ServerDir, open_beside
-from server.cli.connection import (
-    DEFAULT_DATA_DIR,
-    DEFAULT_URL,
-    AdminKey,
-    ApiKey,
-    DataDir,
-    Json,
-    Url,
-    as_operator,
-    as_tenant,
-)
+from server.cli.connection import DEFAULT_DATA_DIR
 from server.cli.limit_options import MaxConcurrency, RequestsPerMinute, TokensPerMinute
-from server.cli.terminal import CommandFailed, confirm, say, show, show_json, show_table
+from server.cli.terminal import CommandFailed, confirm, say, show
 from server.cli.units import moment, time_option
 from server.text.json_object import JsonObject
-
-if TYPE_CHECKING:
-    from server.client.http import Client
 
 app = typer.Typer(
     no_args_is_help=True, help="API keys: those of any tenant (operator), or one's own."
@@ -42,10 +28,30 @@ Tenant = Annotated[
 KeyId = Annotated[str, typer.Argument(help="Id of the key, as `chorale keys list` shows it.")]
 
 _DAY_S = 86_400
+_COLUMNS = (
+    "key_id", "name", "prefix", "scopes", "created_by", "expires_at", "last_used_at", "state",
+)  # fmt: skip
 
 
-@app.command("create")
+def _as_row(key: JsonObject) -> JsonObject:
+    times = {name: key.get(name) and moment(key[name]) for name in ("expires_at", "last_used_at")}
+    is_over = bool(key.get("expires_at")) and key["expires_at"] <= time.time()
+    state = "revoked" if key.get("revoked_at") else "expired" if is_over else "active"
+    return {**key, **times, "state": state}
+
+
+def _is_operators(given: Given) -> bool:
+    return given["tenant"] is not None or given.get("of_tenant", False)
+
+
+def _show_new(key: JsonObject) -> None:
+    say(f"Key {key['key_id']}, shown only this once:")
+    show(key["api_key"])
+
+
+@api_command(app, "create", operator=_is_operators, show=_show_new)
 def create(
+    client: Any,
     tenant: Tenant = None,
     name: Annotated[str, typer.Option(help="Name to tell the key from others.")] = "",
     scope: Annotated[
@@ -61,12 +67,7 @@ def create(
     requests_per_minute: RequestsPerMinute = None,
     tokens_per_minute: TokensPerMinute = None,
     max_concurrency: MaxConcurrency = None,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+) -> Any:
     """Make a key and show it, once: the server keeps only its HMAC."""
     terms = {
         "scopes": scope,
@@ -76,32 +77,18 @@ def create(
         "max_concurrency": max_concurrency,
     }
     body = {"name": name} | {field: value for field, value in terms.items() if value}
-    with _connect(tenant, url, api_key, admin_key, data_dir) as client:
-        _show_new(client.request("POST", _path(tenant), body=body), json)
+    return _new(client.request("POST", _path(tenant), body=body))
 
 
-@app.command("list")
-def list_keys(
-    tenant: Tenant = None,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+@api_command(app, "list", operator=_is_operators, show=table(_COLUMNS, _as_row))
+def list_keys(client: Any, tenant: Tenant = None) -> Any:
     """List keys, revoked ones too, and when each was used last."""
-    with _connect(tenant, url, api_key, admin_key, data_dir) as client:
-        found = client.list_all(_path(tenant), "after", "key_id")
-    if json:
-        show_json(found)
-        return
-    rows = [_as_row(key) for key in found]
-    columns = ("key_id", "name", "prefix", "scopes", "created_by", "expires_at", "last_used_at")
-    show_table((*columns, "state"), rows)
+    return client.list_all(_path(tenant), "after", "key_id")
 
 
-@app.command("rotate")
+@api_command(app, "rotate", operator=_is_operators, show=_show_new)
 def rotate(
+    client: Any,
     key_id: KeyId,
     tenant: Tenant = None,
     overlap_s: Annotated[
@@ -118,26 +105,21 @@ def rotate(
             "on.",
         ),
     ] = False,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+) -> Any:
     """Make a key that replaces another, which expires after the overlap.
 
     The new key goes on with what is left of the old one's limits.
     """
-    with _connect(tenant, url, api_key, admin_key, data_dir) as client:
-        path = f"{_path(tenant)}/{key_id}/rotate"
-        if overlap_s is None:
-            overlap_s = 0 if compromised else _DAY_S
-        body = {"overlap_s": overlap_s} | ({"compromised": True} if compromised else {})
-        _show_new(client.request("POST", path, body=body), json)
+    path = f"{_path(tenant)}/{key_id}/rotate"
+    if overlap_s is None:
+        overlap_s = 0 if compromised else _DAY_S
+    body = {"overlap_s": overlap_s} | ({"compromised": True} if compromised else {})
+    return _new(client.request("POST", path, body=body))
 
 
-@app.command("revoke")
+@api_command(app, "revoke", operator=_is_operators)
 def revoke(
+    client: Any,
     key_id: Annotated[
         str, typer.Argument(help="Id of the key, or with --all the id or name of the tenant.")
     ],
@@ -156,10 +138,6 @@ def revoke(
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Do not ask for confirmation of --all.")
     ] = False,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Revoke a key, or all of a tenant: they are refused from now on."""
     path, params = f"{_path(tenant)}/{key_id}", {"cascade": cascade or None}
@@ -169,8 +147,7 @@ def revoke(
         if not yes:
             confirm(f"Revoke all keys of {key_id}?")
         tenant, path = key_id, _path(key_id)
-    with _connect(tenant, url, api_key, admin_key, data_dir) as client:
-        ended = client.request("DELETE", path, params=params)["ended"]
+    ended = client.request("DELETE", path, params=params)["ended"]
     say(f"Revoked: {', '.join(ended)}." if ended else "Nothing was left to revoke.")
 
 
@@ -200,27 +177,10 @@ def _tell(conn: Any) -> None:
     )
 
 
-def _connect(
-    tenant: str | None, url: str, api_key: str | None, admin_key: str | None, data_dir: Path
-) -> "AbstractContextManager[Client]":
-    return as_tenant(url, api_key) if tenant is None else as_operator(url, admin_key, data_dir)
-
-
 def _path(tenant: str | None) -> str:
     return "/v1/keys" if tenant is None else f"/admin/v1/tenants/{tenant}/keys"
 
 
-def _as_row(key: JsonObject) -> JsonObject:
-    times = {name: key.get(name) and moment(key[name]) for name in ("expires_at", "last_used_at")}
-    is_over = bool(key.get("expires_at")) and key["expires_at"] <= time.time()
-    state = "revoked" if key.get("revoked_at") else "expired" if is_over else "active"
-    return {**key, **times, "state": state}
-
-
-def _show_new(key: JsonObject, as_json: bool) -> None:
-    if as_json:
-        # The key comes first, since it alone cannot be asked for again.
-        show_json({"api_key": key["api_key"], **key})
-        return
-    say(f"Key {key['key_id']}, shown only this once:")
-    show(key["api_key"])
+def _new(key: JsonObject) -> JsonObject:
+    """The answer with the key itself first, since it alone cannot be asked for again."""
+    return {"api_key": key["api_key"], **key}

@@ -26,6 +26,7 @@ from server.cli import (
     top,
     usage,
 )
+from server.cli.api_command import api_command, table
 from server.cli.terminal import OneLineErrors, show
 from server.version import VERSION
 
@@ -72,8 +73,8 @@ app.add_typer(routes.app, name="routes")
 app.add_typer(engines.app, name="engines")
 app.add_typer(models.app, name="models")
 app.command("top")(top.top)
-app.command("balance")(account.balance)
-app.command("limits")(account.limits)
+api_command(app, "balance", show=table(account.BALANCE))(account.balance)
+api_command(app, "limits", show=account.show_limits)(account.limits)
 app.add_typer(usage.app, name="usage")
 app.add_typer(receipts.app, name="receipts")
 app.add_typer(statements.app, name="statements")
@@ -81,8 +82,8 @@ app.add_typer(audit.app, name="audit")
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.command("plan")(plan.plan)
-app.command("simulate")(simulate.simulate)
-app.command("chat")(chat.chat)
+api_command(app, "simulate", operator=True, show=simulate.show_simulation)(simulate.simulate)
+api_command(app, "chat")(chat.chat)
 
 
 def main() -> None:

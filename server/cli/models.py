@@ -7,15 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from server.cli.connection import (
-    DEFAULT_DATA_DIR,
-    DEFAULT_URL,
-    AdminKey,
-    DataDir,
-    Url,
-    as_operator,
-)
-from server.cli.operator import operator_command
+from server.cli.api_command import api_command, table
 from server.cli.terminal import CommandFailed, say
 from server.text.json_object import JsonObject
 
@@ -35,14 +27,15 @@ def _row(model: JsonObject) -> JsonObject:
     return {**model, "base_revision": (model["base_revision"] or "")[:12]}
 
 
-@operator_command(app, "list", _COLUMNS, _row)
+@api_command(app, "list", operator=True, show=table(_COLUMNS, _row))
 def list_models(client: Any) -> Any:
     """List the base models, with what each is doing."""
     return client.request("GET", _PATH)["data"]
 
 
-@app.command()
+@api_command(app, "add", operator=True)
 def add(
+    client: Any,
     model: Annotated[str, typer.Argument(help="Folder of the model on the server, or a hub id.")],
     name: Annotated[
         str | None, typer.Option(help="Its name for clients; by default that of its folder.")
@@ -54,9 +47,6 @@ def add(
         ),
     ] = None,
     wait: Annotated[bool, typer.Option(help="Wait until it takes requests.")] = True,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Add a base model to a running server, or replace one that was added with this name.
 
@@ -64,51 +54,32 @@ def add(
     """
     name = name or model.rstrip("/").rpartition("/")[2]
     body = {"name": name, "model": model, "settings": dict(map(_setting, settings or ()))}
-    with as_operator(url, admin_key, data_dir) as client:
-        before = _homes(client, name)
-        is_changed = client.request("POST", _PATH, body=body)["is_changed"]
-        if not is_changed:
-            say(f"{name} is there already, with exactly these settings.")
-        elif wait:
-            _wait_for(client, name, before)
+    before = _homes(client, name)
+    is_changed = client.request("POST", _PATH, body=body)["is_changed"]
+    if not is_changed:
+        say(f"{name} is there already, with exactly these settings.")
+    elif wait:
+        _wait_for(client, name, before)
 
 
-@app.command()
-def drain(
-    name: Name,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+@api_command(app, "drain", operator=True)
+def drain(client: Any, name: Name) -> None:
     """Have a base model take no new requests; its engines end with the last one under way."""
-    with as_operator(url, admin_key, data_dir) as client:
-        client.request("POST", f"{_PATH}/{quote(name)}/drain")
+    client.request("POST", f"{_PATH}/{quote(name)}/drain")
     say(f"{name} takes no requests now; `chorale models resume {name}` has it serve again.")
 
 
-@app.command()
-def resume(
-    name: Name,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+@api_command(app, "resume", operator=True)
+def resume(client: Any, name: Name) -> None:
     """Have a drained base model serve again."""
-    with as_operator(url, admin_key, data_dir) as client:
-        client.request("POST", f"{_PATH}/{quote(name)}/resume")
+    client.request("POST", f"{_PATH}/{quote(name)}/resume")
     say(f"{name} is being started.")
 
 
-@app.command()
-def rm(
-    name: Name,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+@api_command(app, "rm", operator=True)
+def rm(client: Any, name: Name) -> None:
     """Remove a base model that was added; its last requests end, and are billed."""
-    with as_operator(url, admin_key, data_dir) as client:
-        client.request("DELETE", f"{_PATH}/{quote(name)}")
+    client.request("DELETE", f"{_PATH}/{quote(name)}")
     say(f"{name} is removed; its engines go when its last request has ended.")
 
 

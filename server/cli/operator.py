@@ -1,16 +1,13 @@
 """The operator's commands that are one call each: prices, budgets, money, audit log."""
 
-import inspect
 import uuid
-from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Annotated, Any
 
 import typer
 
-from server.cli import connection
-from server.cli.connection import AdminKey, DataDir, Json, Url, as_operator
-from server.cli.terminal import CommandFailed, say, show_json, show_table
+from server.cli.api_command import api_command, table
+from server.cli.terminal import CommandFailed
 from server.cli.units import dollars, moment, time_option
 from server.text.json_object import JsonObject
 
@@ -21,7 +18,6 @@ payments = typer.Typer(no_args_is_help=True, help="Payments of tenants (operator
 corrections = typer.Typer(no_args_is_help=True, help="Entries that undo another (operator).")
 audit_log = typer.Typer(no_args_is_help=True, help="What operators and keys did (operator).")
 
-Ask = Callable[..., Any]
 Given = Annotated[list[str], typer.Argument(metavar="NAME=VALUE...")]
 Tenant = Annotated[str, typer.Argument(help="Id or name of the tenant.")]
 Budget = Annotated[str, typer.Argument(help="monthly/hard, monthly/soft, prepaid/hard, ...")]
@@ -45,58 +41,19 @@ _ENTRY = ("entry_id", "kind", "tenant_name", "amount_usd", "memo")
 _LINE = ("audit_id", "at", "actor", "action", "target", "detail", "tenant_id")
 
 
-def operator_command(
-    app: typer.Typer,
-    name: str,
-    columns: Sequence[str],
-    as_row: Callable[[Any], JsonObject] = dict,
-    *,
-    empty: str | None = None,
-) -> Callable[[Ask], Ask]:
-    """Add a command to `app`: a function of the client, whose answer is shown as a table.
-
-    The options for the connection and --json are added to the function's own parameters.
-    empty: is said in place of a table without rows.
-    """
-
-    def add(ask: Ask) -> Ask:
-        def command(
-            url: Url = connection.DEFAULT_URL, admin_key: AdminKey = None,
-            data_dir: DataDir = connection.DEFAULT_DATA_DIR, json: Json = False, **given: Any,
-        ) -> None:  # fmt: skip
-            with as_operator(url, admin_key, data_dir) as client:
-                found = ask(client, **given)
-            if json:
-                show_json(found)
-            elif empty and not found:
-                say(empty)
-            else:
-                found = found if isinstance(found, list) else [found]
-                show_table(columns, [as_row(row) for row in found])
-
-        _, *own = inspect.signature(ask).parameters.values()
-        *shared, _ = inspect.signature(command).parameters.values()
-        command.__dict__["__signature__"] = inspect.Signature([*own, *shared])
-        command.__annotations__ = {each.name: each.annotation for each in (*own, *shared)}
-        app.command(name, help=inspect.getdoc(ask))(command)
-        return ask
-
-    return add
-
-
 def _price_row(price: JsonObject) -> JsonObject:
     times = {name: price[name] and moment(price[name]) for name in ("effective_at", "until")}
     amounts = {name: dollars(price[f"{name}_nanousd"] * unit) for name, unit in _UNITS.items()}
     return {**price, **times, **amounts}
 
 
-@operator_command(prices, "list", _PRICE, _price_row)
+@api_command(prices, "list", operator=True, show=table(_PRICE, _price_row))
 def list_prices(client: Any) -> Any:
     """List all versions: dollars for a million tokens of a kind, and for a GB-hour."""
     return client.request("GET", "/admin/v1/prices")["data"]
 
 
-@operator_command(prices, "add", _PRICE, _price_row)
+@api_command(prices, "add", operator=True, show=table(_PRICE, _price_row))
 def add_price(
     client: Any, given: Given, scope: Scope = "default", scope_id: ScopeId = "",
     base: Base = "", effective_at: Beginning = None, until: End = None,
@@ -121,27 +78,27 @@ def add_price(
     return client.request("POST", "/admin/v1/prices", body=body)
 
 
-@operator_command(budgets, "list", _BUDGET)
+@api_command(budgets, "list", operator=True, show=table(_BUDGET))
 def list_budgets(client: Any, tenant: Tenant) -> Any:
     """List a tenant's budgets, with what remains of each."""
     return client.request("GET", f"/admin/v1/tenants/{tenant}/budgets")["data"]
 
 
-@operator_command(budgets, "set", _BUDGET)
+@api_command(budgets, "set", operator=True, show=table(_BUDGET))
 def set_budget(client: Any, tenant: Tenant, budget: Budget, amount: Dollars) -> Any:
     """Set one of a tenant's budgets."""
     path = f"/admin/v1/tenants/{tenant}/budgets/{budget}"
     return client.request("PUT", path, body={"amount": amount})
 
 
-@operator_command(budgets, "rm", ("object", "deleted"))
+@api_command(budgets, "rm", operator=True, show=table(("object", "deleted")))
 def remove_budget(client: Any, tenant: Tenant, budget: Budget) -> Any:
     """Remove one of a tenant's budgets."""
     return client.request("DELETE", f"/admin/v1/tenants/{tenant}/budgets/{budget}")
 
 
-@operator_command(credits, "add", _ENTRY)
-@operator_command(payments, "add", _ENTRY)
+@api_command(credits, "add", operator=True, show=table(_ENTRY))
+@api_command(payments, "add", operator=True, show=table(_ENTRY))
 def book(
     client: Any, ctx: typer.Context, tenant: Tenant, amount: Dollars, memo: Memo = None,
     idempotency_key: CallName = None,
@@ -153,7 +110,7 @@ def book(
     return client.post_once(path, body, idempotency_key or uuid.uuid4().hex)
 
 
-@operator_command(corrections, "add", _ENTRY)
+@api_command(corrections, "add", operator=True, show=table(_ENTRY))
 def correct(
     client: Any, entry_id: EntryId, memo: Memo = None, idempotency_key: CallName = None
 ) -> Any:
@@ -162,7 +119,12 @@ def correct(
     return client.post_once("/admin/v1/corrections", body, idempotency_key or uuid.uuid4().hex)
 
 
-@operator_command(audit_log, "list", _LINE, lambda line: {**line, "at": moment(line["at"])})
+@api_command(
+    audit_log,
+    "list",
+    operator=True,
+    show=table(_LINE, lambda line: {**line, "at": moment(line["at"])}),
+)
 def list_lines(client: Any, tenant: Text = None, actor: Text = None, action: Text = None) -> Any:
     """List the latest hundred actions, the newest first."""
     asked = {"tenant": tenant, "actor": actor, "action": action}

@@ -1,27 +1,12 @@
 """`chorale routes`: names for several models, of a tenant or, with --admin, of the operator."""
 
-from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
-from server.cli.connection import (
-    DEFAULT_DATA_DIR,
-    DEFAULT_URL,
-    AdminKey,
-    ApiKey,
-    DataDir,
-    Json,
-    Url,
-    as_operator,
-    as_tenant,
-)
-from server.cli.terminal import CommandFailed, say, show_json, show_table
+from server.cli.api_command import Given, api_command, table
+from server.cli.terminal import CommandFailed, say, show_table
 from server.text.json_object import JsonObject
-
-if TYPE_CHECKING:
-    from server.client.http import Client
 
 app = typer.Typer(no_args_is_help=True, help="Routes: names for several models.")
 
@@ -33,44 +18,37 @@ Admin = Annotated[
 _OPTIONS = ("first_token_timeout_s", "weight", "min_mean_logprob")
 
 
-@app.command("list")
-def list_routes(
-    admin: Admin = False,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+def _is_operators(given: Given) -> bool:
+    return bool(given["admin"])
+
+
+def _show(route: JsonObject) -> None:
+    options = [name for name in _OPTIONS if any(each[name] is not None for each in route["models"])]
+    show_table(("model", *options), route["models"])
+
+
+_LIST = table(
+    ("id", "strategy", "models"),
+    lambda route: {**route, "models": [each["model"] for each in route["models"]]},
+    empty="There are no routes yet: chorale routes set NAME --fallback MODEL,MODEL",
+)
+
+
+@api_command(app, "list", operator=_is_operators, show=_LIST)
+def list_routes(client: Any, admin: Admin = False) -> Any:
     """List routes with the models of each."""
-    with _connect(admin, url, api_key, admin_key, data_dir) as client:
-        found = client.request("GET", f"{_prefix(admin)}/routes")["data"]
-    if json:
-        show_json(found)
-    elif found:
-        rows = [{**route, "models": [each["model"] for each in route["models"]]} for route in found]
-        show_table(("id", "strategy", "models"), rows)
-    else:
-        say("There are no routes yet: chorale routes set NAME --fallback MODEL,MODEL")
+    return client.request("GET", f"{_prefix(admin)}/routes")["data"]
 
 
-@app.command("show")
-def show_route(
-    name: Name,
-    admin: Admin = False,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+@api_command(app, "show", operator=_is_operators, show=_show)
+def show_route(client: Any, name: Name, admin: Admin = False) -> Any:
     """Show the models of a route, in order."""
-    with _connect(admin, url, api_key, admin_key, data_dir) as client:
-        _show(client.request("GET", f"{_prefix(admin)}/routes/{name}"), json)
+    return client.request("GET", f"{_prefix(admin)}/routes/{name}")
 
 
-@app.command("set")
+@api_command(app, "set", operator=_is_operators, show=_show)
 def set_route(
+    client: Any,
     name: Name,
     fallback: Annotated[
         str | None,
@@ -84,12 +62,7 @@ def set_route(
         typer.Option(help="Models in order, MODEL:LOGPROB: the least mean that is taken."),
     ] = None,
     admin: Admin = False,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+) -> Any:
     """Make or change a route: small,large or a=90,b=10 or small:-0.2,large."""
     given = {"fallback": fallback, "weights": weights, "cascade": cascade}
     chosen = {strategy: text for strategy, text in given.items() if text is not None}
@@ -98,22 +71,13 @@ def set_route(
     ((strategy, text),) = chosen.items()
     models = [_model(strategy, each) for each in text.split(",")]
     body = {"strategy": strategy, "models": models}
-    with _connect(admin, url, api_key, admin_key, data_dir) as client:
-        _show(client.request("PUT", f"{_prefix(admin)}/routes/{name}", body=body), json)
+    return client.request("PUT", f"{_prefix(admin)}/routes/{name}", body=body)
 
 
-@app.command("rm")
-def remove(
-    name: Name,
-    admin: Admin = False,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-) -> None:
+@api_command(app, "rm", operator=_is_operators)
+def remove(client: Any, name: Name, admin: Admin = False) -> None:
     """Delete a route; its models stay."""
-    with _connect(admin, url, api_key, admin_key, data_dir) as client:
-        client.request("DELETE", f"{_prefix(admin)}/routes/{name}")
+    client.request("DELETE", f"{_prefix(admin)}/routes/{name}")
     say(f"The route {name} is deleted.")
 
 
@@ -133,19 +97,5 @@ def _model(strategy: str, text: str) -> JsonObject:
         raise CommandFailed(f"{text}: {value!r} is no {option}.", exit_code=2) from None
 
 
-def _show(route: JsonObject, as_json: bool) -> None:
-    if as_json:
-        show_json(route)
-        return
-    options = [name for name in _OPTIONS if any(each[name] is not None for each in route["models"])]
-    show_table(("model", *options), route["models"])
-
-
 def _prefix(admin: bool) -> str:
     return "/admin/v1" if admin else "/v1"
-
-
-def _connect(
-    admin: bool, url: str, api_key: str | None, admin_key: str | None, data_dir: Path
-) -> "AbstractContextManager[Client]":
-    return as_operator(url, admin_key, data_dir) if admin else as_tenant(url, api_key)

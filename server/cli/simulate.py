@@ -6,16 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from server.cli.connection import (
-    DEFAULT_DATA_DIR,
-    DEFAULT_URL,
-    AdminKey,
-    DataDir,
-    Json,
-    Url,
-    as_operator,
-)
-from server.cli.terminal import CommandFailed, show_json, show_table
+from server.cli.terminal import CommandFailed, show_table
 from server.text.json_object import JsonObject
 
 _PRICES = ("prompt", "cached", "completion", "storage", "pinned", "resident")
@@ -26,6 +17,7 @@ _GbHour = Annotated[int | None, typer.Option(help="Price in nano-dollars for a G
 
 
 def simulate(
+    client: Any,
     start: Annotated[
         str | None,
         typer.Option(help="ISO date or Unix seconds; by default the first of this month."),
@@ -50,11 +42,7 @@ def simulate(
         Path | None,
         typer.Option(help="JSON file of prices: default, and of plans, tenants, bases, adapters."),
     ] = None,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+) -> Any:
     """Compute what a past period would have cost; kinds without a new price cost what they did."""
     given = dict(locals())
     names = [f"{name}_nanousd" for name in _PRICES]
@@ -66,11 +54,10 @@ def simulate(
         body["price_version"] = price_version
     else:
         body["book"] = _read_book(book) if book else {"default": prices}
-    with as_operator(url, admin_key, data_dir) as client:
-        found = client.request("POST", "/admin/v1/billing/simulate", body=body)
-    if json:
-        show_json(found)
-        return
+    return client.request("POST", "/admin/v1/billing/simulate", body=body)
+
+
+def show_simulation(found: Any) -> None:
     # Entries of no tenant, such as those of proofs, have an id and no name.
     lines = [{**line, "tenant": line["tenant"] or line["tenant_id"]} for line in found["data"]]
     show_table(_COLUMNS, [*lines, {"tenant": "all", **found["total"]}])

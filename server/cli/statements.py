@@ -1,12 +1,12 @@
 """`chorale statements`: shows the statements of a tenant's months."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from server.billing.rating import format_usd
-from server.cli.connection import DEFAULT_URL, ApiKey, Json, Url, as_tenant
-from server.cli.terminal import say, show_facts, show_json, show_table
+from server.cli.api_command import api_command, table
+from server.cli.terminal import show_facts, show_json, show_table
 from server.text.json_object import JsonObject
 
 app = typer.Typer(no_args_is_help=True, help="Monthly statements of what was charged.")
@@ -16,29 +16,20 @@ _LINE = ("kind", "model", "meter", "price_version", "quantity", "unit_usd", "amo
 _PAYMENT = ("posted_at", "receipt_seq", "memo", "amount_usd")
 
 
-@app.command("list")
-def list_statements(url: Url = DEFAULT_URL, api_key: ApiKey = None, json: Json = False) -> None:
+@api_command(app, "list", show=table(_COLUMNS, empty="There is nothing on any statement yet."))
+def list_statements(client: Any) -> Any:
     """List the statements of all months, the newest first."""
-    with as_tenant(url, api_key) as client:
-        found = client.request("GET", "/v1/statements")["data"]
-    if json:
-        show_json(found)
-    elif found:
-        show_table(_COLUMNS, found)
-    else:
-        say("There is nothing on any statement yet.")
+    return client.request("GET", "/v1/statements")["data"]
 
 
-@app.command("show")
+@api_command(app, "show")
 def show_statement(
+    client: Any,
+    json: bool,
     period: Annotated[str, typer.Argument(help="Month of the statement, such as 2026-11.")],
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    json: Json = False,
 ) -> None:
     """Show a month's statement in dollars; --json prints what `chorale receipts verify` reads."""
-    with as_tenant(url, api_key) as client:
-        found = client.request("GET", f"/v1/statements/{period}")
+    found = client.request("GET", f"/v1/statements/{period}")
     if json:
         show_json(found)
         return

@@ -6,18 +6,10 @@ from urllib.parse import quote
 import typer
 
 from server.cli.account import BALANCE
-from server.cli.connection import (
-    DEFAULT_DATA_DIR,
-    DEFAULT_URL,
-    AdminKey,
-    DataDir,
-    Json,
-    Url,
-    as_operator,
-)
+from server.cli.api_command import api_command, table
 from server.cli.limit_options import MaxConcurrency, RequestsPerMinute, TokensPerMinute
-from server.cli.operator import Given, Tenant, operator_command
-from server.cli.terminal import show_json, show_table
+from server.cli.operator import Given, Tenant
+from server.cli.terminal import show_table
 from server.text.json_object import JsonObject
 
 Base = Annotated[str, typer.Argument(help="Name of the base model.")]
@@ -39,8 +31,14 @@ _LIMITS = (
 )
 
 
-@app.command("create")
+def _show(tenant: JsonObject) -> None:
+    rows = [{"field": name, "value": tenant.get(name)} for name in (*_COLUMNS, *_LIMITS, *_DETAILS)]
+    show_table(("field", "value"), rows)
+
+
+@api_command(app, "create", operator=True, show=_show)
 def create(
+    client: Any,
     name: Annotated[
         str, typer.Argument(help="Name of the tenant: small letters, digits and . _ -")
     ],
@@ -66,45 +64,36 @@ def create(
     monthly_budget: Annotated[
         str | None, typer.Option(help="Dollars a month, after which requests are refused.")
     ] = None,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+) -> Any:
     """Make a tenant; it needs a key next (`chorale keys create`)."""
     given = dict(locals())
     body = {"name": name} | {
         key: given[key] for key in ("plan", *_LIMITS) if given[key] is not None
     }
-    with as_operator(url, admin_key, data_dir) as client:
-        _show(client.request("POST", "/admin/v1/tenants", body=body), json)
+    return client.request("POST", "/admin/v1/tenants", body=body)
 
 
-@operator_command(
+@api_command(
     app,
     "list",
-    (*_COLUMNS, "requests_per_minute", "tokens_per_minute", "weight"),
-    empty="There are no tenants yet: chorale tenants create NAME",
+    operator=True,
+    show=table(
+        (*_COLUMNS, "requests_per_minute", "tokens_per_minute", "weight"),
+        empty="There are no tenants yet: chorale tenants create NAME",
+    ),
 )
 def list_tenants(client: Any) -> Any:
     """List all tenants."""
     return client.request("GET", "/admin/v1/tenants")["data"]
 
 
-@app.command("show")
-def show_tenant(
-    tenant: Tenant,
-    url: Url = DEFAULT_URL,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
-) -> None:
+@api_command(app, "show", operator=True, show=_show)
+def show_tenant(client: Any, tenant: Tenant) -> Any:
     """Show one tenant and its limits."""
-    with as_operator(url, admin_key, data_dir) as client:
-        _show(client.request("GET", f"/admin/v1/tenants/{tenant}"), json)
+    return client.request("GET", f"/admin/v1/tenants/{tenant}")
 
 
-@operator_command(app, "set", ("name", "plan", *_LIMITS, *_DETAILS))
+@api_command(app, "set", operator=True, show=table(("name", "plan", *_LIMITS, *_DETAILS)))
 def set_limits(client: Any, tenant: Tenant, given: Given) -> Any:
     """Change a tenant's settings: requests_per_minute=60 legal_name="Acme Ltd.", or =none."""
     pairs = (text.partition("=")[::2] for text in given)
@@ -112,19 +101,19 @@ def set_limits(client: Any, tenant: Tenant, given: Given) -> Any:
     return client.request("PATCH", f"/admin/v1/tenants/{tenant}", body=body)
 
 
-@operator_command(app, "balance", BALANCE)
+@api_command(app, "balance", operator=True, show=table(BALANCE))
 def show_balance(client: Any, tenant: Tenant) -> Any:
     """Show a tenant's balance, and how much of it open requests hold."""
     return client.request("GET", f"/admin/v1/tenants/{tenant}/balance")
 
 
-@operator_command(app, "base-limits", _BASE_LIMITS)
+@api_command(app, "base-limits", operator=True, show=table(_BASE_LIMITS))
 def list_base_limits(client: Any, tenant: Tenant) -> Any:
     """List the base models on which a tenant has limits."""
     return client.request("GET", f"/admin/v1/tenants/{tenant}/limits")["data"]
 
 
-@operator_command(app, "set-base-limits", _BASE_LIMITS)
+@api_command(app, "set-base-limits", operator=True, show=table(_BASE_LIMITS))
 def set_base_limits(
     client: Any, tenant: Tenant, base: Base,
     requests_per_minute: RequestsPerMinute = None, tokens_per_minute: TokensPerMinute = None,
@@ -136,21 +125,13 @@ def set_base_limits(
     return client.request("PUT", f"/admin/v1/tenants/{tenant}/limits/{quote(base)}", body=body)
 
 
-@operator_command(app, "suspend", _COLUMNS)
+@api_command(app, "suspend", operator=True, show=table(_COLUMNS))
 def suspend(client: Any, tenant: Tenant) -> Any:
     """Refuse all requests of a tenant, until `resume`."""
     return client.request("POST", f"/admin/v1/tenants/{tenant}/suspend")
 
 
-@operator_command(app, "resume", _COLUMNS)
+@api_command(app, "resume", operator=True, show=table(_COLUMNS))
 def resume(client: Any, tenant: Tenant) -> Any:
     """Serve a suspended tenant's requests again."""
     return client.request("POST", f"/admin/v1/tenants/{tenant}/resume")
-
-
-def _show(tenant: JsonObject, as_json: bool) -> None:
-    if as_json:
-        show_json(tenant)
-        return
-    rows = [{"field": name, "value": tenant.get(name)} for name in (*_COLUMNS, *_LIMITS, *_DETAILS)]
-    show_table(("field", "value"), rows)

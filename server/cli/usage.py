@@ -1,30 +1,16 @@
 """`chorale usage`: shows what was used as sums, and exports it entry by entry."""
 
 import sys
-from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from server.billing.rating import format_usd
-from server.cli.connection import (
-    DEFAULT_DATA_DIR,
-    DEFAULT_URL,
-    AdminKey,
-    ApiKey,
-    DataDir,
-    Json,
-    Url,
-    as_operator,
-    as_tenant,
-)
+from server.cli.api_command import Given, api_command
 from server.cli.terminal import CommandFailed, say, show_json, show_table
 from server.text.json_object import JsonObject
-
-if TYPE_CHECKING:
-    from server.client.http import Client
 
 app = typer.Typer(no_args_is_help=True, help="What was used, and what it cost.")
 
@@ -62,25 +48,25 @@ _SUMS = (
 )  # fmt: skip
 
 
-@app.command("show")
+def _is_operators(given: Given) -> bool:
+    return bool(given["all_tenants"])
+
+
+@api_command(app, "show", operator=_is_operators)
 def show_usage(
+    client: Any,
+    json: bool,
     start: Start = None,
     end: End = None,
     group_by: Annotated[
         list[Dimension] | None, typer.Option(help="Dimension to sum by; repeatable.")
     ] = None,
     all_tenants: AllTenants = False,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
-    json: Json = False,
 ) -> None:
     """Show requests, tokens and what was spent in a period; credits and payments stand apart."""
     groups = [dimension.value for dimension in group_by or []]
     params = {"start": start, "end": end, "group_by": groups}
-    with _connect(all_tenants, url, api_key, admin_key, data_dir) as client:
-        found = client.request("GET", f"{_prefix(all_tenants)}/usage", params=params)
+    found = client.request("GET", f"{_prefix(all_tenants)}/usage", params=params)
     if json:
         show_json(found["data"])
         return
@@ -95,8 +81,9 @@ def show_usage(
         show_table(("not in the sums", "amount_usd"), rows)
 
 
-@app.command("export")
+@api_command(app, "export", operator=_is_operators)
 def export_usage(
+    client: Any,
     start: Start = None,
     end: Annotated[
         str | None,
@@ -122,10 +109,6 @@ def export_usage(
     tenant: Annotated[
         str | None, typer.Option(help="Id or name of the only tenant, with --all-tenants.")
     ] = None,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    admin_key: AdminKey = None,
-    data_dir: DataDir = DEFAULT_DATA_DIR,
 ) -> None:
     """Export every ledger entry of a period, each a signed receipt that can be checked offline."""
     from server.client.exports import download_export
@@ -135,24 +118,23 @@ def export_usage(
         raise CommandFailed("--tenant is the operator's: give --all-tenants with it.", 2)
     params = {"start": start, "end": end, "period": period, "tenant": tenant}
     path = f"{_prefix(all_tenants)}/usage/export"
-    with _connect(all_tenants, url, api_key, admin_key, data_dir) as client:
-        if output is None:
-            for chunk in client.download(path, {**params, "format": format.value}):
-                sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
-            return
-        try:
-            download_export(
-                client,
-                path,
-                params,
-                format.value,
-                output,
-                patience=Patience(),
-                on_resume=lambda entry_id: say(f"Going on behind entry {entry_id}."),
-            )
-        except OSError as error:  # of a file beside it
-            raise OSError(error.errno, error.strerror, str(output)) from error
+    if output is None:
+        for chunk in client.download(path, {**params, "format": format.value}):
+            sys.stdout.buffer.write(chunk)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        download_export(
+            client,
+            path,
+            params,
+            format.value,
+            output,
+            patience=Patience(),
+            on_resume=lambda entry_id: say(f"Going on behind entry {entry_id}."),
+        )
+    except OSError as error:  # of a file beside it
+        raise OSError(error.errno, error.strerror, str(output)) from error
     say(f"Written to {output}.")
 
 
@@ -161,14 +143,6 @@ def _total(rows: list[JsonObject], first_column: str) -> JsonObject:
     counts = {name: sum(row[name] for row in rows) for name in _SUMS if name != "amount_usd"}
     amount_usd = format_usd(sum(row["amount_nanousd"] for row in rows))
     return {first_column: "total", **counts, "amount_usd": amount_usd}
-
-
-def _connect(
-    all_tenants: bool, url: str, api_key: str | None, admin_key: str | None, data_dir: Path
-) -> "AbstractContextManager[Client]":
-    if all_tenants:
-        return as_operator(url, admin_key, data_dir)
-    return as_tenant(url, api_key)
 
 
 def _prefix(all_tenants: bool) -> str:

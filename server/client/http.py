@@ -19,7 +19,6 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 import httpx
 
@@ -179,17 +178,6 @@ class Client:
         except (httpx.TransportError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
             raise ServerUnreachable(self.base_url, reason) from error
-
-
-def adapter_path(*names: str | int) -> str:
-    """The API's path of an adapter and what is below it; names are quoted, whatever they hold."""
-    return "/v1/adapters/" + "/".join(quote(str(name), safe="") for name in names)
-
-
-def offer_path(model: str) -> str:
-    """The API's path of an offer. model: the offered adapter as `owner/name`."""
-    owner, _, name = model.partition("/")
-    return f"/v1/offers/{quote(owner, safe='')}/{quote(name, safe='')}"
 
 
 def _given(params: JsonObject | None) -> JsonObject:

@@ -12,8 +12,9 @@ import httpx
 
 from server.client.direct import DirectSender
 from server.client.files import describe
-from server.client.http import Answer, ApiRefused, Client, ClientError, adapter_path
+from server.client.http import Answer, ApiRefused, Client, ClientError
 from server.client.parts import PART_BYTES, PartSender
+from server.client.paths import adapter_path
 from server.client.patience import Patience
 from server.client.progress import Tally, Watcher
 from server.text.json_object import JsonObject

@@ -276,7 +276,11 @@ def test_a_damaged_file_is_one_line_that_names_it(run, tmp_path, file, command, 
 
 
 @pytest.mark.parametrize(
-    ("file", "command"), [("admin.key", ("tenants", "list")), ("book", ("simulate", "--book=book"))]
+    ("file", "command"),
+    [
+        ("admin.key", ("tenants", "list")),
+        ("book", ("simulate", "--book=book", "--admin-key=key")),
+    ],
 )
 def test_a_file_that_is_no_text_is_one_line_that_names_it(
     run, tmp_path, monkeypatch, file, command

@@ -3,7 +3,8 @@ import json
 import httpx
 import pytest
 
-from server.client.http import ApiRefused, Client, adapter_path
+from server.client.http import ApiRefused, Client
+from server.client.paths import adapter_path
 
 
 def refusal(status, code="some_code", message="No.", **headers):
