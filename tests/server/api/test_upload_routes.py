@@ -266,6 +266,17 @@ def test_a_compressed_part_is_refused(with_client) -> None:
     with_client(steps)
 
 
+@pytest.mark.parametrize("value", ["bytes 0-9/10", "bytes 5-2/10", "bytes 6-10/10", "garbage"])
+def test_a_part_whose_range_and_body_differ_is_refused(with_client, value: str) -> None:
+    async def steps(client: Client) -> None:
+        upload = (await client.create()).json()
+        url = f"/v1/uploads/{upload['id']}/files/adapter_config.json"
+        answer = await client.http.put(url, content=b"12345", headers={"content-range": value})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "Content-Range")
+
+    with_client(steps)
+
+
 def test_a_part_that_gives_way_is_told_to_be_sent_again(with_client, user: User) -> None:
     async def steps(client: Client) -> None:
         upload = (await client.create()).json()
