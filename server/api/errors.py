@@ -24,7 +24,6 @@ class ApiError(Exception):
         code: str | None = None,
         param: str | None = None,
         headers: dict[str, str] | None = None,
-        details: JsonObject | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -33,7 +32,7 @@ class ApiError(Exception):
         self.code = code
         self.param = param
         self.headers = headers or {}
-        self.details = details or {}
+        self.details: JsonObject = {}
 
 
 def error_body(error: ApiError) -> JsonObject:

@@ -3,7 +3,7 @@
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -15,23 +15,8 @@ from server.text.json_object import JsonObject
 app = typer.Typer(no_args_is_help=True, help="What was used, and what it cost.")
 
 
-class Dimension(StrEnum):
-    tenant = "tenant"
-    model = "model"
-    key = "key"
-    adapter_digest = "adapter_digest"
-    kind = "kind"
-    day = "day"
-
-
-class ExportFormat(StrEnum):
-    csv = "csv"
-    jsonl = "jsonl"
-    parquet = "parquet"
-    focus = "focus"
-    cloudevents = "cloudevents"
-
-
+Dimension = StrEnum("Dimension", ["tenant", "model", "key", "adapter_digest", "kind", "day"])
+ExportFormat = Literal["csv", "jsonl", "parquet", "focus", "cloudevents"]
 Start = Annotated[
     str | None, typer.Option(help="ISO date or Unix seconds; by default the first of this month.")
 ]
@@ -96,7 +81,7 @@ def export_usage(
     format: Annotated[
         ExportFormat,
         typer.Option(help="focus is FOCUS 1.2. All but parquet resume where a connection broke."),
-    ] = ExportFormat.csv,
+    ] = "csv",
     output: Annotated[
         Path | None,
         typer.Option(
@@ -119,7 +104,7 @@ def export_usage(
     params = {"start": start, "end": end, "period": period, "tenant": tenant}
     path = f"{_prefix(all_tenants)}/usage/export"
     if output is None:
-        for chunk in client.download(path, {**params, "format": format.value}):
+        for chunk in client.download(path, {**params, "format": format}):
             sys.stdout.buffer.write(chunk)
         sys.stdout.buffer.flush()
         return
@@ -128,7 +113,7 @@ def export_usage(
             client,
             path,
             params,
-            format.value,
+            format,
             output,
             patience=Patience(),
             on_resume=lambda entry_id: say(f"Going on behind entry {entry_id}."),

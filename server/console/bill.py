@@ -16,11 +16,12 @@ from server.billing.exports.formats import FORMATS, ExportFormat
 from server.billing.exports.schedules import INTERVAL_S
 from server.billing.months import end_of, month_before
 from server.billing.statements import Statement
-from server.console.days import Days, day_of
+from server.console.days import Days
 from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import TenantViewer, UsageViewer
 from server.database.database import Database
+from server.text.times import day_of
 
 router = pages_router("/bill")
 

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from server.api import errors
 from server.database.clock import now_ms
+from server.text.times import day_of
 
 DAY_MS = 86_400_000
 _SHOWN_DAYS = 30
@@ -47,11 +48,6 @@ def quick_ranges(at_ms: int) -> list[tuple[str, str, str]]:
         (name, day_of(at_ms - first * DAY_MS), day_of(at_ms - last * DAY_MS))
         for name, (first, last) in ago.items()
     ]
-
-
-def day_of(at_ms: int | None) -> str:
-    assert at_ms is not None
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
 
 
 def _day_ms(name: str, day: str) -> int:

@@ -12,11 +12,12 @@ from server.api.deps import DatabaseDep
 from server.billing import request_log
 from server.billing.holds import count_open
 from server.billing.request_log import Asked, LoggedRequest
-from server.console.days import Days, day_of
+from server.console.days import Days
 from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.spend import Name, named_keys
 from server.console.viewers import UsageViewer
+from server.text.times import day_of
 
 router = pages_router("/requests")
 

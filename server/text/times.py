@@ -19,6 +19,12 @@ def rfc3339(at_ms: int | None) -> str | None:
     return f"{_to_the_second(seconds)}.{ms:03d}Z"
 
 
+def day_of(at_ms: int | None) -> str:
+    """The day of UTC of a time that is there."""
+    assert at_ms is not None
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
+
+
 def parse_time(text: str) -> int:
     """Unix milliseconds of Unix seconds, of a date or of a date with a time; UTC without a zone.
 

@@ -1,6 +1,5 @@
 """A tenant's usage, as sums."""
 
-from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import Query
@@ -15,6 +14,7 @@ from server.billing.receipts.receipt import SPEND_KINDS, EntryKind
 from server.billing.usage import UsageSum, Which, sum_entries
 from server.database.database import Database
 from server.text.json_object import JsonObject
+from server.text.times import day_of
 
 router = tenants_router()
 
@@ -107,7 +107,7 @@ async def usage_list(
 def _line(total: UsageSum, group_by: list[Dimension]) -> UsageLine:
     groups: JsonObject = {}
     for name in group_by:
-        groups[name] = _date(total.at_ms) if name == "day" else getattr(total, name)
+        groups[name] = day_of(total.at_ms) if name == "day" else getattr(total, name)
     return UsageLine(
         **groups,
         num_requests=total.num_requests,
@@ -118,9 +118,3 @@ def _line(total: UsageSum, group_by: list[Dimension]) -> UsageLine:
         amount_nanousd=total.amount_nanousd,
         amount_usd=format_usd(total.amount_nanousd),
     )
-
-
-def _date(at_ms: int | None) -> str:
-    """A date of UTC, like `2026-03-02`."""
-    assert at_ms is not None
-    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d}"
