@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from fastapi import Header, Request, Response
+from fastapi import Depends, Header, Request, Response
 from pydantic import Field, JsonValue
 from sqlalchemy import Connection
 from starlette.requests import ClientDisconnect
@@ -34,7 +34,6 @@ from registry.upload_rows import (
 )
 from registry.uploads import Uploads
 from server.api import errors
-from server.api.adapter_view import AdapterView
 from server.api.bodies import BodyFields, json_body, refuse_compressed
 from server.api.deps import (
     AdaptersWriteKey,
@@ -136,14 +135,52 @@ class _Part:
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class _UploadContext:
+    """The parts that calls about uploads have in common, and the key that a call was made with."""
+
+    database: DatabaseDep
+    view: AdapterViewDep
+    uploads: UploadsDep
+    identity: AdaptersWriteKey
+
+    async def opened(self, upload: Upload) -> UploadAnswer:
+        """Render a new upload; where the store cannot offer its parts, it is cancelled again."""
+        try:
+            return await self.rendered(upload)
+        except StorageError:
+            await self.database.write(
+                lambda conn: self.uploads.cancel_upload(conn, upload.tenant_id, upload.upload_id)
+            )
+            raise
+
+    async def rendered(self, upload: Upload) -> UploadAnswer:
+        """An upload as its tenant sees it, with the parts that are yet to be sent to the store."""
+        offered: dict[str, OfferedFile] = {}
+        if upload.state == OPEN and upload.transfer == PRESIGNED:
+            offered = await asyncio.to_thread(self.uploads.offer_files, self.database.begin, upload)
+
+        def read(conn: Connection) -> tuple[Version | None, Price]:
+            version = self.uploads.get_version(conn, upload)
+            tenant_id, at_ms = upload.tenant_id, now_ms()
+            if version:
+                return version, price_of_adapter(conn, at_ms, tenant_id, version.adapter_id)
+            return None, price_for(conn, at_ms, tenant_id=tenant_id, base_model=base_model or "")
+
+        # The base model that the files are for is not known until they are read.
+        base_model = upload.base_model or (upload.built or {}).get("base_model")
+        version, price = await self.database.read(read)
+        return upload_view(upload, offered, base_model, version, price, self.view)
+
+
+_ContextDep = Annotated[_UploadContext, Depends()]
+
+
 @router.post("/adapters/{name}/uploads", status_code=201)
 async def create_upload(
     name: str,
-    database: DatabaseDep,
-    view: AdapterViewDep,
     bases: BasesDep,
-    uploads: UploadsDep,
-    identity: AdaptersWriteKey,
+    context: _ContextDep,
     body: Annotated[_NewUpload, json_body(_NewUpload)],
 ) -> UploadAnswer:
     """Begin an upload of an adapter's files: PEFT's two, and its tokenizer's if that has changed.
@@ -157,10 +194,10 @@ async def create_upload(
     if (given := body.response_template) is not None:
         template = await asyncio.to_thread(checked_template, given, "response_template")
     known = await _known(
-        database,
+        context.database,
         bases,
-        uploads,
-        identity.tenant_id,
+        context.uploads,
+        context.identity.tenant_id,
         name,
         body.specs(),
         template,
@@ -168,11 +205,11 @@ async def create_upload(
     )
 
     def write(conn: Connection) -> Upload:
-        refuse_name_of_route(conn, identity.tenant_id, name)
-        return uploads.create_upload(
+        refuse_name_of_route(conn, context.identity.tenant_id, name)
+        return context.uploads.create_upload(
             conn,
-            identity.tenant_id,
-            identity.key_id,
+            context.identity.tenant_id,
+            context.identity.key_id,
             name,
             body.specs(),
             alias=body.alias,
@@ -180,96 +217,84 @@ async def create_upload(
             response_template=template,
             base_model=body.base_model,
             known=known,
-            limits=limits_of(uploads, identity),
+            limits=limits_of(context.uploads, context.identity),
         )
 
-    upload = await database.write(write)
-    return await _opened(database, view, uploads, upload)
+    upload = await context.database.write(write)
+    return await context.opened(upload)
 
 
 @router.post("/adapters:validate", status_code=201)
 async def create_dry_run(
-    database: DatabaseDep,
-    view: AdapterViewDep,
-    uploads: UploadsDep,
-    identity: AdaptersWriteKey,
+    context: _ContextDep,
     body: Annotated[_NewFiles, json_body(_NewFiles)],
 ) -> UploadAnswer:
     """Begin an upload that is only checked: its completion shows a passport and stores nothing."""
-    upload = await database.write(
-        lambda conn: uploads.create_dry_run(
+    upload = await context.database.write(
+        lambda conn: context.uploads.create_dry_run(
             conn,
-            identity.tenant_id,
-            identity.key_id,
+            context.identity.tenant_id,
+            context.identity.key_id,
             body.specs(),
             transfer=body.transfer,
             base_model=body.base_model,
         )
     )
-    return await _opened(database, view, uploads, upload)
+    return await context.opened(upload)
 
 
 @router.post("/adapters/{name}/versions/{version}/prove", status_code=202)
 async def prove_again(
     name: str,
     version: int,
-    database: DatabaseDep,
-    view: AdapterViewDep,
-    uploads: UploadsDep,
     prover: ProverDep,
-    identity: AdaptersWriteKey,
+    context: _ContextDep,
     body: Annotated[_Proof, json_body(_Proof)],
 ) -> UploadAnswer:
     """Prove a version on another base model than its own; it becomes a new version.
 
     `base_model` names the other base model; it may be left out if only one other is served.
     """
-    upload = await database.write(
+    upload = await context.database.write(
         lambda conn: prove_version_again(
-            uploads,
+            context.uploads,
             conn,
-            identity.tenant_id,
-            identity.key_id,
+            context.identity.tenant_id,
+            context.identity.key_id,
             name,
             version,
             body.alias,
             base_model=body.base_model,
-            limits=limits_of(uploads, identity),
+            limits=limits_of(context.uploads, context.identity),
         )
     )
     prover.wake()
-    return await _rendered(database, view, uploads, upload)
+    return await context.rendered(upload)
 
 
 @router.delete("/uploads/{upload_id}")
 async def cancel_upload(
     upload_id: str,
-    database: DatabaseDep,
-    view: AdapterViewDep,
-    uploads: UploadsDep,
-    identity: AdaptersWriteKey,
+    context: _ContextDep,
 ) -> UploadAnswer:
     """Cancel an open upload and delete what was sent."""
-    upload = await database.write(
-        lambda conn: uploads.cancel_upload(conn, identity.tenant_id, upload_id)
+    upload = await context.database.write(
+        lambda conn: context.uploads.cancel_upload(conn, context.identity.tenant_id, upload_id)
     )
-    await asyncio.to_thread(discard, uploads, database.begin, upload)
-    return await _rendered(database, view, uploads, upload)
+    await asyncio.to_thread(discard, context.uploads, context.database.begin, upload)
+    return await context.rendered(upload)
 
 
 @router.get("/uploads/{upload_id}")
 async def get_upload(
     upload_id: str,
-    database: DatabaseDep,
-    view: AdapterViewDep,
-    uploads: UploadsDep,
-    identity: AdaptersWriteKey,
+    context: _ContextDep,
 ) -> UploadAnswer:
     """Get an upload: its state, the bytes received and, once they exist, passport and version."""
-    upload = await database.read(
-        lambda conn: uploads.get_upload(conn, identity.tenant_id, upload_id)
+    upload = await context.database.read(
+        lambda conn: context.uploads.get_upload(conn, context.identity.tenant_id, upload_id)
     )
-    return await _rendered(database, view, uploads, upload)
+    return await context.rendered(upload)
 
 
 @router.put("/uploads/{upload_id}/files/{filename}")
@@ -277,28 +302,28 @@ async def put_part(
     upload_id: str,
     filename: str,
     request: Request,
-    database: DatabaseDep,
-    uploads: UploadsDep,
     spool: SpoolDep,
-    identity: AdaptersWriteKey,
+    context: _ContextDep,
     content_range: Annotated[str | None, Header(max_length=64)] = None,
 ) -> UploadFileAnswer:
     """Send the next part of a file, placed by Content-Range, or a whole small file without it."""
     # Checked before the first byte, so that a refused part takes no place in the spool.
-    upload = await database.read(
-        lambda conn: uploads.get_upload(conn, identity.tenant_id, upload_id)
+    upload = await context.database.read(
+        lambda conn: context.uploads.get_upload(conn, context.identity.tenant_id, upload_id)
     )
-    uploads.check_takes_parts(upload)
-    most_bytes = _announced(request, uploads.limits.part_bytes)
-    with spool.place(identity.tenant_id, most_bytes) as place:
-        stored = await database.read(lambda conn: pending_bytes(conn, identity.tenant_id))
+    context.uploads.check_takes_parts(upload)
+    most_bytes = _announced(request, context.uploads.limits.part_bytes)
+    with spool.place(context.identity.tenant_id, most_bytes) as place:
+        stored = await context.database.read(
+            lambda conn: pending_bytes(conn, context.identity.tenant_id)
+        )
         spool.check_pending(place, stored)
         part = await _receive(request, place.arrival, place.path, most_bytes)
         start, total = _placed(content_range, part.size_bytes)
         file = await asyncio.to_thread(
-            uploads.put_part,
-            database.begin,
-            identity.tenant_id,
+            context.uploads.put_part,
+            context.database.begin,
+            context.identity.tenant_id,
             upload_id,
             filename,
             start,
@@ -318,12 +343,9 @@ async def put_part(
 @router.post("/uploads/{upload_id}/complete")
 async def complete_upload(
     upload_id: str,
-    database: DatabaseDep,
-    view: AdapterViewDep,
-    uploads: UploadsDep,
     upload_builds: UploadBuildsDep,
     prover: ProverDep,
-    identity: AdaptersWriteKey,
+    context: _ContextDep,
     response: Response,
 ) -> UploadAnswer:
     """Check, store, prove and publish what was uploaded.
@@ -331,12 +353,12 @@ async def complete_upload(
     A call meanwhile joins the first one, and a later call returns its result. The status is 200
     when all is done, and 202 while an engine has yet to prove the adapter: ask again.
     """
-    upload = await upload_builds.build(identity.tenant_id, upload_id)
+    upload = await upload_builds.build(context.identity.tenant_id, upload_id)
     upload = ended(await prover.wait_proved(upload, _PROOF_WAIT_S))
     if upload.state != COMPLETE:
         response.status_code = 202
         response.headers.update(retry_headers(_PROOF_RETRY_S))
-    return await _rendered(database, view, uploads, upload)
+    return await context.rendered(upload)
 
 
 async def _known(
@@ -407,37 +429,3 @@ def _placed(content_range: str | None, size_bytes: int) -> tuple[int, int]:
             param="Content-Range",
         )
     return first, total
-
-
-async def _opened(
-    database: Database, view: AdapterView, uploads: Uploads, upload: Upload
-) -> UploadAnswer:
-    """Render a new upload; where the store cannot offer its parts, it is cancelled again."""
-    try:
-        return await _rendered(database, view, uploads, upload)
-    except StorageError:
-        await database.write(
-            lambda conn: uploads.cancel_upload(conn, upload.tenant_id, upload.upload_id)
-        )
-        raise
-
-
-async def _rendered(
-    database: Database, view: AdapterView, uploads: Uploads, upload: Upload
-) -> UploadAnswer:
-    """An upload as its tenant sees it, with the parts that are yet to be sent to the store."""
-    offered: dict[str, OfferedFile] = {}
-    if upload.state == OPEN and upload.transfer == PRESIGNED:
-        offered = await asyncio.to_thread(uploads.offer_files, database.begin, upload)
-
-    def read(conn: Connection) -> tuple[Version | None, Price]:
-        version = uploads.get_version(conn, upload)
-        tenant_id, at_ms = upload.tenant_id, now_ms()
-        if version:
-            return version, price_of_adapter(conn, at_ms, tenant_id, version.adapter_id)
-        return None, price_for(conn, at_ms, tenant_id=tenant_id, base_model=base_model or "")
-
-    # The base model that the files are for is not known until they are read.
-    base_model = upload.base_model or (upload.built or {}).get("base_model")
-    version, price = await database.read(read)
-    return upload_view(upload, offered, base_model, version, price, view)
