@@ -1,6 +1,6 @@
 """A hook of mkdocs: what is in the site and not in docs/.
 
-That is the documents at the root, the pictures of bench/results, and the page of all endpoints.
+That is the documents at the root, and the page of all endpoints.
 """
 
 import re
@@ -9,7 +9,6 @@ from pathlib import Path
 from endpoints import endpoints_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
-from mkdocs.structure.pages import Page
 from reference import make_app
 
 ROOT = Path(__file__).parents[1]
@@ -20,7 +19,6 @@ PAGES = {
 }
 """The page in the site of each document."""
 
-_PICTURES = "pictures"
 _LINK = re.compile(r"\]\((?!https?:|#)([^)\s]+)\)")
 
 
@@ -30,14 +28,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         files.append(File.generated(config, page, content=_LINK.sub(_from_developer, text)))
     endpoints = endpoints_page(make_app().openapi())
     files.append(File.generated(config, "reference/endpoints.md", content=endpoints))
-    for picture in (ROOT / "bench" / "results").glob("*.svg"):
-        uri = f"{_PICTURES}/{picture.name}"
-        files.append(File.generated(config, uri, abs_src_path=str(picture)))
     return files
-
-
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    return markdown.replace("](../../bench/results/", f"](../{_PICTURES}/")
 
 
 def _from_developer(link: re.Match[str]) -> str:

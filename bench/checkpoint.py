@@ -42,17 +42,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 8192,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
-    "deep-730m": {
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 198,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "head_dim": 64,
-        "vocab_size": 49152,
-        "max_position_embeddings": 8192,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
-    },
     "tiny": {
         "hidden_size": 64,
         "intermediate_size": 160,
@@ -65,8 +54,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }
-# A small model whose vocabulary is as large as a full-size model's, with room for long prompts.
-SHAPES["wide"] = SHAPES["tiny"] | {"vocab_size": 65536, "max_position_embeddings": 32768}
 STACKS = (*SHAPES, "demo")
 
 

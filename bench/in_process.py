@@ -1,6 +1,8 @@
 """Engines in this process, each with a random model."""
 
 import random
+from abc import abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 import transformers
 
 from bench.checkpoint import make_checkpoint
+from bench.measurement import Figures, Measurement
 from bench.session import Ask, run
 from engine.build import build_core
 from engine.config import EngineConfig
@@ -17,6 +20,8 @@ from engine.weights import load_config
 from lora.layout import Layout
 
 DEVICE, DTYPE, THREADS = "cpu", torch.float32, 1
+BASE_REVISION = "bench"
+DTYPE_NAME = str(DTYPE).removeprefix("torch.")
 _WARM_UP = 16  # tokens of the prompt, and as many of the answer
 
 
@@ -43,34 +48,38 @@ class EngineFactory:
         *,
         arena_tokens: int,
         swap_tokens: int = 0,
-        model_dir: Path | None = None,
         **settings: Any,
     ) -> EngineCore:
-        """Make an engine and warm it up with one short request.
+        """Make an engine and warm it up with one short request. settings: of EngineConfig."""
+        core = self.make_cold(
+            arena_bytes=self._bytes(arena_tokens), swap_bytes=self._bytes(swap_tokens), **settings
+        )
+        run(core, [Ask(prompt_token_ids=(1,) * _WARM_UP, max_tokens=_WARM_UP)])
+        return core
 
-        model_dir: another form of the same model.   settings: of EngineConfig.
-        """
+    def make_cold(self, **settings: Any) -> EngineCore:
+        """Make an engine that has computed nothing yet. settings: of EngineConfig."""
         self._num_engines += 1
         data_dir = self.folder / f"engine-{self._num_engines}"
         data_dir.mkdir()
         config = EngineConfig(
             data_dir=str(data_dir),
-            model_dir=str(model_dir or self.model_dir),
-            base_revision="bench",
+            model_dir=str(self.model_dir),
+            base_revision=BASE_REVISION,
             vocabulary_path="",
             eos_token_ids=(0,),
-            adapter_cache_dir=str(data_dir / "adapters"),
-            fetcher_socket=str(data_dir / "no-fetcher.sock"),
             device=DEVICE,
-            dtype=str(DTYPE).removeprefix("torch."),
-            arena_bytes=self._bytes(arena_tokens),
-            swap_bytes=self._bytes(swap_tokens),
+            dtype=DTYPE_NAME,
             threads=THREADS,
-            # Random models repeat themselves, so that their drafts are better than people's.
-            **{"speculation": "off", **settings},
+            **{
+                "adapter_cache_dir": str(data_dir / "adapters"),
+                "fetcher_socket": str(data_dir / "no-fetcher.sock"),
+                # Random models repeat themselves, so that their drafts are better than people's.
+                "speculation": "off",
+                **settings,
+            },
         )
         core, _ = build_core(config, f"bench-{self._num_engines}", [])
-        run(core, [Ask(prompt_token_ids=(1,) * _WARM_UP, max_tokens=_WARM_UP)])
         return core
 
     def random_tokens(self, stream: random.Random, count: int) -> tuple[int, ...]:
@@ -78,3 +87,20 @@ class EngineFactory:
 
     def _bytes(self, num_tokens: int) -> int:
         return self.layout.num_blocks(num_tokens) * self.layout.slab_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineMeasurement(Measurement):
+    """A measurement of engines in this process.   stack: the model's shape, of bench.checkpoint."""
+
+    stack: str
+
+    def setup(self) -> Figures:
+        return super().setup() | {"device": DEVICE, "dtype": DTYPE_NAME, "threads": THREADS}
+
+    def measure(self, folder: Path) -> Figures:
+        return self.run(EngineFactory(self.stack, folder))
+
+    @abstractmethod
+    def run(self, factory: EngineFactory) -> Figures:
+        """Return the row's result."""

@@ -1,6 +1,8 @@
 """The outcome of one request, in one form for all systems."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,4 +40,14 @@ class Outcome:
     @property
     def gaps_s(self) -> list[float]:
         """Times between successive chunks."""
-        return [b - a for a, b in zip(self.chunk_s, self.chunk_s[1:], strict=False)]
+        return [b - a for a, b in pairwise(self.chunk_s)]
+
+
+def gaps_between(outcomes: Iterable[Outcome], start_s: float, end_s: float) -> list[float]:
+    """Return gaps between tokens of one answer that end within (start_s, end_s]."""
+    return [
+        gap
+        for outcome in outcomes
+        for gap, after in zip(outcome.gaps_s, outcome.chunk_s[1:], strict=True)
+        if start_s < after <= end_s
+    ]

@@ -28,7 +28,7 @@ class PeftPeer:
 
     def __init__(self, checkpoint: Checkpoint, threads: int) -> None:
         torch.set_num_threads(threads)
-        self._base_model = checkpoint.base_model
+        self.base_model = checkpoint.base_model
         self._model = load_model(checkpoint)
 
     def warm_up(self, models: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ class PeftPeer:
     def _generate(self, batch: Sequence[BenchRequest], start: float) -> list[Outcome]:
         clock = _TokenClock(start)
         input_ids, attention_mask = _pad_left([request.prompt_token_ids for request in batch])
-        names = [BASE if r.model == self._base_model else r.model for r in batch]
+        names = [BASE if r.model == self.base_model else r.model for r in batch]
         options: dict[str, Any] = {"adapter_names": names} if set(names) != {BASE} else {}
         with nullcontext() if options else self._without_adapters():
             output = self._model.generate(

@@ -30,11 +30,10 @@ import transformers
 from bench import process_tree
 from bench.checkpoint import Checkpoint, make_checkpoint
 from bench.engine.chorale import Chorale
-from bench.measurement import workloads
 from bench.outcome import Outcome
 from bench.peers.peer import Server, Setting
 from bench.report import describe_machine, json_line, ratio, rounded
-from bench.serve import parse_options as parse_serve_options
+from bench.serve import ARENA_BYTES, Serve
 from bench.workload import BenchRequest, Lengths, Workload, make_requests
 from engine.cpu.rates import measure_rates
 from server.capacity.arena import Limits, default_limits
@@ -48,7 +47,6 @@ from server.capacity.traffic import Request, Traffic
 _RANKS = (8, 16)  # of bench.checkpoint's adapters, in turn
 _MACHINE = Hardware("this machine", "cpu", 1 << 40, 1.0, 1.0, 1.0, 0.0)
 _WITHIN = (0.8, 1.25)
-_SERVE_ARENA_BYTES = 2 << 30  # as bench.stack sets it
 
 Figures = dict[str, float]
 
@@ -135,10 +133,10 @@ def run(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], dict
                         machine.beside(case, requests, partial(_serve, server, requests))
                     )
                 for case in served:
-                    options_of = _serve_options(options.stack, case, seed=number)
-                    requests = _served_requests(options_of, checkpoint)
+                    serve = _serving(options.stack, case, seed=number)
+                    requests = serve.make_requests(checkpoint)
                     told_served[case].append(
-                        machine.beside(case, requests, partial(_serve_whole, options_of))
+                        machine.beside(case, requests, partial(_serve_whole, serve))
                     )
     for bench, rows in (("plan.engine", told), ("plan.serve", told_served)):
         for case, figures in rows.items():
@@ -199,7 +197,7 @@ class _Machine:
     ) -> Figures:
         limits: Limits = default_limits("cpu")
         if case in SERVED:
-            limits = replace(limits, arena_bytes=_SERVE_ARENA_BYTES)
+            limits = replace(limits, arena_bytes=ARENA_BYTES)
         lengths = Lengths.parse(case.prompt_tokens), Lengths.parse(case.output_tokens)
         plan = EnginePlan(
             self._sizes, _MACHINE, case.quantization, 1, limits,
@@ -271,29 +269,23 @@ def _figures(outcomes: Iterable[Outcome], cpu_s: float) -> Figures:
     }
 
 
-def _serve_options(stack: str, case: Case, seed: int) -> argparse.Namespace:
-    given: Mapping[str, object] = {
-        "--stack": stack, "--adapters": case.adapters, "--requests": case.requests,
-        "--rate": case.rate or "inf", "--prompt-tokens": case.prompt_tokens,
-        "--output-tokens": case.output_tokens, "--seed": seed,
-    }  # fmt: skip
-    return parse_serve_options([str(word) for pair in given.items() for word in pair])
-
-
-def _served_requests(options: argparse.Namespace, checkpoint: Checkpoint) -> list[BenchRequest]:
-    [workload] = workloads(
-        options, checkpoint.base_model, list(checkpoint.adapters), checkpoint.vocab_size
+def _serving(stack: str, case: Case, seed: int) -> Serve:
+    return Serve(
+        stack=stack,
+        adapters=case.adapters,
+        requests=case.requests,
+        rate=case.rate or float("inf"),
+        prompt_tokens=case.prompt_tokens,
+        output_tokens=case.output_tokens,
+        seed=seed,
     )
-    return make_requests(workload)
 
 
-def _serve_whole(options: argparse.Namespace) -> Figures:
-    from bench.stack import measure_stack
-
-    [(_, result)] = measure_stack(options)
-    cpu_s = result["cpu_s"]["engine"]
+def _serve_whole(serve: Serve) -> Figures:
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        [(_, _, result)] = serve.rows("serve", Path(folder))
     return {
-        "output_tokens_per_cpu_s": result["output_tokens"] / cpu_s,
+        "output_tokens_per_cpu_s": result["output_tokens"] / result["cpu_s"]["engine"],
         "ttft_ms_p50": result["ttft_ms"]["p50"],
     }
 

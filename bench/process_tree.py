@@ -11,20 +11,21 @@ _PARENT, _TIMES = 1, slice(11, 15)  # fields of a stat line after the name; reap
 
 def cpu_seconds(root_pid: int) -> float:
     """Return the user and system seconds of the tree so far, to 10 ms."""
-    ticks = 0
-    for pid in _tree(root_pid):
-        with contextlib.suppress(OSError):  # the process ended meanwhile
-            ticks += sum(map(int, _stat(pid)[_TIMES]))
-    return ticks / _TICKS_PER_S
+    return sum(map(_cpu_s, _tree(root_pid)))
+
+
+def children_cpu_seconds(pid: int) -> dict[str, float]:
+    """Return the seconds of each child with its own children, by its `python -m` module."""
+    return {_module(child): cpu_seconds(child) for child in find_children(pid)}
 
 
 def peak_rss_mb(root_pid: int) -> float:
     """Return the sum of the processes' peaks, in MB of 10^6 bytes; shared pages count for each."""
-    return sum(peak_mb(pid) for pid in _tree(root_pid))
+    return sum(map(peak_mb, _tree(root_pid)))
 
 
 def peak_mb(pid: int) -> float:
-    """Return a process's peak in MB since it started or since `forget_peak`; 0 if it has ended."""
+    """Return a process's peak in MB since it started; 0 if it has ended."""
     # getrusage would not do: its maximum survives exec, so a child begins with its parent's.
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
@@ -33,18 +34,13 @@ def peak_mb(pid: int) -> float:
     return 0.0
 
 
-def forget_peak(pid: int) -> None:
-    """Reset a process's peak to its present memory."""
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
-def find_children(pid: int, mark: str) -> list[int]:
+def find_children(pid: int, mark: str = "") -> list[int]:
     """Return the children with `mark` in their command line, whichever thread started them."""
     found = []
     with contextlib.suppress(OSError):  # the process ended meanwhile
         for children in Path(f"/proc/{pid}/task").glob("*/children"):
             found += [int(child) for child in children.read_text().split()]
-    return [child for child in found if mark in _command(child)]
+    return [child for child in found if mark in " ".join(_words(child))]
 
 
 def _tree(root_pid: int) -> Iterator[int]:
@@ -61,13 +57,25 @@ def _tree(root_pid: int) -> Iterator[int]:
         waiting += children.get(pid, [])
 
 
+def _cpu_s(pid: int) -> float:
+    try:
+        return sum(map(int, _stat(pid)[_TIMES])) / _TICKS_PER_S
+    except OSError:  # the process ended meanwhile
+        return 0.0
+
+
 def _stat(pid: int) -> list[str]:
     """Return the fields from the third on: the second, the name, may hold spaces."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def _command(pid: int) -> str:
+def _module(pid: int) -> str:
+    words = _words(pid)
+    return words[words.index("-m") + 1] if "-m" in words else f"process {pid}"
+
+
+def _words(pid: int) -> list[str]:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:
-        return ""
+        return []

@@ -1,13 +1,13 @@
 """The real product, started for a benchmark with its own command line and stopped after it."""
 
-import hashlib
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -15,8 +15,9 @@ from typing import Any
 
 import httpx
 
-from bench import cpu_time
-from bench.ports import free_port
+from bench.process_tree import children_cpu_seconds
+from server.client.http import Client
+from server.client.uploads import Uploader
 
 Setting = str | int | float | Sequence[Mapping[str, str]]
 """The value of a setting; the last form is a list of tables."""
@@ -27,7 +28,6 @@ _START_TIMEOUT_S = 180.0
 _STOP_TIMEOUT_S = 90.0
 _HTTP_TIMEOUT_S = 120.0
 _POLL_S = 0.05
-_PART_BYTES = 16 << 20
 _LOG_TAIL = 4000
 
 
@@ -51,40 +51,11 @@ class Product:
 
     def push_adapter(self, key: str, name: str, folder: Path) -> None:
         """Upload a PEFT folder as the owner of `key`."""
-        contents = {
-            file: (folder / file).read_bytes()
-            for file in ("adapter_config.json", "adapter_model.safetensors")
-        }
-        files = {
-            file: {"size_bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for file, content in contents.items()
-        }
-        upload = self.call("POST", f"/v1/adapters/{name}/uploads", key, json={"files": files})
-        path = f"/v1/uploads/{upload['id']}"
-        for file, content in contents.items():
-            for start in range(0, len(content), _PART_BYTES):
-                part = content[start : start + _PART_BYTES]
-                placed = f"bytes {start}-{start + len(part) - 1}/{len(content)}"
-                headers = {"content-range": placed}
-                self.call("PUT", f"{path}/files/{file}", key, content=part, headers=headers)
-        self.call("POST", f"{path}/complete", key)
-
-    def add_price(self, **price: str | int) -> None:
-        """Add a version of prices, from now on, with the fields of `POST /admin/v1/prices`."""
-        self.call("POST", "/admin/v1/prices", self._admin_key, json=price)
-
-    def wait_serving(self, names: Iterable[str]) -> None:
-        """Wait until base models of these names take requests. Raises ProductFailed."""
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            models = self.call("GET", "/admin/v1/models", self._admin_key)["data"]
-            if {*names} <= {model["name"] for model in models if model["state"] == "serving"}:
-                return
-            time.sleep(_POLL_S)
-        raise ProductFailed(f"not all base models are served: {models}")
+        with Client(self.url, key) as client:
+            Uploader(client).push(name, folder)
 
     def cpu_seconds(self) -> dict[str, float]:
-        return cpu_time.cpu_seconds(self.process.pid)
+        return children_cpu_seconds(self.process.pid)
 
     def call(
         self, method: str, path: str, key: str, headers: dict[str, str] | None = None, **body: Any
@@ -161,6 +132,14 @@ def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, path: str 
             pass
         time.sleep(_POLL_S)
     raise ProductFailed(f"{url} is not ready:\n{log.read_text(errors='replace')[-_LOG_TAIL:]}")
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _toml(value: Setting) -> str:

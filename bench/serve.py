@@ -1,133 +1,196 @@
-"""`python -m bench.serve`: prints a JSON line with the figures of a server's clients per load.
+"""`python -m bench.serve`: the whole product over HTTP, beside transformers + PEFT.
 
---url URL --key KEY --model-names a,b   a server that runs already, Chorale or vLLM
---stack smollm2-135m|tiny|demo          a server of our own, made, filled and started for this run
+A checkpoint with random weights is made, `chorale serve` is started, tenants and keys are created,
+adapters are uploaded, and every model is asked for a few tokens, so that nothing is cold. Then the
+requests are sent, each when it is due. With `--set against_peft=True` the server is then stopped,
+and PEFT's `generate` gets the same requests.
 """
 
-import argparse
-import os
-import signal
-import sys
-from collections.abc import Sequence
+import asyncio
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from bench.measurement import describe, measure, warm_up, workloads
-from bench.report import describe_machine, json_line, summarize
-from bench.workload import POPULARITIES, Lengths
+import peft
+import transformers
 
+from bench.bound import Products
+from bench.checkpoint import Checkpoint, make_checkpoint
+from bench.load import run_load
+from bench.measurement import Figures, Measurement, Row, main
+from bench.outcome import Outcome
+from bench.peft_generate import PeftPeer
+from bench.product import Product, serving
+from bench.report import first_token_share, match_share, rate, rounded, summarize
+from bench.workload import BenchRequest, Lengths, Workload, make_requests
 
-def main() -> None:
-    # SIGTERM raises SystemExit, so that started processes are stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    options = parse_options(sys.argv[1:])
-    if options.stack:
-        # Imported here: it needs torch and transformers, which a load generator does not.
-        from bench.stack import measure_stack
-
-        rows = measure_stack(options)
-    else:
-        rows = measure_url(options)
-    for setup, result in rows:
-        line = json_line("serve", options.device_name, setup, result) + "\n"
-        sys.stdout.write(line)
-        if options.append:
-            with options.append.open("a") as file:
-                file.write(line)
-
-
-def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench.serve", description=__doc__)
-    server = parser.add_mutually_exclusive_group(required=True)
-    server.add_argument("--url", help="URL of a running server")
-    server.add_argument("--stack", help="start a server of: smollm2-135m, tiny or demo")
-    parser.add_argument("--base-model", default="base", help="with --url: the base model's name")
-    parser.add_argument(
-        "--model-names", type=_words, default=(), help="with --url: names of adapters, a,b,c"
-    )
-    parser.add_argument(
-        "--key", "--keys", dest="keys", type=_words,
-        default=_words(os.environ.get("CHORALE_API_KEY", "")),
-        help="with --url: one key, or one for each of --model-names: k1,k2",
-    )  # fmt: skip
-    parser.add_argument(
-        "--vocab-size", type=int, default=256, help="with --url: prompts have ids below this"
-    )
-
-    parser.add_argument("--popularity", choices=POPULARITIES, default="uniform")
-    parser.add_argument(
-        "--rate", type=_rates, default=(float("inf"),), help="requests per second, as in: inf,0.5"
-    )
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--prompt-tokens", type=Lengths.parse, default=Lengths(64, 256))
-    parser.add_argument("--output-tokens", type=Lengths.parse, default=Lengths(64, 64))
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--timeout-s", type=float, default=600.0, help="longest time between two tokens"
-    )
-
-    parser.add_argument("--adapters", type=int, default=16, help="with --stack: number of adapters")
-    parser.add_argument(
-        "--tenants", type=int, default=1, help="with --stack: tenants that share the adapters"
-    )
-    parser.add_argument(
-        "--threads", type=int, default=1, help="with --stack: threads of either side"
-    )
-    parser.add_argument(
-        "--set", dest="settings", type=_setting, action="append", default=[], metavar="NAME=VALUE",
-        help="with --stack: a setting of chorale serve",
-    )  # fmt: skip
-    parser.add_argument(
-        "--against-peft", action="store_true",
-        help="with --stack: the same requests through transformers and PEFT",
-    )  # fmt: skip
-    parser.add_argument("--peer-batch", type=int, default=1 << 30, help="largest batch of the peer")
-    parser.add_argument(
-        "--device-name", default=describe_machine(), help="the server's device, for the row"
-    )
-    parser.add_argument("--append", type=Path, help="also write the rows to this file")
-    options = parser.parse_args(arguments)
-    if options.url and not options.keys:
-        parser.error("--url needs --key, or CHORALE_API_KEY")
-    if len(options.keys) not in (0, 1, len(options.model_names)):
-        parser.error("give one key, or one for each of --model-names")
-    return options
+ARENA_BYTES = 2 << 30
+_BLOCK_SIZE = 16
+_MAX_NUM_SEQS = 64  # the default of chorale serve on a CPU
+_CHUNK_TOKENS = 128  # tokens of a step on a CPU, by default
+_REQUEST_TIMEOUT_S = 900  # a burst on one core queues for longer than a client would wait
+_WARM_UP_PROMPT = tuple(range(1, 33))
+_WARM_UP_TOKENS = 4
+_ANY_BATCH = 1 << 30
 
 
-def measure_url(options: argparse.Namespace) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return (setup, result) for every rate."""
-    names = (options.base_model, *options.model_names)
-    keys = options.keys if len(options.keys) > 1 else options.keys * len(options.model_names)
-    by_model = dict(zip(names, (options.keys[0], *keys), strict=True))
-    warm_up(options.url, by_model, names, options)
-    rows = []
-    for workload in workloads(options, options.base_model, options.model_names, options.vocab_size):
-        outcomes = measure(options.url, by_model, workload, options)
-        rows.append((describe(workload), summarize(outcomes, workload.base_model)))
-    return rows
+@dataclass(frozen=True, kw_only=True)
+class Serve(Measurement):
+    """The product's figures at one load.
+
+    stack: smollm2-135m, tiny or demo.   rate: requests per second, Poisson; inf: all at once.
+    threads: of either side.   server: settings of `chorale serve`, which win over those here.
+    """
+
+    told_apart: ClassVar = ("model", "popularity", "rate", "requests")
+
+    stack: str = "smollm2-135m"
+    adapters: int = 16
+    popularity: str = "uniform"
+    rate: float = math.inf
+    requests: int = 32
+    prompt_tokens: str = "64:256"
+    output_tokens: str = "64"
+    seed: int = 0
+    tenants: int = 1
+    threads: int = 1
+    against_peft: bool = False
+    server: Mapping[str, str | int | float] = field(default_factory=dict)
+
+    def rows(self, bench: str, folder: Path) -> Iterator[Row]:
+        transformers.utils.logging.disable_progress_bar()
+        checkpoint = make_checkpoint(self.stack, folder / "checkpoint", self.adapters)
+        requests = self.make_requests(checkpoint)
+        settings = self._settings(checkpoint)
+        with serving(settings, folder) as product:
+            keys = self._fill(product, checkpoint)
+            _send(product, keys, [_warm_up(index, model) for index, model in enumerate(keys)])
+            outcomes, result = _measure(product, keys, requests, checkpoint.base_model)
+        if self.rate == math.inf:
+            result["bound"] = self._bound(checkpoint, result)
+        if self.against_peft:
+            result |= _compare(PeftPeer(checkpoint, self.threads), requests, outcomes, result)
+        del settings["model"]  # a temporary folder
+        setup = {
+            "model": checkpoint.base_model,
+            "adapters": len(checkpoint.adapters),
+            "popularity": self.popularity,
+            "rate": str(self.rate) if self.rate == math.inf else self.rate,
+            "requests": self.requests,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "seed": self.seed,
+            "tenants": self.tenants,
+            "server": settings,
+        }
+        yield bench, setup, result
+
+    def make_requests(self, checkpoint: Checkpoint) -> list[BenchRequest]:
+        return make_requests(
+            Workload(
+                base_model=checkpoint.base_model,
+                models=tuple(checkpoint.adapters),
+                popularity=self.popularity,
+                rate=self.rate,
+                num_requests=self.requests,
+                prompt_tokens=Lengths.parse(self.prompt_tokens),
+                output_tokens=Lengths.parse(self.output_tokens),
+                vocab_size=checkpoint.vocab_size,
+                seed=self.seed,
+            )
+        )
+
+    def _settings(self, checkpoint: Checkpoint) -> dict[str, str | int | float]:
+        lengths = Lengths.parse(self.prompt_tokens), Lengths.parse(self.output_tokens)
+        longest = max(sum(each.high for each in lengths), len(_WARM_UP_PROMPT) + _WARM_UP_TOKENS)
+        return {
+            "model": str(checkpoint.model_dir),
+            "device": "cpu",
+            "dtype": "float32",
+            "threads": self.threads,
+            "max_model_len": _BLOCK_SIZE * (longest // _BLOCK_SIZE + 1),
+            "arena_bytes": ARENA_BYTES,
+            "request_timeout_s": _REQUEST_TIMEOUT_S,
+            "first_token_timeout_s": _REQUEST_TIMEOUT_S,
+            "speculation": "off",  # random models repeat themselves
+        } | dict(self.server)
+
+    def _fill(self, product: Product, checkpoint: Checkpoint) -> dict[str, str]:
+        """Create tenants and share the adapters out among them. Returns the key for each model."""
+        tenants = [product.create_tenant(f"tenant-{number}") for number in range(self.tenants)]
+        keys = {checkpoint.base_model: tenants[0]}
+        for number, (name, folder) in enumerate(checkpoint.adapters.items()):
+            keys[name] = tenants[number % self.tenants]
+            product.push_adapter(keys[name], name, folder)
+        return keys
+
+    def _bound(self, checkpoint: Checkpoint, result: Figures) -> dict[str, float | None]:
+        """Return the time of the matrix products alone if all requests decoded together, and its
+        share of the engine's time.
+        """
+        batch = min(self.requests, int(self.server.get("max_num_seqs", _MAX_NUM_SEQS)))
+        num_steps = math.ceil(result["output_tokens"] / batch)
+        chunks = math.ceil(result["prompt_tokens"] / _CHUNK_TOKENS)
+        steps = [(_CHUNK_TOKENS, 0)] * chunks + [(batch, batch)] * num_steps
+        products_s = Products(checkpoint.model_dir, self.threads).seconds(steps)
+        share = rate(products_s, result["cpu_s"].get("engine", 0.0))
+        return {"products_cpu_s": rounded(products_s), "share_of_engine": share}
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(word for word in text.split(",") if word)
+def _warm_up(index: int, model: str) -> BenchRequest:
+    return BenchRequest(index, model, _WARM_UP_PROMPT, _WARM_UP_TOKENS, 0.0)
 
 
-def _rates(text: str) -> tuple[float, ...]:
-    rates = tuple(float(word) for word in text.split(","))
-    if not all(rate > 0 for rate in rates):
-        raise ValueError("every rate must be above 0")
-    return rates
+def _send(
+    product: Product, keys: Mapping[str, str], requests: Sequence[BenchRequest]
+) -> list[Outcome]:
+    return asyncio.run(run_load(product.url, keys, requests, _REQUEST_TIMEOUT_S))
 
 
-def _setting(text: str) -> tuple[str, str | int | float]:
-    """Parse name=value, with the value's type as in chorale.toml."""
-    name, _, value = text.partition("=")
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value
+def _measure(
+    product: Product, keys: Mapping[str, str], requests: Sequence[BenchRequest], base_model: str
+) -> tuple[list[Outcome], Figures]:
+    before = product.cpu_seconds()
+    outcomes = _send(product, keys, requests)
+    after = product.cpu_seconds()
+    result = summarize(outcomes, base_model)
+    result["cpu_s"] = {name: rounded(after[name] - before.get(name, 0.0)) for name in after}
+    cpu_s = sum(result["cpu_s"].values())
+    result["output_tokens_per_cpu_s"] = rate(result["output_tokens"], cpu_s)
+    return outcomes, result
+
+
+def _compare(
+    peer: PeftPeer, requests: Sequence[BenchRequest], ours: Sequence[Outcome], result: Figures
+) -> dict[str, Any]:
+    """Serve the same requests with the peer, and compare.
+
+    match: share of requests with the same tokens.   ratio: ours to the peer's output tokens per
+    second.
+    """
+    peer.warm_up(sorted({request.model for request in requests}))
+    before = time.process_time()
+    theirs = peer.run(requests, _ANY_BATCH)
+    cpu_s = time.process_time() - before
+    name = f"transformers {transformers.__version__} + peft {peft.__version__} generate"
+    peers = {"name": name, **summarize(theirs, peer.base_model)}
+    peers["cpu_s"] = rounded(cpu_s)
+    peers["output_tokens_per_cpu_s"] = rate(peers["output_tokens"], cpu_s)
+    return {
+        "peer": peers,
+        "match": match_share(ours, theirs),
+        "first_token_match": first_token_share(ours, theirs),
+        "ratio": _ratio(result, peers, "output_tokens_per_s"),
+        "ratio_per_cpu_s": _ratio(result, peers, "output_tokens_per_cpu_s"),
+    }
+
+
+def _ratio(ours: Figures, theirs: Figures, name: str) -> float | None:
+    return round(ours[name] / theirs[name], 2) if ours[name] and theirs[name] else None
 
 
 if __name__ == "__main__":
-    main()
+    main("bench.serve", {"serve": Serve()}, __doc__)

@@ -4,7 +4,7 @@ returned it, by a clock: that of the wall, or the processor seconds of this proc
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.outcome import Outcome
@@ -19,7 +19,7 @@ from engine.messages import (
 )
 from registry.ref import AdapterRef
 
-_GATEWAY = "bench"
+GATEWAY = "bench"
 _FOREVER_S = 1e9
 
 
@@ -71,7 +71,6 @@ class _Answer:
     sent_s: float
     chunk_s: list[float] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    num_scored: int = 0
     end_s: float | None = None
     error: str | None = None
 
@@ -120,18 +119,26 @@ class Session:
         )
         self._answers.append(_Answer(ask, self.now_s()))
         self.num_open += 1
-        self._note(self.core.handle(_GATEWAY, message))
+        self._note(self.core.handle(GATEWAY, message))
         return len(self._answers) - 1
 
     def step(self) -> None:
         self._note(self.core.step())
 
-    def stop(self) -> None:
-        """Abort open requests; their outcomes have an error."""
-        still_open = [str(i) for i, a in enumerate(self._answers) if a.end_s is None]
-        self.core.handle(_GATEWAY, AbortRequests(request_ids=tuple(still_open)))
+    def finish(self) -> None:
+        """Step until no request is open."""
         while self.num_open:
             self.step()
+
+    def stop(self, indices: Iterable[int] | None = None) -> None:
+        """Abort these requests (None: all that are open); their outcomes have an error."""
+        named = self.open_requests() if indices is None else list(indices)
+        self.core.handle(GATEWAY, AbortRequests(request_ids=tuple(map(str, named))))
+        while any(map(self.is_open, named)):
+            self.step()
+
+    def open_requests(self) -> list[int]:
+        return [i for i, answer in enumerate(self._answers) if answer.end_s is None]
 
     def num_tokens(self, index: int) -> int:
         """Number of tokens generated so far for request number `index`."""
@@ -140,9 +147,8 @@ class Session:
     def is_open(self, index: int) -> bool:
         return self._answers[index].end_s is None
 
-    def num_scored(self, index: int) -> int:
-        """Number of prompt tokens of request number `index` whose logprobs have come."""
-        return self._answers[index].num_scored
+    def outcome(self, index: int) -> Outcome:
+        return _outcome(index, self._answers[index])
 
     def outcomes(self) -> list[Outcome]:
         """Return all outcomes in the order of sending."""
@@ -158,7 +164,6 @@ class Session:
     def _note_output(self, output: RequestOutput, now_s: float) -> None:
         answer = self._answers[int(output.request_id)]
         if output.prompt_logprobs:
-            answer.num_scored += len(output.prompt_logprobs)
             self._on_scored(int(output.request_id), output.prompt_logprobs)
         if output.new_token_ids:
             answer.chunk_s.append(now_s)
@@ -185,38 +190,14 @@ def _outcome(index: int, answer: _Answer) -> Outcome:
     )
 
 
-def run(
-    core: EngineCore,
-    asks: Sequence[Ask],
-    *,
-    batch_size: int | None = None,
-    stop_s: float | None = None,
-    after_step: Callable[[EngineCore], None] = lambda core: None,
-    clock: WallClock | None = None,
-) -> list[Outcome]:
-    """Serve `asks` in the order in which they are due; return their outcomes in that order.
-
-    batch_size: size of static batches. The next requests that have arrived, at most so many, are
-    sent when the last one of a batch has ended; None: requests are sent as they arrive.
-    stop_s: time at which open requests are aborted and no more are sent; those have no outcome.
-    """
+def run(core: EngineCore, asks: Sequence[Ask], clock: WallClock | None = None) -> list[Outcome]:
+    """Serve `asks` in the order in which they are due; return their outcomes in that order."""
     session, waiting = Session(core, clock=clock), deque(asks)
     while waiting or session.num_open:
-        if stop_s is not None and session.now_s() >= stop_s:
-            session.stop()
-            break
-        if batch_size is None or not session.num_open:
-            _send_due(session, waiting, batch_size or len(waiting))
+        while waiting and waiting[0].due_s <= session.now_s():
+            session.send(waiting.popleft())
         if session.num_open:
             session.step()
-            after_step(core)
         elif waiting:
             session.clock.wait(max(waiting[0].due_s - session.now_s(), 0.0))
     return session.outcomes()
-
-
-def _send_due(session: Session, waiting: deque[Ask], limit: int) -> None:
-    now_s = session.now_s()
-    while waiting and waiting[0].due_s <= now_s and limit:
-        session.send(waiting.popleft())
-        limit -= 1

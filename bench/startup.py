@@ -1,49 +1,35 @@
-"""`python -m bench.startup`: prints a JSON line with the time until `chorale demo` is ready."""
+"""`python -m bench.startup`: the time until `chorale demo` is ready, at first and later starts."""
 
-import argparse
-import signal
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
-from bench.ports import free_port
-from bench.product import CHORALE, ProductFailed, started, wait_ready
-from bench.report import describe_machine, json_line
+from bench.measurement import Figures, Measurement, main
+from bench.product import CHORALE, ProductFailed, free_port, started, wait_ready
+from bench.report import rounded
 
 _DEMO_TIMEOUT_S = 60.0
 _POLL_S = 0.05
 
 
-def main() -> None:
-    # SIGTERM raises SystemExit, so that started processes are stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    options = parse_options(sys.argv[1:])
-    with tempfile.TemporaryDirectory(prefix="bench-") as name:
-        folder = Path(name)
-        first_s = seconds_until_ready(folder)
-        later_s = [seconds_until_ready(folder) for _ in range(options.repeats)]
-    result = {
-        "first_start_s": round(first_s, 2),
-        "second_start_s": round(sorted(later_s)[len(later_s) // 2], 2),
-        "second_starts_s": [round(seconds, 2) for seconds in later_s],
-    }
-    line = json_line("startup", describe_machine(), {"command": "chorale demo"}, result) + "\n"
-    sys.stdout.write(line)
-    if options.append:
-        with options.append.open("a") as file:
-            file.write(line)
+@dataclass(frozen=True, kw_only=True)
+class Startup(Measurement):
+    """The time of a start.   repeats: starts after the first one, on its data."""
+
+    command: str = "chorale demo"
+    repeats: int = 3
+
+    def measure(self, folder: Path) -> Figures:
+        first_s, *later_s = (_seconds_until_ready(folder) for _ in range(1 + self.repeats))
+        return {
+            "first_start_s": rounded(first_s),
+            "second_start_s": rounded(median(later_s)),
+            "second_starts_s": [rounded(seconds) for seconds in later_s],
+        }
 
 
-def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench.startup", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="starts after the first one")
-    parser.add_argument("--append", type=Path, help="also write the row to this file")
-    return parser.parse_args(arguments)
-
-
-def seconds_until_ready(folder: Path) -> float:
+def _seconds_until_ready(folder: Path) -> float:
     """Return the time from starting the command until /ready answers 200 and demo.json exists."""
     data_dir, log, port = folder / "data", folder / "chorale.log", free_port()
     announced = data_dir / "demo.json"
@@ -61,4 +47,4 @@ def seconds_until_ready(folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main("bench.startup", {"startup": Startup()}, __doc__)

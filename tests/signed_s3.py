@@ -21,7 +21,7 @@ from botocore.auth import SIGV4_TIMESTAMP, UNSIGNED_PAYLOAD, S3SigV4Auth, S3SigV
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from bench.faulty_s3 import CREDENTIALS, FaultyS3, Refusal, faulty_s3
+from tests.faulty_s3 import CREDENTIALS, FaultyS3, Refusal, faulty_s3
 
 _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^,]+), ?SignedHeaders=([^,]+), ?Signature=([0-9a-f]+)"

@@ -1,24 +1,19 @@
-"""`python -m bench.adapters`: measures memory, KV tokens, cold start, a storm of loads, and count.
+"""`python -m bench.adapters`: serving thousands of adapters: cold start, a storm of loads, count.
 
-`count`, the number of adapters, takes most of the time, and 5 GB of disk under the folder for
-temporary files.
+`count`, the number of adapters, takes most of the time, and 5 GB of disk under TMPDIR.
 """
 
 from bench.adapters.cold_start import ColdStart
 from bench.adapters.count import Count
-from bench.adapters.kv_tokens import KVTokens
-from bench.adapters.memory import Memory
 from bench.adapters.storm import Storm
-from bench.experiment import main
+from bench.measurement import main
 
 # `count` is last: the engines that it leaves behind poll for their fetcher until the process ends.
-EXPERIMENTS = {
-    "memory": Memory(),
-    "kv_tokens": KVTokens(),
-    "cold_start": ColdStart(),
-    "storm": Storm(),
-    "count": Count(),
+MEASUREMENTS = {
+    "adapters.cold_start": ColdStart(),
+    "adapters.storm": Storm(),
+    "adapters.count": Count(),
 }
 
 if __name__ == "__main__":
-    main("adapters", EXPERIMENTS, __doc__)
+    main("bench.adapters", MEASUREMENTS, __doc__)

@@ -10,16 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import torch
 
 from bench.adapters.objects import RandomObjects
-from bench.adapters.s3_server import STORAGE_URL, S3Server, slow_s3
-from bench.adapters.shapes import TARGETS, slabs_of
-from bench.adapters.tiers import Tiers, fetching, packed_form
-from bench.experiment import Experiment
-from bench.in_process import EngineFactory
+from bench.adapters.s3_server import STORAGE_URL, slow_s3
+from bench.adapters.tiers import TARGETS, Tiers, fetching, slabs_of
+from bench.in_process import BASE_REVISION, DTYPE_NAME, EngineFactory, EngineMeasurement
+from bench.measurement import Figures
 from bench.report import ratio, rounded
 from lora.batch import DeviceTables
 from lora.disk_cache import packed_path
@@ -35,7 +33,7 @@ _READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class ColdStart(Experiment):
+class ColdStart(EngineMeasurement):
     """The time to bring one adapter into the arena, from each tier.
 
     repeats: measurements of each tier, after one that does not count; the median is reported.
@@ -46,37 +44,33 @@ class ColdStart(Experiment):
     targets: str = "all"
     repeats: int = 15
 
-    def measure(self, factory: EngineFactory) -> dict[str, Any]:
-        objects = RandomObjects(factory.layout.shape, self.rank, TARGETS[self.targets])
-        ref, data = objects.make(0)
-        form = packed_form(factory)
-        quota_bytes = 64 * ref.size_bytes
+    def run(self, factory: EngineFactory) -> Figures:
+        targets = TARGETS[self.targets]
+        objects = RandomObjects(factory.layout.shape, self.rank, targets)
+        form = PackedForm(factory.layout, DTYPE_NAME, BASE_REVISION)
         with (
             slow_s3(delay_s=0.0) as s3,
             fetching(
-                factory.folder, STORAGE_URL, quota_bytes=quota_bytes, environment=s3.environment
+                factory.folder,
+                STORAGE_URL,
+                quota_bytes=64 * objects.size_bytes,
+                environment=s3.environment,
             ) as tiers,
         ):
-            s3.put(ref.object_key, data)
-            return self._measure(tiers, s3, ref, form)
-
-    def _measure(
-        self, tiers: Tiers, s3: S3Server, ref: AdapterRef, form: PackedForm
-    ) -> dict[str, Any]:
-        way = _Way(tiers, form, ref, slabs_of(form.layout, self.rank, TARGETS[self.targets]))
-        ours = [way.seconds() for _ in range(self.repeats + 1)][1:]
-        fetch_s, disk_s, host_s = (median(stage) for stage in zip(*ours, strict=True))
-        source, target = way.arena.clone(), way.arena
-        get_s = self._median_s(lambda: s3.get(ref.object_key))
-        read_s = self._median_s(lambda: _read(way.path))
-        copy_s = self._median_s(lambda: target.copy_(source))
+            (ref,) = objects.put(s3, 1)
+            way = _Way(tiers, form, ref, slabs_of(form.layout, self.rank, targets))
+            ours = [way.seconds() for _ in range(self.repeats + 1)][1:]
+            fetch_s, disk_s, host_s = (median(stage) for stage in zip(*ours, strict=True))
+            source, target = way.arena.clone(), way.arena
+            get_s = self._median_s(lambda: s3.get(ref.object_key))
+            read_s = self._median_s(lambda: _read(way.path))
+            copy_s = self._median_s(lambda: target.copy_(source))
         return {
             "object_bytes": ref.size_bytes,
             "packed_bytes": target.nbytes,
-            "s3_to_disk": _stage(fetch_s, get_s, ref.size_bytes),
-            "from_s3": _total(fetch_s + disk_s, get_s + read_s),
-            "from_disk": _stage(disk_s, read_s, target.nbytes),
-            "from_host": _stage(host_s, copy_s, target.nbytes),
+            "from_s3": _beside(fetch_s + disk_s, get_s + read_s),
+            "from_disk": _beside(disk_s, read_s),
+            "from_host": _beside(host_s, copy_s),
         }
 
     def _median_s(self, move: Callable[[], object]) -> float:
@@ -142,15 +136,11 @@ def _read(path: Path) -> None:
             pass
 
 
-def _stage(seconds: float, plain_s: float, size_bytes: int) -> dict[str, float]:
-    """Return the figures of one stage beside those of a plain copy.
+def _beside(seconds: float, plain_s: float) -> dict[str, float]:
+    """Return the figures of one way beside those of a plain copy.
 
     plain_s: seconds to move the same bytes by the same path, with no check and no conversion.
     """
-    return _total(seconds, plain_s) | {"plain_bytes_per_s": rounded(size_bytes / plain_s)}
-
-
-def _total(seconds: float, plain_s: float) -> dict[str, float]:
     return {
         "ms": rounded(seconds * 1000),
         "plain_ms": rounded(plain_s * 1000),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bench.adapters.s3_server import S3Server
 from lora.layout import PROJECTIONS, ModelShape
 from registry.peft_format import Header, ModuleScale, TensorInfo, canonical_header, lora_names
 from registry.ref import AdapterRef
@@ -44,3 +45,10 @@ class RandomObjects:
         digest = hashlib.sha256(data).hexdigest()
         key = f"tenants/bench/{digest}"
         return AdapterRef(f"adapter-{seed}", 1, digest, key, self.rank, len(data)), data
+
+    def put(self, s3: S3Server, count: int) -> list[AdapterRef]:
+        """Put `count` adapters into the store."""
+        made = [self.make(seed) for seed in range(count)]
+        for ref, data in made:
+            s3.put(ref.object_key, data)
+        return [ref for ref, _ in made]

@@ -1,94 +1,103 @@
-"""`python -m bench.adapters.s3_server`: an S3 server that is slow on purpose, in its own process.
-
-The server is Moto behind a proxy that waits before every answer (bench.faulty_s3), at the lowest
-priority. It ends when its standard input does.
+"""`python -m bench.adapters.s3_server`: moto's S3 server in a process of its own, at the lowest
+priority, that may be slow on purpose. It ends when its standard input does.
 """
 
-import argparse
 import http.client
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from threading import Thread
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlsplit
-
-from bench.adapters.tiers import ROOT
-from bench.faulty_s3 import CREDENTIALS, faulty_s3
 
 _BUCKET = "bucket"
 _NICE = 19
 _TIMEOUT_S = 30.0
+
 STORAGE_URL = f"s3://{_BUCKET}"
 
 
 @dataclass(frozen=True)
 class S3Server:
-    """A slow S3 server in a process of its own.
-
-    url: URL of the slow proxy.   upstream: URL of the server behind the proxy.
-    """
+    """A running server with an empty bucket."""
 
     url: str
-    upstream: str
 
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables with which a process finds and may use the server."""
-        return {**CREDENTIALS, "AWS_ENDPOINT_URL": self.url}
+        return {
+            "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1", "NO_PROXY": "127.0.0.1",
+            "AWS_ENDPOINT_URL": self.url,
+        }  # fmt: skip
 
-    def put(self, key: str, data: bytes) -> None:
-        """Stores an object without going through the proxy; anybody may read it."""
-        _ask(self.upstream, "PUT", key, data, {"x-amz-acl": "public-read"})
+    def put(self, key: str, data: bytes | None) -> None:
+        """Store an object that anybody may read."""
+        self._ask("PUT", f"/{key}", data, {"x-amz-acl": "public-read"})
 
     def get(self, key: str) -> bytes:
-        """Reads an object by plain HTTP through the proxy, the fastest way to read this server."""
-        return _ask(self.url, "GET", key)
+        """Read an object by plain HTTP, the fastest way to read this server."""
+        return self._ask("GET", f"/{key}")
 
+    def make_bucket(self) -> None:
+        self._ask("PUT", "")
 
-def _ask(
-    url: str,
-    method: str,
-    key: str,
-    body: bytes | None = None,
-    headers: Mapping[str, str] = MappingProxyType({}),
-) -> bytes:
-    with closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_S)) as server:
-        server.request(method, f"/{_BUCKET}/{key}", body, headers)
-        answer = server.getresponse()
-        data = answer.read()
-    if answer.status != http.HTTPStatus.OK:
-        raise SystemExit(f"the S3 server answered {answer.status} to {method} {key}")
-    return data
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> bytes:
+        address = urlsplit(self.url).netloc
+        with closing(http.client.HTTPConnection(address, timeout=_TIMEOUT_S)) as server:
+            server.request(method, f"/{_BUCKET}{path}", body, headers)
+            answer = server.getresponse()
+            data = answer.read()
+        if answer.status != http.HTTPStatus.OK:
+            raise SystemExit(f"the S3 server answered {answer.status} to {method} {path}")
+        return data
 
 
 @contextmanager
 def slow_s3(delay_s: float) -> Iterator[S3Server]:
-    """Runs the server in a child process. delay_s: wait before every answer of the proxy."""
-    command = [sys.executable, "-m", "bench.adapters.s3_server", "--delay-s", str(delay_s)]
+    """Run the server in a child process. delay_s: wait before every answer to a GET."""
+    command = [sys.executable, "-m", "bench.adapters.s3_server", str(delay_s)]
     with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
         assert process.stdout
-        line = process.stdout.readline()
-        if not line:
+        server = S3Server(process.stdout.readline().strip())
+        if not server.url:
             raise SystemExit("the S3 server did not start")
-        yield S3Server(**json.loads(line))
+        server.make_bucket()
+        yield server
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.adapters.s3_server")
-    parser.add_argument("--delay-s", type=float, required=True)
-    options = parser.parse_args()
+    # Imported here: whoever uses the server needs neither.
+    from moto.server import DomainDispatcherApplication, create_backend_app
+    from werkzeug.serving import make_server
+
     os.nice(_NICE)
-    with faulty_s3(_BUCKET) as s3:
-        s3.delay_s = options.delay_s
-        sys.stdout.write(json.dumps({"url": s3.url, "upstream": s3.upstream}) + "\n")
-        sys.stdout.flush()
-        sys.stdin.read()
+    moto, delay_s = DomainDispatcherApplication(create_backend_app), float(sys.argv[1])
+
+    def slow(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] == "GET":
+            time.sleep(delay_s)
+        return moto(environ, start)
+
+    server = make_server("127.0.0.1", 0, slow, threaded=True)
+    Thread(target=server.serve_forever, daemon=True).start()
+    sys.stdout.write(f"http://127.0.0.1:{server.server_port}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
 
 
 if __name__ == "__main__":

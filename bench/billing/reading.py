@@ -13,9 +13,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from bench.billing.measurement import Measurement
 from bench.billing.settles import SIGNER, grouped, post_group
 from bench.billing.traffic import Traffic
+from bench.measurement import Measurement
 from bench.report import rate, rounded
 from server.billing.audit.run import audit
 from server.billing.exports.formats import FORMATS, ExportFormat, open_encoder

@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from bench.billing.measurement import Measurement
 from bench.billing.traffic import ENGINE, Traffic
 from bench.databases import DATABASES
+from bench.measurement import Measurement
 from bench.report import rate, ratio
 from server.billing.holds import open_hold
 from server.billing.ledger import post

@@ -13,19 +13,18 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench.adapters.fetcher import fetcher
+from bench.adapters.tiers import Tiers, fetching
 from bench.session import Ask, ProcessorClock, WallClock, run
-from engine.batch import Batch, StepTokens
+from bench.step_log import StepLog
 from engine.build import build_core
 from engine.config import EngineConfig
-from engine.core import EngineCore, Runner
-from engine.grammar.matcher import Mask
+from engine.core import EngineCore
 from registry.base_model import BaseModel
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, write_canonical
@@ -51,9 +50,8 @@ def main() -> None:
         folder = Path(temporary)
         store = folder / "store"
         refs = {name: _register(job, Path(path), store) for name, path in job["adapters"].items()}
-        socket, cache = folder / "fetch.sock", folder / "cache"
-        with fetcher(socket, cache, store.as_uri(), quota_bytes=_QUOTA_BYTES):
-            core = _build(job, options, folder, socket, cache)
+        with fetching(folder, store.as_uri(), quota_bytes=_QUOTA_BYTES) as tiers:
+            core = _build(job, options, folder, tiers)
             # Warm up: every adapter is loaded into the arena, every buffer is touched once.
             run(core, [Ask(prompt_token_ids=_WARM_UP, max_tokens=4)])
             run(core, [Ask(_WARM_UP, 4, adapter=ref) for ref in refs.values()])
@@ -82,7 +80,7 @@ def _register(job: Mapping[str, Any], folder: Path, store: Path) -> AdapterRef:
 
 
 def _build(
-    job: Mapping[str, Any], options: argparse.Namespace, folder: Path, socket: Path, cache: Path
+    job: Mapping[str, Any], options: argparse.Namespace, folder: Path, tiers: Tiers
 ) -> EngineCore:
     torch.set_num_threads(job["threads"])
     config = EngineConfig(
@@ -91,8 +89,8 @@ def _build(
         base_revision="bench",
         vocabulary_path="",
         eos_token_ids=(0,),
-        adapter_cache_dir=str(cache),
-        fetcher_socket=str(socket),
+        adapter_cache_dir=str(tiers.cache),
+        fetcher_socket=str(tiers.socket),
         device="cpu",
         dtype="float32",
         arena_bytes=None,
@@ -122,34 +120,12 @@ def _serve(
         )
         for request in requests
     ]
-    log = core.runner = _Steps(core.runner)
+    runner = core.runner
+    log = StepLog.of(core)
     outcomes = run(core, asks, clock=clock)
-    core.runner = log.runner
+    core.runner = runner
     answers = [{"token_ids": o.token_ids, "token_s": o.chunk_s} for o in outcomes]
     return {"answers": answers, "steps": log.steps}
-
-
-class _Steps:
-    """An engine.core.Runner that notes the size of each batch and passes it on."""
-
-    def __init__(self, runner: Runner) -> None:
-        self.runner = runner
-        self.lag = runner.lag
-        self.steps: list[tuple[int, int]] = []
-
-    def launch(self, batch: Batch) -> None:
-        tokens = sum(len(row.token_ids) for row in batch.rows)
-        self.steps.append((tokens, sum(row.sampling is not None for row in batch.rows)))
-        self.runner.launch(batch)
-
-    def choose(self, masks: Mapping[int, Sequence[Mask]]) -> None:
-        self.runner.choose(masks)
-
-    def count_forced(self, num_tokens: int) -> None:
-        self.runner.count_forced(num_tokens)
-
-    def collect(self) -> StepTokens:
-        return self.runner.collect()
 
 
 if __name__ == "__main__":

@@ -9,60 +9,54 @@ import json
 import os
 import sys
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import uvicorn
-
-from bench.gateway.bare import _head, _Receive, _Send, _whole
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 _STEP_S = float(os.environ.get("PACED_STEP_S", "0"))
 _PROMPT_TOKENS = 20
 
 
-async def app(scope: dict[str, Any], receive: _Receive, send: _Send) -> None:
-    if scope["type"] != "http":
-        return
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body, more = body + message.get("body", b""), message.get("more_body", False)
-    if scope["path"] != "/v1/chat/completions":
-        await _whole(send, b"{}")
-        return
-    asked = json.loads(body)
+async def ready(request: Request) -> Response:
+    return JSONResponse({})
+
+
+async def complete(request: Request) -> Response:
+    asked = await request.json()
     count = asked["max_tokens"]
     if asked.get("stream"):
-        await _stream(send, count)
-        return
+        return StreamingResponse(_events(count), media_type="text/event-stream")
     message = {"role": "assistant", "content": "a" * count}
     usage = {"prompt_tokens": _PROMPT_TOKENS, "completion_tokens": count}
     usage["total_tokens"] = _PROMPT_TOKENS + count
     choice = {"index": 0, "message": message, "finish_reason": "length"}
-    answer = _said("chat.completion") | {"choices": [choice], "usage": usage}
-    await _whole(send, json.dumps(answer).encode())
+    return JSONResponse(_said("chat.completion", choice) | {"usage": usage})
 
 
-async def _stream(send: _Send, count: int) -> None:
-    await send(_head(200, b"text/event-stream"))
+async def _events(count: int) -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
     start = loop.time()
     for number in range(count):
         await asyncio.sleep(start + number * _STEP_S - loop.time())
         last = "length" if number == count - 1 else None
         choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": last}
-        chunk = _said("chat.completion.chunk") | {"choices": [choice]}
-        event = b"data: %s\n\n" % json.dumps(chunk).encode()
-        await send({"type": "http.response.body", "body": event, "more_body": True})
-    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        yield b"data: %s\n\n" % json.dumps(_said("chat.completion.chunk", choice)).encode()
+    yield b"data: [DONE]\n\n"
 
 
-def _said(kind: str) -> dict[str, Any]:
-    return {"id": "chatcmpl-1", "object": kind, "created": int(time.time()), "model": "bench"}
-
-
-def main() -> None:
-    uvicorn.run(app, port=int(sys.argv[1]), log_level="warning", access_log=False)
+def _said(kind: str, choice: dict[str, Any]) -> dict[str, Any]:
+    created = int(time.time())
+    return {
+        "id": "chatcmpl-1", "object": kind, "created": created, "model": "bench",
+        "choices": [choice],
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    routes = [Route("/ready", ready), Route("/v1/chat/completions", complete, methods=["POST"])]
+    uvicorn.run(Starlette(routes=routes), port=int(sys.argv[1]), log_level="warning")

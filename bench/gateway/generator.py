@@ -9,9 +9,11 @@ under way.
 """
 
 import asyncio
+import contextlib
 import json
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -20,32 +22,68 @@ from typing import Any, Protocol
 import uvloop
 
 from bench.gateway.http_client import HttpClient
-from bench.gateway.plain_client import PlainClient
 from bench.report import percentiles_ms, rate, rounded
+from engine.client import EngineClient
+from engine.endpoint import Endpoint
+from engine.errors import EngineDeadError
+from engine.messages import AddRequest, SamplingParams
 
 _WARM_UP = 20
 _POLL_S = 0.02
+_READY_S = 60.0
+_DRAIN_S = 0.25
+_RECORDS = 1024
 
 
 class Target(Protocol):
     async def ask(self, on_event: Callable[[int], None] = lambda _: None) -> str | None: ...
-
     async def close(self) -> None: ...
 
 
 class EngineTarget:
-    """The engine's socket, without HTTP."""
+    """The engine's socket, without HTTP.
 
-    def __init__(self, client: PlainClient, prompt_tokens: int, max_tokens: int) -> None:
-        self._client = client
-        self._sizes = (prompt_tokens, max_tokens)
+    The engine's journal is read, since it would fill up otherwise, and dropped.
+    """
+
+    def __init__(self, socket: Path, prompt_tokens: int, max_tokens: int) -> None:
+        self._client = EngineClient(Endpoint.of_socket(socket))
+        self._prompt = tuple(100 + i % 100 for i in range(prompt_tokens))
+        self._max_tokens = max_tokens
+        self._is_closed = False
+
+    async def start(self) -> None:
+        await self._client.start()
+        welcome = await self._client.wait_ready(_READY_S)
+        self._draining = asyncio.create_task(self._drain(welcome.engine_id))
 
     async def ask(self, on_event: Callable[[int], None] = lambda _: None) -> str | None:
-        await self._client.generate(*self._sizes, lambda _: on_event(1))
+        request = AddRequest(
+            request_id=uuid.uuid4().hex,
+            tenant_id="ten_bench",
+            prompt_token_ids=self._prompt,
+            sampling_params=SamplingParams(max_tokens=self._max_tokens, ignore_eos=True),
+            token_lease=self._max_tokens,
+            deadline_s=600.0,
+            first_token_timeout_s=600.0,
+        )
+        await self._client.generate(request, lambda _: on_event(1))
         return None
 
     async def close(self) -> None:
+        # The task is not cancelled: Python 3.11's wait_for ignores a cancellation that comes at the
+        # moment of its answer.
+        self._is_closed = True
+        await self._draining
         await self._client.close()
+
+    async def _drain(self, engine_id: str) -> None:
+        settled_seq = 0
+        while not self._is_closed:
+            with contextlib.suppress(EngineDeadError):
+                found = await self._client.read_journal(engine_id, settled_seq, _RECORDS)
+                settled_seq = max([settled_seq, *(record.seq for record in found.records)])
+            await asyncio.sleep(_DRAIN_S)
 
 
 async def run_rate(target: Target, per_s: float, duration_s: float) -> dict[str, Any]:
@@ -129,9 +167,9 @@ async def run_streams(target: Target, count: int, window_s: float) -> dict[str, 
 async def _run(job: dict[str, Any]) -> dict[str, Any]:
     asked = job["target"]
     if "socket" in asked:
-        client = PlainClient(Path(asked["socket"]))
-        await client.start()
-        target: Target = EngineTarget(client, asked["prompt_tokens"], asked["max_tokens"])
+        engine = EngineTarget(Path(asked["socket"]), asked["prompt_tokens"], asked["max_tokens"])
+        await engine.start()
+        target: Target = engine
     else:
         body = asked["body"].encode()
         target = HttpClient("127.0.0.1", asked["port"], asked["path"], body, asked["key"])

@@ -16,10 +16,8 @@ from pathlib import Path
 
 import httpx
 
-from bench.gateway.asked import chat_body
-from bench.gateway.load import Target
-from bench.ports import free_port
-from bench.product import started, wait_ready
+from bench.gateway.client import Target, http_target
+from bench.product import free_port, started, wait_ready
 
 VERSION = "1.106.2"
 _KEY = "sk-bench"
@@ -87,7 +85,7 @@ def serving(command: Path, upstream_port: int, folder: Path) -> Iterator[tuple[i
         wait_ready(f"http://127.0.0.1:{port}", process, log, path="/health/liveliness")
         answer = httpx.post(
             f"http://127.0.0.1:{port}{_ROUTE}",
-            content=chat_body(_MODEL, 1, stream=False),
+            content=target(port, 1)["body"],
             headers={"authorization": f"Bearer {_KEY}", "content-type": "application/json"},
             timeout=60,
             trust_env=False,
@@ -99,5 +97,4 @@ def serving(command: Path, upstream_port: int, folder: Path) -> Iterator[tuple[i
 
 def target(port: int, max_tokens: int, *, stream: bool = False) -> Target:
     """Return the target for the proxy, or for its upstream, which ignores the key."""
-    body = chat_body(_MODEL, max_tokens, stream=stream).decode()
-    return {"port": port, "path": _ROUTE, "body": body, "key": _KEY}
+    return http_target(port, _KEY, _MODEL, max_tokens, stream=stream)

@@ -4,60 +4,54 @@ One server (demo model, SQLite, a folder as the store, one engine thread) runs a
 quiet, then each attack, and at the end the audit of the bill.
 """
 
-import argparse
 import asyncio
 import hashlib
 import json
 import os
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from bench.experiment import replace_rows
+from bench.measurement import Figures, Measurement, main
 from bench.neighbours import attacks, good
 from bench.neighbours.attacks import PART
 from bench.process_tree import find_children
 from bench.product import CHORALE, Product, serving
-from bench.report import describe_machine, json_line, ratio, rounded
+from bench.report import ratio, rounded
 
 _MODEL = Path(__file__).parents[2] / "demo" / "model"
 _LEAD_S = 2.0
+_LEDGER_S = 6.0  # the ledger has each request within 5 s
 _ATTACKER = {"requests_per_minute": 5, "tokens_per_minute": 1000, "max_concurrency": 1}
+_SETTINGS: dict[str, Any] = {"model_name": "demo", "threads": 1, "device": "cpu"}
 
 Attack = Callable[[], Coroutine[Any, Any, None]]
 Watch = Callable[[], good.Watched]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="bench.neighbours", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of the quiet and each attack")
-    parser.add_argument("--out", type=Path, help="file in which rows of the same name are replaced")
-    options = parser.parse_args()
-    settings: dict[str, str | int | float] = {
-        "model": str(_MODEL), "model_name": "demo", "threads": 1, "device": "cpu",
-    }  # fmt: skip
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-") as name,
-        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
-        serving(settings, Path(name)) as product,
-    ):
-        result = _measure(product, pool, options.seconds)
-        result["audit"] = _audit(Path(name) / "data")
-    setup = {"server": {**settings, "model": "demo"}, "seconds": options.seconds}
-    line = json_line("neighbours", describe_machine(), setup, result) + "\n"
-    sys.stdout.write(line)
-    if options.out:
-        replace_rows(options.out, [line])
+@dataclass(frozen=True, kw_only=True)
+class Neighbours(Measurement):
+    """A well-behaved tenant's requests.   seconds: of the quiet and of each attack."""
+
+    seconds: float = 20.0
+
+    def setup(self) -> Figures:
+        return {"server": {"model": "demo", **_SETTINGS}, "seconds": self.seconds}
+
+    def measure(self, folder: Path) -> Figures:
+        with (
+            ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
+            serving({"model": str(_MODEL), **_SETTINGS}, folder) as product,
+        ):
+            return _measure(product, pool, self.seconds) | {"audit": _audit(folder / "data")}
 
 
 def _measure(product: Product, pool: ProcessPoolExecutor, seconds: float) -> dict[str, Any]:
@@ -98,11 +92,10 @@ def _measure(product: Product, pool: ProcessPoolExecutor, seconds: float) -> dic
 
 
 def _billed_tokens(product: Product, key: str) -> int:
-    """Completion tokens of the tenant by the ledger, which has each within 5 s."""
-    time.sleep(6.0)
-    headers = {"authorization": f"Bearer {key}"}
-    answer = httpx.get(f"{product.url}/v1/usage", headers=headers, trust_env=False)
-    return sum(line["completion_tokens"] for line in answer.raise_for_status().json()["data"])
+    """Completion tokens of the tenant by the ledger."""
+    time.sleep(_LEDGER_S)
+    lines = product.call("GET", "/v1/usage", key)["data"]
+    return sum(line["completion_tokens"] for line in lines)
 
 
 async def _during(attack: Attack | None, pool: ProcessPoolExecutor, watch: Watch) -> good.Watched:
@@ -136,14 +129,8 @@ def _stop_engine(product: Product, key: str, seen: list[good.Watched]) -> dict[s
             time.sleep(0.2)
         return {**(first or {}), "served_again_s": None, "gave_up_s": rounded(since)}
     finally:
-        _continue(pid)
-
-
-def _continue(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        return
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def _open_upload(product: Product, key: str) -> str:
@@ -153,13 +140,8 @@ def _open_upload(product: Product, key: str) -> str:
         "adapter_config.json": {"size_bytes": len(PART), "sha256": digest},
         "adapter_model.safetensors": {"size_bytes": 1000, "sha256": digest},
     }
-    answer = httpx.post(
-        f"{product.url}/v1/adapters/voice/uploads",
-        headers={"authorization": f"Bearer {key}"},
-        json={"files": files},
-        trust_env=False,
-    ).raise_for_status()
-    return f"/v1/uploads/{answer.json()['id']}/files/adapter_config.json"
+    upload = product.call("POST", "/v1/adapters/voice/uploads", key, json={"files": files})
+    return f"/v1/uploads/{upload['id']}/files/adapter_config.json"
 
 
 def _audit(data_dir: Path) -> dict[str, Any]:
@@ -175,4 +157,4 @@ def _audit(data_dir: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    main("bench.neighbours", {"neighbours": Neighbours()}, __doc__)

@@ -1,1 +1,1 @@
-"""Other systems on the burst of `bench.multi_lora`, each in its own processes, and the picture."""
+"""Other systems on the burst of `bench.multi_lora`, each in its own processes."""

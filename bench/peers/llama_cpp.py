@@ -19,18 +19,15 @@ import httpx
 
 from bench.outcome import Outcome
 from bench.peers.gguf_files import convert_adapter, convert_model
-from bench.peers.peer import PeerFailed, Setting, log_tail
-from bench.ports import free_port
+from bench.peers.peer import PeerFailed, Setting
+from bench.product import ProductFailed, free_port, started, wait_ready
 from bench.workload import BenchRequest
 
 _WEIGHTS = {"float32": "f32", "q8_0": "q8_0", "q4_0": "q4_0", "q4_k_m": "q4_k_m"}
 """Forms of weights by precision."""
 _SLOTS = 32
 _SLOT_TOKENS = 512  # context of a slot
-_START_TIMEOUT_S = 120.0
-_STOP_TIMEOUT_S = 30.0
 _CHUNK_TIMEOUT_S = 900.0
-_POLL_S = 0.1
 _WARM_UP_PROMPT = tuple(range(1, 33))
 _WARM_UP_TOKENS = 4
 
@@ -42,41 +39,36 @@ class LlamaCpp:
     precisions = tuple(_WEIGHTS)
     co_batched = False
 
-    def __init__(self, server: Path | None, scripts: Path | None) -> None:
+    def __init__(self, server: Path, scripts: Path) -> None:
         self._server = server
         self._scripts = scripts
 
     def missing(self) -> str | None:
-        if self._server is None or self._scripts is None:
-            return "--llama-server BINARY --llama-convert FOLDER"
+        if not self._server.name:
+            return "llama_server names no binary"
         needed = (self._server, self._quantizer, self._scripts / "convert_lora_to_gguf.py")
         return next((f"there is no {path}" for path in needed if not path.exists()), None)
 
     @property
     def _quantizer(self) -> Path:
         """The program that rounds a model to 4 bits, which is built beside the server."""
-        assert self._server is not None
         return self._server.with_name("llama-quantize")
 
     @contextmanager
     def serving(self, setting: Setting) -> Iterator["LlamaServer"]:
-        log = setting.folder / "llama-server.log"
-        port = free_port()
+        log, port = setting.folder / "llama-server.log", free_port()
         command = self._command(setting) + ["--host", "127.0.0.1", "--port", str(port)]
-        with log.open("w") as file:
-            process = subprocess.Popen(command, stdout=file, stderr=file)
-        try:
+        with started(command, log, {}) as process:
             url = f"http://127.0.0.1:{port}"
             server = LlamaServer(process.pid, self._version(), url, setting)
-            _wait_until_ready(process, url, log)
+            try:
+                wait_ready(url, process, log, path="/health")
+            except ProductFailed as failed:
+                raise PeerFailed(str(failed)) from None
             server.warm_up()
             yield server
-        finally:
-            _stop(process)
 
     def _command(self, setting: Setting) -> list[str]:
-        assert self._server is not None
-        assert self._scripts is not None
         model_dir, form = setting.checkpoint.model_dir, _WEIGHTS[setting.precision]
         model = convert_model(self._scripts, self._quantizer, model_dir, form, setting.folder)
         command = [
@@ -181,24 +173,3 @@ class LlamaServer:
 def token_ids_of(line: str) -> list[int]:
     """Return the token ids of one event."""
     return json.loads(line[5:]).get("tokens", []) if line.startswith("data:") else []
-
-
-def _wait_until_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    give_up = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < give_up and process.poll() is None:
-        try:
-            if httpx.get(f"{url}/health", trust_env=False).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(_POLL_S)
-    raise PeerFailed(f"the server did not start: {log_tail(log)}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(_STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

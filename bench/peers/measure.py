@@ -2,14 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+import transformers
 
 from bench import process_tree
 from bench.checkpoint import Checkpoint
 from bench.first_tokens import FirstTokens
-from bench.multi_lora import Burst, burst_result
+from bench.measurement import Measurement, Row
+from bench.multi_lora import NUM_ADAPTERS, Burst, burst_result
 from bench.peers.peer import Peer, PeerFailed, Server, Setting
 from bench.report import rounded
 from bench.workload import Lengths
@@ -25,38 +28,78 @@ _MIN_NEAR_4_BITS = 0.1
 far from the 1 % of a wrong adapter.
 """
 
-Row = tuple[str, dict[str, Any], dict[str, Any]]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Setups to measure with every peer, and the inputs that they share.
 
     folder: holds conversions.   repeats: bursts, of which the one of median speed is the row.
-    precisions: of a peer's, those to measure; None for all.
+    precisions: of a peer's, those to measure; empty for all.
     """
 
     burst: Burst
     checkpoint: Checkpoint
     first_tokens: FirstTokens
     num_adapters: Sequence[int]
-    threads: Sequence[int]
+    threads: int
     repeats: int
     folder: Path
-    precisions: Sequence[str] | None = None
+    precisions: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BurstMeasurement(Measurement):
+    """A measurement of systems on the burst.
+
+    adapters: numbers of distinct adapters.   precisions: forms of weights; empty for all.
+    systems: those to measure; empty for all.   converted: folder that keeps converted models for
+    the next run; empty for none.
+    """
+
+    told_apart: ClassVar = ("system", "precision", "threads", "model", "adapters", "requests")
+
+    stack: str = Burst.stack
+    requests: int = Burst.num_requests
+    output_tokens: str = str(Burst.output_tokens)
+    adapters: tuple[int, ...] = NUM_ADAPTERS
+    threads: int = 1
+    repeats: int = 1
+    precisions: tuple[str, ...] = ()
+    systems: tuple[str, ...] = ()
+    converted: str = ""
+
+    def plan(self, folder: Path) -> Plan:
+        """Make the plan. The checkpoint is made anew, always the same."""
+        transformers.utils.logging.disable_progress_bar()
+        burst = Burst(
+            stack=self.stack,
+            num_requests=self.requests,
+            output_tokens=Lengths.parse(self.output_tokens),
+        )
+        checkpoint = burst.make_checkpoint(folder / "checkpoint")
+        converted = Path(self.converted or folder) / f"{self.stack}-converted"
+        converted.mkdir(parents=True, exist_ok=True)
+        return Plan(
+            burst=burst,
+            checkpoint=checkpoint,
+            first_tokens=FirstTokens(checkpoint, self.threads),
+            num_adapters=self.adapters,
+            threads=self.threads,
+            repeats=self.repeats,
+            folder=converted,
+            precisions=self.precisions,
+        )
 
 
 def measure(peer: Peer, plan: Plan) -> Iterator[Row]:
-    """Yield rows (bench, setup, result) as they are measured; the row of a failure says so."""
-    for precision in peer.precisions:
-        if plan.precisions and precision not in plan.precisions:
-            continue
-        for threads, count in product(plan.threads, plan.num_adapters):
+    """Yield rows as they are measured; the row of a failure says so."""
+    for precision in plan.precisions or peer.precisions:
+        for count in plan.num_adapters if precision in peer.precisions else ():
             adapters = dict(islice(plan.checkpoint.adapters.items(), count))
             setting = Setting(
                 checkpoint=replace(plan.checkpoint, adapters=adapters),
                 precision=precision,
-                threads=threads,
+                threads=plan.threads,
                 folder=plan.folder,
             )
             try:

@@ -28,12 +28,12 @@ class OpenVINO:
     precisions = tuple(_WEIGHTS)
     co_batched = False
 
-    def __init__(self, python: str | None) -> None:
+    def __init__(self, python: str) -> None:
         self._python = python
 
     def missing(self) -> str | None:
-        if self._python is None:
-            return "--openvino PYTHON"
+        if not self._python:
+            return "openvino names no interpreter"
         try:
             done = subprocess.run((self._python, "-c", _IMPORTS), capture_output=True)
         except OSError as error:
@@ -42,7 +42,6 @@ class OpenVINO:
 
     @contextmanager
     def serving(self, setting: Setting) -> Iterator[Worker]:
-        assert self._python is not None
         with working((self._python, str(_WORKER)), setting, self._export(setting)) as worker:
             yield worker
 

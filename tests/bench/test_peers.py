@@ -60,10 +60,9 @@ def test_a_peer_that_drops_adapters_has_no_valid_row_for_them(tmp_path: Path, dr
         checkpoint=checkpoint,
         first_tokens=FirstTokens(checkpoint, threads=1),
         num_adapters=(0, 16),
-        threads=[1],
+        threads=1,
         repeats=3,
         folder=tmp_path,
-        precisions=None,
     )
     rows = list(measure(FakePeer(drops), plan))
     asked = [(bench, setup["adapters"], setup["requests"]) for bench, setup, _ in rows]

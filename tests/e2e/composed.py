@@ -18,13 +18,13 @@ from typing import Any
 import httpx
 import sqlalchemy as sa
 
-from bench.ports import free_port
 from server.billing.tables import holds
 from tests import needs
 from tests.deployment_files import DEPLOY, Compose, filled_variables, image_environment
 from tests.e2e.day import Customers, paid, wrong
 from tests.e2e.services import Services, running_services
 from tests.e2e.stack import Stack, Tenant
+from tests.ports import free_port
 
 # Settings for tests only: arenas are small, and clients, gateways and engines share two cores, so
 # Redis gets a longer deadline: the other processes may be late.

@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import yaml
 
-from bench.ports import free_port
 from tests import needs
 from tests.e2e.stack import Stack
+from tests.ports import free_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 

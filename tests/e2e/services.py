@@ -12,10 +12,10 @@ import redis
 import sqlalchemy as sa
 from moto.server import ThreadedMotoServer
 
-from bench.ports import free_port
 from tests import needs
 from tests.deployment_files import Compose, filled_variables
 from tests.e2e.stack import Stack
+from tests.ports import free_port
 
 
 @dataclass

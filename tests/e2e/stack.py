@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from bench.ports import free_port
+from tests.ports import free_port
 
 ADMIN_KEY = "the-operators-own-admin-key"
 FILES = ("adapter_config.json", "adapter_model.safetensors")

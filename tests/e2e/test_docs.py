@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from bench.ports import free_port
 from tests.ci_scripts import load_script
+from tests.ports import free_port
 
 docs = load_script("docs")
 

@@ -5,7 +5,6 @@ import threading
 
 import pytest
 
-from bench.faulty_s3 import CREDENTIALS, faulty_s3
 from engine.messages import (
     AbortRequests,
     AddRequest,
@@ -14,6 +13,7 @@ from engine.messages import (
     StepOutputs,
 )
 from tests.engine.churn import ALARM, build_core, canonical_adapter
+from tests.faulty_s3 import CREDENTIALS, faulty_s3
 from tests.lora.factories import FetcherProcess, put_object, wait_for
 from tests.watched import forbidden_calls
 

@@ -49,7 +49,7 @@ def make_ref(data: bytes, key: str = "k", rank: int = 8) -> AdapterRef:
 
 
 def put_object(s3: Any, key: str, data: bytes) -> AdapterRef:
-    """Put an object into the store behind a bench.faulty_s3.FaultyS3, which sees nothing of it."""
+    """Put an object into the store behind a tests.faulty_s3.FaultyS3, which sees nothing of it."""
     store = http.client.HTTPConnection(urlsplit(s3.upstream).netloc, timeout=DEADLINE_S)
     with contextlib.closing(store):
         store.request("PUT", f"/bucket/{key}", data)

@@ -7,12 +7,12 @@ from contextlib import suppress
 
 import pytest
 
-from bench.faulty_s3 import CREDENTIALS, faulty_s3
 from lora import download as module
 from lora.download import MAX_ATTEMPTS, PARTS_AT_ONCE, Downloader
 from lora.errors import AdapterError
 from registry.errors import ObjectNotFound, StorageError
 from registry.storage_url import open_storage
+from tests.faulty_s3 import CREDENTIALS, faulty_s3
 from tests.lora.factories import DEADLINE_S, wait_for
 
 PART_BYTES = 2 << 20

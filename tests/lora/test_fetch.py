@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import pytest
 
-from bench.faulty_s3 import CREDENTIALS, faulty_s3
 from lora.disk_cache import DiskCache, packed_path
 from lora.download import Downloader
 from lora.fetch import Fetcher, Order
@@ -19,6 +18,7 @@ from lora.host import read_packed
 from lora.layout import Layout, ModelShape
 from lora.packed import PackedForm
 from registry.storage import LocalStorage
+from tests.faulty_s3 import CREDENTIALS, faulty_s3
 from tests.lora.factories import (
     DEADLINE_S,
     FORM,

@@ -3,7 +3,6 @@ import shutil
 import pytest
 from sqlalchemy import Engine, create_engine, delete, event
 
-from bench.faulty_s3 import CREDENTIALS
 from registry.base_model import BaseModel
 from registry.base_models import BaseModels
 from registry.catalog import Catalog
@@ -13,6 +12,7 @@ from registry.tables import metadata
 from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.work_dir import WorkDir
+from tests.faulty_s3 import CREDENTIALS
 from tests.registry.factories import (
     Clock,
     InProcessValidator,

@@ -10,7 +10,6 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from bench.tokenizer_families import FAMILIES, make_tokenizer
 from registry import own_tokenizer
 from registry.errors import InvalidAdapter, TooLarge
 from registry.own_tokenizer import (
@@ -21,6 +20,7 @@ from registry.own_tokenizer import (
     BaseText,
     find_own,
 )
+from tests.tokenizer_families import FAMILIES, make_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}{{ eos_token }}\n"

@@ -3,10 +3,10 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from bench.faulty_s3 import CREDENTIALS
 from registry.s3_location import S3Location
 from registry.storage import LocalStorage
 from registry.storage_url import open_storage, parse_storage_url
+from tests.faulty_s3 import CREDENTIALS
 from tests.registry.factories import keys
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.tokenizer_families import make_tokenizer
 from registry.errors import InvalidAdapter, TooLarge, ValidatorUnavailable
 from registry.own_tokenizer import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
@@ -28,6 +27,7 @@ from tests.registry.factories import (
     make_tensor,
     sha256,
 )
+from tests.tokenizer_families import make_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = AdapterLimits()

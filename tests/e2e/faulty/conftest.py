@@ -16,11 +16,11 @@ import httpx
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from bench.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from registry.free_space import volume_of
 from tests import needs
 from tests.e2e.folder_fixture import folder_fixture
 from tests.e2e.stack import FILES, Stack, Tenant, running
+from tests.faulty_s3 import CREDENTIALS, FaultyS3, faulty_s3
 from tests.redis_server import RedisServer
 from tests.server.traces.collector import Collector, collecting
 

@@ -10,8 +10,8 @@ import boto3
 import httpx
 import pytest
 
-from bench.faulty_s3 import Kind
 from tests.e2e.faulty.conftest import BUCKET, Lora, World
+from tests.faulty_s3 import Kind
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import httpx
 import sqlalchemy as sa
 
-from bench.ports import free_port
 from server.billing.tables import holds
 from tests.deployment_files import guide
 from tests.e2e.composed import Fleet, balanced
@@ -21,6 +20,7 @@ from tests.e2e.day import Customers, Kind, fates
 from tests.e2e.oracle import TinyWorld, check_oracle
 from tests.e2e.stack import Stack, Tenant
 from tests.e2e.streams import engines, num_generated
+from tests.ports import free_port
 
 PROMPT = [5, 6, 7]
 ORDERLY: tuple[Kind, ...] = ("stream", "whole", "leaves")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.faulty_s3 import CREDENTIALS
 from tests.e2e.folder_fixture import folder_fixture
 from tests.e2e.stack import Stack, running
+from tests.faulty_s3 import CREDENTIALS
 from tests.signed_s3 import signed_s3
 
 

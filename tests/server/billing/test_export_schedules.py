@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from bench.faulty_s3 import CREDENTIALS, faulty_s3
 from registry.errors import StorageError
 from registry.free_space import FreeSpace
 from registry.storage import LocalStorage
@@ -24,6 +23,7 @@ from server.billing.exports.schedules import (
     list_of,
     put_schedule,
 )
+from tests.faulty_s3 import CREDENTIALS, faulty_s3
 from tests.registry.fake_disk import FakeDisk
 from tests.server.export_ledger import fill, use
 from tests.server.factories import NOW_MS

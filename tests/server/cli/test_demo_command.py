@@ -15,11 +15,11 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from bench.ports import free_port
 from server.cli import demo as command
 from server.cli.main import app
 from server.cli.serve import load
 from server.cli.terminal import CommandFailed
+from tests.ports import free_port
 
 START_TIMEOUT_S = 60.0
 DEMO = files("demo")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.tokenizer_families import make_tokenizer
 from engine.messages import SamplingParams
 from registry.ref import AdapterRef
 from server.adapters.names import NamedAdapter
@@ -22,6 +21,7 @@ from server.tools.dialect import Dialect
 from tests.registry.publishing import publish
 from tests.server.fake_engines import answer_at_once
 from tests.server.in_process import InProcess, User
+from tests.tokenizer_families import make_tokenizer
 
 TEMPLATES = Path(__file__).parents[1] / "text" / "chat_templates"
 FLAGS = dict.fromkeys(("special", "lstrip", "rstrip", "single_word", "normalized"), False)

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from bench.tokenizer_families import make_tokenizer
 from registry import chat_template
 from registry.chat_template import ChatTemplate, TemplateError
+from tests.tokenizer_families import make_tokenizer
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
 NAMES = sorted(path.stem for path in TEMPLATES.glob("*.jinja"))

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 
-from bench.tokenizer_families import FAMILIES, make_tokenizer
 from server.text.text_length import most_bytes_per_token
+from tests.tokenizer_families import FAMILIES, make_tokenizer
 
 CHARACTERS = st.characters(exclude_categories=["Cs"])
 PIECES = [

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as HFTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
-from bench.tokenizer_families import FAMILIES, SPACE, make_tokenizer
 from server.text.tiktoken_encoding import BLANK_BLOCK
 from server.text.tokenizer import Detokenizer, Tokenizer, UnsupportedTokenizer
+from tests.tokenizer_families import FAMILIES, SPACE, make_tokenizer
 
 DEMO = Path(__file__).parents[3] / "demo" / "model"
 FAST = {"demo", "llama3", "qwen2"}

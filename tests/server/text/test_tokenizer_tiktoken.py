@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from bench.tokenizer_families import make_tokenizer
 from server.text.tiktoken_encoding import (
     BLANK_BLOCK,
     GPT2,
@@ -16,6 +15,7 @@ from server.text.tiktoken_encoding import (
     NotExact,
     TiktokenEncoding,
 )
+from tests.tokenizer_families import make_tokenizer
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 WORDS = ["".join(w) for n in range(1, 10) for w in itertools.product("ab", repeat=n)]

@@ -7,7 +7,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from bench.tokenizer_families import make_tokenizer
 from engine.grammar.limits import parser_limits
 from server.faults import Invalid
 from server.shapes.shape import Shape
@@ -17,6 +16,7 @@ from server.tools.parser import AnswerParser, Parsed
 from server.tools.response_template import PLAIN
 from server.tools.tool import Tool, ToolUse
 from tests.server.tools.transcripts import NAMES, TRANSCRIPTS
+from tests.tokenizer_families import make_tokenizer
 
 ANYTHING = {"type": "object", "additionalProperties": True}
 TOOLS = tuple(Tool(name, None, ANYTHING, True, f"tools[{i}]") for i, name in enumerate(NAMES))

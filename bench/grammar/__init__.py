@@ -1,1 +1,0 @@
-"""Costs of structured output: beside free answers, by schema, and by costly grammars."""

@@ -1,1 +1,0 @@
-"""Measurements of the registry: uploads, their checks and proofs, and lists of many adapters."""
