@@ -54,7 +54,6 @@ SHAPES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     },
 }
-STACKS = (*SHAPES, "demo")
 
 
 @dataclass(frozen=True)
