@@ -121,9 +121,11 @@ gpu-second: ## look for what gpu-first found broken, or run the product, in 4 mi
 	$(call on_gpu,bench.gpu.lease second $(if $(DRY),--dry))
 
 test-gpu: ## run checks that need a CUDA device, each in a process; DRY=1: tiny ones in Triton's interpreter [ARGS=...]
+	$(if $(DRY),,$(call on_gpu,tests.gpu.compiling))
 	$(call on_gpu,tests.gpu $(if $(DRY),--dry) $(ARGS))
 
 bench-gpu: ## run benchmarks that need a CUDA device; a further run goes on; DRY=1: tiny [PARTS=...] [ARGS=...]
+	$(if $(DRY),,$(call on_gpu,tests.gpu.compiling))
 	$(call on_gpu,bench.gpu $(PARTS) $(if $(DRY),--dry) $(ARGS))
 
 # ---- set-up: one stamp for each step; a step runs again if its inputs are newer than its stamp ----

@@ -8,15 +8,16 @@ import ctypes
 import faulthandler
 import math
 import os
+import runpy
 import signal
 import sys
 import tempfile
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from typing import IO, NoReturn
 
 import torch
@@ -25,7 +26,7 @@ _POLL_S = 0.02
 _KILLED_S = 5.0
 _killed_at = math.inf
 """Time of the monotonic clock at which this process is killed, if it is a child."""
-_TELL_S = 1.0
+_TELL_S = 2.0
 """Time that a child has after its own children's."""
 _SHOW_STACK, _SHOW_S = signal.SIGUSR1, 0.2
 _PR_SET_PDEATHSIG = 1
@@ -84,7 +85,8 @@ class Child:
         self.pid = os.fork()
         if self.pid == 0:
             _end_with(parent)
-            _be_child(work, (output or self._log).fileno(), at_once, self._start + self._timeout_s)
+            killed_at = min(self._start + self._timeout_s, _killed_at)
+            _be_child(work, (output or self._log).fileno(), at_once, killed_at)
 
     def poll(self) -> Ended | None:
         """Return how the child has ended; None while it works."""
@@ -130,15 +132,17 @@ def run_all(
 ) -> Iterator[tuple[str, Ended]]:
     """Run named works, each in a child, `at_once` of them side by side; yield each as it ends.
 
-    works: The next work is taken from the iterable when there is a place for it.
+    A work is dropped if this process is about to be killed.
     """
-    waiting, running = iter(works), dict[str, Child]()
+    waiting, running = deque(works), dict[str, Child]()
     try:
-        while True:
-            for name, work in islice(waiting, at_once - len(running)):
-                running[name] = Child(work, timeout_s, at_once=at_once)
-            if not running:
-                return
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                name, work = waiting.popleft()
+                if left_s():
+                    running[name] = Child(work, timeout_s, at_once=at_once)
+                else:
+                    yield name, Ended("there was no time for it", "", 0.0, True, True)
             for name, child in list(running.items()):
                 if (ended := child.poll()) is not None:
                     del running[name]
@@ -159,6 +163,18 @@ def run(work: Callable[[], object], timeout_s: float, output: IO[str] | None = N
         child.kill()
         raise
     return ended
+
+
+def run_module(name: str, *arguments: str) -> None:
+    """Do what `python -m name` does, in this process. Raises RuntimeError at an exit status that
+    is not 0.
+    """
+    sys.argv = [name, *arguments]
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"{name} ended with {end.code}") from None
 
 
 def _end_with(parent: int) -> None:

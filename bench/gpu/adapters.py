@@ -65,34 +65,3 @@ def _scale(layout: Layout, rank: int) -> float:
     """Return an adapter's scale, a power of two: A times the scale is exact in any dtype."""
     exact = 0.5 * (layout.shape.hidden_size / rank) ** 0.5
     return 2.0 ** round(torch.tensor(exact).log2().item())
-
-
-def stack(
-    form: PackedForm, slabs: torch.Tensor, tables: Sequence[DeviceTables], layer: int, number: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Copies of A, times the scale, and of B, of one projection: [n, rank, in], [n, rank, out].
-
-    rank: the highest rank; adapters of lower ranks are padded with zeros.
-    """
-    layout = form.layout
-    units = layout.tile_bytes(number) // ADDRESS_UNIT_BYTES
-    depth = max(t.tile_table.shape[2] for t in tables)
-    places = slabs.new_full((len(tables), depth), -1, dtype=torch.int64)
-    for row, t in zip(places, tables, strict=True):
-        row[: t.tile_table.shape[2]] = t.tile_table[layer, number]
-    elems = slabs.view(getattr(torch, form.dtype)).view(-1, ADDRESS_UNIT_BYTES // layout.itemsize)
-    parts = torch.arange(units, device=slabs.device)
-    tiles = elems[places.clamp(min=0)[..., None] + parts].flatten(2)
-    tiles[places < 0] = 0
-    width_in, width_out = layout.shape.features(number)
-    a, b, _ = tiles.split(
-        (
-            RANK_ROWS * width_in,
-            RANK_ROWS * width_out,
-            tiles.shape[2] - RANK_ROWS * (width_in + width_out),
-        ),
-        dim=2,
-    )
-    scales = torch.stack([t.scales[layer, number] for t in tables])[:, None, None]
-    a = a.reshape(len(tables), depth * RANK_ROWS, width_in)
-    return a * scales.to(a.dtype), b.reshape(len(tables), depth * RANK_ROWS, width_out)

@@ -19,7 +19,6 @@ from bench.gpu.rows import Row
 from bench.gpu.steps import Step, deal_blocks, make_rows, make_step
 from bench.report import rounded
 from kernels.gpu import ops
-from kernels.reference import FP8
 from lora.layout import Layout
 
 _BLOCK_SIZE = 16
@@ -28,35 +27,25 @@ _KV_SHARE = 0.4
 _CHECKED_ROWS, _CHECKED_QUERIES = 4, 64
 
 
-def decode_rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
-    batches, contexts = machine.pick(((1, 16, 64, 128), (1024, 4096, 16384)), ((3,), (40, 600)))
-    for kv_dtype in (machine.dtype, FP8):
-        for batch in batches:
-            for context in contexts:
-                layers = _num_layers(machine, batch * context * _token_bytes(machine, kv_dtype))
-                sizes = {"layers": layers, "batch": batch, "context": context}
-                measure = partial(_decode, machine, ceilings, kv_dtype, batch, context)
-                yield Row("gpu.decode_attention", {"kv": _name(kv_dtype), **sizes}, measure)
-    batch, context = machine.pick((64, 4096), (3, 40))
-    setup = {"batch": batch, "context": context}
-    yield Row("gpu.shared_prefix", setup, partial(_shared, machine, batch, context))
-
-
-def quick_decode_rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
-    """Yield some of the rows: KV in 16 bits, one batch, contexts that are not the longest."""
-    wanted = {"kv": machine.dtype_name, "batch": machine.pick(64, 3)}
-    for row in decode_rows(machine, ceilings):
-        is_wanted = wanted.items() <= row.setup.items() and row.setup["context"] <= 4096
-        if is_wanted and row.bench == "gpu.decode_attention":
-            yield row
-
-
-def prefill_rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
-    cases = machine.pick(((2048, 0), (2048, 6144), (8192, 0)), ((33, 0), (20, 40)))
-    for tokens, context in cases:
+def rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
+    """Yield the rows, the most important first."""
+    batches, contexts = machine.pick(((64, 1, 16), (4096, 1024, 16384)), ((3,), (40, 600)))
+    cases = [(batch, context) for batch in batches for context in contexts]
+    yield from (_decode_row(machine, ceilings, *case) for case in cases[:2])
+    for tokens, context in machine.pick(((2048, 0), (2048, 6144), (8192, 0)), ((33, 0), (20, 40))):
         setup = {"tokens": tokens, "context": context}
         measure = partial(_prefill, machine, ceilings, tokens, context)
         yield Row("gpu.prefill_attention", setup, measure)
+    batch, context = machine.pick((64, 4096), (3, 40))
+    setup = {"batch": batch, "context": context}
+    yield Row("gpu.shared_prefix", setup, partial(_shared, machine, batch, context))
+    yield from (_decode_row(machine, ceilings, *case) for case in cases[2:])
+
+
+def _decode_row(machine: Machine, ceilings: Ceilings, batch: int, context: int) -> Row:
+    layers = _num_layers(machine, batch * context * _token_bytes(machine))
+    setup = {"layers": layers, "batch": batch, "context": context}
+    return Row("gpu.decode_attention", setup, partial(_decode, machine, ceilings, batch, context))
 
 
 @dataclass(frozen=True)
@@ -100,7 +89,7 @@ def _shared(machine: Machine, batch: int, context: int) -> dict[str, float]:
 
     def seconds(num_rows: int, is_shared: bool = False) -> float:
         lengths = [(context - 1, 1)] * num_rows
-        case = _make_case(machine, machine.dtype, lengths, is_shared)
+        case = _make_case(machine, lengths, is_shared)
         return _checked_decode_s(machine, case, context)
 
     return {
@@ -121,26 +110,20 @@ def _checked_decode_s(machine: Machine, case: _Case, context: int) -> float:
     return machine.seconds(work) / case.num_layers
 
 
-def _make_case(
-    machine: Machine,
-    kv_dtype: torch.dtype,
-    lengths: list[tuple[int, int]],
-    is_shared: bool = False,
-) -> _Case:
+def _make_case(machine: Machine, lengths: list[tuple[int, int]], is_shared: bool = False) -> _Case:
     """Make random inputs of attention.
 
     lengths: (start, count) of each row.   is_shared: all rows have the first row's blocks.
     """
     shape = machine.shape
     longest = max(start + count for start, count in lengths)
-    layers = _num_layers(machine, len(lengths) * longest * _token_bytes(machine, kv_dtype))
-    layout = Layout(
-        replace(shape, num_layers=layers), machine.dtype.itemsize, _BLOCK_SIZE, kv_dtype.itemsize
-    )
+    layers = _num_layers(machine, len(lengths) * longest * _token_bytes(machine))
+    itemsize = machine.dtype.itemsize
+    layout = Layout(replace(shape, num_layers=layers), itemsize, _BLOCK_SIZE, itemsize)
     per_row = layout.num_blocks(longest)
     num_slabs = len(lengths) * per_row
     slabs = torch.empty(num_slabs, layout.slab_bytes, dtype=torch.uint8, device=machine.there)
-    kv = slabs.view(kv_dtype)[:, : layout.kv_block_elems].unflatten(1, layout.kv_shape)
+    kv = slabs.view(machine.dtype)[:, : layout.kv_block_elems].unflatten(1, layout.kv_shape)
     for layer in range(layers):
         part = kv[:, layer]
         part.copy_(machine.randn(*part.shape))
@@ -153,9 +136,9 @@ def _make_case(
     return _Case(step, q[:, : shape.num_heads], kv, blocks)
 
 
-def _token_bytes(machine: Machine, kv_dtype: torch.dtype) -> int:
+def _token_bytes(machine: Machine) -> int:
     """Bytes of K and V of a token in one layer."""
-    return 2 * machine.shape.num_kv_heads * machine.shape.head_dim * kv_dtype.itemsize
+    return 2 * machine.shape.num_kv_heads * machine.shape.head_dim * machine.dtype.itemsize
 
 
 def _num_layers(machine: Machine, layer_bytes: int) -> int:
@@ -167,21 +150,18 @@ def _num_layers(machine: Machine, layer_bytes: int) -> int:
     return max(1, min(wanted, int(_KV_SHARE * total) // layer_bytes))
 
 
-def _decode(
-    machine: Machine, ceilings: Ceilings, kv_dtype: torch.dtype, batch: int, context: int
-) -> dict[str, Any]:
-    case = _make_case(machine, kv_dtype, [(context - 1, 1)] * batch)
+def _decode(machine: Machine, ceilings: Ceilings, batch: int, context: int) -> dict[str, Any]:
+    case = _make_case(machine, [(context - 1, 1)] * batch)
     seconds = _checked_decode_s(machine, case, context)
-    kv_bytes = batch * context * _token_bytes(machine, kv_dtype)
+    kv_bytes = batch * context * _token_bytes(machine)
     share = goals.floor_s(kv_bytes, ceilings.copied_per_s) / seconds
     result: dict[str, Any] = {
         "us": rounded(1e6 * seconds),
         "kv_gb_per_s": rounded(kv_bytes / seconds / 1e9),
         "share_of_copy": rounded(share),
     }
-    if kv_dtype == machine.dtype:
-        del case
-        result["torch"] = _beside(machine, seconds, partial(_torch_decode, machine, batch, context))
+    del case
+    result["torch"] = _beside(machine, seconds, partial(_torch_decode, machine, batch, context))
     if batch * context >= machine.pick(goals.MANY_TOKENS, 0):
         result["goals"] = {"decode_attention": goals.at_least(share, goals.SHARE_OF_COPY)}
     return result
@@ -219,7 +199,7 @@ def _torch_decode(machine: Machine, batch: int, context: int) -> tuple[Work, int
 
 
 def _prefill(machine: Machine, ceilings: Ceilings, tokens: int, context: int) -> dict[str, Any]:
-    case = _make_case(machine, machine.dtype, [(context, tokens)])
+    case = _make_case(machine, [(context, tokens)])
     out = torch.full(case.q.shape, torch.nan, dtype=machine.dtype, device=machine.there)
     machine.run(case.work(ops.prefill_attention, out))
     k, v = case.row_kv(0, case.num_layers - 1, context + tokens)
@@ -261,7 +241,7 @@ def _check(
     """Check our attention against torch's.   ours, q: [n, heads, head_dim], at positions start,
     start + 1, ...   k, v: [kv heads, keys, head_dim].
     """
-    torchs = _attend(q, k.to(q.dtype), v.to(q.dtype), start)
+    torchs = _attend(q, k, v, start)
     exact = _attend(q.float(), k.float(), v.float(), start)
     check_close(what, ours, torchs, exact)
 
@@ -273,7 +253,3 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int) -> to
     last = start + torch.arange(len(q), device=q.device)
     unseen = torch.arange(k.shape[1], device=q.device) > last[:, None]
     return (scores.masked_fill(unseen, -torch.inf).softmax(-1) @ v).transpose(0, 1)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

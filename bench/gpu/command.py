@@ -3,7 +3,7 @@
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,22 +11,12 @@ from typing import Any
 import torch
 
 from bench import child
-from bench.gpu import (
-    attention,
-    ceilings,
-    copies,
-    engine_rows,
-    launches,
-    lora_rows,
-    open_loop,
-    small,
-)
+from bench.gpu import attention, ceilings, engine_rows, launches, lora_rows
 from bench.gpu.ceilings import Ceilings
-from bench.gpu.goals import verdicts
 from bench.gpu.machine import DryRun, Gpu, Machine, dry_name
+from bench.gpu.page import goal_lines
 from bench.gpu.probe import NoGpu, probe
 from bench.gpu.rows import Row, RowFile, Runs, set_deadly_alarm
-from bench.gpu.table import tables
 
 _RESULTS = Path(__file__).parent.parent / "results"
 _PART_S = 36000.0
@@ -35,122 +25,80 @@ _PART_S = 36000.0
 _ROW_S, _DRY_ROW_S = 120, 900
 """Limits of a row; a row that takes longer hangs. A dry run may have to wait for a busy machine."""
 
-Rows = Callable[[Machine, Ceilings], Iterator[Row]]
+Switches = Mapping[str, Any]
+"""Settings of engines, named as in EngineConfig; they are part of the rows' setup."""
+
+PARTS: dict[str, Callable[[Machine, Ceilings, Switches], Iterator[Row]]] = {
+    "launches": lambda machine, _, __: launches.rows(machine),
+    "engine": engine_rows.rows,
+    "lora": lambda machine, found, _: lora_rows.rows(machine, found),
+    "attention": lambda machine, found, _: attention.rows(machine, found),
+    "kernels": engine_rows.kernel_rows,
+}
+"""All parts, the most important first; each yields its most important rows first."""
 
 
-def _attention(machine: Machine, found: Ceilings) -> Iterator[Row]:
-    yield from attention.decode_rows(machine, found)
-    yield from attention.prefill_rows(machine, found)
-
-
-def _small(machine: Machine, found: Ceilings) -> Iterator[Row]:
-    yield from small.rows(machine, found)
-    yield from copies.rows(machine, found)
-
-
-def parts_of(switches: Mapping[str, Any]) -> dict[str, Rows]:
-    """All parts by name, most important first; the ceilings are measured before each.
-
-    switches: settings of the engines, named as in EngineConfig.
-    """
-    engine = partial(engine_rows.rows, switches=switches)
-    return {
-        "launches": lambda machine, _: launches.rows(machine),
-        "kernels": partial(engine_rows.kernel_rows, switches=switches),
-        "lora": lora_rows.rows,
-        "attention": _attention,
-        "engine": partial(engine, precision="16 bits", cases=engine_rows.ALL),
-        "concurrent": partial(open_loop.concurrent_rows, switches=switches),
-        "open-loop": partial(open_loop.rows, switches=switches),
-        "small": _small,
-        "fp8": partial(engine, precision="fp8", cases=engine_rows.FP8),
-    }
-
-
-def run(parts: Sequence[str], is_dry: bool, out: Path | None, switches: Mapping[str, Any]) -> int:
-    """Measure these parts, print tables and verdicts, and return the exit status.
-
-    switches: see parts_of.
-    """
+def main(parts: Sequence[str], is_dry: bool, out: Path | None, switches: Switches) -> int:
+    """Measure these parts and return the exit status."""
     try:
-        name = dry_name() if is_dry else _prepare()
+        device = dry_name() if is_dry else probe().name
     except NoGpu as error:
-        _say([str(error)])
-        return 1
-    path = out or path_of(name, Path(tempfile.mkdtemp(prefix="bench-gpu-")) if is_dry else _RESULTS)
-    for part in parts:
-        measure(part, parts_of(switches)[part], is_dry, path, name)
-    _say(report(path, name, is_dry))
-    return 1 if wrong_rows(path, name) else 0
+        sys.exit(str(error))
+    folder = Path(tempfile.mkdtemp(prefix="bench-gpu-")) if is_dry else _RESULTS
+    file = RowFile(out or path_of(device, folder), device)
+    return int(not measure(parts, is_dry, file, switches))
 
 
-def wrong_rows(path: Path, name: str) -> list[dict[str, Any]]:
-    """Return the rows in a file, of these sources on this device, that have a wrong result."""
-    return [row for row in RowFile(path, name).rows() if not row["result"]["correct"]]
-
-
-def report(path: Path, name: str, is_dry: bool) -> list[str]:
-    """Return tables of all rows in a file, of these sources on this device, and the goals."""
-    rows, num_wrong = RowFile(path, name).rows(), len(wrong_rows(path, name))
+def measure(parts: Sequence[str], is_dry: bool, file: RowFile, switches: Switches) -> bool:
+    """Measure these parts and print their verdicts. Returns whether all that it measured is right
+    and each part came to its end.
+    """
+    file.read()  # other parts may have run since
+    before = file.rows()
+    ended = [_measure_part(part, is_dry, file, switches) for part in parts]
+    rows = file.rows()
+    wrong = [row for row in rows[len(before) :] if not row["result"]["correct"]]
     note = "; a dry run, its figures mean nothing" if is_dry else ""
-    return [
-        *tables(rows),
-        "",
-        f"{len(rows)} rows, {num_wrong} of them wrong: {path}",
-        f"Goals, over all rows of these sources on {name}{note}:",
-        *verdicts(rows),
-    ]
+    _say(f"{len(rows) - len(before)} new rows, {len(wrong)} of them wrong: {file.path}{note}")
+    for line in goal_lines(file.device, rows):
+        _say(line)
+    return all(ended) and not wrong
 
 
-def _prepare() -> str:
-    """Compile all kernels for this machine's GPU and return the GPU's name. Raises NoGpu."""
-    # Imported here: a dry run interprets its kernels and compiles nothing.
-    from tests.gpu.compiling import compile_all
-
-    found = probe()
-    _say([str(found)])
-    compile_all(found.arch, lambda line: _say([line]))
-    return found.name
-
-
-def measure(part: str, rows_of: Rows, is_dry: bool, path: Path, name: str) -> bool:
+def _measure_part(part: str, is_dry: bool, file: RowFile, switches: Switches) -> bool:
     """Measure a part in a child. If the child dies, the row it was measuring is marked wrong, and
     another child goes on with the next row. Returns whether the part came to its end.
     """
-    RowFile(path, name).end()  # a command that was killed has left its row marked as under way
-    num_rows = -1
+    file.end()  # a command that was killed has left its row marked as under way
     while True:
-        work = partial(_measure_rows, rows_of, is_dry, path, name)
-        ended = child.run(work, _PART_S, sys.stdout)
+        num_rows = len(file.rows())
+        ended = child.run(partial(_measure, part, is_dry, file, switches), _PART_S, sys.stdout)
+        file.read()
         if ended.failure is None:
             return True
-        file = RowFile(path, name)
         file.give_up(ended.failure)
         if len(file.rows()) == num_rows:
-            _say([f"{part}: {ended.failure}, and before it measured anything"])
+            _say(f"{part}: {ended.failure}, and before it measured anything")
             return False
-        num_rows = len(file.rows())
 
 
-def _measure_rows(rows_of: Rows, is_dry: bool, path: Path, name: str) -> None:
+def _measure(part: str, is_dry: bool, file: RowFile, switches: Switches) -> None:
     machine = DryRun() if is_dry else Gpu()
     limit_s = machine.pick(_ROW_S, _DRY_ROW_S)
-    runs = Runs(RowFile(path, name), machine.is_sound, limit_s, set_deadly_alarm)
+    runs = Runs(file, machine.is_sound, limit_s, set_deadly_alarm)
     with torch.inference_mode():
         first = ceilings.row(machine)
         runs.run([first])
-        measured = runs.file.find(first)
+        measured = file.find(first)
         found = Ceilings.of(measured["result"] if measured else {})
-        runs.run(rows_of(machine, found))
-    _say([f"not measured: {line}" for line in runs.missing])
+        runs.run(PARTS[part](machine, found, switches))
 
 
-def path_of(name: str, folder: Path) -> Path:
+def path_of(device: str, folder: Path) -> Path:
     """Return the path of a device's rows in a folder."""
-    return folder / f"gpu-{re.sub(r'[^a-z0-9]+', '-', name.lower())}.jsonl"
+    return folder / f"gpu-{re.sub(r'[^a-z0-9]+', '-', device.lower())}.jsonl"
 
 
-def _say(lines: Iterable[str]) -> None:
-    for line in lines:
-        sys.stdout.write(line + "\n")
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
     sys.stdout.flush()

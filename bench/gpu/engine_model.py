@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -20,12 +20,8 @@ from engine.meter import TokenMeter
 from engine.models.config import DecoderConfig
 from engine.request import PENDING_TOKEN
 from kernels.gpu import ops
-from kernels.reference import FP8
 from lora.batch import DeviceTables
 from lora.layout import Layout, ModelShape
-
-Precision = Literal["16 bits", "fp8"]
-"""Precision of weights and KV."""
 
 _WARM_UP = 4
 MODULES = (
@@ -73,22 +69,16 @@ class EngineUnderTest:
         self,
         machine: Machine,
         sizes: EngineSizes,
-        precision: Precision,
         switches: Mapping[str, Any],
         folder: Path,
     ) -> None:
-        is_fp8 = precision == "fp8"
-        kv_dtype = FP8 if is_fp8 else machine.dtype
         self.machine, self.sizes = machine, sizes
         device = machine.new_device()
         self._warm_up = machine.pick(_WARM_UP, 1)
-        itemsize = machine.dtype.itemsize
-        self.layout = Layout.of(sizes.shape, itemsize, kv_itemsize=kv_dtype.itemsize)
+        self.layout = Layout.of(sizes.shape, machine.dtype.itemsize)
         self.form = make_form(machine, self.layout)
         config = replace(_engine_config(machine, sizes, self.layout, folder), **switches)
-        if is_fp8:
-            config = replace(config, quantization="fp8", kv_cache_dtype="fp8")
-        model = make_model_config(sizes.shape, machine.vocab_size)
+        model = DecoderConfig.parse(llama_config(sizes.shape, machine.vocab_size))
         weights = make_random_weights(machine, sizes.shape, machine.vocab_size)
         backend = assemble(config, model, self.form, weights, device, ops)
         del weights
@@ -202,10 +192,6 @@ def _engine_config(
         max_num_seqs=sizes.max_num_seqs,
         max_num_batched_tokens=sizes.max_num_batched_tokens,
     )
-
-
-def make_model_config(shape: ModelShape, vocab_size: int) -> DecoderConfig:
-    return DecoderConfig.parse(llama_config(shape, vocab_size))
 
 
 def llama_config(shape: ModelShape, vocab_size: int) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""The goals and their arithmetic: floors set by the bytes that are read, and verdicts over rows."""
+"""The goals and their arithmetic: floors set by the bytes that are read, and verdicts."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.report import rounded
@@ -21,7 +20,6 @@ GOALS = {
     "lora_prefill": "LoRA in a chain of prefill layers adds at most 6 %",
     "decode_attention": "decode attention over 32k tokens and more: 80 % of copy bandwidth",
     "prefill_attention": "prefill attention at 2,000 keys and more: 50 % of the matmul rate",
-    "page_in": "an adapter of rank 16 from pinned memory: 80 % of pinned copy bandwidth",
     "engine_step": "a decode step of 64 rows without adapters: at most 1.15 of its bytes' time",
     "engine_lora": "LoRA in a decode step adds at most bytes / 0.8 + 2.5 % of the step",
     "engine_prefill": "LoRA in a prefill step of 2,048 tokens adds at most 6 %",
@@ -39,10 +37,6 @@ def lora_limit_s(adapter_bytes: float, copied_per_s: float, base_s: float) -> fl
     return floor / LORA_SHARE_OF_COPY + LORA_SHARE_OF_BASE * base_s
 
 
-def decode_floor_s(weight_bytes: float, kv_bytes: float, copied_per_s: float) -> float:
-    return floor_s(weight_bytes + kv_bytes, copied_per_s)
-
-
 def causal_flops(heads: int, head_dim: int, num_queries: int, context: int) -> int:
     """FLOPs of causal attention: two products for each query and each key that it sees."""
     keys_seen = num_queries * context + num_queries * (num_queries + 1) // 2
@@ -51,54 +45,15 @@ def causal_flops(heads: int, head_dim: int, num_queries: int, context: int) -> i
 
 def at_most(value: float, limit: float) -> dict[str, Any] | None:
     """Return a goal's verdict; None if it cannot be judged, since a ceiling is not known."""
-    if not math.isfinite(value) or not math.isfinite(limit):
-        return None
-    return {"value": rounded(value), "at_most": rounded(limit), "met": value <= limit}
+    return _verdict("at_most", value, limit, value <= limit)
 
 
 def at_least(value: float, limit: float) -> dict[str, Any] | None:
     """Return a goal's verdict; None if it cannot be judged, since a ceiling is not known."""
+    return _verdict("at_least", value, limit, value >= limit)
+
+
+def _verdict(kind: str, value: float, limit: float, is_met: bool) -> dict[str, Any] | None:
     if not math.isfinite(value) or not math.isfinite(limit):
         return None
-    return {"value": rounded(value), "at_least": rounded(limit), "met": value >= limit}
-
-
-def found_of(
-    name: str, rows: Iterable[Mapping[str, Any]]
-) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
-    """Return the rows that have a verdict on a goal, each with that verdict."""
-    return [(row, row["result"]["goals"][name]) for row in rows if _speaks_of(name, row)]
-
-
-def verdicts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a line for every goal: met, missed and where, or not measured."""
-    lines = []
-    for name, text in GOALS.items():
-        found = found_of(name, rows)
-        missed = [_describe(row, goal) for row, goal in found if not goal["met"]]
-        if not found:
-            lines.append(f"not measured  {text}")
-        elif missed:
-            lines.append(f"missed        {text}: {len(missed)} of {len(found)} rows")
-            lines += [f"              {line}" for line in missed]
-        else:
-            lines.append(f"met           {text}: {len(found)} of {len(found)} rows")
-    return lines
-
-
-def _speaks_of(name: str, row: Mapping[str, Any]) -> bool:
-    return row["result"].get("goals", {}).get(name) is not None
-
-
-def _describe(row: Mapping[str, Any], goal: Mapping[str, Any]) -> str:
-    return f"{setup_of(row)}: {value_of(goal)}"
-
-
-def setup_of(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in row["setup"].items())
-
-
-def value_of(goal: Mapping[str, Any]) -> str:
-    """Return the value that was reached, and the goal's limit."""
-    limit = "at_most" if "at_most" in goal else "at_least"
-    return f"{goal['value']}, {limit.replace('_', ' ')} {goal[limit]}"
+    return {"value": rounded(value), kind: rounded(limit), "met": is_met}

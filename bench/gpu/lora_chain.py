@@ -5,13 +5,11 @@ products, our kernels rotary embedding and activation, the system under test add
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 
 from bench.gpu.machine import Machine, Work
 from engine.gpu.inputs import StepInputs
-from kernels.gpu import lora
 from kernels.work import Delta, Site
 from lora.sites import site_of
 
@@ -115,25 +113,11 @@ class Chain:
         return run
 
 
-def our_capped_systems(machine: Machine, step: StepInputs, kernels: Any) -> Mapping[str, Project]:
-    """Variants of `model` with fewer shrink programs per multiprocessor, which leave more of each
-    multiprocessor to the product beside it.
-    """
+def systems(machine: Machine, step: StepInputs, kernels: Any) -> Mapping[str, Project]:
+    """Three ways to use the same kernels, ours or those of torch.
 
-    def capped(project: Project, programs: int) -> Project:
-        def with_fewer(x: torch.Tensor, weight: torch.Tensor, site: Site) -> Any:
-            with mock.patch.object(lora, "MOST_SHRINK_PROGRAMS", programs):
-                return project(x, weight, site)
-
-        return with_fewer
-
-    model = our_systems(machine, step, kernels)["model"]
-    return {f"model, {n} programs": capped(model, n) for n in machine.pick((1, 2), ())}
-
-
-def our_systems(machine: Machine, step: StepInputs, kernels: Any) -> Mapping[str, Project]:
-    """Three ways to use the same kernels. plain: one after the other.   beside: the shrink runs
-    beside the product.   model: besides, the next kernel does the expand, as in the engine's model.
+    plain: one after the other.   beside: the shrink runs beside the product.   model: besides, the
+    next kernel does the expand, as in the engine's model.
     """
     work = step.lora
     assert work is not None

@@ -1,36 +1,25 @@
-"""Time that adapters add to a chain of layers: by our kernels, plain torch, vLLM's kernels."""
+"""Time that adapters add to a chain of layers."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 
-from bench.gpu import goals, vllm_lora
+from bench.gpu import goals
 from bench.gpu.adapters import fill_tiles, make_form, num_slabs, place
 from bench.gpu.ceilings import Ceilings
 from bench.gpu.check import attempt, check_close, note_wrong
-from bench.gpu.lora_chain import (
-    SITES,
-    Chain,
-    LayerOutputs,
-    Project,
-    by_torch,
-    our_capped_systems,
-    our_systems,
-)
-from bench.gpu.lora_torch import Stacked
+from bench.gpu.lora_chain import Chain, LayerOutputs, Project, by_torch, systems
 from bench.gpu.machine import Machine
 from bench.gpu.rows import Row
 from bench.gpu.steps import Step, deal_blocks, make_rows, make_step
 from bench.report import rounded
 from kernels import reference
 from kernels.gpu import ops
-from kernels.work import Site
 from lora.layout import Layout
-from lora.sites import site_of
 
 Ranks = tuple[int, ...]
 
@@ -39,30 +28,16 @@ _MODEL = "model"
 
 
 def rows(machine: Machine, ceilings: Ceilings) -> Iterator[Row]:
-    """Yield the rows of decodes, then of prefills."""
+    """Yield the rows of decodes and of prefills, the most important first."""
     lab = _Lab(machine, ceilings)
-    several = machine.pick(16, 2)
-    for tokens in machine.pick((1, 16, 64, 256), (3,)):
-        mixes = _mixes(tokens, several)
-        for ranks in machine.pick(mixes, [mixes[0], mixes[-1]]):
-            yield Row("gpu.lora_decode", _setup(tokens, ranks), partial(lab.decode, tokens, ranks))
-    tokens = machine.pick(2048, 65)
-    for adapters in machine.pick((1, 4, 16), (1,)):
-        ranks = (16,) * adapters
-        yield Row("gpu.lora_prefill", _setup(tokens, ranks), partial(lab.prefill, tokens, ranks))
-
-
-def _setup(tokens: int, ranks: Ranks) -> dict[str, Any]:
-    of_ranks = " ".join(map(str, sorted(set(ranks))))
-    return {"tokens": tokens, "adapters": len(ranks), "rank": of_ranks}
-
-
-def _mixes(tokens: int, several: int) -> list[Ranks]:
-    """Return mixes, without duplicates; each lists the ranks of the adapters that share a step."""
-    some = min(several, tokens)
-    mixed = tuple(_MIXED[i % len(_MIXED)] for i in range(some))
-    mixes = [(16,), (16,) * some, (16,) * tokens, (64,) * some, mixed]
-    return list(dict.fromkeys(mixes))
+    most = machine.pick(64, 3)
+    yield from (lab.decode_row(most, (16,) * n) for n in machine.pick((most, 16), (most,)))
+    for adapters in machine.pick((1, 16), (1,)):
+        yield lab.prefill_row(machine.pick(2048, 65), (16,) * adapters)
+    mixed = tuple(_MIXED[i % len(_MIXED)] for i in range(min(16, most)))
+    yield from (lab.decode_row(most, ranks) for ranks in ((16,), mixed))
+    for tokens in machine.pick((1, 16, 256), ()):
+        yield lab.decode_row(tokens, (16,) * tokens)
 
 
 @dataclass(frozen=True)
@@ -75,7 +50,6 @@ class _Case:
     x: tuple[torch.Tensor, torch.Tensor]
     step: Step
     kv: torch.Tensor
-    slots: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -97,64 +71,45 @@ class _Lab:
     def chain(self) -> Chain:
         return Chain(self.machine)
 
-    def decode(self, tokens: int, ranks: Ranks) -> dict[str, Any]:
-        case = self._make_case([(0, 1)] * tokens, ranks)
-        stacked = self._stacked(case, range(self.machine.shape.num_layers))
-        capped = our_capped_systems(self.machine, case.step.inputs, ops)
-        comparators: dict[str, Callable[[], Project]] = {
-            **{name: lambda project=project: project for name, project in capped.items()},
-            "torch_gathered": lambda: stacked.gathered,
-            "torch_masked": lambda: stacked.masked,
-            "vllm": partial(self._vllm, stacked),
-        }
-        result = self._measure(case, ranks, stacked, comparators)
+    def decode_row(self, tokens: int, ranks: Ranks) -> Row:
+        """ranks: those of the adapters that share the step."""
+        measure = partial(self._decode, tokens, ranks)
+        return Row("gpu.lora_decode", _setup(tokens, ranks), measure)
+
+    def prefill_row(self, tokens: int, ranks: Ranks) -> Row:
+        """ranks: those of the adapters, each of which has a prompt."""
+        measure = partial(self._prefill, tokens, ranks)
+        return Row("gpu.lora_prefill", _setup(tokens, ranks), measure)
+
+    def _decode(self, tokens: int, ranks: Ranks) -> dict[str, Any]:
+        result = self._measure([(0, 1)] * tokens, ranks)
         added_us, base_s = result[_MODEL].get("added_us", math.nan), result["base_us"] / 1e6
         limit = goals.lora_limit_s(self._bytes(ranks), self.ceilings.copied_per_s, base_s)
-        result["goals"] = {"lora_decode": goals.at_most(added_us, 1e6 * limit)}
-        return result
+        return result | {"goals": {"lora_decode": goals.at_most(added_us, 1e6 * limit)}}
 
-    def prefill(self, tokens: int, ranks: Ranks) -> dict[str, Any]:
-        case = self._make_case([(0, tokens // len(ranks))] * len(ranks), ranks)
-        checked = self._stacked(case, [self.chain.num_layers - 1])
-        result = self._measure(case, ranks, checked, {})
+    def _prefill(self, tokens: int, ranks: Ranks) -> dict[str, Any]:
+        result = self._measure([(0, tokens // len(ranks))] * len(ranks), ranks)
         share = result[_MODEL].get("added_us", math.nan) / result["base_us"]
-        result["goals"] = {"lora_prefill": goals.at_most(share, goals.PREFILL_LORA_SHARE)}
-        return result
+        return result | {"goals": {"lora_prefill": goals.at_most(share, goals.PREFILL_LORA_SHARE)}}
 
-    def _vllm(self, stacked: Stacked) -> Project:
-        brought = vllm_lora.find()
-        if brought is None:
-            raise LookupError("vLLM's files are not in .bench_ref")
-        return brought.system(stacked, self._sites(range(self.chain.num_layers)))
-
-    def _measure(
-        self,
-        case: _Case,
-        ranks: Ranks,
-        stacked: Stacked,
-        comparators: Mapping[str, Callable[[], Project]],
-    ) -> dict[str, Any]:
-        """Measure all systems. Ours come first, since a peer's kernel may break the device."""
+    def _measure(self, lengths: list[tuple[int, int]], ranks: Ranks) -> dict[str, Any]:
+        """Measure all systems.   lengths: (start, count) of each row."""
+        case = self._make_case(lengths, ranks)
         base_s = self._seconds(case, by_torch)
         floor_s = goals.floor_s(self._bytes(ranks), self.ceilings.copied_per_s)
         result: dict[str, Any] = {
             "base_us": rounded(1e6 * base_s),
             "floor_us": rounded(1e6 * floor_s),
         }
-        expected = self._expected(case, stacked)
-        for name, project in our_systems(self.machine, case.step.inputs, ops).items():
-            measure = partial(self._added, case, project, expected, base_s, floor_s)
-            result[name] = attempt(measure)
+        expected = self._expected(case)
+        for name, project in systems(self.machine, case.step.inputs, ops).items():
+            result[name] = attempt(partial(self._added, case, project, expected, base_s))
             if "failed" in result[name]:
                 note_wrong(f"{name}: {result[name]['failed']}")
-        for name, make in comparators.items():
-            result[name] = attempt(
-                lambda make=make: self._added(case, make(), expected, base_s, floor_s)
-            )
         return result
 
     def _added(
-        self, case: _Case, project: Project, expected: _Expected, base_s: float, floor_s: float
+        self, case: _Case, project: Project, expected: _Expected, base_s: float
     ) -> dict[str, Any]:
         """Return the time that adapters add to the chain with `project`; the last layer's outputs
         are checked first.
@@ -168,20 +123,22 @@ class _Lab:
         return {
             "added_us": rounded(1e6 * added_s),
             "percent_of_base": rounded(100 * added_s / base_s),
-            "percent_of_floor": rounded(100 * floor_s / added_s) if added_s > 0 else None,
         }
 
     def _seconds(self, case: _Case, project: Project) -> float:
         work = self.chain.work(case.x, case.step.inputs, case.kv, project, ops)
         return self.machine.seconds(work)
 
-    def _expected(self, case: _Case, stacked: Stacked) -> _Expected:
-        last, step = self.chain.num_layers - 1, case.step.inputs
-        wide = tuple(x.float() for x in case.x)
-        return _Expected(
-            torchs=self.chain.layer(last, *case.x, step, case.kv, stacked.gathered, reference),
-            exact=self.chain.layer(last, *wide, step, case.kv, stacked.exact, reference),
-        )
+    def _expected(self, case: _Case) -> _Expected:
+        step = case.step.inputs
+        by_reference = systems(self.machine, step, reference)["plain"]
+
+        def last_layer(x: torch.Tensor, attended: torch.Tensor) -> LayerOutputs:
+            last = self.chain.num_layers - 1
+            return self.chain.layer(last, x, attended, step, case.kv, by_reference, reference)
+
+        wide = [x.float() for x in case.x]
+        return _Expected(torchs=last_layer(*case.x), exact=last_layer(*wide))
 
     def _make_case(self, lengths: list[tuple[int, int]], ranks: Ranks) -> _Case:
         layout, there = self.form.layout, self.machine.there
@@ -195,23 +152,17 @@ class _Lab:
         requests = make_rows(lengths, blocks, [t.digest for t in tables])
         step = make_step(self.machine, self.form, slabs, requests, tables)
         kv = slabs.view(self.machine.dtype)[:, : layout.kv_block_elems]
-        slots = torch.arange(len(lengths), device=there) * len(ranks) // len(lengths)
         return _Case(
             x=self.chain.inputs(sum(count for _, count in lengths)),
             step=step,
             kv=kv.unflatten(1, layout.kv_shape),
-            slots=slots.repeat_interleave(lengths[0][1]),
         )
-
-    def _stacked(self, case: _Case, layers: Any) -> Stacked:
-        arena = case.step.inputs.lora
-        assert arena is not None
-        slabs = arena.arena.view(torch.uint8)
-        return Stacked(self.form, slabs, case.step.tables, case.slots, self._sites(layers))
-
-    def _sites(self, layers: Any) -> list[Site]:
-        return [site_of(self.machine.shape, layer, site) for layer in layers for site in SITES]
 
     def _bytes(self, ranks: Ranks) -> int:
         """Bytes of the distinct adapters of a step."""
         return sum(ranks) * self.form.layout.bytes_per_rank
+
+
+def _setup(tokens: int, ranks: Ranks) -> dict[str, Any]:
+    of_ranks = " ".join(map(str, sorted(set(ranks))))
+    return {"tokens": tokens, "adapters": len(ranks), "rank": of_ranks}

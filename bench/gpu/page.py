@@ -1,11 +1,11 @@
 """`python -m bench.gpu.page`: writes the results for each goal into bench/GPU.md, from results/."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.goals import GOALS, found_of, setup_of, value_of
+from bench import json_lines
+from bench.gpu.goals import GOALS
 
 _BENCH = Path(__file__).parent.parent
 _BEGIN, _END = "<!-- goals: python -m bench.gpu.page -->", "<!-- end of goals -->"
@@ -22,27 +22,27 @@ def fill(text: str, results: Path) -> str:
     _, _, after = rest.partition(_END)
     lines = ["| goal | GPU | rows | the row that is furthest from it |", "|---|---|---|---|"]
     for path in sorted(results.glob("gpu-*.jsonl")):
-        rows = _newest(path)
-        lines += [_line(name, text, rows) for name, text in GOALS.items()]
+        rows = json_lines.read(path)
+        newest = [row for row in rows if row["sources"] == rows[-1]["sources"]]
+        lines += goal_lines(newest[-1]["device"], newest)
     if len(lines) == 2:
-        lines += [f"| {goal} | none yet | | not measured |" for goal in GOALS.values()]
+        lines += goal_lines("none yet", ())
     return "\n".join([before + _BEGIN, *lines, _END + after])
 
 
-def _newest(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of the version of the sources that was measured last."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return [row for row in rows if row["sources"] == rows[-1]["sources"]]
-
-
-def _line(name: str, text: str, rows: list[dict[str, Any]]) -> str:
-    found = found_of(name, rows)
-    if not found:
-        return f"| {text} | {rows[-1]['device']} | 0 | not measured |"
-    row, goal = max(found, key=lambda pair: _distance(pair[1]))
-    met = sum(goal["met"] for _, goal in found)
-    furthest = f"{setup_of(row)}: {value_of(goal)}"
-    return f"| {text} | {row['device']} | {met} of {len(found)} met | {furthest} |"
+def goal_lines(device: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a line of the table for each goal, from the rows of a device."""
+    for name, text in GOALS.items():
+        found = [(row, goal) for row in rows if (goal := row["result"].get("goals", {}).get(name))]
+        if not found:
+            yield f"| {text} | {device} | | not measured |"
+            continue
+        row, goal = max(found, key=lambda pair: _distance(pair[1]))
+        met = sum(goal["met"] for _, goal in found)
+        limit = "at_most" if "at_most" in goal else "at_least"
+        setup = ", ".join(f"{key} {value}" for key, value in row["setup"].items())
+        furthest = f"{setup}: {goal['value']}, {limit.replace('_', ' ')} {goal[limit]}"
+        yield f"| {text} | {device} | {met} of {len(found)} met | {furthest} |"
 
 
 def _distance(goal: Mapping[str, Any]) -> float:

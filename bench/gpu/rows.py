@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import json_lines
+from bench.child import left_s
 from bench.gpu.check import collected, describe
 from bench.report import json_line
 
@@ -23,10 +24,6 @@ _SOURCES = ("kernels", "lora", "engine", "bench/gpu")
 
 Key = tuple[str, str, str, str]
 """Key of a row: bench, sources, device, setup."""
-
-
-class NoRoom(Exception):
-    """The row needs more than the device's memory."""
 
 
 class Broken(Exception):
@@ -61,6 +58,10 @@ class RowFile:
     sources: str = field(default_factory=hash_sources)
 
     def __post_init__(self) -> None:
+        self.read()
+
+    def read(self) -> None:
+        """Read what other processes have written, too."""
         self._rows: dict[Key, dict[str, Any]] = {}
         for row in json_lines.read(self.path):
             self._rows[row["bench"], row["sources"], row["device"], _text(row["setup"])] = row
@@ -90,14 +91,12 @@ class RowFile:
     def end(self) -> None:
         self._begun.unlink(missing_ok=True)
 
-    def give_up(self, why: str) -> bool:
-        """Write the row that was begun and not ended as wrong. Returns False if there is none."""
-        if not self._begun.exists():
-            return False
-        bench, setup = json.loads(self._begun.read_text())
-        self.add(bench, setup, {"correct": False, "error": why})
-        self.end()
-        return True
+    def give_up(self, why: str) -> None:
+        """Write the row that was begun and not ended, if there is one, as wrong."""
+        if self._begun.exists():
+            bench, setup = json.loads(self._begun.read_text())
+            self.add(bench, setup, {"correct": False, "error": why})
+            self.end()
 
     @property
     def _begun(self) -> Path:
@@ -115,18 +114,17 @@ def set_deadly_alarm(seconds: int) -> None:
 
 @dataclass
 class Runs:
-    """Measures rows.
+    """Measures rows, as long as there is time for one that takes as long as the longest so far.
 
     is_sound: whether the device still answers.   limit_s: limit of one row.   set_alarm: called
-    with `limit_s` before a row and with 0 after it; see `set_deadly_alarm`.   missing: rows that
-    were not measured, and why.
+    with `limit_s` before a row and with 0 after it; see `set_deadly_alarm`.
     """
 
     file: RowFile
     is_sound: Callable[[], bool]
     limit_s: int = 0
     set_alarm: Callable[[int], object] = lambda _: None
-    missing: list[str] = field(default_factory=list)
+    longest_s: float = 0.0
 
     def run(self, rows: Iterable[Row]) -> None:
         """Measure rows. Raises Broken when the device is lost; rows measured before are written."""
@@ -134,6 +132,8 @@ class Runs:
             name = f"{row.bench} {_text(row.setup)}"
             if self.file.find(row) is not None:
                 _say(f"{name}: measured already")
+            elif left_s() <= self.longest_s:
+                _say(f"{name}: not measured, there is no time left")
             else:
                 self._measure(row, name)
 
@@ -146,17 +146,16 @@ class Runs:
         with collected() as wrong:
             try:
                 result = row.measure()
-            except NoRoom as reason:
-                self.missing.append(f"{name}: {reason}")
             except Exception as error:
                 traceback.print_exc()
                 wrong.append(describe(error))
         self.set_alarm(0)
+        seconds = time.monotonic() - start
+        self.longest_s = max(self.longest_s, seconds)
         if result or wrong:
             verdict = {"correct": False, "error": wrong[0]} if wrong else {"correct": True}
             self.file.add(row.bench, row.setup, {**verdict, **result})
-            how, seconds = f"WRONG, {wrong[0]}" if wrong else "ok", time.monotonic() - start
-            _say(f"{name}: {how}, {seconds:.1f} s")
+            _say(f"{name}: {json.dumps({**verdict, **result})}, {seconds:.1f} s")
         self.file.end()
         if not self.is_sound():
             raise Broken(name)

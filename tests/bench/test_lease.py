@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from bench.gpu import engine_rows, open_loop
+from bench.gpu import engine_rows
 from bench.gpu.ceilings import Ceilings
-from bench.gpu.lease import compilers, pack, second
+from bench.gpu.lease import pack
 from bench.gpu.lease.facts import show_facts
 from bench.gpu.lease.lease import Lease
-from bench.gpu.lease.parts import Part, run_parts
-from bench.gpu.lease.record import Record, say
+from bench.gpu.lease.parts import Part, find_ptxas, run_parts, second_parts
 from bench.gpu.machine import DryRun
+from bench.gpu.rows import RowFile
 from tests import needs
 from tests.gpu.harness import Checks
 
@@ -31,10 +31,17 @@ GPU_TRITON = Path(os.environ.get("GPU_TRITON", "no folder"))
 CEILINGS = Ceilings(1e12, 1e15, 1e11)
 
 
-def make_lease(folder, command="first", kept=None, is_dry=False):
-    record = Record(folder, command, kept)
-    record.begin("a GPU", 7)
-    return Lease(record, folder / "gpu.jsonl", folder, "a GPU", 90, 7, is_dry)
+def make_lease(folder, command="first", kept=None):
+    folder.mkdir(exist_ok=True)
+    rows = RowFile(folder / "gpu.jsonl", "a GPU")
+    lease = Lease(command, folder, kept or folder / "kept", rows, folder, 7, is_dry=False)
+    lease.note(device="a GPU", seed=7)
+    return lease
+
+
+def say(line):
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 # ---- parts ----
@@ -53,24 +60,21 @@ def test_a_part_that_overruns_is_killed_and_the_next_one_begins(tmp_path, capfd)
     lease = make_lease(tmp_path)
     parts = [
         Part("is wrong", 60, be_wrong),
-        Part("hangs", 1, say_and_wait, checks=("models.llama",)),
+        Part("hangs", 1, say_and_wait),
         Part("too late", 0, partial(say, "is begun all the same")),
     ]
-    closing = run_parts(parts, lease, time.monotonic())
+    assert not run_parts(parts, lease, time.monotonic())
+    closing = capfd.readouterr().out.splitlines()
     assert [line.split("  ")[:2] for line in closing] == [
         ["is wrong", "failed"], ["hangs", "killed"], ["too late", "ok"],
-    ]  # fmt: skip
-    assert capfd.readouterr().out.splitlines() == [
-        *closing[:2], "    models.llama  dropped", closing[2],
     ]  # fmt: skip
     log = (tmp_path / "log.txt").read_text()
     for line in ("off by 0.25", "said before it hangs", "say_and_wait", "all the same", *closing):
         assert line in log
     assert log.index("--- hangs: at most") < log.index("said before it hangs")
     entries = [json.loads(line) for line in (tmp_path / "first.jsonl").read_text().splitlines()]
-    assert [(e.get("part") or e.get("check"), e["ended"]) for e in entries[1:]] == [
-        ("is wrong", "failed"), ("models.llama", "dropped"), ("hangs", "killed"),
-        ("too late", "ok"),
+    assert [(entry["part"], entry["ended"]) for entry in entries[1:]] == [
+        ("is wrong", "failed"), ("hangs", "killed"), ("too late", "ok"),
     ]  # fmt: skip
 
 
@@ -79,23 +83,18 @@ def test_what_checks_said_is_kept_when_their_time_or_their_parts_is_over(tmp_pat
     works = {"kernels.hangs": say_and_wait, "kernels.next": say_and_wait, "kernels.wrong": be_wrong}
     limits_s = {"kernels.hangs": 0.5, "kernels.next": 60, "kernels.wrong": 60}
 
+    def note(name, ended):
+        lease.note(check=name, ended=ended.how)
+
     def run_checks():
         for name, work in works.items():
-            Checks(1, limits_s[name], say, lease.record.note_check).run({name: work})
+            Checks(1, limits_s[name], say, note).run({name: work})
 
-    run_parts([Part("checks", 4, run_checks, tuple(works))], lease, time.monotonic())
+    run_parts([Part("checks", 5, run_checks)], lease, time.monotonic())
     assert (tmp_path / "log.txt").read_text().count("said before it hangs") == 2
     assert capfd.readouterr().out.splitlines()[1:] == [
         "    kernels.hangs  killed", "    kernels.next  dropped", "    kernels.wrong  dropped",
     ]  # fmt: skip
-
-
-def test_a_line_that_was_cut_off_hides_no_other(tmp_path):
-    lease = make_lease(tmp_path)
-    with (tmp_path / "first.jsonl").open("a") as file:
-        file.write('{"part": "cut o')
-    lease.record.note(check="a", ended="ok")
-    assert lease.record.entries("first")[1:] == [{"check": "a", "ended": "ok"}]
 
 
 # ---- the first command's parts ----
@@ -109,26 +108,13 @@ def test_facts_are_found_dry_and_one_that_fails_is_named(capsys, monkeypatch):
         show_facts(is_dry=True)
 
 
-def measure(rows, *setups):
-    """Measure the rows whose setup has these entries; return their results."""
-    return [r.measure() for r in rows if any(one.items() <= r.setup.items() for one in setups)]
-
-
 def test_a_step_is_broken_down_into_its_kernels():
     rows = engine_rows.kernel_rows(DryRun(), CEILINGS, {})
-    (result,) = measure(rows, {"adapters": 0})
+    (result,) = [row.measure() for row in rows]
     assert result["kernels"]["aten::mm"]["launches"] == 5, "four of the layer, and the head"
     times = [kernel["us"] for kernel in result["kernels"].values()]
     assert times == sorted(times, reverse=True)
     assert result["step_us"] == pytest.approx(sum(times), rel=1e-3)
-
-
-def test_throughput_with_adapters_is_given_as_a_percentage_of_that_without():
-    rows = open_loop.concurrent_rows(DryRun(), CEILINGS, {})
-    (base, adapters) = measure(rows, {"adapters": 0}, {"adapters": 2})
-    assert adapters["adapters_hit"] == 2
-    share = adapters["output_tokens_per_s"] / base["output_tokens_per_s"]
-    assert adapters["percent_of_base"] == pytest.approx(100 * share, rel=1e-3)
 
 
 # ---- compiling ----
@@ -178,11 +164,12 @@ def test_the_second_command_looks_for_a_broken_compiler_only_if_a_kernel_is_wron
     def names(*checks, folder):
         first = make_lease(tmp_path / folder)
         for name, ended in checks:
-            first.record.note(check=name, ended=ended, seed=first.seed)
+            first.note(check=name, ended=ended, seed=first.seed)
         lease = make_lease(tmp_path / folder, "second")
-        return [part.name for part in second.parts_of(lease)]
+        return [part.name for part in second_parts(lease)]
 
-    product, compilers = ["prepare", "product"], ["compilers", "sanitizer"]
+    product = ["prepare", "product"]
+    compilers = [*(f"ptxas {name}" for name in find_ptxas()), "sanitizer"]
     assert names(folder="well") == product
     others = ("models.llama", "failed"), ("kernels.rope", "dropped"), ("kernels.lora", "ok")
     assert names(*others, folder="others") == product
@@ -191,21 +178,10 @@ def test_the_second_command_looks_for_a_broken_compiler_only_if_a_kernel_is_wron
     assert names(folder="kernel") == product, "a newer run counts"
 
 
-def test_a_failed_check_is_repeated_with_the_kernels_of_each_ptxas(tmp_path, capfd, monkeypatch):
-    monkeypatch.setenv("TRITON_PTXAS_PATH", "")  # restored afterwards
-    lease = make_lease(tmp_path, "second", is_dry=True)
-    compilers.try_compilers(lease, {"whole_numbers.prefill": 7})
-    named = {entry["check"]: entry["ended"] for entry in lease.record.entries("second")[1:]}
-    found = [ptxas for ptxas, path in compilers.find_ptxas().items() if path]
-    assert "of Triton" in found
-    assert named == {f"whole_numbers.prefill, ptxas {ptxas}": "ok" for ptxas in found}
-    assert ("there is no ptxas carried" in capfd.readouterr().out) is ("carried" not in found)
-
-
 def test_the_record_of_the_first_command_is_kept_for_a_second_one_with_an_empty_folder(tmp_path):
     kept = tmp_path / "kept"
-    make_lease(tmp_path / "first", kept=kept).record.note(check="a", ended="ok")
-    entries = make_lease(tmp_path / "second", "second", kept).record.entries("first")
+    make_lease(tmp_path / "first", kept=kept).note(check="a", ended="ok")
+    entries = make_lease(tmp_path / "second", "second", kept).entries("first")
     assert entries[0]["seed"] == 7
     assert entries[1:] == [{"check": "a", "ended": "ok"}]
 
@@ -259,5 +235,5 @@ def test_the_product_is_rehearsed_on_the_cpu(tmp_path):
 @pytest.mark.timeout(1800)  # the test takes two minutes of a processor
 def test_the_first_command_runs_dry_to_its_last_line(tmp_path):
     rows, files = rehearse("first", tmp_path)
-    assert {"gpu.engine_kernels", "gpu.engine_prefill", "gpu.concurrent"} <= rows
+    assert {"gpu.engine_kernels", "gpu.engine_prefill", "gpu.lora_decode"} <= rows
     assert files == {"log.txt", "first.jsonl"}

@@ -1,4 +1,4 @@
-"""Compiles, in advance, the kernels that checks and benchmarks launch on this GPU.
+"""`python -m tests.gpu.compiling`: compiles the kernels that checks and benchmarks launch here.
 
 Host functions are called with tensors in host memory, as in `tests.kernels.aot`, by many processes
 side by side. Compiled kernels go to Triton's cache, where every later process finds them; a kernel
@@ -7,8 +7,9 @@ compiler at the first launch of a kernel, once for each signature; its launchers
 """
 
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from unittest import mock
@@ -18,6 +19,7 @@ from triton.backends.nvidia import driver
 
 from bench.child import run_all
 from bench.gpu.host_device import HostDevice
+from bench.gpu.probe import NoGpu, probe
 from kernels.gpu import ops
 from lora.layout import ModelShape
 from tests.engine.churn import CONFIG
@@ -44,18 +46,25 @@ _MODELS = {
 """Models that are run, and the sliding window of some of their layers; 0 for none."""
 
 
-def compile_all(arch: int, say: Callable[[str], None]) -> None:
-    """Compile all known kernels for an architecture, with one process per processor."""
+def main() -> int:
+    """Compile all known kernels, with one process per processor."""
     start, at_once = time.monotonic(), os.cpu_count() or 1
-    cases = [COPY_SLABS, *_cases()]
+    try:
+        found = probe()
+    except NoGpu as error:
+        sys.exit(str(error))
+    sys.stdout.write(f"{found}\n")
+    cases, failed = [COPY_SLABS, *_cases()], []
     works = {
-        **{f"kernels.{name}": partial(_record, trials, arch) for name, trials in GROUPS.items()},
-        **{f"models {i}": partial(_compile, cases[i::at_once], arch) for i in range(at_once)},
+        **{f"kernels.{name}": partial(_record, of, found.arch) for name, of in GROUPS.items()},
+        **{f"models {i}": partial(_compile, cases[i::at_once], found.arch) for i in range(at_once)},
     }
     for name, ended in run_all(works.items(), at_once, _TIMEOUT_S):
         if ended.failure is not None:
-            say(f"compiling {name}  FAILED  {ended.failure}\n{ended.said}")
-    say(f"kernels compiled in {time.monotonic() - start:.1f} s")
+            failed.append(name)
+            sys.stdout.write(f"compiling {name}  FAILED  {ended.failure}\n{ended.said}\n")
+    sys.stdout.write(f"kernels compiled in {time.monotonic() - start:.1f} s\n")
+    return int(bool(failed))
 
 
 def _cases() -> Iterator[Case]:
@@ -92,3 +101,7 @@ def make_launchers(found: list[Launch]) -> None:
     if hasattr(driver, "make_launcher"):
         for kernel, _ in found:
             driver.CudaLauncher(kernel.src, kernel.metadata)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

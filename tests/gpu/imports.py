@@ -14,7 +14,7 @@ _IMPORT_ALL = f"""
 import sys
 
 sys.modules.update(dict.fromkeys({_MISSING}))  # an import of None fails
-import bench.gpu.lease.__main__, bench.gpu.lease.first
+import bench.gpu.lease.__main__, bench.gpu.lease.parts
 import tests.gpu.checks, tests.gpu.compiling, tests.gpu.harness
 
 try:

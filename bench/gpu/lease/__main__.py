@@ -5,7 +5,6 @@ bench/results/lease-DATE. The exit status is 1 if a part has failed or was kille
 """
 
 import argparse
-import importlib
 import os
 import sys
 import tempfile
@@ -24,49 +23,33 @@ def main() -> int:
     parser.add_argument("--dry", action="store_true", help="rehearse, tiny, on the CPU")
     options = parser.parse_args()
     if options.dry:
-        from tests import interpreter
-
-        interpreter.use()  # before the imports below, which define kernels
+        os.environ["TRITON_INTERPRET"] = "1"  # before the imports below, which define kernels
     folder = Path(os.environ.get("OUT") or _ROOT / "bench" / "results" / f"lease-{date.today()}")
+    folder.mkdir(parents=True, exist_ok=True)
     return run(options.command, folder, options.dry, start_s)
 
 
 def run(name: str, folder: Path, is_dry: bool, start_s: float) -> int:
     """Run a command and return its exit status.   start_s: on the monotonic clock."""
-    from bench.gpu import command
+    from bench.gpu.command import path_of
     from bench.gpu.lease.lease import Lease, roomy_folder
-    from bench.gpu.lease.parts import run_parts
-    from bench.gpu.lease.record import Record
-    from bench.gpu.probe import NoGpu
+    from bench.gpu.lease.parts import first_parts, run_parts, second_parts
+    from bench.gpu.machine import dry_name
+    from bench.gpu.probe import NoGpu, probe
+    from bench.gpu.rows import RowFile
 
-    record = Record(folder, name, None if is_dry else _KEPT)
     try:
-        device, arch = _find_gpu(is_dry)
+        device = dry_name() if is_dry else probe().name
     except NoGpu as error:
-        record.say(str(error))
-        return 1
-    seed, rows = int(time.time()), command.path_of(device, folder)
-    record.begin(device, seed)
-    # Only this command's: the second one's need packages of the server's client.
-    parts_of = importlib.import_module(f"bench.gpu.lease.{name}").parts_of
+        sys.exit(str(error))
+    rows, seed = RowFile(path_of(device, folder), device), int(time.time())
     with tempfile.TemporaryDirectory(prefix="lease-", dir=roomy_folder()) as large:
         tempfile.tempdir = large  # of the parts, too; a part that is killed leaves its files there
-        lease = Lease(record, rows, Path(large), device, arch, seed, is_dry)
-        closing = run_parts(list(parts_of(lease)), lease, start_s)
-    for line in (*(command.report(rows, device, is_dry) if rows.exists() else ()), "", *closing):
-        record.say(line)
-    return 0 if all("  ok  " in line for line in closing) else 1
-
-
-def _find_gpu(is_dry: bool) -> tuple[str, int]:
-    """Return the device's name, and its compute capability as 90 for 9.0. Raises NoGpu."""
-    from bench.gpu.machine import dry_name
-    from bench.gpu.probe import probe
-
-    if is_dry:
-        return dry_name(), 0
-    found = probe()
-    return found.name, found.arch
+        kept = Path(large, "kept") if is_dry else _KEPT
+        lease = Lease(name, folder, kept, rows, Path(large), seed, is_dry)
+        lease.note(device=device, seed=seed)
+        parts = first_parts(lease) if name == "first" else list(second_parts(lease))
+        return int(not run_parts(parts, lease, start_s))
 
 
 if __name__ == "__main__":

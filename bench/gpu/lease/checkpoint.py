@@ -4,7 +4,6 @@ import json
 import shutil
 from pathlib import Path
 
-import torch
 from safetensors.torch import save_file
 
 from bench.gpu.engine_model import MODULES, llama_config, make_random_weights
@@ -34,16 +33,16 @@ def write_model(machine: Machine, folder: Path, shape: ModelShape, vocab_size: i
     (folder / "model.safetensors.index.json").write_text(index)
 
 
-def write_adapter(folder: Path, shape: ModelShape, rank: int, seed: int) -> None:
-    """Write an adapter on all projections; it adds about as much as there is."""
+def write_adapter(machine: Machine, folder: Path, shape: ModelShape, rank: int) -> None:
+    """Write a random adapter on all projections; it adds about as much as there is."""
     folder.mkdir(parents=True)
-    rng, tensors = torch.Generator().manual_seed(seed), {}
+    tensors = {}
     for layer in range(shape.num_layers):
         for number, name in enumerate(MODULES):
             inputs, outputs = shape.features(number)
             module = f"base_model.model.model.layers.{layer}.{name}"
-            a = torch.randn(rank, inputs, generator=rng) / inputs**0.5
-            b = torch.randn(outputs, rank, generator=rng) / rank**0.5
+            a = machine.randn(rank, inputs, std=inputs**-0.5).cpu()
+            b = machine.randn(outputs, rank, std=rank**-0.5).cpu()
             tensors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
     save_file(tensors, folder / "adapter_model.safetensors")
     config = {

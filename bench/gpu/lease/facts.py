@@ -12,7 +12,6 @@ import torch
 import triton
 
 from bench.gpu.check import check_equal, describe
-from bench.gpu.lease.compilers import find_ptxas
 from bench.gpu.machine import DryRun, Gpu, Machine
 from kernels.gpu import ops
 
@@ -22,6 +21,7 @@ _COMMANDS = {
         "--query-gpu=name,driver_version,memory.total,power.limit,clocks.sm,clocks.max.sm",
     ),
     "gcc": ("gcc", "-dumpfullversion"),
+    "ptxas of the machine": ("/usr/local/cuda/bin/ptxas", "--version"),
     "sanitizer": ("compute-sanitizer", "--version"),
 }  # fmt: skip
 _SLAB_BYTES = 2 << 20
@@ -33,7 +33,6 @@ def show_facts(is_dry: bool) -> None:
     facts: dict[str, Callable[[], str]] = {
         "versions": _versions,
         **{name: lambda command=command: _output(*command) for name, command in _COMMANDS.items()},
-        **{f"ptxas {name}": lambda path=path: _ptxas(path) for name, path in find_ptxas().items()},
         "memory": lambda: _memory(machine),
         "pinned": lambda: _pin(machine),
         "kernel on pinned memory": lambda: _read_pinned(machine),
@@ -62,10 +61,6 @@ def _output(*command: str) -> str:
         return "not here"
     done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     return (done.stdout + done.stderr).strip().rpartition("\n")[2]
-
-
-def _ptxas(path: str | None) -> str:
-    return f"{path}: {_output(path, '--version')}" if path else "not here"
 
 
 def _memory(machine: Machine) -> str:

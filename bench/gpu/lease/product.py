@@ -1,48 +1,39 @@
 """The whole product on a GPU: a random model on disk, `chorale serve`, pushes with their proofs, a
-load by the client over HTTP, and a receipt.
+load by the client over HTTP without adapters and with them, and a receipt.
 """
 
 import asyncio
 import json
+import math
 import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench.child import run_all
+from bench.child import run_all, run_module
 from bench.gpu.lease.checkpoint import write_adapter, write_model
 from bench.gpu.lease.lease import Lease
 from bench.gpu.lease.pack import FOLDER
-from bench.gpu.lease.record import say
 from bench.gpu.machine import DryRun, Gpu, Machine
-from bench.gpu.rows import RowFile
 from bench.load import run_load
-from bench.outcome import Outcome
 from bench.product import CHORALE, Product, ProductFailed, serving
 from bench.report import rounded, summarize
 from bench.workload import Lengths, Workload, make_requests
-from tests.gpu.compiling import compile_all
 
-_MODEL, _ADAPTERS, _RANK = "random-8b", ("one", "two"), 16
+_MODEL, _RANK = "random-8b", 16
+_ADAPTERS, _DRY_ADAPTERS = 32, 2
 _TOKEN_IDS = 2048
 """Prompts have ids below this, which are those of the demo's tokenizer."""
 _PREPARE_S = 120.0
 _TIMEOUT_S = 60.0
 _SETTLED_S = 10.0
-_RATE = 20.0
-
-
-def _site(lease: Lease) -> Path:
-    """Folder of the packages that were taken along."""
-    return lease.folder / "site"
-
-
-def _adapter(lease: Lease, name: str) -> Path:
-    return lease.folder / "adapters" / name
+_PUSHES_AT_ONCE, _PUSHES_S = 4, 80.0
+"""Pushes side by side, and seconds after which no more are begun."""
 
 
 def prepare(lease: Lease) -> None:
@@ -51,13 +42,26 @@ def prepare(lease: Lease) -> None:
     if not lease.is_dry:
         works |= {
             "packages": partial(_unpack, _site(lease)),
-            "kernels": partial(compile_all, lease.arch, say),
+            "kernels": partial(run_module, "tests.gpu.compiling"),
         }
     failed = []
     for name, ended in run_all(works.items(), len(works), _PREPARE_S):
-        say(f"{name}: {ended.failure or 'ok'}, {ended.seconds:.1f} s\n{ended.said}")
+        _say(f"{name}: {ended.failure or 'ok'}, {ended.seconds:.1f} s\n{ended.said}")
         failed += [name] if ended.failure else []
     assert not failed, f"failed: {failed}"
+
+
+def _site(lease: Lease) -> Path:
+    """Folder of the packages that were taken along."""
+    return lease.large / "site"
+
+
+def _adapter(lease: Lease, name: str) -> Path:
+    return lease.large / "adapters" / name
+
+
+def _names(lease: Lease) -> list[str]:
+    return [f"a{number}" for number in range(_DRY_ADAPTERS if lease.is_dry else _ADAPTERS)]
 
 
 def _unpack(site: Path) -> None:
@@ -71,54 +75,72 @@ def _write(lease: Lease) -> None:
     machine: Machine = DryRun() if lease.is_dry else Gpu()
     shape = replace(machine.shape, num_layers=machine.pick(32, 2))
     vocab_size = machine.pick(machine.vocab_size, 2 * _TOKEN_IDS)
-    write_model(machine, lease.folder / _MODEL, shape, vocab_size)
-    for seed, name in enumerate(_ADAPTERS):
-        write_adapter(_adapter(lease, name), shape, _RANK, seed)
+    write_model(machine, lease.large / _MODEL, shape, vocab_size)
+    for name in _names(lease):
+        write_adapter(machine, _adapter(lease, name), shape, _RANK)
 
 
 def show_product(lease: Lease) -> None:
-    """Serve the model, push the adapters, measure a load; print each figure when it is known."""
+    """Serve the model, measure a load on it, push adapters, and measure the same load on those."""
     os.environ["PYTHONPATH"] = os.pathsep.join((str(_site(lease)), os.getcwd()))
     own = {"device": "cpu", "dtype": "float32", "arena_bytes": 1 << 28} if lease.is_dry else {}
-    settings = {"model": str(lease.folder / _MODEL), "device": "cuda", **own}
+    settings = {"model": str(lease.large / _MODEL), "device": "cuda", **own}
     # The log lies where every line of it is kept.
-    (lease.folder / "chorale.log").symlink_to(lease.record.folder.absolute() / "server.log")
+    (lease.large / "chorale.log").symlink_to(lease.folder.absolute() / "server.log")
     start_s = time.perf_counter()
-    with serving(settings, lease.folder) as product:
-        result: dict[str, Any] = {"ready_s": _since(start_s)}
-        say(f"ready after {result['ready_s']} s")
+    with serving(settings, lease.large) as product:
+        ready_s = _since(start_s)
+        _say(f"ready after {ready_s} s")
         key = product.create_tenant("lease")
-        for name in _ADAPTERS:
-            start_s = time.perf_counter()
-            folder = str(_adapter(lease, name))
-            say(_chorale(product, key, "adapters", "push", folder, "--name", name))
-            result[f"pushed_{name}_s"] = _since(start_s)
-            say(f"{name}: pushed and proved in {result[f'pushed_{name}_s']} s")
-        outcomes = _load(product, key, lease.is_dry)
-        result |= summarize(outcomes, _MODEL)
-        result = {"correct": not result["errors"], **result}
-        setup = {"model": _MODEL, "adapters": len(_ADAPTERS), "rank": _RANK, "rate": _RATE}
-        RowFile(lease.rows, lease.device).add("gpu.product", setup, result)
-        say(str(result))
-        say(_check_receipt(product, key, lease.folder))
-    assert result["correct"], f"requests failed: {result['errors']}"
+        base = _measure(lease, product, key, [], {"ready_s": ready_s})
+        start_s = time.perf_counter()
+        pushed = _push(lease, product, key, start_s)
+        assert pushed, "no adapter was pushed"
+        shown = {"pushed_s": _since(start_s), "base_tokens_per_s": base["output_tokens_per_s"]}
+        _measure(lease, product, key, pushed, shown)
+        _say(_check_receipt(product, key, pushed[0], lease.large))
 
 
-def _load(product: Product, key: str, is_dry: bool) -> list[Outcome]:
-    """Send requests when they are due, to the base model and to the adapters alike."""
+def _push(lease: Lease, product: Product, key: str, start_s: float) -> list[str]:
+    """Push adapters, each with its proof, while there is time; return their names."""
+
+    def push(name: str) -> list[str]:
+        if not lease.is_dry and _since(start_s) > _PUSHES_S:
+            return []
+        _say(_chorale(product, key, "adapters", "push", str(_adapter(lease, name)), "--name", name))
+        return [name]
+
+    with ThreadPoolExecutor(_PUSHES_AT_ONCE) as threads:
+        return sum(threads.map(push, _names(lease)), [])
+
+
+def _measure(
+    lease: Lease, product: Product, key: str, adapters: list[str], shown: dict[str, Any]
+) -> dict[str, Any]:
+    """Send requests that all come at once, and write their row.   shown: further figures of it."""
+    requests, tokens = (6, Lengths(8, 8)) if lease.is_dry else (128, Lengths(200, 200))
     workload = Workload(
-        base_model=_MODEL, models=(_MODEL, *_ADAPTERS), popularity="uniform", rate=_RATE,
-        num_requests=6 if is_dry else 400, vocab_size=_TOKEN_IDS,
-        prompt_tokens=Lengths(8, 16) if is_dry else Lengths(128, 512),
-        output_tokens=Lengths(4, 4) if is_dry else Lengths(32, 128),
+        base_model=_MODEL, models=tuple(adapters), popularity="zipf" if adapters else "none",
+        rate=math.inf, num_requests=requests, vocab_size=_TOKEN_IDS, prompt_tokens=tokens,
+        output_tokens=tokens,
     )  # fmt: skip
-    keys = dict.fromkeys(workload.models, key)
-    return asyncio.run(run_load(product.url, keys, make_requests(workload), _TIMEOUT_S))
+    keys = dict.fromkeys((_MODEL, *adapters), key)
+    outcomes = asyncio.run(run_load(product.url, keys, make_requests(workload), _TIMEOUT_S))
+    result = summarize(outcomes, _MODEL)
+    result = {"correct": not result["errors"], **shown, **result}
+    setup = {
+        "model": _MODEL, "adapters": len(adapters), "rank": _RANK if adapters else 0,
+        "requests": requests, "tokens": str(tokens),
+    }  # fmt: skip
+    lease.rows.add("gpu.product", setup, result)
+    _say(str(result))
+    assert result["correct"], f"requests failed: {result['errors']}"
+    return result
 
 
-def _check_receipt(product: Product, key: str, folder: Path) -> str:
+def _check_receipt(product: Product, key: str, adapter: str, folder: Path) -> str:
     """Have the command line verify the receipt of one more request."""
-    body = {"model": _ADAPTERS[0], "prompt": [5, 6, 7], "max_tokens": 4}
+    body = {"model": adapter, "prompt": [5, 6, 7], "max_tokens": 4}
     answer = product.call("POST", "/v1/completions", key, json=body)
     documents = {"receipt": f"/v1/receipts/{answer['id']}", "keys": "/v1/receipts/keys"}
     for name, path in documents.items():
@@ -152,3 +174,8 @@ def _chorale(product: Product, key: str, *arguments: str) -> str:
 
 def _since(start_s: float) -> float:
     return rounded(time.perf_counter() - start_s)
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
