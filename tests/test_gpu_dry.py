@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from bench import child
+from bench import child, json_lines
 from tests.gpu.checks import CHECKS
 from tests.gpu.harness import Checks
 
@@ -28,8 +28,12 @@ def run_dry(*arguments):
     return [line.split()[0] for line in lines if "  ok  " in line], lines[-1]
 
 
-def test_checks_of_the_gpu_pass_dry():
-    passed, last = run_dry("--only", *SOME)
+def test_checks_of_the_gpu_pass_dry(tmp_path):
+    passed, last = run_dry("--record", str(tmp_path / "record"), "--only", *SOME)
+    found = json_lines.read(tmp_path / "record")
+    assert sorted((entry["check"], entry["ended"]) for entry in found) == [
+        (name, "ok") for name in sorted(SOME)
+    ]
     assert sorted(passed) == sorted(SOME)
     assert last.startswith(f"{len(SOME)} passed, 0 failed")
 

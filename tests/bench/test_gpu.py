@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench import child
 from bench.gpu import command, goals, page
 from bench.gpu.check import Wrong, check_close, check_equal
 from bench.gpu.rows import Row, RowFile, Runs
@@ -166,6 +167,15 @@ def test_a_wrong_row_is_timed_and_written_as_wrong(path):
     wrong, good = (row["result"] for row in runs.file.rows())
     assert wrong == {"correct": False, "error": "tokens: 3 of 3 differ", "us": 7.0, "share": None}
     assert good == {"correct": True, "us": 1.0}
+
+
+def test_a_row_for_which_there_is_no_time_is_not_begun(path):
+    def run_rows():
+        rows = [*make_rows("slow", measure=lambda: time.sleep(0.5) or {"us": 1.0})]
+        make_runs(path).run([*rows, *make_rows("too late")])
+
+    assert child.run(run_rows, timeout_s=2.7).how == "ok"
+    assert list(results_in(path)) == ["slow"]
 
 
 # ---- checks ----
