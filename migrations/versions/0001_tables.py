@@ -327,23 +327,6 @@ def _create_limits() -> None:
         sa.Column("max_concurrency", sa.Integer()),
         sa.PrimaryKeyConstraint("tenant_id", "base_model", name="pk_base_limits"),
     )
-    op.create_table(
-        "gateways",
-        sa.Column("gateway_id", sa.String(64), nullable=False),
-        sa.Column("started_at_ms", sa.BigInteger(), nullable=False),
-        sa.Column("seen_at_ms", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("gateway_id", name="pk_gateways"),
-    )
-    op.create_table(
-        "limiter_epochs",
-        sa.Column("name", sa.String(16), nullable=False),
-        sa.Column("epoch", sa.Integer(), nullable=False),
-        sa.Column("mode", sa.String(8), nullable=False),
-        sa.Column("num_gateways", sa.Integer(), nullable=False),
-        sa.Column("since_ms", sa.BigInteger(), nullable=False),
-        sa.CheckConstraint("mode IN ('redis', 'local')", name=op.f("ck_limiter_epochs_mode")),
-        sa.PrimaryKeyConstraint("name", name="pk_limiter_epochs"),
-    )
 
 
 def _create_billing() -> None:
