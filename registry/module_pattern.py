@@ -71,7 +71,7 @@ def read_pattern(text: str, param: str, form: str = WHOLE) -> ModulePattern | No
     options.max_mem, options.log_errors = _MAX_PROGRAM_BYTES, False
     try:
         compiled = re2.compile(whole, options)
-    except re2.error:
+    except (re2.error, UnicodeEncodeError):  # The latter is half a character, as JSON may have it.
         return None
     ending = text.rpartition(".")[2] if _PLAIN.fullmatch(text) else ""
     return ModulePattern(text, compiled, ending)

@@ -79,7 +79,7 @@ def test_a_flag_may_begin_a_pattern_of_whole_names():
 
 
 @pytest.mark.parametrize(
-    "text", [r"(.)\1", "(?=a)", "(?!a)", "a(?<=a)", "x{,2}", "[[:a]", "a{9999}"]
+    "text", [r"(.)\1", "(?=a)", "(?!a)", "a(?<=a)", "x{,2}", "[[:a]", "a{9999}", "a\ud800"]
 )
 def test_a_pattern_that_is_not_matched_in_linear_time_is_none(text):
     assert read_pattern(text, "rank_pattern") is None
