@@ -1,13 +1,12 @@
 """Figures for Prometheus: counted here, or read off the engines' last heartbeats at a scrape."""
 
-from collections.abc import Iterator, Mapping
-from typing import Literal, TypeVar, get_args
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from engine.messages import EngineStats
 from registry.proof import Proof
 from server.api.vllm_metrics import VllmEngines, VllmRequests
 from server.billing.audit.report import Report
@@ -83,7 +82,7 @@ _TIER_GAUGES = {
 }
 
 
-_Engine = tuple[str, str]
+_Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 _LABELS = ("engine", "base")
 """Labels of an engine's figures: its name, and that of its base model, "" if that is gone."""
 
@@ -96,25 +95,41 @@ class _EngineCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         figures = self._bases.figures()
-        ready = GaugeMetricFamily(
-            "chorale_engine_ready", "1 while the engine takes requests, else 0", labels=_LABELS
+        yield _family(
+            GaugeMetricFamily,
+            "engine_ready",
+            "1 while the engine takes requests, else 0",
+            _LABELS,
+            (((it.name, base), float(it.state == "ready")) for base, it in figures),
         )
-        for base, engine in figures:
-            ready.add_metric([engine.name, base], float(engine.state == "ready"))
-        yield ready
-        stats = {(it.name, base): it.stats for base, it in figures if it.stats}
-        for name, help_text in _GAUGES.items():
-            # Prometheus writes units out; our own names do not.
-            full_name = f"chorale_{name}".replace("_per_s", "_per_second")
-            gauge = GaugeMetricFamily(full_name, help_text, labels=_LABELS)
-            yield _of_engines(gauge, name, stats)
-        for name, help_text in _COUNTERS.items():
-            counter = CounterMetricFamily(f"chorale_{name}", help_text, labels=_LABELS)
-            yield _of_engines(counter, name, stats)
-        yield _step_family(stats)
-        yield from _tier_families(stats)
-        yield from _grammar_families(stats)
-        yield from _speculation_families(stats)
+        stats = [((it.name, base), it.stats) for base, it in figures if it.stats]
+        yield from _families(GaugeMetricFamily, "", _GAUGES, _LABELS, stats)
+        yield from _families(CounterMetricFamily, "", _COUNTERS, _LABELS, stats)
+        yield _family(
+            CounterMetricFamily,
+            "step_seconds",
+            "Seconds that steps took, by phase: compute is the model, all else is beside it",
+            (*_LABELS, "phase"),
+            (((*who, phase), spent) for who, it in stats for phase, spent in it.step_seconds),
+        )
+        tiers = [((*who, tier.tier), tier) for who, it in stats for tier in it.tiers]
+        labels = (*_LABELS, "tier")
+        yield from _families(CounterMetricFamily, "adapter_tier_", _TIER_COUNTERS, labels, tiers)
+        yield from _families(GaugeMetricFamily, "adapter_tier_", _TIER_GAUGES, labels, tiers)
+        grammars = [(who, it.grammars) for who, it in stats]
+        yield from _families(CounterMetricFamily, "grammar_", _GRAMMAR_COUNTERS, _LABELS, grammars)
+        yield _family(
+            GaugeMetricFamily,
+            "grammar_tenant_seconds",
+            "Seconds of processor time for grammars, of the ten tenants of an engine that took "
+            "most",
+            (*_LABELS, "tenant"),
+            (((*who, tenant_id), spent) for who, it in grammars for tenant_id, spent in it.tenants),
+        )
+        drafts = [(who, it.drafts) for who, it in stats]
+        prefix = "speculation_"
+        yield from _families(CounterMetricFamily, prefix, _SPECULATION_COUNTERS, _LABELS, drafts)
+        yield from _families(GaugeMetricFamily, prefix, _SPECULATION_GAUGES, _LABELS, drafts)
 
 
 class _GatewayCollector(Collector):
@@ -125,28 +140,45 @@ class _GatewayCollector(Collector):
         self._settler = settler
 
     def collect(self) -> Iterator[Metric]:
-        yield from _base_families(self._bases)
+        bases = self._bases.current
+        yield _family(
+            GaugeMetricFamily,
+            "base_requests",
+            "Requests under way in this gateway",
+            ("base",),
+            (((base.model_id,), len(base.running)) for base in bases),
+        )
+        yield _family(
+            GaugeMetricFamily,
+            "base_resting",
+            "1 while the base model sleeps or is drained, else 0",
+            ("base",),
+            (((base.model_id,), float(base.keeper.state != "awake")) for base in bases),
+        )
         yield CounterMetricFamily(
             "chorale_engine_deaths",
             "Number of engine deaths since the gateway started",
             self._bases.num_deaths,
         )
-        lags = GaugeMetricFamily(
-            "chorale_settler_lag_records",
+        lags = self._settler.lags
+        yield _family(
+            GaugeMetricFamily,
+            "settler_lag_records",
             "Number of journal records that the settler has not posted to the ledger",
-            labels=["engine_id"],
+            ("engine_id",),
+            (((engine,), lag.last_seq - lag.settled_seq) for engine, lag in lags.items()),
         )
-        ages = GaugeMetricFamily(
-            "chorale_settler_lag_seconds",
+        yield _family(
+            GaugeMetricFamily,
+            "settler_lag_seconds",
             "Seconds since the settler last had all of the engine's journal in the ledger",
-            labels=["engine_id"],
+            ("engine_id",),
+            (
+                ((engine,), max(0, now_ms() - lag.complete_at_ms) / 1000)
+                for engine, lag in lags.items()
+                if lag.complete_at_ms is not None
+            ),
         )
-        for engine_id, lag in self._settler.lags.items():
-            lags.add_metric([engine_id], lag.last_seq - lag.settled_seq)
-            if lag.complete_at_ms is not None:
-                ages.add_metric([engine_id], max(0, now_ms() - lag.complete_at_ms) / 1000)
-        yield lags
-        yield ages
 
 
 class Metrics:
@@ -274,84 +306,32 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-_Family = TypeVar("_Family", GaugeMetricFamily, CounterMetricFamily)
+def _families(
+    kind: _Kind,
+    prefix: str,
+    helps: Mapping[str, str],
+    labels: Sequence[str],
+    found: Sequence[tuple[Sequence[str], object]],
+) -> Iterator[Metric]:
+    """Yields a family for each attribute in `helps`.   found: objects with them, and label values.
+
+    Prometheus writes units out; our own names do not.
+    """
+    for name, help_text in helps.items():
+        rows = ((values, getattr(it, name)) for values, it in found)
+        full_name = (prefix + name).replace("_per_s", "_per_second")
+        yield _family(kind, full_name, help_text, labels, rows)
 
 
-def _of_engines(family: _Family, name: str, stats: Mapping[_Engine, object]) -> _Family:
-    for (engine, base), found in stats.items():
-        family.add_metric([engine, base], getattr(found, name))
-    return family
-
-
-def _step_family(stats: Mapping[_Engine, EngineStats]) -> CounterMetricFamily:
-    family = CounterMetricFamily(
-        "chorale_step_seconds",
-        "Seconds that steps took, by phase: compute is the model, all else is beside it",
-        labels=[*_LABELS, "phase"],
-    )
-    for engine, found in stats.items():
-        for phase, seconds in found.step_seconds:
-            family.add_metric([*engine, phase], seconds)
-    return family
-
-
-def _base_families(bases: Bases) -> Iterator[Metric]:
-    """Yields what each base model has under way in this gateway, and whether it is at rest."""
-    running = GaugeMetricFamily(
-        "chorale_base_requests", "Requests under way in this gateway", labels=["base"]
-    )
-    resting = GaugeMetricFamily(
-        "chorale_base_resting", "1 while the base model sleeps or is drained, else 0",
-        labels=["base"],
-    )  # fmt: skip
-    for base in bases.current:
-        running.add_metric([base.model_id], len(base.running))
-        resting.add_metric([base.model_id], float(base.keeper.state != "awake"))
-    yield running
-    yield resting
-
-
-def _grammar_families(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
-    """Yields the figures of grammars, labelled with engine, and seconds of the busiest tenants."""
-    figures = {engine: found.grammars for engine, found in stats.items()}
-    for name, help_text in _GRAMMAR_COUNTERS.items():
-        counter = CounterMetricFamily(f"chorale_grammar_{name}", help_text, labels=_LABELS)
-        yield _of_engines(counter, name, figures)
-    seconds = GaugeMetricFamily(
-        "chorale_grammar_tenant_seconds",
-        "Seconds of processor time for grammars, of the ten tenants of an engine that took most",
-        labels=[*_LABELS, "tenant"],
-    )
-    for (engine, base), found in figures.items():
-        for tenant_id, spent in found.tenants:
-            seconds.add_metric([engine, base, tenant_id], spent)
-    yield seconds
-
-
-def _speculation_families(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
-    """Yields the figures of drafted tokens and of pools, labelled with engine."""
-    figures = {engine: found.drafts for engine, found in stats.items()}
-    for name, help_text in _SPECULATION_COUNTERS.items():
-        counter = CounterMetricFamily(f"chorale_speculation_{name}", help_text, labels=_LABELS)
-        yield _of_engines(counter, name, figures)
-    for name, help_text in _SPECULATION_GAUGES.items():
-        gauge = GaugeMetricFamily(f"chorale_speculation_{name}", help_text, labels=_LABELS)
-        yield _of_engines(gauge, name, figures)
-
-
-def _tier_families(stats: Mapping[_Engine, EngineStats]) -> Iterator[Metric]:
-    """Yields a family for each figure of the tiers, labelled with engine and tier."""
-    labels = [*_LABELS, "tier"]
-    for name, help_text in _TIER_COUNTERS.items():
-        counter = CounterMetricFamily(f"chorale_adapter_tier_{name}", help_text, labels=labels)
-        yield _of_tiers(counter, name, stats)
-    for name, help_text in _TIER_GAUGES.items():
-        gauge = GaugeMetricFamily(f"chorale_adapter_tier_{name}", help_text, labels=labels)
-        yield _of_tiers(gauge, name, stats)
-
-
-def _of_tiers(family: _Family, name: str, stats: Mapping[_Engine, EngineStats]) -> _Family:
-    for (engine, base), found in stats.items():
-        for tier in found.tiers:
-            family.add_metric([engine, base, tier.tier], getattr(tier, name))
+def _family(
+    kind: _Kind,
+    name: str,
+    help_text: str,
+    labels: Sequence[str],
+    rows: Iterable[tuple[Sequence[str], float]],
+) -> Metric:
+    """A family of samples.   rows: label values and a figure for each sample."""
+    family = kind(f"chorale_{name}", help_text, labels=labels)
+    for values, figure in rows:
+        family.add_metric(values, figure)
     return family
