@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection
 from registry.tables import adapter_pins, adapter_versions
 from server.billing.entries import lock_ledger
 from server.billing.receipts.signing import Signer
-from server.billing.storage_stretches import DAY_MS, Stretch, post_stretches, take_days
+from server.billing.storage_stretches import DAY_MS, Kind, Stretch, Tier, post_stretches, take_days
 from server.billing.tables import journal_positions
 from server.database.clock import database_now_ms
 from server.database.database import Database
@@ -178,44 +178,36 @@ def pinned(conn: Connection, day: int, place: str, limit: int) -> tuple[list[Str
 def _storage(day: int, versions: Sequence[sa.Row[Any]]) -> Stretch | None:
     """Return an object's stretch on a day, or None. versions: the object's, oldest first."""
     first = versions[0]
-    lifetimes = [(row.created_at_ms, row.deleted_at_ms) for row in versions]
-    spans = _union(day, lifetimes)
-    if not spans:
-        return None
-    return Stretch(
-        kind="storage",
-        source="storage",
-        source_id=f"{first.tenant_id}/{first.digest}/{day}",
-        tenant_id=first.tenant_id,
-        adapter_id=first.adapter_id,
-        adapter_version=first.version,
-        adapter_digest=first.digest,
-        tier="store",
-        size_bytes=first.size_bytes,
-        started_at_ms=spans[0][0],
-        at_ms=spans[-1][1] - 1,
-        duration_ms=sum(end - start for start, end in spans),
-    )
+    spans = _union(day, [(row.created_at_ms, row.deleted_at_ms) for row in versions])
+    name = f"{first.tenant_id}/{first.digest}"
+    return _stretch(spans, first, "storage", "storage", f"{name}/{day}", "store")
 
 
 def _pin(day: int, row: sa.Row[Any]) -> Stretch | None:
     spans = _union(day, [(row.pinned_at_ms, row.unpinned_at_ms)])
+    return _stretch(spans, row, "pinned", "pin", f"{row.pin_id}/{day}", "device")
+
+
+def _stretch(
+    spans: Sequence[tuple[int, int]], row: sa.Row[Any], kind: Kind, source: str, source_id: str,
+    tier: Tier,
+) -> Stretch | None:  # fmt: skip
+    """Return the stretch of an adapter's version that was kept in these spans, None for none."""
     if not spans:
         return None
-    [(start, end)] = spans
     return Stretch(
-        kind="pinned",
-        source="pin",
-        source_id=f"{row.pin_id}/{day}",
+        kind=kind,
+        source=source,
+        source_id=source_id,
         tenant_id=row.tenant_id,
         adapter_id=row.adapter_id,
         adapter_version=row.version,
         adapter_digest=row.digest,
-        tier="device",
+        tier=tier,
         size_bytes=row.size_bytes,
-        started_at_ms=start,
-        at_ms=end - 1,
-        duration_ms=end - start,
+        started_at_ms=spans[0][0],
+        at_ms=spans[-1][1] - 1,
+        duration_ms=sum(end - start for start, end in spans),
     )
 
 
