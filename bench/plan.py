@@ -5,7 +5,7 @@ with random weights of SmolLM2-135M's shape, on one thread and without drafts. B
 run `engine.cpu.rates` measures the parts of a step (products by number of rows, attention,
 adapters, norms, sampling), and `server.capacity` predicts the run from these rates and the
 scheduler's rules alone. No coefficient is fitted to a run, of this benchmark or of another one. The
-time of a step without a model is that of `bench.scheduling`.
+time of a step without a model is that of `server.capacity.steps`.
 
 Times of rows `plan.engine` are processor seconds of the engine, since this machine has other work;
 those of `plan.serve` are the client's. A figure is the median of `--repeats` rounds, in which all

@@ -1,5 +1,5 @@
 """`python -m bench.gateway`: what the gateway costs in front of an engine without a model, beside
-LiteLLM's proxy: added time, the highest rate held, streams, two processes.
+LiteLLM's proxy: added time, the highest rate held, streams.
 
 Databases and the journal are under TMPDIR. Set it to a folder on a real disk: in a folder in memory
 every commit is free. `--set litellm_env=FOLDER` puts LiteLLM beside it, in a virtual environment
@@ -12,9 +12,8 @@ from pathlib import Path
 from bench.databases import DATABASES
 from bench.gateway import litellm_proxy, ours
 from bench.gateway.client import Target, find_held_rate, run_rate, run_streams
-from bench.gateway.redis_server import redis_server
 from bench.measurement import Figures, Measurement, main
-from bench.report import ratio, rounded
+from bench.report import rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,34 +128,6 @@ class Streams(Peer):
         return result
 
 
-@dataclass(frozen=True, kw_only=True)
-class Processes(Measurement):
-    """The highest rate that several gateway processes behind one port hold, with PostgreSQL and
-    Redis on the same machine.
-
-    gateways: numbers of processes, the first of which the others are compared with.
-    """
-
-    gateways: tuple[int, ...] = (1, 2)
-    max_tokens: int = 16
-    first_rate: float = 40.0
-    attempt_s: float = 4.0
-
-    def measure(self, folder: Path) -> Figures:
-        result: Figures = {}
-        for number in self.gateways:
-            place = _made(folder / str(number))
-            with (
-                redis_server(place) as redis_url,
-                DATABASES["postgresql"](place / "db") as url,
-                ours.serving(place, url, redis_url=redis_url, gateways=number) as gateway,
-            ):
-                target = gateway.target(self.max_tokens)
-                result[str(number)] = find_held_rate(target, self.first_rate, self.attempt_s)
-        first, *others = (held["held_per_s"] for held in result.values())
-        return result | {"to_first": [ratio(other, first) for other in others]}
-
-
 def _added(with_it: Figures, without: Figures) -> dict[str, float]:
     a, b = with_it["latency_ms"], without["latency_ms"]
     return {name: rounded(a[name] - b[name]) for name in ("p50", "p99")}
@@ -170,7 +141,6 @@ def _made(folder: Path) -> Path:
 MEASUREMENTS = {
     "gateway.overhead": Overhead(),
     "gateway.streams": Streams(),
-    "gateway.processes": Processes(),
 }
 
 if __name__ == "__main__":

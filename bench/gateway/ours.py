@@ -44,13 +44,12 @@ def serving(
     database_url: str,
     *,
     step_s: float = 0.0,
-    **changes: Any,
 ) -> Iterator[Ours]:
     """Run the gateway.   folder: exists and is empty.   step_s: time from one engine step to the
-    next; 0: as short as possible.   changes: settings of `chorale serve`.
+    next; 0: as short as possible.
     """
     admin_key = f"bench-{secrets.token_hex(16)}"
-    settings = _settings(folder) | {"database_url": database_url} | changes
+    settings = _settings(folder) | {"database_url": database_url}
     path, log = folder / "settings.json", folder / "chorale.log"
     path.write_text(json.dumps(settings))
     environment = {
