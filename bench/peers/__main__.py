@@ -21,8 +21,8 @@ from bench.peers.transformers_peft import TransformersPeft
 class Peers(BurstMeasurement):
     """Systems: peft, openvino, llama.
 
-    openvino: interpreter with openvino-genai, optimum-intel and nncf.   llama_server: the binary,
-    with llama-quantize beside it.   llama_convert: folder of llama.cpp's convert_*_to_gguf.py.
+    openvino: interpreter with openvino-genai, optimum-intel and nncf.   llama_server: the binary.
+    llama_convert: folder of llama.cpp's convert_*_to_gguf.py.
     """
 
     openvino: str = ""

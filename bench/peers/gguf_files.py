@@ -12,26 +12,15 @@ from tokenizers import Tokenizer, models
 from bench.peers.peer import PeerFailed, log_tail
 
 _WRAPPER = Path(__file__).with_name("gguf_convert.py")
-_OUTTYPES = ("f32", "q8_0")
 _TIMEOUT_S = 900
 
 
-def convert_model(scripts: Path, quantizer: Path, model_dir: Path, form: str, folder: Path) -> Path:
-    """Return the converted model's path. Raises PeerFailed.
-
-    form: f32 and q8_0 are written by the script, others by `quantizer` from f32.
-    """
+def convert_model(scripts: Path, model_dir: Path, form: str, folder: Path) -> Path:
+    """Return the converted model's path. Raises PeerFailed.   form: f32 or q8_0."""
     path = folder / f"model-{form}.gguf"
-    if path.exists():
-        return path
-    if form in _OUTTYPES:
+    if not path.exists():
         plain = _with_plain_tokens(model_dir, folder)
         _convert((str(_WRAPPER), str(scripts), str(plain)), form, path)
-    else:
-        exact = convert_model(scripts, quantizer, model_dir, "f32", folder)
-        unfinished = path.with_suffix(".unfinished")
-        _run((str(quantizer), str(exact), str(unfinished), form), path.with_suffix(".log"))
-        unfinished.rename(path)
     return path
 
 

@@ -23,7 +23,7 @@ from bench.peers.peer import PeerFailed, Setting
 from bench.product import ProductFailed, free_port, started, wait_ready
 from bench.workload import BenchRequest
 
-_WEIGHTS = {"float32": "f32", "q8_0": "q8_0", "q4_0": "q4_0", "q4_k_m": "q4_k_m"}
+_WEIGHTS = {"float32": "f32", "q8_0": "q8_0"}
 """Forms of weights by precision."""
 _SLOTS = 32
 _SLOT_TOKENS = 512  # context of a slot
@@ -46,13 +46,8 @@ class LlamaCpp:
     def missing(self) -> str | None:
         if not self._server.name:
             return "llama_server names no binary"
-        needed = (self._server, self._quantizer, self._scripts / "convert_lora_to_gguf.py")
+        needed = (self._server, self._scripts / "convert_lora_to_gguf.py")
         return next((f"there is no {path}" for path in needed if not path.exists()), None)
-
-    @property
-    def _quantizer(self) -> Path:
-        """The program that rounds a model to 4 bits, which is built beside the server."""
-        return self._server.with_name("llama-quantize")
 
     @contextmanager
     def serving(self, setting: Setting) -> Iterator["LlamaServer"]:
@@ -70,7 +65,7 @@ class LlamaCpp:
 
     def _command(self, setting: Setting) -> list[str]:
         model_dir, form = setting.checkpoint.model_dir, _WEIGHTS[setting.precision]
-        model = convert_model(self._scripts, self._quantizer, model_dir, form, setting.folder)
+        model = convert_model(self._scripts, model_dir, form, setting.folder)
         command = [
             str(self._server), "--model", str(model), "--no-webui",
             "--threads", str(setting.threads), "--threads-batch", str(setting.threads),

@@ -10,13 +10,8 @@ from bench.peers.peer import PeerFailed, Setting, log_tail
 from bench.peers.worker import Worker, working
 
 _WORKER = Path(__file__).with_name("openvino_worker.py")
-_WEIGHTS = {
-    "float32": ("fp32",),
-    "int8": ("int8",),
-    # 128, its default, does not divide the model's 576 inputs.
-    "int4": ("int4", "--sym", "--group-size", "32"),
-}
-"""The value of --weight-format by precision, and what else goes with it."""
+_WEIGHTS = {"float32": "fp32", "int8": "int8"}
+"""The value of --weight-format by precision."""
 _IMPORTS = "import openvino_genai, optimum.intel, nncf, numpy"
 _EXPORT_TIMEOUT_S = 900
 
@@ -54,7 +49,7 @@ class OpenVINO:
         command = (
             self._python, "-m", "optimum.commands.optimum_cli", "export", "openvino",
             "--model", str(setting.checkpoint.model_dir), "--task", "text-generation-with-past",
-            "--weight-format", *_WEIGHTS[setting.precision], str(unfinished),
+            "--weight-format", _WEIGHTS[setting.precision], str(unfinished),
         )  # fmt: skip
         log = setting.folder / "openvino-export.log"
         with log.open("w") as file:

@@ -16,7 +16,7 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
-_KV_PRECISION = {"float32": "f32", "int8": "u8", "int4": "u8"}
+_KV_PRECISION = {"float32": "f32", "int8": "u8"}
 _WARM_UP_PROMPT = range(1, 33)
 _WARM_UP_TOKENS = 4
 
