@@ -38,7 +38,8 @@ class ModulePattern:
     def layer(self, module: str) -> int | None:
         """The number that the group `layer` has where the pattern matches the name's beginning."""
         match = self.compiled.match(module)
-        return int(match["layer"]) if match else None
+        # A pattern with "|" may match without the group.
+        return int(match["layer"]) if match and match["layer"] else None
 
 
 WHOLE = "{}"

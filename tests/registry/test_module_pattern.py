@@ -108,3 +108,8 @@ def test_a_hostile_pattern_ends(text):
 
 def test_patterns_are_equal_by_their_text():
     assert pattern("a.*") == pattern("a.*") != pattern("a")
+
+
+def test_a_pattern_that_matches_without_its_number_names_no_layer():
+    found = pattern(r"model|layers\.(?P<layer>\d+)", WHOLE)
+    assert (found.layer("model.x"), found.layer("layers.7.x")) == (None, 7)
