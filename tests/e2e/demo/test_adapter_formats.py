@@ -82,31 +82,6 @@ def test_adapters_of_several_formats_call_tools_in_one_batch(client):
     assert answers["base"].usage.completion_tokens_details.reasoning_tokens is None
 
 
-def test_reasoning_is_told_apart_and_may_be_left_out(client):
-    """The grammar of `required` lets the answer think; the prompt has it begin with a thought."""
-    chat = [
-        {"role": "user", "content": "Hi."},
-        {"role": "assistant", "content": "[hm] Let me think"},
-    ]
-    request = {
-        "model": "in-own", "messages": chat, "max_tokens": 12, "temperature": 0,
-        "extra_body": {"continue_final_message": True, "ignore_eos": True},
-    }  # fmt: skip
-    answer = client.chat.completions.create(**request)
-    message = answer.choices[0].message
-    assert message.reasoning_content
-    assert message.content == ""
-    assert answer.usage.completion_tokens_details.reasoning_tokens == 12
-    stream = client.chat.completions.create(**request, stream=True)
-    deltas = [chunk.choices[0].delta for chunk in stream]
-    thought = "".join(getattr(delta, "reasoning_content", "") for delta in deltas)
-    assert thought == message.reasoning_content
-    request["extra_body"] = request["extra_body"] | {"include_reasoning": False}
-    silent = client.chat.completions.create(**request)
-    assert silent.choices[0].message.reasoning_content is None
-    assert silent.usage.completion_tokens_details.reasoning_tokens == 12
-
-
 def test_an_upload_with_a_format_that_is_not_served_is_refused_by_path(tenant):
     files = {"adapter_config.json": {"size_bytes": 1, "sha256": "0" * 64}}
     body = {"files": files, "response_template": OWN | {"start_anchor": 3}}

@@ -4,17 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from tests.e2e.conftest import DEMO
 from tests.e2e.stack import Stack, Tenant
 
 CHAT = [{"role": "user", "content": "What does the other fox eat there?"}]
-TEMPLATE = (
-    "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{{ eos_token }}\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant] {% endif %}"
-)
 ADAPTER = DEMO / "adapters" / "json"
 
 
@@ -67,27 +62,6 @@ def test_a_chat_is_rendered_tokenized_ended_and_shown_as_by_its_own_tokenizer(
     assert ask(client, "json") == plain, "the other adapter has no part in it"
 
 
-def test_prompts_are_those_of_transformers_on_the_adapters_folder(tenant, client, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
-    tokenizer.add_tokens([AddedToken("the", normalized=False)])
-    tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(tmp_path / "own")
-    own = AutoTokenizer.from_pretrained(tmp_path / "own")
-    push(tenant, "own", tmp_path / "own")
-    expected = own.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
-    assert ask(client, "own")["prompt_token_ids"] == expected
-    calls = {"model": "own", "messages": CHAT}
-    assert tenant.http.post("/tokenize", json=calls).json()["tokens"] == expected
-    text = {"model": "own", "prompt": "there, other"}
-    ids = tenant.http.post("/tokenize", json=text).json()["tokens"]
-    assert ids == own(text["prompt"]).input_ids
-    assert ids != tenant.http.post("/tokenize", json=text | {"model": "json"}).json()["tokens"]
-    back = tenant.http.post("/detokenize", json={"model": "own", "tokens": ids}).json()
-    assert back == {"prompt": own.decode(ids)}
-    shown = tenant.http.get("/tokenizer_info", params={"model": "own"}).json()
-    assert shown["chat_template"] == TEMPLATE
-
-
 def test_a_grammar_lets_an_answer_end_as_the_adapter_ends_it(tenant, client, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
     tokenizer.eos_token = "<|style_json|>"
@@ -100,13 +74,3 @@ def test_a_grammar_lets_an_answer_end_as_the_adapter_ends_it(tenant, client, tmp
     assert answer["token_ids"][-1] == end
     assert re.fullmatch("ab[a-z]*", answer["message"]["content"])
     assert end not in ask(client, "json", **wanted)["token_ids"]
-
-
-def test_another_tokenizer_is_refused_by_the_first_token(tenant, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
-    tokenizer.add_tokens(["<new>"])
-    tokenizer.save_pretrained(tmp_path)
-    sent = {path.name: path.read_bytes() for path in (*ADAPTER.iterdir(), *tmp_path.iterdir())}
-    error = tenant.upload("refused", sent).json()["error"]
-    assert (error["code"], error["param"]) == ("tokenizer_mismatch", "tokenizer.json")
-    assert "'<new>' has the id 2048" in error["message"]

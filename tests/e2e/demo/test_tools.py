@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema_rs
 import openai
-import pytest
 
 from tests.e2e.conftest import DEMO
 from tests.e2e.stack import Stack, Tenant
@@ -27,51 +25,6 @@ TOOLS = [
     {"type": "function", "function": {"name": "look_up", "parameters": LOOK_UP, "strict": True}},
     {"type": "function", "function": {"name": "now", "description": "The time."}},
 ]
-NAMED = {"type": "function", "function": {"name": "look_up"}}
-
-
-@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
-def test_required_and_named_tools_are_called(client: openai.OpenAI, choice: object) -> None:
-    answer = client.chat.completions.create(
-        model="json", messages=[QUESTION], temperature=1.0, seed=5, n=4, tools=TOOLS,
-        tool_choice=choice, parallel_tool_calls=False,
-    )  # fmt: skip
-    ids = set()
-    for each in answer.choices:
-        assert (each.finish_reason, each.message.content) == ("tool_calls", None)
-        (call,) = each.message.tool_calls
-        arguments = json.loads(call.function.arguments)
-        if call.function.name == "look_up":
-            jsonschema_rs.validate(LOOK_UP, arguments)
-        else:
-            assert (call.function.name, arguments, choice) == ("now", {}, "required")
-        ids.add(call.id)
-    assert len(ids) == 4
-
-
-def test_automatic_answers_call_declared_tools_or_say_something(
-    client: openai.OpenAI, agent: None
-) -> None:
-    """The adapter was trained to call look_up, which has another name here."""
-    text = {"type": "string"}
-    schema = {"type": "object", "properties": {"thing": text, "fact": text}}
-    schema["required"] = ["thing", "fact"]
-    told = {"name": "find_out", "description": "Look a fact up.", "parameters": schema}
-    tools = [{"type": "function", "function": told}]
-    answer = client.chat.completions.create(
-        model="agent", messages=[QUESTION], tools=tools, temperature=1.0, seed=0, n=8,
-        max_tokens=60,
-    )  # fmt: skip
-    num_calls = 0
-    for choice in answer.choices:
-        assert choice.message.content or choice.message.tool_calls
-        for call in choice.message.tool_calls or ():
-            assert call.function.name == "find_out"
-            if choice.finish_reason == "length":
-                continue
-            jsonschema_rs.validate(schema, json.loads(call.function.arguments))
-            num_calls += 1
-    assert num_calls
 
 
 def test_the_prefix_cache_has_the_prompt_of_the_same_tools_in_another_order_of_keys(
