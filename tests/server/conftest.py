@@ -64,9 +64,9 @@ def each_database(database_url: str, tmp_path: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def database(each_database: Database) -> Database:
-    """The same; a file whose statements are the same on both makes it SQLite's."""
-    return each_database
+def database(sqlite_database: Database) -> Database:
+    """SQLite's, for statements that are the same on both."""
+    return sqlite_database
 
 
 @pytest.fixture

@@ -37,11 +37,6 @@ def log_in(database, plaintext, pepper=PEPPER, now_ms=NOW_MS):
     )
 
 
-@pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
 def test_a_key_identifies_its_tenant_and_carries_its_limits(database):
     tenant = make_tenant(database, requests_per_minute=60, weight=2.0)
     key, plaintext = make_key(database, tenant)

@@ -53,11 +53,6 @@ def clock():
 
 
 @pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
-@pytest.fixture
 def counting(database):
     return CountingDatabase(database)
 

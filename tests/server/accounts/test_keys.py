@@ -36,8 +36,8 @@ DAY_MS = 86_400_000
 
 
 @pytest.fixture
-def world(database):
-    return World(database)
+def world(each_database):
+    return World(each_database)
 
 
 @pytest.fixture

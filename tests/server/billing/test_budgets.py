@@ -28,11 +28,6 @@ PRICE = TokenPrices(prompt_nanousd=10, cached_nanousd=5, completion_nanousd=100)
 FREE = TokenPrices(prompt_nanousd=0, cached_nanousd=0, completion_nanousd=0)
 
 
-@pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
 def give(database, tenant, amount, kind="monthly", enforcement="hard"):
     budget = Budget(
         tenant_id=tenant.tenant_id, kind=kind, enforcement=enforcement, amount_nanousd=amount

@@ -18,11 +18,6 @@ from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold, 
 from tests.server.in_process import User
 
 
-@pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
 def credit(conn, key, amount=10, memo=None, kind="credit", tenant_id="ten_1"):
     return credits.post_credit(
         conn, SIGNER, kind, tenant_id, amount, memo=memo, idempotency_key=key, now_ms=NOW_MS

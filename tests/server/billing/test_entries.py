@@ -25,11 +25,6 @@ TENANTS = ("ten_1", "ten_2", "ten_3")
 HOUR_MS = 3_600_000
 
 
-@pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
 def charge(tenant_id="ten_1", amount=7, at_ms=NOW_MS, **fields):
     return Draft.charge("usage", tenant_id, amount, at_ms=at_ms, **fields)
 

@@ -91,11 +91,6 @@ def run(sqlite_database, tmp_path, now, monkeypatch):
     return run
 
 
-@pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
 def schedule(database, tenant_id="ten_1", format="jsonl"):
     database.write_sync(lambda c: put_schedule(c, tenant_id, format, 3600, NOW_MS))
 

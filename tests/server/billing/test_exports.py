@@ -26,11 +26,6 @@ COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 METERS = ("Prompt Tokens", "Cached Prompt Tokens", "Completion Tokens")
 
 
-@pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
 def read(chunks):
     return list(read_export(io.BytesIO(b"".join(chunks))))
 

@@ -56,11 +56,6 @@ class Away:
         return await self._database.write(fn)
 
 
-@pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
 def settle(database, *ends):
     database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, ends, NOW_MS))
 

@@ -37,11 +37,6 @@ from tests.server.factories import (
 )
 
 
-@pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
 def post(database, *records, engine_id=ENGINE, now_ms=NOW_MS + 1000):
     return database.write_sync(lambda c: ledger.post(c, SIGNER, engine_id, records, now_ms))
 

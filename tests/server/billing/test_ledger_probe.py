@@ -23,13 +23,13 @@ def test_a_ledger_that_takes_no_writes_is_not_writable_and_heals(sqlite_database
     asyncio.run(run())
 
 
-def test_it_is_asked_by_a_write_that_changes_something_and_once_a_second(database):
+def test_it_is_asked_by_a_write_that_changes_something_and_once_a_second(each_database):
     commits = []
-    sa.event.listen(database.engine, "commit", lambda conn: commits.append(conn))
+    sa.event.listen(each_database.engine, "commit", lambda conn: commits.append(conn))
 
     async def run():
         now = 5.0
-        probe = LedgerProbe(database, clock=lambda: now)
+        probe = LedgerProbe(each_database, clock=lambda: now)
         for later_s in (0.0, 0.9, 0.1):
             now += later_s
             assert all(await asyncio.gather(*(probe.is_writable() for _ in range(7))))
@@ -37,4 +37,4 @@ def test_it_is_asked_by_a_write_that_changes_something_and_once_a_second(databas
     asyncio.run(run())
     assert len(commits) == 2
     query = sa.select(sa.func.count()).select_from(leases)
-    assert database.read_sync(lambda conn: conn.execute(query).scalar_one()) == 1
+    assert each_database.read_sync(lambda conn: conn.execute(query).scalar_one()) == 1

@@ -62,12 +62,12 @@ def test_what_is_deleted_is_never_needed(migrated_sqlite, tmp_path_factory, seed
 
 
 @pytest.fixture
-def ten(database):
+def ten(each_database):
     """Ten holds, of which the first eight were posted at NOW_MS."""
-    made = [make_hold(make_price(database), f"r{seq}") for seq in range(1, 11)]
-    database.write_sync(lambda c: [insert_hold(c, hold) for hold in made])
-    post(database, NOW_MS, *range(1, 9))
-    return database
+    made = [make_hold(make_price(each_database), f"r{seq}") for seq in range(1, 11)]
+    each_database.write_sync(lambda c: [insert_hold(c, hold) for hold in made])
+    post(each_database, NOW_MS, *range(1, 9))
+    return each_database
 
 
 def post(database, at_ms, *seqs):

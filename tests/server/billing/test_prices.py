@@ -37,11 +37,6 @@ rates = st.integers(0, 10**6)
 books = st.builds(TokenPrices, prompt_nanousd=rates, cached_nanousd=rates, completion_nanousd=rates)
 
 
-@pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
 @given(counts, counts, counts, books)
 def test_the_amount_is_the_sum_of_its_components(uncached, cached, completion, price):
     amount = amount_nanousd(uncached + cached, cached, completion, price)

@@ -51,11 +51,6 @@ class FakeEngine:
         )
 
 
-@pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
 class FakeTracer:
     def __init__(self):
         self.exported = []

@@ -217,15 +217,15 @@ def test_under_another_book_it_is_what_the_export_makes_of_it(
     assert run_simulation(database, book) == expected
 
 
-def test_both_databases_say_the_same(database):
-    make_price(database)
-    database.write_sync(fill)
+def test_both_databases_say_the_same(each_database):
+    make_price(each_database)
+    each_database.write_sync(fill)
     book = {("default", ""): {"prompt_nanousd": 11, "storage_nanousd": 13 * 10**9}}
     book["base", "small"] = {"prompt_nanousd": 12, "storage_nanousd": 14 * 10**9}
-    plans = {r["tenant_id"]: "" for r in receipts_of(database)}
-    receipts = receipts_of(database)
+    plans = {r["tenant_id"]: "" for r in receipts_of(each_database)}
+    receipts = receipts_of(each_database)
     expected = by_line(receipts, lambda receipt: rerate(receipt, receipts, plans, book))
-    assert run_simulation(database, book, window=9) == expected
+    assert run_simulation(each_database, book, window=9) == expected
 
 
 def test_what_failed_while_it_was_free_stays_free(sqlite_database):

@@ -139,8 +139,8 @@ class Book:
 
 
 @pytest.fixture
-def book(database):
-    return Book(database)
+def book(each_database):
+    return Book(each_database)
 
 
 @pytest.fixture

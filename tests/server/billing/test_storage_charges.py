@@ -104,16 +104,16 @@ def hours_of(database):
     return found
 
 
-def test_a_day_is_posted_once_when_it_is_over(database, clock):
-    store(database, start=-100)
-    begin(database, clock)
-    assert turn(database, clock) == 0
+def test_a_day_is_posted_once_when_it_is_over(each_database, clock):
+    store(each_database, start=-100)
+    begin(each_database, clock)
+    assert turn(each_database, clock) == 0
     clock.now_ms = START + DAY_MS + 59_999  # the day's last changes may not be committed yet
-    assert turn(database, clock) == 0
+    assert turn(each_database, clock) == 0
     clock.now_ms += 1
-    assert turn(database, clock) == 1
-    assert turn(database, clock) == 0
-    [receipt] = receipts_of(database)
+    assert turn(each_database, clock) == 1
+    assert turn(each_database, clock) == 0
+    [receipt] = receipts_of(each_database)
     assert (receipt["kind"], receipt["tier"], receipt["size_bytes"]) == ("storage", "store", GB)
     assert receipt["duration_ms"] == DAY_MS
     assert receipt["amount_nanousd"] == 24 * DEFAULT_PRICES.storage_nanousd
@@ -122,17 +122,17 @@ def test_a_day_is_posted_once_when_it_is_over(database, clock):
     assert sha256_of(receipt) == receipt["sha256"]
 
 
-def test_a_gateway_that_was_away_posts_every_day_it_missed(database, clock):
-    adapter_id = store(database, start=-1, end=60)
-    pin(database, "p1", adapter_id, 6, 30)
-    begin(database, clock)
+def test_a_gateway_that_was_away_posts_every_day_it_missed(each_database, clock):
+    adapter_id = store(each_database, start=-1, end=60)
+    pin(each_database, "p1", adapter_id, 6, 30)
+    begin(each_database, clock)
     clock.pass_days(4)
-    turn(database, clock)
-    assert hours_of(database) == {
+    turn(each_database, clock)
+    assert hours_of(each_database) == {
         ("storage", 0): 24, ("storage", 1): 24, ("storage", 2): 12,
         ("pinned", 0): 18, ("pinned", 1): 6,
     }  # fmt: skip
-    assert database.read_sync(storage_charges.posted_until_ms) == START + 4 * DAY_MS
+    assert each_database.read_sync(storage_charges.posted_until_ms) == START + 4 * DAY_MS
 
 
 def test_equal_adapters_of_one_tenant_are_stored_once(sqlite_database, clock):
@@ -251,15 +251,15 @@ def make_record(seq, *items):
     return ResidencyRecord(seq=seq, at=NOW_MS / 1000, started_at=NOW_MS / 1000 - 900, items=items)
 
 
-def test_residency_has_a_price_on_the_device_and_only_unpinned(database):
-    make_price(database)
-    insert_holds(database, make_hold(make_price(database)))
+def test_residency_has_a_price_on_the_device_and_only_unpinned(each_database):
+    make_price(each_database)
+    insert_holds(each_database, make_hold(make_price(each_database)))
     resident = {**{name: 0 for name in Prices.__dataclass_fields__}, "resident_nanousd": 5 * GB}
-    database.write_sync(
+    each_database.write_sync(
         lambda c: add_price(c, Prices(**resident), effective_at_ms=NOW_MS, now_ms=NOW_MS)
     )
-    adapter_id = store(database)
-    digest = database.read_sync(lambda c: c.scalar(sa.select(adapter_versions.c.digest)))
+    adapter_id = store(each_database)
+    digest = each_database.read_sync(lambda c: c.scalar(sa.select(adapter_versions.c.digest)))
     record = make_record(
         2,
         make_item(digest),
@@ -268,8 +268,10 @@ def test_residency_has_a_price_on_the_device_and_only_unpinned(database):
         make_item("f" * 64, "ten_2"),  # proved, but not of a version
     )
     for _ in range(2):  # a replay changes nothing
-        database.write_sync(lambda c: ledger.post(c, SIGNER, ENGINE, [make_end(1), record], NOW_MS))
-    receipts = receipts_of(database)
+        each_database.write_sync(
+            lambda c: ledger.post(c, SIGNER, ENGINE, [make_end(1), record], NOW_MS)
+        )
+    receipts = receipts_of(each_database)
     assert [receipt["kind"] for receipt in receipts] == ["usage", *["resident"] * 2]
     shown = [
         (r["adapter_id"], r["adapter_version"], r["tier"], r["slabs"], r["kept_nanousd"],
@@ -282,15 +284,15 @@ def test_residency_has_a_price_on_the_device_and_only_unpinned(database):
     ]
     for receipt in receipts:
         assert sha256_of(receipt) == receipt["sha256"]
-    assert database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 2
+    assert each_database.read_sync(lambda c: ledger.settled_seq(c, ENGINE)) == 2
     sources = sa.select(kept_events.c.source, kept_events.c.source_id)
-    assert [tuple(row) for row in database.read_sync(lambda c: c.execute(sources).all())] == [
+    assert [tuple(row) for row in each_database.read_sync(lambda c: c.execute(sources).all())] == [
         (ENGINE, f"2/{index}") for index in (0, 3)
     ]
 
 
-def test_residency_without_a_price_is_an_entry_a_day_whatever_is_posted_again(database, clock):
-    begin(database, clock)
+def test_residency_without_a_price_is_an_entry_a_day_whatever_is_posted_again(each_database, clock):
+    begin(each_database, clock)
     stays = ((0, "device"), (5, "disk"), (23, "device"), (24, "device"), (7, "disk"))
     *records, late = (
         ResidencyRecord(
@@ -300,8 +302,10 @@ def test_residency_without_a_price_is_an_entry_a_day_whatever_is_posted_again(da
     )
     for days, groups in ((0, (records[:2], records, records[1:])), (1, ()), (0, ([late],))):
         for group in groups:
-            database.write_sync(lambda c, group=group: ledger.post(c, SIGNER, ENGINE, group, 0))
+            each_database.write_sync(
+                lambda c, group=group: ledger.post(c, SIGNER, ENGINE, group, 0)
+            )
         clock.pass_days(days)
-        turn(database, clock)
-    kept = [(r["tier"], r["duration_ms"], r["kept_nanousd"]) for r in receipts_of(database)]
+        turn(each_database, clock)
+    kept = [(r["tier"], r["duration_ms"], r["kept_nanousd"]) for r in receipts_of(each_database)]
     assert sorted(kept) == [("device", 2 * HOUR_MS, 0), *[("disk", HOUR_MS, None)] * 2]

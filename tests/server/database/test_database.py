@@ -43,10 +43,10 @@ def block_writer(database):
     return future, release
 
 
-def test_what_is_written_is_there_to_read(database):
+def test_what_is_written_is_there_to_read(each_database):
     async def run():
-        await database.write(note("one"))
-        return await database.read(targets)
+        await each_database.write(note("one"))
+        return await each_database.read(targets)
 
     assert asyncio.run(run()) == ["one"]
 
@@ -73,39 +73,41 @@ def mode_of(file):
     return stat.S_IMODE(file.stat().st_mode)
 
 
-def test_queued_writes_are_one_commit_in_order(database):
+def test_queued_writes_are_one_commit_in_order(each_database):
     commits = []
-    sa.event.listen(database.engine, "commit", lambda conn: commits.append(conn))
-    first, release = block_writer(database)
-    writes = [database.submit(note(f"{i}")) for i in range(7)]
+    sa.event.listen(each_database.engine, "commit", lambda conn: commits.append(conn))
+    first, release = block_writer(each_database)
+    writes = [each_database.submit(note(f"{i}")) for i in range(7)]
     release.set()
     for write in [first, *writes]:
         write.result()
-    assert database.read_sync(targets) == [f"{i}" for i in range(7)]
+    assert each_database.read_sync(targets) == [f"{i}" for i in range(7)]
     assert len(commits) == 2
 
 
-def test_a_failing_write_undoes_itself_and_not_its_neighbours(database):
+def test_a_failing_write_undoes_itself_and_not_its_neighbours(each_database):
     def fail(conn):
         note("undone")(conn)
         raise ValueError("mine")
 
-    _, release = block_writer(database)
-    before, failing = database.submit(note("before")), database.submit(fail)
-    after = database.submit(note("after"))
+    _, release = block_writer(each_database)
+    before, failing = each_database.submit(note("before")), each_database.submit(fail)
+    after = each_database.submit(note("after"))
     release.set()
     before.result()
     after.result()
     with pytest.raises(ValueError, match="mine"):
         failing.result()
-    assert database.read_sync(targets) == ["before", "after"]
+    assert each_database.read_sync(targets) == ["before", "after"]
 
 
-def test_a_broken_constraint_fails_only_the_write_that_broke_it(database):
-    _, release = block_writer(database)
-    same = [database.submit(lambda c: create_tenant(c, "acme", now_ms=NOW_MS)) for _ in range(2)]
-    broken = database.submit(note(None))
-    misspelled = database.submit(lambda c: c.execute(sa.text("INSRT INTO tenants")))
+def test_a_broken_constraint_fails_only_the_write_that_broke_it(each_database):
+    _, release = block_writer(each_database)
+    same = [
+        each_database.submit(lambda c: create_tenant(c, "acme", now_ms=NOW_MS)) for _ in range(2)
+    ]
+    broken = each_database.submit(note(None))
+    misspelled = each_database.submit(lambda c: c.execute(sa.text("INSRT INTO tenants")))
     release.set()
     same[0].result()
     with pytest.raises(TenantNameTaken):
@@ -114,14 +116,14 @@ def test_a_broken_constraint_fails_only_the_write_that_broke_it(database):
         broken.result()
     with pytest.raises(sa.exc.DBAPIError):
         misspelled.result()
-    assert [tenant.name for tenant in database.read_sync(list_tenants)] == ["acme"]
+    assert [tenant.name for tenant in each_database.read_sync(list_tenants)] == ["acme"]
 
 
-def test_a_read_cannot_write(database):
+def test_a_read_cannot_write(each_database):
     with pytest.raises((sa.exc.DBAPIError, LedgerUnavailable)):
-        database.read_sync(note("sneaked in"))
-    assert database.read_sync(targets) == []
-    database.write_sync(note("allowed"))
+        each_database.read_sync(note("sneaked in"))
+    assert each_database.read_sync(targets) == []
+    each_database.write_sync(note("allowed"))
 
 
 def test_a_full_queue_refuses_at_once(database_url, tmp_path):
@@ -183,16 +185,16 @@ def test_reads_in_flight_have_a_bound(sqlite_database, tmp_path):
     database.close()
 
 
-def test_a_caller_that_leaves_before_its_turn_writes_nothing(database):
+def test_a_caller_that_leaves_before_its_turn_writes_nothing(each_database):
     async def run():
-        _, release = block_writer(database)
-        leaving = asyncio.create_task(database.write(note("left")))
+        _, release = block_writer(each_database)
+        leaving = asyncio.create_task(each_database.write(note("left")))
         await asyncio.sleep(0)
         leaving.cancel()
         await asyncio.gather(leaving, return_exceptions=True)
         release.set()
-        await database.write(note("stayed"))
-        return await database.read(targets)
+        await each_database.write(note("stayed"))
+        return await each_database.read(targets)
 
     assert asyncio.run(run()) == ["stayed"]
 

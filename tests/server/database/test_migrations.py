@@ -29,16 +29,16 @@ def own_database(request, tmp_path):
     database.close()
 
 
-def test_the_migrations_make_exactly_the_tables_of_the_code(database):
-    with database.engine.connect() as conn:
+def test_the_migrations_make_exactly_the_tables_of_the_code(each_database):
+    with each_database.engine.connect() as conn:
         context = MigrationContext.configure(conn, opts={"compare_type": True})
         assert compare_metadata(context, metadata) == []
 
 
-def test_migrating_twice_changes_nothing(database):
-    insert_holds(database, make_hold(make_price(database)))
-    database.migrate()
-    with database.engine.connect() as conn:
+def test_migrating_twice_changes_nothing(each_database):
+    insert_holds(each_database, make_hold(make_price(each_database)))
+    each_database.migrate()
+    with each_database.engine.connect() as conn:
         assert conn.scalar(sa.text("SELECT count(*) FROM holds")) == 1
 
 

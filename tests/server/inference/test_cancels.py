@@ -19,19 +19,21 @@ def run_here(product: InProcess, request_id: str, tenant_id: str = "ten_1") -> N
     )
 
 
-def test_only_an_open_hold_of_its_own_tenant_can_be_cancelled(database: Database) -> None:
-    price = make_price(database)
-    insert_holds(database, *(make_hold(price, name) for name in ("open", "posted", "others")))
-    database.write_sync(lambda conn: resolve(conn, ["posted"], "posted", NOW_MS))
+def test_only_an_open_hold_of_its_own_tenant_can_be_cancelled(each_database: Database) -> None:
+    price = make_price(each_database)
+    insert_holds(each_database, *(make_hold(price, name) for name in ("open", "posted", "others")))
+    each_database.write_sync(lambda conn: resolve(conn, ["posted"], "posted", NOW_MS))
     for tenant, request, is_cancelled in (
         ("ten_1", "open", True), ("ten_1", "open", True), ("ten_1", "posted", False),
         ("ten_2", "others", False), ("ten_1", "unknown", False),
     ):  # fmt: skip
-        noted = database.write_sync(lambda conn, t=tenant, r=request: note_cancel(conn, t, [r]))
+        noted = each_database.write_sync(
+            lambda conn, t=tenant, r=request: note_cancel(conn, t, [r])
+        )
         assert noted == is_cancelled
-    assert database.read_sync(noted_cancels) == ["open"]
-    database.write_sync(lambda conn: resolve(conn, ["open"], "posted", NOW_MS))
-    assert database.read_sync(noted_cancels) == []
+    assert each_database.read_sync(noted_cancels) == ["open"]
+    each_database.write_sync(lambda conn: resolve(conn, ["open"], "posted", NOW_MS))
+    assert each_database.read_sync(noted_cancels) == []
 
 
 def test_a_request_for_a_route_is_noted_with_the_open_holds_of_its_attempts(

@@ -60,58 +60,62 @@ def num_keys(database: Database) -> int:
 # ---- claims ----
 
 
-def test_a_key_is_claimed_once_until_it_is_let_go(database: Database) -> None:
+def test_a_key_is_claimed_once_until_it_is_let_go(each_database: Database) -> None:
     first, second = make_claim(), make_claim()
-    assert take(database, first) is None
-    assert take(database, second).status is None
-    assert not database.write_sync(lambda conn: release_key(conn, second)), "the claim is another's"
-    assert database.write_sync(lambda conn: release_key(conn, first))
-    assert take(database, second) is None
+    assert take(each_database, first) is None
+    assert take(each_database, second).status is None
+    assert not each_database.write_sync(lambda conn: release_key(conn, second)), (
+        "the claim is another's"
+    )
+    assert each_database.write_sync(lambda conn: release_key(conn, first))
+    assert take(each_database, second) is None
 
 
-def test_a_key_is_of_one_tenant_and_one_endpoint(database: Database) -> None:
+def test_a_key_is_of_one_tenant_and_one_endpoint(each_database: Database) -> None:
     others = [make_claim(tenant="ten_2"), replace(make_claim(), endpoint="chat/completions")]
     for claim in [make_claim(), *others, make_claim(key="K"), make_claim(key="k ")]:
-        assert take(database, claim) is None
+        assert take(each_database, claim) is None
 
 
 def test_the_claim_of_a_gateway_that_died_runs_out_and_its_answer_comes_too_late(
-    database: Database,
+    each_database: Database,
 ) -> None:
     dead, next_one = make_claim(), make_claim(body=b"another")
-    assert take(database, dead, claim_ms=-1) is None
-    assert take(database, next_one) is None
-    assert not database.write_sync(lambda conn: store_answer(conn, dead, ANSWER))
-    assert not database.write_sync(lambda conn: release_key(conn, dead))
-    assert database.write_sync(lambda conn: store_answer(conn, next_one, ANSWER))
+    assert take(each_database, dead, claim_ms=-1) is None
+    assert take(each_database, next_one) is None
+    assert not each_database.write_sync(lambda conn: store_answer(conn, dead, ANSWER))
+    assert not each_database.write_sync(lambda conn: release_key(conn, dead))
+    assert each_database.write_sync(lambda conn: store_answer(conn, next_one, ANSWER))
 
 
-def test_an_answer_is_kept_for_a_day_and_then_forgotten(database: Database, monkeypatch) -> None:
+def test_an_answer_is_kept_for_a_day_and_then_forgotten(
+    each_database: Database, monkeypatch
+) -> None:
     claim = make_claim()
-    take(database, claim)
+    take(each_database, claim)
     monkeypatch.setattr(idempotency, "KEPT_MS", -1)
-    database.write_sync(lambda conn: store_answer(conn, claim, ANSWER))
+    each_database.write_sync(lambda conn: store_answer(conn, claim, ANSWER))
     kept = make_claim("kept")
-    take(database, kept)
+    take(each_database, kept)
     monkeypatch.setattr(idempotency, "KEPT_MS", KEPT_MS)
-    database.write_sync(lambda conn: store_answer(conn, kept, ANSWER))
-    asyncio.run(IdempotencyKeys(database, claim_ms=CLAIM_MS).prune())
-    assert num_keys(database) == 1
-    assert take(database, make_claim("kept")).request_id == "r1"
-    row = take(database, make_claim("kept"))
+    each_database.write_sync(lambda conn: store_answer(conn, kept, ANSWER))
+    asyncio.run(IdempotencyKeys(each_database, claim_ms=CLAIM_MS).prune())
+    assert num_keys(each_database) == 1
+    assert take(each_database, make_claim("kept")).request_id == "r1"
+    row = take(each_database, make_claim("kept"))
     assert abs(row.expires_at_ms - row.created_at_ms - KEPT_MS) < 60_000
 
 
 def test_a_key_whose_day_is_over_is_free_before_it_is_pruned(
-    database: Database, monkeypatch
+    each_database: Database, monkeypatch
 ) -> None:
     old, new = make_claim(), make_claim(body=b"new")
-    take(database, old)
+    take(each_database, old)
     monkeypatch.setattr(idempotency, "KEPT_MS", -1)
-    database.write_sync(lambda conn: store_answer(conn, old, ANSWER))
-    assert take(database, new) is None
-    assert take(database, old).status is None, "the old answer is forgotten"
-    assert database.write_sync(lambda conn: store_answer(conn, new, ANSWER))
+    each_database.write_sync(lambda conn: store_answer(conn, old, ANSWER))
+    assert take(each_database, new) is None
+    assert take(each_database, old).status is None, "the old answer is forgotten"
+    assert each_database.write_sync(lambda conn: store_answer(conn, new, ANSWER))
 
 
 def test_pruning_goes_on_until_nothing_old_is_left_a_thousand_at_a_time(

@@ -97,11 +97,6 @@ def receiver() -> Iterator[Receiver]:
     server.server_close()
 
 
-@pytest.fixture
-def database(sqlite_database):
-    return sqlite_database
-
-
 def hook(database, url, name="acme"):
     tenant = make_tenant(database, name)
     return database.write_sync(

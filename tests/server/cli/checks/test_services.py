@@ -26,12 +26,12 @@ def make(data_dir, **changes):
     return Settings(model=str(DEMO), data_dir=data_dir, **changes)
 
 
-def test_a_database_of_this_release_is_well_and_left_as_it_is(database, tmp_path):
-    tables = database.read_sync(lambda conn: sa.inspect(conn).get_table_names())
-    settings = make(tmp_path, database_url=database.url.render_as_string(hide_password=False))
+def test_a_database_of_this_release_is_well_and_left_as_it_is(each_database, tmp_path):
+    tables = each_database.read_sync(lambda conn: sa.inspect(conn).get_table_names())
+    settings = make(tmp_path, database_url=each_database.url.render_as_string(hide_password=False))
     assert check_database(settings).verdict == "ok"
     assert check_schema(settings).verdict == "ok"
-    assert database.read_sync(lambda conn: sa.inspect(conn).get_table_names()) == tables
+    assert each_database.read_sync(lambda conn: sa.inspect(conn).get_table_names()) == tables
 
 
 def test_before_the_first_start_there_is_no_database_and_none_is_made(tmp_path):
