@@ -273,23 +273,6 @@ def test_without_max_tokens_every_answer_may_fill_the_context(product: Product) 
     assert (message.sampling_params.max_tokens, message.token_lease) == (rest, 2 * rest)
 
 
-def test_logprobs_come_in_both_shapes_whole_and_streamed(product: Product) -> None:
-    whole = product.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]
-    assert (
-        b"".join(bytes(entry["bytes"]) for entry in whole["content"])
-        == product.words(token_ids(0)).encode()
-    )
-    chunks = events(product.chat(logprobs=True, top_logprobs=2, stream=True))
-    streamed = [entry for c in chunks for entry in c["choices"][0]["logprobs"]["content"]]
-    assert streamed == whole["content"]
-    whole = product.text(logprobs=2).json()["choices"][0]["logprobs"]
-    assert whole["text_offset"][0] == 0
-    assert whole["tokens"] == [product.words([token]) for token in token_ids(0)]
-    chunks = events(product.text(logprobs=2, stream=True))
-    for name, entries in whole.items():
-        assert [e for c in chunks for e in c["choices"][0]["logprobs"][name]] == entries
-
-
 def test_logprobs_that_were_not_asked_for_are_null(product: Product) -> None:
     assert product.chat().json()["choices"][0]["logprobs"] is None
     assert {c["choices"][0]["logprobs"] for c in events(product.text(stream=True))} == {None}

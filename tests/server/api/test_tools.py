@@ -15,8 +15,6 @@ from server.tools.tool import Tool, ToolUse
 from tests.server.scripted_product import Product, events, scripted_product
 
 NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
-NAMED = {"type": "function", "function": {"name": "now"}}
-CALL = '<tool_call>\n{"name": "now", "arguments": {"a": 1'
 
 
 @pytest.fixture
@@ -44,35 +42,6 @@ def say(product: Product, text: str, **end: Any) -> None:
         ]  # fmt: skip
 
     product.engines.script = script
-
-
-@pytest.mark.parametrize(
-    ("text", "choice", "arguments"),
-    [
-        (CALL, "auto", '{"a": 1'),
-        (CALL, "required", '{"a": 1'),
-        (CALL, NAMED, '{"a": 1'),
-        (CALL[:20], "auto", None),
-        (CALL[:20], NAMED, ""),
-        (CALL[:6], "auto", None),
-        (CALL[:6], NAMED, ""),
-    ],
-)
-def test_a_call_that_is_cut_is_a_part_of_one_and_never_content(
-    product: Product, text: str, choice: Any, arguments: str | None
-) -> None:
-    say(product, text)
-    asked = {"tools": [NOW], "tool_choice": choice, "max_tokens": 99}
-    (whole,) = product.chat(**asked).json()["choices"]
-    chunks = [event["choices"][0] for event in events(product.chat(**asked, stream=True))]
-    deltas = [part for chunk in chunks for part in chunk["delta"].get("tool_calls", ())]
-    assert not whole["message"]["content"]
-    assert not any(chunk["delta"].get("content") for chunk in chunks)
-    shown = [call["function"] for call in whole["message"].get("tool_calls", ())]
-    assert shown == ([] if arguments is None else [{"name": "now", "arguments": arguments}])
-    assert "".join(part["function"]["arguments"] for part in deltas) == (arguments or "")
-    assert [part["function"].get("name") for part in deltas[:1]] == ["now"] * len(shown)
-    assert whole["finish_reason"] == chunks[-1]["finish_reason"] == "length"
 
 
 def test_text_at_an_answers_own_end_is_content_though_a_mark_begins_so(product: Product) -> None:
