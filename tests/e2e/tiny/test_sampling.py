@@ -67,13 +67,3 @@ def test_penalties_and_bias_give_what_their_formulas_give(tiny: TinyWorld) -> No
         assert choice["logprobs"]["token_logprobs"] == pytest.approx(logprobs, abs=1e-3)
         answers.add(tuple(ids))
     assert len(answers) == 5, "each penalty must be seen to matter"
-
-
-def test_n_answers_of_a_seed_differ_come_again_and_stream_the_same(tiny: TinyWorld) -> None:
-    asked = {"n": 4, "temperature": 1.5, "seed": 11, "top_p": 0.95, "min_p": 0.001}
-    whole = ask(tiny, **asked)
-    said = [choice["token_ids"] for choice in whole["choices"]]
-    assert len({tuple(ids) for ids in said}) == 4
-    assert [choice["token_ids"] for choice in ask(tiny, **asked)["choices"]] == said
-    assert whole["usage"]["completion_tokens"] == 48
-    assert whole["usage"]["prompt_tokens"] == len(PROMPT)
