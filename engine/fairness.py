@@ -94,19 +94,18 @@ class FirstCome:
 
 
 class ShortestFirst(FirstCome):
-    """Fewest expected tokens first; requests that waited `patience_s` go before, oldest first.
+    """Fewest expected tokens first; requests that waited long go before, oldest first.
 
     The expected length of an answer is the running mean of its tenant's answers with that adapter,
     and `max_tokens` if that is less or there is no answer yet.
     """
 
-    def __init__(self, clock: Callable[[], float], patience_s: float = _SJF_PATIENCE_S) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._patience_s = patience_s
         self._means: OrderedDict[tuple[str, str | None], float] = OrderedDict()
 
     def order(self, ready: Sequence[Request]) -> Iterator[Request]:
-        overdue = self._clock() - self._patience_s
+        overdue = self._clock() - _SJF_PATIENCE_S
 
         def key(request: Request) -> tuple[Priority, float]:
             is_overdue = request.group.arrived_at <= overdue
@@ -145,17 +144,16 @@ class VirtualTokenCounters:
     tenant that is backlogged at a few engines gets what it can there before the others get more
     (max-min). While no request waits here, service elsewhere keeps nobody waiting, and is not
     added. It only changes whose turn it is: a seat is never left empty. A tenant that waits here
-    and is served nothing for `patience_s` is forgiven what it got elsewhere, until it is served. So
-    no tenant waits longer than that for a turn because of service elsewhere, and service by an
+    and is served nothing for 5 s is forgiven what it got elsewhere, until it is served. So no tenant waits longer than that for a turn because of service elsewhere, and service by an
     engine that is gone is not held against it for ever.
     """
 
     has_shares = True
 
-    def __init__(self, clock: Callable[[], float], patience_s: float = _PATIENCE_S) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self.counters: OrderedDict[str, float] = OrderedDict()
         self._clock = clock
-        self._patience_s = patience_s
+        self._patience_s = _PATIENCE_S
         self._backlogged: set[str] = set()
         self._last_backlogged: str | None = None
         self._level = 0.0  # the least counter of a backlogged tenant

@@ -63,6 +63,7 @@ INTEGRITY_INTERVAL_S = 5.0
 _MESSAGES_PER_STEP = 256
 _SEND_QUEUE = 100_000
 _LEAVE_TIMEOUT_S = 150.0
+_FIRST_GATEWAY_S = 60.0
 _CLOSING_S = 60.0
 _NUM_RELAYS = 2
 """Gateways that get the service totals each time: two, as one may be cut off from an engine."""
@@ -163,7 +164,7 @@ class EngineProcess:
 
     tcp: address to listen on instead, for gateways on other machines.
     gateway_timeout_s: silence after which a gateway's requests are ended; without any gateway for
-    that long the process exits (the first one has `startup_grace_s`).
+    that long the process exits (the first one has a minute).
     leaving: how the engine leaves when it is asked to stop.
     beat: tells the supervisor that this loop is alive.
     """
@@ -176,7 +177,6 @@ class EngineProcess:
         *,
         tcp: TcpListener | None = None,
         gateway_timeout_s: float = 10.0,
-        startup_grace_s: float = 60.0,
         leaving: Leaving | None = None,
         beat: Beat | None = None,
     ) -> None:
@@ -184,7 +184,7 @@ class EngineProcess:
         self.welcome = welcome
         self.gateway_timeout_s = gateway_timeout_s
         self._gateways: dict[str, _Gateway] = {}
-        self._alone_since = time.monotonic() + startup_grace_s - gateway_timeout_s
+        self._alone_since = time.monotonic() + _FIRST_GATEWAY_S - gateway_timeout_s
         self._stats_due = self._integrity_due = self._rests_at = 0.0
         self._leaving = leaving or Leaving(_LEAVE_TIMEOUT_S)
         self._beat = beat or Beat()

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _SUFFIX = ".packed"
 _DRAFT = ".draft"
 _LOCK = ".lock"
-_PREVIOUS_SUFFIXES = (".safetensors", ".part")
-"""Suffixes of canonical objects and drafts that version 0.1 kept here; they are deleted."""
 
 
 def packed_path(root: Path, digest: str, form_id: str) -> Path:
@@ -156,7 +154,7 @@ class DiskCache:
         self._kept_bytes = 0
         self._by_use: list[tuple[int, Path]] = []  # a heap; valid where it agrees with `_files`
         for path in self.root.iterdir():
-            if path.suffix in (_DRAFT, *_PREVIOUS_SUFFIXES):
+            if path.suffix == _DRAFT:
                 path.unlink(missing_ok=True)
             elif path.suffix == _SUFFIX:
                 with contextlib.suppress(FileNotFoundError):

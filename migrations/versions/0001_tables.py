@@ -292,7 +292,7 @@ def _create_accounts() -> None:
         sa.Column("scopes", sa.Text(), nullable=False),
         sa.Column("created_by", sa.String(32)),
         sa.Column("replaces", sa.String(32)),
-        sa.Column("bucket_id", sa.String(32)),
+        sa.Column("bucket_id", sa.String(32), nullable=False),
         sa.Column("requests_per_minute", sa.Integer()),
         sa.Column("tokens_per_minute", sa.Integer()),
         sa.Column("max_concurrency", sa.Integer()),

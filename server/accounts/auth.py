@@ -20,7 +20,6 @@ from sqlalchemy.engine import Connection
 
 from server.accounts.lineage import (
     bounded_scopes,
-    key_bucket,
     limits_of,
     makers_of,
     parse_scopes,
@@ -125,7 +124,7 @@ def identify(
         sa.select(tenants, api_keys.c.key_id, api_keys.c.hmac, api_keys.c.scopes)
         .add_columns(api_keys.c.created_by, api_keys.c.expires_at_ms, api_keys.c.revoked_at_ms)
         .add_columns(*(api_keys.c[name].label(f"key_{name}") for name in LIMITS))
-        .add_columns(key_bucket.label("bucket"), has_hard_budget.label("has_hard_budget"))
+        .add_columns(api_keys.c.bucket_id, has_hard_budget.label("has_hard_budget"))
         .join(tenants, tenants.c.tenant_id == api_keys.c.tenant_id)
         .where(api_keys.c.key_id == key_id)
     )
@@ -149,7 +148,7 @@ def identify(
         expires_at_ms=row.expires_at_ms,
         limits=(
             *limits_of(row, "tenant", row.tenant_id),
-            *limits_of(row, "key", row.bucket, prefix="key_"),
+            *limits_of(row, "key", row.bucket_id, prefix="key_"),
             *(limit for maker in makers for limit in maker.limits),
         ),
         base_limits=limits_by_base(conn, row.tenant_id),

@@ -28,7 +28,6 @@ from server.accounts.lineage import (
     MAX_CHAIN,
     bounded_scopes,
     came_of,
-    key_bucket,
     makers_of,
     parse_scopes,
 )
@@ -211,8 +210,9 @@ def change_key(
         conn.execute(sa.update(api_keys).where(is_it).values(**_stored(changes)))
         if limits := {name: value for name, value in changes.items() if name in LIMITS}:
             # They count in the same buckets, which have one amount.
-            is_old = (key_bucket == key.bucket_id) & api_keys.c.key_id.in_(_replaced(tenant_id))
-            conn.execute(sa.update(api_keys).where(is_old).values(**limits))
+            query = sa.update(api_keys).where(api_keys.c.bucket_id == key.bucket_id)
+            query = query.where(api_keys.c.key_id.in_(_replaced(tenant_id)))
+            conn.execute(query.values(**limits))
         detail = in_words(_stored(changes))
         _audit(conn, tenant_id, key_id, by, "key.change", now_ms, detail)
     return get_key(conn, tenant_id, key_id)
@@ -380,7 +380,7 @@ def _newest(conn: Connection, key: ApiKey, now_ms: int) -> str:
     columns = api_keys.c
     query = sa.select(columns.key_id).where(columns.tenant_id == key.tenant_id, _is_live(now_ms))
     query = query.where(
-        key_bucket == key.bucket_id, columns.key_id.not_in(_replaced(key.tenant_id))
+        columns.bucket_id == key.bucket_id, columns.key_id.not_in(_replaced(key.tenant_id))
     )
     query = query.order_by(columns.created_at_ms.desc(), columns.key_id)
     return conn.scalar(query.limit(1)) or key.key_id
@@ -462,8 +462,7 @@ def _stored(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _api_key(row: RowMapping) -> ApiKey:
     values = {name: row[name] for name in ApiKey.__slots__}
-    values |= {"scopes": parse_scopes(row["scopes"])}
-    return ApiKey(**values | {"bucket_id": row["bucket_id"] or row["key_id"]})
+    return ApiKey(**values | {"scopes": parse_scopes(row["scopes"])})
 
 
 def _audit(

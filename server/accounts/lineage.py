@@ -20,9 +20,6 @@ MAX_CHAIN = 8
 charges the limits of all of them.
 """
 
-# Gateways of the release before rotate keys without a bucket; such a key has its own.
-key_bucket: sa.ColumnElement[str] = sa.func.coalesce(api_keys.c.bucket_id, api_keys.c.key_id)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Maker:
@@ -38,13 +35,13 @@ def makers_of(conn: Connection, created_by: str | None) -> list[Maker]:
     """A key's maker, the maker's maker and so on, at most MAX_CHAIN."""
     found: list[Maker] = []
     while created_by is not None and len(found) < MAX_CHAIN:
-        query = sa.select(api_keys, key_bucket.label("bucket"))
+        query = sa.select(api_keys)
         row = conn.execute(query.where(api_keys.c.key_id == created_by)).one()
         found.append(
             Maker(
                 key_id=row.key_id,
                 scopes=parse_scopes(row.scopes),
-                limits=limits_of(row, "key", row.bucket),
+                limits=limits_of(row, "key", row.bucket_id),
                 is_revoked=row.revoked_at_ms is not None,
             )
         )
@@ -74,11 +71,11 @@ def came_of(bucket_id: str, among: sa.ColumnElement[bool]) -> sa.Select[tuple[st
     key = api_keys.c
     # Each key is followed upwards, by primary keys: there are many more ended keys than live ones,
     # and a walk downwards would meet all of them.
-    first = sa.select(key.key_id.label("leaf"), key.created_by, key_bucket.label("bucket"))
+    first = sa.select(key.key_id.label("leaf"), key.created_by, key.bucket_id)
     line = first.where(among).cte("line", recursive=True)
-    above = sa.select(line.c.leaf, key.created_by, key_bucket)
+    above = sa.select(line.c.leaf, key.created_by, key.bucket_id)
     line = line.union(above.where(key.key_id == line.c.created_by))
-    return sa.select(line.c.leaf).where(line.c.bucket == bucket_id)
+    return sa.select(line.c.leaf).where(line.c.bucket_id == bucket_id)
 
 
 def parse_scopes(stored: str) -> frozenset[str]:

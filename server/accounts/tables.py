@@ -45,7 +45,7 @@ tenants = Table(
 # hmac: HMAC of the whole key under the pepper, in hex.   prefix: the part that may be shown.
 # created_by: id of the key that made it, whose scopes bound its own; NULL for the operator.
 # replaces: id of the key that it was made to replace.   bucket_id: id under which its limits count,
-# the first key's of a row of rotations; NULL is its own.
+# the first key's of a row of rotations.
 api_keys = Table(
     "api_keys",
     metadata,
@@ -57,7 +57,7 @@ api_keys = Table(
     Column("scopes", Text, nullable=False),
     Column("created_by", String(32)),
     Column("replaces", String(32)),
-    Column("bucket_id", String(32)),
+    Column("bucket_id", String(32), nullable=False),
     Column("requests_per_minute", Integer),
     Column("tokens_per_minute", Integer),
     Column("max_concurrency", Integer),

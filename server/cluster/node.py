@@ -21,12 +21,11 @@ from registry.errors import UnsupportedBaseModel
 from server.launch.children import base_revision_of, engine_child, fetcher_child, write_private
 from server.launch.engine_template import EngineTemplate, Kind
 from server.launch.errors import ServeError
+from server.launch.homes import MAX_SOCKET_PATH
 from server.launch.model_folder import find_model
 from server.launch.supervisor import ChildCannotStart, ChildSpec, Supervisor
 
 logger = logging.getLogger(__name__)
-
-_MAX_SOCKET_PATH = 100
 
 
 class NodeNotReady(Exception):
@@ -112,7 +111,7 @@ def _check_local(local: Path) -> None:
 
     Raises NodeNotReady, OSError.
     """
-    if len(os.fsencode(local / "fetch.sock")) > _MAX_SOCKET_PATH:
+    if len(os.fsencode(local / "fetch.sock")) > MAX_SOCKET_PATH:
         raise NodeNotReady(f"the path {local} is too long for a socket in it; set a shorter TMPDIR")
     for folder in (local, local.parent):
         found = folder.lstat()

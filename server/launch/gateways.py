@@ -28,14 +28,12 @@ _LOOK_S = 0.1
 class Gateways:
     """A part of the plan for the supervisor; called at every poll.
 
-    settings: with an absolute data directory.   module: Python module of the gateway.
-    Raises AddressInUse, OSError.
+    settings: with an absolute data directory.   Raises AddressInUse, OSError.
     """
 
-    def __init__(self, settings: Settings, module: str) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._data_dir = settings.data_dir
-        self._module = module
         self._num = settings.gateways
         self._listener = _listen(settings.host, settings.port) if self._num > 1 else None
         # One name more than there are gateways, for the one that is to replace another.
@@ -86,7 +84,7 @@ class Gateways:
         stop_timeout_s = 2 * settings.drain_timeout_s + _SETTLE_S
         return ChildSpec(
             name,
-            (sys.executable, "-m", self._module, str(path)),
+            (sys.executable, "-m", "server", str(path)),
             environment(without=CLUSTER),
             stop_timeout_s=stop_timeout_s,
             leave_timeout_s=stop_timeout_s,

@@ -15,7 +15,7 @@ from pathlib import Path
 from server.launch.errors import DataDirTooLong
 from server.launch.local_pool import engine_name
 
-_MAX_SOCKET_PATH = 100
+MAX_SOCKET_PATH = 100
 """Most bytes in the path of a Unix socket; Linux has room for 107."""
 _SLUG_CHARS = 24
 
@@ -44,7 +44,7 @@ class Home:
         """Raise DataDirTooLong if the path of a socket in this home would be too long."""
         engine = self.folder / engine_name(most_engines) / "engine.sock"
         longest = max(len(os.fsencode(path)) for path in (engine, self.fetcher_socket))
-        if longest > _MAX_SOCKET_PATH:
+        if longest > MAX_SOCKET_PATH:
             raise DataDirTooLong(self.folder)
 
 

@@ -42,16 +42,11 @@ def resolve_settings(settings: Settings) -> Settings:
     return settings.model_copy(update={"data_dir": data_dir, "port": port, **others})
 
 
-def prepare(
-    settings: Settings,
-    *,
-    engine_module: str = "engine",
-    gateway_module: str = "server",
-) -> BasePlan:
+def prepare(settings: Settings, *, engine_module: str = "engine") -> BasePlan:
     """Write the files that the processes read at start. Returns the plan: who runs, in order.
 
-    settings: as `resolve_settings` returns them.   engine_module, gateway_module: tests replace
-    them. Raises ServeError, SecretError, ExtraMissing.
+    settings: as `resolve_settings` returns them.   engine_module: tests replace it.
+    Raises ServeError, SecretError, ExtraMissing.
     """
     _check_extras(settings)
     data_dir = settings.data_dir
@@ -63,7 +58,7 @@ def prepare(
     else:
         place = cluster = RayCluster(settings, PoolKeys.of(secrets.pepper), engine_module)
         heads = cluster.heads
-    return BasePlan(settings, place, heads, gateways=Gateways(settings, gateway_module))
+    return BasePlan(settings, place, heads, gateways=Gateways(settings))
 
 
 def _check_extras(settings: Settings) -> None:

@@ -22,7 +22,7 @@ def gateways(tmp_path):
 
 def make(tmp_path, port=0):
     settings = Settings(model="m", data_dir=tmp_path, gateways=2, port=port, **SHARED)
-    return Gateways(settings, "server")
+    return Gateways(settings)
 
 
 def names(gateways):
