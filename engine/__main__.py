@@ -47,12 +47,7 @@ def main() -> None:
         logger.error("%s", error)
         sys.exit(os.EX_CONFIG)  # starting again would end the same way
     except JournalCorrupt as error:
-        logger.error(
-            "%s. Nothing is served, since usage may be lost. If another version wrote the "
-            "journal, let that version settle it, then remove %s",
-            error,
-            config.data_dir,
-        )
+        logger.error("%s. Nothing is served, since usage in %s may be lost", error, config.data_dir)
         sys.exit(os.EX_CONFIG)
 
 

@@ -1,7 +1,6 @@
 """The gateway's side of the wire: the outputs of requests, and the state of one engine."""
 
 import asyncio
-import contextlib
 import logging
 import time
 import uuid
@@ -41,7 +40,7 @@ from engine.ready_socket import EndOfFrames, ReadySocket
 from engine.records import JournalRecords
 from engine.silence import Silence
 from engine.tcp import check, guard
-from engine.wire import Numbering, WireError
+from engine.wire import Numbering, OtherWireVersion, WireError
 from registry.proof import Proof
 from registry.ref import AdapterRef
 
@@ -349,7 +348,7 @@ class _Connection:
             await self._socket.write(self._numbering.encode(message))
 
     async def _receive(self, take: Callable[[object], Awaitable[None]]) -> None:
-        with contextlib.suppress(WireError, EndOfFrames):
+        try:
             while True:
                 message = self._numbering.decode(await self._socket.read())
                 self._silence.end()
@@ -358,6 +357,11 @@ class _Connection:
                 await take(message)
                 if not self._numbering.num_received % _BURST:
                     await asyncio.sleep(0)
+        except OtherWireVersion as error:
+            logger.error("the engine at %s: %s", self._endpoint.address, error)
+            await asyncio.sleep(_REFUSED_S)
+        except (WireError, EndOfFrames):
+            pass
 
     async def _hang_up(self) -> None:
         """End the reading when the engine's end closes; a killed process closes it at once."""

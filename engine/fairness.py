@@ -144,7 +144,8 @@ class VirtualTokenCounters:
     tenant that is backlogged at a few engines gets what it can there before the others get more
     (max-min). While no request waits here, service elsewhere keeps nobody waiting, and is not
     added. It only changes whose turn it is: a seat is never left empty. A tenant that waits here
-    and is served nothing for 5 s is forgiven what it got elsewhere, until it is served. So no tenant waits longer than that for a turn because of service elsewhere, and service by an
+    and is served nothing for 5 s is forgiven what it got elsewhere, until it is served. So no
+    tenant waits longer than that for a turn because of service elsewhere, and service by an
     engine that is gone is not held against it for ever.
     """
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from engine.records import (
+    JOURNAL_VERSION,
     CheckpointRecord,
     EndRecord,
     ProgressRecord,
@@ -48,6 +49,17 @@ SET_ASIDE = ".damaged"
 
 class JournalCorrupt(Exception):
     """Records that were once whole are damaged: usage may be lost, so nothing is guessed."""
+
+
+class OtherJournalVersion(JournalCorrupt):
+    """A segment's records have another version."""
+
+    def __init__(self, found: object) -> None:
+        self.found = found
+        super().__init__(
+            f"the journal has version {found}, and this build reads version {JOURNAL_VERSION}: let "
+            "the release that wrote it settle it"
+        )
 
 
 class SegmentDamaged(JournalCorrupt):
@@ -142,7 +154,10 @@ def segment_paths(directory: Path) -> list[Path]:
 
 
 def readable_records(data: bytes) -> Iterator[Record]:
-    """Yield the records of a damaged segment that can be read, in their order."""
+    """Yield the records of a damaged segment that can be read, in their order.
+
+    Raises OtherJournalVersion.
+    """
     for line in io.BytesIO(data):
         with suppress(ValueError):
             yield _decode(line)
@@ -174,9 +189,7 @@ def read_segment(data: bytes, name: str) -> Iterator[tuple[Record, int]]:
         try:
             record = _decode(line)
         except ValueError as error:
-            # A whole line of another version is not damaged.
-            kind = JournalCorrupt if _is_whole(line) else SegmentDamaged
-            raise kind(f"{name}, byte {end}: {error}") from None
+            raise SegmentDamaged(f"{name}, byte {end}: {error}") from None
         end += len(line)
         yield record, end
 
@@ -219,24 +232,17 @@ def _fields(record: Record | ResidencyItem) -> dict[str, object]:
 
 
 def _decode(line: bytes) -> Record:
-    """Decode a line. Raises ValueError."""
-    if not _is_whole(line):
-        raise ValueError("the line is not what its checksum says")
-    name, fields = json.loads(line[9:])
-    try:
-        if name in _PARTS:
-            key, kind = _PARTS[name]
-            fields[key] = tuple(_part(kind, part) for part in fields[key])
-        return _KINDS[name](**fields)
-    except (KeyError, TypeError):
-        raise ValueError(
-            f"a {name} record of another version: let that version settle it"
-        ) from None
-
-
-def _is_whole(line: bytes) -> bool:
+    """Decode a line. Raises ValueError for a damaged one, OtherJournalVersion."""
     checksum, _, body = line.removesuffix(b"\n").partition(b" ")
-    return checksum == b"%08x" % zlib.crc32(body)
+    if checksum != b"%08x" % zlib.crc32(body):
+        raise ValueError("the line is not what its checksum says")
+    name, fields = json.loads(body)
+    if name == "checkpoint" and (found := fields.get("version")) != JOURNAL_VERSION:
+        raise OtherJournalVersion(found)
+    if name in _PARTS:
+        key, kind = _PARTS[name]
+        fields[key] = tuple(_part(kind, part) for part in fields[key])
+    return _KINDS[name](**fields)
 
 
 def _part(kind: Callable[..., _Part], fields: dict[str, object]) -> _Part:

@@ -8,13 +8,16 @@ from typing import NamedTuple
 
 from engine.messages import FinishReason, LoadTier, ResidentTier, StopCause
 
+JOURNAL_VERSION = 1
+"""Version of all records; a change that a build of the version before would misread adds one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
     """First record of a segment: the state before it, since older segments may be deleted.
 
     seq: number of the last record before it; a checkpoint has no number of its own.
-    number, total_*: those of the last end record before it.
+    number, total_*: those of the last end record before it.   version: of the segment's records.
     """
 
     seq: int
@@ -23,6 +26,7 @@ class CheckpointRecord:
     total_prompt_tokens: int
     total_cached_tokens: int
     total_completion_tokens: int
+    version: int = JOURNAL_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Messages as bytes on a ZMQ socket: the only place that encodes them. No pickle.
 
-Frame: uint64 number, uint8 kind, msgpack body. Numbers count up from 0 in each direction of a
-connection; a gap means that a message was lost, and the receiver treats the peer as failed.
+Frame: uint8 version, uint64 number, uint8 kind, msgpack body. Numbers count up from 0 in each
+direction of a connection; a gap means that a message was lost, and the receiver treats the peer as
+failed.
 """
 
 import struct
@@ -35,7 +36,9 @@ from engine.records import EndRecord, JournalRecords, ResidencyRecord
 UNEXPECTED_NUMBER = (1 << 64) - 1
 """A message number that is never expected: a peer that receives it starts its connection anew."""
 
-_HEADER = struct.Struct("<QB")
+WIRE_VERSION = 1
+"""Version of all messages; a change that a peer of the version before would misread adds one."""
+_HEADER = struct.Struct("<BQB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,17 @@ class BadFrame(WireError):
     """The bytes of a frame are no message."""
 
 
+class OtherWireVersion(WireError):
+    """The peer's messages have another version."""
+
+    def __init__(self, found: int) -> None:
+        self.found = found
+        super().__init__(
+            f"its messages have version {found}, and this build reads version {WIRE_VERSION}: run "
+            "gateways and engines of one release"
+        )
+
+
 class MessageLost(WireError):
     """A message number is missing."""
 
@@ -132,13 +146,15 @@ def encode(number: int, message: object) -> bytes:
         body = _ENCODER.encode(sent)
     except (TypeError, ValueError, OverflowError) as error:
         raise NotSendable(f"{type(message).__name__}: {error}") from error
-    return _HEADER.pack(number, _KINDS[type(message)]) + body
+    return _HEADER.pack(WIRE_VERSION, number, _KINDS[type(message)]) + body
 
 
 def decode(frame: bytes) -> tuple[int, object]:
-    """Decode a frame into (number, message). Raises BadFrame."""
+    """Decode a frame into (number, message). Raises BadFrame, OtherWireVersion."""
+    if frame and frame[0] != WIRE_VERSION:
+        raise OtherWireVersion(frame[0])
     try:
-        number, kind = _HEADER.unpack_from(frame)
+        _, number, kind = _HEADER.unpack_from(frame)
         message = _DECODERS[kind].decode(memoryview(frame)[_HEADER.size :])
     except (struct.error, IndexError, msgspec.MsgspecError) as error:
         raise BadFrame(str(error)) from None
@@ -162,7 +178,7 @@ class Numbering:
         return frame
 
     def decode(self, frame: bytes) -> object:
-        """Decode the next message. Raises BadFrame, MessageLost."""
+        """Decode the next message. Raises BadFrame, OtherWireVersion, MessageLost."""
         number, message = decode(frame)
         self.accept(number)
         return message

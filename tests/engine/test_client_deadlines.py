@@ -21,7 +21,7 @@ from engine.messages import (
     Welcome,
 )
 from engine.retired import _NO_FIGURES
-from engine.wire import Numbering
+from engine.wire import WIRE_VERSION, Numbering
 from tests.engine.fakes import make_message
 from tests.engine.pulled_outputs import outputs_of
 
@@ -91,6 +91,17 @@ async def read(client, message):
 
 def run(test):
     asyncio.run(asyncio.wait_for(test, 30))
+
+
+def test_an_engine_of_another_version_is_named_with_what_to_do(tmp_path, caplog):
+    async def main():
+        async with silent_engine(tmp_path, 30) as (engine, _):
+            newer = bytes([WIRE_VERSION + 1])
+            await engine._socket.send_multipart([engine.gateway, newer])
+            while "run gateways and engines of one release" not in caplog.text:
+                await asyncio.sleep(0.01)
+
+    run(main())
 
 
 def test_requests_of_an_engine_that_says_nothing_at_all_end_as_when_it_dies(tmp_path):

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import builds, floats, integers, lists, text
 
-from engine.journal_records import JournalCorrupt, encode, read_records
+from engine.journal_records import (
+    JournalCorrupt,
+    OtherJournalVersion,
+    encode,
+    read_records,
+)
 from engine.records import (
     CheckpointRecord,
     EndRecord,
@@ -120,19 +125,17 @@ def test_a_segment_without_its_checkpoint_is_found(tmp_path, size_bytes):
         make_journal(tmp_path)
 
 
-@pytest.mark.parametrize("version", ["older", "newer", "newest"])
-def test_a_record_of_another_version_says_so(tmp_path, version):
+def test_a_journal_of_another_version_is_refused_with_both_versions_and_what_to_do(tmp_path):
     write_journal(tmp_path)
     (path,) = segments(tmp_path)
     first, _, rest = path.read_bytes().partition(b"\n")
-    body = {
-        "older": b'["checkpoint",{"seq":0}]',
-        "newer": first[9:].replace(b'"seq"', b'"fee":1,"seq"'),
-        "newest": b'["format",{"seq":0}]',
-    }[version]
+    body = first[9:].replace(b'"version":1', b'"version":2,"fee":1')
     path.write_bytes(b"%08x %s\n" % (zlib.crc32(body), body) + rest)
-    with pytest.raises(JournalCorrupt, match="another version"):
+    refusal = "has version 2, and this build reads version 1: let the release that wrote it settle"
+    with pytest.raises(OtherJournalVersion, match=refusal):
         list(read_records(tmp_path / "journal"))
+    with pytest.raises(OtherJournalVersion, match=refusal):
+        make_journal(tmp_path, damaged="set_aside")
 
 
 def test_reading_beside_an_engine_that_deletes_begins_at_what_is_left(tmp_path):

@@ -276,7 +276,9 @@ def test_frames_that_are_no_messages_hurt_nobody_but_their_sender(engine, tmp_pa
             with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
                 stranger.connect(endpoint)
                 hello = encode(0, Hello(gateway_id="x"))
-                for frame in (b"", b"x", b"\xff" * 9, hello[:-1], hello[:8] + b"\xc8", bytes(99)):
+                version = hello[:1]
+                unknown, body = version + b"\xff" * 9, hello[:9] + b"\xc8"
+                for frame in (b"", b"x", unknown, hello[:-1], body, version + bytes(99)):
                     stranger.send(frame)
                 stranger.send_multipart([b"two", b"frames"])
                 message = make_message("after", max_tokens=5)

@@ -43,6 +43,7 @@ from engine.wire import (
     MessageLost,
     NotSendable,
     Numbering,
+    OtherWireVersion,
     decode,
     encode,
     read_vocabulary,
@@ -51,7 +52,7 @@ from engine.wire import (
 from tests.engine.fakes import make_adapter, make_message
 from tests.engine.test_journal_records import ITEM
 
-HEADER_BYTES = 9
+HEADER_BYTES = 10
 
 
 def make_end(seq):
@@ -206,6 +207,15 @@ def test_an_output_of_an_engine_that_lacks_the_newest_fields_has_them_at_their_d
         _, message = decode(header + body)
         known = RequestOutput(*output[:length])
         assert message == StepOutputs(outputs=(known,))
+
+
+def test_a_message_of_another_version_is_refused_with_both_versions_and_what_to_do():
+    frame = encode(0, Heartbeat())
+    other = bytes([wire.WIRE_VERSION + 1]) + frame[1:]
+    with pytest.raises(
+        OtherWireVersion, match=r"version 2, .* reads version 1: run .* one release"
+    ):
+        decode(other)
 
 
 def test_a_gap_in_the_numbers_is_noticed():
