@@ -12,7 +12,6 @@ from registry.errors import (
     AdapterNotFound,
     InvalidCanary,
     InvalidName,
-    NothingToRollBack,
     QuotaExceeded,
     VersionDeleted,
 )
@@ -26,13 +25,6 @@ percents = st.integers(1, 99)
 def three(make_version):
     """Versions 1 to 3 of pirate; latest is 3."""
     return [make_version(content=content) for content in "123"]
-
-
-def test_an_alias_means_the_version_that_it_was_set_to(catalog, connection, three):
-    adapter = catalog.set_alias(connection, A, "pirate", "latest", 1)
-    assert adapter.latest == three[0]
-    assert adapter.aliases == {"latest": Target(1)}
-    assert catalog.resolve(connection, A, "pirate").version == 1
 
 
 @pytest.mark.parametrize("version", [0, 2, -1, 10**12])
@@ -93,56 +85,13 @@ def test_a_request_key_decides_between_a_version_and_its_canary(catalog, connect
         assert ref == three[expected - 1].ref
 
 
-def test_a_canary_stays_with_its_alias_until_it_moves(catalog, connection, three):
-    adapter = catalog.set_alias(connection, A, "pirate", "prod", 1, Canary(2, 10))
-    assert adapter.aliases["prod"] == Target(1, Canary(2, 10))
-    assert catalog.list_adapters(connection, A) == [adapter]
-    adapter = catalog.set_alias(connection, A, "pirate", "prod", 1)
-    assert adapter.aliases["prod"] == Target(1)
-
-
-def test_a_new_upload_is_all_that_latest_means(catalog, connection, database, three, make_version):
-    with database.begin() as conn:
-        catalog.set_alias(conn, A, "pirate", "latest", 1, Canary(2, 10))
-    make_version(content="4")
-    assert catalog.get_adapter(connection, A, "pirate").aliases == {"latest": Target(4)}
-
-
 @pytest.mark.parametrize("canary", [Canary(1, 10), Canary(2, 0), Canary(2, 100), Canary(2, -1)])
 def test_what_is_no_canary_is_refused(catalog, connection, three, canary):
     with pytest.raises(InvalidCanary):
         catalog.set_alias(connection, A, "pirate", "prod", 1, canary)
 
 
-def test_a_canary_cannot_be_a_version_that_is_not_there(catalog, connection, three):
-    with pytest.raises(AdapterNotFound):
-        catalog.set_alias(connection, A, "pirate", "prod", 1, Canary(4, 10))
-
-
 # ---- rollbacks and the list of moves ----
-
-
-def test_a_rollback_goes_back_and_again_forth(catalog, connection, three):
-    for meant in (2, 3, 2):
-        catalog.roll_back_alias(connection, A, "pirate", "latest")
-        assert catalog.resolve(connection, A, "pirate").version == meant
-
-
-def test_a_rollback_brings_back_a_canary_and_a_removed_alias(catalog, connection, three):
-    catalog.set_alias(connection, A, "pirate", "prod", 1, Canary(2, 10))
-    catalog.remove_alias(connection, A, "pirate", "prod")
-    adapter = catalog.roll_back_alias(connection, A, "pirate", "prod")
-    assert adapter.aliases["prod"] == Target(1, Canary(2, 10))
-    with pytest.raises(NothingToRollBack):
-        catalog.roll_back_alias(connection, A, "pirate", "prod")
-
-
-def test_the_first_meaning_of_an_alias_cannot_be_rolled_back(catalog, connection, three):
-    catalog.set_alias(connection, A, "pirate", "prod", 1)
-    with pytest.raises(NothingToRollBack):
-        catalog.roll_back_alias(connection, A, "pirate", "prod")
-    with pytest.raises(AdapterNotFound):
-        catalog.roll_back_alias(connection, A, "pirate", "next")
 
 
 def test_a_rollback_to_a_deleted_version_is_refused_by_its_number(catalog, connection, three):
@@ -175,11 +124,6 @@ def test_moves_are_listed_newest_first_in_pages(catalog, connection, three):
     assert rest == moves[1:2]
     with pytest.raises(AdapterNotFound):
         catalog.list_moves(connection, A, "pirate", "next")
-
-
-def test_latest_cannot_be_removed(catalog, connection, three):
-    with pytest.raises(InvalidName):
-        catalog.remove_alias(connection, A, "pirate", "latest")
 
 
 def test_an_adapter_has_only_so_many_aliases(catalog, connection, make_version, monkeypatch):

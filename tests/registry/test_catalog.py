@@ -13,23 +13,6 @@ from tests.registry.publishing import publish
 A, B = "tenant-a", "tenant-b"
 
 
-def test_a_name_means_its_latest_version(catalog, connection, make_version):
-    make_version()
-    second = make_version(content="2")
-    ref = catalog.resolve(connection, A, "pirate")
-    assert ref == second.ref
-    assert ref.version == 2
-    assert ref.object_key == f"tenants/{A}/{ref.digest}"
-
-
-def test_an_alias_and_a_number_mean_their_version(catalog, connection, make_version):
-    first = make_version(alias="prod")
-    make_version(content="2")
-    assert catalog.resolve(connection, A, "pirate@prod") == first.ref
-    assert catalog.resolve(connection, A, "pirate@1") == first.ref
-    assert catalog.resolve(connection, A, "pirate@latest").version == 2
-
-
 @pytest.mark.parametrize(
     "model",
     ["", "x", "pirate@3", "pirate@0", "pirate@01", "pirate@beta", "pirate@", "@1", "pirate@1@1"]
@@ -161,17 +144,6 @@ def test_a_page_is_three_queries_however_long(catalog, database, make_version):
     for number in range(7):
         make_version(name=f"adapter-{number}", alias="prod")
     assert count(7) == 3
-
-
-def test_versions_are_listed_newest_first(catalog, connection, make_version):
-    for content in "123":
-        make_version(content=content)
-    versions = catalog.list_versions(connection, A, "pirate")
-    assert [version.version for version in versions] == [3, 2, 1]
-    assert versions[0].passport["rank"] == 4
-    assert versions[0].created_by_key == "key-1"
-    below = catalog.list_versions(connection, A, "pirate", before=3, limit=1)
-    assert [version.version for version in below] == [2]
 
 
 def test_who_changes_a_tenants_names_waits_for_who_began_before(catalog, make_version, database):

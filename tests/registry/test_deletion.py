@@ -19,29 +19,6 @@ def three(make_version):
     return [make_version(content=c, alias="prod" if c == "1" else None) for c in "123"]
 
 
-def test_a_deleted_adapter_is_gone_with_its_versions_and_aliases(catalog, connection, make_version):
-    make_version(alias="prod")
-    catalog.delete_adapter(connection, A, "pirate")
-    assert catalog.list_adapters(connection, A) == []
-    for model in ("pirate", "pirate@1", "pirate@prod"):
-        with pytest.raises(AdapterNotFound):
-            catalog.resolve(connection, A, model)
-    with pytest.raises(AdapterNotFound):
-        catalog.delete_adapter(connection, A, "pirate")
-
-
-def test_a_deleted_name_comes_back_with_the_next_number(catalog, database, make_version):
-    first = make_version()
-    with database.begin() as conn:
-        catalog.delete_adapter(conn, A, "pirate")
-    again = make_version()
-    assert (again.adapter_id, again.version) == (first.adapter_id, 2)
-    with database.begin() as conn:
-        assert catalog.resolve(conn, A, "pirate") == again.ref
-        with pytest.raises(AdapterNotFound):
-            catalog.resolve(conn, A, "pirate@1")
-
-
 def test_deleted_adapters_are_listed_while_they_can_be_restored(
     catalog, connection, clock, make_version
 ):
@@ -57,15 +34,6 @@ def test_deleted_adapters_are_listed_while_they_can_be_restored(
     assert [name for name, _ in catalog.list_deleted(connection, A, 1)] == ["pirate"]
     clock.now_s += RETENTION_S
     assert catalog.list_deleted(connection, A, 9) == []
-
-
-def test_a_restored_adapter_is_as_it_was(catalog, connection, three):
-    catalog.set_alias(connection, A, "pirate", "prod", 1, Canary(2, 10))
-    before = catalog.get_adapter(connection, A, "pirate")
-    catalog.delete_adapter(connection, A, "pirate")
-    assert catalog.restore_adapter(connection, A, "pirate") == before
-    assert catalog.list_versions(connection, A, "pirate") == three[::-1]
-    assert catalog.resolve(connection, A, "pirate") == three[2].ref
 
 
 def test_a_version_that_was_deleted_before_its_adapter_stays_deleted(catalog, connection, three):
@@ -91,22 +59,6 @@ def test_a_name_that_is_uploaded_again_starts_without_its_old_aliases(
     assert catalog.resolve(connection, A, "pirate@2") == three[1].ref
 
 
-def test_a_deleted_version_is_out_of_sight_until_it_is_restored(catalog, connection, three):
-    catalog.delete_version(connection, A, "pirate", 2)
-    for ask in (
-        lambda: catalog.resolve(connection, A, "pirate@2"),
-        lambda: catalog.set_alias(connection, A, "pirate", "next", 2),
-        lambda: catalog.delete_version(connection, A, "pirate", 2),
-    ):
-        with pytest.raises(AdapterNotFound):
-            ask()
-    assert [v.version for v in catalog.list_versions(connection, A, "pirate")] == [3, 1]
-    assert catalog.restore_version(connection, A, "pirate", 2) == three[1]
-    assert catalog.resolve(connection, A, "pirate@2") == three[1].ref
-    with pytest.raises(NotDeleted):
-        catalog.restore_version(connection, A, "pirate", 2)
-
-
 def test_a_version_that_an_alias_means_is_not_deleted(catalog, connection, three):
     catalog.set_alias(connection, A, "pirate", "prod", 1, Canary(3, 10))
     for number, aliases in ((1, ("prod",)), (3, ("latest", "prod"))):
@@ -130,28 +82,6 @@ def test_what_was_never_there_is_not_restored(catalog, connection):
 
 
 # ---- the retention ----
-
-
-def test_after_the_retention_nothing_is_restored(catalog, connection, three, clock):
-    catalog.delete_version(connection, A, "pirate", 2)
-    clock.now_s += RETENTION_S
-    with pytest.raises(RetentionOver):
-        catalog.restore_version(connection, A, "pirate", 2)
-    catalog.delete_adapter(connection, A, "pirate")
-    clock.now_s += RETENTION_S + 1
-    with pytest.raises(RetentionOver):
-        catalog.restore_adapter(connection, A, "pirate")
-
-
-def test_a_purge_takes_only_what_is_over_its_time(catalog, connection, three, clock):
-    catalog.delete_version(connection, A, "pirate", 2)
-    clock.now_s += RETENTION_S - 1
-    assert catalog.purge_deleted(connection) == 0
-    clock.now_s += 1
-    assert catalog.purge_deleted(connection) == 1
-    assert catalog.purge_deleted(connection) == 0
-    listed = catalog.list_versions(connection, A, "pirate", include_deleted=True)
-    assert [v.state for v in listed] == ["ready", "purged", "ready"]
 
 
 def test_a_purge_has_a_limit(catalog, connection, make_version, clock, monkeypatch):

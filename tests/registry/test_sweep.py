@@ -67,14 +67,6 @@ def test_an_object_that_a_row_means_is_kept(
     assert keys(storage, "tenants/") == [upload.built["object_key"]]
 
 
-def test_the_object_of_a_failed_proof_is_swept(uploads, database, storage, open_upload):
-    upload = build_upload(uploads, database.begin, A, open_upload().upload_id)
-    with database.begin() as conn:
-        finish_proof(uploads, conn, upload, Proof(verdict="mismatch"), retry_s=0)
-    assert sweep(uploads, database) == 1
-    assert keys(storage) == []
-
-
 def test_what_was_deleted_is_swept_when_it_can_no_longer_be_restored(
     uploads, catalog, database, storage, tmp_path, clock
 ):

@@ -92,31 +92,17 @@ def find(uploads, database, upload):
 
 
 def test_a_complete_upload_is_a_version_whose_digest_is_its_objects(
-    uploads, database, send, storage, base
+    uploads, database, send, storage, base, tmp_path
 ):
     version = complete(uploads, database, send())
+    assert keys(storage) == [version.object_key]
+    assert len(files_left(tmp_path)) == 1, "only the object is left"
     raw = b"".join(storage.read(version.object_key))
     assert version.digest == sha256(raw)
     assert version.size_bytes == len(raw) == version.passport["size_bytes"]
     assert version.base_revision == base.base_revision
     assert version.object_key == f"tenants/{A}/{version.digest}"
     assert parse_canonical(raw).rank == version.rank == 4
-
-
-def test_only_the_object_is_left(uploads, database, send, tmp_path, storage):
-    version = complete(uploads, database, send())
-    assert keys(storage) == [version.object_key]
-    assert len(files_left(tmp_path)) == 1
-
-
-def test_complete_is_idempotent(catalog, uploads, database, send):
-    upload = send()
-    version = complete(uploads, database, upload)
-    assert complete(uploads, database, upload) == version
-    with database.begin() as conn:
-        found = uploads.get_upload(conn, A, upload.upload_id)
-        assert (found.state, found.version) == ("complete", 1)
-        assert len(catalog.list_versions(conn, A, "pirate")) == 1
 
 
 def test_the_same_adapter_in_another_order_is_the_same_version(uploads, database, send, base):
@@ -248,16 +234,6 @@ def test_parts_that_could_not_be_discarded_are_swept_later(
     assert sweep_uploads(uploads, database.begin) == 1
     assert sweep_uploads(uploads, database.begin) == 0
     assert keys(failing) == [version.object_key]
-
-
-def test_an_expired_upload_is_swept_and_leaves_nothing(uploads, database, send, tmp_path, clock):
-    upload = send()
-    assert sweep_uploads(uploads, database.begin) == 0
-    clock.now_s += 24 * 3600
-    assert sweep_uploads(uploads, database.begin) == 1
-    assert files_left(tmp_path) == []
-    with pytest.raises(UploadNotOpen):
-        complete(uploads, database, upload)
 
 
 class ActingStorage:

@@ -1,7 +1,5 @@
 """Checked uploads until their end: the effect of a verdict, and claims on proving an upload."""
 
-from dataclasses import replace
-
 import pytest
 
 from registry import upload_proof
@@ -80,20 +78,6 @@ def test_an_adapter_that_did_not_pass_is_no_version_and_its_report_is_kept(
     assert caught.value.code == verdict
     with database.begin() as conn:
         assert catalog.list_adapters(conn, A) == []
-
-
-def test_a_verdict_counts_once(uploads, catalog, database, make_proving):
-    upload = make_proving()
-    complete = finish(uploads, database, upload)
-    for proof in (PASSED, Proof(verdict="mismatch"), Proof(verdict="unavailable")):
-        assert finish(uploads, database, upload, proof) == complete
-    with database.begin() as conn:
-        assert len(catalog.list_versions(conn, A, "pirate")) == 1
-
-
-def test_asked_again_a_proving_upload_is_what_it_is(uploads, database, make_proving):
-    upload = make_proving()
-    assert build_upload(uploads, database.begin, A, upload.upload_id) == upload
 
 
 def test_the_object_of_a_version_of_this_adapter_needs_no_second_proof(
@@ -206,12 +190,6 @@ def test_the_oldest_are_claimed_first_and_no_more_than_asked_for(
     assert claim(uploads, database, limit=2) == made[2:]
 
 
-def test_only_proving_uploads_are_claimed(uploads, database, open_upload, make_proving):
-    open_upload()
-    finish(uploads, database, make_proving(seed=2))
-    assert claim(uploads, database) == []
-
-
 def test_one_that_could_not_be_proved_is_tried_again_later(uploads, database, make_proving, clock):
     upload = make_proving()
     claim(uploads, database)
@@ -257,11 +235,3 @@ def test_one_that_gives_up_while_it_is_published_is_no_version(
         finish(uploads, database, upload)
     with database.begin() as conn:
         assert catalog.list_adapters(conn, A) == []
-
-
-def test_uploads_that_wait_for_their_proof_count_as_open_ones(uploads, make_proving, open_upload):
-    uploads.limits = replace(uploads.limits, max_open_uploads=2)
-    make_proving(seed=1)
-    make_proving(seed=2)
-    with pytest.raises(QuotaExceeded):
-        open_upload(seed=3)

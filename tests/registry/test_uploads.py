@@ -30,7 +30,6 @@ from tests.registry.factories import (
     make_config,
     make_files,
     send_part,
-    sha256,
     upload_adapter,
 )
 
@@ -299,25 +298,6 @@ def test_a_part_of_known_files_is_answered_and_dropped(
 # Parts
 
 
-def test_parts_are_counted_in_order(uploads, connection, upload, tmp_path, base):
-    data = make_upload_files(base)[WEIGHTS_FILE]
-    for start in range(0, len(data), 1000):
-        part = data[start : start + 1000]
-        received = send_part(uploads, connection, upload, WEIGHTS_FILE, start, part, tmp_path)
-        assert received == start + len(part)
-    found = uploads.get_upload(connection, A, upload.upload_id)
-    assert found.files[WEIGHTS_FILE].received_bytes == len(data)
-    assert found.files[WEIGHTS_FILE].sha256 == sha256(data)
-
-
-def test_the_same_part_again_changes_nothing(uploads, connection, upload, tmp_path):
-    for _ in range(2):
-        part = b"a" * 1000
-        assert send_part(uploads, connection, upload, WEIGHTS_FILE, 0, part, tmp_path) == 1000
-    send_part(uploads, connection, upload, WEIGHTS_FILE, 1000, b"b" * 1000, tmp_path)
-    assert send_part(uploads, connection, upload, WEIGHTS_FILE, 0, b"a" * 1000, tmp_path) == 2000
-
-
 @pytest.mark.parametrize(("start", "byte"), [(1500, b"b"), (0, b"b"), (500, b"a")])
 def test_a_part_at_another_place_or_with_other_bytes_is_a_conflict(
     uploads, connection, upload, tmp_path, storage, start, byte
@@ -372,14 +352,6 @@ def test_another_tenants_upload_is_not_found(uploads, connection, upload):
 def test_an_upload_that_is_not_there_is_not_found(uploads, connection, upload_id):
     with pytest.raises(UploadNotFound):
         uploads.get_upload(connection, A, upload_id)
-
-
-def test_an_expired_upload_takes_no_parts(uploads, connection, upload, tmp_path, clock, storage):
-    clock.now_s += 24 * 3600
-    assert uploads.get_upload(connection, A, upload.upload_id).state == "expired"
-    with pytest.raises(UploadNotOpen):
-        send_part(uploads, connection, upload, WEIGHTS_FILE, 0, b"a" * 1000, tmp_path)
-    assert keys(storage) == []
 
 
 def test_a_part_that_arrives_as_the_upload_ends_is_taken_back(
