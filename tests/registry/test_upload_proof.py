@@ -1,5 +1,7 @@
 """Checked uploads until their end: the effect of a verdict, and claims on proving an upload."""
 
+from dataclasses import replace
+
 import pytest
 
 from registry import upload_proof
@@ -190,6 +192,12 @@ def test_the_oldest_are_claimed_first_and_no_more_than_asked_for(
     assert claim(uploads, database, limit=2) == made[2:]
 
 
+def test_only_proving_uploads_are_claimed(uploads, database, open_upload, make_proving):
+    open_upload()
+    finish(uploads, database, make_proving(seed=2))
+    assert claim(uploads, database) == []
+
+
 def test_one_that_could_not_be_proved_is_tried_again_later(uploads, database, make_proving, clock):
     upload = make_proving()
     claim(uploads, database)
@@ -235,3 +243,11 @@ def test_one_that_gives_up_while_it_is_published_is_no_version(
         finish(uploads, database, upload)
     with database.begin() as conn:
         assert catalog.list_adapters(conn, A) == []
+
+
+def test_uploads_that_wait_for_their_proof_count_as_open_ones(uploads, make_proving, open_upload):
+    uploads.limits = replace(uploads.limits, max_open_uploads=2)
+    make_proving(seed=1)
+    make_proving(seed=2)
+    with pytest.raises(QuotaExceeded):
+        open_upload(seed=3)
