@@ -31,24 +31,6 @@ def merged_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel |
     return adapted if is_activated or is_tied else adapted.merge_and_unload()
 
 
-def rounding_model(model_dir: Path, adapter_dir: Path | None) -> PreTrainedModel | PeftModel:
-    """Load the base in float32 with inputs of its projections rounded to int8, row by row, as they
-    are before products with 4 or 8 bits. The adapter gets them as they are.
-    """
-    model = load_model(model_dir).eval()
-    if adapter_dir is not None:
-        model = PeftModel.from_pretrained(model, adapter_dir).eval()
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and name.removesuffix(".base_layer")[-5:] == "_proj":
-            module.register_forward_pre_hook(_round_inputs)
-    return model
-
-
-def _round_inputs(_: torch.nn.Module, inputs: tuple[torch.Tensor]) -> torch.Tensor:
-    scale = inputs[0].abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127
-    return (inputs[0] / scale).round() * scale
-
-
 @torch.inference_mode()
 def greedy(
     model: PreTrainedModel | PeftModel, prompt: list[int], max_tokens: int, **options: object

@@ -244,28 +244,6 @@ def test_halves_of_a_tied_lora_that_differ_are_refused(world, tmp_path):
     assert (error.code, error.param) == ("unsupported_feature", "ensure_weight_tying")
 
 
-def test_an_activated_lora_of_the_embedding_is_refused(world, tmp_path):
-    # PEFT makes no such adapter, but its config may say so.
-    write(world, tmp_path, {"target_modules": ["q_proj", "embed_tokens"]})
-    config = json.loads((tmp_path / CONFIG_FILE).read_text())
-    config["alora_invocation_tokens"] = INVOCATION
-    (tmp_path / CONFIG_FILE).write_text(json.dumps(config))
-    error = refusal(world, tmp_path)
-    assert (error.code, error.param) == ("unsupported_feature", "alora_invocation_tokens")
-    assert "train without embed_tokens" in str(error)
-
-
-def test_another_saved_module_that_was_trained_is_refused_by_name(world, tmp_path):
-    model = peft.get_peft_model(world.fresh_model(), make_config({"modules_to_save": ["norm"]}))
-    randomize(model)
-    saved = next(p for name, p in model.named_parameters() if "modules_to_save" in name)
-    saved.data[-1] += 0.01
-    model.save_pretrained(tmp_path)
-    error = refusal(world, tmp_path)
-    assert (error.code, error.param) == ("unsupported_feature", "modules_to_save")
-    assert "norm.weight, or it was saved from another" in str(error)
-
-
 def test_an_embedding_that_was_saved_beside_lora_changes_nothing(world, tmp_path):
     model = peft.get_peft_model(world.fresh_model(), make_config({}))
     randomize(model)

@@ -1,7 +1,7 @@
 """All CPU kernels against the formulas in float64, and against themselves in other batches."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
@@ -34,40 +34,26 @@ ROWS = [1, 3, 17, 200, *soak(2, 7, 16, 33)]
 EPS = 1e-5
 
 
-@dataclass(frozen=True)
-class Implementation:
-    """An implementation under test.
-
-    is_invariant: a row's bits depend on the row only.   garbage: fills memory that no row sees; it
-    is finite for torch, which multiplies it by 0.
-    """
-
-    make: Callable[[AttentionShape], CpuKernels]
-    is_invariant: bool = True
-    garbage: float = torch.nan
+KERNELS = {"torch": 0, "C": 1, "C, two threads": 2}
+"""Threads of the kernels in C, by the name of what is tested; 0 for those of torch."""
 
 
-def _native(threads: int) -> Callable[[AttentionShape], CpuKernels]:
-    return lambda shape: NativeKernels(shape, threads)
-
-
-IMPLEMENTATIONS = {
-    "torch": Implementation(PlainKernels, is_invariant=False, garbage=1e4),
-    "C": Implementation(_native(1)),
-    "C, two threads": Implementation(_native(2)),
-}
-
-
-@pytest.fixture(params=IMPLEMENTATIONS)
-def implementation(request: pytest.FixtureRequest) -> Implementation:
-    return IMPLEMENTATIONS[request.param]
+@pytest.fixture(params=KERNELS.values(), ids=KERNELS)
+def threads(request: pytest.FixtureRequest) -> int:
+    return request.param
 
 
 @pytest.fixture
-def make_kernels(implementation: Implementation) -> Callable[[AttentionShape], CpuKernels]:
+def garbage(threads: int) -> float:
+    """Fills memory that no row sees; it is finite for torch, which multiplies it by 0."""
+    return torch.nan if threads else 1e4
+
+
+@pytest.fixture
+def make_kernels(threads: int) -> Callable[[AttentionShape], CpuKernels]:
     def make(shape: AttentionShape) -> CpuKernels:
         try:
-            return implementation.make(shape)
+            return NativeKernels(shape, threads) if threads else PlainKernels(shape)
         except Unavailable as reason:
             pytest.skip(str(reason))
 
@@ -80,10 +66,7 @@ def kernels(make_kernels: Callable[[AttentionShape], CpuKernels]) -> CpuKernels:
     return make_kernels(make_shape(2, 1, 16))
 
 
-@pytest.fixture
-def invariant(implementation: Implementation) -> None:
-    if not implementation.is_invariant:
-        pytest.skip("a row's bits may depend on the others")
+IN_C = pytest.mark.parametrize("threads", [1, 2], indirect=True)
 
 
 # ---- norm, activation, embedding ----
@@ -230,11 +213,11 @@ WAYS = [(None, 16, True), (24, 32, False)]
 )
 @pytest.mark.parametrize("heads", SHAPES)
 def test_attention_is_its_formula_and_touches_nothing_else(
-    implementation, make_kernels, heads, block_size, window, with_norms
+    make_kernels, garbage, heads, block_size, window, with_norms
 ):
     shape = make_shape(*heads, block_size)
     norms = make_norms(shape.head_dim) if with_norms else None
-    sequences = Sequences(shape, LENGTHS, implementation.garbage)
+    sequences = Sequences(shape, LENGTHS, garbage)
     kernels, formula = make_kernels(shape), Formula(shape, window, norms)
     exact = [formula(qkv.double()) for qkv in sequences.qkv]
     torchs = [formula(qkv) for qkv in sequences.qkv]
@@ -245,18 +228,16 @@ def test_attention_is_its_formula_and_touches_nothing_else(
     other_layers = sequences.kv.view(len(sequences.kv), LAYERS, -1)[:, :LAYER]
     behind = sequences.memory[:, sequences.kv.shape[1] :]
     for untouched in (other_layers, behind, sequences.memory[sequences.spare]):
-        expected = torch.full_like(untouched, implementation.garbage)
+        expected = torch.full_like(untouched, garbage)
         torch.testing.assert_close(untouched, expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, -torch.inf, *soak(torch.inf)])
 @pytest.mark.parametrize("part", ["key", "value"])
-def test_a_token_that_is_not_finite_is_nan_and_its_cache_finite(
-    implementation, make_kernels, part, bad
-):
+def test_a_token_that_is_not_finite_is_nan_and_its_cache_finite(make_kernels, garbage, part, bad):
     shape = make_shape(9, 3, 64)
     kernels, formula = make_kernels(shape), Formula(shape)
-    sequences = Sequences(shape, [50, 21], implementation.garbage)
+    sequences = Sequences(shape, [50, 21], garbage)
     clean = [qkv.clone() for qkv in sequences.qkv]
     first = 9 * 64 if part == "key" else 12 * 64
     sequences.qkv[0][19, first + 70] = bad
@@ -283,23 +264,21 @@ def test_a_token_that_is_not_finite_is_nan_and_its_cache_finite(
     ],
     ids=["scale", "partial rotation", "both", "soft cap"],
 )
-def test_a_shape_may_have_a_scale_a_partial_rotation_and_a_soft_cap(
-    implementation, make_kernels, shape
-):
-    sequences = Sequences(shape, [37], implementation.garbage)
+def test_a_shape_may_have_a_scale_a_partial_rotation_and_a_soft_cap(make_kernels, garbage, shape):
+    sequences = Sequences(shape, [37], garbage)
     (found,) = sequences.step(make_kernels(shape), [(0, 0, 37)])
     expected = Formula(shape)(sequences.qkv[0].double())
     assert (found - expected).abs().max() < 1e-5
 
 
-def test_each_layer_has_the_rope_that_it_names(implementation, make_kernels):
+def test_each_layer_has_the_rope_that_it_names(make_kernels, garbage):
     first = make_shape(4, 2, 32)
     second = replace(first, cos=first.cos[:, ::3], sin=first.sin[:, ::3])
     cos = torch.cat((first.cos[:, :170], second.cos[:, :170]))
     sin = torch.cat((first.sin[:, :170], second.sin[:, :170]))
     kernels = make_kernels(replace(first, cos=cos, sin=sin))
     for rope, shape in enumerate((first, second)):
-        sequences = Sequences(shape, [37], implementation.garbage)
+        sequences = Sequences(shape, [37], garbage)
         (found,) = sequences.step(kernels, [(0, 0, 37)], rope=rope)
         expected = Formula(shape)(sequences.qkv[0].double())
         assert (found - expected).abs().max() < 1e-5
@@ -318,9 +297,9 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
-def test_a_long_prompt_makes_no_matrix_of_all_its_scores(implementation, make_kernels, softcap):
+def test_a_long_prompt_makes_no_matrix_of_all_its_scores(make_kernels, garbage, softcap):
     shape, length = replace(make_shape(1, 1, 16), softcap=softcap), 500
-    sequences = Sequences(shape, [length], implementation.garbage)
+    sequences = Sequences(shape, [length], garbage)
     with LargestTensor() as largest:
         (found,) = sequences.step(make_kernels(shape), [(0, 0, length)])
     assert largest.elements <= 0.6 * length**2
@@ -335,18 +314,18 @@ def chunked(length, size):
     return list(pairwise([*range(0, length, size), length]))
 
 
-@pytest.mark.usefixtures("invariant")
+@IN_C
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (24, 2.0)])
 @pytest.mark.parametrize("heads", SHAPES)
 def test_a_token_attends_to_the_same_bits_in_any_chunk_and_company(
-    implementation, make_kernels, heads, window, softcap
+    make_kernels, garbage, heads, window, softcap
 ):
     shape, length = replace(make_shape(*heads), softcap=softcap), 150
     kernels = make_kernels(shape)
-    alone = Sequences(shape, [length], implementation.garbage)
+    alone = Sequences(shape, [length], garbage)
     (expected,) = alone.step(kernels, [(0, 0, length)], window)
     for size in (1, 7, 32, 100):
-        sequences = Sequences(shape, [33, length, 7, 64], implementation.garbage)
+        sequences = Sequences(shape, [33, length, 7, 64], garbage)
         pieces = []
         for number, (first, end) in enumerate(chunked(length, size)):
             parts = [(1, first, end)]
@@ -359,14 +338,14 @@ def test_a_token_attends_to_the_same_bits_in_any_chunk_and_company(
         assert torch.equal(torch.cat(pieces), expected), f"in chunks of {size}"
 
 
-@pytest.mark.usefixtures("invariant")
+@IN_C
 @pytest.mark.parametrize("window", [24, *soak(None)])
 @pytest.mark.parametrize("heads", [*SHAPES[1:], *soak((SHAPES[0],), ((14, 2, 64),))])
 def test_a_token_verified_among_drafts_has_the_bits_of_one_decoded_alone(
-    implementation, make_kernels, heads, window
+    make_kernels, garbage, heads, window
 ):
     shape, lengths = make_shape(*heads), [9, 33, 63, 133, 301]
-    kernels, sequences = make_kernels(shape), Sequences(shape, lengths, implementation.garbage)
+    kernels, sequences = make_kernels(shape), Sequences(shape, lengths, garbage)
     starts = [length - 8 for length in lengths]
     sequences.step(kernels, [(row, 0, start) for row, start in enumerate(starts)], window)
     decoded: list[list[torch.Tensor]] = [[] for _ in lengths]
@@ -383,7 +362,7 @@ def test_a_token_verified_among_drafts_has_the_bits_of_one_decoded_alone(
             assert torch.equal(out, expected), f"{end - first} tokens of {end}"
 
 
-@pytest.mark.usefixtures("invariant")
+@IN_C
 def test_a_row_of_every_other_operation_has_the_same_bits_in_any_company(kernels):
     case = make_case(rank_patterns(), [1] * 150, FEATURES, torch.float32)
     site = Site(1, (4, 5), 72, (100, 100), 7)
