@@ -105,13 +105,6 @@ def test_a_complete_upload_is_a_version_whose_digest_is_its_objects(
     assert parse_canonical(raw).rank == version.rank == 4
 
 
-def test_the_same_adapter_in_another_order_is_the_same_version(uploads, database, send, base):
-    first = complete(uploads, database, send())
-    turned = dict(reversed(make_adapter(base).items()))
-    again = complete(uploads, database, send(make_files(make_config(), encode(turned))))
-    assert again == first
-
-
 def test_an_upload_of_old_bytes_moves_the_aliases_back(catalog, uploads, database, send, base):
     first = complete(uploads, database, send())
     complete(uploads, database, send(sound_files(base, seed=2)))
@@ -119,13 +112,6 @@ def test_an_upload_of_old_bytes_moves_the_aliases_back(catalog, uploads, databas
     with database.begin() as conn:
         assert catalog.resolve(conn, A, "pirate") == first.ref
         assert catalog.resolve(conn, A, "pirate@prod") == first.ref
-
-
-def test_another_alpha_is_another_version(uploads, database, send, base):
-    first = complete(uploads, database, send())
-    files = make_files(make_config(lora_alpha=16), encode(make_adapter(base)))
-    second = complete(uploads, database, send(files))
-    assert (second.version, second.digest == first.digest) == (2, False)
 
 
 def test_missing_bytes_are_named_and_the_upload_stays_open(uploads, database, base, tmp_path):
