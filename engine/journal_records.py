@@ -239,10 +239,13 @@ def _decode(line: bytes) -> Record:
     name, fields = json.loads(body)
     if name == "checkpoint" and (found := fields.get("version")) != JOURNAL_VERSION:
         raise OtherJournalVersion(found)
-    if name in _PARTS:
-        key, kind = _PARTS[name]
-        fields[key] = tuple(_part(kind, part) for part in fields[key])
-    return _KINDS[name](**fields)
+    try:
+        if name in _PARTS:
+            key, kind = _PARTS[name]
+            fields[key] = tuple(_part(kind, part) for part in fields[key])
+        return _KINDS[name](**fields)
+    except (KeyError, TypeError):
+        raise ValueError(f"the line is no {name} record of version {JOURNAL_VERSION}") from None
 
 
 def _part(kind: Callable[..., _Part], fields: dict[str, object]) -> _Part:

@@ -25,6 +25,18 @@ def tab_to(page: Page, wanted: Locator) -> None:
     raise AssertionError("the Tab key does not reach it")
 
 
+def press(page: Page, wanted: Locator) -> None:
+    tab_to(page, wanted)
+    page.keyboard.press("Enter")
+
+
+def enter(page: Page, field: str, text: str) -> None:
+    """Type a text into the field with a label, and press Enter."""
+    tab_to(page, page.get_by_label(field))
+    page.keyboard.type(text)
+    page.keyboard.press("Enter")
+
+
 def drop(page: Page, paths: Sequence[Path]) -> None:
     """Drop files or folders on the form for uploads, which is open."""
     box = page.locator("#upload").bounding_box()

@@ -4,12 +4,17 @@ import re
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from tests.e2e.conftest import DEMO
 from tests.e2e.stack import Stack, Tenant
 
 CHAT = [{"role": "user", "content": "What does the other fox eat there?"}]
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
 ADAPTER = DEMO / "adapters" / "json"
 
 
@@ -60,6 +65,27 @@ def test_a_chat_is_rendered_tokenized_ended_and_shown_as_by_its_own_tokenizer(
     goes_on = ask(client, "ends", ignore_eos=True)
     assert goes_on["token_ids"] == plain["token_ids"]
     assert ask(client, "json") == plain, "the other adapter has no part in it"
+
+
+def test_prompts_are_those_of_transformers_on_the_adapters_folder(tenant, client, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(DEMO / "model")
+    tokenizer.add_tokens([AddedToken("the", normalized=False)])
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path / "own")
+    own = AutoTokenizer.from_pretrained(tmp_path / "own")
+    push(tenant, "own", tmp_path / "own")
+    expected = own.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    assert ask(client, "own")["prompt_token_ids"] == expected
+    calls = {"model": "own", "messages": CHAT}
+    assert tenant.http.post("/tokenize", json=calls).json()["tokens"] == expected
+    text = {"model": "own", "prompt": "there, other"}
+    ids = tenant.http.post("/tokenize", json=text).json()["tokens"]
+    assert ids == own(text["prompt"]).input_ids
+    assert ids != tenant.http.post("/tokenize", json=text | {"model": "json"}).json()["tokens"]
+    back = tenant.http.post("/detokenize", json={"model": "own", "tokens": ids}).json()
+    assert back == {"prompt": own.decode(ids)}
+    shown = tenant.http.get("/tokenizer_info", params={"model": "own"}).json()
+    assert shown["chat_template"] == TEMPLATE
 
 
 def test_a_grammar_lets_an_answer_end_as_the_adapter_ends_it(tenant, client, tmp_path):
