@@ -20,7 +20,6 @@ _SYSTEMS = {
     "C": Chorale("native", ("float32", "int8", "int4")),
     "torch": Chorale("torch", ("float32", "int8")),
     "C-invariant": Chorale("native", ("float32",), is_invariant=True),
-    "torch-invariant": Chorale("torch", ("float32",), is_invariant=True),
 }
 _COST_OF_INVARIANCE = (16,)
 """Numbers of adapters in rows with `batch_invariant`; its cost does not depend on them."""
