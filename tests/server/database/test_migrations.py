@@ -73,6 +73,8 @@ def test_several_gateways_may_migrate_at_once(make_postgres, tmp_path):
         for migrated in [gateways.submit(database.migrate) for database in databases]:
             migrated.result()
     for database in databases:
+        with database.engine.connect() as conn:
+            assert set(metadata.tables) <= set(sa.inspect(conn).get_table_names())
         database.close()
 
 
