@@ -528,9 +528,7 @@ def _confirm(clone: Clone, rows: dict[str, Row]) -> None:
     """Run what killed on the tree as it is: a mutant whose killer fails there becomes red."""
     killed = [row for row in rows.values() if row["result"] == "killed" and "confirmed" not in row]
     killers = sorted({row["by"] for row in killed if row["by"]})
-    if not killers:
-        return
-    status, output = clone.pytest(killers)
+    status, output = clone.pytest(killers) if killers else (None, "")
     red = _failed(output)
     for row in killed:
         row["confirmed"] = status in (0, 1) and row["by"] not in ("", *red)
