@@ -43,34 +43,6 @@ def gather(kv: torch.Tensor, layer: int, blocks: torch.Tensor) -> tuple[torch.Te
     return k, v
 
 
-def decode_attention(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    layer: int,
-    blocks: torch.Tensor,
-    seq_lens: torch.Tensor,
-    window: int | None = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> torch.Tensor:
-    """Attend with one query per sequence to its seq_lens[b] positions; return [B, heads, head_dim].
-
-    q: [B, heads, head_dim].   blocks: [B, blocks] int64, any block past a sequence's end.
-    window: only the last `window` positions are seen, including the query's own; None for all.
-    scale: factor of the scores; None for 1 / sqrt(head_dim).   softcap: bound of the scores, see
-    `kernels.elementwise.soft_cap_`; None without one.
-    """
-    rows, heads, dim = q.shape
-    k, v = gather(kv, layer, blocks)
-    kv_heads = k.shape[1]
-    # The query heads of one kv head are queries of one sequence, so K and V are never repeated.
-    grouped = q.view(rows, kv_heads, heads // kv_heads, dim)
-    keys = torch.arange(k.shape[2], device=q.device)
-    visible = _visible(keys[None, :], seq_lens[:, None] - 1, window)[:, None, None, :]
-    out = _attend(grouped, k, v, visible, scale, softcap)
-    return out.reshape(rows, heads, dim)
-
-
 def prefill_attention(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -83,8 +55,10 @@ def prefill_attention(
 ) -> torch.Tensor:
     """Attend causally with a chunk of one sequence, positions [start, start + T).
 
-    q: [T, heads, head_dim].   blocks: cover positions [0, start + T).   window, scale, softcap:
-    as for decodes.   Result: like q.
+    q: [T, heads, head_dim].   blocks: cover positions [0, start + T).   Result: like q.
+    window: only the last `window` positions are seen, including the query's own; None for all.
+    scale: factor of the scores; None for 1 / sqrt(head_dim).   softcap: bound of the scores, see
+    `kernels.elementwise.soft_cap_`; None without one.
     """
     length, heads, dim = q.shape
     k, v = gather(kv, layer, torch.tensor([blocks], device=q.device))
