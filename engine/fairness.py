@@ -9,7 +9,7 @@ Priority classes take precedence in all of them: interactive requests, then batc
 
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 from engine.messages import Priority, TenantService
 from engine.request import Request
@@ -27,73 +27,46 @@ _SJF_PATIENCE_S = 10.0
 _SJF_MEMORY = 0.9
 
 
-class Policy(Protocol):
-    @property
-    def has_shares(self) -> bool:
-        """Whether tenants have equal shares of seats and KV, weights apart."""
-        ...
+class Policy:
+    """First come, first served, within each priority class; the other policies change that."""
+
+    has_shares = False
+    """Whether tenants have equal shares of seats and KV, weights apart."""
 
     def order(self, ready: Sequence[Request]) -> Iterator[Request]:
         """Yield `ready` (oldest first) in the order to admit them; charges made meanwhile count."""
-        ...
+        return iter(sorted(ready, key=lambda r: r.priority))
 
     def charge(self, request: Request, service: float) -> None:
         """Charge the request's tenant for service, in prefill tokens; less than 0 is a refund of
         what was charged in the same step.
         """
-        ...
 
     def served(self, request: Request) -> float:
         """Service that the request's tenant has had; those of the most served are preempted first.
 
         The service is 0 in a policy that does not count it.
         """
-        ...
+        return 0.0
 
     def ended(self, request: Request) -> None:
         """Note that a request has ended, and how long its answer is."""
-        ...
 
     def take_service(self) -> Totals:
         """Take the totals that changed since the last call, for the other engines."""
-        ...
+        return ()
 
     def note_elsewhere(self, message: TenantService) -> None:
         """Note the service that another engine gave."""
-        ...
 
 
 def make_policy(name: SchedulingPolicy, clock: Callable[[], float]) -> Policy:
     if name == "vtc":
         return VirtualTokenCounters(clock)
-    return ShortestFirst(clock) if name == "sjf" else FirstCome()
+    return ShortestFirst(clock) if name == "sjf" else Policy()
 
 
-class FirstCome:
-    """First come, first served, within each priority class."""
-
-    has_shares = False
-
-    def order(self, ready: Sequence[Request]) -> Iterator[Request]:
-        return iter(sorted(ready, key=lambda r: r.priority))
-
-    def charge(self, request: Request, service: float) -> None:
-        pass
-
-    def served(self, request: Request) -> float:
-        return 0.0
-
-    def ended(self, request: Request) -> None:
-        pass
-
-    def take_service(self) -> Totals:
-        return ()
-
-    def note_elsewhere(self, message: TenantService) -> None:
-        pass
-
-
-class ShortestFirst(FirstCome):
+class ShortestFirst(Policy):
     """Fewest expected tokens first; requests that waited long go before, oldest first.
 
     The expected length of an answer is the running mean of its tenant's answers with that adapter,
@@ -129,7 +102,7 @@ class ShortestFirst(FirstCome):
             self._means.popitem(last=False)
 
 
-class VirtualTokenCounters:
+class VirtualTokenCounters(Policy):
     """Counts each tenant's service, divided by its weight; the least served backlogged one is next.
 
     A tenant is backlogged if it has a request that waits and could run. One that becomes backlogged
@@ -187,9 +160,6 @@ class VirtualTokenCounters:
 
     def served(self, request: Request) -> float:
         return self.counters.get(request.tenant_id, 0.0)
-
-    def ended(self, request: Request) -> None:
-        pass
 
     def take_service(self) -> Totals:
         return self._given.take()
