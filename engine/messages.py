@@ -472,27 +472,27 @@ class EngineStats:
     silence_s: silence after which the engine counts as hung.
     """
 
-    running: int
-    waiting: int
-    batch_requests: int
-    batch_tokens: int
-    batch_adapters: int
-    free_slabs: int
-    total_slabs: int
-    adapter_slabs: int
-    steps: int
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    preemptions: int
-    swapped: int
-    prefix_slabs: int
-    prefix_evictions: int
-    prefill_tokens_per_s: float
-    copy_bytes_per_s: float
-    adapter_evictions: int
-    pinned_slabs: int
-    unsettled_records: int
+    running: int = 0
+    waiting: int = 0
+    batch_requests: int = 0
+    batch_tokens: int = 0
+    batch_adapters: int = 0
+    free_slabs: int = 0
+    total_slabs: int = 0
+    adapter_slabs: int = 0
+    steps: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    swapped: int = 0
+    prefix_slabs: int = 0
+    prefix_evictions: int = 0
+    prefill_tokens_per_s: float = 0.0
+    copy_bytes_per_s: float = 0.0
+    adapter_evictions: int = 0
+    pinned_slabs: int = 0
+    unsettled_records: int = 0
     tiers: tuple[TierStats, ...] = ()
     grammars: GrammarStats = GrammarStats()
     drafts: DraftStats = DraftStats()
