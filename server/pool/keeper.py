@@ -13,15 +13,15 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from server.database.clock import now_ms
 from server.pool.autoscaler import SLO_SHARE, Autoscaler, pool_figures
-from server.pool.decisions import Decisions
 from server.pool.files import (
     PoolFileDamaged,
     read_wanted,
@@ -46,6 +46,8 @@ _DOUBT_S = 1.0
 _FIRST_WAKE_S = 30.0
 """Seconds that a start is expected to take before one was seen."""
 
+MAX_DECISIONS = 50
+
 KeeperState = Literal["awake", "asleep", "closed"]
 
 
@@ -63,6 +65,15 @@ class TooManyWait(Exception):
 
 class PoolClosed(Exception):
     """The model takes no requests any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A number of engines that was asked for.   reason: a clause without a full stop."""
+
+    at_ms: int
+    num_engines: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +101,7 @@ class Keeper:
     """The keeper of one pool; `run` is its background task.
 
     home: folder of the pool's files.   number: of this gateway among those of the machine.
-    decisions: what this gateway told the placer.
+    decisions: the last that this gateway told the placer, the newest first.
     """
 
     def __init__(
@@ -104,7 +115,7 @@ class Keeper:
         number: int = 1,
     ) -> None:
         self.first_tokens = FirstTokens(clock)
-        self.decisions = Decisions()
+        self.decisions: deque[Decision] = deque(maxlen=MAX_DECISIONS)
         self._engines = engines
         self._running = running
         self._path = wanted_path(home, number)
@@ -290,7 +301,7 @@ class Keeper:
             logger.error("%s cannot be written: %s", self._path, error)
         else:
             self._told = wanted
-            self.decisions.note(wanted, reason)
+            self.decisions.appendleft(Decision(now_ms(), wanted, reason))
 
 
 def _read(read: Callable[[], int | None]) -> int | None:

@@ -20,7 +20,7 @@ from server.console.viewers import OperatorViewer
 from server.database.clock import now_ms
 from server.inference.bases import Bases
 from server.inference.served_base import ServedBase
-from server.pool.decisions import Decision
+from server.pool.keeper import Decision
 from server.pool.running import TenantLoad
 
 router = pages_router("/operator")
@@ -177,5 +177,5 @@ def _named(pairs: Iterable[tuple[str, Residency]]) -> list[_Stay]:
 
 def _decisions(bases: Bases) -> list[tuple[str, Decision]]:
     """(base model, decision) of the newest decisions of all pools, the newest first."""
-    found = [(base.model_id, it) for base in bases for it in base.keeper.decisions.newest_first()]
+    found = [(base.model_id, it) for base in bases for it in base.keeper.decisions]
     return sorted(found, key=lambda pair: -pair[1].at_ms)[:_MOST_DECISIONS]

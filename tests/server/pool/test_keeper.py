@@ -11,9 +11,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from server.pool.decisions import MAX_DECISIONS
 from server.pool.files import read_wanted, read_wanted_by_all, wanted_path, write_wanted
-from server.pool.keeper import Keeper, KeeperConfig, PoolClosed, StillAsleep, TooManyWait
+from server.pool.keeper import (
+    MAX_DECISIONS,
+    Keeper,
+    KeeperConfig,
+    PoolClosed,
+    StillAsleep,
+    TooManyWait,
+)
 from server.pool.running import Running, RunningRequest
 
 CONFIG = KeeperConfig(sleep_after_s=60.0, wake_timeout_s=10.0, max_waiting=4, max_share=0.5)
@@ -360,7 +366,7 @@ def test_of_several_gateways_the_one_that_wants_most_decides_and_one_that_leaves
 
 
 def decisions(world):
-    return [(it.num_engines, it.reason) for it in world.keeper.decisions.newest_first()]
+    return [(it.num_engines, it.reason) for it in world.keeper.decisions]
 
 
 def test_each_change_of_the_number_is_kept_with_its_reason(world):
