@@ -33,6 +33,7 @@ class ScheduledRow(NamedTuple):
     token_ids: tokens to compute, at positions start, start + 1, ...; the last one before the drafts
     may be PENDING_TOKEN, which the previous step chooses for this request and index.
     block_ids: KV blocks from position 0 on, which cover all of these tokens.
+    adapter_key: None for the base model.
     sampling: None if no token is chosen, as long as the prompt is not finished.
     scoring: None if no logprobs of the prompt are wanted.
     num_output_tokens: index of the token to choose; with the seed it decides the choice.
@@ -49,12 +50,12 @@ class ScheduledRow(NamedTuple):
     token_ids: tuple[int, ...]
     start: int
     block_ids: tuple[int, ...]
-    adapter_key: str | None
-    adapter_digest: str | None
-    adapter_generation: int
-    sampling: SamplingParams | None
-    seed: int
-    num_output_tokens: int
+    adapter_key: str | None = None
+    adapter_digest: str | None = None
+    adapter_generation: int = 0
+    sampling: SamplingParams | None = None
+    seed: int = 0
+    num_output_tokens: int = 0
     adapter_start: int = 0
     index: int = 0  # type: ignore[assignment]  # tuple's method of that name is not used
     prompt_token_ids: tuple[int, ...] = ()

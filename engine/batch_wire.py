@@ -125,8 +125,6 @@ class _Reader:
             adapter_generation=number,
             adapter_start=adapter_start,
             sampling=_CHOSEN if samples else None,
-            seed=0,
-            num_output_tokens=0,
             num_drafts=num_drafts,
             scoring=Scoring(first_scored, (0,) * num_scored, 0) if num_scored else None,
         )

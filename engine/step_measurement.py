@@ -125,11 +125,6 @@ def _row(start: int, num_tokens: int, first_slab: int, block_size: int) -> Sched
         token_ids=(0,) * num_tokens,
         start=start,
         block_ids=tuple(range(first_slab, first_slab + num_blocks)),
-        adapter_key=None,
-        adapter_digest=None,
-        adapter_generation=0,
-        sampling=None,
-        seed=0,
         num_output_tokens=1,  # so that the meter counts none of its tokens
         scoring=Scoring(0, (0,) * num_tokens, 0),
     )

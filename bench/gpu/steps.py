@@ -39,10 +39,7 @@ def make_rows(
                 block_ids=tuple(own),
                 adapter_key=digest,
                 adapter_digest=digest,
-                adapter_generation=0,
                 sampling=_GREEDY,
-                seed=0,
-                num_output_tokens=0,
             )
         )
     return tuple(rows)

@@ -299,12 +299,7 @@ def _greedy_row(number: int) -> ScheduledRow:
         token_ids=(0,),
         start=0,
         block_ids=(0,),
-        adapter_key=None,
-        adapter_digest=None,
-        adapter_generation=0,
         sampling=SamplingParams(max_tokens=1, temperature=0.0),
-        seed=0,
-        num_output_tokens=0,
     )
 
 

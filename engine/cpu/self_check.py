@@ -135,10 +135,7 @@ class _Trial:
             block_ids=self.blocks[name],
             adapter_key=None if is_base else _REVISION,
             adapter_digest=None if is_base else _REVISION,
-            adapter_generation=0,
             sampling=SamplingParams(max_tokens=1),
-            seed=0,
-            num_output_tokens=0,
         )
 
     def _place_adapter(self, first_slab: int) -> tuple[DeviceTables, int]:

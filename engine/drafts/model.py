@@ -214,10 +214,5 @@ class ModelDrafter:
             token_ids=tuple(token_ids),
             start=start,
             block_ids=tuple(self._kvs[request].slabs),
-            adapter_key=None,
-            adapter_digest=None,
-            adapter_generation=0,
             sampling=_GREEDY if samples else None,
-            seed=0,
-            num_output_tokens=0,
         )

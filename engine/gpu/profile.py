@@ -128,7 +128,6 @@ def _row(number: int, length: int, num_blocks: Callable[[int], int]) -> Schedule
         block_ids=(0,) * num_blocks(length),
         adapter_key=_KEY,
         adapter_digest=_KEY,
-        adapter_generation=0,
         sampling=SamplingParams(
             max_tokens=1,
             temperature=1.0,
@@ -136,7 +135,5 @@ def _row(number: int, length: int, num_blocks: Callable[[int], int]) -> Schedule
             presence_penalty=1.0,
             logprobs=MOST_TOP_LOGPROBS,
         ),
-        seed=0,
-        num_output_tokens=0,
         scoring=Scoring(0, (0,) * (length - 1), MOST_TOP_LOGPROBS) if length > 1 else None,
     )

@@ -66,12 +66,6 @@ def logits_of(rows, make_kernels, quantization=None):
                 token_ids=tuple(ids),
                 start=0,
                 block_ids=tuple(range(number * depth, (number + 1) * depth)),
-                adapter_key=None,
-                adapter_digest=None,
-                adapter_generation=0,
-                sampling=None,
-                seed=0,
-                num_output_tokens=0,
             )
             for number, ids in enumerate(part.tolist())
         )

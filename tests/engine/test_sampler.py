@@ -22,8 +22,7 @@ NUM_DRAWS = 8000
 
 def make_row(*, prompt=(), output=(), seed=0, index=None, banned=(), **sampling) -> ScheduledRow:
     return ScheduledRow(
-        request_id="r", token_ids=(1,), start=0, block_ids=(0,), adapter_key=None,
-        adapter_digest=None, adapter_generation=0,
+        request_id="r", token_ids=(1,), start=0, block_ids=(0,),
         sampling=SamplingParams(max_tokens=9, **sampling), seed=seed,
         num_output_tokens=len(output) if index is None else index,
         prompt_token_ids=tuple(prompt), output_token_ids=tuple(output), banned_token_ids=banned,

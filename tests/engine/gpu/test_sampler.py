@@ -38,8 +38,7 @@ def logprobs_of_two_rows_at_once():
 
 def make_row(*, prompt=(), output=(), seed=0, banned=(), **params) -> ScheduledRow:
     return ScheduledRow(
-        request_id="r", token_ids=(1,), start=0, block_ids=(0,), adapter_key=None,
-        adapter_digest=None, adapter_generation=0,
+        request_id="r", token_ids=(1,), start=0, block_ids=(0,),
         sampling=SamplingParams(max_tokens=9, **params), seed=seed,
         num_output_tokens=len(output), prompt_token_ids=tuple(prompt),
         output_token_ids=tuple(output), banned_token_ids=banned,
