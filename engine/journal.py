@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -332,10 +333,11 @@ class Journal:
         # A segment stays while a request that began in it is open.
         oldest_open = min((o.start.seq for o in self._open.values()), default=self.last_seq + 1)
         self.files.delete_through(min(settled_seq, oldest_open - 1))
-        records = tuple(record for record, _ in zip(self._unsettled, range(limit), strict=False))
+        records = list(islice(self._unsettled, limit))
         return JournalRecords(
             engine_id=self.engine_id,
-            records=records,
+            ends=tuple(record for record in records if isinstance(record, EndRecord)),
+            residencies=tuple(record for record in records if isinstance(record, ResidencyRecord)),
             last_seq=self.last_seq,
             complete=len(records) == len(self._unsettled),
             open_request_ids=(*self._open, *self._accepted),

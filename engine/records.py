@@ -3,7 +3,7 @@
 `engine.journal_records` encodes the records, `engine.wire` encodes JournalRecords.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.messages import FinishReason, LoadTier, ResidentTier, StopCause
@@ -135,15 +135,22 @@ class ResidencyRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalRecords:
-    """Records after the settled position that the settler has to post, oldest first.
+    """Records after the settled position that the settler has to post.
 
+    ends, residencies: by kind, as the wire cannot tell kinds apart in one list.
     last_seq: number of the newest record of any kind.   complete: whether these are all records to
     post.   open_request_ids: requests that have started and not ended. An expired hold whose
     request is neither among them nor in an unread end record can never be used.
     """
 
     engine_id: str
-    records: tuple[EndRecord | ResidencyRecord, ...]
+    ends: tuple[EndRecord, ...] = ()
+    residencies: tuple[ResidencyRecord, ...] = ()
     last_seq: int
     complete: bool
-    open_request_ids: tuple[str, ...] = field(default=())
+    open_request_ids: tuple[str, ...] = ()
+
+    @property
+    def records(self) -> tuple[EndRecord | ResidencyRecord, ...]:
+        """All records, oldest first."""
+        return tuple(sorted((*self.ends, *self.residencies), key=lambda record: record.seq))

@@ -60,7 +60,7 @@ class RetiredCore:
         if not isinstance(message, ReadJournal):
             return []
         if message.engine_id != (engine_id := self.journal.engine_id):
-            answer = JournalRecords(engine_id=engine_id, records=(), last_seq=0, complete=False)
+            answer = JournalRecords(engine_id=engine_id, last_seq=0, complete=False)
             return [(gateway_id, answer)]
         answer = self.journal.read(message.settled_seq, message.limit)
         self.is_settled = self.journal.is_settled and self._clock() >= self._holds_end_at

@@ -7,7 +7,6 @@ failed.
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -31,7 +30,7 @@ from engine.messages import (
     TenantService,
     Welcome,
 )
-from engine.records import EndRecord, JournalRecords, ResidencyRecord
+from engine.records import JournalRecords
 
 UNEXPECTED_NUMBER = (1 << 64) - 1
 """A message number that is never expected: a peer that receives it starts its connection anew."""
@@ -39,40 +38,6 @@ UNEXPECTED_NUMBER = (1 << 64) - 1
 WIRE_VERSION = 1
 """Version of all messages; a change that a peer of the version before would misread adds one."""
 _HEADER = struct.Struct("<BQB")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _JournalFrame:
-    """JournalRecords on the wire; msgspec could not tell kinds of records apart in one list."""
-
-    engine_id: str
-    ends: tuple[EndRecord, ...]
-    residencies: tuple[ResidencyRecord, ...]
-    last_seq: int
-    complete: bool
-    open_request_ids: tuple[str, ...]
-
-    @classmethod
-    def of(cls, message: JournalRecords) -> "_JournalFrame":
-        return cls(
-            engine_id=message.engine_id,
-            ends=tuple(r for r in message.records if isinstance(r, EndRecord)),
-            residencies=tuple(r for r in message.records if isinstance(r, ResidencyRecord)),
-            last_seq=message.last_seq,
-            complete=message.complete,
-            open_request_ids=message.open_request_ids,
-        )
-
-    def message(self) -> JournalRecords:
-        records: list[EndRecord | ResidencyRecord] = [*self.ends, *self.residencies]
-        records.sort(key=lambda record: record.seq)
-        return JournalRecords(
-            engine_id=self.engine_id,
-            records=tuple(records),
-            last_seq=self.last_seq,
-            complete=self.complete,
-            open_request_ids=self.open_request_ids,
-        )
 
 
 MESSAGES: tuple[type, ...] = (
@@ -96,10 +61,7 @@ MESSAGES: tuple[type, ...] = (
     ForgetDrafts,
 )
 _KINDS = {message_type: kind for kind, message_type in enumerate(MESSAGES)}
-_DECODERS = tuple(
-    msgspec.msgpack.Decoder[object](_JournalFrame if each is JournalRecords else each)
-    for each in MESSAGES
-)
+_DECODERS = tuple(msgspec.msgpack.Decoder[object](each) for each in MESSAGES)
 
 
 def _plain(value: object) -> object:
@@ -141,9 +103,8 @@ class MessageLost(WireError):
 
 def encode(number: int, message: object) -> bytes:
     """Encode a message; all numbers in it become plain ones. Raises NotSendable."""
-    sent = _JournalFrame.of(message) if isinstance(message, JournalRecords) else message
     try:
-        body = _ENCODER.encode(sent)
+        body = _ENCODER.encode(message)
     except (TypeError, ValueError, OverflowError) as error:
         raise NotSendable(f"{type(message).__name__}: {error}") from error
     return _HEADER.pack(WIRE_VERSION, number, _KINDS[type(message)]) + body
@@ -158,7 +119,7 @@ def decode(frame: bytes) -> tuple[int, object]:
         message = _DECODERS[kind].decode(memoryview(frame)[_HEADER.size :])
     except (struct.error, IndexError, msgspec.MsgspecError) as error:
         raise BadFrame(str(error)) from None
-    return number, message.message() if isinstance(message, _JournalFrame) else message
+    return number, message
 
 
 class Numbering:

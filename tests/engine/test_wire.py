@@ -89,7 +89,8 @@ MESSAGES = [
     TenantService(engine_id="eng-1", epoch=2, totals=(("acme", 12.5),)),
     JournalRecords(
         engine_id="eng-1",
-        records=(make_end(1), RESIDENCY, make_end(3)),
+        ends=(make_end(1), make_end(3)),
+        residencies=(RESIDENCY,),
         last_seq=9,
         complete=False,
         open_request_ids=("r7",),

@@ -86,7 +86,7 @@ def make_end(seq: int, request_id: str = "r1", **fields: object) -> EndRecord:
 def make_journal(*records: EndRecord, **fields: object) -> JournalRecords:
     values = {
         "engine_id": ENGINE,
-        "records": records,
+        "ends": records,
         "last_seq": max((record.seq for record in records), default=0),
         "complete": True,
         **fields,

@@ -44,7 +44,7 @@ class FakeEngine:
         left = [record for record in self.records if record.seq > settled_seq]
         return JournalRecords(
             engine_id=self.engine_id,
-            records=tuple(left[:limit]),
+            ends=tuple(left[:limit]),
             last_seq=self.last_seq,
             complete=len(left) <= limit,
             open_request_ids=tuple(self.open_request_ids),
