@@ -8,6 +8,7 @@ from typing import Protocol
 from engine.batch import Batch, StepResult, StepTokens
 from engine.grammar.matcher import Mask
 from engine.journal import Journal, JournalFull
+from engine.leaving import refusal
 from engine.messages import (
     NOT_METERED,
     PROOF_TENANT,
@@ -325,28 +326,20 @@ class EngineCore:
     def _read_journal(self, message: ReadJournal) -> JournalRecords:
         if message.engine_id == self.journal.engine_id:
             return self.journal.read(message.settled_seq, message.limit)
-        return JournalRecords(
-            engine_id=self.journal.engine_id, records=(), last_seq=0, complete=False
-        )
+        return JournalRecords(engine_id=self.journal.engine_id, last_seq=0, complete=False)
 
     def _add(self, gateway_id: str, message: AddRequest) -> list[tuple[str, ToGateway]]:
-        refusal = PROVING if self.proofs.is_alone else self._accept(message, gateway_id)
-        if not refusal:
-            return []
-        # The journal never contains a refused request, so the gateway voids its hold.
-        refused = RequestOutput(
-            request_id=message.request_id, seq=0, finish_reason="error", error=refusal, is_last=True
-        )
-        return [(gateway_id, StepOutputs(outputs=(refused,)))]
+        reason = PROVING if self.proofs.is_alone else self._accept(message, gateway_id)
+        return [(gateway_id, refusal(message, reason))] if reason else []
 
     def _accept(self, message: AddRequest, gateway_id: str = PROOF_TENANT) -> str | None:
         """Queue a request and journal it, or return the reason of its refusal in a word."""
         if not (self._can_meter and self.journal.has_place):
             return NOT_METERED
-        refusal = self.scheduler.add(gateway_id, message)
-        if refusal is None:
+        reason = self.scheduler.add(gateway_id, message)
+        if reason is None:
             self.journal.start(self.scheduler.groups[message.request_id])
-        return refusal
+        return reason
 
     @property
     def _can_meter(self) -> bool:

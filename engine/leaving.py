@@ -60,10 +60,10 @@ class Leaving:
         return -1.0 if self._began_at is None else self._clock() - self._began_at
 
 
-def refusal(request: AddRequest) -> StepOutputs:
-    """Refuse a request; no journal contains it, so another engine may take it."""
+def refusal(request: AddRequest, reason: str) -> StepOutputs:
+    """Refuse a request for a reason in a word; no journal contains it, so its hold is voided."""
     output = RequestOutput(
-        request_id=request.request_id, seq=0, finish_reason="error", error=LEAVING, is_last=True
+        request_id=request.request_id, seq=0, finish_reason="error", error=reason, is_last=True
     )
     return StepOutputs(outputs=(output,))
 

@@ -21,7 +21,7 @@ import zmq
 
 from engine.core import Busy, FromGateway, ToGateway
 from engine.journal_files import JournalGone
-from engine.leaving import Leaving, forget_settled, refusal
+from engine.leaving import LEAVING, Leaving, forget_settled, refusal
 from engine.messages import (
     SILENCE_S,
     AddRequest,
@@ -295,7 +295,7 @@ class EngineProcess:
         if self._leaving.refuses and isinstance(message, AddRequest | ProveAdapter):
             # A proof is not answered: nothing was found out about its adapter.
             if isinstance(message, AddRequest):
-                self._send(gateway_id, refusal(message))
+                self._send(gateway_id, refusal(message, LEAVING))
             return
         for receiver, answer in self.core.handle(gateway_id, message):
             self._send(receiver, answer)
