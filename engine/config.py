@@ -1,6 +1,6 @@
 """Settings that an engine is started with. Frozen; derived sizes are computed where used."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from engine.fairness import SchedulingPolicy
@@ -138,20 +138,7 @@ class EngineConfig:
 
     @property
     def scheduler(self) -> SchedulerConfig:
-        assert self.max_model_len is not None, "not resolved yet"
-        assert self.max_num_seqs is not None, "not resolved yet"
-        assert self.max_num_batched_tokens is not None, "not resolved yet"
-        assert self.max_sum_ranks_per_step is not None, "not resolved yet"
-        return SchedulerConfig(
-            max_model_len=self.max_model_len,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_waiting=self.max_waiting,
-            max_sum_ranks_per_step=self.max_sum_ranks_per_step,
-            max_skips=self.max_skips,
-            scheduling_policy=self.scheduling_policy,
-            prefix_caching=self.prefix_caching,
-            public_prefixes=self.public_prefixes,
-            sliding_window=self.sliding_window,
-            base_revision=self.base_revision,
-        )
+        given = {field.name: getattr(self, field.name) for field in fields(SchedulerConfig)}
+        optional = given.pop("sliding_window")
+        assert None not in given.values(), "not resolved yet"
+        return SchedulerConfig(sliding_window=optional, **given)
