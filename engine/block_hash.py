@@ -33,14 +33,11 @@ class BlockHasher:
     def scope(self, message: AddRequest) -> bytes:
         """Scope of a request's private blocks, with its adapter."""
         digest = message.adapter.digest if message.adapter else None
-        return self._private(digest, message.cache_salt)
+        return _scope(base=self.base_revision, adapter=digest, salt=message.cache_salt)
 
     def base_scope(self, message: AddRequest) -> bytes:
         """Scope of a request's private blocks that do not depend on its adapter."""
-        return self._private(None, message.cache_salt)
-
-    def _private(self, digest: str | None, salt: str) -> bytes:
-        return _scope(base=self.base_revision, adapter=digest, salt=salt)
+        return _scope(base=self.base_revision, adapter=None, salt=message.cache_salt)
 
     def num_public_blocks(self, prompt: Sequence[int]) -> int:
         """Number of whole blocks at the start of the prompt that also start a public prefix."""

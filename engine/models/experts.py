@@ -8,7 +8,7 @@ this order; they differ in whether the weights of the chosen are then divided by
 from dataclasses import dataclass, replace
 
 from engine.errors import UnsupportedModel
-from engine.models.config_json import ConfigJson
+from engine.models.config_json import ConfigJson, none_by_layer
 
 # Defaults of transformers for what config.json leaves out.
 _DEFAULT_QWEN3_EXPERTS, _DEFAULT_QWEN3_PER_TOKEN, _DEFAULT_QWEN3_WIDTH = 128, 8, 768
@@ -37,12 +37,6 @@ LayerExperts = tuple[Experts | None, ...]
 """Experts of the MLP by layer; None where the MLP is dense."""
 
 
-def all_dense(config: ConfigJson) -> LayerExperts:
-    """Layers of families without experts."""
-    num_layers: int = config["num_hidden_layers"]
-    return (None,) * num_layers
-
-
 def mixtral_experts(config: ConfigJson) -> LayerExperts:
     """Layers of Mixtral: all have experts."""
     experts = Experts(
@@ -60,7 +54,7 @@ def qwen3_moe_experts(config: ConfigJson) -> LayerExperts:
     # transformers 5 writes the first name, transformers 4 the second.
     count = config.get("num_local_experts", config.get("num_experts", _DEFAULT_QWEN3_EXPERTS))
     if count == 0:
-        return all_dense(config)
+        return none_by_layer(config)
     experts = Experts(
         count=count,
         per_token=config.get("num_experts_per_tok", _DEFAULT_QWEN3_PER_TOKEN),

@@ -5,13 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from engine.errors import UnsupportedModel
-from engine.models.config_json import ConfigJson
-from engine.models.experts import LayerExperts, all_dense, mixtral_experts, qwen3_moe_experts
+from engine.models.config_json import ConfigJson, none_by_layer
+from engine.models.experts import LayerExperts, mixtral_experts, qwen3_moe_experts
 from engine.models.layer_norms import LayerNorms
 from engine.models.rope import Rope, RopeRules
 from engine.models.windows import (
     Windows,
-    all_see_all,
     all_slide,
     all_slide_if_given,
     all_slide_if_used,
@@ -87,10 +86,6 @@ def _gemma3_ropes(config: ConfigJson, head_dim: int, rules: RopeRules) -> Ropes:
     return Ropes(tuple(ropes), tuple(0 if slides else 1 for slides in gemma3_slides(config)))
 
 
-def _no_soft_caps(config: ConfigJson) -> SoftCaps:
-    return SoftCaps()
-
-
 def _gemma2_soft_caps(config: ConfigJson) -> SoftCaps:
     return SoftCaps(
         config.get("attn_logit_softcapping", 50.0), config.get("final_logit_softcapping", 30.0)
@@ -104,10 +99,6 @@ def _gemma3_soft_caps(config: ConfigJson) -> SoftCaps:
 def _gemma_multipliers(config: ConfigJson) -> Multipliers:
     scalar = config.get("query_pre_attn_scalar", _DEFAULT_QUERY_SCALAR)
     return Multipliers(embedding=config["hidden_size"] ** 0.5, attention=scalar**-0.5)
-
-
-def _no_multipliers(config: ConfigJson) -> Multipliers:
-    return Multipliers()
 
 
 def _granite_multipliers(config: ConfigJson) -> Multipliers:
@@ -149,11 +140,11 @@ class Family:
     for hidden_size / heads.   refused: settings that must not be given.
     """
 
-    windows: Callable[[ConfigJson], Windows] = all_see_all
+    windows: Callable[[ConfigJson], Windows] = none_by_layer
     ropes: Callable[[ConfigJson, int, RopeRules], Ropes] = _one_rope
-    experts: Callable[[ConfigJson], LayerExperts] = all_dense
-    multipliers: Callable[[ConfigJson], Multipliers] = _no_multipliers
-    soft_caps: Callable[[ConfigJson], SoftCaps] = _no_soft_caps
+    experts: Callable[[ConfigJson], LayerExperts] = none_by_layer
+    multipliers: Callable[[ConfigJson], Multipliers] = lambda _: Multipliers()
+    soft_caps: Callable[[ConfigJson], SoftCaps] = lambda _: SoftCaps()
     activation_setting: str = "hidden_act"
     default_activation: str = "silu"
     has_qkv_bias: bool = False
