@@ -9,8 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kernels.cpu.work import AdapterRuns
-from kernels.lora import Tile
+from kernels.cpu.work import AdapterRuns, Tile
 from kernels.work import Site
 
 

@@ -9,7 +9,6 @@ from kernels.attention import prefill_attention, store_kv
 from kernels.cpu.interface import AttentionShape, Embedding, Linear
 from kernels.cpu.work import AdapterRuns, StepWork
 from kernels.elementwise import apply_rope, gelu_mul, rms_norm, silu_mul
-from kernels.lora import add_lora
 from kernels.quantized import Weight, as_numbers
 from kernels.work import HeadNorms, Site
 
@@ -87,6 +86,6 @@ class PlainKernels:
         outputs = y.split(site.out_features, dim=1)
         for number, (first, end) in enumerate(runs.bounds.tolist()):
             for projection, output in zip(site.projections, outputs, strict=True):
-                if tiles := runs.tiles(number, site, projection):
-                    scale = float(runs.scales[number][site.layer, projection])
-                    add_lora(output[first:end], x[first:end], tiles, scale)
+                scale = float(runs.scales[number][site.layer, projection])
+                for a, b in runs.tiles(number, site, projection):
+                    output[first:end].addmm_(x[first:end] @ a.T, b, alpha=scale)

@@ -4,9 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.lora import Tile
 from kernels.tiles import ADDRESS_UNIT_BYTES, RANK_ROWS
 from kernels.work import Site
+
+Tile = tuple[torch.Tensor, torch.Tensor]
+"""Rank rows of A, [8, in], and of B, rank-major, [8, out]; rows past the rank are zero."""
 
 
 @dataclass(frozen=True, slots=True)
