@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import triton
 import triton.language as tl
 
+from kernels.gpu.expansion import dot
+
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
@@ -63,14 +65,6 @@ def _load(
     k = tl.load(at, mask=mask, other=0.0)
     v = tl.load(at + KV_HEADS * BLOCK_SIZE * DIM, mask=mask, other=0.0)
     return k, v
-
-
-@triton.jit
-def _dot(a, b, acc, UPCAST: tl.constexpr):
-    if UPCAST:
-        a = a.to(tl.float32)
-        b = b.to(tl.float32)
-    return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
@@ -141,7 +135,7 @@ def fold(
             )
             k = k.to(q.dtype)
             v = v.to(q.dtype)
-        scores = _dot(q, tl.trans(k), None, UPCAST)
+        scores = dot(q, tl.trans(k), None, UPCAST)
         if CAPPED:
             scores = 1.0 - 2.0 / (tl.math.exp2(scores * inner) + 1.0)
         if MASKED:
@@ -159,9 +153,9 @@ def fold(
         total = total * keep + tl.sum(weights, 1)
         weights = weights.to(q.dtype)
         if TRANSPOSED:
-            acc = _dot(tl.trans(v), tl.trans(weights), acc * keep[None, :], UPCAST)
+            acc = dot(tl.trans(v), tl.trans(weights), acc * keep[None, :], UPCAST)
         else:
-            acc = _dot(weights, v, acc * keep[:, None], UPCAST)
+            acc = dot(weights, v, acc * keep[:, None], UPCAST)
         top = new_top
         if SHARED_CAST:
             k = next_k.to(q.dtype)
