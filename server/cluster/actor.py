@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import ray.util
@@ -28,7 +29,7 @@ class EngineActor:
     """The actor of engine `number`.   kind: the process that it runs in the engine's folder."""
 
     def __init__(self, pool: JsonObject, number: int, kind: Kind) -> None:
-        self._pool = Pool.of(pool)
+        self._pool = Pool(**pool)
         self._kind = kind
         self._name = engine_name(number)
         self._folder = Path(self._pool.pool_dir) / self._name
@@ -41,9 +42,9 @@ class EngineActor:
     def tend(self, role: Role) -> JsonObject:
         """Do what `role` asks for. Returns a `Placed` as a dict. Called again and again."""
         try:
-            return self._tend(role, time.monotonic()).as_dict()
+            return asdict(self._tend(role, time.monotonic()))
         except OSError as error:
-            return Placed(problem=f"{self._name}: {error}").as_dict()
+            return asdict(Placed(problem=f"{self._name}: {error}"))
 
     def _tend(self, role: Role, now: float) -> Placed:
         if self._process and self._process.poll() is not None:

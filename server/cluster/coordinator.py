@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class Coordinator:
         A placer without others may change the pool's configuration; engines that were started with
         the former one are replaced.
         """
-        theirs = Pool.of(pool)
+        theirs = Pool(**pool)
         with self._lock:
             has_others = bool(self._wanted.keys() - {placer_id})
             if self._pool and has_others and (refusal := self._pool.refusal(theirs)):
@@ -204,7 +204,7 @@ def _place(pool: Pool, number: int, kind: Kind) -> Slot:
         num_gpus=pool.num_gpus if is_engine else 0,
         scheduling_strategy="SPREAD",
     )  # fmt: skip
-    started = actor.remote(pool.as_dict(), number, kind)
+    started = actor.remote(asdict(pool), number, kind)
     return Slot(kind, pool.template_id, started, is_new=True)
 
 

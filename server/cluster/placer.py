@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ class Placer:
             )
             .remote()
         )
-        joining = coordinator.join.remote(self._placer_id, self._pool.as_dict())
+        joining = coordinator.join.remote(self._placer_id, asdict(self._pool))
         refusal = ray.get(joining, timeout=_ANSWER_S)
         if refusal:
             raise PoolRefused(refusal)

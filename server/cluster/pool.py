@@ -11,12 +11,10 @@ Messages on the cluster are plain: numbers, texts, and dicts of them. Keys do no
 the placer writes them to the pool's folder, which all nodes share.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from server.launch.placer_config import PlacerConfig
-from server.text.json_object import JsonObject
 
 COORDINATOR = "coordinator"
 """Name of the coordinator's actor, in the pool's namespace."""
@@ -48,10 +46,6 @@ class Pool:
         return f"chorale-{self.pool_id}"
 
     @classmethod
-    def of(cls, said: Mapping[str, Any]) -> "Pool":
-        return cls(**said)
-
-    @classmethod
     def of_config(cls, config: PlacerConfig, *, has_gpus: bool) -> "Pool":
         """Derive the pool.   has_gpus: whether the cluster has GPUs for device `auto` to use."""
         on_gpus = config.device == "cuda" or (config.device == "auto" and has_gpus)
@@ -63,9 +57,6 @@ class Pool:
             num_cpus=1 if on_gpus else config.num_cpus,
             num_gpus=config.num_gpus if on_gpus else 0,
         )
-
-    def as_dict(self) -> JsonObject:
-        return asdict(self)
 
     def refusal(self, other: "Pool") -> str | None:
         """The reason why `other` cannot join; None if it can."""
@@ -86,9 +77,6 @@ class Placed:
     address: str = ""
     problem: str = ""
     is_gone: bool = False
-
-    def as_dict(self) -> JsonObject:
-        return asdict(self)
 
 
 def first_line(error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -141,7 +142,7 @@ def test_what_is_wanted_lies_between_the_bounds(tmp_path, monkeypatch, written, 
 
 def test_who_is_refused_changes_nothing_of_what_engines_are_started_with(tmp_path, monkeypatch):
     placer, _ = make_placer(tmp_path, monkeypatch, [])
-    placer._pool = placer._pool.of(placer._pool.as_dict() | {"base_revision": "refused"})
+    placer._pool = replace(placer._pool, base_revision="refused")
     with pytest.raises(PoolRefused, match="another model"):
         placer.turn()
     assert not EngineTemplate.path(tmp_path).exists()
@@ -176,12 +177,12 @@ class World:
         def tend(role):
             self.roles[number, kind] = role
             said = Placed(f"tcp://{number}:1", is_gone=role == "leave")
-            return self.answers.get(number, said.as_dict())
+            return self.answers.get(number, asdict(said))
 
         return Slot(kind, pool.template_id, FakeActor(tend=tend), is_new=True)
 
     def ask(self, wanted, placer="p", pool=None):
-        refusal = self.coordinator.join(placer, (pool or self.pool).as_dict())
+        refusal = self.coordinator.join(placer, asdict(pool or self.pool))
         self.coordinator.poll(placer, wanted)
         return refusal
 
@@ -233,7 +234,7 @@ def test_who_is_wanted_again_waits_until_its_folder_is_free(world):
     world.turn()
     world.ask(1)
     world.turn()
-    world.answers[2] = Placed("tcp://2:1").as_dict()  # the retired engine is not gone yet
+    world.answers[2] = asdict(Placed("tcp://2:1"))  # the retired engine is not gone yet
     world.ask(2)
     assert world.turn() == {1: "engine", 2: "retired"}
     assert world.roles[2, "retired"] == "leave"
@@ -306,7 +307,7 @@ def test_another_model_is_refused_while_somebody_is_there_and_replaces_all_once_
     world.ask(1)
     world.turn()
     before = world.coordinator._slots[1]
-    other = world.pool.of(world.pool.as_dict() | {"base_revision": "b2", "template_id": "t2"})
+    other = replace(world.pool, base_revision="b2", template_id="t2")
     assert "base_revision" in world.ask(1, placer="other", pool=other)
     assert world.turn() == {1: "engine"}
     assert world.coordinator._slots[1] is before

@@ -183,7 +183,7 @@ def test_an_engine_takes_gpus_where_it_will_run_on_them(config):
 
 def test_gateways_of_one_pool_keep_their_journals_in_one_place(config):
     pool = Pool.of_config(config, has_gpus=False)
-    assert pool.refusal(Pool.of(pool.as_dict())) is None
+    assert pool.refusal(Pool(**dataclasses.asdict(pool))) is None
     for change in ({"pool_dir": "/elsewhere"}, {"base_revision": "another"}):
         (name,) = change
         assert name in pool.refusal(dataclasses.replace(pool, **change))
