@@ -1,6 +1,7 @@
 """Figures for Prometheus: counted here, or read off the engines' last heartbeats at a scrape."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -190,6 +191,8 @@ class Metrics:
 
     def __init__(self, bases: Bases, settler: Settler, aliases: Literal["", "vllm"] = "") -> None:
         self._engines, self._registry = CollectorRegistry(), CollectorRegistry()
+        gauge = partial(Gauge, registry=self._registry)
+        of_machine = partial(Gauge, registry=self._engines)
         engines, self.of_requests = _EngineCollector(bases), RequestMetrics()
         self._engines.register(engines)
         self._registry.register(_GatewayCollector(bases, settler))
@@ -197,10 +200,9 @@ class Metrics:
         if aliases == "vllm":
             self._engines.register(VllmEngines(engines))
             self._registry.register(VllmRequests(self.of_requests, bases))
-        self.gateways_missing = Gauge(
+        self.gateways_missing = of_machine(
             "chorale_gateways_missing",
             "Number of gateways of this machine whose figures this scrape lacks",
-            registry=self._engines,
         )
         self.requests = Counter(
             "chorale_http_requests",
@@ -213,26 +215,22 @@ class Metrics:
             "Number of times that a request moved to another engine: its own was gone or left",
             registry=self._registry,
         )
-        self.disk_left = Gauge(
+        self.disk_left = of_machine(
             "chorale_disk_left_bytes",
             "Bytes left for uploads and caches on the disk of the data directory; below 0 where "
             "they are taken of the reserve",
-            registry=self._engines,
         )
-        self.disk_size = Gauge(
+        self.disk_size = of_machine(
             "chorale_disk_size_bytes",
             "Size of the disk of the data directory",
-            registry=self._engines,
         )
-        self.lines_dropped = Gauge(
+        self.lines_dropped = gauge(
             "chorale_log_lines_dropped",
             "Number of log lines that were dropped because they were not read in time",
-            registry=self._registry,
         )
-        self.limiter_degraded = Gauge(
+        self.limiter_degraded = gauge(
             "chorale_limiter_degraded",
             "1 while limits lost their state or are counted by each gateway alone, without Redis",
-            registry=self._registry,
         )
         self.refusals = Counter(
             "chorale_limit_refusals",
@@ -250,30 +248,25 @@ class Metrics:
             registry=self._registry,
         )
 
-        self.audit_difference = Gauge(
+        self.audit_difference = gauge(
             "chorale_audit_difference_nanousd",
             "Nano-dollars that all events are worth less those charged for them, by the last audit",
-            registry=self._registry,
         )
-        self.audit_findings = Gauge(
+        self.audit_findings = gauge(
             "chorale_audit_findings",
             "Number of differences that the last audit found, by check",
             ["check"],
-            registry=self._registry,
         )
-        self.audit_time = Gauge(
+        self.audit_time = gauge(
             "chorale_audit_timestamp_seconds",
             "Unix seconds of this gateway's last audit; 0 if there was none",
-            registry=self._registry,
         )
-        self.audit_success = Gauge(
+        self.audit_success = gauge(
             "chorale_audit_last_success_timestamp_seconds",
             "Unix seconds of this gateway's last audit without a difference; 0 if there was none",
-            registry=self._registry,
         )
         self.waits = {
-            name: Gauge(f"chorale_{name}", help_text, registry=self._registry)
-            for name, help_text in _WAITS.items()
+            name: gauge(f"chorale_{name}", help_text) for name, help_text in _WAITS.items()
         }
 
     def count_refusal(self, limit: RefusingLimit) -> None:
