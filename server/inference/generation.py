@@ -126,7 +126,7 @@ class Generation:
 
         if not await self.database.write(write):
             raise EngineAwayError("its hold has been resolved")
-        admitted.base.load.move(running, name)
+        admitted.base.running.move(running, name)
         self.count_move()
 
     def _note_first_token(self, admitted: Admitted, waited_s: float) -> None:

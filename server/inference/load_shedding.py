@@ -99,10 +99,6 @@ class LoadShedder:
             self._first_tokens += 1
         self._running.begin(request, index)
 
-    def move(self, request: RunningRequest, engine: str) -> None:
-        """Note that another engine has the request from now on."""
-        self._running.move(request, engine)
-
     def remove(self, request: RunningRequest) -> None:
         self._pass_time()
         self._running.remove(request)
