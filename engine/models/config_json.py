@@ -7,6 +7,6 @@ ConfigJson = Mapping[str, Any]
 
 
 def none_by_layer(config: ConfigJson) -> tuple[None, ...]:
-    """None for every layer: families without windows see all, those without experts are dense."""
+    """Give every layer None: it has no window, or no experts."""
     num_layers: int = config["num_hidden_layers"]
     return (None,) * num_layers
