@@ -20,7 +20,6 @@ from server.billing.rating import hourly_pin_nanousd, monthly_storage_nanousd
 from server.database.clock import now_ms
 from server.inference.bases import Bases
 from server.text.json_object import JsonObject
-from server.text.times import unix_seconds
 
 _PASSPORT = {
     "lora_format": "lora", "rank": 16, "num_modules": 56, "size_bytes": 8_716_288, "warnings": [],
@@ -160,28 +159,20 @@ class AdapterView:
     def version(self, version: Version, price: Price) -> VersionAnswer:
         residency = self.bases.residency(version.object_key, version.base)
         base = self.catalog.bases.serving(version.base)
-        return VersionAnswer(
-            version=version.version,
-            digest=version.digest,
-            base_revision=version.base_revision,
+        return VersionAnswer.of_record(
+            version,
             base_model=base.model_id if base else None,
-            rank=version.rank,
-            size_bytes=version.size_bytes,
-            state=version.state,
             tier=residency.tier if residency else "remote",
             is_servable=base is not None,
             passport=passport_view(version.passport, version.size_bytes, price),
             response_template=json.loads(version.response_template or "null"),
-            created_at=version.created_at_ms // 1000,
-            deleted_at=unix_seconds(version.deleted_at_ms),
         )
 
     def _adapter(self, adapter: Adapter, price: Price, pin: Pin | None) -> AdapterAnswer:
         canaries = {alias: _canary(target) for alias, target in adapter.aliases.items()}
-        return AdapterAnswer(
+        return AdapterAnswer.of_record(
+            adapter,
             id=adapter.name,
-            adapter_id=adapter.adapter_id,
-            created_at=adapter.created_at_ms // 1000,
             aliases={alias: target.version for alias, target in adapter.aliases.items()},
             canaries={alias: canary for alias, canary in canaries.items() if canary},
             pin=pin_view(pin, price) if pin else None,
@@ -195,21 +186,17 @@ def passport_view(passport: JsonObject, size_bytes: int, price: Price) -> JsonOb
 
 
 def pin_view(pin: Pin, price: Price) -> PinAnswer:
-    return PinAnswer(
-        since=pin.pinned_at_ms // 1000,
-        version=pin.version,
-        size_bytes=pin.size_bytes,
-        price_nanousd_per_hour=hourly_pin_nanousd(pin.size_bytes, price),
-    )
+    price_nanousd_per_hour = hourly_pin_nanousd(pin.size_bytes, price)
+    since = pin.pinned_at_ms // 1000
+    return PinAnswer.of_record(pin, since=since, price_nanousd_per_hour=price_nanousd_per_hour)
 
 
 def move_view(move: Move) -> AliasMove:
-    return AliasMove(
+    return AliasMove.of_record(
+        move,
         id=move.move_id,
         version=move.target.version if move.target else None,
         canary=_canary(move.target) if move.target else None,
-        moved_at=move.moved_at_ms // 1000,
-        moved_by=move.moved_by,
     )
 
 

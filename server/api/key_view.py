@@ -1,13 +1,12 @@
 """API keys as answers show them."""
 
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field
 
 from server.accounts.keys import ApiKey
 from server.api.answer import Answer
 from server.api.routes.lists import Page
-from server.text.times import unix_seconds
 
 
 class KeyAnswer(Answer):
@@ -32,6 +31,10 @@ class KeyAnswer(Answer):
     expires_at: int | None = Field(examples=[1_830_297_600])
     revoked_at: int | None = Field(examples=[None])
     last_used_at: int | None = Field(examples=[1_798_848_000])
+
+    @classmethod
+    def of_key(cls, key: ApiKey, **others: str) -> Self:
+        return cls.of_record(key, scopes=sorted(key.scopes), **others)
 
 
 class KeyMade(KeyAnswer):
@@ -63,21 +66,3 @@ class AllKeysRevoked(Answer):
 
     object: Literal["keys.revoked"] = "keys.revoked"
     ended: list[str] = Field(examples=[["4Zk1rT8wQx2b", "9Hq3vB7nLs5d"]])
-
-
-def key_view(key: ApiKey) -> KeyAnswer:
-    return KeyAnswer(
-        key_id=key.key_id,
-        name=key.name,
-        prefix=key.prefix,
-        scopes=sorted(key.scopes),
-        requests_per_minute=key.requests_per_minute,
-        tokens_per_minute=key.tokens_per_minute,
-        max_concurrency=key.max_concurrency,
-        created_by=key.created_by,
-        replaces=key.replaces,
-        created_at=key.created_at_ms // 1000,
-        expires_at=unix_seconds(key.expires_at_ms),
-        revoked_at=unix_seconds(key.revoked_at_ms),
-        last_used_at=unix_seconds(key.last_used_at_ms),
-    )

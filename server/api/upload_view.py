@@ -1,7 +1,6 @@
 """Uploads as their tenant sees them."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Literal
 
 from pydantic import Field
@@ -94,17 +93,13 @@ def upload_view(
     fault = None
     if upload.error:
         fault = UploadFault(code=upload.error_code, param=upload.error_param, message=upload.error)
-    return UploadAnswer(
+    return UploadAnswer.of_record(
+        upload,
         id=upload.upload_id,
         adapter=None if upload.is_dry_run else upload.adapter_name,
-        alias=upload.alias,
         base_model=base_model,
         dry_run=upload.is_dry_run,
-        transfer=upload.transfer,
-        state=upload.state,
         files={name: _file(file, offered.get(name)) for name, file in upload.files.items()},
-        created_at=upload.created_at_ms // 1000,
-        expires_at=upload.expires_at_ms // 1000,
         error=fault,
         passport=passport_view(passport, passport["size_bytes"], price) if passport else None,
         version=view.version(version, price) if version else None,
@@ -113,12 +108,6 @@ def upload_view(
 
 def _file(file: UploadFile, offered: OfferedFile | None) -> SentFile | PresignedFile:
     if offered is None:
-        return SentFile(
-            size_bytes=file.size_bytes, sha256=file.sha256, received_bytes=file.received_bytes
-        )
-    return PresignedFile(
-        size_bytes=file.size_bytes,
-        sha256=file.sha256,
-        received_bytes=offered.received_bytes,
-        parts=[PartToSend(**asdict(part)) for part in offered.missing],
-    )
+        return SentFile.of_record(file)
+    parts = [PartToSend.of_record(part) for part in offered.missing]
+    return PresignedFile.of_record(file, received_bytes=offered.received_bytes, parts=parts)

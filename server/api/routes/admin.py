@@ -300,15 +300,6 @@ def _monthly_budgets(conn: Connection, tenant_id: str | None = None) -> dict[str
 
 
 def _tenant(tenant: Tenant, monthly_budgets: Mapping[str, str]) -> TenantAnswer:
-    return TenantAnswer(
-        tenant_id=tenant.tenant_id,
-        name=tenant.name,
-        status=tenant.status,
-        plan=tenant.plan,
-        **dataclasses.asdict(tenant.limits),
-        ignore_unknown_fields=tenant.ignore_unknown_fields,
-        legal_name=tenant.legal_name,
-        address=tenant.address,
-        monthly_budget=monthly_budgets.get(tenant.tenant_id),
-        created_at=tenant.created_at_ms // 1000,
-    )
+    monthly_budget = monthly_budgets.get(tenant.tenant_id)
+    limits = dataclasses.asdict(tenant.limits)
+    return TenantAnswer.of_record(tenant, monthly_budget=monthly_budget, **limits)

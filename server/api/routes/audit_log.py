@@ -6,7 +6,7 @@ from fastapi import Query
 from pydantic import BaseModel, Field
 
 from server.accounts import tenants
-from server.accounts.audit_log import MAX_LINES, Asked, AuditLine, list_lines
+from server.accounts.audit_log import MAX_LINES, Asked, list_lines
 from server.api.answer import Answer
 from server.api.deps import DatabaseDep, TenantAdminKey, operators_router, tenants_router
 from server.api.routes.lists import Page
@@ -102,19 +102,8 @@ async def _page(
     if asked.start_ms is not None:
         check_order(asked.start_ms, now_ms() + 1 if asked.end_ms is None else asked.end_ms)
     found = await database.read(lambda conn: list_lines(conn, asked, query.limit + 1))
-    return AuditLogPage.of([_line(line) for line in found], lambda line: line.audit_id, query.limit)
-
-
-def _line(line: AuditLine) -> AuditLogLine:
-    return AuditLogLine(
-        audit_id=line.audit_id,
-        at=line.at_ms // 1000,
-        actor=line.actor,
-        action=line.action,
-        target=line.target,
-        detail=line.detail,
-        tenant_id=line.tenant_id,
-    )
+    data = [AuditLogLine.of_record(line) for line in found]
+    return AuditLogPage.of(data, lambda line: line.audit_id, query.limit)
 
 
 def _milliseconds(seconds: int | None) -> int | None:

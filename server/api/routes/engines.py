@@ -193,10 +193,11 @@ async def suspects(bases: BasesDep) -> SuspectList:
     """List the requests that engines may have died of, without their texts."""
     return SuspectList(
         data=[
-            SuspectAnswer(
+            SuspectAnswer.of_record(
+                it,
                 base_model=base.model_id,
-                **dataclasses.asdict(it)
-                | {"deaths": len(it.deaths), "expires_at": int(it.expires_at)},
+                deaths=len(it.deaths),
+                expires_at=int(it.expires_at),
             )
             for base in bases
             for it in base.engines.suspects.all()

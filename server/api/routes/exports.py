@@ -224,12 +224,5 @@ async def delete_schedule(
 
 def _schedule(schedule: Schedule) -> UsageExport:
     intervals = {seconds: name for name, seconds in schedules.INTERVAL_S.items()}
-    return UsageExport(
-        format=schedule.format,
-        interval=intervals[schedule.interval_s],
-        prefix=schedules.prefix_of(schedule),
-        exported_seq=schedule.exported_seq,
-        next_at=schedule.next_at_ms // 1000,
-        created_at=schedule.created_at_ms // 1000,
-        error=schedule.error,
-    )
+    interval, prefix = intervals[schedule.interval_s], schedules.prefix_of(schedule)
+    return UsageExport.of_record(schedule, interval=interval, prefix=prefix)

@@ -19,7 +19,7 @@ from server.api.deps import (
     operators_router,
     tenants_router,
 )
-from server.api.key_view import AllKeysRevoked, KeyAnswer, KeyMade, KeyPage, KeyRevoked, key_view
+from server.api.key_view import AllKeysRevoked, KeyAnswer, KeyMade, KeyPage, KeyRevoked
 from server.api.times import UnixSeconds
 from server.database.clock import now_ms
 from server.text.json_object import JsonObject
@@ -110,16 +110,16 @@ class _KeyRing:
             )
 
         key, plaintext = await self._database.write(create)
-        return KeyMade(**dict(key_view(key)), api_key=plaintext)
+        return KeyMade.of_key(key, api_key=plaintext)
 
     async def page(self, tenant_id: str, after: str | None, limit: int) -> KeyPage:
         found = await self._database.read(
             lambda conn: keys.list_keys(conn, tenant_id, after=after, limit=limit + 1)
         )
-        return KeyPage.of([key_view(key) for key in found], lambda key: key.key_id, limit)
+        return KeyPage.of(list(map(KeyAnswer.of_key, found)), lambda key: key.key_id, limit)
 
     async def get(self, tenant_id: str, key_id: str) -> KeyAnswer:
-        return key_view(
+        return KeyAnswer.of_key(
             await self._database.read(lambda conn: keys.get_key(conn, tenant_id, key_id))
         )
 
@@ -129,7 +129,7 @@ class _KeyRing:
         def change(conn: Connection) -> ApiKey:
             return keys.change_key(conn, tenant_id, key_id, body.given(), now_ms=now_ms(), by=by)
 
-        return key_view(await self._write(tenant_id, change))
+        return KeyAnswer.of_key(await self._write(tenant_id, change))
 
     async def rotate(
         self, tenant_id: str, key_id: str, body: _Rotation, by: Identity | None = None
@@ -147,7 +147,7 @@ class _KeyRing:
             )
 
         key, plaintext = await self._write(tenant_id, rotate)
-        return KeyMade(**dict(key_view(key)), api_key=plaintext)
+        return KeyMade.of_key(key, api_key=plaintext)
 
     async def revoke(
         self, tenant_id: str, key_id: str, cascade: bool, by: Identity | None = None

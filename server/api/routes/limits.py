@@ -179,9 +179,8 @@ def _adapter_limits(name: str, limits: Amounts) -> AdapterLimitsAnswer:
 
 def _standing(standing: Standing, names: dict[str, str]) -> LimitAnswer:
     limit = standing.limit
-    return LimitAnswer(
-        metric=limit.metric,
-        scope=limit.scope,
+    return LimitAnswer.of_record(
+        limit,
         id=names.get(limit.scope_id, limit.scope_id),
         limit=limit.amount,
         window_s=None if limit.metric == "concurrency" else 60,
@@ -189,11 +188,7 @@ def _standing(standing: Standing, names: dict[str, str]) -> LimitAnswer:
         remaining=standing.remaining,
         reset_s=standing.reset_ms / 1000,
         held_by=[
-            LimitHolder(
-                request_id=holder.request_id,
-                units=holder.units,
-                frees_in_s=holder.expires_ms / 1000,
-            )
+            LimitHolder.of_record(holder, frees_in_s=holder.expires_ms / 1000)
             for holder in standing.holders
         ],
     )

@@ -3,7 +3,6 @@
 In this module a route is what `server.inference.route` says, never a path of the API.
 """
 
-import dataclasses
 from collections.abc import Collection
 from typing import Annotated, Literal
 
@@ -203,10 +202,5 @@ def _of_body(owner: str, name: str, body: _RouteBody) -> Route:
 
 
 def _answer(route: Route) -> RouteAnswer:
-    return RouteAnswer(
-        id=route.name,
-        strategy=route.strategy,
-        models=[RouteModelAnswer(**dataclasses.asdict(each)) for each in route.models],
-        created_at=route.created_at_ms // 1000,
-        updated_at=route.updated_at_ms // 1000,
-    )
+    models = [RouteModelAnswer.of_record(each) for each in route.models]
+    return RouteAnswer.of_record(route, id=route.name, models=models)

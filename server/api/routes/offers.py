@@ -17,7 +17,6 @@ from server.api.deps import AdaptersReadKey, AdaptersWriteKey, BasesDep, Databas
 from server.api.routes.lists import ListAnswer
 from server.billing.prices import Price, prices_for
 from server.database.clock import now_ms
-from server.text.times import unix_seconds
 
 router = tenants_router("/offers")
 
@@ -133,16 +132,11 @@ def _owner_id(conn: Connection, owner: str, adapter: str) -> str:
 
 def _offer(offer: ReceivedOffer, owner: str, price: Price, bases: BaseModels) -> OfferAnswer:
     is_accepted = offer.granted_at_ms is not None
-    return OfferAnswer(
+    return OfferAnswer.of_record(
+        offer,
         model=f"{owner}/{offer.name}",
         owner=owner,
-        name=offer.name,
         status="accepted" if is_accepted else "offered",
-        offered_at=unix_seconds(offer.offered_at_ms),
-        expires_at=unix_seconds(offer.expires_at_ms),
-        granted_at=unix_seconds(offer.granted_at_ms),
-        rank=offer.rank,
-        size_bytes=offer.size_bytes,
         is_servable=offer.base is not None and bases.serving(offer.base) is not None,
         prompt_nanousd=price.prompt_nanousd,
         completion_nanousd=price.completion_nanousd,

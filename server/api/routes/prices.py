@@ -20,7 +20,6 @@ from server.billing import prices
 from server.billing.base_revisions import check_base
 from server.billing.prices import Price, Scope
 from server.database.clock import now_ms
-from server.text.times import unix_seconds
 
 router = operators_router()
 
@@ -190,12 +189,5 @@ def adapter_not_found(adapter_id: str, *, param: str) -> ApiError:
 
 
 def _price(price: Price) -> PriceAnswer:
-    return PriceAnswer(
-        price_version=price.price_version,
-        scope=price.scope,
-        scope_id=price.scope_id or None,
-        base_model=price.base_model or None,
-        effective_at=price.effective_at_ms // 1000,
-        until=unix_seconds(price.until_ms),
-        **{name: getattr(price, name) for name in PriceFields.model_fields},
-    )
+    scope_id, base_model = price.scope_id or None, price.base_model or None
+    return PriceAnswer.of_record(price, scope_id=scope_id, base_model=base_model)

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 from sqlalchemy.engine import Connection
@@ -57,6 +57,14 @@ class StatementSummary(Answer):
     total_nanousd: int = Field(examples=[119_226_000])
     total_usd: str = Field(examples=["0.119226000"])
     sha256: Sha256 | None
+
+    @classmethod
+    def of(cls, found: Statement | OpenPeriod) -> Self:
+        status: JsonObject = {"status": "issued"}
+        if isinstance(found, OpenPeriod):
+            status = {"status": "open", "issued_at": None, "sha256": None}
+        spent_usd, total_usd = format_usd(found.spent_nanousd), format_usd(found.total_nanousd)
+        return cls.of_record(found, spent_usd=spent_usd, total_usd=total_usd, **status)
 
 
 class StatementList(ListAnswer[StatementSummary]):
@@ -122,7 +130,7 @@ async def list_statements(database: DatabaseDep, identity: UsageKey) -> Statemen
 
     unissued, issued = await database.read(read)
     listed: list[Statement | OpenPeriod] = [*reversed(unissued), *issued[:MAX_LISTED]]
-    data = [StatementSummary(**_summary(found)) for found in listed]
+    data = [StatementSummary.of(found) for found in listed]
     return StatementList(data=data, has_more=len(issued) > MAX_LISTED)
 
 
@@ -163,7 +171,7 @@ async def issue_statements(
         ]
     except PeriodNotOver as error:
         raise errors.conflict(str(error), code="period_not_over", param="period") from None
-    data = [TenantStatement(tenant_id=found.tenant_id, **_summary(found)) for found in issued]
+    data = [TenantStatement.of(found) for found in issued]
     return TenantStatementList(data=data, has_more=len(tenant_ids) > MAX_ISSUED)
 
 
@@ -175,30 +183,9 @@ def check_period(period: str) -> None:
         )
 
 
-def _summary(of: Statement | OpenPeriod) -> JsonObject:
-    """The fields of a summary."""
-    issued = of if isinstance(of, Statement) else None
-    return {
-        "period": of.period,
-        "status": "issued" if issued else "open",
-        "issued_at": issued and issued.issued_at_ms // 1000,
-        "num_entries": of.num_entries,
-        "spent_nanousd": of.spent_nanousd,
-        "spent_usd": format_usd(of.spent_nanousd),
-        "total_nanousd": of.total_nanousd,
-        "total_usd": format_usd(of.total_nanousd),
-        "sha256": issued and issued.sha256,
-    }
-
-
 def _open_figures(period: OpenPeriod) -> FiguresSoFar:
-    return FiguresSoFar(
-        tenant_id=period.tenant_id,
-        period=period.period,
-        opening_balance_nanousd=period.opening_balance_nanousd,
-        num_entries=period.num_entries,
-        total_nanousd=period.total_nanousd,
-        spent_nanousd=period.spent_nanousd,
+    return FiguresSoFar.of_record(
+        period,
         totals={
             kind: StatementTotal(num_entries=count, amount_nanousd=amount)
             for kind, (count, amount) in period.totals.items()

@@ -332,12 +332,7 @@ async def put_part(
             part.sha256,
             total,
         )
-    return UploadFileAnswer(
-        filename=filename,
-        size_bytes=file.size_bytes,
-        sha256=file.sha256,
-        received_bytes=file.received_bytes,
-    )
+    return UploadFileAnswer.of_record(file)
 
 
 @router.post("/uploads/{upload_id}/complete")

@@ -181,14 +181,13 @@ async def _set(
         return events.set_webhook(conn, tenant_id, url, now_ms=now_ms(), actor=actor)
 
     webhook, is_new = await database.write(write)
-    shown = _webhook(webhook)
     if not is_new:
-        return shown
-    return WebhookMade(**dict(shown), secret=events.secret_of(pepper, webhook.webhook_id))
+        return WebhookAnswer.of_record(webhook)
+    return WebhookMade.of_record(webhook, secret=events.secret_of(pepper, webhook.webhook_id))
 
 
 async def _get(database: Database, tenant: str) -> WebhookAnswer:
-    return _webhook(await database.read(lambda conn: _find(conn, tenant)))
+    return WebhookAnswer.of_record(await database.read(lambda conn: _find(conn, tenant)))
 
 
 async def _remove(database: Database, tenant: str, actor: str) -> WebhookDeleted:
@@ -233,23 +232,5 @@ def _find(conn: Connection, tenant: str) -> Webhook:
     return found
 
 
-def _webhook(webhook: Webhook) -> WebhookAnswer:
-    return WebhookAnswer(
-        webhook_id=webhook.webhook_id,
-        url=webhook.url,
-        is_enabled=webhook.is_enabled,
-        created_at=webhook.created_at_ms // 1000,
-    )
-
-
 def _event(event: Event) -> WebhookEvent:
-    return WebhookEvent(
-        event_id=event.event_id,
-        type=event.type,
-        body=event.body,
-        created_at=event.created_at_ms // 1000,
-        num_attempts=event.num_attempts,
-        next_attempt_at=unix_seconds(event.next_at_ms),
-        delivered_at=unix_seconds(event.delivered_at_ms),
-        error=event.error,
-    )
+    return WebhookEvent.of_record(event, next_attempt_at=unix_seconds(event.next_at_ms))
