@@ -42,14 +42,10 @@ Wait = Callable[[Coroutine[Any, Any, T]], Awaitable[T | None]]
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """An answer that has begun.   asked: with the name of the model that answers.
-
-    first: its first output, which is among `outputs`, too.
-    """
+    """An answer under way.   asked: with the name of the model that answers."""
 
     asked: Asked
     admitted: Admitted
-    first: RequestOutput
     outputs: OutputStream
 
 
@@ -97,7 +93,7 @@ class Routed:
             logs.note(attempts=len(self._tried))
             del self.parents[self.request_id]
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Note that the answer is complete, or that its client left."""
         for request_id in self.request_ids:
             self.failures.note_answered(request_id)
@@ -144,14 +140,14 @@ class Routed:
         outputs = self.generation.begin(admitted)
         if least is None:
             first = await wait(outputs.first())
-            return first and (Begun(asked, admitted, first, outputs), Outcome.ANSWERED)
+            return first and (Begun(asked, admitted, outputs), Outcome.ANSWERED)
         made = await wait(_all_of(outputs))
         if made is None:
             return None
         is_weak = least_mean_logprob(made) < least
         if request.sampling.logprobs is None:
             made = [output._replace(logprobs=None) for output in made]
-        begun = Begun(asked, admitted, made[0], OutputStream(lambda take: _again(made, take)))
+        begun = Begun(asked, admitted, OutputStream(lambda take: _again(made, take)))
         return begun, Outcome.WEAK if is_weak else Outcome.ANSWERED
 
     async def _admit(

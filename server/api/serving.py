@@ -6,16 +6,16 @@ client, and a repeat gets its answer.
 
 import functools
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 
-from engine.messages import RequestOutput
 from engine.pulled import pulled
 from server.accounts.auth import Identity
 from server.api.answers import LastEvent
@@ -26,12 +26,11 @@ from server.api.padding import ASKED_BYTES, Padding
 from server.api.recordings import Recorder, Recording
 from server.api.rendering import Asked, Rendering
 from server.api.routed import Begun, Routed
-from server.api.timed_stream import READING_S, Ended, LiveStream, TimedStream
+from server.api.timed_stream import READING_S, Ended, LiveStream
 from server.billing.failures import Failures
-from server.inference.admission import Admission, Admitted, count_request
+from server.inference.admission import Admission, count_request
 from server.inference.generation import Generation
 from server.inference.idempotency import Claim, IdempotencyKeys, StoredAnswer
-from server.inference.output_stream import OutputStream
 from server.inference.route import Route
 from server.inference.routes import Routes
 from server.limits.rules import Grant
@@ -85,37 +84,37 @@ class Serving:
             return await self._answer_routed(request, routed)
         admitted = await self.admission.admit(identity, asked.for_model(), request_id)
         self.failures.expect(request_id)
-        try:
-            response = await self._respond(request, asked, admitted)
-        except BaseException:
-            self.failures.note_answered(request_id)
-            raise
-        return Ended(response, lambda: self.failures.note_answered(request_id))
 
-    async def _respond(self, request: Request, asked: Asked, admitted: Admitted) -> Response:
-        rendering, headers = self._rendering(asked, admitted), self._limit_headers(admitted.grant)
-        outputs = self.generation.begin(admitted)
-        if not asked.stream:
-            return await _whole(request, rendering, outputs, headers)
+        async def end() -> None:
+            self.failures.note_answered(request_id)
+
+        try:
+            begun = Begun(asked, admitted, self.generation.begin(admitted))
+            response = await self._respond(request, begun)
+        except BaseException:
+            await end()
+            raise
+        return Ended(response, end)
+
+    async def _respond(
+        self, request: Request, begun: Begun, headers: Mapping[str, str] = MappingProxyType({})
+    ) -> Response:
+        rendering, outputs = self._rendering(begun), begun.outputs
+        headers = {**headers, **self._limit_headers(begun.admitted.grant)}
+        if not begun.asked.stream:
+            answered = await unless_gone(request.receive, rendering.whole(outputs))
+            if answered is None:
+                return Response(status_code=_CLIENT_CLOSED)
+            body, digest = answered
+            headers |= _JSON_HEADERS | _own_headers(rendering, digest)
+            return Response(msgspec.json.encode(body), headers=headers)
         # A fault before the first output keeps its own status.
         first = await unless_gone(request.receive, outputs.first())
         if first is None:
             return Response(status_code=_CLIENT_CLOSED)
-        return self._stream(rendering, first, outputs, headers)
-
-    def _stream(
-        self,
-        rendering: Rendering,
-        first: RequestOutput,
-        outputs: OutputStream,
-        headers: dict[str, str],
-    ) -> Response:
-        return LiveStream(
-            functools.partial(rendering.stream, outputs),
-            headers=headers | _SSE_HEADERS | _own_headers(rendering, first.adapter_digest),
-            timeout_s=self.request_timeout_s + READING_S,
-            on_end=outputs.aclose,
-        )
+        headers |= _SSE_HEADERS | _own_headers(rendering, first.adapter_digest)
+        stream = LiveStream(functools.partial(rendering.stream, outputs), headers)
+        return Ended(stream, outputs.aclose, self.request_timeout_s + READING_S)
 
     # ---- for a route ----
 
@@ -146,20 +145,11 @@ class Serving:
                 begun = await routed.begin(functools.partial(unless_gone, request.receive))
                 response = Response(status_code=_CLIENT_CLOSED)
                 if begun is not None:
-                    response = await self._respond_begun(request, begun, routed.headers)
+                    response = await self._respond(request, begun, routed.headers)
         except BaseException:
-            routed.end()
+            await routed.end()
             raise
         return Ended(response, routed.end)
-
-    async def _respond_begun(
-        self, request: Request, begun: Begun, headers: dict[str, str]
-    ) -> Response:
-        rendering = self._rendering(begun.asked, begun.admitted)
-        headers = headers | self._limit_headers(begun.admitted.grant)
-        if begun.asked.stream:
-            return self._stream(rendering, begun.first, begun.outputs, headers)
-        return await _whole(request, rendering, begun.outputs, headers)
 
     # ---- with an Idempotency-Key ----
 
@@ -173,16 +163,15 @@ class Serving:
             admitted = await self.admission.admit(identity, asked.for_model(), request_id)
             self.failures.expect(request_id)
             recording.hold(self._limit_headers(admitted.grant))
-            outputs = self.generation.begin(admitted)
-            begun = Begun(asked, admitted, await outputs.first(), outputs)
-        rendering = self._rendering(begun.asked, begun.admitted)
+            begun = Begun(asked, admitted, self.generation.begin(admitted))
+        rendering = self._rendering(begun)
         if not asked.stream:
             body, digest = await rendering.whole(begun.outputs)
             headers = _JSON_HEADERS | _own_headers(rendering, digest)
             await recording.answer(200, headers, msgspec.json.encode(body))
             return
-        own = _own_headers(rendering, begun.first.adapter_digest)
-        recording.begin(200, _SSE_HEADERS | own)
+        first = await begun.outputs.first()
+        recording.begin(200, _SSE_HEADERS | _own_headers(rendering, first.adapter_digest))
         async with aclosing(pulled(functools.partial(rendering.stream, begun.outputs))) as events:
             async for event in events:
                 if isinstance(event, LastEvent):
@@ -216,26 +205,20 @@ class Serving:
             await recording.leave()
             return Response(status_code=_CLIENT_CLOSED)
         status, headers = head
-        return TimedStream(
-            recording.body(),
-            status=status,
-            headers=recording.live_headers | headers,
-            timeout_s=self.request_timeout_s + READING_S,
-            on_end=recording.leave,
-        )
+        stream = StreamingResponse(recording.body(), status, recording.live_headers | headers)
+        return Ended(stream, recording.leave, self.request_timeout_s + READING_S)
 
     async def _replay(self, identity: Identity, stored: StoredAnswer) -> Response:
         """Send the stored answer, byte for byte. It counts as a request, and takes no tokens."""
         grant = await count_request(self.admission.limiter, identity)
         headers = stored.headers | self._limit_headers(grant) | {"idempotent-replayed": "true"}
-        return TimedStream(
-            stored.chunks(), status=stored.status, headers=headers, timeout_s=READING_S
-        )
+        body = stored.chunks()
+        return Ended(StreamingResponse(body, stored.status, headers), body.aclose, READING_S)
 
-    def _rendering(self, asked: Asked, admitted: Admitted) -> Rendering:
-        asked_bytes = ASKED_BYTES if asked.obfuscates else 0
+    def _rendering(self, begun: Begun) -> Rendering:
+        asked_bytes = ASKED_BYTES if begun.asked.obfuscates else 0
         padding = Padding(self.pad_events_to or asked_bytes)
-        return Rendering(self.generation, asked, admitted, padding)
+        return Rendering(self.generation, begun.asked, begun.admitted, padding)
 
     def _limit_headers(self, grant: Grant) -> dict[str, str]:
         return limit_headers(grant.standings, is_degraded=self.admission.limiter.is_degraded)
@@ -254,20 +237,6 @@ def _errors_with(headers: Callable[[], dict[str, str]]) -> Iterator[None]:
         if not told or (shown := with_headers(error, told)) is None:
             raise
         raise shown from error
-
-
-async def _whole(
-    request: Request,
-    rendering: Rendering,
-    outputs: OutputStream,
-    headers: dict[str, str],
-) -> Response:
-    answered = await unless_gone(request.receive, rendering.whole(outputs))
-    if answered is None:
-        return Response(status_code=_CLIENT_CLOSED)
-    body, digest = answered
-    headers = headers | _JSON_HEADERS | _own_headers(rendering, digest)
-    return Response(msgspec.json.encode(body), headers=headers)
 
 
 async def _wait(work: Coroutine[Any, Any, T]) -> T:

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from server.api.timed_stream import TimedStream
+from fastapi.responses import StreamingResponse
+
+from server.api.timed_stream import Ended
 
 SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}
 
@@ -30,7 +32,7 @@ class Stream:
             await asyncio.Event().wait()
 
     def run(self, receive: Any, timeout_s: float) -> None:
-        response = TimedStream(self.body(), headers={}, timeout_s=timeout_s, on_end=self.end)
+        response = Ended(StreamingResponse(self.body()), self.end, timeout_s)
         asyncio.run(asyncio.wait_for(response(SCOPE, receive, self.send), 30))
 
 
