@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import zlib
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
@@ -47,11 +46,10 @@ class Recording:
         self.is_paid = False
         self.live_headers: dict[str, str] = {}
         self._head: asyncio.Future[tuple[int, dict[str, str]]] = asyncio.Future()
-        self._buffer: deque[bytes] = deque()
-        self._changed = asyncio.Event()
+        self._unread: asyncio.Queue[bytes | None] = asyncio.Queue()  # None is the end
+        self._room = asyncio.Semaphore(MAX_BUFFERED)
         self._last = b""
         self._is_read = True
-        self._has_ended = False
         self._failure: BaseException | None = None
         self._kept: list[bytes] = []
         self._kept_bytes = 0
@@ -83,12 +81,9 @@ class Recording:
     async def put(self, data: bytes) -> None:
         """Add to the body; wait for the reader while there is one and it is behind."""
         await self._compress(data)
-        while self._is_read and len(self._buffer) >= MAX_BUFFERED:
-            self._changed.clear()
-            await self._changed.wait()
         if self._is_read:
-            self._buffer.append(data)
-            self._changed.set()
+            await self._room.acquire()
+            self._unread.put_nowait(data)
 
     async def finish(self, data: bytes) -> None:
         """Add the last piece, which the reader gets at the end, after the answer is stored: who has
@@ -106,10 +101,10 @@ class Recording:
 
     def end(self) -> None:
         """Give the reader the last piece; a second call changes nothing."""
-        if self._last and self._is_read:
-            self._buffer.append(self._last)
-        self._last, self._has_ended = b"", True
-        self._changed.set()
+        if self._last:
+            self._unread.put_nowait(self._last)
+        self._last = b""
+        self._unread.put_nowait(None)
 
     def stored(self) -> StoredAnswer | None:
         """The whole answer; None if the request was not paid for or has failed."""
@@ -144,15 +139,9 @@ class Recording:
     async def body(self) -> AsyncGenerator[bytes, None]:
         """The body to its end; a reader that leaves early does not affect the request."""
         try:
-            while True:
-                while self._buffer:
-                    data = self._buffer.popleft()
-                    self._changed.set()
-                    yield data
-                if self._has_ended:
-                    break
-                self._changed.clear()
-                await self._changed.wait()
+            while (data := await self._unread.get()) is not None:
+                self._room.release()
+                yield data
             if self._failure:
                 raise self._failure
         finally:
@@ -161,8 +150,8 @@ class Recording:
     async def leave(self) -> None:
         """End the reading; the request goes on."""
         self._is_read = False
-        self._buffer.clear()
-        self._changed.set()
+        self._unread = asyncio.Queue()
+        self._room.release()
 
 
 class Recorder:
