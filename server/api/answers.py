@@ -252,16 +252,9 @@ class Answer:
     request_id: str
     model: str
     is_chat: bool
-    created: int
-    fingerprint: str
+    base_revision: str
     service_tier: str
-
-    @classmethod
-    def of(
-        cls, request_id: str, model: str, is_chat: bool, base_revision: str, service_tier: str
-    ) -> "Answer":
-        fingerprint = f"fp_{base_revision[:12]}"
-        return cls(request_id, model, is_chat, int(time.time()), fingerprint, service_tier)
+    created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def id(self) -> str:
@@ -289,7 +282,7 @@ class Answer:
             "object": kind,
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": self.fingerprint,
+            "system_fingerprint": f"fp_{self.base_revision[:12]}",
             "service_tier": self.service_tier,
         }
 

@@ -87,7 +87,7 @@ class Rendering:
         )
 
     def _answer(self) -> Answer:
-        answer = Answer.of(
+        answer = Answer(
             self.admitted.message.request_id,
             self.asked.model,
             isinstance(self.asked, ChatRequest),

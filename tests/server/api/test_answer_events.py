@@ -58,7 +58,7 @@ def outputs_of(said: Said) -> list[RequestOutput]:
 def events_of(outputs: list[RequestOutput], *, is_chat: bool, has_usage: bool) -> list[bytes]:
     written: list[bytes] = []
     events = AnswerEvents(
-        Answer("r", MODEL, is_chat, 1, "fp", "default"),
+        Answer("r", MODEL, is_chat, "abc", "default", 1),
         [Choice(index, VOCABULARY, is_chat, ShownPrompt()) for index in range(2)],
         Padding(),
         written.append,
@@ -72,7 +72,7 @@ def events_of(outputs: list[RequestOutput], *, is_chat: bool, has_usage: bool) -
 
 def rendered(outputs: list[RequestOutput], *, is_chat: bool, has_usage: bool) -> list[bytes]:
     """The events as objects that are encoded one by one."""
-    answer = Answer("r", MODEL, is_chat, 1, "fp", "default")
+    answer = Answer("r", MODEL, is_chat, "abc", "default", 1)
     choices = [Choice(index, VOCABULARY, is_chat, ShownPrompt()) for index in range(2)]
     usage = {"usage": None} if has_usage else {}
     written = []
@@ -107,7 +107,7 @@ def test_after_the_first_event_only_the_text_is_encoded(monkeypatch):
 def test_events_with_counts_and_padded_ones_are_made_one_by_one(is_counted):
     written: list[bytes] = []
     events = AnswerEvents(
-        Answer("r", MODEL, True, 1, "fp", "default"),
+        Answer("r", MODEL, True, "abc", "default", 1),
         [Choice(index, VOCABULARY, True, ShownPrompt()) for index in range(2)],
         Padding(0 if is_counted else 64),
         written.append,

@@ -55,7 +55,7 @@ def test_usage_components_add_up_and_what_is_ours_is_under_one_key():
 
 
 def test_an_event_is_one_data_line():
-    answer = Answer.of("r", "m", True, "abc", "default")
+    answer = Answer("r", "m", True, "abc", "default")
     # Python and httpx end a line at each of these, an event stream only at the first three.
     said = "ä\n\r\r\n\v\f\x1c\x1d\x1e\x85\u2028\u2029c"
     raw = event(answer.chunk(make_choice().chunk(Part(Parsed(said)))))
@@ -322,7 +322,7 @@ def test_a_client_may_do_without_the_reasoning_and_still_pays_for_it():
 
 
 def test_the_official_client_reads_calls_and_reasoning():
-    answer = Answer.of("r", "m", True, "abc", "default")
+    answer = Answer("r", "m", True, "abc", "default")
     _, body = whole_of(outputs_of(THOUGHT + CALL))
     final = make_output(1, finish_reason="stop", stop_cause="eos")
     read = ChatCompletion.model_validate(
