@@ -3,10 +3,8 @@
 With it a text that is too long for a model is known by its bytes, before it is tokenized.
 """
 
-from collections.abc import Iterator
-
 from server.text.json_object import JsonObject
-from server.text.vocabulary import BYTE_ALPHABET, read_vocabulary
+from server.text.vocabulary import BYTE_ALPHABET, read_vocabulary, steps_of
 
 NFC_FACTOR = 3
 """Times by which NFC may shorten a text's UTF-8: three letters of Hangul, of 3 bytes each, become
@@ -21,8 +19,8 @@ def most_bytes_per_token(definition: JsonObject) -> int | None:
     definition: of tokenizer.json.
     """
     steps = [
-        *_steps(definition.get("normalizer"), "normalizers"),
-        *_steps(definition.get("pre_tokenizer"), "pretokenizers"),
+        *steps_of(definition.get("normalizer"), "normalizers"),
+        *steps_of(definition.get("pre_tokenizer"), "pretokenizers"),
     ]
     model, added = definition["model"], definition.get("added_tokens", [])
     if not all(map(_keeps_text, steps)) or not _knows_every_byte(model, steps):
@@ -33,17 +31,6 @@ def most_bytes_per_token(definition: JsonObject) -> int | None:
     names = (len(token["content"].encode()) for token in added)
     factor = NFC_FACTOR if any(step["type"] == "NFC" for step in steps) else 1
     return factor * max(longest, *names, 1)
-
-
-def _steps(part: JsonObject | None, nested: str) -> Iterator[JsonObject]:
-    """The steps of a normalizer or of a pre-tokenizer, in order."""
-    if part is None:
-        return
-    if part["type"] == "Sequence":
-        for inner in part[nested]:
-            yield from _steps(inner, nested)
-    else:
-        yield part
 
 
 def _keeps_text(step: JsonObject) -> bool:

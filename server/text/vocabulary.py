@@ -38,7 +38,7 @@ def converter(definition: JsonObject) -> Callable[[str], bytes]:
 
     definition: of tokenizer.json.
     """
-    return _converter(_flattened(definition.get("decoder")))
+    return _converter(steps_of(definition.get("decoder"), "decoders"))
 
 
 class ExtendedVocabulary(Sequence[bytes]):
@@ -75,13 +75,13 @@ BYTE_ALPHABET = _byte_alphabet()
 """The characters in which byte-level BPE writes bytes (GPT-2's table)."""
 
 
-def _flattened(decoder: JsonObject | None) -> list[JsonObject]:
-    """The steps of a decoder, in order."""
-    if decoder is None:
+def steps_of(part: JsonObject | None, nested: str) -> list[JsonObject]:
+    """The steps of a part of tokenizer.json, in order.   nested: where a sequence has its parts."""
+    if part is None:
         return []
-    if decoder["type"] == "Sequence":
-        return [step for nested in decoder["decoders"] for step in _flattened(nested)]
-    return [decoder]
+    if part["type"] == "Sequence":
+        return [step for inner in part[nested] for step in steps_of(inner, nested)]
+    return [part]
 
 
 def _converter(steps: list[JsonObject]) -> Callable[[str], bytes]:
