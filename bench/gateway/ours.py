@@ -83,7 +83,7 @@ def engine_alone(folder: Path, *, step_s: float = 0.0) -> Iterator[Path]:
 def engine_target(socket: Path, max_tokens: int) -> Target:
     """Return the target for the engine alone, with as many prompt tokens as a chat request has."""
     tokenizer = Tokenizer(_MODEL_DIR)
-    text = tokenizer.render([{"role": "user", "content": PROMPT}])
+    text = tokenizer.chat_template.render([{"role": "user", "content": PROMPT}])
     prompt_tokens = len(tokenizer.encode(text, add_special_tokens=False))
     return {"socket": str(socket), "prompt_tokens": prompt_tokens, "max_tokens": max_tokens}
 

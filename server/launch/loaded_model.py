@@ -88,7 +88,9 @@ def _public_prefixes(prompts: Sequence[str], tokenizer: Tokenizer) -> list[list[
         # Two chats with the same system message have the same tokens up to its end.
         with contextlib.suppress(TemplateError):
             one, other = (
-                tokenizer.encode(tokenizer.render(_chat(prompt, user)), add_special_tokens=False)
+                tokenizer.encode(
+                    tokenizer.chat_template.render(_chat(prompt, user)), add_special_tokens=False
+                )
                 for user in ("a", "1")
             )
             prefixes.append(list(os.path.commonprefix([one, other])))

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HFTokenizer
@@ -37,6 +36,7 @@ class Tokenizer:
 
     eos_token_ids: every id that ends an answer.   vocabulary: token id -> its bytes in an answer.
     added_tokens: ids of tokens that are found in a text before it is split.
+    chat_template: renders the prompts of chats.
     response_template: how the model writes calls and reasoning, if its files say so.
     most_bytes_per_token: UTF-8 bytes of text that a token has at most; None if that is not known.
     """
@@ -61,7 +61,7 @@ class Tokenizer:
         self.most_bytes_per_token = most_bytes_per_token(definition)
         config = read_json(model_dir / "tokenizer_config.json")
         try:
-            self._chat_template = ChatTemplate.load(model_dir, config)
+            self.chat_template = ChatTemplate.load(model_dir, config)
         except TemplateError as error:
             raise UnsupportedTokenizer(f"its chat template does not parse: {error}") from error
         self.response_template = config.get("response_template")
@@ -89,18 +89,18 @@ class Tokenizer:
         if added := own.get("added_tokens"):
             made._add(added)
         if "chat_template" in own or "special_tokens" in own:
-            special = {**self._chat_template.special_tokens, **own.get("special_tokens", {})}
-            made._chat_template = (
+            special = {**self.chat_template.special_tokens, **own.get("special_tokens", {})}
+            made.chat_template = (
                 ConfinedTemplate(own["chat_template"], special, templates)
                 if "chat_template" in own
-                else self._chat_template.with_special_tokens(special)
+                else self.chat_template.with_special_tokens(special)
             )
         return made
 
     @property
     def is_confined(self) -> bool:
         """Whether its chats are rendered in another process, for which no stream may wait."""
-        return isinstance(self._chat_template, ConfinedTemplate)
+        return isinstance(self.chat_template, ConfinedTemplate)
 
     def _add(self, tokens: Sequence[JsonObject]) -> None:
         """Add tokens to those of the file, or give these other properties."""
@@ -158,48 +158,14 @@ class Tokenizer:
         return self._hf.id_to_token(token_id)
 
     @property
-    def description(self) -> dict[str, str]:
-        """The tokenizer's special tokens by name, and its chat template."""
-        return self._chat_template.description
-
-    @property
     def chat_format(self) -> JsonObject:
         """All that the prompts of chats and the reading of their answers depend on, as JSON."""
         return {
-            "templates": dict(self._chat_template.sources),
-            "special_tokens": dict(self._chat_template.special_tokens),
+            "templates": dict(self.chat_template.sources),
+            "special_tokens": dict(self.chat_template.special_tokens),
             "response_template": self.response_template,
             "eos_token_ids": list(self.eos_token_ids),
         }
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        variables: Mapping[str, Any] = MappingProxyType({}),
-    ) -> str:
-        """The prompt of a chat, up to the start of the assistant's turn. Raises TemplateError."""
-        return self._chat_template.render(
-            messages, tools, add_generation_prompt=add_generation_prompt, variables=variables
-        )
-
-    def render_open(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        variables: Mapping[str, Any] = MappingProxyType({}),
-    ) -> str:
-        """The prompt of a chat whose last message is to be continued. Raises TemplateError."""
-        return self._chat_template.render_open(messages, tools, variables=variables)
-
-    def template_variables(self, *, for_tools: bool) -> frozenset[str]:
-        """Names that the template of chats reads, which a request may give; for_tools: of chats
-        with tools.
-        """
-        return self._chat_template.variables(for_tools=for_tools)
 
 
 class Detokenizer:

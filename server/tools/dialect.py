@@ -79,17 +79,17 @@ class Dialect:
         continues: bool,
     ) -> str:
         """The rendered chat. Raises TemplateError; Invalid for variables that are not read."""
-        calls = self.template.calls
+        calls, template = self.template.calls, tokenizer.chat_template
         given = [dict(message) for message in messages]
 
         def render(
             messages: Sequence[Mapping[str, Any]], tools: Sequence[JsonObject] | None = None
         ) -> str:
-            names = tokenizer.template_variables(for_tools=bool(tools)) if variables else ()
+            names = template.variables(for_tools=bool(tools)) if variables else ()
             values = granted(variables, names, reasons=self.template.reasoning is not None)
             if continues:
-                return tokenizer.render_open(messages, tools or None, variables=values)
-            return tokenizer.render(
+                return template.render_open(messages, tools or None, variables=values)
+            return template.render(
                 messages, tools or None, add_generation_prompt=begins, variables=values
             )
 
@@ -175,10 +175,11 @@ def _writes(tokenizer: Tokenizer, template: ResponseTemplate) -> bool:
     """Whether the chat template tells of tools, and writes a call so that it is parsed again."""
     call = {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}
     result = {"role": "tool", "tool_call_id": _ID, "name": "probe", "content": "result"}
+    render = tokenizer.chat_template.render
     try:
-        asked = tokenizer.render([_QUESTION], [_PROBE_TOOL])
-        called = tokenizer.render([_QUESTION, call], [_PROBE_TOOL], add_generation_prompt=False)
-        answered = tokenizer.render([_QUESTION, call, result], [_PROBE_TOOL])
+        asked = render([_QUESTION], [_PROBE_TOOL])
+        called = render([_QUESTION, call], [_PROBE_TOOL], add_generation_prompt=False)
+        answered = render([_QUESTION, call, result], [_PROBE_TOOL])
     except TemplateError:
         return False
     if "probe" not in asked or "result" not in answered:
@@ -193,7 +194,7 @@ def _writes(tokenizer: Tokenizer, template: ResponseTemplate) -> bool:
 def _reasons(tokenizer: Tokenizer, template: ResponseTemplate) -> bool:
     """Whether the model's files know the mark that opens its reasoning."""
     opens = template.reasoning.opens if template.reasoning else ()
-    source = tokenizer.description.get("chat_template", "")
+    source = tokenizer.chat_template.default or ""
     return any(mark in tokenizer.added_tokens or mark in source for mark in opens)
 
 

@@ -21,7 +21,7 @@ def test_texts_become_the_recorded_ids_and_chats_end_at_im_end():
     tokenizer = Tokenizer(needs.smollm2())
     assert {text: tokenizer.encode(text) for text in TEXTS} == TEXTS
     assert tokenizer.eos_token_ids == (2,)
-    chat = tokenizer.render([{"role": "user", "content": "Hi"}])
+    chat = tokenizer.chat_template.render([{"role": "user", "content": "Hi"}])
     assert tokenizer.encode(chat)[-4:] == [1, 520, 9531, 198]
 
 

@@ -164,7 +164,7 @@ async def tokenizer_info(
         tokenizer_class="PreTrainedTokenizerFast",
         vocab_size=text.vocabulary_size,
         model_max_length=base.max_model_len or None,
-        **texts | text.tokenizer.description,
+        **texts | text.tokenizer.chat_template.description,
     )
 
 

@@ -214,7 +214,7 @@ def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
             lambda conn: set_limits(conn, product.tenant_id, TenantLimits(), now_ms=NOW_MS)
         )
         tokenizer = copy.copy(product.gateway.bases.default.tokenizer)  # tests share it
-        tokenizer._chat_template = ChatTemplate({"default": TEMPLATE}, {})
+        tokenizer.chat_template = ChatTemplate({"default": TEMPLATE}, {})
         tokenizer._prefix = [5]
         said = tokenizer.encode("<think>Hm.</think>Yes.", add_special_tokens=False)
         product.engines.script = lambda message: answer(message, (*said, SPECIAL_TOKEN))

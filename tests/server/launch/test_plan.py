@@ -189,7 +189,7 @@ def test_a_public_prompt_becomes_the_tokens_that_chats_and_completions_begin_wit
         {"role": "system", "content": "You are kind."},
         {"role": "user", "content": "Anything else?"},
     ]
-    prompt = tokenizer.encode(tokenizer.render(messages), add_special_tokens=False)
+    prompt = tokenizer.encode(tokenizer.chat_template.render(messages), add_special_tokens=False)
     assert tuple(prompt[: len(chat)]) == chat
     assert len(chat) > len(text)
 

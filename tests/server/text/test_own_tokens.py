@@ -107,9 +107,9 @@ def test_added_tokens_are_shown_and_ends_of_answers_are_not(world):
 def test_a_chat_is_rendered_as_transformers_renders_it(world):
     chat = [{"role": "user", "content": "Hé <tool>"}, {"role": "assistant", "content": "Yes"}]
     ids = world.oracle.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]
-    text = world.ours.render(chat)
+    text = world.ours.chat_template.render(chat)
     assert world.ours.encode(text, add_special_tokens=False) == ids
-    assert world.ours.description["eos_token"] == "<|im_end|>"
+    assert world.ours.chat_template.description["eos_token"] == "<|im_end|>"
     assert world.ours.is_confined
 
 
@@ -117,8 +117,8 @@ def test_the_base_models_template_has_the_adapters_end_of_answers(tmp_path):
     world = World("llama3", tmp_path, [])
     own = {name: value for name, value in world.own.items() if name != "chat_template"}
     ours = world.base.with_own(own, TemplateProcess())
-    assert ours.render([{"role": "user", "content": "Hi"}]) == "Hi<|im_end|>"
-    assert world.base.render([{"role": "user", "content": "Hi"}]) == "Hi</s>"
+    assert ours.chat_template.render([{"role": "user", "content": "Hi"}]) == "Hi<|im_end|>"
+    assert world.base.chat_template.render([{"role": "user", "content": "Hi"}]) == "Hi</s>"
     assert not ours.is_confined
 
 

@@ -103,7 +103,7 @@ def test_a_chat_begins_once_and_a_completion_begins_at_all(tmp_path):
     config = {"bos_token": "<|begin_of_text|>", "chat_template": template}
     ours = load(tmp_path, make_tokenizer("llama3"), tokenizer_config=config)
     begin = ours.encode("<|begin_of_text|>", add_special_tokens=False)
-    text = ours.render([{"role": "user", "content": "hi"}])
+    text = ours.chat_template.render([{"role": "user", "content": "hi"}])
     assert ours.encode(text, add_special_tokens=False) == ours.encode("hi")
     assert ours.encode("hi")[:1] == begin
     assert ours.encode("hi").count(begin[0]) == 1

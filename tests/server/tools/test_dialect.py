@@ -94,7 +94,7 @@ def test_mistral_gets_ids_that_its_template_accepts(model):
     call_id = text.split('"id": "')[1][:9]
     assert re.fullmatch("[a-z0-9]{9}", call_id)
     with pytest.raises(TemplateError):
-        tokenizer.render([*CHAT[:1], {**CHAT[1], "content": ""}, CHAT[2]], [TOOL])
+        tokenizer.chat_template.render([*CHAT[:1], {**CHAT[1], "content": ""}, CHAT[2]], [TOOL])
 
 
 @pytest.mark.parametrize(
