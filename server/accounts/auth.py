@@ -6,7 +6,7 @@ is stored as its HMAC under a pepper, and found by its id.
 AuthError
 ├── InvalidApiKey     the key is unknown, revoked, expired or garbled: one answer for all
 ├── TenantSuspended   the key is good, its tenant is suspended
-└── ...               errors of managing keys, see server.accounts.keys
+└── BeyondRights      the key may not do this to a key, see server.accounts.keys
 """
 
 import hmac

@@ -3,13 +3,6 @@
 A key with the scope admin gives no more than it has: scopes, limits and time. It manages itself,
 the keys that it made, and the keys that those made; the operator manages all. Every change locks
 the tenant first, so that no key is made, or makes another, while it is being revoked.
-
-AuthError
-├── KeyNotFound     the tenant has no such key
-├── InvalidKey      a field of a key has a value that it cannot have
-├── BeyondRights    the asking key lacks what it would give, or did not make the key to be changed
-├── KeyEnded        the key is revoked or expired, and stays so
-└── TooManyKeys     the tenant has as many keys as it may have
 """
 
 import json
@@ -32,6 +25,7 @@ from server.accounts.lineage import (
     parse_scopes,
 )
 from server.accounts.tables import api_keys
+from server.faults import Conflict, Invalid, NotFound, QuotaExceeded
 from server.limits.amounts import LIMITS
 
 # The scope `admin` makes its holder the tenant's admin, so a key gets it only when asked for.
@@ -46,36 +40,32 @@ MAX_OVERLAP_S = 7 * 86_400
 MAX_PAGE = 1000
 
 
-class KeyNotFound(AuthError):
+class KeyNotFound(NotFound):
     def __init__(self, key_id: str) -> None:
-        self.key_id = key_id
-        super().__init__(f"There is no API key {key_id!r}.")
-
-
-class InvalidKey(AuthError):
-    def __init__(self, param: str, message: str) -> None:
-        self.param = param
-        super().__init__(message)
+        message = f"There is no API key {key_id!r}."
+        super().__init__(message, code="key_not_found", param="key_id")
 
 
 class BeyondRights(AuthError):
+    """The asking key lacks what it would give, or did not make the key to be changed."""
+
     def __init__(self, param: str | None, message: str) -> None:
         self.param = param
         super().__init__(message)
 
 
-class KeyEnded(AuthError):
+class KeyEnded(Conflict):
+    """The key is revoked or expired, and stays so."""
+
     def __init__(self, key_id: str) -> None:
-        self.key_id = key_id
-        super().__init__(f"The API key {key_id!r} is revoked or expired; make a new one.")
+        message = f"The API key {key_id!r} is revoked or expired; make a new one."
+        super().__init__(message, code="key_ended", param="key_id")
 
 
-class TooManyKeys(AuthError):
+class TooManyKeys(QuotaExceeded):
     def __init__(self) -> None:
-        super().__init__(
-            f"An account has at most {MAX_KEYS} keys, and as many in the overlap of a rotation; "
-            "revoke one first."
-        )
+        message = f"An account has at most {MAX_KEYS} keys, and as many in the overlap of a "
+        super().__init__(f"{message}rotation; revoke one first.", code="max_keys")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +114,7 @@ def create_key(
 
     by: the key that asks; None is the operator.   scopes: by default all but admin that `by` has.
     limits: by the names of LIMITS; by default these and the expiry are those of `by`.
-    Raises InvalidKey, BeyondRights, TooManyKeys.
+    Raises Invalid, BeyondRights, TooManyKeys.
     """
     lock_tenant(conn, tenant_id)
     maker = _asker(conn, tenant_id, by, now_ms)
@@ -197,7 +187,7 @@ def change_key(
 
     changes: may name name, scopes, expires_at_ms and LIMITS. Narrower scopes also narrow the keys
     that the key made; limits also bind the keys that it replaced. Raises KeyNotFound, KeyEnded,
-    InvalidKey, BeyondRights.
+    Invalid, BeyondRights.
     """
     lock_tenant(conn, tenant_id)
     asker = _asker(conn, tenant_id, by, now_ms)
@@ -236,9 +226,9 @@ def rotate_key(
     of it are revoked instead, with no overlap. Raises the errors of change_key, and TooManyKeys.
     """
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
-        raise InvalidKey("overlap_s", f"overlap_s is from 0 to {MAX_OVERLAP_S}.")
+        raise Invalid(f"overlap_s is from 0 to {MAX_OVERLAP_S}.", param="overlap_s")
     if is_compromised and overlap_s:
-        raise InvalidKey("overlap_s", "A compromised key has no overlap: overlap_s must be 0.")
+        raise Invalid("A compromised key has no overlap: overlap_s must be 0.", param="overlap_s")
     lock_tenant(conn, tenant_id)
     asker = _asker(conn, tenant_id, by, now_ms)
     old = _live_key(conn, tenant_id, key_id, asker, now_ms)
@@ -298,16 +288,16 @@ def revoke_all(conn: Connection, tenant_id: str, *, now_ms: int) -> list[str]:
 
 
 def _check(values: Mapping[str, Any]) -> None:
-    """Check the values of a key's fields. Raises InvalidKey."""
+    """Check the values of a key's fields. Raises Invalid."""
     name, scopes = values.get("name", ""), values.get("scopes", SCOPES)
     if len(name) > MAX_NAME or not (name.isprintable()):
-        raise InvalidKey("name", f"A key's name has at most {MAX_NAME} printable characters.")
+        raise Invalid(f"A key's name has at most {MAX_NAME} printable characters.", param="name")
     if not scopes or not scopes <= SCOPES:
-        raise InvalidKey("scopes", f"A key has one or more of the scopes {sorted(SCOPES)}.")
+        raise Invalid(f"A key has one or more of the scopes {sorted(SCOPES)}.", param="scopes")
     for limit in LIMITS:
         amount = values.get(limit)
         if amount is not None and not 0 < amount < 1 << 31:
-            raise InvalidKey(limit, f"{limit} is from 1 to {(1 << 31) - 1}, or null for none.")
+            raise Invalid(f"{limit} is from 1 to {(1 << 31) - 1}, or null for none.", param=limit)
 
 
 def _asker(conn: Connection, tenant_id: str, by: Identity | None, now_ms: int) -> ApiKey | None:

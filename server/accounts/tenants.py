@@ -1,10 +1,4 @@
-"""Tenants: operators make, suspend and resume them, and set their limits and plans.
-
-TenantError
-├── InvalidTenant    a name, a limit or a plan has a value that it cannot have
-├── TenantNotFound   there is no such tenant
-└── TenantNameTaken  another tenant has the name
-"""
+"""Tenants: operators make, suspend and resume them, and set their limits and plans."""
 
 import re
 import secrets
@@ -18,6 +12,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from registry.audit import in_words, record_audit
 from registry.events import record_event
 from server.accounts.tables import tenants
+from server.faults import Conflict, Invalid, NotFound
 
 # A tenant's name is the owner in `owner/name`, so it has the alphabet of an adapter's name.
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -30,26 +25,15 @@ STANDARD = "standard"
 TenantStatus = Literal["active", "suspended"]
 
 
-class TenantError(Exception):
-    """Base of all errors that this module raises."""
-
-
-class InvalidTenant(TenantError):
-    def __init__(self, param: str, message: str) -> None:
-        self.param = param
-        super().__init__(message)
-
-
-class TenantNotFound(TenantError):
+class TenantNotFound(NotFound):
     def __init__(self, tenant: str) -> None:
-        self.tenant = tenant
-        super().__init__(f"There is no tenant {tenant!r}.")
+        super().__init__(f"There is no tenant {tenant!r}.", code="tenant_not_found", param="tenant")
 
 
-class TenantNameTaken(TenantError):
+class TenantNameTaken(Conflict):
     def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(f"A tenant named {name!r} exists already.")
+        message = f"A tenant named {name!r} exists already."
+        super().__init__(message, code="tenant_name_taken", param="name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,10 +83,10 @@ def create_tenant(
     plan: str = STANDARD,
     actor: str = "operator",
 ) -> Tenant:
-    """Make an active tenant. Raises InvalidTenant, TenantNameTaken."""
+    """Make an active tenant. Raises Invalid, TenantNameTaken."""
     limits = limits or TenantLimits()
     if not _NAME.fullmatch(name):
-        raise InvalidTenant("name", f"A tenant's name is {_NAME_IN_WORDS}.")
+        raise Invalid(f"A tenant's name is {_NAME_IN_WORDS}.", param="name")
     _check_limits(limits)
     check_plan(plan)
     tenant = Tenant(
@@ -182,7 +166,7 @@ def resume_tenant(conn: Connection, tenant_id: str, *, now_ms: int) -> None:
 
 
 def set_limits(conn: Connection, tenant_id: str, limits: TenantLimits, *, now_ms: int) -> None:
-    """Replace all limits of a tenant. Raises InvalidTenant, TenantNotFound."""
+    """Replace all limits of a tenant. Raises Invalid, TenantNotFound."""
     _check_limits(limits)
     values = _limit_values(limits)
     _change(conn, tenant_id, values, "limits", in_words(values), now_ms)
@@ -193,7 +177,7 @@ def set_details(
 ) -> None:
     """Change a tenant's plan, legal name, address, or whether its unknown fields are left out.
 
-    details: by the names of the fields of Tenant. Raises InvalidTenant, TenantNotFound.
+    details: by the names of the fields of Tenant. Raises Invalid, TenantNotFound.
     """
     for name, value in details.items():
         if name == "plan":
@@ -202,9 +186,9 @@ def set_details(
 
 
 def check_plan(plan: str, *, param: str = "plan") -> None:
-    """Check a plan's name. Any well-formed name is a plan. Raises InvalidTenant."""
+    """Check a plan's name. Any well-formed name is a plan. Raises Invalid."""
     if not _NAME.fullmatch(plan):
-        raise InvalidTenant(param, f"A plan's name is {_NAME_IN_WORDS}.")
+        raise Invalid(f"A plan's name is {_NAME_IN_WORDS}.", param=param)
 
 
 def _change(
@@ -225,9 +209,9 @@ def _change(
 def _check_limits(limits: TenantLimits) -> None:
     for name, value in _limit_values(limits).items():
         if value is not None and value <= 0:
-            raise InvalidTenant(name, f"{name} is positive, or left out for no limit.")
+            raise Invalid(f"{name} is positive, or left out for no limit.", param=name)
     if limits.max_queue_share is not None and limits.max_queue_share > 1:
-        raise InvalidTenant("max_queue_share", "max_queue_share is a share: at most 1.")
+        raise Invalid("max_queue_share is a share: at most 1.", param="max_queue_share")
 
 
 def _limit_values(limits: TenantLimits) -> dict[str, Any]:

@@ -11,8 +11,7 @@ from registry.errors import RegistryError, StorageError
 from registry.storage_faults import REMEDIES
 from server import faults, logs
 from server.accounts.auth import AuthError, InvalidApiKey, TenantSuspended
-from server.accounts.keys import BeyondRights, InvalidKey, KeyEnded, KeyNotFound, TooManyKeys
-from server.accounts.tenants import InvalidTenant, TenantError, TenantNameTaken, TenantNotFound
+from server.accounts.keys import BeyondRights
 from server.api import errors
 from server.api.errors import ApiError
 from server.api.limit_headers import refusal_headers, retry_headers
@@ -47,27 +46,8 @@ def from_auth(error: AuthError) -> ApiError:
             return errors.invalid_api_key()
         case TenantSuspended():
             return errors.tenant_suspended()
-        case KeyNotFound():
-            return errors.not_found(str(error), code="key_not_found", param="key_id")
-        case InvalidKey():
-            return errors.invalid_request(str(error), param=error.param)
         case BeyondRights():
             return errors.permission_error(str(error), param=error.param)
-        case KeyEnded():
-            return errors.conflict(str(error), code="key_ended", param="key_id")
-        case TooManyKeys():
-            return errors.insufficient_quota(str(error), code="max_keys")
-    raise AssertionError(f"unmapped {type(error).__name__}")
-
-
-def from_tenants(error: TenantError) -> ApiError:
-    match error:
-        case InvalidTenant():
-            return errors.invalid_request(str(error), param=error.param)
-        case TenantNotFound():
-            return errors.not_found(str(error), code="tenant_not_found", param="tenant")
-        case TenantNameTaken():
-            return errors.conflict(str(error), code="tenant_name_taken", param="name")
     raise AssertionError(f"unmapped {type(error).__name__}")
 
 
@@ -217,7 +197,6 @@ FAMILIES: dict[type[Exception], Callable[[Any], ApiError]] = {
     Fault: from_fault,
     RegistryError: from_registry,
     AuthError: from_auth,
-    TenantError: from_tenants,
     DatabaseError: from_database,
     RateLimited: from_rate_limit,
     RequestValidationError: from_validation,

@@ -14,7 +14,6 @@ from server.accounts.key_uses import record_key_uses
 from server.accounts.keys import DEFAULT_SCOPES, KeyNotFound, create_key, list_keys, revoke_key
 from server.accounts.tables import api_keys
 from server.accounts.tenants import (
-    InvalidTenant,
     TenantLimits,
     TenantNameTaken,
     TenantNotFound,
@@ -26,6 +25,7 @@ from server.accounts.tenants import (
     suspend_tenant,
 )
 from server.billing.budgets import HAS_HARD_BUDGET
+from server.faults import Invalid
 from tests.server.factories import NOW_MS, PEPPER, make_key, make_tenant
 
 SOME_KEY = "sk-chorale-0123456789ab-" + "0" * 32
@@ -201,7 +201,7 @@ def test_two_tenants_cannot_have_one_name(each_database):
 
 @pytest.mark.parametrize("name", ["", "Acme", "-a", "a/b", "a" * 65, "a b", "ä"])
 def test_a_name_that_cannot_be_part_of_a_model_name_is_refused(database, name):
-    with pytest.raises(InvalidTenant):
+    with pytest.raises(Invalid):
         database.write_sync(lambda c: create_tenant(c, name, now_ms=NOW_MS))
 
 
@@ -212,5 +212,5 @@ def test_limits_are_replaced_as_a_whole(database):
     assert database.read_sync(lambda c: get_tenant(c, "acme")).limits == limits
     for name in ("ten_none", tenant.tenant_id):
         bad = limits if name == "ten_none" else TenantLimits(tokens_per_minute=0)
-        with pytest.raises((TenantNotFound, InvalidTenant)):
+        with pytest.raises((TenantNotFound, Invalid)):
             database.write_sync(lambda c, n=name, b=bad: set_limits(c, n, b, now_ms=NOW_MS))

@@ -18,7 +18,6 @@ from server.accounts.auth import (
 from server.accounts.keys import (
     DEFAULT_SCOPES,
     BeyondRights,
-    InvalidKey,
     KeyEnded,
     KeyNotFound,
     TooManyKeys,
@@ -28,6 +27,7 @@ from server.accounts.keys import (
 )
 from server.accounts.lineage import MAX_CHAIN
 from server.accounts.tables import api_keys
+from server.faults import Invalid
 from server.limits.amounts import LIMITS
 from tests.server.factories import NOW_MS
 from tests.server.key_world import World, id_of
@@ -169,7 +169,7 @@ def test_a_compromised_key_is_replaced_and_all_that_it_made_ends_at_once(world):
     assert world.good(*keys, new) == [new]
     assert world.key(new).requests_per_minute == 7
     assert world.key(new).bucket_id == id_of(root)
-    with pytest.raises(InvalidKey):
+    with pytest.raises(Invalid):
         world.rotate(new, overlap_s=1, is_compromised=True)
 
 
@@ -247,7 +247,7 @@ def test_without_an_overlap_the_old_key_ends_at_once_and_a_second_rotation_is_re
     assert not alone.is_good(key)
     with pytest.raises(KeyEnded):
         alone.rotate(key)
-    with pytest.raises(InvalidKey):
+    with pytest.raises(Invalid):
         alone.rotate(alone.make(), overlap_s=keys.MAX_OVERLAP_S + 1)
 
 
@@ -313,7 +313,7 @@ def test_a_tenant_has_so_many_keys_at_a_time_and_may_still_rotate(alone, monkeyp
 )
 def test_what_no_key_can_be_is_refused(alone, param, value):
     key = alone.make()
-    with pytest.raises(InvalidKey) as refused:
+    with pytest.raises(Invalid) as refused:
         alone.change(key, **{param: value})
     assert refused.value.param == param
 

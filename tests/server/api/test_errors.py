@@ -2,7 +2,7 @@ import pytest
 
 from registry import errors as registry_errors
 from registry.errors import RegistryError
-from server.accounts import auth, tenants
+from server.accounts import auth
 from server.adapters.errors import uploads_busy
 from server.api import errors, foreign_errors
 from server.api.errors import ApiError, error_body
@@ -165,8 +165,6 @@ def test_no_error_of_another_module_is_without_a_status():
         assert isinstance(foreign_errors.from_registry(make(cls)), ApiError)
     for cls in subclasses(auth.AuthError) - {auth.AuthError}:
         assert isinstance(foreign_errors.from_auth(make(cls)), ApiError)
-    for cls in subclasses(tenants.TenantError) - {tenants.TenantError}:
-        assert isinstance(foreign_errors.from_tenants(make(cls)), ApiError)
     for cls in subclasses(Fault) - {Fault}:
         assert isinstance(told(make(cls)), ApiError)
     for cls in subclasses(DatabaseError):
