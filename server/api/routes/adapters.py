@@ -1,9 +1,10 @@
 """A tenant's adapters: list and search, versions, aliases and their history, delete and restore."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Depends, Query
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -219,63 +220,44 @@ async def restore_version(
 # ---- aliases ----
 
 
+@dataclass(frozen=True, slots=True)
+class _AliasOfCaller:
+    """An alias of one of the caller's adapters, and what it takes to change it."""
+
+    name: str
+    alias: str
+    database: DatabaseDep
+    catalog: CatalogDep
+    view: AdapterViewDep
+    identity: AdaptersWriteKey
+
+    async def change(self, change: Callable[..., Adapter], *to: object) -> AdapterAnswer:
+        alias, actor = (self.identity.tenant_id, self.name, self.alias), self.identity.actor
+        return await _changed(
+            self.database, self.view, lambda conn: change(conn, *alias, *to, actor=actor)
+        )
+
+
+_AliasDep = Annotated[_AliasOfCaller, Depends()]
+
+
 @router.put("/{name}/aliases/{alias}")
-async def set_alias(
-    name: str,
-    alias: str,
-    database: DatabaseDep,
-    catalog: CatalogDep,
-    view: AdapterViewDep,
-    identity: AdaptersWriteKey,
-    body: Annotated[_Alias, json_body(_Alias)],
-) -> AdapterAnswer:
+async def set_alias(of: _AliasDep, body: Annotated[_Alias, json_body(_Alias)]) -> AdapterAnswer:
     """Point an alias at a version, and some percent of its requests at a canary version."""
     canary = Canary(**body.canary.model_dump()) if body.canary else None
-    return await _changed(
-        database,
-        view,
-        lambda conn: catalog.set_alias(
-            conn, identity.tenant_id, name, alias, body.version, canary, actor=identity.actor
-        ),
-    )
+    return await of.change(of.catalog.set_alias, body.version, canary)
 
 
 @router.post("/{name}/aliases/{alias}/rollback")
-async def roll_back_alias(
-    name: str,
-    alias: str,
-    database: DatabaseDep,
-    catalog: CatalogDep,
-    view: AdapterViewDep,
-    identity: AdaptersWriteKey,
-) -> AdapterAnswer:
+async def roll_back_alias(of: _AliasDep) -> AdapterAnswer:
     """Undo the last move of an alias; calling it again undoes that."""
-    return await _changed(
-        database,
-        view,
-        lambda conn: catalog.roll_back_alias(
-            conn, identity.tenant_id, name, alias, actor=identity.actor
-        ),
-    )
+    return await of.change(of.catalog.roll_back_alias)
 
 
 @router.delete("/{name}/aliases/{alias}")
-async def remove_alias(
-    name: str,
-    alias: str,
-    database: DatabaseDep,
-    catalog: CatalogDep,
-    view: AdapterViewDep,
-    identity: AdaptersWriteKey,
-) -> AdapterAnswer:
+async def remove_alias(of: _AliasDep) -> AdapterAnswer:
     """Remove an alias; `latest` cannot be removed."""
-    return await _changed(
-        database,
-        view,
-        lambda conn: catalog.remove_alias(
-            conn, identity.tenant_id, name, alias, actor=identity.actor
-        ),
-    )
+    return await of.change(of.catalog.remove_alias)
 
 
 @router.get("/{name}/aliases/{alias}/moves")
