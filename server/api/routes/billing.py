@@ -1,8 +1,9 @@
 """Balances, and what operators post by hand: credits, payments, corrections."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fastapi import Header
+from fastapi import Depends, Header
 from pydantic import Field
 from sqlalchemy import Connection
 
@@ -17,7 +18,6 @@ from server.billing import credits
 from server.billing.credits import CreditKind
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import Receipt
-from server.billing.receipts.signing import Signer
 from server.database.clock import now_ms
 from server.database.database import Database
 from server.text.json_object import JsonObject
@@ -76,6 +76,34 @@ class BalanceAnswer(Answer):
     available_usd: str = Field(examples=["12.250000000"])
 
 
+@dataclass(frozen=True, slots=True)
+class _Posting:
+    """An amount that the operator posts to a tenant's account."""
+
+    tenant: str
+    body: Annotated[_Amount, json_body(_Amount)]
+    database: DatabaseDep
+    signer: SignerDep
+    idempotency_key: IdempotencyKey
+
+    async def post(self, kind: CreditKind) -> LedgerEntry:
+        amount_nanousd = _amount_nanousd(self.body)
+
+        def write(conn: Connection) -> Receipt:
+            return credits.post_credit(
+                conn,
+                self.signer,
+                kind,
+                tenants.get_tenant(conn, self.tenant).tenant_id,
+                amount_nanousd,
+                memo=self.body.memo,
+                idempotency_key=self.idempotency_key,
+                now_ms=now_ms(),
+            )
+
+        return LedgerEntry.model_validate(await self.database.write(write))
+
+
 @router.get("/balance")
 async def get_balance(database: DatabaseDep, identity: UsageKey) -> BalanceAnswer:
     """Get the tenant's balance, and how much of it is held for requests under way."""
@@ -89,27 +117,15 @@ async def get_balance_of(tenant: str, database: DatabaseDep) -> BalanceAnswer:
 
 
 @admin_router.post("/tenants/{tenant}/credits", status_code=201)
-async def add_credit(
-    tenant: str,
-    body: Annotated[_Amount, json_body(_Amount)],
-    database: DatabaseDep,
-    signer: SignerDep,
-    idempotency_key: IdempotencyKey,
-) -> LedgerEntry:
+async def add_credit(posting: Annotated[_Posting, Depends()]) -> LedgerEntry:
     """Give a tenant a credit."""
-    return await _post_credit(database, signer, "credit", tenant, body, idempotency_key)
+    return await posting.post("credit")
 
 
 @admin_router.post("/tenants/{tenant}/payments", status_code=201)
-async def add_payment(
-    tenant: str,
-    body: Annotated[_Amount, json_body(_Amount)],
-    database: DatabaseDep,
-    signer: SignerDep,
-    idempotency_key: IdempotencyKey,
-) -> LedgerEntry:
+async def add_payment(posting: Annotated[_Posting, Depends()]) -> LedgerEntry:
     """Record a payment of a tenant, made before or after it used anything."""
-    return await _post_credit(database, signer, "payment", tenant, body, idempotency_key)
+    return await posting.post("payment")
 
 
 @admin_router.post("/corrections", status_code=201)
@@ -126,31 +142,6 @@ async def add_correction(
             conn,
             signer,
             body.entry_id,
-            memo=body.memo,
-            idempotency_key=idempotency_key,
-            now_ms=now_ms(),
-        )
-
-    return LedgerEntry.model_validate(await database.write(write))
-
-
-async def _post_credit(
-    database: Database,
-    signer: Signer,
-    kind: CreditKind,
-    tenant: str,
-    body: _Amount,
-    idempotency_key: str,
-) -> LedgerEntry:
-    amount_nanousd = _amount_nanousd(body)
-
-    def write(conn: Connection) -> Receipt:
-        return credits.post_credit(
-            conn,
-            signer,
-            kind,
-            tenants.get_tenant(conn, tenant).tenant_id,
-            amount_nanousd,
             memo=body.memo,
             idempotency_key=idempotency_key,
             now_ms=now_ms(),
