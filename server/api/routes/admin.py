@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from fastapi import Depends
 from pydantic import Field
 from sqlalchemy import Connection
 
 from engine.messages import Tier
 from server.accounts import tenants
-from server.accounts.identities import Identities
 from server.accounts.tenants import Tenant, TenantLimits, TenantStatus
 from server.api.answer import Answer
 from server.api.bodies import BodyFields, json_body
@@ -20,10 +21,8 @@ from server.api.routes.usage import GroupBy, UsageList, usage_list
 from server.api.times import Time
 from server.billing import budgets
 from server.billing.budgets import Budget
-from server.billing.price_tags import PriceTags
 from server.billing.rating import format_usd
 from server.database.clock import now_ms
-from server.database.database import Database
 
 router = operators_router()
 
@@ -136,12 +135,39 @@ class ResidencyList(ListAnswer[ResidencyAnswer]):
     """The adapters that engines know of."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """Makes changes to tenants that this gateway's next request sees."""
+
+    database: DatabaseDep
+    identities: IdentitiesDep
+    price_tags: PriceTagsDep
+
+    async def write(self, write: Callable[[Connection], Tenant]) -> TenantAnswer:
+        def write_and_show(conn: Connection) -> TenantAnswer:
+            tenant = write(conn)
+            return _tenant(tenant, _monthly_budgets(conn, tenant.tenant_id))
+
+        shown = await self.database.write(write_and_show)
+        self.identities.forget(shown.tenant_id)
+        self.price_tags.forget()  # the plan may be another
+        return shown
+
+    async def change_status(self, tenant: str, change: Callable[..., None]) -> TenantAnswer:
+        def write(conn: Connection) -> Tenant:
+            tenant_id = tenants.get_tenant(conn, tenant).tenant_id
+            change(conn, tenant_id, now_ms=now_ms())
+            return tenants.get_tenant(conn, tenant_id)
+
+        return await self.write(write)
+
+
+_WritingDep = Annotated[_Writing, Depends()]
+
+
 @router.post("/tenants", status_code=201)
 async def create_tenant(
-    body: Annotated[_NewTenant, json_body(_NewTenant)],
-    database: DatabaseDep,
-    identities: IdentitiesDep,
-    price_tags: PriceTagsDep,
+    body: Annotated[_NewTenant, json_body(_NewTenant)], writing: _WritingDep
 ) -> TenantAnswer:
     """Create a tenant with its limits, its plan and its monthly budget."""
     limits = TenantLimits(**body.model_dump(exclude={"name", "plan", "monthly_budget"}))
@@ -154,7 +180,7 @@ async def create_tenant(
             _set_monthly_budget(conn, made, body.monthly_budget)
         return made
 
-    return await _write(database, identities, price_tags, create)
+    return await writing.write(create)
 
 
 @router.get("/tenants")
@@ -181,11 +207,7 @@ async def get_tenant(tenant: str, database: DatabaseDep) -> TenantAnswer:
 
 @router.patch("/tenants/{tenant}")
 async def change_tenant(
-    tenant: str,
-    body: Annotated[_Changes, json_body(_Changes)],
-    database: DatabaseDep,
-    identities: IdentitiesDep,
-    price_tags: PriceTagsDep,
+    tenant: str, body: Annotated[_Changes, json_body(_Changes)], writing: _WritingDep
 ) -> TenantAnswer:
     """Change a tenant; fields that are left out stay as they are."""
     named = body.model_dump(exclude_unset=True, exclude={*_DETAILS, "monthly_budget"})
@@ -202,23 +224,19 @@ async def change_tenant(
             _set_monthly_budget(conn, found, body.monthly_budget)
         return tenants.get_tenant(conn, found.tenant_id)
 
-    return await _write(database, identities, price_tags, change)
+    return await writing.write(change)
 
 
 @router.post("/tenants/{tenant}/suspend")
-async def suspend_tenant(
-    tenant: str, database: DatabaseDep, identities: IdentitiesDep, price_tags: PriceTagsDep
-) -> TenantAnswer:
+async def suspend_tenant(tenant: str, writing: _WritingDep) -> TenantAnswer:
     """Suspend a tenant: its requests are refused until it is resumed."""
-    return await _change_status(database, identities, price_tags, tenant, tenants.suspend_tenant)
+    return await writing.change_status(tenant, tenants.suspend_tenant)
 
 
 @router.post("/tenants/{tenant}/resume")
-async def resume_tenant(
-    tenant: str, database: DatabaseDep, identities: IdentitiesDep, price_tags: PriceTagsDep
-) -> TenantAnswer:
+async def resume_tenant(tenant: str, writing: _WritingDep) -> TenantAnswer:
     """Resume a suspended tenant."""
-    return await _change_status(database, identities, price_tags, tenant, tenants.resume_tenant)
+    return await writing.change_status(tenant, tenants.resume_tenant)
 
 
 @router.get("/usage", response_model_exclude_unset=True)
@@ -241,39 +259,6 @@ async def residency(bases: BasesDep) -> ResidencyList:
         for name, residency in base.engines.all_residency()
     ]
     return ResidencyList(data=data)
-
-
-async def _change_status(
-    database: Database,
-    identities: Identities,
-    price_tags: PriceTags,
-    tenant: str,
-    change: Callable[..., None],
-) -> TenantAnswer:
-    def write(conn: Connection) -> Tenant:
-        tenant_id = tenants.get_tenant(conn, tenant).tenant_id
-        change(conn, tenant_id, now_ms=now_ms())
-        return tenants.get_tenant(conn, tenant_id)
-
-    return await _write(database, identities, price_tags, write)
-
-
-async def _write(
-    database: Database,
-    identities: Identities,
-    price_tags: PriceTags,
-    write: Callable[[Connection], Tenant],
-) -> TenantAnswer:
-    """Make a change that this gateway's next request sees."""
-
-    def write_and_show(conn: Connection) -> TenantAnswer:
-        tenant = write(conn)
-        return _tenant(tenant, _monthly_budgets(conn, tenant.tenant_id))
-
-    shown = await database.write(write_and_show)
-    identities.forget(shown.tenant_id)
-    price_tags.forget()  # the plan may be another
-    return shown
 
 
 def _set_monthly_budget(conn: Connection, tenant: Tenant, amount: str | None) -> None:
