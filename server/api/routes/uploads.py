@@ -32,7 +32,6 @@ from registry.upload_rows import (
     Transfer,
     Upload,
 )
-from registry.uploads import Uploads
 from server.api import errors
 from server.api.bodies import BodyFields, json_body, refuse_compressed
 from server.api.deps import (
@@ -51,7 +50,6 @@ from server.api.routes.adapters import limits_of
 from server.api.upload_view import UploadAnswer, UploadFileAnswer, upload_view
 from server.billing.prices import Price, price_for, price_of_adapter
 from server.database.clock import now_ms
-from server.database.database import Database
 from server.inference.bases import Bases
 from server.inference.routes import refuse_name_of_route
 from server.limits.inflow import Arrival
@@ -127,15 +125,6 @@ class _NewUpload(_NewFiles):
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    """A received part, in a file of its own."""
-
-    path: Path
-    size_bytes: int
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True)
 class _UploadContext:
     """The parts that calls about uploads have in common, and the key that a call was made with."""
 
@@ -172,6 +161,19 @@ class _UploadContext:
         version, price = await self.database.read(read)
         return upload_view(upload, offered, base_model, version, price, self.view)
 
+    async def known(
+        self, bases: Bases, name: str, asked: _NewUpload, template: str | None
+    ) -> Version | None:
+        """The version made of these files; None if there is none, or no object of it is sound."""
+        asking = self.identity.tenant_id, name, asked.specs(), template, asked.base_model
+        known = await self.database.read(lambda conn: self.uploads.find_known(conn, *asking))
+        if known is None:
+            return None
+        residency = bases.residency(known.object_key, known.base)
+        is_sound = residency is None or residency.tier != "failed"
+        is_there = is_sound and await asyncio.to_thread(self.uploads.has_object, known)
+        return known if is_there else None
+
 
 _ContextDep = Annotated[_UploadContext, Depends()]
 
@@ -193,16 +195,7 @@ async def create_upload(
     template = None
     if (given := body.response_template) is not None:
         template = await asyncio.to_thread(checked_template, given, "response_template")
-    known = await _known(
-        context.database,
-        bases,
-        context.uploads,
-        context.identity.tenant_id,
-        name,
-        body.specs(),
-        template,
-        body.base_model,
-    )
+    known = await context.known(bases, name, body, template)
 
     def write(conn: Connection) -> Upload:
         refuse_name_of_route(conn, context.identity.tenant_id, name)
@@ -318,8 +311,8 @@ async def put_part(
             lambda conn: pending_bytes(conn, context.identity.tenant_id)
         )
         spool.check_pending(place, stored)
-        part = await _receive(request, place.arrival, place.path, most_bytes)
-        start, total = _placed(content_range, part.size_bytes)
+        size_bytes, sha256 = await _receive(request, place.arrival, place.path, most_bytes)
+        start, total = _placed(content_range, size_bytes)
         file = await asyncio.to_thread(
             context.uploads.put_part,
             context.database.begin,
@@ -327,9 +320,9 @@ async def put_part(
             upload_id,
             filename,
             start,
-            part.path,
-            part.size_bytes,
-            part.sha256,
+            place.path,
+            size_bytes,
+            sha256,
             total,
         )
     return UploadFileAnswer.of_record(file)
@@ -356,37 +349,16 @@ async def complete_upload(
     return await context.rendered(upload)
 
 
-async def _known(
-    database: Database,
-    bases: Bases,
-    uploads: Uploads,
-    tenant_id: str,
-    name: str,
-    files: dict[str, FileSpec],
-    response_template: str | None,
-    base_model: str | None,
-) -> Version | None:
-    """The version made from these files; None if there is none or its object is gone or damaged."""
-    known = await database.read(
-        lambda conn: uploads.find_known(conn, tenant_id, name, files, response_template, base_model)
-    )
-    if known is None:
-        return None
-    residency = bases.residency(known.object_key, known.base)
-    is_sound = residency is None or residency.tier != "failed"
-    if is_sound and await asyncio.to_thread(uploads.has_object, known):
-        return known
-    return None
-
-
 def _announced(request: Request, limit_bytes: int) -> int:
     """Most bytes that the body may have: what its Content-Length says, and a part at most."""
     length = request.headers.get("content-length", "")
     return min(int(length), limit_bytes) if length.isdecimal() else limit_bytes
 
 
-async def _receive(request: Request, arrival: Arrival, path: Path, limit_bytes: int) -> _Part:
-    """Spool the body; it is refused at the first byte over the limit of a part."""
+async def _receive(
+    request: Request, arrival: Arrival, path: Path, limit_bytes: int
+) -> tuple[int, str]:
+    """Spool the body, refused at the first byte over the limit of a part; its size and sha256."""
     refuse_compressed(request)
     hasher, size_bytes, waiting, pieces = hashlib.sha256(), 0, bytearray(), request.stream()
     try:
@@ -405,7 +377,7 @@ async def _receive(request: Request, arrival: Arrival, path: Path, limit_bytes: 
         raise errors.invalid_request("The part ended early; send it again.") from None
     except TimeoutError:
         raise errors.part_timeout() from None
-    return _Part(path, size_bytes, hasher.hexdigest())
+    return size_bytes, hasher.hexdigest()
 
 
 def _placed(content_range: str | None, size_bytes: int) -> tuple[int, int]:
