@@ -20,10 +20,10 @@ from registry.transactions import Begin
 from registry.uploads import Uploads
 from server.accounts.key_uses import KeyUses
 from server.adapters.watch import AdapterWatch
-from server.api import errors, foreign_errors
+from server.api import foreign_errors
 from server.api.errors import ApiError
 from server.api.gateway import Gateway
-from server.api.middleware import Edge, WriteLine
+from server.api.middleware import Edge, WriteLine, error_response
 from server.api.openapi import openapi_document
 from server.api.routes import (
     adapters,
@@ -61,7 +61,6 @@ from server.billing.receipts.signing_keys import record_key
 from server.database.clock import now_ms
 from server.database.database import Database, DatabaseError
 from server.inference.bases import Bases
-from server.traces import spans
 from server.version import VERSION
 
 logger = logging.getLogger(__name__)
@@ -231,17 +230,12 @@ def _handle_errors(app: FastAPI) -> None:
 def _render_known(_: Request, error: Exception) -> JSONResponse:
     answer = foreign_errors.api_error_of(error)
     assert answer is not None, "only known errors are handled here"
-    return _render(answer)
-
-
-def _render(error: ApiError) -> JSONResponse:
-    spans.note_error(error.code)
-    return JSONResponse(errors.error_body(error), error.status, headers=error.headers)
+    return error_response(answer)
 
 
 def _render_http(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return _render(unknown_url(request))
+        return error_response(unknown_url(request))
     code = "method_not_allowed" if error.status_code == 405 else None
-    return _render(ApiError(error.status_code, str(error.detail), code=code))
+    return error_response(ApiError(error.status_code, str(error.detail), code=code))

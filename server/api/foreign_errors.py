@@ -186,13 +186,6 @@ def api_error_of(error: Exception) -> ApiError | None:
     return None
 
 
-def with_headers(error: Exception, headers: dict[str, str]) -> ApiError | None:
-    """The error that clients receive, with more headers; None for an unforeseen error."""
-    if (answer := api_error_of(error)) is not None:
-        answer.headers = answer.headers | headers
-    return answer
-
-
 FAMILIES: dict[type[Exception], Callable[[Any], ApiError]] = {
     Fault: from_fault,
     RegistryError: from_registry,

@@ -89,7 +89,7 @@ class Edge:
         exchange = _Exchange(scope, method, send, self._metrics, self._template, traceparent)
         try:
             if refused := _refusal(scope) or _refused_preflight(scope, self._origins):
-                await _answer(refused, scope, receive, exchange.send)
+                await error_response(refused)(scope, receive, exchange.send)
             else:
                 await self._app(scope, receive, exchange.send)
         except (Exception, asyncio.CancelledError) as error:
@@ -98,7 +98,8 @@ class Edge:
             spans.note_error(type(error).__name__)
             if exchange.status is not None or _is_cancelled():
                 raise  # the answer has begun, or nobody waits for it: the connection is closed
-            await _answer(errors.internal_error(), scope, receive, exchange.send)
+            answer = error_response(errors.internal_error())
+            await answer(scope, receive, exchange.send)
         finally:
             line = exchange.line()
             if line["route"] in _PROBES and line["status"] in (200, 503):
@@ -273,7 +274,7 @@ def _client_request_id(scope: Scope) -> bytes | None:
     return None
 
 
-async def _answer(error: errors.ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+def error_response(error: errors.ApiError) -> JSONResponse:
+    """The answer that is an error, which the request's span notes."""
     spans.note_error(error.code)
-    response = JSONResponse(errors.error_body(error), error.status, headers=error.headers)
-    await response(scope, receive, send)
+    return JSONResponse(errors.error_body(error), error.status, headers=error.headers)

@@ -10,8 +10,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import msgspec
 
-from lora.log_lines import trace_of
-from server import logs
 from server.api import errors
 from server.api.foreign_errors import from_fault
 from server.billing.failures import Failures
@@ -226,8 +224,6 @@ class Recorder:
             error = error if has_begun else Failed()
         if isinstance(error, Fault) and _is_final(error) and is_paid and not has_begun:
             answer = from_fault(error)
-            if answer.status == 500:
-                logs.note(trace=trace_of(error))
             headers = answer.headers | {"content-type": "application/json"}
             await recording.answer(
                 answer.status, headers, msgspec.json.encode(errors.error_body(answer))

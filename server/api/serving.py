@@ -19,7 +19,7 @@ from fastapi.responses import Response, StreamingResponse
 from engine.pulled import pulled
 from server.accounts.auth import Identity
 from server.api.answers import LastEvent
-from server.api.foreign_errors import with_headers
+from server.api.foreign_errors import api_error_of
 from server.api.leaving_clients import unless_gone
 from server.api.limit_headers import limit_headers
 from server.api.padding import ASKED_BYTES, Padding
@@ -234,8 +234,9 @@ def _errors_with(headers: Callable[[], dict[str, str]]) -> Iterator[None]:
         yield
     except Exception as error:
         told = headers()
-        if not told or (shown := with_headers(error, told)) is None:
+        if not told or (shown := api_error_of(error)) is None:
             raise
+        shown.headers = shown.headers | told
         raise shown from error
 
 
