@@ -5,35 +5,24 @@ weights. But the tensors of a fine-tuned model have the shapes of the model that
 """
 
 from collections.abc import Sequence
-from typing import BinaryIO, Protocol, TypeVar
+from typing import BinaryIO
 
+from registry.base_model import BaseModel
 from registry.base_names import last_name, plain_name
 from registry.errors import InvalidAdapter, shown
 from registry.peft_config import CONFIG_FILE, PeftConfig
 from registry.peft_format import EMBEDDING, HEAD, MAX_ADDED_TOKENS, Header, split_lora_name
 from registry.tensor_names import name_tensors
 from registry.token_rows import END_WEIGHTS
-from registry.validate import AdapterLimits, Base, find_copies, read_weights_header
-
-
-class Candidate(Base, Protocol):
-    """A base model that an adapter may be for; registry.base_model documents the properties."""
-
-    @property
-    def variant(self) -> str: ...
-    @property
-    def known_as(self) -> frozenset[str]: ...
-
-
-C = TypeVar("C", bound=Candidate)
+from registry.validate import AdapterLimits, find_copies, read_weights_header
 
 _OF_TOKENS = {(EMBEDDING, "A"), (HEAD, "B")}
 """Sides of a LoRA that have a row or a column for each token."""
 
 
 def choose_base(
-    candidates: Sequence[C], config: bytes, weights: BinaryIO, limits: AdapterLimits
-) -> C:
+    candidates: Sequence[BaseModel], config: bytes, weights: BinaryIO, limits: AdapterLimits
+) -> BaseModel:
     """The base model that the adapter is for. A single candidate is chosen unread.
 
     config: the content of adapter_config.json.   weights: open, at any place.
@@ -48,7 +37,7 @@ def choose_base(
     return choose(candidates, trained_on, name_tensors(header).header)
 
 
-def choose(candidates: Sequence[C], trained_on: str | None, header: Header) -> C:
+def choose(candidates: Sequence[BaseModel], trained_on: str | None, header: Header) -> BaseModel:
     """The only candidate that the tensors fit; if they fit several, the one that the config names.
 
     If they fit none, it is the one that the config names too, and the checks say why it does not
@@ -64,7 +53,7 @@ def choose(candidates: Sequence[C], trained_on: str | None, header: Header) -> C
     raise _unclear(candidates, possible, trained_on)
 
 
-def fits(base: Base, header: Header, *, is_resized: bool = False) -> bool:
+def fits(base: BaseModel, header: Header, *, is_resized: bool = False) -> bool:
     """Whether the base model has a module of the same inputs or outputs for each tensor of a LoRA,
     and tensors of the same shapes for all copies. The checks judge everything else.
 
@@ -97,7 +86,7 @@ def fits(base: Base, header: Header, *, is_resized: bool = False) -> bool:
     return True
 
 
-def _named(candidates: Sequence[C], trained_on: str) -> list[C]:
+def _named(candidates: Sequence[BaseModel], trained_on: str) -> list[BaseModel]:
     """The candidates of this name; if there are none, those whose weights may have been quantised
     to those of this name, or the other way round.
     """
@@ -107,7 +96,7 @@ def _named(candidates: Sequence[C], trained_on: str) -> list[C]:
 
 
 def _unclear(
-    candidates: Sequence[Candidate], possible: Sequence[Candidate], trained_on: str | None
+    candidates: Sequence[BaseModel], possible: Sequence[BaseModel], trained_on: str | None
 ) -> InvalidAdapter:
     said = f"names {shown(trained_on)}" if trained_on else "names none"
     names = ", ".join(base.model_id for base in possible or candidates)

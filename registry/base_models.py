@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from registry.base_model import BaseModel
-from registry.base_ref import BaseRef, serving
+from registry.base_ref import BaseRef
 from registry.errors import UnknownBaseModel
 
 
@@ -39,8 +39,14 @@ class BaseModels:
         return self._models if model_id is None else (self.named(model_id, "base_model"),)
 
     def serving(self, ref: BaseRef) -> BaseModel | None:
-        """The base model that serves the versions of `ref`; None if none does."""
-        return serving(self._models, ref)
+        """The base model that serves the versions of `ref`: the one of its name, while it has the
+        same weights; else, since an operator may have renamed it, the first of the same variant.
+        """
+        of_revision = [model for model in self._models if model.base_revision == ref.revision]
+        for model in of_revision:
+            if model.model_id == ref.model_id:
+                return model
+        return next((it for it in of_revision if ref.variant in (None, it.variant)), None)
 
     def alike(self, ref: BaseRef) -> tuple[str, ...]:
         """Names of those that have the weights of `ref`, whatever their templates and precision."""

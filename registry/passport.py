@@ -1,12 +1,13 @@
 """The passport of an adapter: what it is, and what is odd about it though it is served."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from math import prod
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
+from registry.base_model import BaseModel
 from registry.base_names import last_name, trained_on_quantised
 from registry.errors import shown
 from registry.peft_config import CONFIG_FILE, PeftConfig, endings
@@ -22,19 +23,6 @@ _MAX_NAME = 256
 _MAX_WARNINGS = 20
 _OF_TEXT = (None, "CAUSAL_LM", "FEATURE_EXTRACTION")
 """Tasks that train a language model or its layers, and no head of their own."""
-
-
-class Described(Protocol):
-    """Properties of a base model that warnings name; registry.base_model documents them."""
-
-    @property
-    def model_id(self) -> str: ...
-    @property
-    def modules(self) -> Mapping[str, tuple[int, int]]: ...
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-    @property
-    def ends(self) -> Mapping[str, tuple[int, int]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +62,7 @@ def config_warnings(
     uploaded: UploadedTensors,
     names: list[str],
     targeted: list[str] | None,
-    base: Described,
+    base: BaseModel,
 ) -> Iterator[str]:
     """Say what is odd about the config.
 
@@ -120,7 +108,7 @@ def _target_warnings(
     uploaded: UploadedTensors,
     names: list[str],
     targeted: list[str],
-    base: Described,
+    base: BaseModel,
 ) -> Iterator[str]:
     if isinstance(config.target_modules, frozenset):
         modules = (uploaded.trained_name(module) for module in (*base.modules, *base.ends))

@@ -13,9 +13,10 @@ Rows come on top of a LoRA of the same module, and take its scale.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from registry.base_tensor import BaseTensor, TensorPlace
+from registry.base_model import BaseModel
+from registry.base_tensor import BaseTensor
 from registry.errors import InvalidAdapter, shown
 from registry.peft_config import CONFIG_FILE, PeftConfig
 from registry.peft_format import (
@@ -57,20 +58,7 @@ _MAX_RANK = 256
 _ONE = {"F16": 0x3C00, "BF16": 0x3F80, "F32": 0x3F800000}
 
 
-class BaseRows(Protocol):
-    """Properties of a base model that are used here; registry.base_model documents them."""
-
-    @property
-    def model_id(self) -> str: ...
-    @property
-    def config(self) -> Mapping[str, Any]: ...
-    @property
-    def tensors(self) -> Mapping[str, BaseTensor]: ...
-    @property
-    def places(self) -> Mapping[str, TensorPlace]: ...
-
-
-def most_bytes_of_rows(base: BaseRows) -> int:
+def most_bytes_of_rows(base: BaseModel) -> int:
     """Most bytes by which rows make a canonical object larger than the uploaded file."""
     shapes = (base.tensors[name].shape for name in base.places if name in base.tensors)
     sizes = (sum(shape) + MAX_ADDED_TOKENS for shape in shapes)
@@ -258,7 +246,7 @@ class Upload:
 
     file: BinaryIO
     header: Header
-    base: BaseRows
+    base: BaseModel
 
     def num_rows(self, name: str) -> int:
         """Rows of a tensor, 0 if it is no matrix."""

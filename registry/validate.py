@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from registry.architecture import may_change
+from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter, TooLarge, shown
 from registry.passport import (
     Passport,
@@ -39,14 +40,7 @@ from registry.peft_format import (
 )
 from registry.tensor_names import UploadedTensors, changed_together, hint, name_tensors
 from registry.tensor_values import TensorValues, scan_tensor
-from registry.token_rows import (
-    END_WEIGHTS,
-    TOKEN_TENSORS,
-    BaseRows,
-    Upload,
-    add_rows,
-    find_rows,
-)
+from registry.token_rows import END_WEIGHTS, TOKEN_TENSORS, Upload, add_rows, find_rows
 
 # Functions import numpy when they are called, as in registry.tensor_values.
 if TYPE_CHECKING:
@@ -57,15 +51,6 @@ _COPY = re.compile(
     r"base_model\.model\.([A-Za-z0-9_.]+?)(?:\.(?:modules_to_save|original_module))?"
     r"(?:\.token_adapter)?(?:\.base_layer)?\.(weight|bias)"
 )
-
-
-class Base(BaseRows, Protocol):
-    """Properties of a base model that the checks need; registry.base_model documents them."""
-
-    @property
-    def modules(self) -> Mapping[str, tuple[int, int]]: ...
-    @property
-    def ends(self) -> Mapping[str, tuple[int, int]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +80,14 @@ class CheckedAdapter:
 
 
 def validate_adapter(
-    config_bytes: bytes, weights: Path | BinaryIO, base: Base, limits: AdapterLimits
+    config_bytes: bytes, weights: Path | BinaryIO, base: BaseModel, limits: AdapterLimits
 ) -> Passport:
     """Check the two uploaded files; returns their passport. Raises InvalidAdapter, TooLarge."""
     return check_adapter(config_bytes, weights, base, limits).passport
 
 
 def check_adapter(
-    config_bytes: bytes, weights: Path | BinaryIO, base: Base, limits: AdapterLimits
+    config_bytes: bytes, weights: Path | BinaryIO, base: BaseModel, limits: AdapterLimits
 ) -> CheckedAdapter:
     """Check the two uploaded files; returns passport, header, and effective ranks and scales.
 
@@ -169,7 +154,7 @@ def _opened(weights: Path | BinaryIO) -> Iterator[tuple[BinaryIO, int]]:
         yield weights, size
 
 
-def _check_invocation_tokens(config: PeftConfig, base: Base) -> None:
+def _check_invocation_tokens(config: PeftConfig, base: BaseModel) -> None:
     """Refuse invocation tokens outside the vocabulary: such an adapter would never apply."""
     if config.invocation_tokens is None:
         return
@@ -183,12 +168,12 @@ def _check_invocation_tokens(config: PeftConfig, base: Base) -> None:
         )
 
 
-def _modules(base: Base) -> dict[str, tuple[int, int]]:
+def _modules(base: BaseModel) -> dict[str, tuple[int, int]]:
     """All modules that an adapter may change, with their inputs and outputs."""
     return {**base.modules, **base.ends}
 
 
-def _features(base: Base, vocab_size: int | None) -> dict[str, tuple[int, int]]:
+def _features(base: BaseModel, vocab_size: int | None) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of all modules.   vocab_size: of an adapter that adds tokens."""
     features = _modules(base)
     if vocab_size is not None:
@@ -197,7 +182,7 @@ def _features(base: Base, vocab_size: int | None) -> dict[str, tuple[int, int]]:
     return features
 
 
-def _ties_ends(config: PeftConfig, base: Base) -> bool:
+def _ties_ends(config: PeftConfig, base: BaseModel) -> bool:
     return config.ties_ends and bool(base.config.get("tie_word_embeddings"))
 
 
@@ -237,7 +222,7 @@ def _check_embedding(names: list[str], config: PeftConfig) -> None:
         )
 
 
-def find_copies(header: Header, base: Base) -> dict[str, str]:
+def find_copies(header: Header, base: BaseModel) -> dict[str, str]:
     """Uploaded tensors that are named like one of the base model's: its name, by theirs."""
     copies = {}
     for name in header.tensors:
@@ -249,7 +234,7 @@ def find_copies(header: Header, base: Base) -> dict[str, str]:
 
 
 def _check_copies(
-    file: BinaryIO, uploaded: UploadedTensors, copies: Mapping[str, str], base: Base
+    file: BinaryIO, uploaded: UploadedTensors, copies: Mapping[str, str], base: BaseModel
 ) -> None:
     """Check that every copy equals the base model's tensor. Raises InvalidAdapter."""
     for name, copied in copies.items():
@@ -282,7 +267,7 @@ def _check_towers(file: BinaryIO, uploaded: UploadedTensors) -> None:
             )
 
 
-def _paired_modules(uploaded: UploadedTensors, base: Base) -> list[str]:
+def _paired_modules(uploaded: UploadedTensors, base: BaseModel) -> list[str]:
     """Modules that have tensors, in the base model's order. Raises InvalidAdapter on any tensor
     that is not one of a served module's pair.
     """
@@ -325,7 +310,7 @@ def _paired_modules(uploaded: UploadedTensors, base: Base) -> list[str]:
     return modules
 
 
-def _targeted(config: PeftConfig, uploaded: UploadedTensors, base: Base) -> list[str] | None:
+def _targeted(config: PeftConfig, uploaded: UploadedTensors, base: BaseModel) -> list[str] | None:
     """Modules that the config announces; None if that is not compared."""
     if not config.announces_modules:
         return None

@@ -249,16 +249,16 @@ class Validator:
 
 
 def _facts(base: BaseModel, fds: Mapping[Path | int, int]) -> dict[str, Any]:
-    """A base model for the process, which reads it as registry.validator_process.BaseFacts.
+    """Fields of a base model for the process; of its folder's path only the name.
 
     fds: numbers of the open files that hold its embedding and its head.
     """
     return {
         "model_id": base.model_id,
-        "variant": base.variant,
-        "known_as": sorted(base.known_as),
+        "path": base.path.name,
         "modules": base.modules,
-        "ends": base.ends,
+        "base_revision": base.base_revision,
+        "served_as": base.served_as,
         "config": {name: base.config.get(name) for name in CONFIG_KEYS},
         "tensors": {
             name: (tensor.dtype, tensor.shape, tensor.digest)

@@ -8,10 +8,12 @@ import importlib
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from registry.base_choice import choose_base
+from registry.base_model import BaseModel
 from registry.base_tensor import BaseTensor, TensorPlace
 from registry.confinement import confine
 from registry.errors import InvalidAdapter, TooLarge
@@ -23,34 +25,6 @@ READY = b"ready\n"
 """Line printed after the start: earlier failures are the server's fault, later ones the files'."""
 
 CONFIG_KEYS = ("architectures", "model_type", "vocab_size", "tie_word_embeddings")
-
-
-@dataclass(frozen=True, slots=True)
-class BaseFacts:
-    """Properties of a base model that the checks need.   config: CONFIG_KEYS of config.json.
-
-    The others are those of registry.base_model.BaseModel.
-    """
-
-    model_id: str
-    variant: str
-    known_as: frozenset[str]
-    modules: dict[str, tuple[int, int]]
-    ends: dict[str, tuple[int, int]]
-    config: dict[str, Any]
-    tensors: dict[str, BaseTensor]
-    places: dict[str, TensorPlace]
-
-    @classmethod
-    def of(cls, facts: dict[str, Any]) -> "BaseFacts":
-        """Read a base model from the request."""
-        tensors = {
-            name: BaseTensor(dtype, tuple(shape), digest)
-            for name, (dtype, shape, digest) in facts["tensors"].items()
-        }
-        places = {name: TensorPlace(*place) for name, place in facts["places"].items()}
-        known_as = frozenset(facts["known_as"])
-        return cls(**facts | {"known_as": known_as, "tensors": tensors, "places": places})
 
 
 def main() -> None:
@@ -84,7 +58,7 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _validate(request: dict[str, Any]) -> dict[str, Any]:
-    bases = [BaseFacts.of(facts) for facts in request["bases"]]
+    bases = [_base(facts) for facts in request["bases"]]
     config = request["config"].encode("latin-1")
     limits = AdapterLimits(**request["limits"])
     started = time.perf_counter()
@@ -110,6 +84,16 @@ def _validate(request: dict[str, Any]) -> dict[str, Any]:
         "base_model": base.model_id,
         "tokenizer": json.dumps(own, sort_keys=True) if own else None,
     }
+
+
+def _base(facts: dict[str, Any]) -> BaseModel:
+    """Read a base model from the request.   facts: its fields, with CONFIG_KEYS of its config."""
+    tensors = {
+        name: BaseTensor(dtype, tuple(shape), digest)
+        for name, (dtype, shape, digest) in facts["tensors"].items()
+    }
+    places = {name: TensorPlace(*place) for name, place in facts["places"].items()}
+    return BaseModel(**facts | {"path": Path(facts["path"]), "tensors": tensors, "places": places})
 
 
 def _own_tokenizer(

@@ -10,7 +10,7 @@ from engine.errors import EngineDeadError
 from engine.messages import Residency
 from engine.records import JournalRecords
 from registry.base_models import BaseModels
-from registry.base_ref import BaseRef, serving
+from registry.base_ref import BaseRef
 from server.inference import errors
 from server.inference.served_base import ServedBase
 from server.pool.base_files import BaseEntry
@@ -80,7 +80,7 @@ class Bases:
     def serving(self, ref: BaseRef) -> ServedBase | None:
         """The base model that serves the adapters of `ref`; None if none does."""
         current = {base.model_id: base for base in self.current}
-        model = serving([base.model for base in current.values()], ref)
+        model = BaseModels(*(base.model for base in current.values())).serving(ref)
         return current[model.model_id] if model else None
 
     # ---- how they come and go ----

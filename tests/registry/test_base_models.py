@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from registry.base_ref import BaseRef, serving
+from registry.base_models import BaseModels
+from registry.base_ref import BaseRef
 
 
 @dataclass(frozen=True)
@@ -35,4 +36,4 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_version_is_served_by(case):
     served, ref, place = CASES[case]
-    assert serving(served, ref) is (None if place is None else served[place])
+    assert BaseModels(*served).serving(ref) is (None if place is None else served[place])
