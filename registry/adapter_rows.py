@@ -27,7 +27,7 @@ class Version:
 
     response_template: JSON, the format of its tool calls or the format's name; None for the base
     model's.   tokenizer: JSON, what `registry.own_tokenizer` found; None for nothing.
-    base_model, base_variant: of the base model that it was proved on, as registry.base_ref says.
+    base_revision, base_model, base_variant: of the base model that it was proved on; see BaseRef.
     """
 
     adapter_id: str
@@ -37,14 +37,14 @@ class Version:
     rank: int
     size_bytes: int
     base_revision: str
+    base_model: str
+    base_variant: str
     passport: dict[str, Any]
     state: VersionState
     created_at_ms: int
     created_by_key: str
     deleted_at_ms: int | None = None
     response_template: str | None = None
-    base_model: str | None = None
-    base_variant: str | None = None
     tokenizer: str | None = None
 
     @property

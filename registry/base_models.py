@@ -46,7 +46,7 @@ class BaseModels:
         for model in of_revision:
             if model.model_id == ref.model_id:
                 return model
-        return next((it for it in of_revision if ref.variant in (None, it.variant)), None)
+        return next((it for it in of_revision if it.variant == ref.variant), None)
 
     def alike(self, ref: BaseRef) -> tuple[str, ...]:
         """Names of those that have the weights of `ref`, whatever their templates and precision."""

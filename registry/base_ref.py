@@ -8,10 +8,8 @@ class BaseRef:
     """The base model that a version was proved on.
 
     revision: sha256 of its config and weights.   variant: as registry.base_model documents it.
-    model_id, variant: None for a version from before they were noted; any base model of the
-    revision serves it.
     """
 
     revision: str
-    model_id: str | None = None
-    variant: str | None = None
+    model_id: str
+    variant: str

@@ -31,10 +31,7 @@ class BuildPlan:
 
 @dataclass(frozen=True, slots=True)
 class BuiltAdapter:
-    """A canonical object that is stored (except for a dry run's) but has no version row yet.
-
-    base_model, base_variant: None if it is that of a version or of an upload without them.
-    """
+    """A canonical object that is stored (except for a dry run's) but has no version row yet."""
 
     upload: Upload
     digest: str
@@ -42,9 +39,9 @@ class BuiltAdapter:
     rank: int
     size_bytes: int
     base_revision: str
+    base_model: str
+    base_variant: str
     passport: dict[str, Any]
-    base_model: str | None = None
-    base_variant: str | None = None
     tokenizer: str | None = None
 
     @property

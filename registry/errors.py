@@ -148,8 +148,8 @@ class ModelNotFound(AdapterNotFound):
 class AdapterNotServable(AdapterNotFound):
     """The caller's own version, proved on a base model that is not served.
 
-    base_model: its name, if it was noted.   alike: names of those served that have its weights, but
-    another chat template or precision.   served: names of all.
+    base_model: its name.   alike: names of those served that have its weights, but another chat
+    template or precision.   served: names of all.
     """
 
     code = "model_not_servable"
@@ -159,17 +159,17 @@ class AdapterNotServable(AdapterNotFound):
         *,
         model: str,
         version: int,
-        base_model: str | None,
+        base_model: str,
         alike: Sequence[str],
         served: Sequence[str],
     ) -> None:
-        its_own = f"the base model {base_model}" if base_model else "a base model"
         same = f" Its weights are served as {', '.join(alike)}, with another template or precision."
         NotFound.__init__(
             self,
-            f"Version {version} of {shown(model)} was made for {its_own} that is not served now; "
-            f"those served are: {', '.join(served)}.{same if alike else ''} Upload one that was "
-            "trained on one of them, or have this one proved there: chorale adapters prove "
+            f"Version {version} of {shown(model)} was made for the base model {base_model} that is "
+            f"not served now; those served are: {', '.join(served)}.{same if alike else ''} Upload "
+            "one that was trained on one of them, or have this one proved there: "
+            "chorale adapters prove "
             f"{model.partition('@')[0]} {version} --base-model {(*alike, *served, 'NAME')[0]}",
         )
         self.model = model

@@ -50,7 +50,7 @@ class Addressee:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedOffer:
-    """An adapter offered to a tenant, with its `latest`, if it has one.
+    """An adapter offered to a tenant, with figures of its `latest`, if it has one.
 
     offered_at_ms: None once accepted.   granted_at_ms: None until accepted.
     """
@@ -60,17 +60,9 @@ class ReceivedOffer:
     name: str
     rank: int | None
     size_bytes: int | None
-    base_revision: str | None
-    base_model: str | None
-    base_variant: str | None
+    base: BaseRef | None
     offered_at_ms: int | None = None
     granted_at_ms: int | None = None
-
-    @property
-    def base(self) -> BaseRef | None:
-        """The base model of its `latest`."""
-        revision = self.base_revision
-        return BaseRef(revision, self.base_model, self.base_variant) if revision else None
 
     @property
     def expires_at_ms(self) -> int | None:
@@ -131,7 +123,7 @@ def list_pending(conn: Connection, to: Addressee, now_ms: int) -> tuple[list[Rec
         .order_by(newest.c.place, newest.c.offered_at_ms.desc(), adapters.c.adapter_id)
     )
     rows = conn.execute(query.limit(MAX_LISTED)).all()
-    found = [ReceivedOffer(*row[:-1]) for row in rows]
+    found = [_offer(*row[:-1]) for row in rows]
     return found, bool(rows) and rows[0].num_pending > len(rows)
 
 
@@ -144,7 +136,7 @@ def list_accepted(conn: Connection, to: Addressee) -> list[ReceivedOffer]:
         .where(adapters.c.deleted_at_ms.is_(None))
         .order_by(adapters.c.tenant_id, adapters.c.name)
     )
-    return [ReceivedOffer(*row) for row in conn.execute(query.limit(grants.MAX_SHARED))]
+    return [_offer(*row) for row in conn.execute(query.limit(grants.MAX_SHARED))]
 
 
 def _pending(to: Addressee, now_ms: int) -> Subquery:
@@ -199,6 +191,13 @@ def _described(*times: ColumnElement[Any]) -> Select[Any]:
             & (versions.c.version == aliases.c.version),
         )
     )
+
+
+def _offer(*row: Any) -> ReceivedOffer:
+    """Make an offer of the columns that `_described` selects."""
+    base = BaseRef(*row[5:8]) if row[5] else None
+    values = [*row[:5], base, *row[8:]]
+    return ReceivedOffer(*values)
 
 
 def _find(

@@ -56,10 +56,9 @@ adapter_versions = Table(
     Column("rank", Integer, nullable=False),
     Column("size_bytes", BigInteger, nullable=False),
     Column("base_revision", String(64), nullable=False),
-    # The name and the variant of the base model that it was proved on; null if it is from before
-    # they were noted.
-    Column("base_model", String(256)),
-    Column("base_variant", String(64)),
+    # The name and the variant of the base model that it was proved on.
+    Column("base_model", String(256), nullable=False),
+    Column("base_variant", String(64), nullable=False),
     Column("passport", Text, nullable=False),  # JSON
     # JSON: the format of the adapter's tool calls, or its name; null for the base model's.
     Column("response_template", Text),

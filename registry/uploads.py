@@ -340,7 +340,7 @@ def new_upload_id() -> str:
 
 def base_of(built: dict[str, Any]) -> BaseRef:
     """The base model in the fields of a built adapter."""
-    return BaseRef(built["base_revision"], built.get("base_model"), built.get("base_variant"))
+    return BaseRef(built["base_revision"], built["base_model"], built["base_variant"])
 
 
 def built_fields(source: BuiltAdapter | Version) -> dict[str, Any]:

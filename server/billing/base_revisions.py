@@ -46,10 +46,6 @@ def bases_of(conn: Connection, adapter_ids: Collection[str]) -> dict[str, str]:
     query = (
         sa.select(version.adapter_id, base_revisions.c.base_model)
         .join(found, is_newest)
-        .join(
-            base_revisions,
-            base_revisions.c.base_revision
-            == sa.func.coalesce(version.base_variant, version.base_revision),
-        )
+        .join(base_revisions, base_revisions.c.base_revision == version.base_variant)
     )
     return {row.adapter_id: row.base_model for row in conn.execute(query)}

@@ -173,8 +173,7 @@ def _groups(start_ms: int, end_ms: int, tenant_id: str | None) -> sa.Select[Any]
         kept.adapter_version == adapter_versions.c.version
     )
     joined = joined.outerjoin(adapter_versions, is_kept)
-    kept_for = adapter_versions.c
-    revision = sa.func.coalesce(usage.base_revision, kept_for.base_variant, kept_for.base_revision)
+    revision = sa.func.coalesce(usage.base_revision, adapter_versions.c.base_variant)
     joined = joined.outerjoin(base_revisions, base_revisions.c.base_revision == revision)
     joined = joined.outerjoin(tenants, tenants.c.tenant_id == entry.tenant_id)
     was_free = (holds.c.request_id == usage.request_id) & (entry.amount_nanousd == 0)

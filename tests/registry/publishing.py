@@ -37,13 +37,16 @@ def publish(
         files={},
     )
     digest = sha256(content.encode())
+    base = next(iter(catalog.bases))
     built = BuiltAdapter(
         upload=upload,
         digest=digest,
         object_key=object_key(tenant_id, digest),
         rank=4,
         size_bytes=1000,
-        base_revision=next(iter(catalog.bases)).base_revision,
+        base_revision=base.base_revision,
+        base_model=base.model_id,
+        base_variant=base.variant,
         passport={"rank": 4},
         tokenizer=tokenizer,
     )

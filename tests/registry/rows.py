@@ -23,9 +23,9 @@ def add_version(
 ) -> str:
     """Insert the rows of a ready version and point `latest` at it; return its adapter_id.
 
-    base: None for a version from before base models were noted, with this base_revision.
+    base: None for the base model "base" of this base_revision, which is its variant, too.
     """
-    base = base or BaseRef(base_revision)
+    base = base or BaseRef(base_revision, "base", base_revision)
     adapter_id = adapter_id or f"ad_{_hex(f'{tenant_id}/{name}')[:32]}"
     digest = _hex(f"{adapter_id}@{version}")
     here = {"adapter_id": adapter_id, "tenant_id": tenant_id}

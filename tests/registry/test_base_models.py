@@ -28,8 +28,7 @@ CASES = {
     "none of the name with other weights": (
         [Served("first", "new weights", "new")], BaseRef("weights", "first", "plain"), None,
     ),
-    "any of the revision, where nothing else was noted": ([INT8, FIRST], BaseRef("weights"), 0),
-    "none of another revision": ([FIRST], BaseRef("others"), None),
+    "none of another revision": ([FIRST], BaseRef("others", "first", "plain"), None),
 }  # fmt: skip
 
 

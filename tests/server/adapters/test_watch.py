@@ -70,11 +70,11 @@ def tick(watch):
     asyncio.run(watch.tick())
 
 
-def publish(database, base, name="pirate", versions=1, tenant_id=A, **fields):
+def publish(database, base, name="pirate", versions=1, tenant_id=A):
     """Insert versions as rows, without events."""
-    fields.setdefault("base_revision", base.base_revision)
+    it = BaseRef(base.base_revision, base.model_id, base.variant)
     for version in range(1, versions + 1):
-        database.write_sync(lambda c, v=version: add_version(c, tenant_id, name, v, **fields))
+        database.write_sync(lambda c, v=version: add_version(c, tenant_id, name, v, base=it))
 
 
 def ref(database, name="pirate", version=1, tenant_id=A):
@@ -166,7 +166,7 @@ def test_what_is_deleted_or_for_another_base_model_is_not_prefetched(
     watch, sqlite_database, catalog, base, engines
 ):
     publish(sqlite_database, base, "gone", versions=2)
-    publish(sqlite_database, base, "old", versions=2, base_revision="0" * 64)
+    publish(sqlite_database, replace(base, base_revision="0" * 64), "old", versions=2)
     for name in ("gone", "old"):
         move(sqlite_database, catalog, 1, name)
     sqlite_database.write_sync(lambda conn: catalog.delete_adapter(conn, A, "gone"))

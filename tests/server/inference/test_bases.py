@@ -109,10 +109,10 @@ def test_a_name_means_its_base_model_and_the_first_is_the_default(world: World) 
     assert world.bases.default.model_id == "a"
     assert (world.home_of("b"), world.home_of("c")) == (b.home, None)
     assert world.bases.models.names == ("a", "b")
-    found = world.bases.serving(BaseRef("b 1"))
+    found = world.bases.serving(BaseRef("b 1", "b", "its only one"))
     assert found is not None
     assert found.model_id == "b"
-    assert world.bases.serving(BaseRef("c 1")) is None
+    assert world.bases.serving(BaseRef("c 1", "c", "its only one")) is None
     assert world.announced == ["a", "b"]
 
 
@@ -125,7 +125,7 @@ def test_a_replaced_model_serves_until_its_successor_has_an_engine(world: World)
     assert world.home_of("a") == old.home, "the new one is being loaded"
     world.tell(new, former)
     assert world.home_of("a") == old.home
-    assert world.bases.serving(BaseRef("a 2")) is None
+    assert world.bases.serving(BaseRef("a 2", "a", "its only one")) is None
     assert read_wanted(wanted_path(Path(old.home))) is None
     world.engines[new.home].is_ready = True
     base = world.bases.at(old.home)
@@ -154,7 +154,7 @@ def test_a_removed_model_is_no_model_any_more_and_ends_its_requests(world: World
     base.running.add(request())
     world.tell(a, replace(b, is_former=True))
     assert world.home_of("b") is None
-    assert world.bases.serving(BaseRef("b 1")) is None
+    assert world.bases.serving(BaseRef("b 1", "b", "its only one")) is None
     assert world.bases.models.names == ("a",)
     assert world.bases.num_running == 1
     asyncio.run(world.bases.abort_all())
