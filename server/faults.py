@@ -5,6 +5,7 @@ subclasses of its own.
 
 Fault
 ├── Invalid         the request is wrong; param names the place
+├── Forbidden       the caller's key may not do it
 ├── NotFound        the thing does not exist, or is another tenant's
 ├── Conflict        the request contradicts the present state; repeating it does not help
 ├── QuotaExceeded   an amount is used up; waiting does not help
@@ -44,6 +45,12 @@ class Fault(Exception):
 
 class Invalid(Fault):
     """The request is wrong."""
+
+
+class Forbidden(Fault):
+    """The caller's key may not do what it asks for; param names what it lacks."""
+
+    default_code = "insufficient_permissions"
 
 
 class NotFound(Fault):

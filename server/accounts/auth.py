@@ -5,8 +5,7 @@ is stored as its HMAC under a pepper, and found by its id.
 
 AuthError
 ├── InvalidApiKey     the key is unknown, revoked, expired or garbled: one answer for all
-├── TenantSuspended   the key is good, its tenant is suspended
-└── BeyondRights      the key may not do this to a key, see server.accounts.keys
+└── TenantSuspended   the key is good, its tenant is suspended
 """
 
 import hmac
@@ -39,20 +38,15 @@ _KEY = re.compile(r"(sk-chorale-([0-9A-Za-z]{12})-[0-9A-Za-z]{32})([0-9A-Za-z]{6
 
 
 class AuthError(Exception):
-    """Base of all errors about keys."""
+    """The key of a request gives no identity."""
 
 
 class InvalidApiKey(AuthError):
-    """The key is unknown or revoked; the message hides which, to give no help in guessing keys."""
-
-    def __init__(self) -> None:
-        super().__init__("Incorrect API key provided.")
+    """The key is unknown or revoked; nothing tells which, to give no help in guessing keys."""
 
 
 class TenantSuspended(AuthError):
-    def __init__(self, tenant_id: str) -> None:
-        self.tenant_id = tenant_id
-        super().__init__("This account is suspended.")
+    """The tenant of a good key is suspended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +130,7 @@ def identify(
     if row.expires_at_ms is not None and row.expires_at_ms <= now_ms:
         raise InvalidApiKey
     if row.status != "active":
-        raise TenantSuspended(row.tenant_id)
+        raise TenantSuspended
     makers = makers_of(conn, row.created_by)
     return Identity(
         tenant_id=row.tenant_id,

@@ -16,7 +16,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from registry.adapter_rows import lock_tenant
 from registry.audit import in_words, record_audit
 from server.accounts import auth
-from server.accounts.auth import ADMIN, SCOPES, AuthError, Identity
+from server.accounts.auth import ADMIN, SCOPES, Identity
 from server.accounts.lineage import (
     MAX_CHAIN,
     bounded_scopes,
@@ -25,7 +25,7 @@ from server.accounts.lineage import (
     parse_scopes,
 )
 from server.accounts.tables import api_keys
-from server.faults import Conflict, Invalid, NotFound, QuotaExceeded
+from server.faults import Conflict, Forbidden, Invalid, NotFound, QuotaExceeded
 from server.limits.amounts import LIMITS
 
 # The scope `admin` makes its holder the tenant's admin, so a key gets it only when asked for.
@@ -38,34 +38,6 @@ most that are replaced and in their overlap.
 MAX_NAME = 100
 MAX_OVERLAP_S = 7 * 86_400
 MAX_PAGE = 1000
-
-
-class KeyNotFound(NotFound):
-    def __init__(self, key_id: str) -> None:
-        message = f"There is no API key {key_id!r}."
-        super().__init__(message, code="key_not_found", param="key_id")
-
-
-class BeyondRights(AuthError):
-    """The asking key lacks what it would give, or did not make the key to be changed."""
-
-    def __init__(self, param: str | None, message: str) -> None:
-        self.param = param
-        super().__init__(message)
-
-
-class KeyEnded(Conflict):
-    """The key is revoked or expired, and stays so."""
-
-    def __init__(self, key_id: str) -> None:
-        message = f"The API key {key_id!r} is revoked or expired; make a new one."
-        super().__init__(message, code="key_ended", param="key_id")
-
-
-class TooManyKeys(QuotaExceeded):
-    def __init__(self) -> None:
-        message = f"An account has at most {MAX_KEYS} keys, and as many in the overlap of a "
-        super().__init__(f"{message}rotation; revoke one first.", code="max_keys")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +86,7 @@ def create_key(
 
     by: the key that asks; None is the operator.   scopes: by default all but admin that `by` has.
     limits: by the names of LIMITS; by default these and the expiry are those of `by`.
-    Raises Invalid, BeyondRights, TooManyKeys.
+    Raises Invalid, Forbidden, QuotaExceeded.
     """
     lock_tenant(conn, tenant_id)
     maker = _asker(conn, tenant_id, by, now_ms)
@@ -132,8 +104,8 @@ def create_key(
     if maker is not None:
         _check_gives(conn, maker, values)
         if any(above.is_revoked for above in makers_of(conn, maker.created_by)):
-            raise BeyondRights(
-                None, "A key above this API key is revoked, so this key makes no keys any more."
+            raise Forbidden(
+                "A key above this API key is revoked, so this key makes no keys any more."
             )
         values["created_by"] = _newest(conn, maker, now_ms)
     key, plaintext = _insert(conn, tenant_id, pepper, values, now_ms)
@@ -143,14 +115,14 @@ def create_key(
 
 
 def get_key(conn: Connection, tenant_id: str, key_id: str) -> ApiKey:
-    """A tenant's key by its id. Raises KeyNotFound, also for another tenant's key."""
+    """A tenant's key by its id. Raises NotFound, also for another tenant's key."""
+    row, is_it = None, (api_keys.c.tenant_id == tenant_id) & (api_keys.c.key_id == key_id)
     # The form is checked here, since PostgreSQL refuses some texts that cannot be an id.
-    if not (key_id.isascii() and key_id.isalnum()):
-        raise KeyNotFound(key_id)
-    is_it = (api_keys.c.tenant_id == tenant_id) & (api_keys.c.key_id == key_id)
-    row = conn.execute(sa.select(api_keys).where(is_it)).first()
+    if key_id.isascii() and key_id.isalnum():
+        row = conn.execute(sa.select(api_keys).where(is_it)).first()
     if row is None:
-        raise KeyNotFound(key_id)
+        message = f"There is no API key {key_id!r}."
+        raise NotFound(message, code="key_not_found", param="key_id")
     return _api_key(row._mapping)
 
 
@@ -162,7 +134,7 @@ def list_keys(
     limit: int = MAX_PAGE,
     newest_first: bool = False,
 ) -> list[ApiKey]:
-    """A tenant's keys after `after`, ended ones too, the oldest first. Raises KeyNotFound."""
+    """A tenant's keys after `after`, ended ones too, the oldest first. Raises NotFound."""
     query = sa.select(api_keys).where(api_keys.c.tenant_id == tenant_id)
     place = [api_keys.c.created_at_ms, api_keys.c.key_id]
     if after is not None:
@@ -186,8 +158,8 @@ def change_key(
     """Change a key's fields; fields that `changes` does not name stay as they are.
 
     changes: may name name, scopes, expires_at_ms and LIMITS. Narrower scopes also narrow the keys
-    that the key made; limits also bind the keys that it replaced. Raises KeyNotFound, KeyEnded,
-    Invalid, BeyondRights.
+    that the key made; limits also bind the keys that it replaced. Raises NotFound, Conflict,
+    Invalid, Forbidden.
     """
     lock_tenant(conn, tenant_id)
     asker = _asker(conn, tenant_id, by, now_ms)
@@ -223,7 +195,7 @@ def rotate_key(
 
     Name, scopes, limits and what is used of them, maker and expiry are those of the old key; the
     keys that the old one made belong to the new one. is_compromised: the old key and all that came
-    of it are revoked instead, with no overlap. Raises the errors of change_key, and TooManyKeys.
+    of it are revoked instead, with no overlap. Raises the errors of change_key, and QuotaExceeded.
     """
     if not 0 <= overlap_s <= MAX_OVERLAP_S:
         raise Invalid(f"overlap_s is from 0 to {MAX_OVERLAP_S}.", param="overlap_s")
@@ -265,8 +237,8 @@ def revoke_key(
     """Refuse a key from now on; a second call does nothing. Returns the ids of the keys it ended.
 
     cascade: refuse its other rotations, the keys that they made, and so on, as well; without it
-    those stay valid, but make no keys any more. Raises KeyNotFound, also for another tenant's key;
-    BeyondRights.
+    those stay valid, but make no keys any more. Raises NotFound, also for another tenant's key;
+    Forbidden.
     """
     lock_tenant(conn, tenant_id)
     key = get_key(conn, tenant_id, key_id)
@@ -303,47 +275,46 @@ def _check(values: Mapping[str, Any]) -> None:
 def _asker(conn: Connection, tenant_id: str, by: Identity | None, now_ms: int) -> ApiKey | None:
     """The asking key as it is now, which may have changed since it was authenticated.
 
-    None is the operator. Raises BeyondRights if the key may not manage keys.
+    None is the operator. Raises Forbidden if the key may not manage keys.
     """
     if by is None:
         return None
     asker = get_key(conn, tenant_id, by.key_id)
     if not asker.is_live(now_ms) or ADMIN not in _scopes_now(conn, asker):
-        raise BeyondRights(None, "This API key may not manage keys any more.")
+        raise Forbidden("This API key may not manage keys any more.")
     return asker
 
 
 def _check_gives(conn: Connection, maker: ApiKey, values: Mapping[str, Any]) -> None:
-    """Check that the key `maker` has now all that it gives. Raises BeyondRights."""
+    """Check that the key `maker` has now all that it gives. Raises Forbidden."""
     if beyond := values.get("scopes", frozenset()) - _scopes_now(conn, maker):
-        raise BeyondRights("scopes", f"This API key has not got the scopes {sorted(beyond)}.")
+        raise Forbidden(f"This API key has not got the scopes {sorted(beyond)}.", param="scopes")
     for field in (*LIMITS, "expires_at_ms"):
         own = getattr(maker, field)
         if own is None or field not in values:
             continue
         if values[field] is None or values[field] > own:
             shown = field.removesuffix("_ms")
-            raise BeyondRights(shown, f"{shown} may not be above this API key's own.")
+            raise Forbidden(f"{shown} may not be above this API key's own.", param=shown)
 
 
 def _check_manages(conn: Connection, asker: ApiKey | None, key: ApiKey) -> None:
-    """Check that the asking key is the key, or is above it. Raises BeyondRights."""
+    """Check that the asking key is the key, or is above it. Raises Forbidden."""
     if asker is None or asker.key_id == key.key_id:
         return
     if asker.key_id not in {maker.key_id for maker in makers_of(conn, key.created_by)}:
-        raise BeyondRights(
-            None, f"The API key {key.key_id!r} was not made by this one; ask who made it."
-        )
+        raise Forbidden(f"The API key {key.key_id!r} was not made by this one; ask who made it.")
 
 
 def _live_key(
     conn: Connection, tenant_id: str, key_id: str, asker: ApiKey | None, now_ms: int
 ) -> ApiKey:
-    """A live key that the asking key may change. Raises KeyNotFound, BeyondRights, KeyEnded."""
+    """A live key that the asking key may change. Raises NotFound, Forbidden, Conflict."""
     key = get_key(conn, tenant_id, key_id)
     _check_manages(conn, asker, key)
     if not key.is_live(now_ms):
-        raise KeyEnded(key_id)
+        message = f"The API key {key_id!r} is revoked or expired; make a new one."
+        raise Conflict(message, code="key_ended", param="key_id")
     return key
 
 
@@ -379,10 +350,10 @@ def _newest(conn: Connection, key: ApiKey, now_ms: int) -> str:
 def _family(
     conn: Connection, key: ApiKey, asker: ApiKey | None, now_ms: int
 ) -> sa.ColumnElement[bool]:
-    """The key and the live keys that came of it, for the asking key to end. Raises BeyondRights."""
+    """The key and the live keys that came of it, for the asking key to end. Raises Forbidden."""
     if asker == key and _newest(conn, key, now_ms) != key.key_id:
         # Whoever has only the old secret must not end the new key.
-        raise BeyondRights(None, "This API key was replaced; ask with the key that replaced it.")
+        raise Forbidden("This API key was replaced; ask with the key that replaced it.")
     among = (api_keys.c.tenant_id == key.tenant_id) & _is_live(now_ms)
     is_it = api_keys.c.key_id == key.key_id
     return is_it | api_keys.c.key_id.in_(came_of(key.bucket_id, among))
@@ -408,7 +379,7 @@ def _revoke(
 
 
 def _check_room(conn: Connection, tenant_id: str, replaces: str | None, now_ms: int) -> None:
-    """Check that the tenant may have another key, which replaces one or none. Raises TooManyKeys.
+    """Check that the tenant may have another key, which replaces one or none. Raises QuotaExceeded.
 
     A replaced key does not count as a key of the tenant any more, so that it can always be rotated.
     """
@@ -418,16 +389,20 @@ def _check_room(conn: Connection, tenant_id: str, replaces: str | None, now_ms: 
     query = query.where(columns.tenant_id == tenant_id, _is_live(now_ms))
     counts = {bool(row[0]): row[1] for row in conn.execute(query)}
     if counts.get(False, 0) >= MAX_KEYS or counts.get(True, 0) > MAX_KEYS:
-        raise TooManyKeys
+        raise QuotaExceeded(
+            f"An account has at most {MAX_KEYS} keys, and as many in the overlap of a rotation; "
+            "revoke one first.",
+            code="max_keys",
+        )
 
 
 def _insert(
     conn: Connection, tenant_id: str, pepper: str, values: Mapping[str, Any], now_ms: int
 ) -> tuple[ApiKey, str]:
-    """Make and store a key. Raises BeyondRights for a chain of too many keys, TooManyKeys."""
+    """Make and store a key. Raises Forbidden for a chain of too many keys, QuotaExceeded."""
     if len(makers_of(conn, values.get("created_by"))) >= MAX_CHAIN:
-        raise BeyondRights(
-            None, f"A key may be made by a key that another made, but not past {MAX_CHAIN} keys."
+        raise Forbidden(
+            f"A key may be made by a key that another made, but not past {MAX_CHAIN} keys."
         )
     _check_room(conn, tenant_id, values.get("replaces"), now_ms)
     key_id, plaintext = auth.make_key()

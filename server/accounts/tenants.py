@@ -12,6 +12,7 @@ from sqlalchemy.engine import Connection, RowMapping
 from registry.audit import in_words, record_audit
 from registry.events import record_event
 from server.accounts.tables import tenants
+from server.database.upsert import upsert
 from server.faults import Conflict, Invalid, NotFound
 
 # A tenant's name is the owner in `owner/name`, so it has the alphabet of an adapter's name.
@@ -23,17 +24,6 @@ STANDARD = "standard"
 """Plan of a tenant that is created without one."""
 
 TenantStatus = Literal["active", "suspended"]
-
-
-class TenantNotFound(NotFound):
-    def __init__(self, tenant: str) -> None:
-        super().__init__(f"There is no tenant {tenant!r}.", code="tenant_not_found", param="tenant")
-
-
-class TenantNameTaken(Conflict):
-    def __init__(self, name: str) -> None:
-        message = f"A tenant named {name!r} exists already."
-        super().__init__(message, code="tenant_name_taken", param="name")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +73,7 @@ def create_tenant(
     plan: str = STANDARD,
     actor: str = "operator",
 ) -> Tenant:
-    """Make an active tenant. Raises Invalid, TenantNameTaken."""
+    """Make an active tenant. Raises Invalid, Conflict."""
     limits = limits or TenantLimits()
     if not _NAME.fullmatch(name):
         raise Invalid(f"A tenant's name is {_NAME_IN_WORDS}.", param="name")
@@ -98,8 +88,6 @@ def create_tenant(
         cache_salt=secrets.token_hex(16),
         created_at_ms=now_ms,
     )
-    if find_id(conn, name):
-        raise TenantNameTaken(name)
     values = {
         "tenant_id": tenant.tenant_id,
         "name": name,
@@ -108,10 +96,11 @@ def create_tenant(
         "cache_salt": tenant.cache_salt,
         "created_at_ms": now_ms,
     }
-    try:
-        conn.execute(sa.insert(tenants).values(**values, **_limit_values(limits)))
-    except sa.exc.IntegrityError as error:
-        raise TenantNameTaken(name) from error
+    insert = upsert(conn.dialect.name, tenants).values(**values, **_limit_values(limits))
+    insert = insert.on_conflict_do_nothing(index_elements=["name"])
+    if conn.scalar(insert.returning(tenants.c.tenant_id)) is None:
+        message = f"A tenant named {name!r} exists already."
+        raise Conflict(message, code="tenant_name_taken", param="name")
     record_audit(conn, tenant.tenant_id, "tenant.create", name, at_ms=now_ms, actor=actor)
     return tenant
 
@@ -122,17 +111,17 @@ def list_tenants(conn: Connection) -> list[Tenant]:
 
 
 def get_tenant(conn: Connection, tenant: str) -> Tenant:
-    """The tenant of this id or this name. Raises TenantNotFound."""
+    """The tenant of this id or this name. Raises NotFound."""
     # The form is checked here, since PostgreSQL refuses some texts that cannot be an id or a name.
     if not _NAME.fullmatch(tenant):
-        raise TenantNotFound(tenant)
+        raise _unknown(tenant)
     query = sa.select(tenants).where(
         sa.or_(tenants.c.tenant_id == tenant, tenants.c.name == tenant)
     )
     # An id wins over another tenant's name that looks like it.
     rows = [_tenant(row._mapping) for row in conn.execute(query)]
     if not rows:
-        raise TenantNotFound(tenant)
+        raise _unknown(tenant)
     return min(rows, key=lambda row: row.tenant_id != tenant)
 
 
@@ -155,18 +144,18 @@ def names_of(conn: Connection, tenant_ids: Collection[str]) -> dict[str, str]:
 
 
 def suspend_tenant(conn: Connection, tenant_id: str, *, now_ms: int) -> None:
-    """Refuse a tenant's keys from now on; running requests go on. Raises TenantNotFound."""
+    """Refuse a tenant's keys from now on; running requests go on. Raises NotFound."""
     _change(conn, tenant_id, {"status": "suspended"}, "suspend", "", now_ms)
     record_event(conn, "suspended", tenant_id, "", None, now_ms)
 
 
 def resume_tenant(conn: Connection, tenant_id: str, *, now_ms: int) -> None:
-    """Undo a suspension. Raises TenantNotFound."""
+    """Undo a suspension. Raises NotFound."""
     _change(conn, tenant_id, {"status": "active"}, "resume", "", now_ms)
 
 
 def set_limits(conn: Connection, tenant_id: str, limits: TenantLimits, *, now_ms: int) -> None:
-    """Replace all limits of a tenant. Raises Invalid, TenantNotFound."""
+    """Replace all limits of a tenant. Raises Invalid, NotFound."""
     _check_limits(limits)
     values = _limit_values(limits)
     _change(conn, tenant_id, values, "limits", in_words(values), now_ms)
@@ -177,7 +166,7 @@ def set_details(
 ) -> None:
     """Change a tenant's plan, legal name, address, or whether its unknown fields are left out.
 
-    details: by the names of the fields of Tenant. Raises Invalid, TenantNotFound.
+    details: by the names of the fields of Tenant. Raises Invalid, NotFound.
     """
     for name, value in details.items():
         if name == "plan":
@@ -199,11 +188,16 @@ def _change(
     detail: str,
     now_ms: int,
 ) -> None:
-    """Set columns of a tenant's row, and write an audit row. Raises TenantNotFound."""
+    """Set columns of a tenant's row, and write an audit row. Raises NotFound."""
     query = sa.update(tenants).where(tenants.c.tenant_id == tenant_id).values(**values)
     if conn.execute(query).rowcount == 0:
-        raise TenantNotFound(tenant_id)
+        raise _unknown(tenant_id)
     record_audit(conn, tenant_id, f"tenant.{what}", detail, at_ms=now_ms, actor="operator")
+
+
+def _unknown(tenant: str) -> NotFound:
+    message = f"There is no tenant {tenant!r}."
+    return NotFound(message, code="tenant_not_found", param="tenant")
 
 
 def _check_limits(limits: TenantLimits) -> None:

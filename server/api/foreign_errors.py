@@ -10,8 +10,7 @@ from registry import errors as registry_errors
 from registry.errors import RegistryError, StorageError
 from registry.storage_faults import REMEDIES
 from server import faults, logs
-from server.accounts.auth import AuthError, InvalidApiKey, TenantSuspended
-from server.accounts.keys import BeyondRights
+from server.accounts.auth import AuthError, TenantSuspended
 from server.api import errors
 from server.api.errors import ApiError
 from server.api.limit_headers import refusal_headers, retry_headers
@@ -41,14 +40,8 @@ def from_rate_limit(error: RateLimited) -> ApiError:
 
 
 def from_auth(error: AuthError) -> ApiError:
-    match error:
-        case InvalidApiKey():
-            return errors.invalid_api_key()
-        case TenantSuspended():
-            return errors.tenant_suspended()
-        case BeyondRights():
-            return errors.permission_error(str(error), param=error.param)
-    raise AssertionError(f"unmapped {type(error).__name__}")
+    is_suspended = isinstance(error, TenantSuspended)
+    return errors.tenant_suspended() if is_suspended else errors.invalid_api_key()
 
 
 def from_database(error: DatabaseError) -> ApiError:
@@ -69,6 +62,8 @@ def from_fault(fault: Fault) -> ApiError:
             return ApiError(422, message, code=code, param=param)
         case faults.Invalid():
             return errors.invalid_request(message, param=param, code=code)
+        case faults.Forbidden():
+            return errors.permission_error(message, param=param)
         case faults.NotFound():
             return errors.not_found(message, code=code or "not_found", param=param)
         case faults.Conflict():

@@ -31,6 +31,7 @@ from server.billing.storage_charges import posted_until_ms
 from server.billing.tables import entries, holds, statements, tenant_accounts
 from server.database.clock import database_now_ms
 from server.database.database import Database
+from server.faults import Conflict
 from server.text.json_object import JsonObject
 from server.text.times import rfc3339
 
@@ -92,14 +93,6 @@ class OpenPeriod:
         return sum(amount for kind, (_, amount) in self.totals.items() if kind in SPEND_KINDS)
 
 
-class PeriodNotOver(Exception):
-    """A statement was requested for a month that is not over, whose figures still change."""
-
-    def __init__(self, period: str) -> None:
-        self.period = period
-        super().__init__(f"{period} is not over; its statement can be issued after its last day.")
-
-
 class Statements:
     """Issues statements.
 
@@ -142,7 +135,10 @@ class Statements:
                 return count
 
     def issue(self, tenant_id: str, period: str, *, actor: str = "gateway") -> Statement:
-        """Return the statement of a month, issuing it if it is not issued. Raises PeriodNotOver."""
+        """Return the statement of a month, issuing it if it is not issued.
+
+        Raises Conflict if the month is not over.
+        """
         figures = StatementFigures()
         while page := self._database.read_sync(lambda c: _page(c, tenant_id, period, figures)):
             for receipt in page:
@@ -163,7 +159,9 @@ class Statements:
         lock_ledger(conn)
         now_ms = self._now_ms(conn)
         if now_ms < end_of(period):
-            raise PeriodNotOver(period)
+            # Its figures still change.
+            message = f"{period} is not over; its statement can be issued after its last day."
+            raise Conflict(message, code="period_not_over", param="period")
         if (issued := get_statement(conn, tenant_id, period)) is not None:
             return issued
         while page := _page(conn, tenant_id, period, figures):

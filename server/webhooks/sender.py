@@ -3,8 +3,9 @@
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from server.faults import Invalid
 from server.webhooks.events import Event, Webhook, signed_headers
-from server.webhooks.urls import BadWebhookUrl, UrlRules, check_url, resolve
+from server.webhooks.urls import UrlRules, check_url, resolve
 
 if TYPE_CHECKING:  # as in server.webhooks.urls
     import httpx
@@ -68,7 +69,7 @@ class HttpSender:
                     await _read_little(answer)
         except TimeoutError:
             return None, f"no answer within {self._timeout_s:g} s"
-        except BadWebhookUrl as error:
+        except Invalid as error:
             return None, str(error)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             return None, f"cannot be reached ({type(error).__name__})"

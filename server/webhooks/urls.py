@@ -1,7 +1,4 @@
-"""Checks webhook URLs: the host must have public addresses, and the checked address is used.
-
-BadWebhookUrl   the URL breaks a rule, or its host has no address or one that is not public
-"""
+"""Checks webhook URLs: the host must have public addresses, and the checked address is used."""
 
 import asyncio
 import ipaddress
@@ -10,6 +7,8 @@ import socket
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TYPE_CHECKING
+
+from server.faults import Invalid
 
 # Gateways without webhooks need no HTTP client, whose import takes 0.1 s.
 if TYPE_CHECKING:
@@ -26,10 +25,6 @@ _INSIDE = (
 )
 
 
-class BadWebhookUrl(Exception):
-    """A URL that no webhook may have; the message says which rule it breaks."""
-
-
 @dataclass(frozen=True, slots=True)
 class UrlRules:
     """Exceptions to the rules, for tests and for closed networks."""
@@ -39,21 +34,23 @@ class UrlRules:
 
 
 def check_url(text: str, rules: UrlRules) -> "httpx.URL":
-    """Parse and check a URL without looking up its host. Raises BadWebhookUrl."""
+    """Parse and check a URL without looking up its host. Raises Invalid."""
     import httpx
 
     if len(text) > MAX_URL_CHARACTERS or not _PLAIN.fullmatch(text):
-        raise BadWebhookUrl(f"url must be at most {MAX_URL_CHARACTERS} visible ASCII characters.")
+        raise Invalid(
+            f"url must be at most {MAX_URL_CHARACTERS} visible ASCII characters.", param="url"
+        )
     try:
         url = httpx.URL(text)
     except httpx.InvalidURL as error:
-        raise BadWebhookUrl("url is not a URL.") from error
+        raise Invalid("url is not a URL.", param="url") from error
     schemes = ("https", "http") if rules.allow_http else ("https",)
     if url.scheme not in schemes:
         shown = " or ".join(f"{scheme}://" for scheme in schemes)
-        raise BadWebhookUrl(f"url must begin with {shown}.")
+        raise Invalid(f"url must begin with {shown}.", param="url")
     if not url.host or url.userinfo or url.fragment:
-        raise BadWebhookUrl("url must name a host, and neither a user nor a fragment.")
+        raise Invalid("url must name a host, and neither a user nor a fragment.", param="url")
     try:
         address = ipaddress.ip_address(url.host)
     except ValueError:
@@ -63,12 +60,12 @@ def check_url(text: str, rules: UrlRules) -> "httpx.URL":
 
 
 async def resolve(url: "httpx.URL", rules: UrlRules) -> str:
-    """Return the address to connect to. Raises BadWebhookUrl unless all the host's are allowed."""
+    """Return the address to connect to. Raises Invalid unless all the host's are allowed."""
     loop = asyncio.get_running_loop()
     try:
         found = await loop.getaddrinfo(url.host, url.port or 443, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        raise BadWebhookUrl("The host has no address.") from error
+        raise Invalid("The host has no address.", param="url") from error
     addresses = [ipaddress.ip_address(info[4][0]) for info in found]
     for address in addresses:
         _check_address(address, rules)
@@ -93,4 +90,4 @@ def is_public(address: IPv4Address | IPv6Address) -> bool:
 def _check_address(address: IPv4Address | IPv6Address, rules: UrlRules) -> None:
     if not rules.allow_private and not is_public(address):
         # The message leaves the address out: it would reveal how internal names resolve.
-        raise BadWebhookUrl("The host's address is not a public one.")
+        raise Invalid("The host's address is not a public one.", param="url")

@@ -98,7 +98,7 @@ class _KeyRing:
         self._pepper = pepper
 
     async def tenant_id(self, tenant: str) -> str:
-        """The id of a tenant, given by id or name. Raises TenantNotFound."""
+        """The id of a tenant, given by id or name. Raises NotFound."""
         found = await self._database.read(lambda conn: tenants.get_tenant(conn, tenant))
         return found.tenant_id
 

@@ -139,7 +139,7 @@ async def simulate_billing(
 
 
 def _book(conn: Connection, body: _Simulation) -> Book:
-    """The prices to compute with. Raises ApiError and TenantNotFound."""
+    """The prices to compute with. Raises ApiError and NotFound."""
     if body.price_version is not None:
         price = get_price(conn, body.price_version)
         if price is None:

@@ -23,7 +23,7 @@ from server.database.database import Database
 from server.text.times import unix_seconds
 from server.webhooks import events
 from server.webhooks.events import MAX_PENDING, Event, EventType, Webhook
-from server.webhooks.urls import MAX_URL_CHARACTERS, BadWebhookUrl, UrlRules, check_url
+from server.webhooks.urls import MAX_URL_CHARACTERS, UrlRules, check_url
 
 router = tenants_router()
 admin_router = operators_router()
@@ -171,10 +171,7 @@ async def list_events_of(tenant: str, database: DatabaseDep) -> WebhookEventList
 async def _set(
     database: Database, pepper: str, webhook_rules: UrlRules, tenant: str, url: str, actor: str
 ) -> WebhookAnswer | WebhookMade:
-    try:
-        check_url(url, webhook_rules)
-    except BadWebhookUrl as error:
-        raise errors.invalid_request(str(error), param="url") from None
+    check_url(url, webhook_rules)
 
     def write(conn: Connection) -> tuple[Webhook, bool]:
         tenant_id = tenants.get_tenant(conn, tenant).tenant_id

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from server.accounts.auth import SCOPES
-from server.accounts.keys import BeyondRights
 from server.accounts.lineage import MAX_CHAIN
+from server.faults import Forbidden
 from server.limits.amounts import LIMITS
 from server.limits.memory import MemoryLimiter
 from server.limits.rules import RateLimited
@@ -91,7 +91,7 @@ def test_a_request_charges_no_more_limits_than_a_chain_has_keys(users):
     key = users.make(scopes=SCOPES, **amounts)
     for _ in range(MAX_CHAIN - 1):
         key = users.make(by=users.rotate(key), scopes=SCOPES)
-    with pytest.raises(BeyondRights):
+    with pytest.raises(Forbidden):
         users.make(by=key)
     assert len(users.identity(key).limits) == MAX_CHAIN * len(LIMITS)
 
@@ -128,7 +128,7 @@ def test_no_key_and_all_that_came_of_it_get_more_than_its_limit(sqlite_database,
             limits = {name: amount * unit for name, unit in _AMOUNTS.items()}
             try:
                 keys.append((users.make(by=key, scopes=SCOPES, **limits), len(above)))
-            except BeyondRights:  # the chain is too long
+            except Forbidden:  # the chain is too long
                 continue
             above.append(node)
             amounts.append(amount)

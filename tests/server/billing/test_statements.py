@@ -22,7 +22,7 @@ from server.billing.receipts.receipt import CHARGES
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.receipts.signing_keys import record_key
 from server.billing.statement_figures import StatementFigures
-from server.billing.statements import GRACE_MS, MAX_GRACE_MS, PeriodNotOver, Statements
+from server.billing.statements import GRACE_MS, MAX_GRACE_MS, Statements
 from server.billing.storage_charges import ACCOUNTS
 from server.billing.tables import (
     entries,
@@ -32,6 +32,7 @@ from server.billing.tables import (
     tenant_accounts,
 )
 from server.database.database import Database
+from server.faults import Conflict
 from tests.server.factories import (
     ENGINE,
     SIGNER,
@@ -242,7 +243,7 @@ def test_a_statement_is_issued_once_and_never_changes(sqlite_book):
 def test_a_month_that_is_not_over_has_none(sqlite_book):
     sqlite_book.use()
     sqlite_book.now_ms = end_of("2026-11") - 1
-    with pytest.raises(PeriodNotOver):
+    with pytest.raises(Conflict):
         sqlite_book.statements.issue("ten_1", "2026-11")
     assert sqlite_book.issued() == []
 

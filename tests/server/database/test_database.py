@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from registry.audit import record_audit
 from registry.tables import audit_log
-from server.accounts.tenants import TenantNameTaken, create_tenant, list_tenants
+from server.accounts.tenants import create_tenant, list_tenants
 from server.database.database import (
     DEFAULT_FILE,
     Database,
@@ -19,6 +19,7 @@ from server.database.database import (
     LedgerUnavailable,
     UnsupportedDatabase,
 )
+from server.faults import Conflict
 from tests.server.factories import NOW_MS
 
 
@@ -110,7 +111,7 @@ def test_a_broken_constraint_fails_only_the_write_that_broke_it(each_database):
     misspelled = each_database.submit(lambda c: c.execute(sa.text("INSRT INTO tenants")))
     release.set()
     same[0].result()
-    with pytest.raises(TenantNameTaken):
+    with pytest.raises(Conflict):
         same[1].result()
     with pytest.raises(sa.exc.IntegrityError):
         broken.result()

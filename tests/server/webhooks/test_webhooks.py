@@ -22,6 +22,7 @@ from server.billing.credits import post_credit
 from server.billing.holds import insert_hold
 from server.billing.months import end_of, month_of
 from server.database.clock import now_ms
+from server.faults import Invalid
 from server.inference.limit_refusals import LimitRefusals
 from server.limits.rules import Limit
 from server.webhooks import events
@@ -34,7 +35,7 @@ from server.webhooks.delivery import (
 from server.webhooks.events import KEPT_MS, Event, new_event
 from server.webhooks.sender import HttpSender
 from server.webhooks.tables import webhook_events
-from server.webhooks.urls import BadWebhookUrl, UrlRules, check_url, is_public
+from server.webhooks.urls import UrlRules, check_url, is_public
 from tests.server.factories import (
     NOW_MS,
     PEPPER,
@@ -230,7 +231,7 @@ def test_old_events_are_forgotten(sqlite_database, receiver):
 def test_an_address_inside_is_not_public(address):
     assert not is_public(ipaddress.ip_address(address))
     host = f"[{address}]" if ":" in address else address
-    with pytest.raises(BadWebhookUrl, match="public"):
+    with pytest.raises(Invalid, match="public"):
         check_url(f"https://{host}/", UrlRules())
 
 
@@ -249,7 +250,7 @@ def test_an_address_of_the_internet_is_public(address):
     ],
 )  # fmt: skip
 def test_what_is_no_https_url_of_a_host_is_refused(url):
-    with pytest.raises(BadWebhookUrl):
+    with pytest.raises(Invalid):
         check_url(url, UrlRules())
 
 
@@ -470,7 +471,7 @@ def test_a_webhook_that_may_not_be_sent_to_is_not_set(product, url):
 
 def test_the_refusal_of_a_url_names_the_schemes_that_are_allowed():
     for rules, schemes in ((UrlRules(), "https://."), (ANYWHERE, "https:// or http://.")):
-        with pytest.raises(BadWebhookUrl) as refused:
+        with pytest.raises(Invalid) as refused:
             check_url("ftp://hooks.example/", rules)
         assert str(refused.value) == f"url must begin with {schemes}"
 
