@@ -193,6 +193,28 @@ def post_entries(
     return receipts
 
 
+def insert_events(
+    conn: Connection,
+    table: sa.Table,
+    drafts: Sequence[Draft],
+    receipts: Sequence[Receipt],
+    now_ms: int,
+) -> None:
+    """Insert the events of entries that the same transaction has just posted."""
+    rows = [
+        {
+            **draft.event,
+            "event_id": receipt["entry_id"],
+            "amount_nanousd": draft.amount_nanousd,
+            "posted_at_ms": now_ms,
+        }
+        for draft, receipt in zip(drafts, receipts, strict=True)
+    ]
+    if rows:
+        names = table.c.keys()
+        conn.execute(sa.insert(table), [{name: row[name] for name in names} for row in rows])
+
+
 @dataclass(slots=True)
 class _Chain:
     """One tenant's balance and end of chain while its entries are posted."""

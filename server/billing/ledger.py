@@ -4,7 +4,7 @@ One transaction posts a whole group of records: the events, their entries, the e
 and how far the engine's journal is settled.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,17 +13,19 @@ from sqlalchemy.engine import Connection
 
 from engine.messages import PROOF_TENANT
 from engine.records import EndRecord, ResidencyRecord
-from server.billing.entries import Draft, lock_ledger, post_entries
+from server.billing.entries import Draft, insert_events, lock_ledger, post_entries
 from server.billing.holds import Hold, lock_holds, note_failed, resolve
-from server.billing.rating import FREE, TokenAmounts, TokenPrices, is_free_error, rated_amounts
+from server.billing.prices import get_prices
+from server.billing.rating import FREE, TokenPrices, is_free_error, rate
 from server.billing.receipts.receipt import CHARGES, Receipt
+from server.billing.receipts.rows import TOKEN_PRICES
 from server.billing.receipts.signing import Signer
-from server.billing.storage_stretches import insert_events, residency_drafts
+from server.billing.storage_stretches import residency_drafts
 from server.billing.tables import (
     entries,
     incidents,
     journal_positions,
-    price_versions,
+    kept_events,
     usage_events,
 )
 from server.database.upsert import upsert
@@ -39,10 +41,7 @@ _POSTED_BY_SEQ = _POSTED.where(
     usage_events.c.journal_seq.in_(sa.bindparam("seqs", expanding=True)),
 )
 _POSTED_BY_ID = _POSTED.where(usage_events.c.request_id.in_(sa.bindparam("ids", expanding=True)))
-_PRICES = sa.select(price_versions).where(
-    price_versions.c.price_version.in_(sa.bindparam("versions", expanding=True))
-)
-_INSERT_EVENT = sa.insert(usage_events)
+_OF_HOLD = ("key_id", "model", "adapter_id", "adapter_version", "price_version")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +84,7 @@ def post(
     stays = [r for r in records if isinstance(r, ResidencyRecord) and r.seq > position]
     fresh, incidents_found = _split_replays(conn, engine_id, ends)
     by_id = lock_holds(conn, [record.request_id for record in fresh])
-    prices = _prices(conn, {hold.price_version for hold in by_id.values()})
+    prices = get_prices(conn, {hold.price_version for hold in by_id.values()})
     drafts: list[Draft] = []
     for record in fresh:
         hold = by_id.get(record.request_id)
@@ -94,8 +93,8 @@ def post(
         incidents_found += _doubts(engine_id, record, hold, draft.amount_nanousd)
     kept = residency_drafts(conn, engine_id, stays)
     receipts = post_entries(conn, signer, [*drafts, *kept], now_ms)
-    _insert_events(conn, drafts, receipts[: len(drafts)], now_ms)
-    insert_events(conn, kept, receipts[len(drafts) :])
+    insert_events(conn, usage_events, drafts, receipts[: len(drafts)], now_ms)
+    insert_events(conn, kept_events, kept, receipts[len(drafts) :], now_ms)
     open_ids = [hold.request_id for hold in by_id.values() if hold.state == "open"]
     resolved = resolve(conn, open_ids, "posted", now_ms)
     assert resolved == len(open_ids), "a locked hold changed under its lock"
@@ -228,32 +227,37 @@ def _split_replays(
     return fresh, found
 
 
-def _prices(conn: Connection, versions: set[int]) -> dict[int, TokenPrices]:
-    rows = conn.execute(_PRICES, {"versions": list(versions)})
-    return {
-        row.price_version: TokenPrices(
-            prompt_nanousd=row.prompt_nanousd,
-            cached_nanousd=row.cached_nanousd,
-            completion_nanousd=row.completion_nanousd,
-        )
-        for row in rows
-    }
-
-
 def _draft(
     engine_id: str, record: EndRecord, hold: Hold | None, price: TokenPrices | None
 ) -> Draft:
     """Draft the charge for one record: tenant and model from the hold, counts from the record."""
-    event = {
+    event = event_of(record) | {
         "engine_id": engine_id,
         "journal_seq": record.seq,
+        "tenant_id": hold.tenant_id if hold else record.tenant_id,
+        "is_failed": bool(hold and hold.failed_at_ms is not None)
+        or is_free_error(record.finish_reason, record.stop_cause, record.num_completion_tokens),
+        "hold_nanousd": hold.amount_nanousd if hold else None,
+        **{name: getattr(hold, name, None) for name in _OF_HOLD},
+        **{name: getattr(price, name, None) for name in TOKEN_PRICES},
+    }
+    parts = rate(event, price) if price else FREE
+    return Draft.charge(
+        "usage",
+        event["tenant_id"],
+        parts.total,
+        at_ms=event["ended_at_ms"],
+        price_version=event["price_version"],
+        event=event,
+        parts=parts,
+    )
+
+
+def event_of(record: EndRecord) -> dict[str, Any]:
+    """Return the columns of usage_events that an end record determines."""
+    return {
         "number": record.number,
         "request_id": record.request_id,
-        "tenant_id": hold.tenant_id if hold else record.tenant_id,
-        "key_id": hold.key_id if hold else None,
-        "model": hold.model if hold else None,
-        "adapter_id": hold.adapter_id if hold else None,
-        "adapter_version": hold.adapter_version if hold else None,
         "adapter_digest": record.adapter_digest,
         "base_revision": record.base_revision,
         "prompt_tokens": record.num_prompt_tokens,
@@ -261,70 +265,14 @@ def _draft(
         "completion_tokens": record.num_completion_tokens,
         "finish_reason": record.finish_reason,
         "stop_cause": record.stop_cause,
-        "is_failed": bool(hold and hold.failed_at_ms is not None)
-        or is_free_error(record.finish_reason, record.stop_cause, record.num_completion_tokens),
         "output_sha256": record.output_sha256,
-        "price_version": hold.price_version if hold else None,
-        "hold_nanousd": hold.amount_nanousd if hold else None,
         "started_at_ms": _ms(record.started_at),
-        "first_token_at_ms": None if record.first_token_at is None else _ms(record.first_token_at),
+        "first_token_at_ms": _ms(record.first_token_at),
         "ended_at_ms": _ms(record.at),
-        "load_ms": None if record.load_s is None else _ms(record.load_s),
+        "load_ms": _ms(record.load_s),
         "load_tier": record.load_tier,
-        "queue_ms": None if record.queue_s is None else _ms(record.queue_s),
+        "queue_ms": _ms(record.queue_s),
     }
-    return _charge(event, price)
-
-
-def _charge(event: dict[str, Any], price: TokenPrices | None) -> Draft:
-    """Draft the charge for an event, given as columns of usage_events."""
-    parts, unit_prices = FREE, {}
-    if price is not None:
-        parts = rate(event, price)
-        unit_prices = {
-            "prompt_nanousd": price.prompt_nanousd,
-            "cached_nanousd": price.cached_nanousd,
-            "completion_nanousd": price.completion_nanousd,
-        }
-    return Draft.charge(
-        "usage",
-        event["tenant_id"],
-        parts.total,
-        at_ms=event["ended_at_ms"],
-        price_version=event["price_version"],
-        event=event | unit_prices,
-        parts=parts,
-    )
-
-
-def rate(event: Mapping[str, Any], price: TokenPrices) -> TokenAmounts:
-    """Return the amounts of a usage event (or of its receipt) under a price."""
-    return rated_amounts(
-        event["finish_reason"],
-        event["stop_cause"],
-        event["prompt_tokens"],
-        event["cached_tokens"],
-        event["completion_tokens"],
-        price,
-        is_failed=event["is_failed"],
-    )
-
-
-def _insert_events(
-    conn: Connection, drafts: list[Draft], receipts: list[Receipt], now_ms: int
-) -> None:
-    if not drafts:
-        return
-    names = [column.name for column in usage_events.c]
-    rows = []
-    for draft, receipt in zip(drafts, receipts, strict=True):
-        known = dict(draft.event) | {
-            "event_id": receipt["entry_id"],
-            "amount_nanousd": draft.amount_nanousd,
-            "posted_at_ms": now_ms,
-        }
-        rows.append({name: known[name] for name in names})
-    conn.execute(_INSERT_EVENT, rows)
 
 
 def _doubts(
@@ -382,5 +330,5 @@ def _record_new(conn: Connection, found: list[dict[str, Any]], now_ms: int) -> i
     return count
 
 
-def _ms(seconds: float) -> int:
-    return round(seconds * 1000)
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1000)

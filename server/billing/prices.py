@@ -8,7 +8,7 @@ plan's, the default; else, of those for any, the tenant's, the plan's, the defau
 
 import itertools
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
@@ -142,24 +142,19 @@ def add_price(
     assert until_ms is None or until_ms > effective_at_ms
     assert not (base_model and scope == "adapter"), "an adapter has one base model"
     row = conn.execute(
-        sa.insert(price_versions).values(
+        sa.insert(price_versions)
+        .values(
             scope=scope,
             scope_id=scope_id,
             base_model=base_model,
             effective_at_ms=effective_at_ms,
             until_ms=until_ms,
-            prompt_nanousd=prices.prompt_nanousd,
-            cached_nanousd=prices.cached_nanousd,
-            completion_nanousd=prices.completion_nanousd,
-            storage_nanousd=prices.storage_nanousd,
-            pinned_nanousd=prices.pinned_nanousd,
-            resident_nanousd=prices.resident_nanousd,
+            **{field.name: getattr(prices, field.name) for field in fields(Prices)},
             created_at_ms=now_ms,
         )
-    )
-    assert row.inserted_primary_key is not None
-    price = get_price(conn, row.inserted_primary_key[0])
-    assert price is not None
+        .returning(price_versions)
+    ).one()
+    price = _price(row)
     tenant_id, target = scope_id if scope == "tenant" else None, str(price.price_version)
     detail, actor = in_words(asdict(price)), "operator"
     record_audit(conn, tenant_id, "price.add", detail, target=target, at_ms=now_ms, actor=actor)
@@ -190,15 +185,13 @@ def list_prices(
 
 def get_price(conn: Connection, price_version: int) -> Price | None:
     """Return the version of this number, or None if there is none."""
-    query = sa.select(price_versions).where(price_versions.c.price_version == price_version)
-    row = conn.execute(query).first()
-    return _price(row) if row else None
+    return get_prices(conn, [price_version]).get(price_version)
 
 
 def get_prices(conn: Connection, numbers: Collection[int]) -> dict[int, Price]:
     """Return the versions that exist among `numbers`, by number."""
-    query = sa.select(price_versions).where(price_versions.c.price_version.in_(numbers))
-    return {row.price_version: _price(row) for row in conn.execute(query)}
+    rows = conn.execute(_BY_NUMBER, {"numbers": list(numbers)})
+    return {row.price_version: _price(row) for row in rows}
 
 
 def _narrowest(conn: Connection, newest: list[Price], at_ms: int) -> Price:
@@ -250,9 +243,12 @@ def _newest_of_each_scope() -> sa.CompoundSelect[Any]:
     return sa.union_all(*found)
 
 
-# Built once, since every request runs it. It takes seven look-ups in one index, however many prices
-# there are.
+# Built once, since every request runs them. The first takes seven look-ups in one index, however
+# many prices there are.
 _NEWEST_OF_EACH_SCOPE = _newest_of_each_scope()
+_BY_NUMBER = sa.select(price_versions).where(
+    price_versions.c.price_version.in_(sa.bindparam("numbers", expanding=True))
+)
 _NEXT_BEGINNING = sa.select(sa.func.min(price_versions.c.effective_at_ms)).where(
     price_versions.c.effective_at_ms > sa.bindparam("at_ms", type_=sa.BigInteger)
 )

@@ -4,10 +4,13 @@ Money is integer nano-dollars; one nano-dollar a token is 0.001 dollars a millio
 10^9 bytes, a month is 30 days.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 GB_HOUR = 10**9 * 3_600_000
 """Bytes times milliseconds in a gigabyte-hour."""
+_PARTS = ("prompt", "cached", "completion")
 _HOUR_MS = 3_600_000
 _MONTH_MS = 30 * 24 * _HOUR_MS
 
@@ -19,6 +22,11 @@ class TokenPrices:
     prompt_nanousd: int
     cached_nanousd: int
     completion_nanousd: int
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Self:
+        """The prices in a row, or in a receipt; one that is None is 0."""
+        return cls(**{field.name: row[field.name] or 0 for field in fields(cls)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +97,14 @@ def rated_amounts(
     if is_failed or is_late or not adds_up or not is_billable(finish_reason, stop_cause):
         return FREE
     return token_amounts(prompt_tokens, cached_tokens, completion_tokens, price)
+
+
+def rate(event: Mapping[str, Any], price: TokenPrices) -> TokenAmounts:
+    """Return the amounts of a usage event, or of its receipt, under a price."""
+    prompt, cached, completion = (int(event[f"{name}_tokens"] or 0) for name in _PARTS)
+    end = event["finish_reason"], event["stop_cause"]
+    is_failed = bool(event["is_failed"])
+    return rated_amounts(*end, prompt, cached, completion, price, is_failed=is_failed)
 
 
 def is_billable(finish_reason: str, stop_cause: str) -> bool:

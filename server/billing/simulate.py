@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from registry.tables import adapter_versions
 from server.accounts.tables import tenants
 from server.billing.prices import Price, Scope, get_prices
-from server.billing.rating import Prices, kept_amount, rated_amounts
+from server.billing.rating import Prices, kept_amount, rate
 from server.billing.receipts.receipt import EntryKind, tenant_account
 from server.billing.receipts.rows import KEPT_KINDS, is_tenants
 from server.billing.tables import base_revisions, entries, holds, kept_events, usage_events
@@ -92,17 +92,7 @@ class _Simulation:
         actual = self.prices[row["price_version"]]
         price = self.book.price(actual, row)
         if row["of_kind"] == "usage":
-            if not row["adds_up"]:
-                return 0
-            return rated_amounts(
-                row["finish_reason"],
-                row["stop_cause"],
-                int(row["prompt_tokens"]),
-                int(row["cached_tokens"]),
-                int(row["completion_tokens"]),
-                price,
-                is_failed=bool(row["is_failed"]),
-            ).total
+            return rate(dict(row), price).total if row["adds_up"] else 0
         gb_hour_nanousd: int = getattr(price, f"{row['of_kind']}_nanousd")
         each = kept_amount(row["size_bytes"], row["duration_ms"], gb_hour_nanousd)
         return int(row["num_entries"]) * each

@@ -15,7 +15,7 @@ from sqlalchemy.engine import Connection
 
 from engine.records import ResidencyItem, ResidencyRecord
 from registry.tables import adapter_versions
-from server.billing.entries import Draft, post_entries
+from server.billing.entries import Draft, insert_events, post_entries
 from server.billing.prices import Price, prices_for
 from server.billing.rating import kept_amount
 from server.billing.receipts.receipt import Receipt
@@ -64,7 +64,7 @@ def post_stretches(
     """Post the stretches that are not posted yet. Call it under the ledger's lock."""
     drafts = drafts_of(conn, stretches)
     receipts = post_entries(conn, signer, drafts, now_ms)
-    insert_events(conn, drafts, receipts)
+    insert_events(conn, kept_events, drafts, receipts, now_ms)
     return receipts
 
 
@@ -73,16 +73,6 @@ def drafts_of(conn: Connection, stretches: Sequence[Stretch]) -> list[Draft]:
     fresh = _fresh(conn, stretches)
     prices = _prices(conn, fresh)
     return [_draft(stretch, prices.get(stretch.source_id)) for stretch in fresh]
-
-
-def insert_events(conn: Connection, drafts: Sequence[Draft], receipts: Sequence[Receipt]) -> None:
-    """Insert the events of entries that the same transaction has just posted."""
-    rows = [
-        {name: draft.event[name] for name in _COLUMNS} | {"event_id": receipt["entry_id"]}
-        for draft, receipt in zip(drafts, receipts, strict=True)
-    ]
-    if rows:
-        conn.execute(sa.insert(kept_events), rows)
 
 
 def has_price(draft: Draft) -> bool:

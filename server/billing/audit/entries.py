@@ -8,10 +8,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.billing.audit.report import UNREADABLE, Finding, Scope, differences
-from server.billing.ledger import rate
 from server.billing.months import month_before, month_of
 from server.billing.old_holds import KEPT_MS
-from server.billing.rating import TokenPrices, kept_amount
+from server.billing.rating import TokenPrices, kept_amount, rate
 from server.billing.receipts.faults import signature_faults
 from server.billing.receipts.receipt import GENESIS, UNDOING, sha256_of, tenant_account
 from server.billing.receipts.rows import (
@@ -238,8 +237,7 @@ def _worth(row: Row) -> int:
         return 0
     if row["kind"] != "usage":
         return kept_amount(row["size_bytes"], row["duration_ms"], row[f"{row['kind']}_nanousd"])
-    names = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
-    return rate(row, TokenPrices(**{name: row[name] for name in names})).total
+    return rate(row, TokenPrices.of(row)).total
 
 
 def _check_correction(row: Row) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 
 from server.billing.audit.report import Finding, Scope, differences
 from server.billing.rating import TokenPrices, amount_nanousd, is_free_error
-from server.billing.receipts.rows import PAGE_SIZE
+from server.billing.receipts.rows import PAGE_SIZE, TOKEN_PRICES
 from server.billing.tables import entries, holds, incidents, price_versions, usage_events
 
 _GRACE_MS = 60_000
@@ -43,9 +43,9 @@ def check_holds(scope: Scope) -> Iterator[Finding]:
     while page := scope.conn.execute(query.where(holds.c.request_id > after)).mappings().all():
         for row in map(dict[str, Any], page):
             subject = f"hold {row['request_id']}"
-            pairs: dict[str, tuple[Any, Any]] = {
-                "amount_nanousd": (_amount(row), row["amount_nanousd"])
-            }
+            tokens, price = (row["num_prompt_tokens"], 0, row["token_lease"]), TokenPrices.of(row)
+            amount = amount_nanousd(*tokens, price)
+            pairs: dict[str, tuple[Any, Any]] = {"amount_nanousd": (amount, row["amount_nanousd"])}
             if row["event_id"] is not None:
                 pairs |= _pairs(row)
             elif row["state"] == "posted":
@@ -93,7 +93,6 @@ def _select_holds() -> sa.Select[Any]:
     usage, price, correction = usage_events.c, price_versions.c, entries.alias()
     of_event = (*_SAME, *_END, "hold_nanousd", "is_failed", "posted_at_ms")
     columns = [usage[name].label(f"event_{name}") for name in of_event]
-    prices = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
     joined = holds.outerjoin(usage_events, usage.request_id == holds.c.request_id)
     joined = joined.join(price_versions, price.price_version == holds.c.price_version)
     joined = joined.outerjoin(correction, correction.c.reverses_entry_id == usage.event_id)
@@ -102,15 +101,9 @@ def _select_holds() -> sa.Select[Any]:
         usage.event_id,
         usage.amount_nanousd.label("event_amount_nanousd"),
         *columns,
-        *(price[name] for name in prices),
+        *(price[name] for name in TOKEN_PRICES),
         correction.c.entry_id.label("correction_id"),
     ).select_from(joined)
-
-
-def _amount(row: Row) -> int:
-    names = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
-    price = TokenPrices(**{name: row[name] for name in names})
-    return amount_nanousd(row["num_prompt_tokens"], 0, row["token_lease"], price)
 
 
 def _pairs(row: Row) -> dict[str, tuple[Any, Any]]:

@@ -24,6 +24,7 @@ from engine.records import (
 )
 from server.billing.audit.entries import id_windows
 from server.billing.audit.report import Finding, Scope, differences
+from server.billing.ledger import event_of
 from server.billing.receipts.rows import PAGE_SIZE, is_tenants
 from server.billing.storage_stretches import drafts_of, has_price, residency_stretches
 from server.billing.tables import journal_positions, kept_events, usage_events
@@ -240,7 +241,7 @@ def _check_ends(scope: Scope, engine_id: str, ends: Sequence[EndRecord]) -> Iter
                 check="journal files", subject=subject, detail="is settled and has no event"
             )
             continue
-        pairs = {name: (value, row[name]) for name, value in _as_event(end).items()}
+        pairs = {name: (value, row[name]) for name, value in event_of(end).items()}
         yield from differences("journal files", subject, pairs)
 
 
@@ -266,26 +267,6 @@ def _check_stays(scope: Scope, engine_id: str, record: ResidencyRecord) -> Itera
         pairs = {name: (getattr(item, name), row[name]) for name in same}
         pairs["adapter_digest"] = (item.digest, row["adapter_digest"])
         yield from differences("journal files", subject, pairs)
-
-
-def _as_event(end: EndRecord) -> dict[str, Any]:
-    """Return the columns of usage_events that an end record determines."""
-    first_token_at = end.first_token_at
-    return {
-        "number": end.number,
-        "request_id": end.request_id,
-        "adapter_digest": end.adapter_digest,
-        "base_revision": end.base_revision,
-        "prompt_tokens": end.num_prompt_tokens,
-        "cached_tokens": end.num_cached_tokens,
-        "completion_tokens": end.num_completion_tokens,
-        "finish_reason": end.finish_reason,
-        "stop_cause": end.stop_cause,
-        "output_sha256": end.output_sha256,
-        "started_at_ms": round(end.started_at * 1000),
-        "first_token_at_ms": None if first_token_at is None else round(first_token_at * 1000),
-        "ended_at_ms": round(end.at * 1000),
-    }
 
 
 def _journaled(directory: Path) -> tuple[int, int]:

@@ -11,7 +11,7 @@ from decimal import Context, Decimal
 from server.billing.exports.csv_rows import cell, encode_cells
 from server.billing.exports.json_lines import encode_json
 from server.billing.months import next_month
-from server.billing.rating import GB_HOUR, TokenPrices, format_usd, rated_amounts
+from server.billing.rating import GB_HOUR, TokenPrices, format_usd, rate
 from server.billing.receipts.receipt import COLUMNS as RECEIPT_COLUMNS
 from server.billing.receipts.receipt import Receipt, Value
 
@@ -89,25 +89,18 @@ def _usage_rows(receipt: Receipt) -> Iterator[Row]:
     prompt, cached, completion = (
         int(receipt[f"{name}_tokens"] or 0) for name in ("prompt", "cached", "completion")
     )
-    unit_prices = {name: int(receipt[f"{name}_nanousd"] or 0) for name, _ in _TOKEN_METERS}
-    paid = rated_amounts(
-        str(receipt["finish_reason"]),
-        str(receipt["stop_cause"]),
-        prompt,
-        cached,
-        completion,
-        TokenPrices(**{f"{name}_nanousd": price for name, price in unit_prices.items()}),
-        is_failed=bool(receipt["is_failed"]),
-    )
+    price = TokenPrices.of(receipt)
+    paid = rate(receipt, price)
     tokens = {"prompt": prompt - cached, "cached": cached, "completion": completion}
     for name, meter in _TOKEN_METERS:
         if tokens[name] or (name == "prompt" and not any(tokens.values())):
-            billed, listed = getattr(paid, name), tokens[name] * unit_prices[name]
+            unit_price = getattr(price, f"{name}_nanousd")
+            billed, listed = getattr(paid, name), tokens[name] * unit_price
             row = _metered_row(receipt, name, meter, str(tokens[name]), "Tokens")
             row |= _costs(billed, listed)
-            row["ListUnitPrice"] = format_usd(unit_prices[name])
+            row["ListUnitPrice"] = format_usd(unit_price)
             # Tokens that are rated 0 have a contracted price of 0.
-            row["ContractedUnitPrice"] = format_usd(unit_prices[name] if billed == listed else 0)
+            row["ContractedUnitPrice"] = format_usd(unit_price if billed == listed else 0)
             yield row
 
 

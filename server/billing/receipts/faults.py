@@ -7,7 +7,7 @@ import base64
 import binascii
 from collections.abc import Iterator, Mapping
 
-from server.billing.rating import TokenPrices, format_usd, kept_amount, rated_amounts
+from server.billing.rating import TokenPrices, format_usd, kept_amount, rate
 from server.billing.receipts.receipt import CHARGES, FIELDS, SEAL, UNDOING, Receipt, tenant_account
 from server.billing.receipts.signing import PublicKey
 
@@ -17,7 +17,6 @@ TYPES: dict[str, type] = {
 } | dict.fromkeys(SEAL, str)
 
 _KINDS = (*CHARGES, *UNDOING, "credit", "payment", "difference")
-_PRICES = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
 _ALWAYS = (
     "entry_id", "kind", "tenant_id", "amount_nanousd", "amount_usd", "debit_account",
     "credit_account", "period", "ended_at", "posted_at", "receipt_seq", "prev_sha256",
@@ -143,7 +142,7 @@ def _amount_faults(receipt: Receipt) -> Iterator[Fault]:
     if receipt["kind"] == "usage":
         if not 0 <= int_of(receipt, "cached_tokens") <= int_of(receipt, "prompt_tokens"):
             yield "cached_tokens", "they are part of the prompt's tokens, and cannot be more"
-        expected = _usage_amount(receipt)
+        expected = rate(receipt, TokenPrices.of(receipt)).total
     elif receipt["kind"] in CHARGES:
         expected = kept_amount(
             int_of(receipt, "size_bytes"),
@@ -154,17 +153,3 @@ def _amount_faults(receipt: Receipt) -> Iterator[Fault]:
         return
     if amount != expected:
         yield "amount_nanousd", f"it is {amount}; its counts and prices make {expected}"
-
-
-def _usage_amount(receipt: Receipt) -> int:
-    """Return the amount from the counts and prices of a usage receipt; without prices it is 0."""
-    prompt, cached, completion = (int_of(receipt, name) for name in COUNTS)
-    return rated_amounts(
-        str(receipt["finish_reason"]),
-        str(receipt["stop_cause"]),
-        prompt,
-        cached,
-        completion,
-        TokenPrices(**{name: int_of(receipt, name) for name in _PRICES}),
-        is_failed=bool(receipt["is_failed"]),
-    ).total

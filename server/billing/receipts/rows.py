@@ -29,11 +29,11 @@ _OF_USAGE = (
 )  # fmt: skip
 _OF_KEPT = ("tier", "size_bytes", "slabs", "duration_ms")
 _OF_BOTH = ("adapter_id", "adapter_version", "adapter_digest")
-_TOKEN_PRICES = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
+TOKEN_PRICES = ("prompt_nanousd", "cached_nanousd", "completion_nanousd")
 KEPT_KINDS = CHARGES[1:]
 
 NO_EVENT: Mapping[str, Any] = dict.fromkeys(
-    (*_OF_USAGE, *_OF_KEPT, *_OF_BOTH, *_TOKEN_PRICES, "started_at_ms", "first_token_at_ms")
+    (*_OF_USAGE, *_OF_KEPT, *_OF_BOTH, *TOKEN_PRICES, "started_at_ms", "first_token_at_ms")
 )
 """The columns of an event and its prices, all None, for an entry without an event."""
 
@@ -64,7 +64,7 @@ def receipt_of(row: Mapping[str, Any]) -> dict[str, Any]:
     amount = row["amount_nanousd"] if is_charged else -row["amount_nanousd"]
     is_usage, is_kept = kind == "usage", kind in KEPT_KINDS
     receipt = {name: row[name] for name in _SAME}
-    receipt |= {name: row[name] if is_usage else None for name in (*_OF_USAGE, *_TOKEN_PRICES)}
+    receipt |= {name: row[name] if is_usage else None for name in (*_OF_USAGE, *TOKEN_PRICES)}
     receipt |= {name: row[name] if is_kept else None for name in _OF_KEPT}
     receipt |= {name: row[name] for name in _OF_BOTH}
     receipt["kept_nanousd"] = row[f"{kind}_nanousd"] if is_kept else None
@@ -92,7 +92,7 @@ def select_receipts() -> sa.Select[Any]:
     columns += [kept[name] for name in _OF_KEPT]
     both = (*_OF_BOTH, "started_at_ms")
     columns += [sa.func.coalesce(usage[name], kept[name]).label(name) for name in both]
-    columns += [price[name] for name in _TOKEN_PRICES]
+    columns += [price[name] for name in TOKEN_PRICES]
     columns += [price[f"{kind}_nanousd"] for kind in KEPT_KINDS]
     joined = entries.outerjoin(usage_events, usage.event_id == entries.c.entry_id)
     joined = joined.outerjoin(kept_events, kept.event_id == entries.c.entry_id)
