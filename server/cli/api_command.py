@@ -20,6 +20,7 @@ from server.cli.connection import (
     as_operator,
     as_tenant,
 )
+from server.cli.options import set_options
 from server.cli.terminal import say, show_json, show_table
 from server.text.json_object import JsonObject
 
@@ -68,8 +69,7 @@ def api_command(
         added = [shared[each] for each in names]
         added += [shared["json"]] if takes_json or show else []
         parameters = [*(each for each in own if each.name != "json"), *added]
-        command.__dict__["__signature__"] = inspect.Signature(parameters)
-        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        set_options(command, parameters)
         app.command(name, help=inspect.getdoc(ask))(command)
         return ask
 

@@ -10,6 +10,7 @@ import typer
 
 from server.cli.beside import gateway_settings
 from server.cli.connection import DEFAULT_DATA_DIR, AdminKey, ApiKey, Json
+from server.cli.options import set_options
 from server.cli.serve import base_url, flags_of, load, serve
 from server.cli.terminal import CommandFailed, say, show_json, show_table, stderr
 from server.text.json_object import JsonObject
@@ -69,8 +70,7 @@ def _take_options_of_serve() -> None:
     *own, _ = inspect.signature(doctor).parameters.values()
     names = {each.name for each in own}
     shared = [it for it in inspect.signature(serve).parameters.values() if it.name not in names]
-    doctor.__dict__["__signature__"] = inspect.Signature([*shared, *own])
-    doctor.__annotations__ = {each.name: each.annotation for each in (*shared, *own)}
+    set_options(doctor, [*shared, *(each.replace(kind=each.KEYWORD_ONLY) for each in own)])
 
 
 _take_options_of_serve()

@@ -9,7 +9,7 @@ import typer
 from server.cli.api_command import Given, api_command, table
 from server.cli.beside import DatabaseUrl, ServerDir, open_beside
 from server.cli.connection import DEFAULT_DATA_DIR
-from server.cli.limit_options import MaxConcurrency, RequestsPerMinute, TokensPerMinute
+from server.cli.options import MaxConcurrency, RequestsPerMinute, TokensPerMinute
 from server.cli.terminal import CommandFailed, confirm, say, show
 from server.cli.units import moment, time_option
 from server.text.json_object import JsonObject

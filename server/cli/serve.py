@@ -1,6 +1,7 @@
 """`chorale serve`: runs engine, fetcher and gateway until a signal."""
 
 import functools
+import inspect
 import logging
 import os
 import shutil
@@ -11,11 +12,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from lora import log_lines
+from server.cli.options import set_options
 from server.cli.terminal import CommandFailed, say
 from server.text.json_object import JsonObject
 
@@ -29,6 +31,60 @@ logger = logging.getLogger(__name__)
 _PROBE_TIMEOUT_S = 1.0
 _PROBE_INTERVAL_S = 0.2
 _USUAL_CONFIG = "chorale.toml"
+_FLAGS = {
+    "model_name": "Name of the base model for clients; by default that of its folder.",
+    "data_dir": "Folder for database, journals, caches and keys, .chorale by default. It is made "
+    "where it is missing.",
+    "host": "Address to listen on, 127.0.0.1 by default.",
+    "port": "Port to listen on, 8000 by default; 0 takes a free one.",
+    "device": "Device of the model: cpu, cuda, or auto (the default), cuda if any.",
+    "dtype": "Number format of weights and KV: float32, float16, bfloat16, or auto (the default), "
+    "float32 on a CPU and the checkpoint's 16-bit format on a GPU.",
+    "database_url": "Database: sqlite:///FILE or postgresql://..., by default an SQLite file in "
+    "the data directory.",
+    "storage": "Object store for adapters and scheduled exports: file:///FOLDER or "
+    "s3://BUCKET/PREFIX?endpoint_url=URL, by default a folder in the data directory.",
+    "redis_url": "Redis in which several gateways count their limits together: redis://... "
+    "Without it a gateway counts alone.",
+    "gateways": "Gateway processes on the port, 1 by default; several need PostgreSQL and Redis.",
+    "engines": "How many engines run at least, 1 by default.",
+    "max_engines": "How many engines run at most: more than --engines while requests wait. By "
+    "default no more than --engines.",
+    "tensor_parallel_size": "GPUs that share an engine's model, or processes on a CPU; 1 by "
+    "default.",
+    "ray": "Ray cluster to run the engines on: HOST:PORT, auto for the one that this machine is "
+    "in, or local for one of its own. By default they run on this machine without Ray.",
+    "arena_bytes": "Bytes of memory for KV and adapters together, in each process of an engine. "
+    "By default 1 GiB on a CPU, and what --memory-utilization leaves on a GPU.",
+    "memory_utilization": "Share of a GPU's memory that an engine takes, 0.9 by default. It has "
+    "no effect with --arena-bytes.",
+    "quantization": "What the base model's weights are rounded to: int8, int4, or fp8 on a GPU. "
+    "By default they stay as the checkpoint has them.",
+    "unquantized_model": "Folder of the model from which a quantised checkpoint was made. With "
+    "it, passports tell how far the quantised base moves an adapter's answers.",
+    "kv_cache_dtype": "Number format of KV: auto (the default), as --dtype; fp8 on a GPU.",
+    "batch_invariant": "On a CPU, give a request the same tokens and logprobs, bit by bit, "
+    "whatever else is in the batch. It needs the kernels in C, and a head_dim that 16 divides. "
+    "Off by default.",
+    "speculation": "Whether an engine drafts tokens and verifies several in a step: auto (the "
+    "default), where that brings more tokens a second; or off.",
+    "draft_model": "Folder of a smaller model with the same vocabulary, which drafts tokens for "
+    "the base model on a CPU.",
+    "max_model_len": "Most tokens of a request, prompt and answer together. By default as many as "
+    "the model was made for, 8192 at most.",
+    "max_num_seqs": "Most requests in one step of an engine, by default 64 on a CPU and 256 on a "
+    "GPU.",
+    "threads": "CPU threads of each process of an engine.",
+}
+"""Settings that are flags as well, each with its help; the others are described where they are."""
+_KINDS: dict[str, type] = {
+    "memory_utilization": float,
+    "batch_invariant": bool,
+    **dict.fromkeys(("data_dir", "unquantized_model", "draft_model"), Path),
+    **dict.fromkeys(("port", "gateways", "engines", "max_engines", "tensor_parallel_size"), int),
+    **dict.fromkeys(("arena_bytes", "max_model_len", "max_num_seqs", "threads"), int),
+}
+"""Types of the flags that are no text."""
 
 
 def serve(
@@ -39,159 +95,11 @@ def serve(
             "base model."
         ),
     ] = None,
-    model_name: Annotated[
-        str | None,
-        typer.Option(help="Name of the base model for clients; by default that of its folder."),
-    ] = None,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for database, journals, caches and keys, .chorale by default. It is made "
-            "where it is missing."
-        ),
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on, 127.0.0.1 by default.")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(help="Port to listen on, 8000 by default; 0 takes a free one."),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(help="Device of the model: cpu, cuda, or auto (the default), cuda if any."),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="Number format of weights and KV: float32, float16, bfloat16, or auto (the "
-            "default), float32 on a CPU and the checkpoint's 16-bit format on a GPU."
-        ),
-    ] = None,
-    database_url: Annotated[
-        str | None,
-        typer.Option(
-            help="Database: sqlite:///FILE or postgresql://..., by default an SQLite file in the "
-            "data directory."
-        ),
-    ] = None,
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            help="Object store for adapters and scheduled exports: file:///FOLDER or "
-            "s3://BUCKET/PREFIX?endpoint_url=URL, by default a folder in the data directory."
-        ),
-    ] = None,
-    redis_url: Annotated[
-        str | None,
-        typer.Option(
-            help="Redis in which several gateways count their limits together: redis://... "
-            "Without it a gateway counts alone."
-        ),
-    ] = None,
-    gateways: Annotated[
-        int | None,
-        typer.Option(
-            help="Gateway processes on the port, 1 by default; several need PostgreSQL and Redis."
-        ),
-    ] = None,
-    engines: Annotated[
-        int | None, typer.Option(help="How many engines run at least, 1 by default.")
-    ] = None,
-    max_engines: Annotated[
-        int | None,
-        typer.Option(
-            help="How many engines run at most: more than --engines while requests wait. By "
-            "default no more than --engines."
-        ),
-    ] = None,
-    tensor_parallel_size: Annotated[
-        int | None,
-        typer.Option(
-            help="GPUs that share an engine's model, or processes on a CPU; 1 by default."
-        ),
-    ] = None,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            help="Ray cluster to run the engines on: HOST:PORT, auto for the one that this machine "
-            "is in, or local for one of its own. By default they run on this machine without Ray."
-        ),
-    ] = None,
-    arena_bytes: Annotated[
-        int | None,
-        typer.Option(
-            help="Bytes of memory for KV and adapters together, in each process of an engine. By "
-            "default 1 GiB on a CPU, and what --memory-utilization leaves on a GPU."
-        ),
-    ] = None,
-    memory_utilization: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of a GPU's memory that an engine takes, 0.9 by default. It has no effect "
-            "with --arena-bytes."
-        ),
-    ] = None,
-    quantization: Annotated[
-        str | None,
-        typer.Option(
-            help="What the base model's weights are rounded to: int8, int4, or fp8 on a GPU. By "
-            "default they stay as the checkpoint has them."
-        ),
-    ] = None,
-    unquantized_model: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the model from which a quantised checkpoint was made. With it, "
-            "passports tell how far the quantised base moves an adapter's answers."
-        ),
-    ] = None,
-    kv_cache_dtype: Annotated[
-        str | None,
-        typer.Option(help="Number format of KV: auto (the default), as --dtype; fp8 on a GPU."),
-    ] = None,
-    batch_invariant: Annotated[
-        bool | None,
-        typer.Option(
-            help="On a CPU, give a request the same tokens and logprobs, bit by bit, whatever "
-            "else is in the batch. It needs the kernels in C, and a head_dim that 16 divides. "
-            "Off by default."
-        ),
-    ] = None,
-    speculation: Annotated[
-        str | None,
-        typer.Option(
-            help="Whether an engine drafts tokens and verifies several in a step: auto (the "
-            "default), where that brings more tokens a second; or off."
-        ),
-    ] = None,
-    draft_model: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of a smaller model with the same vocabulary, which drafts tokens for the "
-            "base model on a CPU."
-        ),
-    ] = None,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            help="Most tokens of a request, prompt and answer together. By default as many as the "
-            "model was made for, 8192 at most."
-        ),
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None,
-        typer.Option(
-            help="Most requests in one step of an engine, by default 64 on a CPU and 256 on a GPU."
-        ),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="CPU threads of each process of an engine.")
-    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(envvar="CHORALE_CONFIG", help="File with settings, such as chorale.toml."),
     ] = None,
+    **given: Any,
 ) -> None:
     """Serve base models and the tenants' adapters for them until Ctrl-C.
 
@@ -200,7 +108,7 @@ def serve(
     After SIGHUP the file is read again, and base models that came, went or changed are taken on.
     After SIGUSR2 several gateways are replaced one after another, and no answer is cut off.
     """
-    flags = flags_of(dict(locals()))
+    flags = flags_of({"model": model, **given})
     if config is None and Path(_USUAL_CONFIG).is_file():
         say(f"{_USUAL_CONFIG} in this folder is not read: give --config {_USUAL_CONFIG}")
     started_at = time.monotonic()
@@ -212,6 +120,25 @@ def serve(
             names = ", ".join(f"[bold]{one.model_id}[/bold]" for one in settings.of_models())
             say(f"Serving {names} at {where}, after {took_s:.1f} s.")
         supervisor.run()
+
+
+def _take_flags() -> None:
+    """Give `serve` a flag for each setting that has one."""
+    model, config, _ = inspect.signature(serve).parameters.values()
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    flags = [
+        inspect.Parameter(
+            name,
+            keyword,
+            default=None,
+            annotation=Annotated[_KINDS.get(name, str) | None, typer.Option(help=about)],
+        )
+        for name, about in _FLAGS.items()
+    ]
+    set_options(serve, [model, *flags, config.replace(kind=keyword)])
+
+
+_take_flags()
 
 
 def flags_of(options: JsonObject) -> JsonObject:

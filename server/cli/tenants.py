@@ -7,8 +7,8 @@ import typer
 
 from server.cli.account import BALANCE
 from server.cli.api_command import api_command, table
-from server.cli.limit_options import MaxConcurrency, RequestsPerMinute, TokensPerMinute
 from server.cli.operator import Given, Tenant
+from server.cli.options import MaxConcurrency, RequestsPerMinute, TokensPerMinute
 from server.cli.terminal import show_table
 from server.text.json_object import JsonObject
 

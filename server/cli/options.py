@@ -1,0 +1,23 @@
+"""Options that several commands share, and commands that do not spell their options out."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+RequestsPerMinute = Annotated[
+    int | None, typer.Option(help="Requests per minute; no limit by default.")
+]
+TokensPerMinute = Annotated[
+    int | None, typer.Option(help="Tokens per minute; no limit by default.")
+]
+MaxConcurrency = Annotated[
+    int | None, typer.Option(help="Requests under way at once; no limit by default.")
+]
+
+
+def set_options(command: Callable[..., Any], parameters: Sequence[inspect.Parameter]) -> None:
+    """Have typer take these parameters for those of a command, which gets them by name."""
+    command.__dict__["__signature__"] = inspect.Signature(parameters)
+    command.__annotations__ = {each.name: each.annotation for each in parameters}
