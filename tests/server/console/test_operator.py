@@ -21,6 +21,7 @@ from server.console.operator.advice import CHECKS, INCIDENTS, advice_on
 from server.console.operator.engines import _arena
 from server.database.clock import now_ms
 from server.pool.engines import EngineFigures
+from server.pool.keeper import Decision
 from server.pool.running import RunningRequest
 from tests.server.api.test_metrics import make_stats
 from tests.server.console.browsing import Visitor, path_of, serve, shown
@@ -101,7 +102,7 @@ def test_engines_are_shown_with_their_batch_memory_queue_and_adapters(
 ) -> None:
     product.use(SeenEngines(num_deaths=7, suspects=make_suspects()))
     base = product.gateway.bases.default
-    base.keeper.decisions.note(4, "requests wait for a seat")
+    base.keeper.decisions.appendleft(Decision(1000, 4, "requests wait for a seat"))
     asked = RunningRequest("r-seen", acme.tenant_id, 2, 9, is_cold=False, engine="engine-1")
     base.running.add(asked)
     try:
