@@ -16,15 +16,10 @@ GET, PUT, POST, DELETE = "GET", "PUT", "POST", "DELETE"
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="module")
-def product(shared_product):
-    return shared_product
-
-
 @pytest.fixture
-def acme(product):
+def acme(shared_product):
     """A new tenant for each test, with versions 1 to 3 of pirate; prod means 1, latest 3."""
-    user = product.user(f"acme-{next(_numbers)}")
+    user = shared_product.user(f"acme-{next(_numbers)}")
     for content in "123":
         make_version(user, content=content, alias="prod" if content == "1" else None)
     return user

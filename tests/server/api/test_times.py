@@ -22,13 +22,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def product(shared_product: InProcess) -> InProcess:
-    return shared_product
-
-
-@pytest.fixture(scope="module")
-def acme(product: InProcess) -> User:
-    return product.user("acme", scopes=frozenset(SCOPES))
+def acme(shared_product: InProcess) -> User:
+    return shared_product.user("acme", scopes=frozenset(SCOPES))
 
 
 def refusal(acme: User, path: str, query: str) -> dict[str, Any]:
