@@ -206,19 +206,9 @@ class _Request(RequestObject):
         return ""
 
     @property
-    def includes_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
-
-    @property
-    def obfuscates(self) -> bool:
-        """Whether the sizes of a stream's events are to be hidden."""
-        return self.stream_options is not None and self.stream_options.include_obfuscation
-
-    @property
-    def counts_usage(self) -> bool:
-        """Whether every chunk says how many tokens there have been."""
-        options = self.stream_options
-        return options is not None and options.include_usage and options.continuous_usage_stats
+    def options(self) -> _StreamOptions:
+        """What a stream says beside the text."""
+        return self.stream_options or _StreamOptions()
 
     @property
     def served_tier(self) -> str:

@@ -74,16 +74,15 @@ class Rendering:
             await outputs.end()
 
     def _events(self, write: Callable[[bytes], None]) -> AnswerEvents:
-        choices, asked = self._choices(), self.asked
+        choices, options = self._choices(), self.asked.options
+        counts = options.include_usage and options.continuous_usage_stats
         return AnswerEvents(
             self._answer(),
             choices,
             self.padding,
             write,
-            usage_so_far=(lambda output: self._counts(output, choices))
-            if asked.counts_usage
-            else None,
-            usage=(lambda output: self._usage(output, choices)) if asked.includes_usage else None,
+            usage_so_far=(lambda output: self._counts(output, choices)) if counts else None,
+            usage=(lambda output: self._usage(output, choices)) if options.include_usage else None,
         )
 
     def _answer(self) -> Answer:

@@ -216,7 +216,7 @@ class Serving:
         return Ended(StreamingResponse(body, stored.status, headers), body.aclose, READING_S)
 
     def _rendering(self, begun: Begun) -> Rendering:
-        asked_bytes = ASKED_BYTES if begun.asked.obfuscates else 0
+        asked_bytes = ASKED_BYTES if begun.asked.options.include_obfuscation else 0
         padding = Padding(self.pad_events_to or asked_bytes)
         return Rendering(self.generation, begun.asked, begun.admitted, padding)
 
