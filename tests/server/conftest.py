@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from server.accounts.tables import metadata
 from server.database.database import DEFAULT_FILE, Database
 from tests.server.in_process import InProcess
+from tests.server.scripted_product import Product, scripted_product
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +91,13 @@ def postgres_database(empty_postgres, tmp_path: Path) -> Iterator[Database]:
 def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[InProcess]:
     """A gateway without a tenant, for one test."""
     with InProcess.running(migrated_sqlite, tmp_path) as product:
+        yield product
+
+
+@pytest.fixture
+def scripted(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
+    """A gateway around an engine whose outputs the test scripts, for one test."""
+    with scripted_product(migrated_sqlite, tmp_path) as product:
         yield product
 
 

@@ -8,7 +8,6 @@ import re
 import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from server.tools.built_in import BUILT_IN
 from server.tools.dialect import Dialect
 from tests.server.bases import change_base
 from tests.server.factories import NOW_MS
-from tests.server.scripted_product import Product, scripted_product
+from tests.server.scripted_product import Product
 
 TEMPLATE = (
     "{{ enable_thinking }}{{ reasoning_effort }}"
@@ -207,20 +206,19 @@ BY_NAME = {place.kind.__name__: place for place in PLACES}
 
 
 @pytest.fixture
-def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
+def product(scripted: Product) -> Product:
     """A base model that reasons, and whose template shows all that it is given."""
-    with scripted_product(migrated_sqlite, tmp_path) as product:
-        product.gateway.database.write_sync(
-            lambda conn: set_limits(conn, product.tenant_id, TenantLimits(), now_ms=NOW_MS)
-        )
-        tokenizer = copy.copy(product.gateway.bases.default.tokenizer)  # tests share it
-        tokenizer.chat_template = ChatTemplate({"default": TEMPLATE}, {})
-        tokenizer._prefix = [5]
-        said = tokenizer.encode("<think>Hm.</think>Yes.", add_special_tokens=False)
-        product.engines.script = lambda message: answer(message, (*said, SPECIAL_TOKEN))
-        dialect = Dialect(BUILT_IN["hermes"], is_native=True, token_ids={})
-        change_base(product.gateway, tokenizer=tokenizer, dialect=dialect)
-        yield product
+    scripted.gateway.database.write_sync(
+        lambda conn: set_limits(conn, scripted.tenant_id, TenantLimits(), now_ms=NOW_MS)
+    )
+    tokenizer = copy.copy(scripted.gateway.bases.default.tokenizer)  # tests share it
+    tokenizer.chat_template = ChatTemplate({"default": TEMPLATE}, {})
+    tokenizer._prefix = [5]
+    said = tokenizer.encode("<think>Hm.</think>Yes.", add_special_tokens=False)
+    scripted.engines.script = lambda message: answer(message, (*said, SPECIAL_TOKEN))
+    dialect = Dialect(BUILT_IN["hermes"], is_native=True, token_ids={})
+    change_base(scripted.gateway, tokenizer=tokenizer, dialect=dialect)
+    return scripted
 
 
 def answer(message: AddRequest, said: tuple[int, ...]) -> Iterator[RequestOutput]:

@@ -1,8 +1,6 @@
 """Completions over HTTP: choices, streams, logprobs and holds."""
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,7 +23,6 @@ from tests.server.scripted_product import (
     Product,
     answer_all,
     events,
-    scripted_product,
     token_ids,
 )
 
@@ -33,25 +30,19 @@ EOS = 1
 IGNORE = {"x-chorale-ignore-unknown-fields": "true"}
 
 
-@pytest.fixture
-def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
-    with scripted_product(migrated_sqlite, tmp_path) as product:
-        yield product
-
-
-def test_n_answers_are_n_choices_in_order_and_one_usage(product: Product) -> None:
-    body = product.chat(n=3, return_token_ids=True).json()
+def test_n_answers_are_n_choices_in_order_and_one_usage(scripted: Product) -> None:
+    body = scripted.chat(n=3, return_token_ids=True).json()
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2]
     for index, choice in enumerate(body["choices"]):
         assert choice["token_ids"] == list(token_ids(index))
-        assert choice["message"]["content"] == product.words(token_ids(index))
+        assert choice["message"]["content"] == scripted.words(token_ids(index))
         assert choice["finish_reason"] == "length"
-    prompt = len(product.engines.asked[0].prompt_token_ids)
+    prompt = len(scripted.engines.asked[0].prompt_token_ids)
     assert body["usage"]["prompt_tokens"] == prompt
     assert body["usage"]["completion_tokens"] == 9
 
 
-def test_the_answers_of_a_beam_search_are_choices_the_best_one_first(product: Product) -> None:
+def test_the_answers_of_a_beam_search_are_choices_the_best_one_first(scripted: Product) -> None:
     """The engine says at once that a search has begun, and all tokens of an answer at its end."""
 
     def search(message: AddRequest) -> list[RequestOutput]:
@@ -66,23 +57,23 @@ def test_the_answers_of_a_beam_search_are_choices_the_best_one_first(product: Pr
         return [RequestOutput(name, 0, 0), RequestOutput(name, 1, 1), *ends]
 
     answer_tokens = token_ids(0)
-    product.engines.script = search
-    body = product.chat(n=2, use_beam_search=True, max_tokens=9).json()
+    scripted.engines.script = search
+    body = scripted.chat(n=2, use_beam_search=True, max_tokens=9).json()
     texts = [choice["message"]["content"] for choice in body["choices"]]
-    assert texts == [product.words(answer_tokens[:2]), product.words(answer_tokens)]
+    assert texts == [scripted.words(answer_tokens[:2]), scripted.words(answer_tokens)]
     assert body["usage"]["completion_tokens"] == 5
-    (asked,) = product.engines.asked
+    (asked,) = scripted.engines.asked
     assert (asked.sampling_params.beam_search, asked.token_lease, asked.drafts) == (True, 18, False)
 
 
 @pytest.mark.parametrize("kind", ["chat", "text"])
-def test_a_stream_of_n_answers_has_each_ones_pieces_role_and_end(product: Product, kind) -> None:
-    ask = product.chat if kind == "chat" else product.text
+def test_a_stream_of_n_answers_has_each_ones_pieces_role_and_end(scripted: Product, kind) -> None:
+    ask = scripted.chat if kind == "chat" else scripted.text
     chunks = events(ask(n=3, stream=True, stream_options={"include_usage": True}))
     for index in range(3):
         own = [c["choices"][0] for c in chunks[:-1] if c["choices"][0]["index"] == index]
         texts = [c["delta"]["content"] if kind == "chat" else c["text"] for c in own]
-        assert "".join(texts) == product.words(token_ids(index))
+        assert "".join(texts) == scripted.words(token_ids(index))
         assert [c["finish_reason"] for c in own] == [None, None, "length"]
         if kind == "chat":
             assert ["role" in c["delta"] for c in own] == [True, False, False]
@@ -91,45 +82,45 @@ def test_a_stream_of_n_answers_has_each_ones_pieces_role_and_end(product: Produc
     assert chunks[-1]["usage"]["completion_tokens"] == 9
 
 
-def test_a_list_of_prompts_is_answered_by_index_under_one_hold(product: Product) -> None:
+def test_a_list_of_prompts_is_answered_by_index_under_one_hold(scripted: Product) -> None:
     texts = ["Hello there", "You", "Good day to you"]
-    encode = product.gateway.bases.default.tokenizer.encode
+    encode = scripted.gateway.bases.default.tokenizer.encode
     for prompt in (texts, [encode(text) for text in texts]):
-        body = product.text(prompt=prompt, n=2, echo=True, return_token_ids=True).json()
+        body = scripted.text(prompt=prompt, n=2, echo=True, return_token_ids=True).json()
         assert [choice["index"] for choice in body["choices"]] == list(range(6))
         for index, choice in enumerate(body["choices"]):
-            assert choice["text"] == texts[index // 2] + product.words(token_ids(index))
+            assert choice["text"] == texts[index // 2] + scripted.words(token_ids(index))
             assert choice["prompt_token_ids"] == encode(texts[index // 2])
-        (message,) = product.engines.asked
+        (message,) = scripted.engines.asked
         num_prompt_tokens = sum(len(encode(text)) for text in texts)
         assert body["usage"]["prompt_tokens"] == num_prompt_tokens
         assert (message.token_lease, message.sampling_params.n) == (6 * 9, 2)
-        hold = product.hold()
+        hold = scripted.hold()
         assert (hold.num_prompt_tokens, hold.token_lease) == (num_prompt_tokens, 6 * 9)
-        product.engines.asked.clear()
+        scripted.engines.asked.clear()
 
 
-def test_a_hard_budget_has_to_pay_for_a_token_of_each_prompt_of_a_list(product: Product) -> None:
-    prompts, database = [[40, 41], [50], [60]], product.gateway.database
+def test_a_hard_budget_has_to_pay_for_a_token_of_each_prompt_of_a_list(scripted: Product) -> None:
+    prompts, database = [[40, 41], [50], [60]], scripted.gateway.database
     price = database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
     needed = amount_nanousd(4, 0, 3, price)
     for amount, status in ((needed - 1, 429), (needed, 200)):
         budget = Budget(
-            tenant_id=product.tenant_id, kind="monthly", enforcement="hard", amount_nanousd=amount
+            tenant_id=scripted.tenant_id, kind="monthly", enforcement="hard", amount_nanousd=amount
         )
         database.write_sync(lambda conn, budget=budget: set_budget(conn, budget, now_ms=NOW_MS))
-        assert product.text(prompt=prompts).status_code == status
-    assert product.hold().token_lease == 3
+        assert scripted.text(prompt=prompts).status_code == status
+    assert scripted.hold().token_lease == 3
 
 
-def test_a_list_of_one_prompt_is_that_prompt(product: Product) -> None:
-    alone, listed = product.text(), product.text(prompt=[TEXT["prompt"]])
+def test_a_list_of_one_prompt_is_that_prompt(scripted: Product) -> None:
+    alone, listed = scripted.text(), scripted.text(prompt=[TEXT["prompt"]])
     assert alone.json()["choices"] == listed.json()["choices"]
 
 
-def test_every_chunk_says_how_many_tokens_there_have_been(product: Product) -> None:
+def test_every_chunk_says_how_many_tokens_there_have_been(scripted: Product) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    *chunks, last = events(product.text(n=2, stream=True, stream_options=options))
+    *chunks, last = events(scripted.text(n=2, stream=True, stream_options=options))
     assert [c["usage"]["completion_tokens"] for c in chunks] == [1, 2, 3, 4, 5, 6]
     assert all(
         c["usage"]["total_tokens"] == c["usage"]["prompt_tokens"] + c["usage"]["completion_tokens"]
@@ -137,7 +128,7 @@ def test_every_chunk_says_how_many_tokens_there_have_been(product: Product) -> N
     )
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 6)
     for options in ({"continuous_usage_stats": True}, {"include_usage": False}):
-        chunks = events(product.chat(stream=True, stream_options=options))
+        chunks = events(scripted.chat(stream=True, stream_options=options))
         assert not any("usage" in chunk for chunk in chunks)
 
 
@@ -150,10 +141,10 @@ def said_by(answer: httpx.Response, stream: bool) -> str:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "f"}}]])
 def test_special_tokens_and_what_ended_the_answer_are_text_where_that_is_asked_for(
-    product: Product, stream: bool, tools: Any
+    scripted: Product, stream: bool, tools: Any
 ) -> None:
     special, end = 6, 1
-    tokenizer = product.gateway.bases.default.tokenizer
+    tokenizer = scripted.gateway.bases.default.tokenizer
 
     def script(message: AddRequest) -> list[RequestOutput]:
         ended = {"finish_reason": "stop", "stop_cause": "eos", "is_last": True}
@@ -162,7 +153,7 @@ def test_special_tokens_and_what_ended_the_answer_are_text_where_that_is_asked_f
             for seq, token in enumerate((special, end))
         ]
 
-    product.engines.script = script
+    scripted.engines.script = script
     for fields, wanted in (
         ({}, []),
         ({"include_stop_str_in_output": True}, []),
@@ -171,16 +162,16 @@ def test_special_tokens_and_what_ended_the_answer_are_text_where_that_is_asked_f
     ):
         text = "".join(tokenizer.token_text(token) for token in wanted)
         asked = {"stop": "x", "stream": stream, **fields}
-        assert said_by(product.chat(tools=tools, **asked), stream) == text
-        assert said_by(product.text(**asked), stream) == text
-        words = dict(product.engines.asked[-1].sampling_params.words)
+        assert said_by(scripted.chat(tools=tools, **asked), stream) == text
+        assert said_by(scripted.text(**asked), stream) == text
+        words = dict(scripted.engines.asked[-1].sampling_params.words)
         assert (words.get(special) == b"<|style_json|>") == ("skip_special_tokens" in fields)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_echo_has_logprobs_as_an_evaluator_reads_them(product: Product, stream: bool) -> None:
+def test_an_echo_has_logprobs_as_an_evaluator_reads_them(scripted: Product, stream: bool) -> None:
     prompts = [[40, 41, 42], [50, 7]]
-    answer = product.text(prompt=prompts, echo=True, logprobs=1, stream=stream)
+    answer = scripted.text(prompt=prompts, echo=True, logprobs=1, stream=stream)
     if stream:
         chunks = events(answer)
         firsts = [next(c for c in chunks if c["choices"][0]["index"] == i) for i in range(2)]
@@ -189,57 +180,57 @@ def test_an_echo_has_logprobs_as_an_evaluator_reads_them(product: Product, strea
         choices = answer.json()["choices"]
     for prompt, choice in zip(prompts, choices, strict=True):
         logprobs = choice["logprobs"]
-        assert logprobs["tokens"][: len(prompt)] == [product.words([token]) for token in prompt]
+        assert logprobs["tokens"][: len(prompt)] == [scripted.words([token]) for token in prompt]
         assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
         for place, token in enumerate(prompt[1:], start=1):
             assert logprobs["token_logprobs"][place] == -token / 8
             # The prompt's token is listed even if it is not among the likeliest.
-            assert logprobs["top_logprobs"][place][product.words([token])] == (
+            assert logprobs["top_logprobs"][place][scripted.words([token])] == (
                 -0.25 if token == 7 else -token / 8
             )
-        assert choice["text"].startswith(product.words(prompt))
+        assert choice["text"].startswith(scripted.words(prompt))
         end = logprobs["text_offset"][len(prompt)]
-        assert end == len(product.words(prompt)), "the answer begins after the echo"
+        assert end == len(scripted.words(prompt)), "the answer begins after the echo"
 
 
-def test_logprobs_of_a_prompt_are_listed_by_token_id(product: Product) -> None:
-    product.engines.script = answer_all
-    body = product.text(prompt=[40, 41], prompt_logprobs=1).json()
+def test_logprobs_of_a_prompt_are_listed_by_token_id(scripted: Product) -> None:
+    scripted.engines.script = answer_all
+    body = scripted.text(prompt=[40, 41], prompt_logprobs=1).json()
     shown = body["choices"][0]["prompt_logprobs"]
     assert shown[0] is None
     assert {i: entry["logprob"] for i, entry in shown[1].items()} == {"41": -41 / 8, "7": -0.25}
-    chat = product.chat(prompt_logprobs=0).json()
-    assert len(chat["prompt_logprobs"]) == len(product.engines.asked[-1].prompt_token_ids)
-    assert product.chat().json()["prompt_logprobs"] is None
+    chat = scripted.chat(prompt_logprobs=0).json()
+    assert len(chat["prompt_logprobs"]) == len(scripted.engines.asked[-1].prompt_token_ids)
+    assert scripted.chat().json()["prompt_logprobs"] is None
 
 
 def test_a_stream_begins_with_the_prompts_token_ids_where_ids_were_asked_for(
-    product: Product,
+    scripted: Product,
 ) -> None:
-    first, *rest = events(product.chat(stream=True, return_token_ids=True))
-    assert first["prompt_token_ids"] == list(product.engines.asked[-1].prompt_token_ids)
+    first, *rest = events(scripted.chat(stream=True, return_token_ids=True))
+    assert first["prompt_token_ids"] == list(scripted.engines.asked[-1].prompt_token_ids)
     assert not any("prompt_token_ids" in chunk for chunk in rest)
-    chunks = events(product.text(stream=True, return_token_ids=True))
+    chunks = events(scripted.text(stream=True, return_token_ids=True))
     shown = [chunk["choices"][0]["prompt_token_ids"] for chunk in chunks]
-    assert shown == [list(product.engines.asked[-1].prompt_token_ids), None, None]
+    assert shown == [list(scripted.engines.asked[-1].prompt_token_ids), None, None]
 
 
-def test_a_long_prompt_is_cut_to_its_last_tokens_on_request(product: Product) -> None:
+def test_a_long_prompt_is_cut_to_its_last_tokens_on_request(scripted: Product) -> None:
     ids = [40 + i % 50 for i in range(MAX_MODEL_LEN + 100)]
-    cut = product.text(prompt=ids, truncate_prompt_tokens=5, echo=True)
-    assert product.engines.asked[-1].prompt_token_ids == tuple(ids[-5:])
-    assert cut.json()["choices"][0]["text"].startswith(product.words(ids[-5:]))
-    product.text(prompt=ids, truncate_prompt_tokens=-1, max_tokens=9)
-    assert product.engines.asked[-1].prompt_token_ids == tuple(ids[-(MAX_MODEL_LEN - 9) :])
-    assert product.text(prompt=ids).json()["error"]["code"] == "context_length_exceeded"
+    cut = scripted.text(prompt=ids, truncate_prompt_tokens=5, echo=True)
+    assert scripted.engines.asked[-1].prompt_token_ids == tuple(ids[-5:])
+    assert cut.json()["choices"][0]["text"].startswith(scripted.words(ids[-5:]))
+    scripted.text(prompt=ids, truncate_prompt_tokens=-1, max_tokens=9)
+    assert scripted.engines.asked[-1].prompt_token_ids == tuple(ids[-(MAX_MODEL_LEN - 9) :])
+    assert scripted.text(prompt=ids).json()["error"]["code"] == "context_length_exceeded"
 
 
-def test_a_last_message_of_the_assistant_is_continued_on_request(product: Product) -> None:
+def test_a_last_message_of_the_assistant_is_continued_on_request(scripted: Product) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Good day"}]
 
     def prompt(**changes: Any) -> str:
-        assert product.chat(messages=messages, **changes).status_code == 200
-        return product.words(product.engines.asked[-1].prompt_token_ids)
+        assert scripted.chat(messages=messages, **changes).status_code == 200
+        return scripted.words(scripted.engines.asked[-1].prompt_token_ids)
 
     whole = prompt(add_generation_prompt=False)
     assert prompt().startswith(whole), "a new answer begins by default"
@@ -249,42 +240,42 @@ def test_a_last_message_of_the_assistant_is_continued_on_request(product: Produc
     assert prompt(continue_final_message=True, add_generation_prompt=False) == begun
 
 
-def test_hold_lease_and_limit_cover_the_prompt_once_and_every_answer(product: Product) -> None:
-    answer = product.text(n=4, max_tokens=20)
-    message = product.engines.asked[-1]
+def test_hold_lease_and_limit_cover_the_prompt_once_and_every_answer(scripted: Product) -> None:
+    answer = scripted.text(n=4, max_tokens=20)
+    message = scripted.engines.asked[-1]
     num_prompt_tokens = len(message.prompt_token_ids)
     assert (message.token_lease, message.sampling_params.max_tokens) == (80, 20)
-    hold = product.hold()
+    hold = scripted.hold()
     assert (hold.num_prompt_tokens, hold.token_lease) == (num_prompt_tokens, 80)
-    price = product.gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
+    price = scripted.gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
     assert hold.amount_nanousd == amount_nanousd(num_prompt_tokens, 0, 80, price)
     left = int(answer.headers["x-ratelimit-remaining-tokens"])
     assert left == 1000 - num_prompt_tokens - 80
     # The first request used its prompt and 12 tokens; the next reserves its prompt and one token.
-    again = product.text(max_tokens=1)
+    again = scripted.text(max_tokens=1)
     left = int(again.headers["x-ratelimit-remaining-tokens"])
     assert left == 1000 - (num_prompt_tokens + 12) - (num_prompt_tokens + 1)
 
 
-def test_without_max_tokens_every_answer_may_fill_the_context(product: Product) -> None:
-    product.chat(n=2, max_tokens=None)
-    message = product.engines.asked[-1]
+def test_without_max_tokens_every_answer_may_fill_the_context(scripted: Product) -> None:
+    scripted.chat(n=2, max_tokens=None)
+    message = scripted.engines.asked[-1]
     rest = MAX_MODEL_LEN - len(message.prompt_token_ids)
     assert (message.sampling_params.max_tokens, message.token_lease) == (rest, 2 * rest)
 
 
-def test_logprobs_that_were_not_asked_for_are_null(product: Product) -> None:
-    assert product.chat().json()["choices"][0]["logprobs"] is None
-    assert {c["choices"][0]["logprobs"] for c in events(product.text(stream=True))} == {None}
+def test_logprobs_that_were_not_asked_for_are_null(scripted: Product) -> None:
+    assert scripted.chat().json()["choices"][0]["logprobs"] is None
+    assert {c["choices"][0]["logprobs"] for c in events(scripted.text(stream=True))} == {None}
 
 
-def test_an_echo_stands_before_each_answer_whole_and_streamed(product: Product) -> None:
-    said = [product.words(token_ids(index)) for index in range(2)]
-    whole = product.text(echo=True, n=2).json()["choices"]
+def test_an_echo_stands_before_each_answer_whole_and_streamed(scripted: Product) -> None:
+    said = [scripted.words(token_ids(index)) for index in range(2)]
+    whole = scripted.text(echo=True, n=2).json()["choices"]
     assert [choice["text"] for choice in whole] == [TEXT["prompt"] + words for words in said]
-    ids = product.gateway.bases.default.tokenizer.encode(TEXT["prompt"])
+    ids = scripted.gateway.bases.default.tokenizer.encode(TEXT["prompt"])
     for prompt in (TEXT["prompt"], [TEXT["prompt"]], ids):
-        chunks = events(product.text(echo=True, n=2, stream=True, prompt=prompt))
+        chunks = events(scripted.text(echo=True, n=2, stream=True, prompt=prompt))
         for index, words in enumerate(said):
             own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
             assert own[0]["text"].startswith(TEXT["prompt"])
@@ -292,41 +283,41 @@ def test_an_echo_stands_before_each_answer_whole_and_streamed(product: Product) 
 
 
 def test_bad_words_reach_the_engine_as_they_begin_a_text_and_as_they_go_on(
-    product: Product,
+    scripted: Product,
 ) -> None:
-    encode = product.gateway.bases.default.tokenizer.encode
+    encode = scripted.gateway.bases.default.tokenizer.encode
     wanted = {
         tuple(encode(spelled, add_special_tokens=False))
         for spelled in ("fox", " fox", "grey fox", " grey fox")
     }
-    for ask in (product.chat, product.text):
+    for ask in (scripted.chat, scripted.text):
         ask(bad_words=["fox", " grey fox", "fox"])
-        assert set(product.engines.asked[-1].sampling_params.bad_words) == wanted
-        assert len(product.engines.asked[-1].sampling_params.bad_words) == 4
+        assert set(scripted.engines.asked[-1].sampling_params.bad_words) == wanted
+        assert len(scripted.engines.asked[-1].sampling_params.bad_words) == 4
         ask()
-        assert product.engines.asked[-1].sampling_params.bad_words == ()
+        assert scripted.engines.asked[-1].sampling_params.bad_words == ()
 
 
-def test_a_model_without_reasoning_has_no_budget_for_it(product: Product) -> None:
-    refused = product.chat(thinking_token_budget=5)
+def test_a_model_without_reasoning_has_no_budget_for_it(scripted: Product) -> None:
+    refused = scripted.chat(thinking_token_budget=5)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "thinking_token_budget")
-    assert product.chat(thinking_token_budget=None).status_code == 200
-    change_base(product.gateway, dialect=Dialect(BUILT_IN["hermes"], True, {}))
+    assert scripted.chat(thinking_token_budget=None).status_code == 200
+    change_base(scripted.gateway, dialect=Dialect(BUILT_IN["hermes"], True, {}))
     for most in (0, 5):
-        assert product.chat(thinking_token_budget=most).status_code == 200
-        assert product.engines.asked[-1].sampling_params.reasoning.max_tokens == most
-    product.chat()
-    assert product.engines.asked[-1].sampling_params.reasoning is None
+        assert scripted.chat(thinking_token_budget=most).status_code == 200
+        assert scripted.engines.asked[-1].sampling_params.reasoning.max_tokens == most
+    scripted.chat()
+    assert scripted.engines.asked[-1].sampling_params.reasoning is None
 
 
 @pytest.mark.parametrize(
     ("asked", "tier", "priority"), [("auto", "default", 0), ("default", "default", 0),
     ("flex", "flex", 1)]
 )  # fmt: skip
-def test_the_tier_is_the_priority_and_is_told(product: Product, asked, tier, priority) -> None:
-    assert product.chat(service_tier=asked).json()["service_tier"] == tier
-    assert product.engines.asked[-1].priority == priority
-    chunks = events(product.chat(service_tier=asked, stream=True))
+def test_the_tier_is_the_priority_and_is_told(scripted: Product, asked, tier, priority) -> None:
+    assert scripted.chat(service_tier=asked).json()["service_tier"] == tier
+    assert scripted.engines.asked[-1].priority == priority
+    chunks = events(scripted.chat(service_tier=asked, stream=True))
     assert {chunk["service_tier"] for chunk in chunks} == {tier}
 
 
@@ -345,33 +336,33 @@ def test_the_tier_is_the_priority_and_is_told(product: Product, asked, tier, pri
     ],
 )
 def test_what_cannot_be_is_refused_by_name_and_costs_nothing(
-    product: Product, changes, param
+    scripted: Product, changes, param
 ) -> None:
-    refused = product.text(**changes)
+    refused = scripted.text(**changes)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
-    assert product.engines.asked == []
-    assert not product.gateway.bases.default.running
-    left = int(product.text(max_tokens=1).headers["x-ratelimit-remaining-tokens"])
-    assert left == 1000 - len(product.engines.asked[-1].prompt_token_ids) - 1
+    assert scripted.engines.asked == []
+    assert not scripted.gateway.bases.default.running
+    left = int(scripted.text(max_tokens=1).headers["x-ratelimit-remaining-tokens"])
+    assert left == 1000 - len(scripted.engines.asked[-1].prompt_token_ids) - 1
 
 
-def test_a_token_that_the_model_has_no_row_for_is_refused(product: Product) -> None:
-    base = product.gateway.bases.default
+def test_a_token_that_the_model_has_no_row_for_is_refused(scripted: Product) -> None:
+    base = scripted.gateway.bases.default
     smaller = replace(base.model, config=base.model.config | {"vocab_size": 50})
-    change_base(product.gateway, model=smaller)
+    change_base(scripted.gateway, model=smaller)
     for changes, param in (
         ({"prompt": [50]}, "prompt"),
         ({"prompt": [49], "stop_token_ids": [50]}, "stop_token_ids[0]"),
         ({"prompt": [49], "logit_bias": {"50": 1}}, 'logit_bias["50"]'),
     ):
-        assert product.text(**changes).json()["error"]["param"] == param
-    assert product.text(prompt=[49], stop_token_ids=[49]).status_code == 200
+        assert scripted.text(**changes).json()["error"]["param"] == param
+    assert scripted.text(prompt=[49], stop_token_ids=[49]).status_code == 200
 
 
-def test_a_request_is_known_again_by_everything_that_reaches_the_model(product: Product) -> None:
-    product.chat()
-    product.chat(service_tier="flex")
-    same, again = product.engines.asked
+def test_a_request_is_known_again_by_everything_that_reaches_the_model(scripted: Product) -> None:
+    scripted.chat()
+    scripted.chat(service_tier="flex")
+    same, again = scripted.engines.asked
     assert same.request_id != again.request_id
     assert fingerprint(same) == fingerprint(again)
     for change in (
@@ -379,41 +370,41 @@ def test_a_request_is_known_again_by_everything_that_reaches_the_model(product: 
         {"presence_penalty": 1}, {"frequency_penalty": 1}, {"repetition_penalty": 1.1},
         {"response_format": {"type": "json_object"}},
     ):  # fmt: skip
-        product.chat(**change)
-        assert fingerprint(product.engines.asked[-1]) != fingerprint(same)
+        scripted.chat(**change)
+        assert fingerprint(scripted.engines.asked[-1]) != fingerprint(same)
 
 
 ODD = {"surprise\r\nx": 1, "messages": [{"role": "user", "content": "hi", "mood": {"a": 1}}]}
 IGNORED = "messages.mood, surprise??x"
 
 
-def test_unknown_fields_are_left_out_and_named_if_the_request_says_so(product: Product) -> None:
-    plain = product.chat()
-    assert product.chat(**ODD).json()["error"]["param"] in ("messages[0].mood", "surprise\r\nx")
-    answer = product.post("chat/completions", CHAT | ODD, IGNORE)
+def test_unknown_fields_are_left_out_and_named_if_the_request_says_so(scripted: Product) -> None:
+    plain = scripted.chat()
+    assert scripted.chat(**ODD).json()["error"]["param"] in ("messages[0].mood", "surprise\r\nx")
+    answer = scripted.post("chat/completions", CHAT | ODD, IGNORE)
     assert (answer.status_code, answer.headers["x-chorale-ignored-fields"]) == (200, IGNORED)
     assert answer.json()["choices"] == plain.json()["choices"]
-    first, second = product.engines.asked
+    first, second = scripted.engines.asked
     assert replace(first, request_id="", deadline_s=0) == replace(
         second, request_id="", deadline_s=0
     )
     for known in ({"store": True}, {"stream_options": {"include_usage": "x"}}):
-        refused = product.post("chat/completions", CHAT | ODD | known, IGNORE)
+        refused = scripted.post("chat/completions", CHAT | ODD | known, IGNORE)
         assert refused.status_code == 400
 
 
-def test_unknown_fields_are_left_out_if_the_tenant_is_set_so(product: Product) -> None:
-    product.gateway.database.write_sync(
+def test_unknown_fields_are_left_out_if_the_tenant_is_set_so(scripted: Product) -> None:
+    scripted.gateway.database.write_sync(
         lambda conn: set_details(
-            conn, product.tenant_id, {"ignore_unknown_fields": True}, now_ms=NOW_MS
+            conn, scripted.tenant_id, {"ignore_unknown_fields": True}, now_ms=NOW_MS
         )
     )
-    answer = product.chat(**ODD, stream=True)
+    answer = scripted.chat(**ODD, stream=True)
     assert (answer.status_code, answer.headers["x-chorale-ignored-fields"]) == (200, IGNORED)
     path = "/tokenize"
-    assert product.post(path, ODD).headers["x-chorale-ignored-fields"] == IGNORED
-    refused = product.post(path, ODD, {"x-chorale-ignore-unknown-fields": "false"})
+    assert scripted.post(path, ODD).headers["x-chorale-ignored-fields"] == IGNORED
+    refused = scripted.post(path, ODD, {"x-chorale-ignore-unknown-fields": "false"})
     assert refused.status_code == 400
     many = {f"odd{number:02}": 1 for number in range(20)}
-    told = product.chat(**many).headers["x-chorale-ignored-fields"]
+    told = scripted.chat(**many).headers["x-chorale-ignored-fields"]
     assert told.endswith("odd15, and 4 more")

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -20,35 +19,29 @@ from tests.server.bases import change_base
 from tests.server.factories import NOW_MS
 from tests.server.fake_engines import FakeEngines
 from tests.server.in_process import make_app
-from tests.server.scripted_product import CHAT, Product, answer_all, end_at_once, scripted_product
-
-
-@pytest.fixture
-def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
-    with scripted_product(migrated_sqlite, tmp_path) as product:
-        yield product
+from tests.server.scripted_product import CHAT, Product, answer_all, end_at_once
 
 
 @pytest.mark.parametrize("reason", ["length", "abort", "error"])
-def test_no_token_in_time_is_a_503_that_says_when_to_come_back(product: Product, reason) -> None:
-    product.engines.script = end_at_once(finish_reason=reason, stop_cause="first_token_timeout")
+def test_no_token_in_time_is_a_503_that_says_when_to_come_back(scripted: Product, reason) -> None:
+    scripted.engines.script = end_at_once(finish_reason=reason, stop_cause="first_token_timeout")
     for stream in (False, True):
-        answer = product.chat(stream=stream)
+        answer = scripted.chat(stream=stream)
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
         error = answer.json()["error"]
         assert (error["type"], error["code"]) == ("overloaded_error", "first_token_timeout")
-    assert product.engines.asked[-1].first_token_timeout_s == 12
+    assert scripted.engines.asked[-1].first_token_timeout_s == 12
 
 
 def test_a_first_token_that_a_hanging_engine_owes_is_the_same_503_and_free(
-    product: Product,
+    scripted: Product,
 ) -> None:
-    product.engines.script = lambda _: [FirstTokenLate("it hangs")]
+    scripted.engines.script = lambda _: [FirstTokenLate("it hangs")]
     for stream in (False, True):
-        answer = product.chat(stream=stream)
+        answer = scripted.chat(stream=stream)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "first_token_timeout")
-        assert product.hold().failed_at_ms is not None
+        assert scripted.hold().failed_at_ms is not None
 
 
 @pytest.mark.parametrize(
@@ -74,15 +67,15 @@ def test_a_first_token_that_a_hanging_engine_owes_is_the_same_503_and_free(
         "journal full",
     ],
 )
-def test_every_503_says_when_to_come_back(product: Product, fault) -> None:
-    product.engines.script = fault if callable(fault) else lambda _: [fault]
+def test_every_503_says_when_to_come_back(scripted: Product, fault) -> None:
+    scripted.engines.script = fault if callable(fault) else lambda _: [fault]
     for stream in (False, True):
-        answer = product.chat(stream=stream)
+        answer = scripted.chat(stream=stream)
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
         assert int(answer.headers["retry-after-ms"]) >= 1
-    product.engines.is_ready = False
-    assert int(product.chat().headers["retry-after"]) >= 1
+    scripted.engines.is_ready = False
+    assert int(scripted.chat().headers["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize(
@@ -98,11 +91,11 @@ def test_every_503_says_when_to_come_back(product: Product, fault) -> None:
     ],
 )
 def test_an_adapter_that_cannot_be_served_is_an_error_of_its_own(
-    product: Product, cause, status
+    scripted: Product, cause, status
 ) -> None:
     words = "tenants/ten_1/abc at 10.0.0.1 is not there"
-    product.engines.script = end_at_once(finish_reason="error", stop_cause=cause, error=words)
-    for ask, param in ((product.chat, "messages"), (product.text, "prompt")):
+    scripted.engines.script = end_at_once(finish_reason="error", stop_cause=cause, error=words)
+    for ask, param in ((scripted.chat, "messages"), (scripted.text, "prompt")):
         for stream in (False, True):
             answer = ask(stream=stream)
             error = answer.json()["error"]
@@ -112,43 +105,43 @@ def test_an_adapter_that_cannot_be_served_is_an_error_of_its_own(
             assert "10.0.0.1" not in answer.text
             if cause in ("adapter_not_invoked", "request_too_long"):
                 assert error["param"] == param
-    assert not product.gateway.bases.default.running
+    assert not scripted.gateway.bases.default.running
 
 
-def test_a_loading_adapters_503_says_what_the_engine_says(product: Product) -> None:
-    product.engines.script = end_at_once(
+def test_a_loading_adapters_503_says_what_the_engine_says(scripted: Product) -> None:
+    scripted.engines.script = end_at_once(
         finish_reason="error", stop_cause="adapter_loading", retry_after_s=7.5
     )
-    assert product.chat().headers["retry-after"] == "8"
+    assert scripted.chat().headers["retry-after"] == "8"
 
 
-def test_an_adapter_that_is_lost_on_the_way_is_an_error_event(product: Product) -> None:
+def test_an_adapter_that_is_lost_on_the_way_is_an_error_event(scripted: Product) -> None:
     def script(message: AddRequest) -> list[RequestOutput]:
         said = answer_all(message)[:2]
         lost = said[1]._replace(seq=2, finish_reason="error", stop_cause="adapter_loading")
         return [*said, lost]
 
-    product.engines.script = script
-    streamed = product.chat(stream=True)
+    scripted.engines.script = script
+    streamed = scripted.chat(stream=True)
     assert streamed.status_code == 200
     last = streamed.text.strip().splitlines()[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "adapter_loading"
 
 
-def test_a_failure_is_no_first_token(product: Product) -> None:
+def test_a_failure_is_no_first_token(scripted: Product) -> None:
     def observed() -> list[str]:
-        lines = product.gateway.metrics.render().decode().splitlines()
+        lines = scripted.gateway.metrics.render().decode().splitlines()
         return [line.split()[-1] for line in lines if "first_token_seconds_count" in line]
 
-    product.engines.script = end_at_once(finish_reason="error", stop_cause="adapter_missing")
-    product.chat()
+    scripted.engines.script = end_at_once(finish_reason="error", stop_cause="adapter_missing")
+    scripted.chat()
     assert observed() == []
-    product.engines.script = answer_all
-    product.chat()
+    scripted.engines.script = answer_all
+    scripted.chat()
     assert observed() == ["1.0"]
 
 
-def test_a_request_whose_client_leaves_is_counted_as_aborted(product: Product) -> None:
+def test_a_request_whose_client_leaves_is_counted_as_aborted(scripted: Product) -> None:
     begun = asyncio.Event()
 
     class Silent(FakeEngines):
@@ -157,8 +150,8 @@ def test_a_request_whose_client_leaves_is_counted_as_aborted(product: Product) -
             await asyncio.Event().wait()
 
     async def leave() -> None:
-        transport = httpx.ASGITransport(make_app(product.gateway))
-        headers = {"authorization": f"Bearer {product.api_key}"}
+        transport = httpx.ASGITransport(make_app(scripted.gateway))
+        headers = {"authorization": f"Bearer {scripted.api_key}"}
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             asked = client.post("/v1/chat/completions", json=CHAT, headers=headers)
             asking = asyncio.create_task(asked)
@@ -166,152 +159,152 @@ def test_a_request_whose_client_leaves_is_counted_as_aborted(product: Product) -
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
-    change_base(product.gateway, engines=Silent())
+    change_base(scripted.gateway, engines=Silent())
     asyncio.run(leave())
-    lines = product.gateway.metrics.render().decode().splitlines()
+    lines = scripted.gateway.metrics.render().decode().splitlines()
     assert 'chorale_requests_total{base="base",cause="",outcome="abort"} 1.0' in lines
 
 
-def test_requests_are_counted_by_how_they_ended(product: Product) -> None:
+def test_requests_are_counted_by_how_they_ended(scripted: Product) -> None:
     for script in (answer_all, end_at_once(finish_reason="error", stop_cause="adapter_missing")):
-        product.engines.script = script
-        product.chat()
-    lines = product.gateway.metrics.render().decode().splitlines()
+        scripted.engines.script = script
+        scripted.chat()
+    lines = scripted.gateway.metrics.render().decode().splitlines()
     for outcome, cause in (("length", "max_tokens"), ("error", "adapter_missing")):
         named = f'base="base",cause="{cause}",outcome="{outcome}"'
         assert f"chorale_requests_total{{{named}}} 1.0" in lines
-    named = f'chorale_tenant_completion_tokens_total{{tenant="{product.tenant_id}"}}'
+    named = f'chorale_tenant_completion_tokens_total{{tenant="{scripted.tenant_id}"}}'
     assert any(line.startswith(named) for line in lines)
     routes = [line for line in lines if line.startswith("chorale_http_requests_total")]
     assert any('route="/v1/chat/completions",status="200"' in line for line in routes)
 
 
 def test_an_answer_waits_until_its_own_first_token_and_logprobs_of_the_prompt_are_none(
-    product: Product,
+    scripted: Product,
 ) -> None:
     waiting = []
 
     def script(message: AddRequest) -> Iterator[RequestOutput]:
         for output in answer_all(message):
-            waiting.append(product.gateway.bases.default.running.num_waiting(product.tenant_id))
+            waiting.append(scripted.gateway.bases.default.running.num_waiting(scripted.tenant_id))
             yield output
 
-    product.engines.script = script
-    assert product.text(prompt_logprobs=0, n=2).status_code == 200
+    scripted.engines.script = script
+    assert scripted.text(prompt_logprobs=0, n=2).status_code == 200
     assert waiting == [2, 2, 1, 0, 0, 0, 0]
 
 
-def test_one_answer_that_fails_fails_the_request(product: Product) -> None:
+def test_one_answer_that_fails_fails_the_request(scripted: Product) -> None:
     def script(message: AddRequest) -> list[RequestOutput]:
         said = answer_all(message)[:3]
         return [*said, said[0]._replace(seq=3, finish_reason="error", stop_cause="engine_failure")]
 
-    product.engines.script = script
-    assert product.chat(n=2).status_code == 500
-    streamed = product.chat(n=2, stream=True)
+    scripted.engines.script = script
+    assert scripted.chat(n=2).status_code == 500
+    streamed = scripted.chat(n=2, stream=True)
     assert streamed.status_code == 200
     last = streamed.text.strip().splitlines()[-1]
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "internal_error"
-    assert not product.gateway.bases.default.running
+    assert not scripted.gateway.bases.default.running
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", [EngineDeadError(), RuntimeError("a bug")])
 @pytest.mark.parametrize("num_outputs", [0, 2])
 def test_an_answer_that_we_broke_is_noted_before_the_client_hears_of_it(
-    product: Product, fault, stream, num_outputs
+    scripted: Product, fault, stream, num_outputs
 ) -> None:
-    product.engines.script = lambda message: [*answer_all(message)[:num_outputs], fault]
+    scripted.engines.script = lambda message: [*answer_all(message)[:num_outputs], fault]
     with contextlib.suppress(RuntimeError):  # a server logs it and closes the connection
-        answer = product.chat(stream=stream)
+        answer = scripted.chat(stream=stream)
         assert answer.is_error or "error" in answer.text
-    assert product.hold().failed_at_ms is not None
+    assert scripted.hold().failed_at_ms is not None
 
 
-def test_a_fault_while_an_answer_is_put_into_words_is_ours(product: Product, monkeypatch) -> None:
+def test_a_fault_while_an_answer_is_put_into_words_is_ours(scripted: Product, monkeypatch) -> None:
     def break_down(*_):
         raise RuntimeError("a bug")
 
     monkeypatch.setattr(Choice, "take", break_down)
     for stream in (False, True):
         with contextlib.suppress(RuntimeError):
-            product.chat(stream=stream)
-        assert product.hold().failed_at_ms is not None
+            scripted.chat(stream=stream)
+        assert scripted.hold().failed_at_ms is not None
 
 
-def test_an_answer_that_came_whole_is_not_a_failed_one(product: Product) -> None:
+def test_an_answer_that_came_whole_is_not_a_failed_one(scripted: Product) -> None:
     for stream in (False, True):
-        assert product.chat(stream=stream).status_code == 200
-        assert product.hold().failed_at_ms is None
+        assert scripted.chat(stream=stream).status_code == 200
+        assert scripted.hold().failed_at_ms is None
 
 
 # ---- engines that have gone ----
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_whose_engine_has_gone_is_another_engines_with_its_hold(product, stream) -> None:
-    product.engines.names, product.engines.away = ("a", "b"), frozenset("a")
+def test_a_request_whose_engine_has_gone_is_another_engines_with_its_hold(scripted, stream) -> None:
+    scripted.engines.names, scripted.engines.away = ("a", "b"), frozenset("a")
     asked_at_ms = now_ms()
-    answer = product.chat(stream=stream)
+    answer = scripted.chat(stream=stream)
     assert answer.status_code == 200
-    assert len(product.engines.asked) == 2
-    hold, lifetime_ms = product.hold(), product.gateway.settings.hold_lifetime_s * 1000
+    assert len(scripted.engines.asked) == 2
+    hold, lifetime_ms = scripted.hold(), scripted.gateway.settings.hold_lifetime_s * 1000
     assert (hold.engine_id, hold.state) == ("id of b", "open")
     assert hold.expires_at_ms >= asked_at_ms + lifetime_ms
     assert hold.failed_at_ms is None
-    assert b"\nchorale_request_moves_total 1.0\n" in product.gateway.metrics.render()
+    assert b"\nchorale_request_moves_total 1.0\n" in scripted.gateway.metrics.render()
 
 
 @pytest.mark.parametrize(("names", "num_asked"), [(("a",), 1), (("a", "b"), 3)])
 def test_a_request_that_no_engine_takes_is_a_503_that_holds_nothing(
-    product: Product, monkeypatch, names, num_asked
+    scripted: Product, monkeypatch, names, num_asked
 ) -> None:
     settled = []
     monkeypatch.setattr(
-        product.gateway.limiter, "release", lambda grant, used: settled.append(used)
+        scripted.gateway.limiter, "release", lambda grant, used: settled.append(used)
     )
-    product.engines.names, product.engines.away = names, frozenset(names)
-    answer = product.chat()
+    scripted.engines.names, scripted.engines.away = names, frozenset(names)
+    answer = scripted.chat()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_unavailable")
-    assert (product.hold().state, product.hold().failed_at_ms) == ("voided", None)
+    assert (scripted.hold().state, scripted.hold().failed_at_ms) == ("voided", None)
     assert settled == [None], "no limit counts it, not even as a request"
-    assert len(product.engines.asked) == num_asked
-    assert len(product.gateway.bases.default.running) == 0
-    assert {product.gateway.bases.default.running.num_at(name) for name in names} == {0}
+    assert len(scripted.engines.asked) == num_asked
+    assert len(scripted.gateway.bases.default.running) == 0
+    assert {scripted.gateway.bases.default.running.num_at(name) for name in names} == {0}
 
 
-def test_an_engine_that_died_of_a_request_is_not_followed_by_another(product: Product) -> None:
+def test_an_engine_that_died_of_a_request_is_not_followed_by_another(scripted: Product) -> None:
     """The dead engine's journal may hold the request."""
-    product.engines.names = ("a", "b")
-    product.engines.script = lambda _: [EngineDeadError("it died")]
-    assert product.chat().status_code == 503
-    assert len(product.engines.asked) == 1
-    assert (product.hold().engine_id, product.hold().state) == ("id of a", "open")
+    scripted.engines.names = ("a", "b")
+    scripted.engines.script = lambda _: [EngineDeadError("it died")]
+    assert scripted.chat().status_code == 503
+    assert len(scripted.engines.asked) == 1
+    assert (scripted.hold().engine_id, scripted.hold().state) == ("id of a", "open")
 
 
-def test_a_hold_that_was_resolved_in_the_meantime_is_not_moved(product: Product) -> None:
+def test_a_hold_that_was_resolved_in_the_meantime_is_not_moved(scripted: Product) -> None:
     def script(message):
-        product.gateway.database.write_sync(
+        scripted.gateway.database.write_sync(
             lambda conn: void_refused(conn, message.request_id, NOW_MS)
         )
         return [EngineAwayError("it leaves")]
 
-    product.engines.names, product.engines.script = ("a", "b"), script
-    assert product.chat().status_code == 503
-    assert len(product.engines.asked) == 1
-    assert product.hold().engine_id == "id of a"
-    assert b"\nchorale_request_moves_total 0.0\n" in product.gateway.metrics.render()
+    scripted.engines.names, scripted.engines.script = ("a", "b"), script
+    assert scripted.chat().status_code == 503
+    assert len(scripted.engines.asked) == 1
+    assert scripted.hold().engine_id == "id of a"
+    assert b"\nchorale_request_moves_total 0.0\n" in scripted.gateway.metrics.render()
 
 
-def test_what_an_engine_died_of_alone_is_told_to_change(product: Product) -> None:
-    product.engines.script = lambda _: [Suspected()]
-    answer = product.chat()
+def test_what_an_engine_died_of_alone_is_told_to_change(scripted: Product) -> None:
+    scripted.engines.script = lambda _: [Suspected()]
+    answer = scripted.chat()
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "request_quarantined")
 
 
-def test_a_suspect_that_cannot_be_tried_now_is_told_when_to_come_back(product: Product) -> None:
-    product.engines.script = lambda _: [Suspected(2.0)]
-    answer = product.chat()
+def test_a_suspect_that_cannot_be_tried_now_is_told_when_to_come_back(scripted: Product) -> None:
+    scripted.engines.script = lambda _: [Suspected(2.0)]
+    answer = scripted.chat()
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "request_suspected")
     assert answer.headers["retry-after"] == "2"
     assert "x-should-retry" not in answer.headers

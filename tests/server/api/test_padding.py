@@ -3,9 +3,8 @@
 import asyncio
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,7 +24,7 @@ from server.api.http_protocol import HttpLimits, protocol
 from server.api.padding import ASKED_BYTES, Padding
 from tests.server.fake_engines import Script
 from tests.server.in_process import make_app
-from tests.server.scripted_product import CHAT, TEXT, Product, scripted_product
+from tests.server.scripted_product import CHAT, TEXT, Product
 
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 TOKENS = tuple(range(40, 52))
@@ -33,15 +32,9 @@ OTHERS = tuple(range(61, 73))
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-@pytest.fixture
-def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
-    with scripted_product(migrated_sqlite, tmp_path) as product:
-        yield product
-
-
-def pad(product: Product, size: int) -> None:
-    changed = product.gateway.settings.model_copy(update={"pad_events_to": size})
-    product.gateway = replace(product.gateway, settings=changed)
+def pad(scripted: Product, size: int) -> None:
+    changed = scripted.gateway.settings.model_copy(update={"pad_events_to": size})
+    scripted.gateway = replace(scripted.gateway, settings=changed)
 
 
 def in_steps(ids: Sequence[int], counts: Sequence[int]) -> Script:
@@ -69,11 +62,11 @@ def in_steps(ids: Sequence[int], counts: Sequence[int]) -> Script:
     return script
 
 
-def writes(product: Product, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
+def writes(scripted: Product, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
     """Pieces in which the application hands the body of its answer over."""
     path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
     sent = json.dumps(body).encode()
-    named = {"authorization": f"Bearer {product.api_key}", "content-length": str(len(sent))}
+    named = {"authorization": f"Bearer {scripted.api_key}", "content-length": str(len(sent))}
     named |= headers or {}
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
@@ -96,17 +89,17 @@ def writes(product: Product, body: dict[str, Any], headers: dict[str, str] | Non
             if message["type"] == "http.response.body" and message.get("body"):
                 pieces.append(message["body"])
 
-        await make_app(product.gateway)(scope, receive, send)
+        await make_app(scripted.gateway)(scope, receive, send)
 
     asyncio.run(call())
     return pieces
 
 
 @pytest.mark.parametrize("body", [CHAT, TEXT], ids=["chat", "text"])
-def test_the_tokens_of_one_output_leave_as_one_event_in_one_piece(product, body) -> None:
+def test_the_tokens_of_one_output_leave_as_one_event_in_one_piece(scripted, body) -> None:
     counts = (1, 8, 2, 1)
-    product.engines.script = in_steps(TOKENS, counts)
-    *parts, done = writes(product, body | {"stream": True, "return_token_ids": True})
+    scripted.engines.script = in_steps(TOKENS, counts)
+    *parts, done = writes(scripted, body | {"stream": True, "return_token_ids": True})
     assert done == DONE
     found = [json.loads(part.removeprefix(b"data: ").removesuffix(b"\n\n")) for part in parts]
     assert [len(chunk["choices"][0]["token_ids"]) for chunk in found] == list(counts)
@@ -115,75 +108,75 @@ def test_the_tokens_of_one_output_leave_as_one_event_in_one_piece(product, body)
 @pytest.mark.parametrize("body", [CHAT, TEXT], ids=["chat", "text"])
 @pytest.mark.parametrize("options", [{}, USAGE], ids=["plain", "usage"])
 def test_streams_of_as_many_steps_have_equal_sizes_whatever_was_accepted(
-    product, body, options
+    scripted, body, options
 ) -> None:
-    pad(product, 768)
+    pad(scripted, 768)
     sizes = []
     for ids, counts in ((TOKENS, (1, 8, 2, 1)), (TOKENS, (3, 3, 3, 3)), (OTHERS, (8, 2, 1, 1))):
-        product.engines.script = in_steps(ids, counts)
+        scripted.engines.script = in_steps(ids, counts)
         asked = body | {"stream": True, "stream_options": options}
-        sizes.append([len(piece) for piece in writes(product, asked)])
+        sizes.append([len(piece) for piece in writes(scripted, asked)])
     assert sizes[0] == sizes[1] == sizes[2] == [768] * (5 + bool(options))
 
 
-def test_an_error_and_the_end_are_as_long_as_any_other_event(product) -> None:
-    pad(product, 512)
+def test_an_error_and_the_end_are_as_long_as_any_other_event(scripted) -> None:
+    pad(scripted, 512)
 
     def breaks(message: AddRequest) -> list[RequestOutput | BaseException]:
         first, *_ = in_steps(TOKENS, (6, 6))(message)
         return [first, EngineDeadError("gone")]
 
-    product.engines.script = breaks
-    _, error = pieces = writes(product, CHAT | {"stream": True})
+    scripted.engines.script = breaks
+    _, error = pieces = writes(scripted, CHAT | {"stream": True})
     assert [len(piece) for piece in pieces] == [512, 512]
     assert json.loads(error.partition(b"\n\n")[0][6:])["error"]["code"] == "engine_unavailable"
-    product.engines.script = in_steps(TOKENS, (6, 6))
-    assert len(writes(product, CHAT | {"stream": True})[-1]) == 512
+    scripted.engines.script = in_steps(TOKENS, (6, 6))
+    assert len(writes(scripted, CHAT | {"stream": True})[-1]) == 512
 
 
-def test_a_client_may_ask_for_padding_and_cannot_decline_the_operators(product) -> None:
-    product.engines.script = in_steps(TOKENS, (6, 6))
+def test_a_client_may_ask_for_padding_and_cannot_decline_the_operators(scripted) -> None:
+    scripted.engines.script = in_steps(TOKENS, (6, 6))
 
     def sizes(**options: Any) -> set[int]:
         asked = CHAT | {"stream": True, "stream_options": options}
-        return {len(piece) for piece in writes(product, asked)}
+        return {len(piece) for piece in writes(scripted, asked)}
 
     assert sizes(include_obfuscation=True) == {ASKED_BYTES}
     assert ASKED_BYTES not in sizes() | sizes(include_obfuscation=False)
-    pad(product, 1024)
+    pad(scripted, 1024)
     assert sizes() == sizes(include_obfuscation=False) == {1024}
     assert sizes(include_obfuscation=True) == {1024}
 
 
-def test_an_answer_that_is_recorded_is_padded_too_and_replayed_as_it_was(product) -> None:
-    pad(product, 600)
-    product.engines.script = in_steps(TOKENS, (6, 6))
+def test_an_answer_that_is_recorded_is_padded_too_and_replayed_as_it_was(scripted) -> None:
+    pad(scripted, 600)
+    scripted.engines.script = in_steps(TOKENS, (6, 6))
     body = CHAT | {"stream": True}
-    pieces = writes(product, body, {"idempotency-key": "k"})
+    pieces = writes(scripted, body, {"idempotency-key": "k"})
     assert [len(piece) for piece in pieces] == [600] * 3
-    assert b"".join(writes(product, body, {"idempotency-key": "k"})) == b"".join(pieces)
-    assert len(product.engines.asked) == 1
+    assert b"".join(writes(scripted, body, {"idempotency-key": "k"})) == b"".join(pieces)
+    assert len(scripted.engines.asked) == 1
 
 
-def test_a_padded_stream_has_an_event_for_every_step_also_where_it_shows_nothing(product) -> None:
-    encode = product.gateway.bases.default.tokenizer.encode
+def test_a_padded_stream_has_an_event_for_every_step_also_where_it_shows_nothing(scripted) -> None:
+    encode = scripted.gateway.bases.default.tokenizer.encode
     ids = encode('Yes. <tool_call>{"name": "f"', add_special_tokens=False)
-    product.engines.script = in_steps(ids, [1] * len(ids))
+    scripted.engines.script = in_steps(ids, [1] * len(ids))
     asked = CHAT | {"stream": True, "tools": [TOOL]}
-    assert len(writes(product, asked)) < len(ids)
-    pad(product, 512)
-    assert [len(piece) for piece in writes(product, asked)] == [512] * (len(ids) + 1)
+    assert len(writes(scripted, asked)) < len(ids)
+    pad(scripted, 512)
+    assert [len(piece) for piece in writes(scripted, asked)] == [512] * (len(ids) + 1)
 
 
-def read(product: Product, ask: Callable[[openai.AsyncOpenAI], Awaitable[Any]]) -> list[Any]:
+def read(scripted: Product, ask: Callable[[openai.AsyncOpenAI], Awaitable[Any]]) -> list[Any]:
     """Chunks of a stream as OpenAI's client reads them."""
 
     async def story() -> list[Any]:
-        transport = httpx.ASGITransport(make_app(product.gateway))
+        transport = httpx.ASGITransport(make_app(scripted.gateway))
         async with (
             httpx.AsyncClient(transport=transport) as http,
             openai.AsyncOpenAI(
-                api_key=product.api_key, base_url="http://gateway/v1", http_client=http
+                api_key=scripted.api_key, base_url="http://gateway/v1", http_client=http
             ) as client,
         ):
             return [chunk async for chunk in await ask(client)]
@@ -192,27 +185,27 @@ def read(product: Product, ask: Callable[[openai.AsyncOpenAI], Awaitable[Any]]) 
 
 
 @pytest.mark.parametrize("size", [0, 1, 512])
-def test_openais_client_reads_padded_streams_as_if_they_were_not(product, size) -> None:
-    pad(product, size)
-    product.engines.script = in_steps(TOKENS, (1, 8, 2, 1))
+def test_openais_client_reads_padded_streams_as_if_they_were_not(scripted, size) -> None:
+    pad(scripted, size)
+    scripted.engines.script = in_steps(TOKENS, (1, 8, 2, 1))
     options: Any = {"stream": True, "stream_options": {"include_usage": True}}
-    *chunks, last = read(product, lambda c: c.chat.completions.create(**CHAT, **options))
+    *chunks, last = read(scripted, lambda c: c.chat.completions.create(**CHAT, **options))
     said = "".join(chunk.choices[0].delta.content for chunk in chunks)
-    assert said == product.words(TOKENS)
+    assert said == scripted.words(TOKENS)
     details = last.usage.completion_tokens_details
     assert details.accepted_prediction_tokens == len(TOKENS) - 4
     assert details.rejected_prediction_tokens == 7 * 3
-    *texts, _ = read(product, lambda c: c.completions.create(**TEXT, **options))
+    *texts, _ = read(scripted, lambda c: c.completions.create(**TEXT, **options))
     assert "".join(chunk.choices[0].text for chunk in texts) == said
 
 
-def test_openais_client_raises_the_error_of_a_padded_stream(product) -> None:
-    pad(product, 512)
-    product.engines.script = lambda message: [
+def test_openais_client_raises_the_error_of_a_padded_stream(scripted) -> None:
+    pad(scripted, 512)
+    scripted.engines.script = lambda message: [
         in_steps(TOKENS, (6, 6))(message)[0], EngineDeadError("gone"),
     ]  # fmt: skip
     with pytest.raises(openai.APIError) as error:
-        read(product, lambda c: c.chat.completions.create(**CHAT, stream=True))
+        read(scripted, lambda c: c.chat.completions.create(**CHAT, stream=True))
     assert error.value.code == "engine_unavailable"
 
 

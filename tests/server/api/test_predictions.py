@@ -1,22 +1,14 @@
 """Predictions over HTTP: tokens for the engine, bounded, and counted against nothing."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.messages import AddRequest, RequestOutput
 from tests.server.fake_engines import MAX_MODEL_LEN
-from tests.server.scripted_product import Product, answer_all, events, scripted_product
+from tests.server.scripted_product import Product, answer_all, events
 
 SENTENCE = "A fox eats a hen in the morning. "
-
-
-@pytest.fixture
-def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
-    with scripted_product(migrated_sqlite, tmp_path) as product:
-        yield product
 
 
 def predicted(content: Any) -> dict[str, Any]:
@@ -31,11 +23,11 @@ def drafting(message: AddRequest) -> list[RequestOutput]:
     ]
 
 
-def test_a_prediction_comes_to_the_engine_as_tokens_without_special_ones(product: Product) -> None:
-    answer = product.chat(max_tokens=100, **predicted([{"type": "text", "text": SENTENCE}] * 2))
+def test_a_prediction_comes_to_the_engine_as_tokens_without_special_ones(scripted: Product) -> None:
+    answer = scripted.chat(max_tokens=100, **predicted([{"type": "text", "text": SENTENCE}] * 2))
     assert answer.status_code == 200
-    (message,) = product.engines.asked
-    encode = product.gateway.bases.default.tokenizer.encode
+    (message,) = scripted.engines.asked
+    encode = scripted.gateway.bases.default.tokenizer.encode
     expected = encode(2 * SENTENCE, add_special_tokens=False)
     assert list(message.predicted_token_ids) == expected
     assert (message.drafts, message.shares_drafts) == (True, False)
@@ -43,31 +35,31 @@ def test_a_prediction_comes_to_the_engine_as_tokens_without_special_ones(product
 
 
 @pytest.mark.parametrize("asked", [{"max_tokens": 7}, {"max_completion_tokens": 7}])
-def test_what_an_answer_cannot_have_is_dropped_of_its_prediction(product: Product, asked) -> None:
-    assert product.chat(**{"max_tokens": None} | asked | predicted(SENTENCE)).status_code == 200
-    (message,) = product.engines.asked
-    whole = product.gateway.bases.default.tokenizer.encode(SENTENCE, add_special_tokens=False)
+def test_what_an_answer_cannot_have_is_dropped_of_its_prediction(scripted: Product, asked) -> None:
+    assert scripted.chat(**{"max_tokens": None} | asked | predicted(SENTENCE)).status_code == 200
+    (message,) = scripted.engines.asked
+    whole = scripted.gateway.bases.default.tokenizer.encode(SENTENCE, add_special_tokens=False)
     assert list(message.predicted_token_ids) == whole[:7]
     assert len(whole) > 7
 
 
 def test_a_prediction_is_bounded_by_the_context_and_is_no_reason_to_refuse(
-    product: Product,
+    scripted: Product,
 ) -> None:
-    assert product.chat(max_tokens=None, **predicted(SENTENCE * 20_000)).status_code == 200
-    (message,) = product.engines.asked
+    assert scripted.chat(max_tokens=None, **predicted(SENTENCE * 20_000)).status_code == 200
+    (message,) = scripted.engines.asked
     room = MAX_MODEL_LEN - len(message.prompt_token_ids)
-    encode = product.gateway.bases.default.tokenizer.encode
+    encode = scripted.gateway.bases.default.tokenizer.encode
     ids = encode(SENTENCE * MAX_MODEL_LEN, add_special_tokens=False)
     assert list(message.predicted_token_ids) == ids[:room]
 
 
-def test_a_prediction_costs_nothing_and_counts_against_no_limit(product: Product) -> None:
+def test_a_prediction_costs_nothing_and_counts_against_no_limit(scripted: Product) -> None:
     bodies, holds, left = [], [], []
     for fields in ({}, predicted(SENTENCE)):
-        answer = product.chat(max_tokens=40, **fields)
+        answer = scripted.chat(max_tokens=40, **fields)
         bodies.append(answer.json()["usage"])
-        holds.append(product.hold().amount_nanousd)
+        holds.append(scripted.hold().amount_nanousd)
         left.append(int(answer.headers["x-ratelimit-remaining-tokens"]))
     assert bodies[0] == bodies[1]
     assert holds[0] == holds[1]
@@ -75,24 +67,24 @@ def test_a_prediction_costs_nothing_and_counts_against_no_limit(product: Product
     assert left[0] - left[1] == bodies[0]["total_tokens"]
 
 
-def test_a_prediction_goes_with_what_openai_refuses_beside_it(product: Product) -> None:
-    answer = product.chat(
+def test_a_prediction_goes_with_what_openai_refuses_beside_it(scripted: Product) -> None:
+    answer = scripted.chat(
         n=2, logprobs=True, top_logprobs=1, presence_penalty=1.0, frequency_penalty=1.0,
         tools=[{"type": "function", "function": {"name": "f"}}], **predicted(SENTENCE),
     )  # fmt: skip
     assert answer.status_code == 200
-    assert product.engines.asked[0].predicted_token_ids
+    assert scripted.engines.asked[0].predicted_token_ids
 
 
 @pytest.mark.parametrize("kind", ["chat", "text"])
 def test_usage_says_how_many_drafts_were_accepted_and_how_many_were_in_vain(
-    product: Product, kind
+    scripted: Product, kind
 ) -> None:
-    ask = product.chat if kind == "chat" else product.text
+    ask = scripted.chat if kind == "chat" else scripted.text
     plain = ask().json()["usage"]
     none = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
     assert plain["completion_tokens_details"] == none
-    product.engines.script = drafting
+    scripted.engines.script = drafting
     usage = ask().json()["usage"]
     end = {"accepted_prediction_tokens": 4, "rejected_prediction_tokens": 10}
     assert usage["completion_tokens_details"] == end

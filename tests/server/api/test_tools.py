@@ -1,8 +1,6 @@
 """Tools over HTTP: calls that an answer's end cuts off, and schemas that are enforced in part."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +10,14 @@ from server.api.rendering import parser_of
 from server.tools.built_in import BUILT_IN
 from server.tools.grammar import AnswerForm
 from server.tools.tool import Tool, ToolUse
-from tests.server.scripted_product import Product, events, scripted_product
+from tests.server.scripted_product import Product, events
 
 NOW = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
 
 
-@pytest.fixture
-def product(migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
-    with scripted_product(migrated_sqlite, tmp_path) as product:
-        yield product
-
-
-def say(product: Product, text: str, **end: Any) -> None:
+def say(scripted: Product, text: str, **end: Any) -> None:
     """Have the engine say a text token by token, and then end, by EOS if that is the cause."""
-    tokenizer = product.gateway.bases.default.tokenizer
+    tokenizer = scripted.gateway.bases.default.tokenizer
     token_ids = tokenizer.encode(text)
     if end.get("stop_cause") == "eos":
         token_ids.append(tokenizer.eos_token_ids[0])
@@ -41,12 +33,12 @@ def say(product: Product, text: str, **end: Any) -> None:
             for i in range(len(token_ids))
         ]  # fmt: skip
 
-    product.engines.script = script
+    scripted.engines.script = script
 
 
-def test_text_at_an_answers_own_end_is_content_though_a_mark_begins_so(product: Product) -> None:
-    say(product, "a <tool_", finish_reason="stop", stop_cause="eos")
-    (whole,) = product.chat(tools=[NOW]).json()["choices"]
+def test_text_at_an_answers_own_end_is_content_though_a_mark_begins_so(scripted: Product) -> None:
+    say(scripted, "a <tool_", finish_reason="stop", stop_cause="eos")
+    (whole,) = scripted.chat(tools=[NOW]).json()["choices"]
     assert whole["message"]["content"] == "a <tool_"
 
 
@@ -69,37 +61,37 @@ def tool_of(**properties: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_names_what_is_not_enforced_of_its_tools_schemas(
-    product: Product, stream: bool
+    scripted: Product, stream: bool
 ) -> None:
     asked = {"tools": [NOW, tool_of(tags=TAGS)], "stream": stream}
     asked["tools"][0] = {"type": "function", "function": {"name": "other"}}
     path = "tools[1].function.parameters.properties.tags.uniqueItems"
     for _ in range(2):  # the second time from the grammars that are kept
-        answer = product.chat(**asked)
+        answer = scripted.chat(**asked)
         choices = [it["choices"][0] for it in (events(answer) if stream else [answer.json()])]
         assert choices[-1]["x_chorale"] == {"stop_cause": "max_tokens", "not_enforced": [path]}
         assert all("x_chorale" not in choice for choice in choices[:-1])
         assert answer.headers[HEADER] == path
-    (grammar,) = json.loads(product.engines.asked[-1].grammar)["grammars"]
+    (grammar,) = json.loads(scripted.engines.asked[-1].grammar)["grammars"]
     assert '{"type": "array", "items": {"type": "string"}}' in grammar["lark_grammar"]
 
 
-def test_an_answer_names_nothing_where_all_is_enforced(product: Product) -> None:
-    answer = product.chat(tools=[tool_of(tags={"type": "array", "format": "int32"})])
+def test_an_answer_names_nothing_where_all_is_enforced(scripted: Product) -> None:
+    answer = scripted.chat(tools=[tool_of(tags={"type": "array", "format": "int32"})])
     assert answer.json()["choices"][0]["x_chorale"] == {"stop_cause": "max_tokens"}
     assert HEADER not in answer.headers
 
 
-def test_the_header_of_what_is_not_enforced_is_ascii_and_limited(product: Product) -> None:
+def test_the_header_of_what_is_not_enforced_is_ascii_and_limited(scripted: Product) -> None:
     odd: dict[str, Any] = {name: 1 for name in "abcdefgh"}
     for _ in range(12):
         odd = {"items": odd}
-    header = product.chat(tools=[tool_of(**{"é\x7f\n": odd})]).headers[HEADER]
+    header = scripted.chat(tools=[tool_of(**{"é\x7f\n": odd})]).headers[HEADER]
     assert (len(header), header.isascii(), header.isprintable()) == (1_000, True, True)
 
 
-def test_a_repeat_with_an_idempotency_key_names_what_is_not_enforced(product: Product) -> None:
+def test_a_repeat_with_an_idempotency_key_names_what_is_not_enforced(scripted: Product) -> None:
     body = {"tools": [tool_of(tags=TAGS)]}
-    first, again = (product.chat(**body, headers={"idempotency-key": "k"}) for _ in range(2))
+    first, again = (scripted.chat(**body, headers={"idempotency-key": "k"}) for _ in range(2))
     assert again.headers["idempotent-replayed"] == "true"
     assert first.headers[HEADER] == again.headers[HEADER]

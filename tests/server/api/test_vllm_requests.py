@@ -5,8 +5,7 @@ vLLM's are in `ANSWERED` and `REFUSED`, one row or more for each; a row's first 
 file and test. A field that is served as vLLM serves it gets its rows there, too.
 """
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from tests.engine.real_core import build_core
 from tests.oracle import merged_model
 from tests.server.fake_engines import FakeEngines
 from tests.server.in_process import DEMO
-from tests.server.scripted_product import Product, events, scripted_product
+from tests.server.scripted_product import Product, events
 
 CHAT: Any = {"messages": [{"role": "user", "content": "What is 1+1?"}], "max_tokens": 5}
 TEXT: Any = {"prompt": [40, 41, 42], "max_tokens": 5}
@@ -51,16 +50,14 @@ def core(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def product(core: EngineCore, migrated_sqlite: Path, tmp_path: Path) -> Iterator[Product]:
-    with scripted_product(migrated_sqlite, tmp_path) as product:
+def product(core: EngineCore, scripted: Product) -> Product:
+    def run(message: Any) -> Any:
+        core.handle("gw", message)
+        return run_until_idle(core)[message.request_id]
 
-        def run(message: Any) -> Any:
-            core.handle("gw", message)
-            return run_until_idle(core)[message.request_id]
-
-        assert isinstance(product.engines, FakeEngines)
-        product.engines.script = run
-        yield product
+    assert isinstance(scripted.engines, FakeEngines)
+    scripted.engines.script = run
+    return scripted
 
 
 @pytest.fixture(scope="module")
