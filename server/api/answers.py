@@ -113,7 +113,9 @@ class Choice:
         logprobs = None
         if output.logprobs:
             logprobs = self._logprobs.render(output.new_token_ids, output.logprobs)
-        reason = finish_reason(output) if is_final else None
+        reason = None
+        if is_final:  # in OpenAI's words; a cancelled answer has `stop`
+            reason = "length" if output.finish_reason == "length" else "stop"
         return Part(said, list(output.new_token_ids), logprobs, reason, output.stop_cause)
 
     @property
@@ -331,20 +333,12 @@ def usage(
     }
 
 
-def finish_reason(output: RequestOutput) -> str:
-    """OpenAI's word for how the answer ended; a cancelled one has `stop`."""
-    return "length" if output.finish_reason == "length" else "stop"
-
-
 def event(data: object) -> bytes:
     """One server-sent event."""
-    return b"data: " + _on_one_line(msgspec.json.encode(data)) + b"\n\n"
+    return b"data: " + json_text(data) + b"\n\n"
 
 
-def json_text(text: str) -> bytes:
-    """A string as events have it."""
-    return _on_one_line(msgspec.json.encode(text))
-
-
-def _on_one_line(encoded: bytes) -> bytes:
+def json_text(data: object) -> bytes:
+    """JSON as events have it, on one line."""
+    encoded = msgspec.json.encode(data)
     return encoded if encoded.isascii() else one_line(encoded.decode()).encode()

@@ -81,7 +81,7 @@ class LogprobsText:
         return {
             "token": self._text(token_id),
             "logprob": logprob,
-            "bytes": list(self._bytes(token_id)) or None,
+            "bytes": list(bytes_of(self._vocabulary, token_id)) or None,
         }
 
     def _name(self, token_id: int) -> str:
@@ -90,10 +90,7 @@ class LogprobsText:
     def _text(self, token_id: int) -> str:
         if self._as_ids:
             return _id_name(token_id)
-        return self._bytes(token_id).decode("utf-8", "replace")
-
-    def _bytes(self, token_id: int) -> bytes:
-        return bytes_of(self._vocabulary, token_id)
+        return bytes_of(self._vocabulary, token_id).decode("utf-8", "replace")
 
 
 class PromptLogprobs:

@@ -207,7 +207,7 @@ class _Request(RequestObject):
 
     @property
     def options(self) -> _StreamOptions:
-        """What a stream says beside the text."""
+        """The options of a stream, by default none."""
         return self.stream_options or _StreamOptions()
 
     @property

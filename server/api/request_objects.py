@@ -70,7 +70,8 @@ class RequestObject(BaseModel):
             if field.is_required() or field.get_default(call_default_factory=True):
                 # false for a field whose default is 1.0 is kept: the caller meant something by it.
                 return True
-            is_no = value is False and not (field.default is None and _takes_bool(field))
+            takes_bool = field.default is None and bool in get_args(field.annotation)
+            is_no = value is False and not takes_bool
             return not (is_no or _is_empty(value))
         if name in cls.not_served:
             return not any(_is_equal(value, each) for each in cls.not_served[name])
@@ -112,7 +113,8 @@ def parse_object(
             return kind.model_validate(values)
         except ValidationError as error:
             if error.error_count() > _MAX_FAULTS:
-                raise _too_many() from None
+                message = f"The body has more than {_MAX_FAULTS} fields and values that are not "
+                raise errors.invalid_request(f"{message}served.") from None
             faults = error.errors(include_url=False, include_input=False)
             unknown = [] if ignored is None else [each for each in faults if _is_unknown(each)]
             if not unknown or ignored is None:
@@ -138,16 +140,6 @@ def _is_empty(value: Any) -> bool:
 def _is_equal(value: Any, neutral: Any) -> bool:
     """Whether the values are equal; a bool equals only a bool, never 0 or 1."""
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-
-
-def _takes_bool(field: FieldInfo) -> bool:
-    return bool in get_args(field.annotation)
-
-
-def _too_many() -> ApiError:
-    return errors.invalid_request(
-        f"The body has more than {_MAX_FAULTS} fields and values that are not served."
-    )
 
 
 def _is_unknown(fault: ErrorDetails) -> bool:

@@ -34,11 +34,25 @@ def read_vocabulary(definition: JsonObject) -> list[bytes]:
 
 
 def converter(definition: JsonObject) -> Callable[[str], bytes]:
-    """A function from a token's name to its bytes. Raises UnsupportedTokenizer.
+    """A function from a token's name to its bytes, which does what the decoder's steps do.
 
-    definition: of tokenizer.json.
+    definition: of tokenizer.json. Raises UnsupportedTokenizer.
     """
-    return _converter(steps_of(definition.get("decoder"), "decoders"))
+    steps = steps_of(definition.get("decoder"), "decoders")
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _byte_level_or_text
+    replaced = [_replacement(step, kinds) for step in steps]
+    if not any(replaced):
+        raise UnsupportedTokenizer(f"its decoder {kinds} does not write tokens as bytes")
+
+    def convert(token: str) -> bytes:
+        for pair in replaced:
+            token = token.replace(*pair) if pair else token
+        byte = _BYTE_TOKEN.fullmatch(token) if "ByteFallback" in kinds else None
+        return bytes.fromhex(byte[1]) if byte else token.encode()
+
+    return convert
 
 
 class ExtendedVocabulary(Sequence[bytes]):
@@ -82,24 +96,6 @@ def steps_of(part: JsonObject | None, nested: str) -> list[JsonObject]:
     if part["type"] == "Sequence":
         return [step for inner in part[nested] for step in steps_of(inner, nested)]
     return [part]
-
-
-def _converter(steps: list[JsonObject]) -> Callable[[str], bytes]:
-    """A function from a token's name to its bytes, which does what the decoder's steps do."""
-    kinds = [step["type"] for step in steps]
-    if kinds == ["ByteLevel"]:
-        return _byte_level_or_text
-    replaced = [_replacement(step, kinds) for step in steps]
-    if not any(replaced):
-        raise UnsupportedTokenizer(f"its decoder {kinds} does not write tokens as bytes")
-
-    def convert(token: str) -> bytes:
-        for pair in replaced:
-            token = token.replace(*pair) if pair else token
-        byte = _BYTE_TOKEN.fullmatch(token) if "ByteFallback" in kinds else None
-        return bytes.fromhex(byte[1]) if byte else token.encode()
-
-    return convert
 
 
 def _byte_level_or_text(token: str) -> bytes:

@@ -1,6 +1,5 @@
 """How much of each base model a tenant may use, which the operator sets."""
 
-import dataclasses
 from typing import Annotated, Literal
 
 from fastapi import Path
@@ -90,6 +89,4 @@ async def set_base_limits(
 
 
 def _limits(tenant_id: str, base_model: str, amounts: Amounts) -> BaseLimitsAnswer:
-    return BaseLimitsAnswer(
-        tenant_id=tenant_id, base_model=base_model, **dataclasses.asdict(amounts)
-    )
+    return BaseLimitsAnswer.of_record(amounts, tenant_id=tenant_id, base_model=base_model)

@@ -1,6 +1,5 @@
 """Limits as they stand, each with the requests that take of it; and the limits of an adapter."""
 
-import dataclasses
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -148,7 +147,7 @@ async def get_limits_of_adapter(
         adapter = catalog.get_adapter(conn, identity.tenant_id, name)
         return get_adapter_limits(conn, adapter.adapter_id)
 
-    return _adapter_limits(name, await database.read(read))
+    return AdapterLimitsAnswer.of_record(await database.read(read), id=name)
 
 
 @router.put("/adapters/{name}/limits")
@@ -170,11 +169,7 @@ async def set_limits_of_adapter(
         set_adapter_limits(conn, adapter.adapter_id, limits, now_ms=now_ms(), actor=identity.actor)
 
     await database.write(write)
-    return _adapter_limits(name, limits)
-
-
-def _adapter_limits(name: str, limits: Amounts) -> AdapterLimitsAnswer:
-    return AdapterLimitsAnswer(id=name, **dataclasses.asdict(limits))
+    return AdapterLimitsAnswer.of_record(limits, id=name)
 
 
 def _standing(standing: Standing, names: dict[str, str]) -> LimitAnswer:
