@@ -12,7 +12,7 @@ down_revision = None
 
 _ROW_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 _SUMS = (
-    "prompt_tokens", "cached_tokens", "completion_tokens", "kept_mb_s",
+    "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens", "kept_mb_s",
     "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
 )  # fmt: skip
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "max_concurrency")
@@ -406,7 +406,6 @@ def _create_billing() -> None:
         sa.Column("day_ms", sa.BigInteger(), primary_key=True, autoincrement=False),
         sa.Column("name", sa.String(256), primary_key=True),
         sa.Column("num_requests", sa.BigInteger(), nullable=False),
-        sa.Column("num_failed_requests", sa.BigInteger(), nullable=False),
         *(sa.Column(name, sa.BigInteger(), nullable=False) for name in _SUMS),
         sqlite_with_rowid=False,
     )
@@ -419,7 +418,6 @@ def _create_billing() -> None:
         sa.Column("model", sa.String(256), primary_key=True),
         sa.Column("adapter_digest", sa.String(64), primary_key=True),
         sa.Column("num_entries", sa.BigInteger(), nullable=False),
-        sa.Column("num_failed_requests", sa.BigInteger(), server_default="0", nullable=False),
         *(sa.Column(name, sa.BigInteger(), nullable=False) for name in _SUMS),
         sa.Index("ix_usage_rollups_hour", "hour_ms"),
     )

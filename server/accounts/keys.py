@@ -253,7 +253,7 @@ def revoke_key(
 def revoke_all(conn: Connection, tenant_id: str, *, now_ms: int) -> list[str]:
     """Refuse all keys of a tenant from now on. Returns the ids of the keys that this ended."""
     lock_tenant(conn, tenant_id)
-    return _revoke(conn, tenant_id, _is_live(now_ms), None, now_ms, "all of the tenant")
+    return _revoke(conn, tenant_id, is_live(now_ms), None, now_ms, "all of the tenant")
 
 
 # ---- what may be said of a key ----
@@ -325,7 +325,8 @@ def _scopes_now(conn: Connection, key: ApiKey) -> frozenset[str]:
 # ---- rows ----
 
 
-def _is_live(now_ms: int) -> sa.ColumnElement[bool]:
+def is_live(now_ms: int) -> sa.ColumnElement[bool]:
+    """Whether a row of api_keys is neither revoked nor expired."""
     ends = api_keys.c.expires_at_ms
     return api_keys.c.revoked_at_ms.is_(None) & (ends.is_(None) | (ends > now_ms))
 
@@ -339,7 +340,7 @@ def _replaced(tenant_id: str) -> sa.Select[tuple[str | None]]:
 def _newest(conn: Connection, key: ApiKey, now_ms: int) -> str:
     """Id of the key that a live key was rotated to last, itself if it was not."""
     columns = api_keys.c
-    query = sa.select(columns.key_id).where(columns.tenant_id == key.tenant_id, _is_live(now_ms))
+    query = sa.select(columns.key_id).where(columns.tenant_id == key.tenant_id, is_live(now_ms))
     query = query.where(
         columns.bucket_id == key.bucket_id, columns.key_id.not_in(_replaced(key.tenant_id))
     )
@@ -354,7 +355,7 @@ def _family(
     if asker == key and _newest(conn, key, now_ms) != key.key_id:
         # Whoever has only the old secret must not end the new key.
         raise Forbidden("This API key was replaced; ask with the key that replaced it.")
-    among = (api_keys.c.tenant_id == key.tenant_id) & _is_live(now_ms)
+    among = (api_keys.c.tenant_id == key.tenant_id) & is_live(now_ms)
     is_it = api_keys.c.key_id == key.key_id
     return is_it | api_keys.c.key_id.in_(came_of(key.bucket_id, among))
 
@@ -386,7 +387,7 @@ def _check_room(conn: Connection, tenant_id: str, replaces: str | None, now_ms: 
     columns = api_keys.c
     is_replaced = columns.key_id.in_(_replaced(tenant_id)) | (columns.key_id == (replaces or ""))
     query = sa.select(is_replaced, sa.func.count()).group_by(is_replaced)
-    query = query.where(columns.tenant_id == tenant_id, _is_live(now_ms))
+    query = query.where(columns.tenant_id == tenant_id, is_live(now_ms))
     counts = {bool(row[0]): row[1] for row in conn.execute(query)}
     if counts.get(False, 0) >= MAX_KEYS or counts.get(True, 0) > MAX_KEYS:
         raise QuotaExceeded(

@@ -6,6 +6,7 @@ of the tenant; no counter is kept that could differ from them.
 BudgetExhausted   a hard budget does not cover the prompt and one token
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from server.billing.holds import extend_hold, get_hold
 from server.billing.months import month_of
 from server.billing.prices import get_price
 from server.billing.rating import TokenPrices, amount_nanousd, format_usd
-from server.billing.tables import budgets, holds, monthly_spend, tenant_accounts
+from server.billing.tables import IS_OPEN, budgets, holds, monthly_spend, tenant_accounts
 from server.database.upsert import upsert
 
 BudgetKind = Literal["monthly", "prepaid"]
@@ -95,11 +96,15 @@ class Sums:
     balance_nanousd: int
     held_nanousd: int
 
+    @property
+    def available_nanousd(self) -> int:
+        return self.balance_nanousd - self.held_nanousd
+
     def remaining(self, kind: BudgetKind, amount_nanousd: int) -> int:
         """Nano-dollars left of a budget; negative if it was set below the amount that is used."""
         if kind == "monthly":
             return amount_nanousd - self.spent_nanousd - self.held_nanousd
-        return self.balance_nanousd - self.held_nanousd - amount_nanousd
+        return self.available_nanousd - amount_nanousd
 
 
 # ---- inside a hold's transaction ----
@@ -149,7 +154,7 @@ def extend(
     # A locked row is skipped, not waited for: its settler may wait for the tenant, which is locked
     # here. A hold that is being settled needs no more tokens.
     query = sa.select(holds.c.token_lease).where(holds.c.request_id == request_id)
-    query = query.where(holds.c.state == "open").with_for_update(skip_locked=True)
+    query = query.where(IS_OPEN).with_for_update(skip_locked=True)
     lease: int | None = conn.scalar(query)
     if lease is None:
         return 0
@@ -253,11 +258,11 @@ def remove_budget(
     return True
 
 
-def get_budgets(conn: Connection, tenant_id: str | None = None) -> list[Budget]:
-    """Return the budgets of a tenant (at most four) or of all tenants, in a fixed order."""
+def get_budgets(conn: Connection, tenant_ids: Collection[str] | None = None) -> list[Budget]:
+    """Return the budgets of tenants, at most four of each, or of all, in a fixed order."""
     query = sa.select(budgets)
-    if tenant_id is not None:
-        query = query.where(budgets.c.tenant_id == tenant_id)
+    if tenant_ids is not None:
+        query = query.where(budgets.c.tenant_id.in_(tenant_ids))
     query = query.order_by(budgets.c.tenant_id, budgets.c.kind, budgets.c.enforcement)
     return [Budget(**row._mapping) for row in conn.execute(query)]
 
@@ -296,7 +301,6 @@ _SUMS = sa.select(
     _sum_of(
         sa.func.sum(holds.c.amount_nanousd),
         holds.c.tenant_id == _TENANT,
-        # A literal, as in the condition of the partial index: planners do not match a parameter.
-        holds.c.state == sa.literal_column("'open'"),
+        IS_OPEN,
     ).label("held"),
 )

@@ -1,9 +1,8 @@
-"""Entries that an operator posts by hand (credits, payments, corrections), and tenants' balances.
+"""Entries that an operator posts by hand: credits, payments, corrections.
 
 An entry is posted once for its idempotency key, however often it is requested.
 """
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import sqlalchemy as sa
@@ -13,10 +12,10 @@ from registry.audit import record_audit
 from server.billing import ledger
 from server.billing.entries import Draft, lock_ledger, post_entries
 from server.billing.rating import format_usd
-from server.billing.receipts.receipt import UNDOING, Receipt, tenant_account
+from server.billing.receipts.receipt import UNDOING, Receipt, int_of, tenant_account
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing import Signer
-from server.billing.tables import entries, holds, tenant_accounts
+from server.billing.tables import entries
 from server.faults import Conflict, Invalid, NotFound
 
 CreditKind = Literal["credit", "payment"]
@@ -32,33 +31,6 @@ class IdempotencyKeyReused(Invalid):
     def __init__(self) -> None:
         message = "This Idempotency-Key has posted something else; use a new one for each entry."
         super().__init__(message, param="Idempotency-Key")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Balance:
-    """A tenant's balance.
-
-    balance_nanousd: sum of the tenant's entries; a negative balance is owed.
-    held_nanousd: sum of the open holds of its requests.
-    """
-
-    balance_nanousd: int
-    held_nanousd: int
-
-    @property
-    def available_nanousd(self) -> int:
-        return self.balance_nanousd - self.held_nanousd
-
-
-def balance_of(conn: Connection, tenant_id: str) -> Balance:
-    account = sa.select(tenant_accounts.c.balance_nanousd)
-    balance = conn.scalar(account.where(tenant_accounts.c.tenant_id == tenant_id))
-    held = sa.select(sa.func.coalesce(sa.func.sum(holds.c.amount_nanousd), 0)).where(
-        holds.c.tenant_id == tenant_id,
-        # A literal, as in the condition of the partial index: planners do not match a parameter.
-        holds.c.state == sa.literal_column("'open'"),
-    )
-    return Balance(balance_nanousd=balance or 0, held_nanousd=int(conn.execute(held).scalar_one()))
 
 
 def post_credit(
@@ -149,9 +121,9 @@ def _posted_with(conn: Connection, idempotency_key: str, asked: dict[str, Any]) 
 
 
 def _audit(conn: Connection, receipt: Receipt, now_ms: int) -> None:
-    amount = receipt["amount_nanousd"]
-    assert isinstance(amount, int)
     action, tenant_id = f"ledger.{receipt['kind']}", str(receipt["tenant_id"])
     memo = f": {receipt['memo']}" if receipt["memo"] else ""
-    detail = f"entry {receipt['entry_id']}, {format_usd(amount)} dollars{memo}"
+    dollars = format_usd(int_of(receipt, "amount_nanousd"))
+    dollars = format_usd(int_of(receipt, "amount_nanousd"))
+    detail = f"entry {receipt['entry_id']}, {dollars} dollars{memo}"
     record_audit(conn, tenant_id, action, detail, at_ms=now_ms, actor="operator")

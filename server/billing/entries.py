@@ -21,12 +21,14 @@ from server.billing.receipts.receipt import (
     SPEND_KINDS,
     EntryKind,
     Receipt,
+    int_of,
     sha256_of,
     tenant_account,
 )
-from server.billing.receipts.rows import KEPT_KINDS, NO_EVENT, receipt_of
+from server.billing.receipts.rows import NO_EVENT, receipt_of
 from server.billing.receipts.signing import Signer
 from server.billing.tables import (
+    ROLLUP_SUMS,
     USAGE_SUMS,
     entries,
     ledger_head,
@@ -43,11 +45,6 @@ _DAY_MS = 24 * _HOUR_MS
 _MB_S = 10**6 * 1000
 """Bytes times milliseconds in a megabyte-second (10^6 bytes for a second)."""
 _ROLLUP_KEY = ("tenant_id", "hour_ms", "kind", "key_id", "model", "adapter_digest")
-_ROLLUP_SUMS = (
-    "num_entries", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
-    "kept_mb_s",
-    "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
-)  # fmt: skip
 _DAY_KEY = ("tenant_id", "dimension", "day_ms", "name")
 
 
@@ -91,7 +88,7 @@ def _add_spend(dialect: str) -> sa.Executable:
 
 @functools.cache
 def _add_rollups(dialect: str) -> sa.Executable:
-    return _add(dialect, usage_rollups, _ROLLUP_KEY, _ROLLUP_SUMS)
+    return _add(dialect, usage_rollups, _ROLLUP_KEY, ROLLUP_SUMS)
 
 
 @functools.cache
@@ -224,9 +221,7 @@ class _Chain:
     sha256: str = GENESIS
 
     def add(self, receipt: Receipt, sha256: str) -> None:
-        amount = receipt["amount_nanousd"]
-        assert isinstance(amount, int)
-        self.balance_nanousd -= amount
+        self.balance_nanousd -= int_of(receipt, "amount_nanousd")
         self.seq += 1
         self.sha256 = sha256
 
@@ -274,7 +269,7 @@ def _add_to_spend(conn: Connection, receipts: Sequence[Receipt], drafts: Sequenc
     sums: dict[tuple[str, str], int] = defaultdict(int)
     for receipt, draft in zip(receipts, drafts, strict=True):
         if draft.kind in SPEND_KINDS:
-            sums[draft.tenant_id, month_of(draft.at_ms)] += int(receipt["amount_nanousd"] or 0)
+            sums[draft.tenant_id, month_of(draft.at_ms)] += int_of(receipt, "amount_nanousd")
     rows = [
         {"tenant_id": tenant_id, "month": month, "amount_nanousd": amount}
         for (tenant_id, month), amount in sorted(sums.items())
@@ -305,9 +300,7 @@ def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
 
 def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) -> None:
     """Add entries to the roll-ups of their hours and to the sums of their days."""
-    sums: dict[tuple[Any, ...], dict[str, int]] = defaultdict(
-        lambda: dict.fromkeys(_ROLLUP_SUMS, 0)
-    )
+    sums: dict[tuple[Any, ...], dict[str, int]] = defaultdict(lambda: dict.fromkeys(ROLLUP_SUMS, 0))
     for receipt, draft in posted:
         key = (
             draft.tenant_id,
@@ -344,20 +337,14 @@ def _add_to_days(conn: Connection, rollups: Mapping[tuple[Any, ...], dict[str, i
 
 def rollup_values(receipt: Receipt, parts: TokenAmounts) -> dict[str, int]:
     """Return the numbers that one entry adds to its roll-up."""
-    kept_mb_s = 0
-    if receipt["kind"] in KEPT_KINDS:
-        size_bytes, duration_ms = receipt["size_bytes"], receipt["duration_ms"]
-        assert isinstance(size_bytes, int)
-        assert isinstance(duration_ms, int)
-        kept_mb_s = size_bytes * duration_ms // _MB_S
     return {
         "num_entries": 1,
         "num_failed_requests": int(bool(receipt["is_failed"])),
-        "prompt_tokens": int(receipt["prompt_tokens"] or 0),
-        "cached_tokens": int(receipt["cached_tokens"] or 0),
-        "completion_tokens": int(receipt["completion_tokens"] or 0),
-        "kept_mb_s": kept_mb_s,
+        "prompt_tokens": int_of(receipt, "prompt_tokens"),
+        "cached_tokens": int_of(receipt, "cached_tokens"),
+        "completion_tokens": int_of(receipt, "completion_tokens"),
+        "kept_mb_s": int_of(receipt, "size_bytes") * int_of(receipt, "duration_ms") // _MB_S,
         "cached_amount_nanousd": parts.cached,
         "completion_amount_nanousd": parts.completion,
-        "amount_nanousd": int(receipt["amount_nanousd"] or 0),
+        "amount_nanousd": int_of(receipt, "amount_nanousd"),
     }

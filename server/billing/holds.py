@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.audit import record_audit
-from server.billing.tables import holds
+from server.billing.tables import IS_OPEN, holds
 from server.database.clock import database_now_ms, from_now, now_ms, postgres_now
 
 HoldState = Literal["open", "posted", "voided"]
@@ -31,7 +31,7 @@ _LOCKED = (
 )
 _RESOLVE = (
     sa.update(holds)
-    .where(holds.c.request_id.in_(_IDS), holds.c.state == "open")
+    .where(holds.c.request_id.in_(_IDS), IS_OPEN)
     .values(state=sa.bindparam("to_state"), resolved_at_ms=sa.bindparam("at_ms"))
 )
 _INSERT = sa.insert(holds)
@@ -99,7 +99,7 @@ def extend_hold(
     conn: Connection, request_id: str, *, token_lease: int, amount_nanousd: int
 ) -> bool:
     """Let an open hold cover `token_lease` completion tokens in all. False if it is not open."""
-    query = sa.update(holds).where(holds.c.request_id == request_id, holds.c.state == "open")
+    query = sa.update(holds).where(holds.c.request_id == request_id, IS_OPEN)
     query = query.values(token_lease=token_lease, amount_nanousd=amount_nanousd)
     return conn.execute(query).rowcount == 1
 
@@ -109,7 +109,7 @@ def move_hold(conn: Connection, request_id: str, engine_id: str, lifetime_ms: in
 
     The hold expires `lifetime_ms` from now. Returns False when it is no longer open.
     """
-    query = sa.update(holds).where(holds.c.request_id == request_id, holds.c.state == "open")
+    query = sa.update(holds).where(holds.c.request_id == request_id, IS_OPEN)
     expires_at_ms = from_now(conn, now_ms(), lifetime_ms)
     query = query.values(engine_id=engine_id, expires_at_ms=expires_at_ms)
     return conn.execute(query).rowcount == 1
@@ -153,7 +153,7 @@ def void_expired(
     never get one. Returns the voided request ids, at most MAX_VOIDED_AT_ONCE.
     """
     query = sa.select(holds.c.request_id).where(
-        holds.c.engine_id == engine_id, holds.c.state == "open", holds.c.expires_at_ms < as_of_ms
+        holds.c.engine_id == engine_id, IS_OPEN, holds.c.expires_at_ms < as_of_ms
     )
     if still_open:
         query = query.where(holds.c.request_id.not_in(still_open))
@@ -167,7 +167,7 @@ def renew(conn: Connection, engine_id: str, request_ids: Collection[str], as_of_
     """Let holds last a minute more that have expired while their requests run, which happens only
     if the clock was set ahead.
     """
-    query = sa.update(holds).where(holds.c.engine_id == engine_id, holds.c.state == "open")
+    query = sa.update(holds).where(holds.c.engine_id == engine_id, IS_OPEN)
     query = query.where(holds.c.expires_at_ms < as_of_ms, holds.c.request_id.in_(request_ids))
     conn.execute(query.values(expires_at_ms=as_of_ms + 60_000))
 
@@ -182,9 +182,7 @@ def void_lost(conn: Connection, engine_id: str, *, actor: str, now_ms: int) -> t
     )
     detail = f"voided {len(voided)} holds"
     record_audit(conn, None, "engine.lost", detail, target=engine_id, at_ms=now_ms, actor=actor)
-    query = sa.select(sa.func.count()).where(
-        holds.c.engine_id == engine_id, holds.c.state == "open"
-    )
+    query = sa.select(sa.func.count()).where(holds.c.engine_id == engine_id, IS_OPEN)
     return len(voided), conn.scalar(query) or 0
 
 
@@ -208,22 +206,18 @@ def _fields(hold: Hold) -> dict[str, Any]:
 
 def count_open(conn: Connection, tenant_id: str) -> int:
     """How many of a tenant's requests are under way, or have ended and are not settled."""
-    # A literal, as in the condition of the partial index: planners do not match a parameter.
-    is_open = holds.c.state == sa.literal_column("'open'")
-    query = sa.select(sa.func.count()).where(holds.c.tenant_id == tenant_id, is_open)
+    query = sa.select(sa.func.count()).where(holds.c.tenant_id == tenant_id, IS_OPEN)
     return conn.scalar(query) or 0
 
 
 def expired_by_engine(conn: Connection, now_ms: int) -> list[tuple[str, int, int]]:
     """Return (engine_id, number, when the first expired) of open holds that have expired."""
-    is_open = holds.c.state == sa.literal_column("'open'")
     first_ms = sa.func.min(holds.c.expires_at_ms)
     query = sa.select(holds.c.engine_id, sa.func.count(), first_ms)
-    query = query.where(is_open, holds.c.expires_at_ms <= now_ms).group_by(holds.c.engine_id)
+    query = query.where(IS_OPEN, holds.c.expires_at_ms <= now_ms).group_by(holds.c.engine_id)
     return [(engine_id, number, at_ms) for engine_id, number, at_ms in conn.execute(query)]
 
 
 def engines_with_holds(conn: Connection) -> set[str]:
     """Return the ids of the engines that have open holds."""
-    is_open = holds.c.state == sa.literal_column("'open'")
-    return set(conn.scalars(sa.select(holds.c.engine_id).where(is_open).distinct()))
+    return set(conn.scalars(sa.select(holds.c.engine_id).where(IS_OPEN).distinct()))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from server.billing.rating import GB_HOUR
-from server.billing.receipts.receipt import SPEND_KINDS, Receipt
+from server.billing.receipts.receipt import SPEND_KINDS, Receipt, int_of
 from server.text.json_object import JsonObject
 
 SCHEMA = "chorale.statement/1"
@@ -84,15 +84,15 @@ class StatementFigures:
 
     def add(self, receipt: Receipt) -> None:
         """Add the tenant's next receipt that is on this statement."""
-        kind, amount = str(receipt["kind"]), _int(receipt, "amount_nanousd")
+        kind, amount = str(receipt["kind"]), int_of(receipt, "amount_nanousd")
         self.num_entries += 1
-        self.last_receipt_seq = _int(receipt, "receipt_seq")
+        self.last_receipt_seq = int_of(receipt, "receipt_seq")
         if self.first_receipt_seq is None:
             self.first_receipt_seq = self.last_receipt_seq
         self.tenant_name = None if receipt["tenant_name"] is None else str(receipt["tenant_name"])
         self.total_nanousd += amount
         for name in _TOKENS:
-            self._tokens[name] += _int(receipt, name)
+            self._tokens[name] += int_of(receipt, name)
         self._totals.setdefault(kind, _Sum()).add(1, amount)
         if kind == "usage":
             self._add_tokens(receipt, amount)
@@ -145,16 +145,16 @@ class StatementFigures:
     def _add_tokens(self, receipt: Receipt, amount: int) -> None:
         # A request that is rated 0 has prices in its receipt, too; its tokens get price 0 here.
         is_charged = amount > 0
-        counts = dict(zip(_TOKENS, (_int(receipt, name) for name in _TOKENS), strict=True))
+        counts = dict(zip(_TOKENS, (int_of(receipt, name) for name in _TOKENS), strict=True))
         counts["prompt_tokens"] -= counts["cached_tokens"]
         for meter, count in counts.items():
-            unit = _int(receipt, meter.replace("_tokens", "_nanousd")) if is_charged else 0
+            unit = int_of(receipt, meter.replace("_tokens", "_nanousd")) if is_charged else 0
             if count:
                 self._add_line(receipt, meter, unit, count, count * unit)
 
     def _add_kept(self, receipt: Receipt, amount: int) -> None:
-        quantity = _int(receipt, "size_bytes") * _int(receipt, "duration_ms")
-        self._add_line(receipt, "gb_hours", _int(receipt, "kept_nanousd"), quantity, amount)
+        quantity = int_of(receipt, "size_bytes") * int_of(receipt, "duration_ms")
+        self._add_line(receipt, "gb_hours", int_of(receipt, "kept_nanousd"), quantity, amount)
 
     def _add_line(
         self, receipt: Receipt, meter: str, unit: int, quantity: int, amount: int
@@ -177,10 +177,3 @@ def sha256_of(statement: Mapping[str, Any]) -> str:
 
 def _order(key: LineKey) -> tuple[Any, ...]:
     return tuple((value is not None, value) for value in key)
-
-
-def _int(receipt: Receipt, name: str) -> int:
-    """Return an integer field, 0 if it is None."""
-    value = receipt[name]
-    assert value is None or isinstance(value, int)
-    return value or 0

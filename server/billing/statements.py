@@ -17,9 +17,10 @@ from registry.tables import adapters
 from server.accounts.tables import tenants
 from server.billing.entries import lock_ledger
 from server.billing.months import end_of, month_before, month_of
-from server.billing.receipts.receipt import SPEND_KINDS, Receipt, tenant_account
+from server.billing.receipts.receipt import SPEND_KINDS, Receipt
 from server.billing.receipts.rows import (
     PAGE_SIZE,
+    SIGNED_AMOUNT,
     Place,
     is_tenants,
     read_receipts,
@@ -28,7 +29,7 @@ from server.billing.receipts.rows import (
 from server.billing.receipts.signing import Signer
 from server.billing.statement_figures import SCHEMA, StatementFigures, canonical, sha256_of
 from server.billing.storage_charges import posted_until_ms
-from server.billing.tables import entries, holds, statements, tenant_accounts
+from server.billing.tables import IS_OPEN, entries, holds, statements, tenant_accounts
 from server.database.clock import database_now_ms
 from server.database.database import Database
 from server.faults import Conflict
@@ -233,9 +234,11 @@ def open_periods(conn: Connection, tenant_id: str) -> list[str]:
 def open_period(conn: Connection, tenant_id: str, period: str) -> OpenPeriod:
     """Return the figures so far of a month without a statement."""
     of = entries.c
-    is_charge = of.debit_account == tenant_account(tenant_id)
-    amount = sa.func.sum(sa.case((is_charge, of.amount_nanousd), else_=-of.amount_nanousd))
-    query = sa.select(of.kind, sa.func.count(), amount).group_by(of.kind).order_by(of.kind)
+    query = (
+        sa.select(of.kind, sa.func.count(), sa.func.sum(SIGNED_AMOUNT))
+        .group_by(of.kind)
+        .order_by(of.kind)
+    )
     query = query.where(of.tenant_id == tenant_id, of.period == period)
     # PostgreSQL sums integers as decimals.
     totals = {kind: (count, int(total)) for kind, count, total in conn.execute(query)}
@@ -272,9 +275,7 @@ def overdue(conn: Connection, now_ms: int) -> tuple[str, list[str]]:
 
 def _look(conn: Connection, now_ms: int) -> dict[str, float]:
     """Return what waits too long, by the names of the metrics."""
-    # A literal, as in the condition of the partial index: planners do not match a parameter.
-    is_open = holds.c.state == sa.literal_column("'open'")
-    first_ms = conn.scalar(sa.select(sa.func.min(holds.c.expires_at_ms)).where(is_open))
+    first_ms = conn.scalar(sa.select(sa.func.min(holds.c.expires_at_ms)).where(IS_OPEN))
     return {
         "waits_last_look_timestamp_seconds": now_ms / 1000,
         "oldest_expired_hold_seconds": max(0, now_ms - (first_ms or now_ms)) / 1000,
@@ -307,7 +308,7 @@ def _is_settled(conn: Connection, tenant_id: str, end_ms: int, now_ms: int) -> b
     if now_ms < end_ms + GRACE_MS:
         return False
     query = sa.select(holds.c.request_id).where(
-        holds.c.tenant_id == tenant_id, holds.c.state == "open", holds.c.created_at_ms < end_ms
+        holds.c.tenant_id == tenant_id, IS_OPEN, holds.c.created_at_ms < end_ms
     )
     if now_ms >= end_ms + MAX_GRACE_MS:
         return True

@@ -90,30 +90,25 @@ holds = Table(
     CheckConstraint("state IN ('open', 'posted', 'voided')", name="state"),
     CheckConstraint("(state = 'open') = (resolved_at_ms IS NULL)", name="resolved"),
 )
-_IS_OPEN = holds.c.state == "open"
-Index(
-    "ix_holds_open_engine",
-    holds.c.engine_id,
-    holds.c.expires_at_ms,
-    sqlite_where=_IS_OPEN,
-    postgresql_where=_IS_OPEN,
-)
-Index("ix_holds_open_tenant", holds.c.tenant_id, sqlite_where=_IS_OPEN, postgresql_where=_IS_OPEN)
-_IS_CANCELLED = _IS_OPEN & holds.c.cancelled_at_ms.is_not(None)
-Index(
-    "ix_holds_cancelled",
-    holds.c.cancelled_at_ms,
-    sqlite_where=_IS_CANCELLED,
-    postgresql_where=_IS_CANCELLED,
-)
+IS_OPEN = holds.c.state == literal_column("'open'")
+IS_CANCELLED = IS_OPEN & holds.c.cancelled_at_ms.is_not(None)
 IS_PAST_HOLD = (holds.c.state == literal_column("'posted'")) & holds.c.failed_at_ms.is_(None)
-"""Whether a hold is posted and has no note; the condition is a literal, as in the index."""
-Index(
-    "ix_holds_past",
-    holds.c.resolved_at_ms,
-    sqlite_where=IS_PAST_HOLD,
-    postgresql_where=IS_PAST_HOLD,
-)
+"""Conditions of holds: open; open and cancelled; posted without a note of a failure.
+
+The states are literals, as in the indexes: planners do not match a parameter to a partial index.
+"""
+for _name, _columns, _condition in (
+    ("open_engine", ("engine_id", "expires_at_ms"), IS_OPEN),
+    ("open_tenant", ("tenant_id",), IS_OPEN),
+    ("cancelled", ("cancelled_at_ms",), IS_CANCELLED),
+    ("past", ("resolved_at_ms",), IS_PAST_HOLD),
+):
+    Index(
+        f"ix_holds_{_name}",
+        *(holds.c[column] for column in _columns),
+        sqlite_where=_condition,
+        postgresql_where=_condition,
+    )
 
 # One row per request that an engine ended. Rows are never updated.
 # event_id: number of its entry.   number: the engine's ends are numbered from 1.
@@ -264,6 +259,14 @@ budgets = Table(
     CheckConstraint("amount_nanousd >= 0", name="not_negative"),
 )
 
+_SUMS = (
+    "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens", "kept_mb_s",
+    "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
+)  # fmt: skip
+ROLLUP_SUMS = ("num_entries", *_SUMS)
+USAGE_SUMS = ("num_requests", *_SUMS)
+"""The sums of usage, by the names that they have by day and in every query of usage."""
+
 # Sums over entries by hour and dimensions, changed in the transactions that post. A dimension that
 # entries lack is "". amount: a charge is positive.   kept_mb_s: 10^6 bytes for a second.
 usage_rollups = Table(
@@ -275,24 +278,9 @@ usage_rollups = Table(
     Column("key_id", String(32), primary_key=True),
     Column("model", String(256), primary_key=True),
     Column("adapter_digest", String(64), primary_key=True),
-    Column("num_entries", BigInteger, nullable=False),
-    Column("num_failed_requests", BigInteger, nullable=False, server_default="0"),
-    Column("prompt_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("completion_tokens", BigInteger, nullable=False),
-    Column("kept_mb_s", BigInteger, nullable=False),
-    Column("cached_amount_nanousd", BigInteger, nullable=False),
-    Column("completion_amount_nanousd", BigInteger, nullable=False),
-    Column("amount_nanousd", BigInteger, nullable=False),
+    *(Column(name, BigInteger, nullable=False) for name in ROLLUP_SUMS),
     Index("ix_usage_rollups_hour", "hour_ms"),
 )
-
-USAGE_SUMS = (
-    "num_requests", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
-    "kept_mb_s",
-    "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
-)  # fmt: skip
-"""The sums of usage, by the names that they have by day and in every query of usage."""
 
 # The same sums by day in UTC and by one dimension: "kind", or "key" or "model", which are over
 # `receipts.receipt.SPEND_KINDS`. name: a kind, key or model.   num_requests: without failed ones.

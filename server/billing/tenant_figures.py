@@ -13,11 +13,12 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from registry.tables import adapters
+from server.accounts.keys import is_live
 from server.accounts.tables import api_keys, tenants
 from server.accounts.tenants import TenantStatus
-from server.billing.budgets import Budget
+from server.billing.budgets import Budget, get_budgets
 from server.billing.months import month_of
-from server.billing.tables import budgets, monthly_spend
+from server.billing.tables import monthly_spend
 from server.billing.usage import WIDTH_MS, UsageSum, Which, sum_entries
 
 Order = Literal["spend", "name"]
@@ -83,10 +84,10 @@ def list_tenant_figures(
     sums = {it.tenant: it for it in sum_entries(conn, begin_ms, now_ms, ["tenant"], which)}
     usage = {tenant_id: sums.get(tenant_id, UsageSum()) for tenant_id in tenant_ids}
     num_adapters = _counts(conn, adapters, tenant_ids, adapters.c.deleted_at_ms.is_(None))
-    ends_ms = api_keys.c.expires_at_ms
-    is_valid = api_keys.c.revoked_at_ms.is_(None) & (ends_ms.is_(None) | (ends_ms > now_ms))
-    num_keys = _counts(conn, api_keys, tenant_ids, is_valid)
-    given = _budgets(conn, tenant_ids)
+    num_keys = _counts(conn, api_keys, tenant_ids, is_live(now_ms))
+    given: dict[str, list[Budget]] = defaultdict(list)
+    for budget in get_budgets(conn, tenant_ids):
+        given[budget.tenant_id].append(budget)
     return [
         TenantFigures(
             **row,
@@ -113,12 +114,3 @@ def _counts(
     owner = table.c.tenant_id
     query = sa.select(owner, sa.func.count()).where(owner.in_(tenant_ids), condition)
     return {tenant_id: number for tenant_id, number in conn.execute(query.group_by(owner))}
-
-
-def _budgets(conn: Connection, tenant_ids: Sequence[str]) -> dict[str, list[Budget]]:
-    query = sa.select(budgets).where(budgets.c.tenant_id.in_(tenant_ids))
-    query = query.order_by(budgets.c.kind, budgets.c.enforcement)
-    given: dict[str, list[Budget]] = defaultdict(list)
-    for row in conn.execute(query):
-        given[row.tenant_id].append(Budget(**row._mapping))
-    return given

@@ -13,8 +13,8 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, RowMapping
 
-from server.billing.receipts.receipt import SPEND_KINDS, tenant_account
-from server.billing.receipts.rows import is_tenants
+from server.billing.receipts.receipt import SPEND_KINDS
+from server.billing.receipts.rows import SIGNED_AMOUNT, is_tenants
 from server.billing.tables import (
     USAGE_SUMS,
     entries,
@@ -222,7 +222,6 @@ def _entry_rows(
     }
     # A free entry has no parts, whatever its tokens would cost otherwise.
     is_paid = entry.amount_nanousd > 0
-    is_charged = entry.debit_account == sa.literal(tenant_account("")) + entry.tenant_id
     values: JsonObject = {
         "num_requests": sa.case((usage.is_failed.is_(False), 1), else_=0),
         "num_failed_requests": sa.case((usage.is_failed.is_(True), 1), else_=0),
@@ -234,7 +233,7 @@ def _entry_rows(
         "completion_amount_nanousd": sa.case(
             (is_paid, usage.completion_tokens * price.completion_nanousd)
         ),
-        "amount_nanousd": sa.case((is_charged, entry.amount_nanousd), else_=-entry.amount_nanousd),
+        "amount_nanousd": SIGNED_AMOUNT,
     }
     joined = entries.outerjoin(usage_events, usage.event_id == entry.entry_id)
     joined = joined.outerjoin(kept_events, kept.event_id == entry.entry_id)

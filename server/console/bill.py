@@ -11,7 +11,7 @@ from server.api import errors
 from server.api.deps import DatabaseDep
 from server.api.receipt_models import IssuedStatement
 from server.api.routes import exports
-from server.billing import credits, statements
+from server.billing import budgets, statements
 from server.billing.exports.formats import FORMATS, ExportFormat
 from server.billing.exports.schedules import INTERVAL_S
 from server.billing.months import end_of, month_before
@@ -20,6 +20,7 @@ from server.console.days import Days
 from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.viewers import TenantViewer, UsageViewer
+from server.database.clock import now_ms
 from server.database.database import Database
 from server.text.times import day_of
 
@@ -46,7 +47,7 @@ async def bill(viewer: UsageViewer, database: DatabaseDep, before: Before = "") 
     tenant_id = viewer.identity.tenant_id
 
     def read(conn: Connection) -> dict[str, Any]:
-        balance = credits.balance_of(conn, tenant_id)
+        balance = budgets.read_sums(conn, tenant_id, now_ms())
         months = statements.open_periods(conn, tenant_id)
         # The ledger keeps the balance, so that no entry of the open months has to be read.
         open_nanousd = -balance.balance_nanousd - statements.opening_balance(conn, tenant_id)

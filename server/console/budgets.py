@@ -35,7 +35,7 @@ class BudgetView:
 
 
 def list_budgets(conn: Connection, tenant_id: str) -> list[BudgetView]:
-    found = budgets.get_budgets(conn, tenant_id)
+    found = budgets.get_budgets(conn, [tenant_id])
     if not found:
         return []
     at_ms = now_ms()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
-from server.billing.tables import holds
+from server.billing.tables import IS_CANCELLED, IS_OPEN, holds
 from server.database.clock import now_ms
 from server.database.database import Database, LedgerUnavailable
 from server.inference.attempts import attempt_ids, parent_of
@@ -80,15 +80,13 @@ def note_cancel(conn: Connection, tenant_id: str, request_ids: Sequence[str]) ->
     query = sa.update(holds).where(
         holds.c.request_id.in_(request_ids),
         holds.c.tenant_id == tenant_id,
-        holds.c.state == "open",
+        IS_OPEN,
     )
     return conn.execute(query.values(cancelled_at_ms=now_ms())).rowcount > 0
 
 
 def noted_cancels(conn: Connection) -> list[str]:
     """Request ids whose holds are open and noted as cancelled."""
-    query = sa.select(holds.c.request_id).where(
-        holds.c.state == "open", holds.c.cancelled_at_ms.is_not(None)
-    )
+    query = sa.select(holds.c.request_id).where(IS_CANCELLED)
     query = query.order_by(holds.c.cancelled_at_ms.desc()).limit(_MAX_FOUND)
     return list(conn.scalars(query))

@@ -279,7 +279,7 @@ def _monthly_budgets(conn: Connection, tenant_id: str | None = None) -> dict[str
     """{tenant_id: dollars} of the hard monthly budgets, of one tenant or of all."""
     return {
         budget.tenant_id: format_usd(budget.amount_nanousd)
-        for budget in budgets.get_budgets(conn, tenant_id)
+        for budget in budgets.get_budgets(conn, None if tenant_id is None else [tenant_id])
         if (budget.kind, budget.enforcement) == ("monthly", "hard")
     }
 

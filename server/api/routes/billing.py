@@ -14,7 +14,7 @@ from server.api.bodies import BodyFields, json_body
 from server.api.deps import DatabaseDep, SignerDep, UsageKey, operators_router, tenants_router
 from server.api.receipt_models import LedgerEntry
 from server.api.routes.budgets import Dollars, nanousd
-from server.billing import credits
+from server.billing import budgets, credits
 from server.billing.credits import CreditKind
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import Receipt
@@ -173,10 +173,10 @@ async def _balance(database: Database, tenant: str) -> BalanceAnswer:
 
     def read(conn: Connection) -> BalanceAnswer:
         found = tenants.get_tenant(conn, tenant)
-        balance = credits.balance_of(conn, found.tenant_id)
+        sums = budgets.read_sums(conn, found.tenant_id, now_ms())
         amounts: JsonObject = {}
         for name in ("balance", "held", "available"):
-            amount = getattr(balance, f"{name}_nanousd")
+            amount = getattr(sums, f"{name}_nanousd")
             amounts |= {f"{name}_nanousd": amount, f"{name}_usd": format_usd(amount)}
         return BalanceAnswer(tenant_id=found.tenant_id, tenant=found.name, **amounts)
 

@@ -159,7 +159,7 @@ def nanousd(amount: Dollars) -> int:
 def _list(conn: Connection, tenant_id: str) -> BudgetList:
     at_ms = now_ms()
     sums = budgets.read_sums(conn, tenant_id, at_ms)
-    found = budgets.get_budgets(conn, tenant_id)
+    found = budgets.get_budgets(conn, [tenant_id])
     return BudgetList(data=[_budget(budget, sums, at_ms) for budget in found])
 
 

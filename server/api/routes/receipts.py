@@ -16,7 +16,7 @@ from server.api.receipt_models import KeyId, ReceiptAnswer, ReceiptList, SignedR
 from server.api.routes.lists import ListAnswer
 from server.billing.receipts.rows import sealed_receipt, select_receipts
 from server.billing.receipts.signing_keys import list_keys
-from server.billing.tables import entries, holds, usage_events
+from server.billing.tables import IS_OPEN, entries, holds, usage_events
 from server.inference.attempts import attempt_ids, parent_of
 
 router = tenants_router()
@@ -147,7 +147,7 @@ def _refuse_pending(conn: Connection, tenant_id: str, request_ids: Sequence[str]
     query = sa.select(holds.c.request_id).where(
         holds.c.request_id.in_(request_ids),
         holds.c.tenant_id == tenant_id,
-        holds.c.state == "open",
+        IS_OPEN,
     )
     if conn.execute(query).first():
         raise errors.receipt_pending(_RETRY_AFTER_S)

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from server.billing.audit.report import Finding, Scope, differences
 from server.billing.rating import TokenPrices, amount_nanousd, is_free_error
 from server.billing.receipts.rows import PAGE_SIZE, TOKEN_PRICES
-from server.billing.tables import entries, holds, incidents, price_versions, usage_events
+from server.billing.tables import IS_OPEN, entries, holds, incidents, price_versions, usage_events
 
 _GRACE_MS = 60_000
 """Time after expiry in which an open hold is no finding.
@@ -72,7 +72,7 @@ def check_open_holds(scope: Scope) -> Iterator[Finding]:
         sa.and_(hold.expires_at_ms < scope.now_ms - _GRACE_MS, settled_past),
     )
     query = sa.select(hold.request_id, hold.engine_id, hold.expires_at_ms)
-    query = query.where(hold.state == "open", is_late).order_by(hold.request_id).limit(PAGE_SIZE)
+    query = query.where(IS_OPEN, is_late).order_by(hold.request_id).limit(PAGE_SIZE)
     after = ""
     while page := scope.conn.execute(query.where(hold.request_id > after)).all():
         for row in page:
@@ -84,8 +84,7 @@ def check_open_holds(scope: Scope) -> Iterator[Finding]:
                 found=scope.now_ms,
             )
         after = page[-1].request_id
-    is_open = hold.state == "open"
-    num_open = scope.conn.execute(sa.select(sa.func.count()).where(is_open)).scalar_one()
+    num_open = scope.conn.execute(sa.select(sa.func.count()).where(IS_OPEN)).scalar_one()
     scope.count("open holds", num_open)
 
 

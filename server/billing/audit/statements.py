@@ -8,9 +8,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from server.billing.audit.report import UNREADABLE, Finding, Scope, differences
-from server.billing.audit.sums import integer_sum, signed_amount
+from server.billing.audit.sums import integer_sum
 from server.billing.receipts.check import statement_faults
-from server.billing.receipts.rows import PAGE_SIZE, iterate_receipts, select_receipts
+from server.billing.receipts.rows import PAGE_SIZE, SIGNED_AMOUNT, iterate_receipts, select_receipts
 from server.billing.receipts.signing_keys import list_keys
 from server.billing.statement_figures import StatementFigures
 from server.billing.tables import entries, statements
@@ -25,7 +25,7 @@ def check_statements(scope: Scope) -> Iterator[Finding]:
     for row in _statements(scope):
         query = sa.select(
             sa.func.count(),
-            sa.func.coalesce(integer_sum(signed_amount), 0),
+            sa.func.coalesce(integer_sum(SIGNED_AMOUNT), 0),
             sa.func.max(entry.posted_at_ms),
         ).where(entry.tenant_id == row.tenant_id, entry.period == row.period)
         count, total, posted_at_ms = scope.conn.execute(query).one()

@@ -11,8 +11,9 @@ from server.billing.audit.entries import id_windows
 from server.billing.audit.report import UNREADABLE, Finding, Scope, differences
 from server.billing.months import month_of
 from server.billing.receipts.receipt import SPEND_KINDS
-from server.billing.receipts.rows import KEPT_KINDS, PAGE_SIZE
+from server.billing.receipts.rows import KEPT_KINDS, PAGE_SIZE, SIGNED_AMOUNT
 from server.billing.tables import (
+    ROLLUP_SUMS,
     entries,
     kept_events,
     ledger_head,
@@ -29,20 +30,6 @@ _DAY_MS = 24 * _HOUR_MS
 _MB_S = 10**6 * 1000
 _DIMENSIONS_OF_DAYS = ("kind", "key", "model")
 _DIMENSIONS = ("hour_ms", "kind", "key_id", "model", "adapter_digest")
-_SUMS = (
-    "num_entries", "num_failed_requests", "prompt_tokens", "cached_tokens", "completion_tokens",
-    "kept_mb_s",
-    "cached_amount_nanousd", "completion_amount_nanousd", "amount_nanousd",
-)  # fmt: skip
-
-signed_amount = sa.case(
-    (
-        entries.c.debit_account == sa.literal("tenant/").concat(entries.c.tenant_id),
-        entries.c.amount_nanousd,
-    ),
-    else_=-entries.c.amount_nanousd,
-)
-"""An entry's amount as its tenant sees it: a charge is positive."""
 
 
 def check_entry_ids(scope: Scope) -> Iterator[Finding]:
@@ -78,7 +65,7 @@ def check_accounts(scope: Scope) -> Iterator[Finding]:
     for first, last in id_windows(scope.conn, entry.entry_id):
         query = sa.select(
             entry.tenant_id,
-            integer_sum(signed_amount),
+            integer_sum(SIGNED_AMOUNT),
             sa.func.count(),
             sa.func.max(entry.receipt_seq),
         )
@@ -209,7 +196,7 @@ def _sums_of_entries(scope: Scope, tenant_id: str, begin: int, end: int) -> _Sum
         sa.case((is_kept, (kept.size_bytes * kept.duration_ms).op("/")(_MB_S))),
         sa.case((is_paid, usage.cached_tokens * price.cached_nanousd)),
         sa.case((is_paid, usage.completion_tokens * price.completion_nanousd)),
-        signed_amount,
+        SIGNED_AMOUNT,
     )
     joined = entries.outerjoin(usage_events, usage.event_id == entry.entry_id)
     joined = joined.outerjoin(kept_events, kept.event_id == entry.entry_id)
@@ -219,14 +206,14 @@ def _sums_of_entries(scope: Scope, tenant_id: str, begin: int, end: int) -> _Sum
     sums: _Sums = {}
     for row in scope.conn.execute(query.group_by(*key)):
         dimensions = tuple(value if value is not None else "" for value in row[:5])
-        before = sums.get(dimensions, (0,) * len(_SUMS))
+        before = sums.get(dimensions, (0,) * len(ROLLUP_SUMS))
         sums[dimensions] = tuple(a + (b or 0) for a, b in zip(before, row[5:], strict=True))
     return sums
 
 
 def _rollups(scope: Scope, tenant_id: str, begin: int, end: int) -> _Sums:
     table = usage_rollups.c
-    query = sa.select(*(table[name] for name in (*_DIMENSIONS, *_SUMS)))
+    query = sa.select(*(table[name] for name in (*_DIMENSIONS, *ROLLUP_SUMS)))
     query = query.where(table.tenant_id == tenant_id, table.hour_ms >= begin, table.hour_ms < end)
     return {tuple(row[:5]): tuple(row[5:]) for row in scope.conn.execute(query)}
 
@@ -246,7 +233,7 @@ def _sums_of_day(day_ms: int, hours: _Sums) -> _Sums:
 
 def _days(scope: Scope, tenant_id: str, begin: int) -> _Sums:
     table = usage_days.c
-    columns = ("day_ms", "dimension", "name", "num_requests", *_SUMS[1:])
+    columns = ("day_ms", "dimension", "name", "num_requests", *ROLLUP_SUMS[1:])
     query = sa.select(*(table[name] for name in columns))
     query = query.where(table.tenant_id == tenant_id, table.dimension.in_(_DIMENSIONS_OF_DAYS))
     query = query.where(table.day_ms >= begin, table.day_ms < begin + _DAY_MS)

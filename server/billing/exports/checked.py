@@ -4,12 +4,8 @@ import re
 from collections.abc import Mapping
 
 from server.billing.exports.csv_rows import parse_cell
-from server.billing.receipts.receipt import COLUMNS, FIELDS, SEAL, Receipt, Value
+from server.billing.receipts.receipt import COLUMNS, SEAL, TYPES, Receipt, Value
 
-_TYPES: dict[str, type] = {
-    field.name: {"int": int, "str": str, "bool": bool}[field.type] for field in FIELDS
-}
-_TYPES |= dict.fromkeys(SEAL, str)
 _REQUIRED = ("entry_id", "kind", "tenant_id", "receipt_seq", "amount_nanousd", *SEAL)
 _INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _BOOLS = {"true": True, "false": False}
@@ -23,10 +19,10 @@ def check_receipt(values: object) -> Receipt:
     if not isinstance(values, Mapping):
         raise ValueError(f"it is no receipt, but {type(values).__name__}")
     for name, value in values.items():
-        if name not in _TYPES:
+        if name not in TYPES:
             raise ValueError(f"there is no column {name!r:.80}")
-        if value is not None and type(value) is not _TYPES[name]:
-            raise ValueError(f"{name} is {value!r:.80}, no {_TYPES[name].__name__}")
+        if value is not None and type(value) is not TYPES[name]:
+            raise ValueError(f"{name} is {value!r:.80}, no {TYPES[name].__name__}")
         if isinstance(value, str):
             value.encode()  # Raises ValueError for half a surrogate pair.
     for name in _REQUIRED:
@@ -37,7 +33,7 @@ def check_receipt(values: object) -> Receipt:
 
 def check_header(names: list[str]) -> None:
     """Check the header of a CSV file. Raises ValueError."""
-    if unknown := [name for name in names if name not in _TYPES]:
+    if unknown := [name for name in names if name not in TYPES]:
         raise ValueError(f"it is no header of an export, there is no column {unknown[0]!r:.80}")
     if missing := [name for name in _REQUIRED if name not in names]:
         raise ValueError(f"it is no header of an export, {missing[0]} is missing")
@@ -55,7 +51,7 @@ def receipt_of_cells(names: list[str], cells: list[str]) -> Receipt:
 
 
 def _value(name: str, text: str) -> Value:
-    expected = _TYPES.get(name)
+    expected = TYPES.get(name)
     if text == "" or expected is str:
         return parse_cell(text)
     if expected is bool and text in _BOOLS:

@@ -13,7 +13,7 @@ from server.billing.exports.json_lines import encode_json
 from server.billing.months import next_month
 from server.billing.rating import GB_HOUR, TokenPrices, format_usd, rate
 from server.billing.receipts.receipt import COLUMNS as RECEIPT_COLUMNS
-from server.billing.receipts.receipt import Receipt, Value
+from server.billing.receipts.receipt import Receipt, Value, int_of
 
 COLUMNS = (
     "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd",
@@ -87,7 +87,7 @@ def focus_rows(receipt: Receipt) -> list[Row]:
 def _usage_rows(receipt: Receipt) -> Iterator[Row]:
     """Yield a row for each kind of tokens used; without any, a row of 0 prompt tokens."""
     prompt, cached, completion = (
-        int(receipt[f"{name}_tokens"] or 0) for name in ("prompt", "cached", "completion")
+        int_of(receipt, f"{name}_tokens") for name in ("prompt", "cached", "completion")
     )
     price = TokenPrices.of(receipt)
     paid = rate(receipt, price)
@@ -105,19 +105,17 @@ def _usage_rows(receipt: Receipt) -> Iterator[Row]:
 
 
 def _kept_row(receipt: Receipt, kind: str) -> Row:
-    quantity = _gb_hours(int(receipt["size_bytes"] or 0), int(receipt["duration_ms"] or 0))
+    quantity = _gb_hours(int_of(receipt, "size_bytes"), int_of(receipt, "duration_ms"))
     row = _metered_row(receipt, kind, _KEPT_METERS[kind], quantity, "GB-Hours")
-    row |= _costs(int(receipt["amount_nanousd"] or 0))
-    row["ListUnitPrice"] = row["ContractedUnitPrice"] = format_usd(
-        int(receipt["kept_nanousd"] or 0)
-    )
+    row |= _costs(int_of(receipt, "amount_nanousd"))
+    row["ListUnitPrice"] = row["ContractedUnitPrice"] = format_usd(int_of(receipt, "kept_nanousd"))
     return row
 
 
 def _correction_row(receipt: Receipt) -> Row:
     """Return the row of a correction: one unit of a kind of charge, taken back at its price."""
     charged = str(receipt["debit_account"]).partition("/")[2]
-    amount = int(receipt["amount_nanousd"] or 0)
+    amount = int_of(receipt, "amount_nanousd")
     sku_price = f"entry/{receipt['reverses_entry_id']}"
     row = _metered_row(receipt, "correction", f"Correction of {charged}", "-1", "Units")
     row |= _costs(amount) | {"SkuPriceId": sku_price, "ChargeFrequency": "One-Time"}
@@ -126,7 +124,7 @@ def _correction_row(receipt: Receipt) -> Row:
 
 
 def _credit_row(receipt: Receipt) -> Row:
-    row = _row(receipt) | _costs(int(receipt["amount_nanousd"] or 0))
+    row = _row(receipt) | _costs(int_of(receipt, "amount_nanousd"))
     description = receipt["memo"] or "Credit"
     return row | {"ChargeCategory": "Credit", "ChargeDescription": str(description)}
 

@@ -11,17 +11,14 @@ os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from server.billing.receipts.receipt import COLUMNS, FIELDS, SEAL, Receipt
+from server.billing.receipts.receipt import COLUMNS, TYPES, Receipt
 
 ROW_GROUP_ROWS = 10_000
 """Rows in a row group. A full group is 5 MB; each adds 7 KB to the footer, held until the end."""
 _BATCH_ROWS = 500
 
-_ARROW = {"int": pa.int64(), "str": pa.string(), "bool": pa.bool_()}
-SCHEMA = pa.schema(
-    [pa.field(field.name, _ARROW[field.type]) for field in FIELDS]
-    + [pa.field(name, pa.string()) for name in SEAL]
-)
+_ARROW = {int: pa.int64(), str: pa.string(), bool: pa.bool_()}
+SCHEMA = pa.schema([pa.field(name, _ARROW[type]) for name, type in TYPES.items()])
 
 
 class ParquetEncoder:

@@ -12,15 +12,13 @@ from typing import Any
 from server.billing import statement_figures
 from server.billing.receipts.faults import (
     COUNTS,
-    TYPES,
     Fault,
-    int_of,
     receipt_faults,
     reversal_faults,
     signature_faults,
     type_faults,
 )
-from server.billing.receipts.receipt import CHARGES, GENESIS, Receipt, sha256_of
+from server.billing.receipts.receipt import CHARGES, GENESIS, TYPES, Receipt, int_of, sha256_of
 from server.billing.receipts.signing import PublicKey
 from server.billing.statement_figures import StatementFigures
 from server.text.json_object import JsonObject

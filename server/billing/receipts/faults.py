@@ -8,13 +8,18 @@ import binascii
 from collections.abc import Iterator, Mapping
 
 from server.billing.rating import TokenPrices, format_usd, kept_amount, rate
-from server.billing.receipts.receipt import CHARGES, FIELDS, SEAL, UNDOING, Receipt, tenant_account
+from server.billing.receipts.receipt import (
+    CHARGES,
+    SEAL,
+    TYPES,
+    UNDOING,
+    Receipt,
+    int_of,
+    tenant_account,
+)
 from server.billing.receipts.signing import PublicKey
 
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
-TYPES: dict[str, type] = {
-    field.name: {"int": int, "str": str, "bool": bool}[field.type] for field in FIELDS
-} | dict.fromkeys(SEAL, str)
 
 _KINDS = (*CHARGES, *UNDOING, "credit", "payment", "difference")
 _ALWAYS = (
@@ -50,13 +55,6 @@ def reversal_faults(receipt: Receipt, correction: Receipt) -> Iterator[Fault]:
     accounts = (correction["credit_account"], correction["debit_account"])
     if accounts != (receipt["debit_account"], receipt["credit_account"]):
         yield "debit_account", "its accounts are not those of the reversed entry, exchanged"
-
-
-def int_of(receipt: Receipt, name: str) -> int:
-    """Return an integer field, 0 if it is None."""
-    value = receipt[name]
-    assert value is None or isinstance(value, int)
-    return value or 0
 
 
 def type_faults(receipt: Receipt) -> Iterator[Fault]:

@@ -7,7 +7,6 @@ This module has its fields, canonical form and hash, and needs no database.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
 
 Value = int | str | bool | None
@@ -31,39 +30,34 @@ charges back. Credits, payments and their reversals are no spend.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
-    name: str
-    type: Literal["int", "str", "bool"]
-
-
-def _fields(type: Literal["int", "str", "bool"], names: str) -> list[Field]:
-    return [Field(name, type) for name in names.split()]
+def _fields(type: type, names: str) -> dict[str, type]:
+    return dict.fromkeys(names.split(), type)
 
 
 # The order is that of an export's columns. New fields are added at the end, before sha256.
-FIELDS: tuple[Field, ...] = (
-    *_fields("int", "entry_id"),
-    *_fields("str", "kind request_id tenant_id tenant_name key_id model adapter_id"),
-    *_fields("int", "adapter_version"),
-    *_fields("str", "adapter_digest base_revision"),
-    *_fields("int", "prompt_tokens cached_tokens completion_tokens"),
-    *_fields("str", "finish_reason stop_cause"),
-    *_fields("bool", "is_failed"),
-    *_fields("str", "output_sha256 tier"),
-    *_fields("int", "size_bytes slabs duration_ms price_version"),
-    *_fields("int", "prompt_nanousd cached_nanousd completion_nanousd kept_nanousd"),
-    *_fields("int", "hold_nanousd amount_nanousd"),
-    *_fields("str", "amount_usd debit_account credit_account"),
-    *_fields("int", "reverses_entry_id"),
-    *_fields("str", "memo period started_at first_token_at ended_at posted_at engine_id"),
-    *_fields("int", "journal_seq receipt_seq"),
-    *_fields("str", "prev_sha256 signing_key"),
-)
+FIELDS: dict[str, type] = {
+    **_fields(int, "entry_id"),
+    **_fields(str, "kind request_id tenant_id tenant_name key_id model adapter_id"),
+    **_fields(int, "adapter_version"),
+    **_fields(str, "adapter_digest base_revision"),
+    **_fields(int, "prompt_tokens cached_tokens completion_tokens"),
+    **_fields(str, "finish_reason stop_cause"),
+    **_fields(bool, "is_failed"),
+    **_fields(str, "output_sha256 tier"),
+    **_fields(int, "size_bytes slabs duration_ms price_version"),
+    **_fields(int, "prompt_nanousd cached_nanousd completion_nanousd kept_nanousd"),
+    **_fields(int, "hold_nanousd amount_nanousd"),
+    **_fields(str, "amount_usd debit_account credit_account"),
+    **_fields(int, "reverses_entry_id"),
+    **_fields(str, "memo period started_at first_token_at ended_at posted_at engine_id"),
+    **_fields(int, "journal_seq receipt_seq"),
+    **_fields(str, "prev_sha256 signing_key"),
+}
 SEAL = ("sha256", "signature")
-COLUMNS: tuple[str, ...] = (*(field.name for field in FIELDS), *SEAL)
+TYPES = FIELDS | dict.fromkeys(SEAL, str)
+"""The types of the columns, by their names."""
+COLUMNS = tuple(TYPES)
 
-_NAMES = tuple(field.name for field in FIELDS)
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode
 
 
@@ -73,7 +67,7 @@ def canonical(receipt: Receipt) -> bytes:
     A field that is added later has no value in earlier receipts, so their hashes stay the same.
     """
     present: dict[str, Value] = {"schema": SCHEMA}
-    for name in _NAMES:
+    for name in FIELDS:
         if (value := receipt[name]) is not None:
             present[name] = value
     return _encode(present).encode()
@@ -85,3 +79,10 @@ def sha256_of(receipt: Receipt) -> str:
 
 def tenant_account(tenant_id: str) -> str:
     return f"tenant/{tenant_id}"
+
+
+def int_of(receipt: Receipt, name: str) -> int:
+    """Return an integer field, 0 if it is None."""
+    value = receipt[name]
+    assert value is None or isinstance(value, int)
+    return value or 0

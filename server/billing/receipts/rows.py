@@ -39,6 +39,15 @@ NO_EVENT: Mapping[str, Any] = dict.fromkeys(
 
 PAGE_SIZE = 1000
 
+SIGNED_AMOUNT = sa.case(
+    (
+        entries.c.debit_account == sa.literal(tenant_account("")) + entries.c.tenant_id,
+        entries.c.amount_nanousd,
+    ),
+    else_=-entries.c.amount_nanousd,
+)
+"""An entry's amount as its tenant sees it: a charge is positive."""
+
 
 def is_tenants(tenant_id: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     """Whether a row belongs to a tenant, and not to a proof, whose rows belong to nobody."""

@@ -14,7 +14,7 @@ from server.api.deps import DatabaseDep
 from server.api.routes.admin import get_tenant
 from server.api.routes.budgets import list_budgets_of
 from server.billing import request_log
-from server.billing.credits import balance_of
+from server.billing.budgets import read_sums
 from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.tenant_figures import Order, list_tenant_figures
 from server.billing.usage import Which, sum_entries
@@ -87,7 +87,7 @@ async def show(
         keys = list_keys(conn, tenant_id, limit=_LAST_ROWS, newest_first=True)
         return {
             "keys": [(key, state_of(key)) for key in keys],
-            "balance": balance_of(conn, tenant_id).balance_nanousd,
+            "balance": read_sums(conn, tenant_id, now_ms()).balance_nanousd,
             "figures": figures[0],
             "days": days,
             "plot": plot_of(days, start_ms, end_ms),

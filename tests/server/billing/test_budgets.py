@@ -249,7 +249,7 @@ def test_a_budget_is_set_changed_and_removed(each_database):
     give(each_database, tenant, 7)
     give(each_database, tenant, 9)
     give(each_database, tenant, 1, kind="prepaid", enforcement="soft")
-    found = each_database.read_sync(lambda c: budgets.get_budgets(c, tenant.tenant_id))
+    found = each_database.read_sync(lambda c: budgets.get_budgets(c, [tenant.tenant_id]))
     assert [(b.kind, b.enforcement, b.amount_nanousd) for b in found] == [
         ("monthly", "hard", 9), ("prepaid", "soft", 1),
     ]  # fmt: skip

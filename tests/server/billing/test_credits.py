@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from registry.tables import audit_log
 from server.api.foreign_errors import from_fault
 from server.billing import credits, holds, ledger
+from server.billing.budgets import read_sums
 from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import entries, tenant_accounts
 from server.faults import Fault
@@ -73,7 +74,7 @@ def test_a_balance_is_the_sum_of_its_entries_after_any_sequence(sqlite_database,
                 case kind:
                     credit(conn, f"key{number}", amount=chosen + 1, kind=kind)
         receipts = list(iterate_receipts(conn, select_receipts()))
-        found = credits.balance_of(conn, "ten_1")
+        found = read_sums(conn, "ten_1", NOW_MS)
         assert found.balance_nanousd == -sum(receipt["amount_nanousd"] for receipt in receipts)
         assert (found.held_nanousd, found.available_nanousd) == (
             held, found.balance_nanousd - held,
@@ -87,7 +88,7 @@ def test_a_balance_is_the_sum_of_its_entries_after_any_sequence(sqlite_database,
 def test_one_key_posts_one_entry(each_database):
     first = each_database.write_sync(lambda c: credit(c, "k", memo="welcome"))
     assert each_database.write_sync(lambda c: credit(c, "k", memo="welcome")) == first
-    assert each_database.read_sync(lambda c: credits.balance_of(c, "ten_1")).balance_nanousd == 10
+    assert each_database.read_sync(lambda c: read_sums(c, "ten_1", NOW_MS)).balance_nanousd == 10
     others = {"amount": 11}, {"kind": "payment"}, {"memo": "bye"}, {"tenant_id": "ten_2"}
     for other in others:
         with pytest.raises(Fault) as refused:
@@ -118,7 +119,7 @@ def test_an_entry_is_corrected_once(database):
     undone = database.write_sync(lambda c: correct(c, used, "k", memo="outage"))
     assert undone["reverses_entry_id"] == used
     assert undone["kind"] == "correction"
-    assert database.read_sync(lambda c: credits.balance_of(c, "ten_1")).balance_nanousd == 0
+    assert database.read_sync(lambda c: read_sums(c, "ten_1", NOW_MS)).balance_nanousd == 0
     assert database.write_sync(lambda c: correct(c, used, "k", memo="outage")) == undone
     free = database.write_sync(
         lambda c: use(c, price, 2, finish_reason="error", stop_cause="engine_failure")

@@ -11,17 +11,16 @@ from hypothesis import strategies as st
 
 from server.billing.exports.formats import FORMATS, open_encoder
 from server.billing.exports.reading import MAX_LINE_BYTES, ExportUnreadable, read_export
-from server.billing.receipts.receipt import COLUMNS, FIELDS, SEAL
+from server.billing.receipts.receipt import COLUMNS, SEAL, TYPES
 from tests.server.receipt_makers import make_rows, seal
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=20)
 VALUES = {
-    "int": st.integers(-(2**63), 2**63 - 1),
-    "str": TEXTS,
-    "bool": st.booleans(),
+    int: st.integers(-(2**63), 2**63 - 1),
+    str: TEXTS,
+    bool: st.booleans(),
 }
 NEVER_NULL = ("entry_id", "kind", "tenant_id", "receipt_seq", "amount_nanousd", *SEAL)
-TYPES = {field.name: field.type for field in FIELDS} | dict.fromkeys(SEAL, "str")
 RECEIPTS = st.fixed_dictionaries(
     {
         name: VALUES[type] if name in NEVER_NULL else st.none() | VALUES[type]
