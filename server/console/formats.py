@@ -1,5 +1,6 @@
-"""Filters of the templates: how figures are written on a page."""
+"""How figures are written on a page, which are filters of the templates, and how they are drawn."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -57,3 +58,15 @@ def when(at_ms: float | None) -> str:
 def short(digest: str | None) -> str:
     """The beginning of a digest."""
     return digest[:12] if digest else "–"
+
+
+def bars(
+    parts: Iterable[tuple[str, int]], whole: int, least_width: float = 0.0
+) -> list[tuple[str, int, float, float]]:
+    """(name, number, beginning and width of its bar in hundredths of the whole) of each part."""
+    drawn, begun = [], 0
+    for name, number in parts:
+        width = max(100 * number / whole, least_width)
+        drawn.append((name, number, round(100 * begun / whole, 2), round(width, 2)))
+        begun += number
+    return drawn

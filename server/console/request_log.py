@@ -13,6 +13,7 @@ from server.billing import request_log
 from server.billing.holds import count_open
 from server.billing.request_log import Asked, LoggedRequest
 from server.console.days import Days
+from server.console.formats import bars
 from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.spend import Name, named_keys
@@ -79,10 +80,5 @@ async def request(request_id: str, viewer: UsageViewer, database: DatabaseDep) -
 
 
 def bars_of(found: LoggedRequest) -> list[tuple[str, int, float, float]]:
-    """(phase, milliseconds, beginning and width of its bar in hundredths) of each phase."""
-    bars, begun_ms, whole_ms = [], 0, max(found.duration_ms, 1)
-    for name, ms in found.phases():
-        width = max(100 * ms / whole_ms, 0.3)
-        bars.append((name, ms, round(100 * begun_ms / whole_ms, 2), round(width, 2)))
-        begun_ms += ms
-    return bars
+    """The bars of a request's phases, each with its milliseconds."""
+    return bars(found.phases(), max(found.duration_ms, 1), least_width=0.3)

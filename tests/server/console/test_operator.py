@@ -138,10 +138,10 @@ def test_the_parts_of_an_arena_are_side_by_side_and_fill_it() -> None:
         total_slabs=133, free_slabs=7, prefix_slabs=63, adapter_slabs=9, pinned_slabs=2
     )
     parts = _arena(answer)
-    assert sum(part.num_slabs for part in parts) == 133
-    for before, after in zip(parts, parts[1:], strict=False):
-        assert after.begin == pytest.approx(before.begin + before.width, abs=0.02)
-    assert parts[-1].begin + parts[-1].width == pytest.approx(100, abs=0.02)
+    assert sum(num_slabs for _, num_slabs, _, _ in parts) == 133
+    begins = [begin for *_, begin, _ in parts]
+    ends = [begin + width for *_, begin, width in parts]
+    assert [*begins, 100] == pytest.approx([0, *ends], abs=0.02)
     assert _arena(None) == []
 
 
