@@ -1,7 +1,7 @@
 """Days of UTC in the queries of pages."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -35,6 +35,11 @@ class Days(BaseModel):
                 param="start",
             )
         return first, last + DAY_MS
+
+    def asked(self) -> dict[str, Any]:
+        """The query with its days spelt out, as a page shows it. Raises ApiError."""
+        start_ms, end_ms = self.range_ms()
+        return self.model_dump() | {"start": day_of(start_ms), "end": day_of(end_ms - 1)}
 
 
 def quick_ranges(at_ms: int) -> list[tuple[str, str, str]]:

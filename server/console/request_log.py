@@ -18,7 +18,6 @@ from server.console.page_route import pages_router
 from server.console.rendering import render
 from server.console.spend import Name, named_keys
 from server.console.viewers import UsageViewer
-from server.text.times import day_of
 
 router = pages_router("/requests")
 
@@ -59,7 +58,7 @@ async def log(
         }
 
     found = await database.read(read)
-    shown = query.model_dump() | {"start": day_of(start_ms), "end": day_of(end_ms - 1)}
+    shown = query.asked()
     older_url = None
     if older := found["log"].older:
         older_url = f"/console/requests?{urlencode(shown | {'before': f'{older[0]}-{older[1]}'})}"

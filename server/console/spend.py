@@ -17,10 +17,11 @@ from sqlalchemy import Connection
 from server.accounts import auth
 from server.accounts.keys import ApiKey, list_keys
 from server.api.deps import DatabaseDep
+from server.api.routes.budgets import list_budgets
 from server.billing.rating import format_usd
 from server.billing.receipts.receipt import SPEND_KINDS
 from server.billing.usage import UsageSum, Which, sum_entries
-from server.console.budgets import list_budgets
+from server.console.budgets import with_forecasts
 from server.console.days import DAY_MS, Days
 from server.console.page_route import pages_router
 from server.console.rendering import render
@@ -63,6 +64,7 @@ async def spend(
     start_ms, end_ms = query.range_ms()
     tenant_id = viewer.identity.tenant_id
     which = query.which(tenant_id)
+    given = (await list_budgets(database, viewer.identity)).data
 
     def read(conn: Connection) -> dict[str, Any]:
         days = sum_entries(conn, start_ms, end_ms, ["day"], which)
@@ -79,7 +81,7 @@ async def spend(
             "plot": plot_of(days, start_ms, end_ms, series, query.plot),
             "total": _total(days),
             "keys": named_keys(conn, viewer),
-            "budgets": list_budgets(conn, tenant_id),
+            "budgets": with_forecasts(conn, tenant_id, given),
         }
 
     found = await database.read(read)
@@ -87,7 +89,7 @@ async def spend(
     return render(
         "spend.html",
         viewer,
-        asked=_asked(query, start_ms, end_ms),
+        asked=query.asked(),
         groups=[(group, _narrowed(query, group)) for group in groups],
         is_cut=len(groups) == _MOST_GROUPS,
         models=[group.model for group in groups if group.model],
@@ -122,10 +124,6 @@ async def spend_csv(
 def named_keys(conn: Connection, viewer: TenantViewer) -> list[ApiKey]:
     """The keys that a filter proposes, whose names only an administrator's key may read."""
     return list_keys(conn, viewer.identity.tenant_id) if viewer.may(auth.ADMIN) else []
-
-
-def _asked(query: SpendQuery, start_ms: int, end_ms: int) -> dict[str, str]:
-    return query.model_dump() | {"start": day_of(start_ms), "end": day_of(end_ms - 1)}
 
 
 def _narrowed(query: SpendQuery, group: UsageSum) -> str | None:
