@@ -1,8 +1,5 @@
 """The figures of a gateway, read from `GET /metrics`."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 NAMES = {
     "settler lag": "chorale_settler_lag_records",
     "audited at": "chorale_audit_last_success_timestamp_seconds",
@@ -13,23 +10,17 @@ NAMES = {
 """Metrics by the words that commands have for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """Samples by the metric's name, of all engines and gateways that the scrape has."""
+def read_figures(text: str) -> dict[str, float]:
+    """The largest sample of each metric, by its word, as far as this gateway has the metric.
 
-    samples: Mapping[str, list[float]] = field(default_factory=dict)
-
-    def get(self, word: str) -> float | None:
-        """The largest sample of a metric; None if this gateway has no such metric."""
-        return max(self.samples.get(NAMES[word], ()), default=None)
-
-
-def read_figures(text: str) -> Figures:
-    """The figures in Prometheus's format. Raises ValueError."""
+    text: in Prometheus's format. Raises ValueError.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
-    samples: dict[str, list[float]] = {}
+    words = {name: word for word, name in NAMES.items()}
+    found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            samples.setdefault(sample.name, []).append(sample.value)
-    return Figures(samples)
+            if word := words.get(sample.name):
+                found[word] = max(sample.value, found.get(word, sample.value))
+    return found

@@ -1,10 +1,11 @@
 """`chorale routes`: names for several models, of a tenant or, with --admin, of the operator."""
 
+from operator import itemgetter
 from typing import Annotated, Any
 
 import typer
 
-from server.cli.api_command import Given, api_command, table
+from server.cli.api_command import api_command, table
 from server.cli.terminal import CommandFailed, say, show_table
 from server.text.json_object import JsonObject
 
@@ -16,10 +17,6 @@ Admin = Annotated[
 ]
 
 _OPTIONS = ("first_token_timeout_s", "weight", "min_mean_logprob")
-
-
-def _is_operators(given: Given) -> bool:
-    return bool(given["admin"])
 
 
 def _show(route: JsonObject) -> None:
@@ -34,19 +31,19 @@ _LIST = table(
 )
 
 
-@api_command(app, "list", operator=_is_operators, show=_LIST)
+@api_command(app, "list", operator=itemgetter("admin"), show=_LIST)
 def list_routes(client: Any, admin: Admin = False) -> Any:
     """List routes with the models of each."""
     return client.request("GET", f"{_prefix(admin)}/routes")["data"]
 
 
-@api_command(app, "show", operator=_is_operators, show=_show)
+@api_command(app, "show", operator=itemgetter("admin"), show=_show)
 def show_route(client: Any, name: Name, admin: Admin = False) -> Any:
     """Show the models of a route, in order."""
     return client.request("GET", f"{_prefix(admin)}/routes/{name}")
 
 
-@api_command(app, "set", operator=_is_operators, show=_show)
+@api_command(app, "set", operator=itemgetter("admin"), show=_show)
 def set_route(
     client: Any,
     name: Name,
@@ -74,7 +71,7 @@ def set_route(
     return client.request("PUT", f"{_prefix(admin)}/routes/{name}", body=body)
 
 
-@api_command(app, "rm", operator=_is_operators)
+@api_command(app, "rm", operator=itemgetter("admin"))
 def remove(client: Any, name: Name, admin: Admin = False) -> None:
     """Delete a route; its models stay."""
     client.request("DELETE", f"{_prefix(admin)}/routes/{name}")

@@ -1,7 +1,5 @@
 """The progress of uploads that come one after another, as one bar on stderr."""
 
-from types import TracebackType
-
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from server.cli.terminal import stderr
@@ -29,12 +27,7 @@ class UploadBar(Watcher):
         self._progress.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def begin(self, name: str, size_bytes: int) -> None:

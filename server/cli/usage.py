@@ -2,13 +2,14 @@
 
 import sys
 from enum import StrEnum
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from server.billing.rating import format_usd
-from server.cli.api_command import Given, api_command
+from server.cli.api_command import api_command
 from server.cli.terminal import CommandFailed, say, show_json, show_table
 from server.text.json_object import JsonObject
 
@@ -33,11 +34,7 @@ _SUMS = (
 )  # fmt: skip
 
 
-def _is_operators(given: Given) -> bool:
-    return bool(given["all_tenants"])
-
-
-@api_command(app, "show", operator=_is_operators)
+@api_command(app, "show", operator=itemgetter("all_tenants"))
 def show_usage(
     client: Any,
     json: bool,
@@ -66,7 +63,7 @@ def show_usage(
         show_table(("not in the sums", "amount_usd"), rows)
 
 
-@api_command(app, "export", operator=_is_operators)
+@api_command(app, "export", operator=itemgetter("all_tenants"))
 def export_usage(
     client: Any,
     start: Start = None,

@@ -67,7 +67,6 @@ class ApiRefused(ClientError):
 class Answer:
     """A successful answer.   retry_after_s: seconds after which to ask again; None if final."""
 
-    status: int
     body: JsonObject
     retry_after_s: float | None
 
@@ -111,7 +110,7 @@ class Client:
     def ask(
         self, method: str, path: str, *, body: Any = None, params: JsonObject | None = None
     ) -> Answer:
-        """Does `request`. Returns the status and the Retry-After as well."""
+        """Does `request`. Returns the Retry-After as well."""
         with self._answers():
             return _checked(self._http.request(method, path, json=body, params=_given(params)))
 
@@ -191,7 +190,7 @@ def _checked(answer: httpx.Response) -> Answer:
         content: JsonObject = answer.json()
     except ValueError:
         raise ServerUnreachable(str(answer.url), "its answer is not JSON") from None
-    return Answer(answer.status_code, content, _retry_after_s(answer))
+    return Answer(content, _retry_after_s(answer))
 
 
 def _check_stream(answer: httpx.Response) -> None:

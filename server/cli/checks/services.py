@@ -3,8 +3,8 @@
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,19 +180,14 @@ def check_clocks(settings: Settings, now_s: Callable[[], float] = time.time) -> 
     return Finding("wrong" if is_wrong else "warning", found, todo)
 
 
-@contextmanager
-def _open(settings: Settings) -> "Iterator[Database]":
+def _open(settings: Settings) -> "closing[Database]":
     from server.database.database import Database, DatabaseConfig
 
     config = DatabaseConfig(
         busy_timeout_s=_TIMEOUT_S, statement_timeout_s=_TIMEOUT_S, connect_timeout_s=_TIMEOUT_S
     )
     url, data_dir = settings.database_url, settings.data_dir
-    database = Database(url, data_dir=data_dir, exclusive=False, config=config)
-    try:
-        yield database
-    finally:
-        database.close()
+    return closing(Database(url, data_dir=data_dir, exclusive=False, config=config))
 
 
 def _facts(conn: "Connection") -> dict[str, str]:
@@ -218,18 +213,13 @@ def _revisions(conn: "Connection", migrations: Path | None) -> tuple[str | None,
     return current, script.get_current_head(), is_known
 
 
-@contextmanager
-def _redis(url: str) -> Iterator[Any]:
+def _redis(url: str) -> closing[Any]:
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
     options = {"socket_timeout": _TIMEOUT_S, "socket_connect_timeout": _TIMEOUT_S}
-    client = redis.Redis.from_url(url, protocol=2, retry=Retry(NoBackoff(), 0), **options)
-    try:
-        yield client
-    finally:
-        client.close()
+    return closing(redis.Redis.from_url(url, protocol=2, retry=Retry(NoBackoff(), 0), **options))
 
 
 def _database_s(settings: Settings) -> float | None:
