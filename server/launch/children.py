@@ -6,6 +6,7 @@ Each process gets no more environment variables than it needs.
 import contextlib
 import json
 import os
+import secrets
 import sys
 from pathlib import Path
 
@@ -63,10 +64,11 @@ def base_revision_of(path: Path) -> str | None:
     return None
 
 
-def write_private(path: Path, content: JsonObject) -> None:
-    """Write JSON that may hold keys and passwords, with mode 0600."""
-    draft = path.with_suffix(".part")
-    draft.unlink(missing_ok=True)
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(content, file, indent=2)
+def write_private(path: Path, content: JsonObject | bytes) -> None:
+    """Write bytes, or JSON, that may hold keys and passwords, with mode 0600."""
+    written = content if isinstance(content, bytes) else json.dumps(content, indent=2).encode()
+    # Each writer has a draft of its own, since several gateways may write at once.
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(written)
     draft.rename(path)

@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-import os
-import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from server.launch.children import write_private
 from server.text.json_object import JsonObject
 
 Kind = Literal["engine", "retired"]
@@ -54,18 +53,10 @@ class EngineTemplate:
         path = self.path(pool_dir)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         vocabulary = Path(self.config["vocabulary_path"]).read_bytes()
-        _write_private(self.vocabulary_path(pool_dir), vocabulary)
-        _write_private(path, json.dumps(asdict(self), indent=2).encode())
+        write_private(self.vocabulary_path(pool_dir), vocabulary)
+        write_private(path, asdict(self))
 
     @classmethod
     def read(cls, pool_dir: Path) -> "EngineTemplate":
         """Read the template that `publish` wrote. Raises OSError."""
         return cls(**json.loads(cls.path(pool_dir).read_text()))
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    # Each writer has a draft of its own, since several gateways may write at once.
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-    draft.rename(path)

@@ -1,6 +1,7 @@
 """The processes that keep engines on a Ray cluster: a placer for each base model, maybe a head."""
 
 import secrets
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,8 +16,6 @@ from server.launch.placer_config import (
     PlacerConfig,
     address_file,
     cluster_of,
-    head_command,
-    placer_command,
     ray_environment,
 )
 from server.launch.settings import Settings
@@ -47,7 +46,7 @@ class PlacedEngines:
     def __init__(self, home: Home, pool_dir: Path, environment: Mapping[str, str]) -> None:
         self._home = home
         self._pool_dir = pool_dir
-        command = placer_command(config_path(home))
+        command = (sys.executable, "-m", "server.cluster.placer", str(config_path(home)))
         name = f"{home.prefix}placer"
         self._placer = ChildSpec(name, command, environment, _PLACER_STOP_S, stage=1)
 
@@ -87,7 +86,8 @@ class RayCluster:
         """The process of the cluster that all base models share, if it is of this server alone."""
         if not (path := self._cluster["address_file"]):
             return []
-        return [ChildSpec("head", head_command(path), self._environment, _HEAD_STOP_S)]
+        command = (sys.executable, "-m", "server.cluster.head", path)
+        return [ChildSpec("head", command, self._environment, _HEAD_STOP_S)]
 
     def run(self, model: LoadedModel, home: Home, gpus: Sequence[str]) -> PlacedEngines:
         """Write the configuration of a base model's placer. Raises OSError."""

@@ -1,7 +1,6 @@
 """The configuration that `chorale serve --ray` hands to the placer; this module needs no Ray."""
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -104,14 +103,6 @@ def cluster_of(ray: str, data_dir: Path) -> JsonObject:
     """The fields of PlacerConfig that say where the cluster is.   ray, data_dir: of Settings."""
     file = str(address_file(data_dir)) if ray == "local" else ""
     return {"address": ray, "address_file": file}
-
-
-def placer_command(config_path: Path) -> tuple[str, ...]:
-    return (sys.executable, "-m", "server.cluster.placer", str(config_path))
-
-
-def head_command(address_file: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "server.cluster.head", address_file)
 
 
 def ray_environment(environment: Mapping[str, str], token: str = "") -> dict[str, str]:
