@@ -25,7 +25,7 @@ from server.api.routes import machines as machine_routes
 from server.console.page_route import OPERATORS
 from server.launch.plan import prepare, resolve_settings
 from server.launch.secrets import Secrets
-from server.launch.settings import InvalidSetting, Settings, UnknownSetting, load_settings
+from server.launch.settings import InvalidSetting, Settings, load_settings
 from server.launch.supervisor import ChildSpec
 from tests import needs
 from tests.ci_scripts import load_script
@@ -159,7 +159,7 @@ def test_the_environment_of_a_machine_is_settings(
 def test_a_misspelt_variable_is_an_error(compose: Compose, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = dict(compose.machines["chorale-1"]["environment"])
     environment["CHORALE_REDIS_ULR"] = environment.pop("CHORALE_REDIS_URL")
-    with pytest.raises(UnknownSetting, match="CHORALE_REDIS_ULR"):
+    with pytest.raises(InvalidSetting, match="CHORALE_REDIS_ULR"):
         settle(monkeypatch, environment)
 
 

@@ -155,11 +155,11 @@ def flags_of(options: JsonObject) -> JsonObject:
 
 def load(flags: JsonObject, config: Path | None = None) -> "Settings":
     """Load the settings. Raises CommandFailed, which says which setting is wrong."""
-    from server.launch.settings import InvalidSetting, UnknownSetting, load_settings
+    from server.launch.settings import InvalidSetting, load_settings
 
     try:
         return load_settings(flags, config)
-    except (InvalidSetting, UnknownSetting) as error:
+    except InvalidSetting as error:
         raise CommandFailed(str(error), exit_code=2) from error
     except ValueError as error:  # of TOML, or of UTF-8
         raise CommandFailed(f"{config} is not TOML: {error}", exit_code=2) from error

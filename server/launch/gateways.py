@@ -35,7 +35,7 @@ class Gateways:
         self._settings = settings
         self._data_dir = settings.data_dir
         self._num = settings.gateways
-        self._listener = _listen(settings.host, settings.port) if self._num > 1 else None
+        self._listener = listen(settings.host, settings.port).detach() if self._num > 1 else None
         # One name more than there are gateways, for the one that is to replace another.
         self._specs = [self._spec(number) for number in range(1, self._num + 1 + (self._num > 1))]
         self._serving = list(range(self._num))
@@ -99,8 +99,11 @@ def _is_replacing(reason: str) -> None:
     """Have a gateway that takes another's place tried again: the other goes on serving."""
 
 
-def _listen(host: str, port: int) -> int:
-    """The descriptor of a socket that is bound, and refuses connections until a gateway listens."""
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that is bound, and refuses connections until somebody listens. Raises AddressInUse.
+
+    port: 0 for any that is free.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -109,7 +112,7 @@ def _listen(host: str, port: int) -> int:
     except OSError as error:
         listener.close()
         raise AddressInUse(host, port, error.strerror or str(error)) from None
-    return listener.detach()
+    return listener
 
 
 def _clear(data_dir: Path) -> None:

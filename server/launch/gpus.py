@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from server.launch.errors import TooFewGpus
+from server.launch.errors import ServeError
 from server.launch.model_settings import ModelSettings
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -29,7 +29,7 @@ def gpus_for(
 ) -> tuple[str, ...]:
     """The GPUs of all engines of a base model; none where it runs on a CPU.
 
-    visible: GPUs of this machine.   taken: those of other models. Raises TooFewGpus.
+    visible: GPUs of this machine.   taken: those of other models. Raises ServeError.
     """
     if settings.device == "cpu":
         return ()
@@ -39,5 +39,9 @@ def gpus_for(
         return ()
     free = [gpu for gpu in visible if gpu not in taken]
     if len(free) < settings.most_processes:
-        raise TooFewGpus(settings.most_engines, settings.tensor_parallel_size, len(free))
+        raise ServeError(
+            f"{settings.most_engines} engines of {settings.tensor_parallel_size} GPUs need "
+            f"{settings.most_processes}, and there are {len(free)} free here; choose fewer "
+            "--engines and --max-engines, or --device cpu."
+        )
     return tuple(free[: settings.most_processes])

@@ -12,7 +12,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
-from server.launch.errors import DataDirTooLong
+from server.launch.errors import ServeError
 from server.launch.local_pool import engine_name
 
 MAX_SOCKET_PATH = 100
@@ -41,11 +41,14 @@ class Home:
         return self.folder / "engine" / "fetch.sock"
 
     def check_sockets(self, most_engines: int) -> None:
-        """Raise DataDirTooLong if the path of a socket in this home would be too long."""
+        """Raise ServeError if the path of a socket in this home would be too long."""
         engine = self.folder / engine_name(most_engines) / "engine.sock"
         longest = max(len(os.fsencode(path)) for path in (engine, self.fetcher_socket))
         if longest > MAX_SOCKET_PATH:
-            raise DataDirTooLong(self.folder)
+            raise ServeError(
+                f"The path {self.folder} is too long for the sockets in it; choose a shorter "
+                "--data-dir."
+            )
 
 
 def home_of(data_dir: Path, name: str, base_revision: str, taken: Container[Path]) -> Home:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.wire import write_vocabulary
 from registry.base_model import BaseModel
 from registry.errors import UnsupportedBaseModel
-from server.launch.errors import ModelNotServed
+from server.launch.errors import ServeError
 from server.launch.homes import Home
 from server.launch.model_folder import find_model
 from server.launch.settings import Settings
@@ -46,10 +46,10 @@ class LoadedModel:
             base = BaseModel.load(folder, settings.model_id, settings.data_dir / "cache")
             tokenizer = Tokenizer(folder)
         except (UnsupportedBaseModel, UnsupportedTokenizer, ValueError) as error:
-            raise ModelNotServed(str(error)) from error
+            raise ServeError(str(error)) from error
         longest = base.config.get("max_position_embeddings")
         if settings.max_model_len and longest and settings.max_model_len > longest:
-            raise ModelNotServed(
+            raise ServeError(
                 f"max_model_len is {settings.max_model_len}; {base.model_id} was made for "
                 f"{longest}."
             )

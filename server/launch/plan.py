@@ -10,12 +10,9 @@ There is one head at most; each base model has its own fetcher and engines
 (`server.launch.bases`), and all have the same gateways (`server.launch.gateways`).
 """
 
-import socket
-
 from registry.extras import require
 from server.launch.bases import BasePlan, Place
-from server.launch.errors import AddressInUse
-from server.launch.gateways import Gateways
+from server.launch.gateways import Gateways, listen
 from server.launch.homes import Home
 from server.launch.local_engines import ThisMachine
 from server.launch.placed_engines import RayCluster
@@ -28,7 +25,7 @@ from server.pool.keys import PoolKeys
 def resolve_settings(settings: Settings) -> Settings:
     """The settings with an absolute data directory, which is made, and a port that is free now.
 
-    Raises AddressInUse, DataDirTooLong.
+    Raises ServeError.
     """
     data_dir = settings.data_dir.expanduser().resolve()
     Home(data_dir).check_sockets(settings.of_models()[0].most_engines)
@@ -84,11 +81,5 @@ def free_port(host: str, port: int) -> int:
 
     Raises AddressInUse.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise AddressInUse(host, port, error.strerror or str(error)) from None
+    with listen(host, port) as probe:
         return int(probe.getsockname()[1])

@@ -5,8 +5,6 @@ secret that several gateways share is never made by one of them: another gateway
 and refuse the keys of the first.
 
 SecretError
-├── EmptySecret      the secret's file is empty
-├── InvalidSecret    the secret is not 32 bytes in hex
 └── SecretMissing    the operator must give the secret
 """
 
@@ -22,24 +20,7 @@ _HEX = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class SecretError(Exception):
-    """Base of all errors that this module raises; str() names the place, and never the secret."""
-
-
-class EmptySecret(SecretError):
-    """The secret's file is empty; to use it would be to use no secret."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        super().__init__(f"The secret file {path} is empty.")
-
-
-class InvalidSecret(SecretError):
-    def __init__(self, place: str) -> None:
-        self.place = place
-        super().__init__(
-            f"{place} must hold 32 bytes in hex; restore it. `openssl rand -hex 32` makes a new "
-            "one, with which what depends on the old one is not valid any more."
-        )
+    """A secret that cannot be used; str() names the place, and never the secret."""
 
 
 class SecretMissing(SecretError):
@@ -79,14 +60,17 @@ def _load_given(data_dir: Path, name: str, may_make: bool) -> str:
     else:
         raise SecretMissing(variable, path)
     if not _HEX.fullmatch(secret):
-        raise InvalidSecret(place)
+        raise SecretError(
+            f"{place} must hold 32 bytes in hex; restore it. `openssl rand -hex 32` makes a new "
+            "one, with which what depends on the old one is not valid any more."
+        )
     return secret
 
 
 def load_or_create_secret(path: Path) -> str:
     """The secret in `path`, made with mode 0600 if there is none; all processes get the same one.
 
-    Raises EmptySecret.
+    Raises SecretError.
     """
     try:
         return _load(path)
@@ -106,7 +90,7 @@ def load_or_create_secret(path: Path) -> str:
 
 
 def load_admin_key(data_dir: Path) -> AdminKey:
-    """CHORALE_ADMIN_KEY, or the key in `data_dir`, which is made if missing. Raises EmptySecret."""
+    """CHORALE_ADMIN_KEY, or the key in `data_dir`, which is made if missing. Raises SecretError."""
     if given := os.environ.get("CHORALE_ADMIN_KEY"):
         return AdminKey(given)
     path = data_dir / "admin.key"
@@ -127,7 +111,7 @@ def replace_secret(path: Path) -> str:
 def _load(path: Path) -> str:
     secret = path.read_text().strip()
     if not secret:
-        raise EmptySecret(path)
+        raise SecretError(f"The secret file {path} is empty.")
     return secret
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from registry.storage_url import parse_storage_url
-from server.launch.model_settings import ModelSettings, parse_list, threads_for
+from server.launch.model_settings import ModelSettings, parse_list
 from server.text.json_object import JsonObject
 
 ENV_PREFIX = "CHORALE_"
@@ -29,12 +29,8 @@ _OTHER_ENV = {
 }  # fmt: skip
 
 
-class UnknownSetting(Exception):
-    """A setting that does not exist; the message names it and where it stands."""
-
-
 class InvalidSetting(Exception):
-    """A setting with a value that it cannot have; the message says which values it may have."""
+    """A setting that does not exist, or has a value that it cannot have; the message says which."""
 
 
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
@@ -236,7 +232,7 @@ class Settings(ModelSettings):
     def of_models(self, where: str = "the settings") -> "tuple[Settings, ...]":
         """The settings of each base model, with `models` empty.   where: source of `models`.
 
-        Raises UnknownSetting and InvalidSetting, which name the table and the setting.
+        Raises InvalidSetting, which names the table and the setting.
         """
         if not self.models:
             return (self,)
@@ -248,11 +244,7 @@ class Settings(ModelSettings):
                     f"models.{number}.model_name: {names[one.model_id]} models are called "
                     f"{one.model_id}; give each a name of its own"
                 )
-        threads = threads_for(sum(one.most_processes for one in found))
-        return tuple(
-            one if "threads" in table else one.model_copy(update={"threads": threads})
-            for one, table in zip(found, self.given_tables(), strict=True)
-        )
+        return tuple(found)
 
     def given_tables(self) -> tuple[JsonObject, ...]:
         """The table of each base model, over what is given for all."""
@@ -265,11 +257,11 @@ class Settings(ModelSettings):
     def of_table(self, table: JsonObject, path: str = "", where: str = "the table") -> "Settings":
         """The settings of a base model with a table of its own, which wins.
 
-        path: the table's place, for messages.   where: the table's source. Raises UnknownSetting,
+        path: the table's place, for messages.   where: the table's source. Raises
         InvalidSetting.
         """
         for name in table.keys() - ModelSettings.model_fields.keys():
-            raise UnknownSetting(f"{path}{name} in {where} is no setting of a model")
+            raise InvalidSetting(f"{path}{name} in {where} is no setting of a model")
         if not table.get("model"):
             raise InvalidSetting(f"{path}model: give the model's folder or its hub id")
         common = self._given(type(self).model_fields.keys() - {"model", "models"})
@@ -309,7 +301,7 @@ def load_settings(flags: JsonObject, config: Path | None = None) -> Settings:
 
     flags: None for each that was not given. The base models are those of one source.
 
-    Raises UnknownSetting and InvalidSetting.
+    Raises InvalidSetting.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     sources = {str(config): _from_file(config), "the environment": _from_environment()}
@@ -357,4 +349,4 @@ def _refuse_unknown(values: JsonObject, where: str, prefix: str = "") -> None:
     for name in values:
         if name not in Settings.model_fields:
             shown = prefix + (name.upper() if prefix else name)
-            raise UnknownSetting(f"{shown} in {where} is no setting of chorale serve")
+            raise InvalidSetting(f"{shown} in {where} is no setting of chorale serve")

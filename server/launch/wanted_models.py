@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from server.launch.model_settings import threads_for
-from server.launch.settings import InvalidSetting, Settings, UnknownSetting
+from server.launch.settings import InvalidSetting, Settings
 from server.pool.base_files import ModelChanges
 from server.text.json_object import JsonObject
 
@@ -52,6 +52,6 @@ def _added(settings: Settings, table: JsonObject) -> WantedModel:
     name = str(table.get("model_name") or Path(str(table.get("model", ""))).name)
     try:
         one = settings.of_table(table, where="models.json")
-    except (InvalidSetting, UnknownSetting) as error:
+    except InvalidSetting as error:
         return WantedModel(name, table, origin="added", problem=str(error))
     return WantedModel(one.model_id, settings.common_with(table), one, origin="added")

@@ -15,7 +15,7 @@ from server.database.clock import now_ms
 from server.database.database import Database
 from server.inference.base_follower import BaseFollower, BaseState
 from server.inference.bases import Bases
-from server.launch.settings import InvalidSetting, Settings, UnknownSetting
+from server.launch.settings import InvalidSetting, Settings
 from server.pool.base_files import BaseEntry
 from server.text.json_object import JsonObject
 
@@ -146,7 +146,7 @@ def _check(settings: Settings, table: JsonObject) -> None:
     """Raise a 400 for a setting that a base model cannot have; its path begins the message."""
     try:
         settings.of_table(table, "settings.", "the request")
-    except (InvalidSetting, UnknownSetting) as error:
+    except InvalidSetting as error:
         param = str(error).partition(" ")[0].rstrip(":")
         raise errors.invalid_request(f"{error}.", param=param) from None
 

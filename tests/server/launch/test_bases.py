@@ -8,7 +8,7 @@ import pytest
 
 from engine.leaving import forget_settled, mark_settled
 from server.launch.bases import BasePlan
-from server.launch.errors import DataDirTooLong, ModelNotFound, ModelNotServed
+from server.launch.errors import ModelNotFound, ServeError
 from server.launch.homes import Home, home_of
 from server.launch.loaded_model import LoadedModel
 from server.launch.local_engines import ThisMachine
@@ -155,7 +155,7 @@ def test_a_home_whose_sockets_would_have_too_long_paths_is_refused(tmp_path):
     length = 100 - len("/engine/engine.sock")
     fits = Path("/" + "x" * (length - 1))
     Home(fits).check_sockets(1)
-    with pytest.raises(DataDirTooLong):
+    with pytest.raises(ServeError, match="too long for the sockets"):
         Home(fits).check_sockets(2)
 
 
@@ -429,9 +429,9 @@ def test_a_single_model_sees_every_gpu_and_a_later_one_gets_another(world, monke
 
 def test_a_model_that_was_refused_by_its_settings_is_named_at_the_start(world):
     def refuse(settings):
-        raise ModelNotServed(f"{settings.model_id} is not served")
+        raise ServeError(f"{settings.model_id} is not served")
 
-    with pytest.raises(ModelNotServed, match="b is not served"):
+    with pytest.raises(ServeError, match="b is not served"):
         BasePlan(
             world.settings(B),
             ThisMachine("engine"),

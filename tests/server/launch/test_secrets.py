@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from server.launch.secrets import (
-    EmptySecret,
-    InvalidSecret,
+    SecretError,
     SecretMissing,
     Secrets,
     load_or_create_secret,
@@ -48,7 +47,7 @@ def test_processes_that_start_at_once_get_the_same_secret(tmp_path):
 
 def test_an_empty_secret_is_an_error(tmp_path):
     (tmp_path / "pepper").write_text("\n")
-    with pytest.raises(EmptySecret):
+    with pytest.raises(SecretError, match="pepper is empty"):
         load_or_create_secret(tmp_path / "pepper")
 
 
@@ -84,6 +83,6 @@ def test_a_secret_that_is_not_32_bytes_in_hex_is_refused_and_not_shown(
     tmp_path, monkeypatch, secret
 ):
     monkeypatch.setenv("CHORALE_RECEIPT_SIGNING_KEY", secret)
-    with pytest.raises(InvalidSecret, match="CHORALE_RECEIPT_SIGNING_KEY") as refused:
+    with pytest.raises(SecretError, match="CHORALE_RECEIPT_SIGNING_KEY") as refused:
         Secrets.load(tmp_path)
     assert secret not in str(refused.value)

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from server.launch.settings import InvalidSetting, UnknownSetting, load_settings
+from server.launch.settings import InvalidSetting, load_settings
+from server.launch.wanted_models import wanted_models
+from server.pool.base_files import ModelChanges
 
 
 @pytest.fixture(autouse=True)
@@ -34,13 +36,13 @@ def test_a_flag_that_was_not_given_decides_nothing(config):
 def test_an_unknown_key_of_the_file_is_an_error_that_names_it(tmp_path):
     path = tmp_path / "chorale.toml"
     path.write_text('model = "m"\nmax_loras = 4\n')
-    with pytest.raises(UnknownSetting, match="max_loras in .*chorale.toml"):
+    with pytest.raises(InvalidSetting, match="max_loras in .*chorale.toml"):
         load_settings({}, path)
 
 
 def test_an_unknown_variable_is_an_error_that_names_it(monkeypatch):
     monkeypatch.setenv("CHORALE_MAX_LORAS", "4")
-    with pytest.raises(UnknownSetting, match="CHORALE_MAX_LORAS in the environment"):
+    with pytest.raises(InvalidSetting, match="CHORALE_MAX_LORAS in the environment"):
         load_settings({"model": "m"})
 
 
@@ -139,7 +141,7 @@ def test_a_models_own_table_wins_over_what_is_given_for_all(tmp_path):
 )
 def test_an_error_in_a_models_table_names_the_table_and_the_setting(tmp_path, text, error):
     flags = {"quantization": "int3"} if "quantization" in error else {}
-    with pytest.raises((InvalidSetting, UnknownSetting), match=error):
+    with pytest.raises(InvalidSetting, match=error):
         load_settings(flags, write(tmp_path, text))
 
 
@@ -155,7 +157,7 @@ def test_the_models_are_those_of_the_source_that_wins(tmp_path, monkeypatch):
     assert names({"models": [{"model": "d"}, {"model": "e"}]}) == ["d", "e"]
     monkeypatch.delenv("CHORALE_MODEL")
     monkeypatch.setenv("CHORALE_MODELS", '[{"model": "f", "max_skips": 1}]')
-    with pytest.raises(UnknownSetting, match=r"models\.0\.max_skips in the environment"):
+    with pytest.raises(InvalidSetting, match=r"models\.0\.max_skips in the environment"):
         names({})
     assert names({"model": "g"}) == ["g"]
 
@@ -167,7 +169,8 @@ def test_the_engines_of_all_models_share_the_cores_but_one(tmp_path, monkeypatch
         '[[models]]\nmodel = "a"\nengines = 2\n[[models]]\nmodel = "b"\nthreads = 5\n'
         '[[models]]\nmodel = "c"\ntensor_parallel_size = 3\n',
     )
-    assert [one.threads for one in load_settings({}, path).of_models()] == [2, 5, 2]
+    found = wanted_models(load_settings({}, path), ModelChanges())
+    assert [one.settings and one.settings.threads for one in found] == [2, 5, 2]
 
 
 def test_the_models_of_other_settings_are_taken_and_nothing_else_of_them(tmp_path):
