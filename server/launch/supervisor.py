@@ -125,9 +125,9 @@ class Supervisor:
         reload: Callable[[], None] | None = None,
         replace: Callable[[], None] | None = None,
     ) -> None:
-        self._reload = reload
-        self._replace = replace
-        self._must_reload = self._must_replace = False
+        actions = {signal.SIGHUP: reload, signal.SIGUSR2: replace}
+        self._actions = {number: act for number, act in actions.items() if act}
+        self._asked_for: set[signal.Signals] = set()
         self._has_terminal = os.isatty(_STDIN)
         self._config = config or SupervisorConfig()
         self._logs = logs
@@ -139,14 +139,9 @@ class Supervisor:
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "Supervisor":
-        for number in _SIGNALS:
-            self._previous_handlers[number] = signal.signal(number, self._on_signal)
-        if self._reload:
-            hangup = signal.signal(signal.SIGHUP, self._on_hangup)
-            self._previous_handlers[signal.SIGHUP] = hangup
-        if self._replace:
-            former = signal.signal(signal.SIGUSR2, self._on_replace)
-            self._previous_handlers[signal.SIGUSR2] = former
+        for number in (*_SIGNALS, *self._actions):
+            handler = self._on_signal if number in _SIGNALS else self._on_action
+            self._previous_handlers[number] = signal.signal(number, handler)
         self.tend()
         return self
 
@@ -190,12 +185,8 @@ class Supervisor:
 
     def tend(self, *, may_restart: bool = True) -> None:
         """Start the children that should run and are due; ask those to go that should not run."""
-        if self._must_reload and self._reload:
-            self._must_reload = False
-            self._reload()
-        if self._must_replace and self._replace:
-            self._must_replace = False
-            self._replace()
+        while self._asked_for:
+            self._actions[self._asked_for.pop()]()
         planned = {spec.name: spec for spec in self._plan()}
         for spec in planned.values():
             if spec.name not in self._children:
@@ -234,14 +225,12 @@ class Supervisor:
         if self._is_interruptible:
             raise Interrupted
 
-    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
-        if self._has_terminal and not os.isatty(_STDIN):
+    def _on_action(self, number: int, frame: FrameType | None) -> None:
+        has_closed = self._has_terminal and not os.isatty(_STDIN)
+        if number == signal.SIGHUP and has_closed:
             self._on_signal(number, frame)
         else:
-            self._must_reload = True
-
-    def _on_replace(self, _number: int, _: FrameType | None) -> None:
-        self._must_replace = True
+            self._asked_for.add(signal.Signals(number))
 
 
 class Backoff:
