@@ -1,7 +1,7 @@
 """How a command reaches the server: its URL, the key, and errors of one line."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,22 +35,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 DEFAULT_DATA_DIR = Path(".chorale")
 
 
-@contextmanager
-def as_tenant(url: str, api_key: str | None, **options: Any) -> "Iterator[Client]":
+def as_tenant(url: str, api_key: str | None, **options: Any) -> "AbstractContextManager[Client]":
     """The API with a tenant's key. Raises CommandFailed, also in place of the client's errors."""
     if not api_key:
         raise CommandFailed("No API key: set CHORALE_API_KEY, or give --api-key.")
-    with connect(url, api_key, **options) as client:
-        yield client
+    return connect(url, api_key, **options)
 
 
-@contextmanager
 def as_operator(
     url: str, admin_key: str | None, data_dir: Path, **options: Any
-) -> "Iterator[Client]":
+) -> "AbstractContextManager[Client]":
     """The API with the admin key. Raises CommandFailed, also in place of the client's errors."""
-    with connect(url, admin_key or _read_admin_key(data_dir), **options) as client:
-        yield client
+    return connect(url, admin_key or _read_admin_key(data_dir), **options)
 
 
 @contextmanager

@@ -154,6 +154,8 @@ def revoke(
 @app.command("reset-admin")
 def reset_admin(data_dir: ServerDir = DEFAULT_DATA_DIR, database_url: DatabaseUrl = None) -> None:
     """Make a new admin key, on the server's own machine; the old one is refused within 5 s."""
+    from registry.audit import record_audit
+    from server.database.clock import now_ms
     from server.launch.secrets import replace_secret
 
     path = data_dir / "admin.key"
@@ -161,20 +163,15 @@ def reset_admin(data_dir: ServerDir = DEFAULT_DATA_DIR, database_url: DatabaseUr
         raise CommandFailed(f"There is no {path}: the server has its key from CHORALE_ADMIN_KEY.")
     with open_beside(data_dir, database_url) as database:
         # The audit row comes first: better a row without a new key than the reverse.
-        database.write_sync(_tell)
+        database.write_sync(
+            lambda conn: record_audit(
+                conn, None, "admin_key.reset", target="admin.key", at_ms=now_ms(), actor="operator"
+            )
+        )
     key = replace_secret(path)
     say(f"The new admin key is in {path}")
     if sys.stderr.isatty():
         say(f"It is [bold]{key}[/bold]")
-
-
-def _tell(conn: Any) -> None:
-    from registry.audit import record_audit
-    from server.database.clock import now_ms
-
-    record_audit(
-        conn, None, "admin_key.reset", target="admin.key", at_ms=now_ms(), actor="operator"
-    )
 
 
 def _path(tenant: str | None) -> str:

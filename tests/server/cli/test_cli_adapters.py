@@ -232,9 +232,3 @@ def test_half_a_canary_is_a_wrong_call(run, api, option):
     assert result.exit_code == 2
     assert is_one_line(result.stderr, "--canary and --percent go together.")
     assert api.requests == []
-
-
-def test_what_is_not_there_is_one_line_and_exit_1(run):
-    result = run("show", "other")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert is_one_line(result.stderr, "Error: Not here.")
