@@ -1,6 +1,6 @@
 """The page of the webhook: its address, the events that tell of it, and how deliveries went."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Query, Response
 from sqlalchemy import Connection
@@ -34,26 +34,21 @@ async def show(viewer: AdminViewer, database: DatabaseDep, before: Before = "") 
         return events.get_webhook(conn, tenant_id), found
 
     webhook, found = await database.read(read)
-    return render("webhooks.html", viewer, **_values(webhook, found, before))
-
-
-def _values(webhook: Webhook | None, found: list[Event], before: str) -> dict[str, Any]:
-    """Return what the page shows.   found: up to one event more than a page has."""
-    shown = found[:_PAGE_SIZE]
-    older_url, own_url = None, f"/console/webhooks?before={before}"
+    shown, older_url = found[:_PAGE_SIZE], None
     if len(found) > _PAGE_SIZE:
-        last = shown[-1]
-        older_url = f"/console/webhooks?before={last.created_at_ms}-{last.event_id}"
-    return {
-        "webhook": webhook,
-        "is_resting": webhook is not None and webhook.rests_until_ms > now_ms(),
-        "events": [(event, _state(event)) for event in shown],
-        "is_waiting": any(event.next_at_ms is not None for event in shown),
-        "own_url": own_url,
-        "older_url": older_url,
-        "kept_days": KEPT_MS // 86_400_000,
-        "max_url": MAX_URL_CHARACTERS,
-    }
+        older_url = f"/console/webhooks?before={shown[-1].created_at_ms}-{shown[-1].event_id}"
+    return render(
+        "webhooks.html",
+        viewer,
+        webhook=webhook,
+        is_resting=webhook is not None and webhook.rests_until_ms > now_ms(),
+        events=[(event, _state(event)) for event in shown],
+        is_waiting=any(event.next_at_ms is not None for event in shown),
+        own_url=f"/console/webhooks?before={before}",
+        older_url=older_url,
+        kept_days=KEPT_MS // 86_400_000,
+        max_url=MAX_URL_CHARACTERS,
+    )
 
 
 def _state(event: Event) -> State:
