@@ -46,6 +46,14 @@ def test_every_request_is_on_one_page_newest_first(
     assert numbers == sorted(set(numbers), reverse=True)
 
 
+def test_what_was_chosen_stays_chosen_and_a_table_without_rows_says_so(
+    acme: User, signed_in: SignIn
+) -> None:
+    page = signed_in(acme).get("/console/requests?outcome=failed").text
+    assert re.findall(r"<option[^>]* selected>(\w+)", page) == ["failed"]
+    assert '<td colspan="10" class="quiet">No request here meets the conditions.</td>' in page
+
+
 def test_filters_select_by_model_key_outcome_and_time(
     product: InProcess, acme: User, signed_in: SignIn
 ) -> None:

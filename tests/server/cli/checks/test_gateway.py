@@ -114,7 +114,7 @@ def test_an_audit_is_well_for_three_hours(serve):
 def test_a_figure_is_the_largest_of_all_engines_and_none_without_the_metric():
     name = "chorale_settler_lag_records"
     found = read_figures(
-        f'# TYPE {name} gauge\n{name}{{engine="engine"}} 3\n{name}{{engine="engine-2"}} 7\n'
+        f'# TYPE {name} gauge\n{name}{{engine="engine"}} 7\n{name}{{engine="engine-2"}} 3\n'
     )
     assert found.get("settler lag") == 7
     assert found.get("engine deaths") is None
