@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, Row, Select, false, func, insert, select, update
@@ -184,27 +184,15 @@ def list_digests(conn: Connection, adapter_id: str, number: int | None = None) -
     return list(conn.execute(query).scalars())
 
 
-def find_same_version(
-    conn: Connection,
-    tenant_id: str,
-    adapter_id: str,
-    digest: str,
-    base: BaseRef,
-    response_template: str | None,
-    tokenizer: str | None,
-) -> Version | None:
-    """The ready version of this adapter with the same bytes, format and tokenizer, for the same
+def find_same_version(conn: Connection, tenant_id: str, version: Version) -> Version | None:
+    """The ready version of the same adapter with the same bytes, format and tokenizer, for the same
     base model.
     """
+    same = ("adapter_id", "digest", "base_revision", "base_model", "response_template", "tokenizer")
     query = select(versions).where(
         versions.c.tenant_id == tenant_id,
-        versions.c.digest == digest,
-        versions.c.adapter_id == adapter_id,
-        versions.c.base_revision == base.revision,
-        versions.c.base_model == base.model_id,
-        versions.c.response_template == response_template,
-        versions.c.tokenizer == tokenizer,
         versions.c.state == READY,
+        *(versions.c[name] == getattr(version, name) for name in same),
     )
     row = conn.execute(query.order_by(versions.c.version.desc())).first()
     return _version(row) if row else None
@@ -261,26 +249,8 @@ def insert_adapter(
 
 
 def insert_version(conn: Connection, tenant_id: str, version: Version) -> None:
-    conn.execute(
-        insert(versions).values(
-            adapter_id=version.adapter_id,
-            version=version.version,
-            tenant_id=tenant_id,
-            digest=version.digest,
-            object_key=version.object_key,
-            rank=version.rank,
-            size_bytes=version.size_bytes,
-            base_revision=version.base_revision,
-            base_model=version.base_model,
-            base_variant=version.base_variant,
-            passport=json.dumps(version.passport),
-            response_template=version.response_template,
-            tokenizer=version.tokenizer,
-            state=version.state,
-            created_at_ms=version.created_at_ms,
-            created_by_key=version.created_by_key,
-        )
-    )
+    row = asdict(version) | {"tenant_id": tenant_id, "passport": json.dumps(version.passport)}
+    conn.execute(insert(versions).values(row))
 
 
 def next_version(conn: Connection, adapter_id: str) -> int:
@@ -344,21 +314,5 @@ def _latest_versions(
 
 
 def _version(row: Row[Any]) -> Version:
-    return Version(
-        adapter_id=row.adapter_id,
-        version=row.version,
-        digest=row.digest,
-        object_key=row.object_key,
-        rank=row.rank,
-        size_bytes=row.size_bytes,
-        base_revision=row.base_revision,
-        passport=json.loads(row.passport),
-        state=row.state,
-        created_at_ms=row.created_at_ms,
-        created_by_key=row.created_by_key,
-        deleted_at_ms=row.deleted_at_ms,
-        response_template=row.response_template,
-        base_model=row.base_model,
-        base_variant=row.base_variant,
-        tokenizer=row.tokenizer,
-    )
+    fields = {name: row._mapping[name] for name in Version.__slots__}
+    return Version(**fields | {"passport": json.loads(row.passport)})

@@ -8,7 +8,6 @@ from typing import Any
 
 from registry.adapter_rows import READY, Version
 from registry.base_model import BaseModel
-from registry.base_ref import BaseRef
 from registry.errors import InvalidAdapter, StorageError, ValidatorUnavailable
 from registry.own_tokenizer import TOKENIZER_FILES
 from registry.peft_config import CONFIG_FILE
@@ -44,28 +43,21 @@ class BuiltAdapter:
     passport: dict[str, Any]
     tokenizer: str | None = None
 
-    @property
-    def base(self) -> BaseRef:
-        return BaseRef(self.base_revision, self.base_model, self.base_variant)
-
     def as_version(self, adapter_id: str, number: int, created_at_ms: int) -> Version:
         return Version(
             adapter_id=adapter_id,
             version=number,
-            digest=self.digest,
-            object_key=self.object_key,
-            rank=self.rank,
-            size_bytes=self.size_bytes,
-            base_revision=self.base_revision,
-            base_model=self.base_model,
-            base_variant=self.base_variant,
-            passport=self.passport,
             state=READY,
             created_at_ms=created_at_ms,
             created_by_key=self.upload.created_by_key,
             response_template=self.upload.response_template,
-            tokenizer=self.tokenizer,
+            **built_fields(self),
         )
+
+
+def built_fields(source: BuiltAdapter | Version) -> dict[str, Any]:
+    """Fields of a built adapter or version that an upload's row stores."""
+    return {name: getattr(source, name) for name in BuiltAdapter.__slots__ if name != "upload"}
 
 
 def object_key(tenant_id: str, digest: str) -> str:

@@ -130,18 +130,11 @@ class Catalog(Directory):
         tenant_id, actor = built.upload.tenant_id, f"key:{built.upload.created_by_key}"
         adapter_rows.lock_tenant(conn, tenant_id)
         adapter = self._open_adapter(conn, tenant_id, name, actor)
-        version = adapter_rows.find_same_version(
-            conn,
-            tenant_id,
-            adapter.adapter_id,
-            built.digest,
-            built.base,
-            built.upload.response_template,
-            built.tokenizer,
-        )
+        number = adapter_rows.next_version(conn, adapter.adapter_id)
+        made = built.as_version(adapter.adapter_id, number, self._now_ms())
+        version = adapter_rows.find_same_version(conn, tenant_id, made)
         if version is None:
-            number = adapter_rows.next_version(conn, adapter.adapter_id)
-            version = built.as_version(adapter.adapter_id, number, self._now_ms())
+            version = made
             adapter_rows.insert_version(conn, tenant_id, version)
         for moved in dict.fromkeys((LATEST, alias or LATEST)):
             self._move(conn, adapter, moved, Target(version.version), actor)

@@ -6,7 +6,7 @@ grants must be called under `lock_tenant`, with the adapter as it was read under
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import Connection, delete, func, insert, select
 
@@ -58,7 +58,7 @@ def grant(
     if any(found.grantee_id == grantee_id for found in list_grants(conn, adapter)):
         return
     made = Grant(adapter.adapter_id, grantee_id, adapter.tenant_id, now_ms, granted_by)
-    conn.execute(insert(grants).values({name: getattr(made, name) for name in Grant.__slots__}))
+    conn.execute(insert(grants).values(asdict(made)))
     record_event(conn, "granted", adapter.tenant_id, adapter.adapter_id, None, now_ms)
 
 

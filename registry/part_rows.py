@@ -1,12 +1,13 @@
 """Rows of the received parts of uploads. Every query names the tenant."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from registry.tables import upload_files, upload_parts
 from registry.upload_rows import UploadPart, is_open
+
+_COLUMNS = [upload_parts.c[name] for name in UploadPart.__slots__]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +37,7 @@ def advance_file(conn: Connection, tenant_id: str, upload_id: str, part: UploadP
     if advanced.rowcount == 0:
         return False
     conn.execute(
-        insert(upload_parts).values(
-            upload_id=upload_id,
-            filename=part.filename,
-            start=part.start,
-            tenant_id=tenant_id,
-            size_bytes=part.size_bytes,
-            sha256=part.sha256,
-            object_key=part.object_key,
-        )
+        insert(upload_parts).values(upload_id=upload_id, tenant_id=tenant_id, **asdict(part))
     )
     return True
 
@@ -52,24 +45,24 @@ def advance_file(conn: Connection, tenant_id: str, upload_id: str, part: UploadP
 def list_parts(conn: Connection, tenant_id: str, upload_id: str) -> list[UploadPart]:
     """Received parts of an upload, in order of file and start."""
     query = (
-        select(upload_parts)
+        select(*_COLUMNS)
         .where(upload_parts.c.upload_id == upload_id, upload_parts.c.tenant_id == tenant_id)
         .order_by(upload_parts.c.filename, upload_parts.c.start)
     )
-    return [_part(row) for row in conn.execute(query)]
+    return [UploadPart(*row) for row in conn.execute(query)]
 
 
 def find_part(
     conn: Connection, tenant_id: str, upload_id: str, filename: str, start: int
 ) -> UploadPart | None:
-    query = select(upload_parts).where(
+    query = select(*_COLUMNS).where(
         upload_parts.c.upload_id == upload_id,
         upload_parts.c.filename == filename,
         upload_parts.c.start == start,
         upload_parts.c.tenant_id == tenant_id,
     )
     row = conn.execute(query).first()
-    return _part(row) if row else None
+    return UploadPart(*row) if row else None
 
 
 def pending_bytes(conn: Connection, tenant_id: str) -> Pending:
@@ -78,7 +71,3 @@ def pending_bytes(conn: Connection, tenant_id: str) -> Pending:
     of_tenant = size_bytes.filter(upload_parts.c.tenant_id == tenant_id)
     row = conn.execute(select(func.coalesce(size_bytes, 0), func.coalesce(of_tenant, 0))).one()
     return Pending(int(row[0]), int(row[1]))
-
-
-def _part(row: Row[Any]) -> UploadPart:
-    return UploadPart(row.filename, row.start, row.size_bytes, row.sha256, row.object_key)

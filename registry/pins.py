@@ -7,10 +7,9 @@ under `lock_tenant`, with the adapter as it was read under that lock.
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from registry import adapter_rows
 from registry.adapter_rows import Adapter, Version
@@ -91,7 +90,7 @@ def find_pins(conn: Connection, tenant_id: str, adapter_ids: Sequence[str]) -> d
         pins.c.unpinned_at_ms.is_(None),
         pins.c.adapter_id.in_(adapter_ids),
     )
-    return {row.adapter_id: _pin(row) for row in conn.execute(query)}
+    return {row.adapter_id: Pin(**row._mapping) for row in conn.execute(query)}
 
 
 def pinned_bytes(conn: Connection, tenant_id: str) -> int:
@@ -145,7 +144,7 @@ def _open(conn: Connection, tenant_id: str, version: Version, actor: str, now_ms
         unpinned_at_ms=None,
         pinned_by=actor,
     )
-    conn.execute(insert(pins).values({name: getattr(pin, name) for name in Pin.__slots__}))
+    conn.execute(insert(pins).values(asdict(pin)))
     record_event(conn, "pinned", tenant_id, pin.adapter_id, pin.version, now_ms)
     return pin
 
@@ -164,7 +163,3 @@ def _audit(
     owner, detail = adapter.tenant_id, f"version {pin.version}, {pin.size_bytes} bytes"
     target = f"{owner}/{adapter.name}"
     record_audit(conn, owner, action, detail, target=target, at_ms=now_ms, actor=actor)
-
-
-def _pin(row: Row[Any]) -> Pin:
-    return Pin(**row._mapping)

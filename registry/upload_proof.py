@@ -24,7 +24,7 @@ from registry import adapter_rows, proof_claims, upload_rows
 from registry.adapter_rows import Version
 from registry.base_model import BaseModel
 from registry.base_models import BaseModels
-from registry.build import BuiltAdapter
+from registry.build import BuiltAdapter, built_fields
 from registry.errors import (
     AlreadyProved,
     InvalidAdapter,
@@ -39,7 +39,7 @@ from registry.names import check_alias
 from registry.proof import Proof
 from registry.upload_rows import COMPLETE, FAILED, OPEN, PROVING, Upload
 from registry.upload_rules import RegistryLimits, check_quotas
-from registry.uploads import Uploads, built_fields, new_upload_id
+from registry.uploads import Uploads, new_upload_id
 
 _UNAVAILABLE = "unavailable"
 
@@ -81,7 +81,7 @@ def start_proof(uploads: Uploads, conn: Connection, built: BuiltAdapter) -> Uplo
         upload_rows.move_upload(conn, upload, COMPLETE, built=report)
         return uploads.get_upload(conn, tenant_id, upload.upload_id)
     _check_object(uploads, built)
-    known = _same_version(conn, upload, built)
+    known = _same_version(conn, built)
     if known is not None:
         uploads.publish(conn, upload, BuiltAdapter(upload, **built_fields(known)))
     else:
@@ -243,16 +243,10 @@ def _check_object(uploads: Uploads, built: BuiltAdapter) -> None:
         )
 
 
-def _same_version(conn: Connection, upload: Upload, built: BuiltAdapter) -> Version | None:
-    adapter = adapter_rows.find_adapter(conn, upload.tenant_id, upload.adapter_name)
+def _same_version(conn: Connection, built: BuiltAdapter) -> Version | None:
+    tenant_id, name = built.upload.tenant_id, built.upload.adapter_name
+    adapter = adapter_rows.find_adapter(conn, tenant_id, name)
     if adapter is None:
         return None
-    return adapter_rows.find_same_version(
-        conn,
-        upload.tenant_id,
-        adapter.adapter_id,
-        built.digest,
-        built.base,
-        upload.response_template,
-        built.tokenizer,
-    )
+    made = built.as_version(adapter.adapter_id, 0, 0)
+    return adapter_rows.find_same_version(conn, tenant_id, made)

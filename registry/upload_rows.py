@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from sqlalchemy import (
@@ -105,6 +105,10 @@ class Upload:
     base_model: str | None = None
 
 
+_FIELDS = [name for name in Upload.__slots__ if name != "files"]
+"""Fields that are columns of `uploads`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Unfinished:
     """Figures of an open or proving upload that quotas count."""
@@ -123,34 +127,11 @@ def find_upload(conn: Connection, tenant_id: str, upload_id: str) -> Upload | No
 
 
 def insert_upload(conn: Connection, upload: Upload) -> None:
-    conn.execute(
-        insert(uploads).values(
-            upload_id=upload.upload_id,
-            tenant_id=upload.tenant_id,
-            adapter_name=upload.adapter_name,
-            alias=upload.alias,
-            state=upload.state,
-            created_by_key=upload.created_by_key,
-            created_at_ms=upload.created_at_ms,
-            expires_at_ms=upload.expires_at_ms,
-            transfer=upload.transfer,
-            is_dry_run=upload.is_dry_run,
-            built=json.dumps(upload.built) if upload.built else None,
-            response_template=upload.response_template,
-            base_model=upload.base_model,
-        )
-    )
+    row = {name: getattr(upload, name) for name in _FIELDS}
+    conn.execute(insert(uploads).values(row | {"built": _json(upload.built)}))
     for file in upload.files.values():
-        conn.execute(
-            insert(upload_files).values(
-                upload_id=upload.upload_id,
-                filename=file.filename,
-                tenant_id=upload.tenant_id,
-                size_bytes=file.size_bytes,
-                sha256=file.sha256,
-                received_bytes=file.received_bytes,
-            )
-        )
+        here = {"upload_id": upload.upload_id, "tenant_id": upload.tenant_id}
+        conn.execute(insert(upload_files).values(here | asdict(file)))
 
 
 def unfinished_uploads(conn: Connection, tenant_id: str, now_ms: int) -> list[Unfinished]:
@@ -291,7 +272,7 @@ def move_upload(
             uploads.c.tenant_id == upload.tenant_id,
             uploads.c.state == upload.state,
         )
-        .values(state=state, built=json.dumps(built) if built else None, **values)
+        .values(state=state, built=_json(built), **values)
     )
     return moved.rowcount == 1
 
@@ -343,33 +324,14 @@ def mark_discarded(conn: Connection, tenant_id: str, upload_id: str, now_ms: int
 
 def to_upload(conn: Connection, row: Row[Any]) -> Upload:
     """Make an upload from its row, and read its files."""
-    query = select(upload_files).where(
+    query = select(*(upload_files.c[name] for name in UploadFile.__slots__)).where(
         upload_files.c.upload_id == row.upload_id, upload_files.c.tenant_id == row.tenant_id
     )
-    files = {
-        file.filename: UploadFile(
-            file.filename, file.size_bytes, file.sha256, file.received_bytes, file.multipart_id
-        )
-        for file in conn.execute(query.order_by(upload_files.c.filename))
-    }
-    return Upload(
-        upload_id=row.upload_id,
-        tenant_id=row.tenant_id,
-        adapter_name=row.adapter_name,
-        alias=row.alias,
-        state=row.state,
-        created_by_key=row.created_by_key,
-        created_at_ms=row.created_at_ms,
-        expires_at_ms=row.expires_at_ms,
-        error_code=row.error_code,
-        error_param=row.error_param,
-        error=row.error,
-        adapter_id=row.adapter_id,
-        version=row.version,
-        files=files,
-        transfer=row.transfer,
-        is_dry_run=row.is_dry_run,
-        built=json.loads(row.built) if row.built else None,
-        response_template=row.response_template,
-        base_model=row.base_model,
-    )
+    found = conn.execute(query.order_by(upload_files.c.filename))
+    fields = {name: row._mapping[name] for name in _FIELDS}
+    fields["built"] = json.loads(row.built) if row.built else None
+    return Upload(**fields, files={file.filename: UploadFile(*file) for file in found})
+
+
+def _json(built: dict[str, Any] | None) -> str | None:
+    return json.dumps(built) if built else None

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from registry import adapter_rows, part_rows, presigned, upload_rows
 from registry.adapter_rows import Version
 from registry.base_ref import BaseRef
-from registry.build import BuiltAdapter
+from registry.build import BuiltAdapter, built_fields
 from registry.catalog import Catalog
 from registry.errors import (
     InvalidUpload,
@@ -52,10 +52,6 @@ from registry.work_dir import WorkDir
 # Adapter name of a dry run; no adapter can have this name.
 DRY_RUN_NAME = "-"
 
-_BUILT_FIELDS = (
-    "digest", "object_key", "rank", "size_bytes", "base_revision", "base_model", "base_variant",
-    "passport", "tokenizer",
-)  # fmt: skip
 _UPLOAD_ID = re.compile(r"up_[0-9a-f]{32}")
 
 
@@ -341,11 +337,6 @@ def new_upload_id() -> str:
 def base_of(built: dict[str, Any]) -> BaseRef:
     """The base model in the fields of a built adapter."""
     return BaseRef(built["base_revision"], built["base_model"], built["base_variant"])
-
-
-def built_fields(source: BuiltAdapter | Version) -> dict[str, Any]:
-    """Fields of a built adapter or version that an upload's row stores."""
-    return {name: getattr(source, name) for name in _BUILT_FIELDS}
 
 
 def _arrived(file: UploadFile) -> UploadFile:
