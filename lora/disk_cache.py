@@ -11,20 +11,16 @@ file torn by a power loss is recognized by its checksum.
 import contextlib
 import fcntl
 import heapq
-import io
 import os
 import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from lora.errors import AdapterError, LoraError
 from registry.errors import NoRoom
 from registry.free_space import FreeSpace
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 _SUFFIX = ".packed"
 _DRAFT = ".draft"
@@ -81,11 +77,8 @@ class DiskCache:
         return False
 
     @contextlib.contextmanager
-    def reserve(self, size_bytes: int) -> Iterator["Room"]:
-        """Reserve room for drafts; those not kept are deleted at the end.
-
-        Raises AdapterError, CacheInUse, OSError.
-        """
+    def reserve(self) -> Iterator["Room"]:
+        """Open a room for drafts; those not kept are deleted at the end. Raises CacheInUse."""
         with self._counting:
             if not _names(self.root, self._held):
                 before = self._held
@@ -93,7 +86,6 @@ class DiskCache:
                 before.close()
         room = Room(self)
         try:
-            room.grow(size_bytes)
             yield room
         finally:
             room.clear()
@@ -192,32 +184,26 @@ class Room:
         self.size_bytes = 0
         self._drafts: list[Path] = []
 
-    def grow(self, size_bytes: int) -> None:
-        """Reserve more bytes. Raises AdapterError: too_large, unavailable."""
+    def allocate(self, size_bytes: int) -> Path:
+        """Create a draft of zeros with its disk blocks allocated.
+
+        Raises AdapterError: too_large, unavailable; OSError.
+        """
         if self.size_bytes + size_bytes > self.cache.quota_bytes:
             raise AdapterError(
                 "too_large", f"it does not fit the disk cache of {self.cache.quota_bytes} bytes"
             )
         self.cache.take(size_bytes)
         self.size_bytes += size_bytes
-
-    def allocate(self, size_bytes: int) -> Path:
-        """Create a draft of zeros with its disk blocks allocated. Raises AdapterError, OSError."""
-        path = self._new()
+        path = self.cache.root / f"{uuid.uuid4().hex}{_DRAFT}"
+        self._drafts.append(path)
         with self.cache.write(size_bytes), path.open("xb") as file:
             os.posix_fallocate(file.fileno(), 0, size_bytes)
         return path
 
-    @contextlib.contextmanager
-    def write(self) -> Iterator[tuple[Path, "GrowingFile"]]:
-        """Open an empty draft that reserves bytes as it grows."""
-        path = self._new()
-        with GrowingFile(path, self) as file:
-            yield path, file
-
-    def keep(self, draft: Path, path: Path) -> None:
-        """Rename the complete draft to `path` and keep it."""
-        self.size_bytes -= self.cache.keep(draft, path)
+    def keep(self, path: Path) -> None:
+        """Rename the newest draft, which is complete, to `path` and keep it."""
+        self.size_bytes -= self.cache.keep(self._drafts[-1], path)
 
     def clear(self) -> None:
         """Delete the drafts that were not kept, then give their room back."""
@@ -227,31 +213,6 @@ class Room:
                 path.unlink()
         self.cache.give_back(self.size_bytes)
         self.size_bytes = 0
-
-    def _new(self) -> Path:
-        self._drafts.append(self.cache.root / f"{uuid.uuid4().hex}{_DRAFT}")
-        return self._drafts[-1]
-
-
-class GrowingFile(io.FileIO):
-    """A new file whose every byte is reserved before it is written."""
-
-    def __init__(self, path: Path, room: Room) -> None:
-        super().__init__(path, "x+b")
-        self._room = room
-        self._reserved_bytes = 0
-
-    def write(self, data: "ReadableBuffer") -> int:
-        view = memoryview(data).cast("B")
-        end = self.tell() + len(view)
-        if end > self._reserved_bytes:
-            self._room.grow(end - self._reserved_bytes)
-            self._reserved_bytes = end
-        written = 0
-        with self._room.cache.write(len(view)):
-            while written < len(view):  # a raw file may write fewer bytes than it is given
-                written += super().write(view[written:])
-        return written
 
 
 def _names(root: Path, held: BinaryIO) -> bool:

@@ -134,7 +134,7 @@ class Fetcher:
 
     def _store(self, order: Order, form: PackedForm, path: Path) -> PackedHeader:
         """Download, check and pack one object. Raises AdapterError, OSError."""
-        with self.cache.reserve(order.size_bytes) as room:
+        with self.cache.reserve() as room:
             source = room.allocate(order.size_bytes)
             self.downloader.download(
                 order.object_key,
@@ -144,9 +144,8 @@ class Fetcher:
                 timeout_s=order.until - time.monotonic(),
                 is_dropped=order.is_dropped.is_set,
             )
-            with room.write() as (draft, file):
-                header = pack(source, order.digest, form, file)
-            room.keep(draft, path)
+            header = pack(source, order.digest, form, room.allocate)
+            room.keep(path)
         return header
 
 

@@ -5,11 +5,10 @@ no more memory than a small one. The module does without torch, since the fetche
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -42,10 +41,13 @@ _STORED: dict[str, np.dtype[np.generic]] = {"F16": _F16, "BF16": _BF16, "F32": _
 _ARENA: dict[str, np.dtype[np.generic]] = {"float16": _F16, "bfloat16": _BF16, "float32": _F32}
 
 
-def pack(source: Path, digest: str, form: PackedForm, target: BinaryIO) -> PackedHeader:
-    """Write the packed file of the canonical object at `source` to `target`.
+def pack(
+    source: Path, digest: str, form: PackedForm, allocate: Callable[[int], Path]
+) -> PackedHeader:
+    """Write the packed file of the canonical object at `source`.
 
-    target: empty and seekable. Its header is written last, so a file cut short has no header.
+    allocate: makes the file, of as many bytes as it will have. Its header is written last, so a
+    file cut short has no header.
     Raises AdapterError("incompatible") if the object is no adapter of this base model, or has
     values that the arena's dtype cannot hold.
     """
@@ -71,17 +73,18 @@ def pack(source: Path, digest: str, form: PackedForm, target: BinaryIO) -> Packe
     room = len(header.to_bytes())
     if room > MAX_HEADER_BYTES:
         raise AdapterError("incompatible", f"its {len(tiles)} tiles are too many for a header")
-    target.seek(room)
     checksums = []
-    for index in range(num_shards):
-        hasher = hashlib.sha256()
-        for slab in _slabs(tiles, modules, form, Shard(index, num_shards)):
-            hasher.update(slab)
-            target.write(slab)
-        checksums.append(hasher.hexdigest())
-    header = replace(header, checksums=tuple(checksums))
-    target.seek(0)
-    target.write(header.to_bytes())
+    with allocate(room + header.slabs_bytes).open("r+b") as target:
+        target.seek(room)
+        for index in range(num_shards):
+            hasher = hashlib.sha256()
+            for slab in _slabs(tiles, modules, form, Shard(index, num_shards)):
+                hasher.update(slab)
+                target.write(slab)
+            checksums.append(hasher.hexdigest())
+        header = replace(header, checksums=tuple(checksums))
+        target.seek(0)
+        target.write(header.to_bytes())
     return header
 
 

@@ -274,6 +274,6 @@ def packed_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     source, target = folder / digest, packed_path(folder, digest, form.form_id)
     source.write_bytes(data)
-    with target.open("wb") as file:
-        pack(source, digest, form, file)
+    target.write_bytes(b"")
+    pack(source, digest, form, lambda _: target)
     return read_packed(target, digest, form, shard=shard)

@@ -37,14 +37,12 @@ def path_of(cache, name):
 
 
 def store(cache, name, size_bytes, canonical_bytes=1):
-    """Store an adapter as the fetcher does: a download, then a packed file that grows."""
-    with cache.reserve(canonical_bytes) as room:
+    """Store an adapter as the fetcher does: a download, then a packed file."""
+    with cache.reserve() as room:
         room.allocate(canonical_bytes)
-        with room.write() as (draft, file):
-            for start in range(0, size_bytes, 100):
-                file.write(bytes(min(100, size_bytes - start)))
-                assert bytes_on_disk(cache) <= cache.quota_bytes
-        room.keep(draft, path_of(cache, name))
+        room.allocate(size_bytes)
+        assert bytes_on_disk(cache) <= cache.quota_bytes
+        room.keep(path_of(cache, name))
 
 
 def bytes_on_disk(cache):
@@ -86,9 +84,9 @@ def test_what_the_engine_has_opened_stays(make_cache):
 def test_room_is_reserved_before_the_first_byte(make_cache):
     cache = make_cache(300)
     store(cache, "a", 200)
-    with cache.reserve(250) as room:
-        assert names(cache) == set()
+    with cache.reserve() as room:
         draft = room.allocate(250)
+        assert names(cache) == set()
         assert draft.stat().st_size == 250
         assert cache.used_bytes == 250
     assert cache.used_bytes == bytes_on_disk(cache) == 0
@@ -97,8 +95,8 @@ def test_room_is_reserved_before_the_first_byte(make_cache):
 def test_what_is_larger_than_the_quota_is_too_large_and_evicts_nobody(make_cache):
     cache = make_cache(300)
     store(cache, "a", 200)
-    with pytest.raises(AdapterError) as refused, cache.reserve(301):
-        pass
+    with pytest.raises(AdapterError) as refused, cache.reserve() as room:
+        room.allocate(301)
     assert refused.value.failure.kind == "too_large"
     assert names(cache) == {"a"}
 
@@ -114,28 +112,29 @@ def test_an_adapter_that_outgrows_the_quota_when_packed_is_too_large(make_cache)
 def test_room_that_others_have_reserved_is_not_taken_from_them(make_cache):
     cache = make_cache(300)
     store(cache, "a", 50)
-    with cache.reserve(200):
-        with pytest.raises(AdapterError) as refused, cache.reserve(101):
-            pass
+    with cache.reserve() as room:
+        room.allocate(200)
+        with pytest.raises(AdapterError) as refused, cache.reserve() as another:
+            another.allocate(101)
         assert refused.value.failure.kind == "unavailable", "there will be room when they are done"
         assert names(cache) == {"a"}, "nobody is evicted in vain"
-        with cache.reserve(100):
+        with cache.reserve() as another:
+            another.allocate(100)
             assert names(cache) == set()
 
 
 def test_a_failed_download_leaves_neither_file_nor_reservation(make_cache):
     cache = make_cache()
-    with contextlib.suppress(AdapterError), cache.reserve(100) as room:
+    with contextlib.suppress(AdapterError), cache.reserve() as room:
         room.allocate(100)
-        with room.write() as (_, file):
-            file.write(bytes(50))
-            raise AdapterError("incompatible", "as packing may find")
+        room.allocate(50)
+        raise AdapterError("incompatible", "as packing may find")
     assert cache.used_bytes == bytes_on_disk(cache) == 0
 
 
 def test_a_draft_that_a_read_still_has_open_holds_no_room(make_cache):
     cache = make_cache()
-    with cache.reserve(100) as room:
+    with cache.reserve() as room:
         hanging = room.allocate(100).open("r+b")
     with hanging:
         assert os.fstat(hanging.fileno()).st_blocks == 0
@@ -252,15 +251,16 @@ class Fetches:
 
     def begin(self, size_bytes):
         with contextlib.ExitStack() as stack:
-            room = stack.enter_context(self.cache.reserve(size_bytes))
-            self.under_way.append((room, room.allocate(size_bytes), stack.pop_all()))
+            room = stack.enter_context(self.cache.reserve())
+            room.allocate(size_bytes)
+            self.under_way.append((room, stack.pop_all()))
 
     def end(self, is_kept, name):
         if self.under_way:
-            room, draft, stack = self.under_way.pop()
+            room, stack = self.under_way.pop()
             with stack:
                 if is_kept:
-                    room.keep(draft, path_of(self.cache, name))
+                    room.keep(path_of(self.cache, name))
 
     def vanish(self, name):
         path_of(self.cache, name).unlink(missing_ok=True)

@@ -65,8 +65,9 @@ def canonical_object(modules, invocation_tokens=None):
 
 def pack_to(folder, data, form):
     (folder / "object").write_bytes(data)
-    with (folder / "packed").open("wb") as file:
-        return pack(folder / "object", hashlib.sha256(data).hexdigest(), form, file)
+    digest = hashlib.sha256(data).hexdigest()
+    (folder / "packed").write_bytes(b"")
+    return pack(folder / "object", digest, form, lambda _: folder / "packed")
 
 
 # ---- contents of the slabs ----

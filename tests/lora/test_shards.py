@@ -65,8 +65,8 @@ def packed_shards(folder, modules, form):
     digest = hashlib.sha256(data).hexdigest()
     source, target = folder / "object", folder / "packed"
     source.write_bytes(data)
-    with target.open("wb") as file:
-        pack(source, digest, form, file)
+    target.write_bytes(b"")
+    pack(source, digest, form, lambda _: target)
     size = form.layout.num_shards
     return [read_packed(target, digest, form, shard=Shard(i, size)) for i in range(size)]
 

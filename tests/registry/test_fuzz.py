@@ -101,10 +101,10 @@ def uploaded(number):
 
 def packed(data, form, folder):
     (folder / "object").write_bytes(data)
-    file = io.BytesIO()
-    pack(folder / "object", hashlib.sha256(data).hexdigest(), form, file)
-    file.seek(0)
-    return file
+    (folder / "packed").write_bytes(b"")
+    digest = hashlib.sha256(data).hexdigest()
+    pack(folder / "object", digest, form, lambda _: folder / "packed")
+    return io.BytesIO((folder / "packed").read_bytes())
 
 
 def effects(file):
