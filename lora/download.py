@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import BinaryIO
 
-from lora.errors import AdapterError
+from lora.errors import DROPPED, AdapterError
 from registry.errors import ObjectNotFound, StorageError
 from registry.storage import Storage
 
@@ -78,7 +78,7 @@ class Downloader:
         try:
             while reading:
                 if is_dropped():
-                    raise AdapterError("dropped", "no request waits for it any more")
+                    raise AdapterError(DROPPED.kind, DROPPED.error)
                 if self.clock() >= until:
                     raise AdapterError("unavailable", "the store was too slow")
                 done, reading = wait(reading, _LOOK_S, FIRST_EXCEPTION)

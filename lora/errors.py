@@ -31,6 +31,9 @@ class Failure:
     error: str
 
 
+DROPPED = Failure("dropped", "no request waits for it any more")
+
+
 class LoraError(Exception):
     """Base class of this package's errors."""
 

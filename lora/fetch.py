@@ -8,18 +8,14 @@ The fetcher listens on a Unix socket for engines. Each line is one JSON object:
     engine   {"op": "hello", "form": PackedForm}                                        first
              {"op": "fetch", "order", "object_key", "digest", "size_bytes", "timeout_s"}
              {"op": "drop", "order"}
-    fetcher  {"order", "object_key", "kind", "error", "was_there", "seconds", "size_bytes",
-              "used_bytes", "slabs_bytes"}
+    fetcher  {"order", and the fields of a lora.loads.Fetched}
 
-Every fetch is answered once, dropped or not, with its order's number. kind and error are a Failure,
-or null; used_bytes is the bytes used in the disk cache, slabs_bytes those of the packed file's
-slabs. The process runs at the lowest priority: boto3 and packing in the engine's own process would
-triple the decode step's p99.
+Every fetch is answered once, dropped or not, with its order's number. The process runs at the
+lowest priority: boto3 and packing in the engine's own process would triple the decode step's p99.
 """
 
 import argparse
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -30,7 +26,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -38,12 +34,13 @@ from lora import log_lines
 from lora.beat import Beat
 from lora.disk_cache import CacheInUse, DiskCache, packed_path
 from lora.download import Downloader
-from lora.errors import AdapterError, Failure
-from lora.fetch_lines import AnswerLine, EngineLine, FetchLine
+from lora.errors import DROPPED, AdapterError, Failure
+from lora.fetch_lines import EngineLine, FetchLine
+from lora.loads import Fetched
 from lora.packed import PackedForm, PackedHeader, slabs_bytes
 from lora.packing import pack
 from registry.extras import ExtraMissing
-from registry.free_space import FreeSpace
+from registry.free_space import FULL, FreeSpace
 from registry.storage_url import open_storage
 
 logger = logging.getLogger(__name__)
@@ -59,9 +56,7 @@ _SILENCE_S = 30.0
 """Silence after which the fetcher counts as hung, longer than others': its priority is lowest."""
 _OPENING_S = 300.0
 _ACCEPT_S = 1.0
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_DROPPED = Failure("dropped", "no request waits for it any more")
 
 
 @dataclass
@@ -86,21 +81,6 @@ class Order:
         return cls(int(line["order"]), str(line["object_key"]), digest, size_bytes, until)
 
 
-@dataclass(frozen=True)
-class FetchResult:
-    """Outcome of one order to bring an object to disk.
-
-    was_there: the packed file was on disk already.   seconds: time of the download and the packing.
-    size_bytes: bytes downloaded.   slabs_bytes: bytes of the packed file's slabs.
-    """
-
-    failure: Failure | None = None
-    was_there: bool = False
-    seconds: float = 0.0
-    size_bytes: int = 0
-    slabs_bytes: int = 0
-
-
 class Fetcher:
     """Brings packed objects to disk, `max_fetches` of all engines at once; the others queue."""
 
@@ -109,28 +89,33 @@ class Fetcher:
         self.cache = cache
         self.pool = ThreadPoolExecutor(max_fetches, thread_name_prefix="fetch")
 
-    def fetch(self, order: Order, form: PackedForm) -> FetchResult:
+    def fetch(self, order: Order, form: PackedForm) -> Fetched:
         """Bring an object to disk; a failure is part of the result."""
-        started = time.monotonic()
+        started, key = time.monotonic(), order.object_key
         path = packed_path(self.cache.root, order.digest, form.form_id)
         try:
             with contextlib.suppress(FileNotFoundError):  # it may be evicted after the touch
                 if self.cache.touch(path):
-                    return FetchResult(was_there=True, slabs_bytes=slabs_bytes(path))
+                    host_bytes = slabs_bytes(path) // form.layout.num_shards
+                    return Fetched(key, was_there=True, host_bytes=host_bytes)
             try:
                 header = self._store(order, form, path)
             except OSError as error:
-                if error.errno not in _DISK_FULL:
+                if error.errno not in FULL:
                     raise
                 self.cache.evict_half()
                 header = self._store(order, form, path)
-            seconds = time.monotonic() - started
-            return FetchResult(None, False, seconds, order.size_bytes, header.slabs_bytes)
+            return Fetched(
+                key,
+                seconds=time.monotonic() - started,
+                size_bytes=order.size_bytes,
+                host_bytes=header.slabs_bytes // form.layout.num_shards,
+            )
         except AdapterError as error:
-            return FetchResult(error.failure, seconds=time.monotonic() - started)
+            return Fetched(key, error.failure)
         except OSError as error:
-            reason = "the disk is full" if error.errno in _DISK_FULL else str(error)
-            return FetchResult(Failure("unavailable", reason), seconds=time.monotonic() - started)
+            reason = "the disk is full" if error.errno in FULL else str(error)
+            return Fetched(key, Failure("unavailable", reason))
 
     def _store(self, order: Order, form: PackedForm, path: Path) -> PackedHeader:
         """Download, check and pack one object. Raises AdapterError, OSError."""
@@ -190,7 +175,7 @@ class Connection:
         if order.number in self._orders:
             raise ValueError(f"the order {order.number} is being fetched already")
         if len(self._orders) >= _MAX_ORDERS:
-            self._answer(order, FetchResult(Failure("unavailable", "too many fetches are waiting")))
+            self._fail(order, Failure("unavailable", "too many fetches are waiting"))
             return
         self._orders[order.number] = order
         order.future = self.fetcher.pool.submit(self._fetch, order, form)
@@ -198,7 +183,7 @@ class Connection:
     def _drop(self, order: Order) -> None:
         order.is_dropped.set()
         if order.future and order.future.cancel():  # the order was still queued
-            self._answer(order, FetchResult(_DROPPED))
+            self._fail(order, DROPPED)
 
     def _fetch(self, order: Order, form: PackedForm) -> None:
         try:
@@ -206,23 +191,17 @@ class Connection:
         except Exception as error:
             # A bug that one object triggers ends its own order, not the other fetches.
             logger.exception("%s", order.object_key)
-            fetched = FetchResult(Failure("unavailable", f"the fetcher failed: {error!r}"))
-        self._answer(order, fetched)
+            self._fail(order, Failure("unavailable", f"the fetcher failed: {error!r}"))
+        else:
+            self._answer(order, fetched)
 
-    def _answer(self, order: Order, fetched: FetchResult) -> None:
+    def _fail(self, order: Order, failure: Failure) -> None:
+        self._answer(order, Fetched(order.object_key, failure))
+
+    def _answer(self, order: Order, fetched: Fetched) -> None:
         self._orders.pop(order.number, None)
-        failure = fetched.failure
-        answer: AnswerLine = {
-            "order": order.number,
-            "object_key": order.object_key,
-            "kind": failure.kind if failure else None,
-            "error": failure.error if failure else None,
-            "was_there": fetched.was_there,
-            "seconds": fetched.seconds,
-            "size_bytes": fetched.size_bytes,
-            "used_bytes": self.fetcher.cache.used_bytes,
-            "slabs_bytes": fetched.slabs_bytes,
-        }
+        used_bytes = self.fetcher.cache.used_bytes
+        answer = asdict(fetched) | {"order": order.number, "used_bytes": used_bytes}
         try:
             with self._sending:
                 self._socket.sendall(json.dumps(answer).encode() + b"\n")

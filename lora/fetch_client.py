@@ -14,12 +14,13 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from lora.errors import Failure
-from lora.fetch_lines import AnswerLine, EngineLine
+from lora.errors import DROPPED, Failure
+from lora.fetch_lines import EngineLine
 from lora.loads import Fetched
 from lora.packed import PackedForm
 from registry.ref import AdapterRef
@@ -30,7 +31,6 @@ _MAX_LINE_BYTES = 64 << 10
 ANSWER_MARGIN_S = 15.0
 """Time that the fetcher may take beyond a fetch's timeout, for packing and its read timeouts."""
 _LATE = Failure("unavailable", "the fetcher does not answer")
-_DROPPED = Failure("dropped", "no request waits for it any more")
 
 
 @dataclass(slots=True)
@@ -97,17 +97,17 @@ class FetchClient:
             if order.ref.object_key == key and not order.is_dropped:
                 order.is_dropped = True
                 if self._connection is None:
-                    self._report(number, _DROPPED)
+                    self._report(number, DROPPED)
                 else:
                     self._send({"op": "drop", "order": number})
 
     def _on_connection(self, connection: socket.socket) -> None:
         """Send the form and all orders to a fetcher that has just been connected."""
         self._connection = connection
-        self._send({"op": "hello", "form": self.form.to_json()})
+        self._send({"op": "hello", "form": asdict(self.form)})
         for number, order in list(self._orders.items()):
             if order.is_dropped:
-                self._report(number, _DROPPED)
+                self._report(number, DROPPED)
             else:
                 self._send_order(number)
 
@@ -116,22 +116,11 @@ class FetchClient:
         if self._connection is connection:
             self._connection = None
 
-    def _on_answer(self, answer: AnswerLine) -> None:
-        order = self._orders.pop(answer["order"], None)
-        if order is None:
+    def _on_answer(self, answer: dict[str, Any]) -> None:
+        if self._orders.pop(answer.pop("order"), None) is None:
             return  # the order was reported as overdue before
-        failure = Failure(answer["kind"], answer["error"] or "") if answer["kind"] else None
-        self.done(
-            Fetched(
-                order.ref.object_key,
-                failure=failure,
-                was_there=answer["was_there"],
-                seconds=answer["seconds"],
-                size_bytes=answer["size_bytes"],
-                used_bytes=answer["used_bytes"],
-                host_bytes=answer["slabs_bytes"] // self.form.layout.num_shards,
-            )
-        )
+        failure = answer.pop("failure")
+        self.done(Fetched(**answer, failure=failure and Failure(**failure)))
 
     def _patience_s(self) -> float | None:
         """Seconds until the first order is overdue; None without orders."""

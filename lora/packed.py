@@ -25,8 +25,6 @@ MAX_HEADER_BYTES = 16 << 20
 
 _MAGIC = b"CHORPK02"
 _PAGE_BYTES = 4096
-_CUT = "A by inputs or B by outputs"
-"""Part of the form id for several ranks: how tiles are cut. Files for one rank are not cut."""
 _PREFIX_BYTES = len(_MAGIC) + 8 + hashlib.sha256().digest_size
 
 
@@ -44,18 +42,12 @@ class PackedForm:
     @cached_property
     def form_id(self) -> str:
         """Hash of the form: a packed file can be copied into any arena with the same form id."""
-        cut = {"cut": _CUT} if self.layout.num_shards > 1 else {}
-        text = json.dumps({"format": _MAGIC.decode(), **cut, **self.to_json()}, sort_keys=True)
+        text = json.dumps({"format": _MAGIC.decode(), **asdict(self)}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
-
-    def to_json(self) -> dict[str, object]:
-        form = asdict(self)
-        if not self.layout.vocab_size:  # forms without chunks of the ends keep their ids
-            del form["layout"]["vocab_size"]
-        return form
 
     @classmethod
     def from_json(cls, form: Mapping[str, Any]) -> "PackedForm":
+        """Read what `asdict` made."""
         sizes = form["layout"]
         layout = Layout(**{**sizes, "shape": ModelShape(**sizes["shape"])})
         return cls(layout, form["dtype"], form["base_revision"])

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -118,7 +119,7 @@ class Wire:
         self._socket.connect(str(path))
         self._lines = self._socket.makefile("rb")
         self._number = 0
-        self.send({"op": "hello", "form": form.to_json()})
+        self.send({"op": "hello", "form": asdict(form)})
 
     def send(self, line: dict[str, Any]) -> None:
         self._socket.sendall(json.dumps(line).encode() + b"\n")
@@ -138,7 +139,8 @@ class Wire:
         line = self._lines.readline()
         if not line:
             raise EOFError
-        return json.loads(line)
+        answer = json.loads(line)
+        return answer | (answer["failure"] or {"kind": None, "error": None})
 
     def close(self) -> None:
         self._lines.close()

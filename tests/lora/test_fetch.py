@@ -81,7 +81,7 @@ def put_new(s3, key=None):
 def fetch(wire, ref, timeout_s=DEADLINE_S):
     number = wire.fetch(ref, timeout_s)
     answer = wire.answer()
-    assert (answer["order"], answer["object_key"]) == (number, ref.object_key)
+    assert (answer["order"], answer["key"]) == (number, ref.object_key)
     return answer
 
 
@@ -112,7 +112,7 @@ def test_what_is_there_is_not_asked_for_again(s3, fetcher, wire):
     answer = fetch(wire, ref)
     assert (answer["kind"], answer["was_there"], answer["size_bytes"]) == (None, True, 0)
     slabs_bytes = read(fetcher, ref).size_bytes  # which wait before a device
-    assert first["slabs_bytes"] == answer["slabs_bytes"] == slabs_bytes
+    assert first["host_bytes"] == answer["host_bytes"] == slabs_bytes
     assert s3.count() == before
 
 
@@ -326,7 +326,7 @@ def test_an_adapter_that_is_evicted_while_it_is_looked_for_is_fetched(local, mon
     monkeypatch.setattr(cache, "touch", lambda path: True)  # its file is gone by then
     fetched = fetch_new()
     assert (fetched.failure, fetched.was_there) == (None, False)
-    assert fetched.slabs_bytes > 0
+    assert fetched.host_bytes > 0
 
 
 def test_a_fetch_that_waited_too_long_in_line_is_not_begun(local):

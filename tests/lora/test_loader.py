@@ -5,12 +5,13 @@ import hashlib
 import json
 import os
 import socket
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 
 from lora.disk_cache import packed_path
+from lora.errors import DROPPED
 from lora.fetch_client import ANSWER_MARGIN_S, FetchClient
 from lora.host import open_packed, read_packed
 from lora.loader import ThreadLoader
@@ -304,15 +305,8 @@ def fetcher_of_one_connection(path):
         yield server
 
 
-def answer_to(order, **fields):
-    answer = {"kind": None, "error": None, "was_there": False, "seconds": 0.1, "size_bytes": 1}
-    answer |= {
-        "used_bytes": 1,
-        "slabs_bytes": 1,
-        "order": order["order"],
-        "object_key": order["object_key"],
-        **fields,
-    }
+def answer_to(order, failure=None):
+    answer = asdict(Fetched(order["object_key"], failure, size_bytes=1)) | {"order": order["order"]}
     return json.dumps(answer).encode() + b"\n"
 
 
@@ -338,7 +332,7 @@ def test_a_dropped_order_is_reported_once_by_the_fetchers_answer(tmp_path):
             again = json.loads(lines.readline())
             assert (again["op"], again["object_key"]) == ("fetch", "k")
             assert again["order"] != order["order"]
-            connection.sendall(answer_to(order, kind="dropped", error="nobody"))
+            connection.sendall(answer_to(order, DROPPED))
             assert next_loaded(loader).failure.kind == "dropped"
             connection.sendall(answer_to(again))
             assert next_loaded(loader).failure is None

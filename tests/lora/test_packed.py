@@ -3,7 +3,7 @@
 import hashlib
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def test_the_form_id_names_layout_dtype_and_base():
 
 
 def test_a_form_keeps_its_id_across_a_socket():
-    again = PackedForm.from_json(json.loads(json.dumps(FORM.to_json())))
+    again = PackedForm.from_json(json.loads(json.dumps(asdict(FORM))))
     assert again == FORM
     assert again.form_id == FORM.form_id
 

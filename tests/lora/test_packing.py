@@ -1,6 +1,7 @@
 """Packing without torch: the slabs hold the values that PEFT saved, to the bit."""
 
 import hashlib
+import os
 import struct
 import tracemalloc
 
@@ -65,9 +66,18 @@ def canonical_object(modules, invocation_tokens=None):
 
 def pack_to(folder, data, form):
     (folder / "object").write_bytes(data)
-    digest = hashlib.sha256(data).hexdigest()
-    (folder / "packed").write_bytes(b"")
-    return pack(folder / "object", digest, form, lambda _: folder / "packed")
+    target = folder / "packed"
+
+    def allocate(size_bytes):
+        target.touch()
+        os.truncate(target, size_bytes)
+        sizes.append(size_bytes)
+        return target
+
+    sizes = []
+    header = pack(folder / "object", hashlib.sha256(data).hexdigest(), form, allocate)
+    assert sizes == [target.stat().st_size], "it takes no more room than it asked for"
+    return header
 
 
 # ---- contents of the slabs ----
