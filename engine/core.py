@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Protocol
 
 from engine.batch import Batch, StepResult, StepTokens
@@ -40,7 +40,6 @@ from engine.scheduler import Scheduler
 from engine.step_times import PhaseSeconds, StepTimes, size_of
 from lora.beat import Beat
 from lora.residency_meter import Stay
-from lora.tier_map import AdapterLocation
 
 FromGateway = (
     AddRequest
@@ -262,11 +261,11 @@ class EngineCore:
 
     def take_residency(self) -> list[Residency]:
         """Take the adapters that moved since the last call."""
-        return [_residency(move) for move in self.adapters.tiers.take_moves()]
+        return self.adapters.tiers.take_moves()
 
     def all_residency(self) -> list[Residency]:
         """Current tier of every adapter, for a gateway that has just connected."""
-        return [_residency(location) for location in self.adapters.tiers.locations()]
+        return self.adapters.tiers.locations()
 
     def take_stats(self) -> EngineStats:
         """Take the current figures; the search for the largest batch begins anew."""
@@ -316,12 +315,7 @@ class EngineCore:
         counts.device.used_bytes = self.adapters.num_slabs_used * slab_bytes
         counts.device.limit_bytes = self.scheduler.arena.num_slabs * slab_bytes
         counts.host.used_bytes = self.adapters.host_bytes
-        return (
-            TierStats(tier="device", **asdict(counts.device)),
-            TierStats(tier="host", **asdict(counts.host)),
-            TierStats(tier="disk", **asdict(counts.disk)),
-            TierStats(tier="store", **asdict(counts.store)),
-        )
+        return tuple(map(replace, (counts.device, counts.host, counts.disk, counts.store)))
 
     def _read_journal(self, message: ReadJournal) -> JournalRecords:
         if message.engine_id == self.journal.engine_id:
@@ -417,14 +411,4 @@ def _item(stay: Stay, duration_ms: int) -> ResidencyItem:
         slabs=stay.slabs,
         duration_ms=duration_ms,
         is_pinned=stay.is_pinned,
-    )
-
-
-def _residency(location: AdapterLocation) -> Residency:
-    return Residency(
-        object_key=location.adapter.object_key,
-        digest=location.adapter.digest,
-        tier=location.tier,
-        size_bytes=location.size_bytes,
-        error=location.error,
     )

@@ -14,6 +14,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
+from lora.tiers import LoadTier as LoadTier
+from lora.tiers import Residency as Residency
+from lora.tiers import ResidentTier as ResidentTier
+from lora.tiers import Tier as Tier
+from lora.tiers import TierStats as TierStats
 from registry.proof import Proof
 from registry.ref import AdapterRef
 
@@ -25,9 +30,6 @@ StopCause = Literal[
     "adapter_too_large", "request_too_long", "adapter_not_invoked", "constraint_too_slow",
     "engine_failure",
 ]  # fmt: skip
-Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
-ResidentTier = Literal["device", "host", "disk"]
-LoadTier = Literal["host", "disk", "store"]
 
 NOT_METERED = "metering_unavailable"
 """Error of requests that are refused, or ended, because the journal takes no more records."""
@@ -388,42 +390,9 @@ class LeaseLow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Residency:
-    """An adapter moved to another tier.
-
-    object_key: the adapter's.   size_bytes: its size at this tier.
-    """
-
-    object_key: str
-    digest: str
-    tier: Tier
-    size_bytes: int
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProofResult:
     proof_id: str
     proof: Proof
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierStats:
-    """Figures of one adapter tier: counters since the engine started, and its current bytes.
-
-    hits, misses: arriving requests that found their adapter there, or had to ask the next tier.
-    loads, load_bytes, load_seconds: adapters loaded into it, their total size and loading time.
-    limit_bytes: 0 if the tier has no limit.
-    """
-
-    tier: Literal["device", "host", "disk", "store"]
-    hits: int = 0
-    misses: int = 0
-    loads: int = 0
-    load_bytes: int = 0
-    load_seconds: float = 0.0
-    used_bytes: int = 0
-    limit_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,12 @@
 """One adapter as the manager knows it: which tier it is in, who waits for it, who uses it."""
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
 from lora.errors import Failure
 from lora.eviction import Claim
+from lora.tiers import LoadTier, Tier
 from registry.ref import AdapterRef
-
-Tier = Literal["remote", "fetching", "disk", "host", "loading", "device", "failed"]
 
 
 class Packed(Protocol):
@@ -28,7 +27,6 @@ class Packed(Protocol):
     def invocation_tokens(self) -> tuple[int, ...] | None: ...
 
 
-LoadTier = Literal["host", "disk", "store"]
 Urgency = tuple[int, int]
 """(priority, arrival) of a request; the smaller value is more urgent."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from lora.arena import Arena
-from lora.entry import LoadTier, Waiter
+from lora.entry import Waiter
 from lora.errors import Failure
 from lora.eviction import Claim
 from lora.loads import Loader, TablesT_co
@@ -20,6 +20,7 @@ from lora.prefetches import Prefetches
 from lora.residency_meter import ResidencyMeter
 from lora.retries import Retries
 from lora.tier_counts import TierCounts
+from lora.tiers import LoadTier
 from lora.transitions import Transitions
 from registry.ref import AdapterRef
 

@@ -3,12 +3,10 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from lora.entry import Entry
+from lora.tiers import ResidentTier
 from registry.ref import AdapterRef
-
-ResidentTier = Literal["device", "host", "disk"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,39 +1,21 @@
 """Hits, misses, bytes and seconds of every tier, and estimates of an adapter's reload time."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 from lora.entry import Entry
+from lora.tiers import TierStats
 
 _NEW_SAMPLE = 0.2
 _FIRST_GUESS_S_PER_BYTE = 1e-9
-
-
-@dataclass(slots=True)
-class TierCount:
-    """Counters of one tier; engine.messages.TierStats documents them."""
-
-    hits: int = 0
-    misses: int = 0
-    loads: int = 0
-    load_bytes: int = 0
-    load_seconds: float = 0.0
-    used_bytes: int = 0
-    limit_bytes: int = 0
-
-    def note_load(self, size_bytes: int, seconds: float) -> None:
-        self.loads += 1
-        self.load_bytes += size_bytes
-        self.load_seconds += seconds
 
 
 class TierCounts:
     """Counters of all tiers since the engine started, and moving averages of the moves' costs."""
 
     def __init__(self, host_cache_bytes: int, disk_cache_bytes: int) -> None:
-        self.device, self.store = TierCount(), TierCount()
-        self.host = TierCount(limit_bytes=host_cache_bytes)
-        self.disk = TierCount(limit_bytes=disk_cache_bytes)
+        self.device, self.store = TierStats(tier="device"), TierStats(tier="store")
+        self.host = TierStats(tier="host", limit_bytes=host_cache_bytes)
+        self.disk = TierStats(tier="disk", limit_bytes=disk_cache_bytes)
         # Seconds per byte of each move; a fetch that found the file on disk counts as 0 seconds.
         self._costs = dict.fromkeys(("disk", "host", "device"), _FIRST_GUESS_S_PER_BYTE)
 

@@ -1,34 +1,14 @@
 """The tier of every adapter, its slabs in the arena, and whether it lies idle there."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from lora.arena import Arena
-from lora.entry import Entry, Tier
+from lora.entry import Entry
 from lora.eviction import Claim, Source
 from lora.residency_meter import ResidencyMeter
 from lora.tier_counts import TierCounts
+from lora.tiers import Residency, Tier
 from registry.ref import AdapterRef
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterLocation:
-    """The tier that an adapter is in.
-
-    size_bytes: bytes it takes in the arena once known, before that its object's size.
-    error: why it is not available, in the tier "failed".
-    """
-
-    adapter: AdapterRef
-    tier: Tier
-    size_bytes: int
-    error: str | None
-
-    @classmethod
-    def of(cls, entry: Entry) -> "AdapterLocation":
-        size_bytes = entry.packed_bytes or entry.ref.size_bytes
-        error = entry.failure.error if entry.failure and entry.tier == "failed" else None
-        return cls(entry.ref, entry.tier, size_bytes, error)
 
 
 class TierMap:
@@ -54,7 +34,7 @@ class TierMap:
         self._counts = counts
         self._meter = meter
         self._source = source
-        self._moves: list[AdapterLocation] = []
+        self._moves: list[Residency] = []
 
     def touch(self, ref: AdapterRef, tenant_id: str, may_forget: Callable[[Entry], bool]) -> Entry:
         """The entry of `ref`, now the most recently used; a new entry is kept for this tenant.
@@ -71,7 +51,7 @@ class TierMap:
 
     def move(self, entry: Entry, tier: Tier) -> None:
         entry.tier = tier
-        self._moves.append(AdapterLocation.of(entry))
+        self._moves.append(_residency(entry))
         self._meter.note(entry)
         self._note_idle(entry)
 
@@ -104,11 +84,11 @@ class TierMap:
         entry.slabs = []
         self.arena.idle.adapter_left(entry.key)
 
-    def locations(self) -> list[AdapterLocation]:
+    def locations(self) -> list[Residency]:
         """Current tier of every adapter."""
-        return [AdapterLocation.of(entry) for entry in self.entries.values()]
+        return [_residency(entry) for entry in self.entries.values()]
 
-    def take_moves(self) -> list[AdapterLocation]:
+    def take_moves(self) -> list[Residency]:
         """Every move since the last call, oldest first."""
         moves, self._moves = self._moves, []
         return moves
@@ -146,3 +126,13 @@ class TierMap:
             )
         elif not entry.is_idle and is_known:
             self.arena.idle.take(entry.key)
+
+
+def _residency(entry: Entry) -> Residency:
+    return Residency(
+        object_key=entry.key,
+        digest=entry.ref.digest,
+        tier=entry.tier,
+        size_bytes=entry.packed_bytes or entry.ref.size_bytes,
+        error=entry.failure.error if entry.failure and entry.tier == "failed" else None,
+    )
