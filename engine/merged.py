@@ -8,6 +8,7 @@ beside them.
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from engine.models.checkpoint import expert_projection_name, projection_name, ro
 from engine.models.config import DecoderConfig
 from engine.models.experts import Experts
 from engine.proof import MOST_TOKENS, Compared, TokenSequence
-from kernels.elementwise import apply_rope, gelu_mul, rms_norm, silu_mul, soft_cap_
+from kernels.elementwise import apply_rope, gated, rms_norm, soft_cap_
 from kernels.routing import choose_experts
 from lora.canonical import CanonicalWeights, ModuleDelta, as_float32
 from lora.device import Device
@@ -198,7 +199,7 @@ class _Run:
         tables = [rope.tables(longest) for rope in config.ropes.different]
         at = self.streams.positions
         self.turns = [(cos[at].to(there), sin[at].to(there)) for cos, sin in tables]
-        self.activate = gelu_mul if config.activation == "gelu_tanh" else silu_mul
+        self.activate = partial(gated, activation=config.activation)
 
     def steps(self) -> Generator[None, None, Compared]:
         factors, norms = self.config.multipliers, self.config.norms

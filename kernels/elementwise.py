@@ -2,8 +2,13 @@
 kernels, also the CPU path.
 """
 
+from typing import Literal
+
 import torch
 from torch.nn.functional import gelu, silu
+
+Activation = Literal["silu", "gelu_tanh"]
+"""Gated activations; that of gelu is the approximation by tanh."""
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -27,14 +32,9 @@ def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.T
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
-def silu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, elementwise."""
-    return silu(gate) * up
-
-
-def gelu_mul(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """gelu(gate) * up, elementwise, with the approximation of gelu by tanh."""
-    return gelu(gate, approximate="tanh") * up
+def gated(gate: torch.Tensor, up: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """silu(gate) * up or gelu(gate) * up, elementwise."""
+    return (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")) * up
 
 
 def soft_cap_(x: torch.Tensor, cap: float) -> torch.Tensor:

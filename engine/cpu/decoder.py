@@ -227,9 +227,7 @@ class Decoder:
         return y
 
     def _activate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        if self.config.activation == "gelu_tanh":
-            return self.kernels.gelu_mul(gate_up)
-        return self.kernels.silu_mul(gate_up)
+        return self.kernels.gated(gate_up, self.config.activation)
 
     def _add(
         self,
@@ -246,7 +244,7 @@ class Decoder:
             delta = self.kernels.rms_norm(delta, after, self.config.rms_norm_eps)
         if before_next is None:
             return residual.add_(delta)
-        return self.kernels.add_rms_norm(residual, delta, before_next, self.config.stream_eps)
+        return self.kernels.rms_norm(residual, before_next, self.config.stream_eps, delta)
 
     def _project(self, product: _Product, x: torch.Tensor, runs: AdapterRuns) -> torch.Tensor:
         """A product and what adapters add to it, summed over ranks if it is cut by inputs."""

@@ -163,9 +163,9 @@ class _Parts:
 
             def steps() -> None:
                 for _ in range(calls):
-                    self.kernels.add_rms_norm(x, delta, norm, 1e-6)
-                    self.kernels.add_rms_norm(x, delta, norm, 1e-6)
-                    self.kernels.silu_mul(gate_up)
+                    self.kernels.rms_norm(x, norm, 1e-6, delta)
+                    self.kernels.rms_norm(x, norm, 1e-6, delta)
+                    self.kernels.gated(gate_up, "silu")
                     self.kernels.attention(qkv, 0, work)
 
             return self._seconds(steps) / calls

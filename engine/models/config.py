@@ -9,7 +9,6 @@ from engine.models.config_json import ConfigJson
 from engine.models.experts import LayerExperts
 from engine.models.family import (
     FAMILIES,
-    Activation,
     Family,
     Multipliers,
     QkNorms,
@@ -17,6 +16,7 @@ from engine.models.family import (
     SoftCaps,
 )
 from engine.models.layer_norms import LayerNorms
+from kernels.elementwise import Activation
 from lora.layout import ModelShape
 from registry.architecture import refusal, served_architecture
 

@@ -19,6 +19,7 @@ from engine.models.windows import (
     gemma3_windows,
     some_slide,
 )
+from kernels.elementwise import Activation
 
 # Defaults of transformers for what config.json leaves out.
 _DEFAULT_GEMMA3_THETAS = {"sliding_attention": 10_000.0, "full_attention": 1_000_000.0}
@@ -51,7 +52,6 @@ class SoftCaps:
     logits: float | None = None
 
 
-Activation = Literal["silu", "gelu_tanh"]
 _ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from kernels.cpu.work import AdapterRuns, StepWork
+from kernels.elementwise import Activation
 from kernels.quantized import Weight
 from kernels.work import HeadNorms, Site
 
@@ -58,14 +59,13 @@ class CpuKernels(Protocol):
         """
         ...
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """weight * x / rms(x), computed in float32.   x: [T, hidden].   weight: [hidden]."""
-        ...
-
-    def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, delta: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x += delta, in place; return the norm of the sum."""
+        """weight * x / rms(x), computed in float32.   x: [T, hidden].   weight: [hidden].
+
+        delta: is added to x first, in place.
+        """
         ...
 
     def attention(
@@ -89,12 +89,8 @@ class CpuKernels(Protocol):
         """
         ...
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up.   gate_up: [T, 2 * intermediate], side by side."""
-        ...
-
-    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """gelu(gate) * up, like silu_mul, with the approximation of gelu by tanh."""
+    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """See kernels.elementwise.gated.   gate_up: [T, 2 * intermediate], side by side."""
         ...
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:

@@ -1,7 +1,7 @@
 """The operations in C, see `csrc`. A row's bits do not depend on the rest of the batch."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -11,6 +11,7 @@ from kernels.cpu.errors import Unavailable
 from kernels.cpu.interface import AttentionShape, Embedding, Linear
 from kernels.cpu.native_linear import NativeInt4Linear, NativeInt8Linear, NativeLinear
 from kernels.cpu.work import AdapterRuns, StepWork
+from kernels.elementwise import Activation
 from kernels.quantized import QuantizedWeight, Weight, as_numbers
 from kernels.work import HeadNorms, Site
 
@@ -78,16 +79,8 @@ class NativeKernels:
         # Rows come from the tied head's panels, so that the weight is in memory only once.
         return tied_head.rows if isinstance(tied_head, NativeLinear) else weight.__getitem__
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return self._norm(x, None, weight, eps)
-
-    def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        return self._norm(x, delta, weight, eps)
-
-    def _norm(
-        self, x: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, delta: torch.Tensor | None = None
     ) -> torch.Tensor:
         y = torch.empty_like(x)
         self._library.rms_norm(x, delta, weight, y, eps, *x.shape, self.threads)
@@ -143,16 +136,11 @@ class NativeKernels:
         )
         return out
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return self._gate(self._library.silu_mul, gate_up)
-
-    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return self._gate(self._library.gelu_mul, gate_up)
-
-    def _gate(self, function: Callable[..., None], gate_up: torch.Tensor) -> torch.Tensor:
+    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         rows, width = gate_up.shape
         y = torch.empty(rows, width // 2)
-        function(gate_up, y, rows, width // 2, self.threads)
+        is_gelu = activation == "gelu_tanh"
+        self._library.gated(gate_up, y, rows, width // 2, is_gelu, self.threads)
         return y
 
     def _addresses(self, runs: AdapterRuns) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

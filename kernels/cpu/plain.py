@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 from kernels.attention import prefill_attention, store_kv
 from kernels.cpu.interface import AttentionShape, Embedding, Linear
 from kernels.cpu.work import AdapterRuns, StepWork
-from kernels.elementwise import apply_rope, gelu_mul, rms_norm, silu_mul
+from kernels.elementwise import Activation, apply_rope, gated, rms_norm
 from kernels.quantized import Weight, as_numbers
 from kernels.work import HeadNorms, Site
 
@@ -35,13 +35,10 @@ class PlainKernels:
     def embedding(self, weight: torch.Tensor, tied_head: Linear | None) -> Embedding:
         return weight.__getitem__
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return rms_norm(x, weight, eps)
-
-    def add_rms_norm(
-        self, x: torch.Tensor, delta: torch.Tensor, weight: torch.Tensor, eps: float
+    def rms_norm(
+        self, x: torch.Tensor, weight: torch.Tensor, eps: float, delta: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return rms_norm(x.add_(delta), weight, eps)
+        return rms_norm(x if delta is None else x.add_(delta), weight, eps)
 
     def attention(
         self,
@@ -76,11 +73,9 @@ class PlainKernels:
                 )
         return out.flatten(1).masked_fill_(~stored[:, None], torch.nan)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return silu_mul(*gate_up.chunk(2, dim=1))
-
-    def gelu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return gelu_mul(*gate_up.chunk(2, dim=1))
+    def gated(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=1)
+        return gated(gate, up, activation)
 
     def add_lora(self, y: torch.Tensor, x: torch.Tensor, site: Site, runs: AdapterRuns) -> None:
         outputs = y.split(site.out_features, dim=1)

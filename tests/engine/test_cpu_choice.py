@@ -88,8 +88,8 @@ class Uneven(PlainKernels):
 
 
 class Wrong(Uneven):
-    def silu_mul(self, gate_up):
-        return super().silu_mul(gate_up.flip(1))
+    def gated(self, gate_up, activation):
+        return super().gated(gate_up.flip(1), activation)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +177,8 @@ class NoHeadNorms(PlainKernels):
 
 
 class NoLayerNorms(PlainKernels):
-    def rms_norm(self, x, weight, eps):
-        return x
+    def rms_norm(self, x, weight, eps, delta=None):
+        return x if delta is None else super().rms_norm(x, weight, eps, delta)
 
 
 class NoSoftCap(PlainKernels):
@@ -192,8 +192,8 @@ class OneRope(PlainKernels):
 
 
 class OneActivation(PlainKernels):
-    def gelu_mul(self, gate_up):
-        return self.silu_mul(gate_up)
+    def gated(self, gate_up, activation):
+        return super().gated(gate_up, "silu")
 
 
 class WholeHeads(PlainKernels):
@@ -215,8 +215,8 @@ class NoScale(PlainKernels):
 
 
 class NaN(PlainKernels):
-    def rms_norm(self, x, weight, eps):
-        return super().rms_norm(x, weight, eps) * torch.nan
+    def rms_norm(self, x, weight, eps, delta=None):
+        return super().rms_norm(x, weight, eps, delta) * torch.nan
 
 
 class NoBias(PlainKernels):

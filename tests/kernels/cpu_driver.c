@@ -8,7 +8,7 @@
 void pack_panels(const float *, float *, int64_t, int64_t);
 void gemm(const float *, const float *, const float *, float *, int64_t, int64_t, int64_t, int);
 void rms_norm(float *, const float *, const float *, float *, float, int64_t, int64_t, int);
-void silu_mul(const float *, float *, int64_t, int64_t, int);
+void gated(const float *, float *, int64_t, int64_t, int, int);
 typedef struct {
     int64_t num_heads, num_kv_heads, head_dim, block_size;
     const float *cos, *sin;
@@ -74,7 +74,7 @@ static void run_rows(void) {
     print(y, ROWS * OUT);
     rms_norm(numbers(4, ROWS * IN), numbers(5, ROWS * IN), numbers(6, IN), y, 1e-5f, ROWS, IN, THREADS);
     print(y, ROWS * IN);
-    silu_mul(numbers(7, 2 * ROWS * IN), y, ROWS, IN, THREADS);
+    gated(numbers(7, 2 * ROWS * IN), y, ROWS, IN, 0, THREADS);
     print(y, ROWS * IN);
 }
 

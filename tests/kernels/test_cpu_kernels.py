@@ -85,7 +85,7 @@ def test_norms_are_their_formula_and_the_residual_is_added_in_place(kernels, row
     exact = norm_formula(x.double(), weight.double())
     assert_loses_no_more(found, norm_formula(x, weight), exact)
     assert torch.equal(x, before)
-    found = kernels.add_rms_norm(x, delta, weight, EPS)
+    found = kernels.rms_norm(x, weight, EPS, delta)
     exact = norm_formula(total.double(), weight.double())
     assert_loses_no_more(found, norm_formula(total, weight), exact)
     assert torch.equal(x, total)
@@ -103,7 +103,7 @@ def assert_activated(found, gate_up):
 @pytest.mark.parametrize("dim", [16, 100, *soak(576)])
 def test_the_activation_is_its_formula(kernels, rows, dim):
     gate_up = 10 * randn(rows, 2 * dim)
-    assert_activated(kernels.silu_mul(gate_up), gate_up)
+    assert_activated(kernels.gated(gate_up, "silu"), gate_up)
 
 
 @pytest.mark.parametrize("rows", [1, 17])
@@ -116,7 +116,7 @@ def test_the_other_activation_is_its_formula_near_and_far_from_zero(kernels, row
         gelu(gate, approximate="tanh") * up
         for gate, up in (x.chunk(2, dim=1) for x in (gate_up, gate_up.double()))
     )
-    found = kernels.gelu_mul(gate_up)
+    found = kernels.gated(gate_up, "gelu_tanh")
     assert torch.equal(found[0, 4:6], torch.tensor([40.0, 3e38]))
     near = exact.abs() < 1e3
     assert_loses_no_more(found[near], torchs[near], exact[near])
@@ -125,16 +125,16 @@ def test_the_other_activation_is_its_formula_near_and_far_from_zero(kernels, row
 def test_the_activation_of_a_gate_far_from_zero_is_the_gate_or_zero(kernels):
     gates = torch.tensor([-3e38, -1e30, -1e4, -100.0, -89.0, -88.0, 88.0, 89.0, 100.0])
     gate_up = torch.stack((gates, torch.ones(len(gates))), dim=1)
-    assert_activated(kernels.silu_mul(gate_up), gate_up)
+    assert_activated(kernels.gated(gate_up, "silu"), gate_up)
 
 
 def test_what_is_not_finite_stays_so_and_in_its_row(kernels):
     for bad in (torch.nan, torch.inf):
         x, weight = randn(5, 48), randn(48, seed=2)
-        good = kernels.rms_norm(x, weight, EPS), kernels.silu_mul(x)
+        good = kernels.rms_norm(x, weight, EPS), kernels.gated(x, "silu")
         x[3, 7] = bad
         for found, expected in zip(
-            (kernels.rms_norm(x, weight, EPS), kernels.silu_mul(x)), good, strict=True
+            (kernels.rms_norm(x, weight, EPS), kernels.gated(x, "silu")), good, strict=True
         ):
             assert not found[3].isfinite().all()
             rest = [0, 1, 2, 4]
@@ -374,8 +374,8 @@ def test_a_row_of_every_other_operation_has_the_same_bits_in_any_company(kernels
         bounds = torch.tensor([[0, end - first]], dtype=torch.int32)
         total, residual = y[first:end].clone(), x[first:end].clone()
         kernels.add_lora(total, x[first:end], site, replace(runs_of(case), bounds=bounds))
-        normed = kernels.add_rms_norm(residual, x[first:end], weight, EPS)
-        gated = kernels.silu_mul(total), kernels.gelu_mul(total)
+        normed = kernels.rms_norm(residual, weight, EPS, x[first:end])
+        gated = kernels.gated(total, "silu"), kernels.gated(total, "gelu_tanh")
         return torch.cat((total, normed, *gated), dim=1)
 
     expected = run(0, 150)

@@ -62,23 +62,19 @@ typedef struct {
     const float *gate_up;
     float *y;
     int64_t dim;
+    int is_gelu;
 } Gate;
 
-static void silu_row(const void *work, int64_t r) {
+static void gate(const void *work, int64_t r) {
     const Gate *w = work;
-    gate_row(w->gate_up + 2 * r * w->dim, w->y + r * w->dim, w->dim, 0);
-}
-
-static void gelu_row(const void *work, int64_t r) {
-    const Gate *w = work;
-    gate_row(w->gate_up + 2 * r * w->dim, w->y + r * w->dim, w->dim, 1);
+    const float *from = w->gate_up + 2 * r * w->dim;
+    if (w->is_gelu)
+        gate_row(from, w->y + r * w->dim, w->dim, 1);
+    else
+        gate_row(from, w->y + r * w->dim, w->dim, 0);
 }
 
 /* gate_up: [rows, 2 * dim], gate and up side by side.   y: [rows, dim]. */
-void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t dim, int threads) {
-    share(silu_row, &(Gate){gate_up, y, dim}, rows, threads);
-}
-
-void gelu_mul(const float *gate_up, float *y, int64_t rows, int64_t dim, int threads) {
-    share(gelu_row, &(Gate){gate_up, y, dim}, rows, threads);
+void gated(const float *gate_up, float *y, int64_t rows, int64_t dim, int is_gelu, int threads) {
+    share(gate, &(Gate){gate_up, y, dim, is_gelu}, rows, threads);
 }
