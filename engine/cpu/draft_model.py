@@ -5,7 +5,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
@@ -44,7 +43,7 @@ class CpuDraftModel:
     ) -> None:
         self.block_size = form.layout.block_size
         self._model = model
-        self._inputs = InputBuilder(arena, form, _no_tables)
+        self._inputs = InputBuilder(arena, form)
         self.curve = measure_steps(
             on_processor(self.next_tokens), self.block_size, len(arena), most_tokens, max_model_len
         )
@@ -128,7 +127,3 @@ def _vocabulary(folder: Path) -> dict[str, int] | None:
     if not isinstance(words, dict):  # pairs of token and score, in the order of ids
         words = {word: token_id for token_id, (word, _) in enumerate(words)}
     return words | {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
-
-
-def _no_tables(key: str) -> NoReturn:
-    raise AssertionError(f"a draft model has no adapters: {key}")

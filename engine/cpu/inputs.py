@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import NoReturn
 
 import torch
 
@@ -64,10 +65,15 @@ class HeadAdapters:
         return found
 
 
+def no_tables(key: str) -> NoReturn:
+    """The look-up of a model without adapters."""
+    raise AssertionError(f"this model has no adapters: {key}")
+
+
 class InputBuilder:
     """Builds inputs. arena: [slabs, slab_bytes] uint8.   form: of its adapters, and of its KV."""
 
-    def __init__(self, arena: torch.Tensor, form: PackedForm, tables: Tables) -> None:
+    def __init__(self, arena: torch.Tensor, form: PackedForm, tables: Tables = no_tables) -> None:
         self.layout = form.layout
         self.base_revision = form.base_revision
         self.tables = tables

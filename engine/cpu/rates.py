@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from engine.batch import ScheduledRow
+from engine.batch import Batch, ScheduledRow
 from engine.config import EngineConfig
 from engine.cpu.choice import choose_kernels
 from engine.cpu.decoder import attention_shape
+from engine.cpu.inputs import InputBuilder
 from engine.messages import SamplingParams
 from engine.models.config import DecoderConfig
 from engine.models.rounding import WeightRounding
@@ -30,6 +31,7 @@ from kernels.cpu.interface import CpuKernels, Linear
 from kernels.cpu.work import AdapterRuns, StepWork
 from kernels.quantized import Rounding, quantize
 from lora.layout import PROJECTIONS, Layout, ModelShape
+from lora.packed import PackedForm
 from lora.sites import site_of
 
 _REPEATS = 3
@@ -212,25 +214,15 @@ class _Parts:
 
     def _work(self, slabs: torch.Tensor, ranges: Sequence[tuple[int, int]]) -> StepWork:
         """Rows that compute tokens [start, end) of sequences with blocks of their own."""
-        size, starts, slots, blocks = self.layout.block_size, [0], list[int](), list[int]()
-        block_starts = [0]
+        rows: list[ScheduledRow] = []
+        first = 0
         for start, end in ranges:
-            own = range(len(blocks), len(blocks) + -(-end // size))
-            blocks += own
-            slots += [own[p // size] * size + p % size for p in range(start, end)]
-            starts.append(starts[-1] + end - start)
-            block_starts.append(len(blocks))
-        ints = partial(torch.tensor, dtype=torch.int32)
-        return StepWork(
-            positions=torch.tensor([p for start, end in ranges for p in range(start, end)]),
-            slots=torch.tensor(slots),
-            query_starts=ints(starts),
-            seq_lens=ints([end for _, end in ranges]),
-            block_starts=ints(block_starts),
-            blocks=ints(blocks),
-            kv=slabs,
-            adapters=AdapterRuns(slabs, ints([]).view(-1, 2), (), ()),
-        )
+            own = range(first, first + self.layout.num_blocks(end))
+            rows.append(ScheduledRow("", (0,) * (end - start), start, tuple(own)))
+            first = own.stop
+        form = PackedForm(self.layout, "float32", "")
+        arena = slabs.view(torch.uint8)
+        return InputBuilder(arena, form).build(Batch(0, tuple(rows))).work
 
     def _lora(self) -> Rate:
         """Products with adapters: of one token each, which read tiles, and of runs of tokens."""
