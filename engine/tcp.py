@@ -3,10 +3,6 @@
 CURVE authenticates both sides: an engine accepts only the client key of its pool, and a gateway
 accepts only the holder of the pool's server key. All traffic is encrypted, and nobody else gets an
 answer. Keys are Z85 texts of 40 characters, as libzmq writes them.
-
-TcpError
-├── CurveMissing    this libzmq was built without CURVE
-└── KeysMissing     a TCP address came without keys: nothing is bound or connected
 """
 
 from dataclasses import dataclass, field
@@ -33,20 +29,6 @@ _Received = TypeVar("_Received")
 
 class TcpError(Exception):
     """A connection across machines is not possible; str() tells the operator why."""
-
-
-class CurveMissing(TcpError):
-    def __init__(self) -> None:
-        super().__init__(
-            "libzmq was built without CURVE here, so engines on other machines cannot be spoken to "
-            "safely; install pyzmq's own wheel (pip install --force-reinstall pyzmq)."
-        )
-
-
-class KeysMissing(TcpError):
-    def __init__(self, address: str) -> None:
-        self.address = address
-        super().__init__(f"{address} needs the pool's keys: nothing is sent by TCP without them.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +58,7 @@ class TcpListener:
 
         Raises TcpError, zmq.ZMQError.
         """
-        _need_curve()
-        if not (self.server_key and self.client_key):
-            raise KeysMissing(self.address)
+        _check(self.address, self.server_key, self.client_key)
         _set_up(socket, self.address)
         self.address_path.unlink(missing_ok=True)
         authenticator = ThreadAuthenticator(socket.context)
@@ -97,9 +77,7 @@ class TcpListener:
 def check(endpoint: Endpoint) -> None:
     """Check that a connection to `endpoint` would be safe. Raises TcpError."""
     if endpoint.is_remote:
-        _need_curve()
-        if not (endpoint.server_key and endpoint.client_key):
-            raise KeysMissing(endpoint.address)
+        _check(endpoint.address, endpoint.server_key, endpoint.client_key)
 
 
 def guard(socket: "zmq.Socket[_Received]", endpoint: Endpoint) -> None:
@@ -122,9 +100,15 @@ def _write_address(path: Path, address: str) -> None:
     draft.rename(path)
 
 
-def _need_curve() -> None:
+def _check(address: str, *keys: str) -> None:
+    """Check that nothing but ciphers will be sent by TCP. Raises TcpError."""
     if not zmq.has("curve"):
-        raise CurveMissing
+        raise TcpError(
+            "libzmq was built without CURVE here, so engines on other machines cannot be spoken to "
+            "safely; install pyzmq's own wheel (pip install --force-reinstall pyzmq)."
+        )
+    if not all(keys):
+        raise TcpError(f"{address} needs the pool's keys: nothing is sent by TCP without them.")
 
 
 class _OnlyClient:
