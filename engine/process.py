@@ -35,7 +35,6 @@ from engine.messages import (
 from engine.tcp import TcpListener
 from engine.wire import (
     UNEXPECTED_NUMBER,
-    MessageLost,
     NotSendable,
     Numbering,
     WireError,
@@ -282,7 +281,7 @@ class EngineProcess:
             if isinstance(message, Hello):
                 self._greet(gateway_id)
             if (gateway := self._gateways.get(gateway_id)) is None:
-                raise MessageLost("it has not said Hello to this engine")
+                raise WireError("it has not said Hello to this engine")
             gateway.numbering.accept(number)
         except WireError as error:
             logger.warning("gateway %s: %s", gateway_id, error)

@@ -82,10 +82,6 @@ class WireError(Exception):
     """A message of the peer is lost or unreadable, so that its connection ends."""
 
 
-class BadFrame(WireError):
-    """The bytes of a frame are no message."""
-
-
 class OtherWireVersion(WireError):
     """The peer's messages have another version."""
 
@@ -95,10 +91,6 @@ class OtherWireVersion(WireError):
             f"its messages have version {found}, and this build reads version {WIRE_VERSION}: run "
             "gateways and engines of one release"
         )
-
-
-class MessageLost(WireError):
-    """A message number is missing."""
 
 
 def encode(number: int, message: object) -> bytes:
@@ -111,14 +103,14 @@ def encode(number: int, message: object) -> bytes:
 
 
 def decode(frame: bytes) -> tuple[int, object]:
-    """Decode a frame into (number, message). Raises BadFrame, OtherWireVersion."""
+    """Decode a frame into (number, message). Raises WireError."""
     if frame and frame[0] != WIRE_VERSION:
         raise OtherWireVersion(frame[0])
     try:
         _, number, kind = _HEADER.unpack_from(frame)
         message = _DECODERS[kind].decode(memoryview(frame)[_HEADER.size :])
     except (struct.error, IndexError, msgspec.MsgspecError) as error:
-        raise BadFrame(str(error)) from None
+        raise WireError(str(error)) from None
     return number, message
 
 
@@ -139,15 +131,15 @@ class Numbering:
         return frame
 
     def decode(self, frame: bytes) -> object:
-        """Decode the next message. Raises BadFrame, OtherWireVersion, MessageLost."""
+        """Decode the next message. Raises WireError."""
         number, message = decode(frame)
         self.accept(number)
         return message
 
     def accept(self, number: int) -> None:
-        """Note that a message with this number has come. Raises MessageLost."""
+        """Note that a message with this number has come. Raises WireError."""
         if number != self._received:
-            raise MessageLost(f"message {number} came where {self._received} was due")
+            raise WireError(f"message {number} came where {self._received} was due")
         self._received += 1
 
 

@@ -40,10 +40,10 @@ from engine.messages import (
 )
 from engine.records import EndRecord, JournalRecords, ResidencyRecord
 from engine.wire import (
-    MessageLost,
     NotSendable,
     Numbering,
     OtherWireVersion,
+    WireError,
     decode,
     encode,
     read_vocabulary,
@@ -219,11 +219,16 @@ def test_a_message_of_another_version_is_refused_with_both_versions_and_what_to_
         decode(other)
 
 
+def test_journal_records_of_both_kinds_come_in_the_order_of_their_numbers():
+    _, message = decode(encode(0, MESSAGES[-1]))
+    assert [record.seq for record in message.records] == [1, 2, 3]
+
+
 def test_a_gap_in_the_numbers_is_noticed():
     sender, receiver = Numbering(), Numbering()
     receiver.decode(sender.encode(Heartbeat()))
     sender.encode(Heartbeat())
-    with pytest.raises(MessageLost):
+    with pytest.raises(WireError, match="message 2 came where 1 was due"):
         receiver.decode(sender.encode(Heartbeat()))
 
 
