@@ -1,21 +1,16 @@
 """Failures of one request, or of the whole engine.
 
-EngineError
-├── EngineDeadError    the engine is gone and restarts; its requests in flight have ended
-│   ├── EngineAwayError    it was gone, or leaves, before this request: another engine may take it
-│   │   └── EngineProves       it takes no request for a moment, and will again
-│   ├── EngineDied         it ended while it had the request
-│   └── FirstTokenLate     it lives, as far as is known, but did not even end the request in time
-├── UnsupportedModel   the engine cannot start on this checkpoint, now or later
-└── RequestRefused     the engine did not accept the request; nothing was generated or counted
+EngineDeadError    the engine is gone and restarts; its requests in flight have ended
+├── EngineAwayError    it was gone, or leaves, before this request: another engine may take it
+│   └── EngineProves       it takes no request for a moment, and will again
+├── EngineDied         it ended while it had the request
+└── FirstTokenLate     it lives, as far as is known, but did not even end the request in time
+UnsupportedModel   the engine cannot start on this checkpoint, now or later
+RequestRefused     the engine did not accept the request; nothing was generated or counted
 """
 
 
-class EngineError(Exception):
-    """Base class of all failures of an engine."""
-
-
-class EngineDeadError(EngineError):
+class EngineDeadError(Exception):
     """The engine is gone. No count is lost: what was generated is in its journal, and rated 0."""
 
 
@@ -39,11 +34,11 @@ class FirstTokenLate(EngineDeadError):
     """No token came in time, and the engine did not end the request itself, as it should have."""
 
 
-class UnsupportedModel(EngineError):
+class UnsupportedModel(Exception):
     """The engine cannot serve this checkpoint, or not with these settings; the message says why."""
 
 
-class RequestRefused(EngineError):
+class RequestRefused(Exception):
     """The engine refused a request. reason: one word, such as `queue_full`."""
 
     def __init__(self, reason: str) -> None:
