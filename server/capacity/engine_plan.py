@@ -93,10 +93,8 @@ class EnginePlan:
 
     def most_requests_of(self, num_tokens: int) -> int:
         """Requests of so many tokens that run at once, by memory and by seats."""
-        return min(self.limits.max_num_seqs, self._most_in_arena(num_tokens))
-
-    def _most_in_arena(self, num_tokens: int) -> int:
-        return self.arena.most_requests(num_tokens, self.traffic.num_adapters)
+        in_arena = self.arena.most_requests(num_tokens, self.traffic.num_adapters)
+        return min(self.limits.max_num_seqs, in_arena)
 
     def replay(self, load: Load) -> Replayed:
         """Serve a load with this engine alone. The engine must fit."""
