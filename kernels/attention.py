@@ -31,18 +31,6 @@ def store_kv(
     return finite
 
 
-def gather(kv: torch.Tensor, layer: int, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of sequences, each [B, kv heads, blocks * block_size, head_dim].
-
-    blocks: [B, blocks] int64.
-    """
-    rows, depth = blocks.shape
-    _, _, _, heads, size, dim = kv.shape
-    pages = kv[:, layer].index_select(0, blocks.flatten()).view(rows, depth, 2, heads, size, dim)
-    k, v = pages.permute(2, 0, 3, 1, 4, 5).reshape(2, rows, heads, depth * size, dim)
-    return k, v
-
-
 def prefill_attention(
     q: torch.Tensor,
     kv: torch.Tensor,
@@ -61,41 +49,20 @@ def prefill_attention(
     `kernels.elementwise.soft_cap_`; None without one.
     """
     length, heads, dim = q.shape
-    k, v = gather(kv, layer, torch.tensor([blocks], device=q.device))
-    k, v = k[:, :, : start + length], v[:, :, : start + length]
-    repeats = heads // k.shape[1]
+    pages = kv[:, layer].index_select(0, torch.tensor(blocks, device=q.device))
+    # [k or v, kv heads, positions, head_dim]
+    sequence = pages.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : start + length]
+    k, v = sequence.repeat_interleave(heads // sequence.shape[1], dim=1).unsqueeze(1)
+    q = q.transpose(0, 1)[None]
     keys = torch.arange(start + length, device=q.device)
-    queries = torch.arange(start, start + length, device=q.device)
-    out = _attend(
-        q.transpose(0, 1)[None],
-        k.repeat_interleave(repeats, dim=1),
-        v.repeat_interleave(repeats, dim=1),
-        _visible(keys[None, :], queries[:, None], window),
-        scale,
-        softcap,
-    )
-    return out[0].transpose(0, 1)
-
-
-def _attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    visible: torch.Tensor,
-    scale: float | None,
-    softcap: float | None,
-) -> torch.Tensor:
-    """Attend with q to k and v, [.., heads, tokens, head_dim] each.   visible: a mask of scores."""
+    queries = keys[start:, None]
+    visible = keys <= queries
+    if window is not None:
+        visible &= keys > queries - window
     if softcap is None:
-        return scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
+        return out[0].transpose(0, 1)
     wide = torch.promote_types(q.dtype, torch.float32)
-    scores = (q.to(wide) @ k.to(wide).transpose(-2, -1)).mul_(scale or q.shape[-1] ** -0.5)
-    hidden = ~visible
-    weights = soft_cap_(scores, softcap).masked_fill_(hidden, -torch.inf).softmax(dim=-1)
-    return (weights @ v.to(wide)).to(q.dtype)
-
-
-def _visible(keys: torch.Tensor, queries: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Whether a query at one position sees a key at another; the positions are broadcast."""
-    causal = keys <= queries
-    return causal if window is None else causal & (keys > queries - window)
+    scores = (q.to(wide) @ k.to(wide).transpose(-2, -1)).mul_(scale or dim**-0.5)
+    weights = soft_cap_(scores, softcap).masked_fill_(~visible, -torch.inf).softmax(dim=-1)
+    return (weights @ v.to(wide)).to(q.dtype)[0].transpose(0, 1)
