@@ -97,19 +97,19 @@ def overloaded(retry_after_s: float = 1.0) -> Overloaded:
     return Overloaded(message, retry_after_s=retry_after_s)
 
 
-def first_token_timeout(timeout_s: float, retry_after_s: float = 1.0) -> Overloaded:
+def first_token_timeout(timeout_s: float) -> Overloaded:
     message = f"No token came within {timeout_s:g} s: too many requests wait. Nothing was billed."
-    return Overloaded(message, code="first_token_timeout", retry_after_s=retry_after_s)
+    return Overloaded(message, code="first_token_timeout", retry_after_s=1.0)
 
 
-def draining(retry_after_s: float = 1.0) -> Unavailable:
+def draining() -> Unavailable:
     message = "This server is shutting down and takes no new requests; another server will."
-    return Unavailable(message, code="draining", retry_after_s=retry_after_s)
+    return Unavailable(message, code="draining", retry_after_s=1.0)
 
 
-def model_drained(model: str, retry_after_s: float = 30.0) -> Unavailable:
+def model_drained(model: str) -> Unavailable:
     message = f"The base model {model} takes no requests now; its operator has drained it."
-    return Unavailable(message, code="model_drained", retry_after_s=retry_after_s)
+    return Unavailable(message, code="model_drained", retry_after_s=30.0)
 
 
 def model_waking(model: str, retry_after_s: float) -> Unavailable:
@@ -120,14 +120,14 @@ def model_waking(model: str, retry_after_s: float) -> Unavailable:
     return Unavailable(message, code="model_waking", retry_after_s=retry_after_s)
 
 
-def engine_unavailable(retry_after_s: float = 1.0) -> Unavailable:
+def engine_unavailable() -> Unavailable:
     message = "The engine is not available; it is being restarted. Nothing was billed."
-    return Unavailable(message, code="engine_unavailable", retry_after_s=retry_after_s)
+    return Unavailable(message, code="engine_unavailable", retry_after_s=1.0)
 
 
-def metering_unavailable(retry_after_s: float = 1.0) -> Unavailable:
+def metering_unavailable() -> Unavailable:
     message = "Usage cannot be recorded right now, so the request was not served."
-    return Unavailable(message, code="metering_unavailable", retry_after_s=retry_after_s)
+    return Unavailable(message, code="metering_unavailable", retry_after_s=1.0)
 
 
 def request_timeout(timeout_s: float) -> TimedOut:
