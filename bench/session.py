@@ -4,19 +4,12 @@ returned it, by a clock: that of the wall, or the processor seconds of this proc
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bench.outcome import Outcome
 from engine.core import EngineCore
-from engine.messages import (
-    AbortRequests,
-    AddRequest,
-    RequestOutput,
-    SamplingParams,
-    StepOutputs,
-    TokenLogprobs,
-)
+from engine.messages import AbortRequests, AddRequest, RequestOutput, SamplingParams, StepOutputs
 from registry.ref import AdapterRef
 
 GATEWAY = "bench"
@@ -59,7 +52,6 @@ class Ask:
     due_s: float = 0.0
     tenant_id: str = "bench"
     adapter: AdapterRef | None = None
-    prompt_logprobs: int | None = None
     grammar: str = ""
     drafts: bool = True
     temperature: float = 0.0
@@ -78,18 +70,11 @@ class _Answer:
 class Session:
     """One run on one engine: requests go in at any time, `step` notes their outputs.
 
-    on_scored: is told a request's number and logprobs of its prompt's tokens as they come.
     clock: that of the wall by default.
     """
 
-    def __init__(
-        self,
-        core: EngineCore,
-        on_scored: Callable[[int, Sequence[TokenLogprobs]], None] = lambda index, scored: None,
-        clock: WallClock | None = None,
-    ) -> None:
+    def __init__(self, core: EngineCore, clock: WallClock | None = None) -> None:
         self.core = core
-        self._on_scored = on_scored
         self.num_open = 0
         self._answers: list[_Answer] = []
         self.clock = clock or WallClock()
@@ -109,7 +94,6 @@ class Session:
                 temperature=ask.temperature,
                 seed=len(self._answers),
                 ignore_eos=True,
-                prompt_logprobs=ask.prompt_logprobs,
             ),
             token_lease=ask.max_tokens,
             deadline_s=_FOREVER_S,
@@ -163,8 +147,6 @@ class Session:
 
     def _note_output(self, output: RequestOutput, now_s: float) -> None:
         answer = self._answers[int(output.request_id)]
-        if output.prompt_logprobs:
-            self._on_scored(int(output.request_id), output.prompt_logprobs)
         if output.new_token_ids:
             answer.chunk_s.append(now_s)
             answer.token_ids += output.new_token_ids
@@ -192,7 +174,7 @@ def _outcome(index: int, answer: _Answer) -> Outcome:
 
 def run(core: EngineCore, asks: Sequence[Ask], clock: WallClock | None = None) -> list[Outcome]:
     """Serve `asks` in the order in which they are due; return their outcomes in that order."""
-    session, waiting = Session(core, clock=clock), deque(asks)
+    session, waiting = Session(core, clock), deque(asks)
     while waiting or session.num_open:
         while waiting and waiting[0].due_s <= session.now_s():
             session.send(waiting.popleft())

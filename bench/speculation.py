@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from pydoc_data.topics import topics
 from statistics import median
 from typing import Any, ClassVar
 
@@ -22,7 +23,6 @@ from tokenizers import Tokenizer
 from bench.grammar import json_grammar, object_of
 from bench.in_process import THREADS, EngineFactory
 from bench.measurement import Figures, Measurement, Row, in_turns, main
-from bench.quantization import paragraphs
 from bench.report import percentiles_ms, ratio, rounded
 from bench.session import Ask, Session
 from engine.core import EngineCore
@@ -71,7 +71,8 @@ def _edits() -> list[str]:
 
 def _extractions() -> list[str]:
     """Paragraphs of Python's documentation, of which a part is to be quoted."""
-    long = [text for text in paragraphs() if 600 < len(text) < 1200]
+    texts = {text: None for name in sorted(topics)[::4] for text in topics[name].split("\n\n")}
+    long = [text for text in texts if 600 < len(text) < 1200]
     return [f"Quote the first four sentences of this text word by word:\n\n{t}" for t in long[:8]]
 
 
