@@ -16,8 +16,9 @@ from bench.gpu.ceilings import Ceilings
 from bench.gpu.check import attempt, check_close
 from bench.gpu.machine import Machine, Work
 from bench.gpu.rows import Row
-from bench.gpu.steps import Step, deal_blocks, make_rows, make_step
+from bench.gpu.steps import deal_blocks, make_rows, make_step
 from bench.report import rounded
+from engine.gpu.inputs import StepInputs
 from kernels.gpu import ops
 from lora.layout import Layout
 
@@ -56,7 +57,7 @@ class _Case:
     block_size, head_dim]; together the layers are larger than any cache.
     """
 
-    step: Step
+    step: StepInputs
     q: torch.Tensor
     kv: torch.Tensor
     blocks: list[list[int]]
@@ -76,7 +77,7 @@ class _Case:
 
         def run() -> None:
             for layer in range(self.num_layers):
-                attend(out, self.q, self.kv[:, layer], self.step.inputs.attention)
+                attend(out, self.q, self.kv[:, layer], self.step.attention)
 
         return run
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from bench import child
-from bench.gpu import attention, ceilings, engine_rows, launches, lora_rows
+from bench.gpu import attention, ceilings, engine_rows, launches
 from bench.gpu.ceilings import Ceilings
 from bench.gpu.machine import DryRun, Gpu, Machine, dry_name
 from bench.gpu.page import goal_lines
@@ -31,7 +31,6 @@ Switches = Mapping[str, Any]
 PARTS: dict[str, Callable[[Machine, Ceilings, Switches], Iterator[Row]]] = {
     "launches": lambda machine, _, __: launches.rows(machine),
     "engine": engine_rows.rows,
-    "lora": lambda machine, found, _: lora_rows.rows(machine, found),
     "attention": lambda machine, found, _: attention.rows(machine, found),
     "kernels": engine_rows.kernel_rows,
 }

@@ -16,8 +16,6 @@ MANY_TOKENS = 32 * 1024
 LONG_KEYS = 2000
 
 GOALS = {
-    "lora_decode": "LoRA in a chain of decode layers adds at most bytes / 0.8 + 2.5 % of it",
-    "lora_prefill": "LoRA in a chain of prefill layers adds at most 6 %",
     "decode_attention": "decode attention over 32k tokens and more: 80 % of copy bandwidth",
     "prefill_attention": "prefill attention at 2,000 keys and more: 50 % of the matmul rate",
     "engine_step": "a decode step of 64 rows without adapters: at most 1.15 of its bytes' time",

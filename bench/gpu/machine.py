@@ -75,13 +75,9 @@ class Machine(ABC):
     def dtype_name(self) -> str:
         return str(self.dtype).removeprefix("torch.")
 
-    def randn(self, *shape: int, std: float = 1.0, dtype: torch.dtype | None = None):
-        """Random numbers on the device, in the model's dtype unless told."""
-        empty = torch.empty(shape, dtype=dtype or self.dtype, device=self.there)
-        return empty.normal_(std=std)
-
-    def ints(self, *shape: int, below: int) -> torch.Tensor:
-        return torch.randint(below, shape, dtype=torch.int32, device=self.there)
+    def randn(self, *shape: int, std: float = 1.0) -> torch.Tensor:
+        """Random numbers on the device, in the model's dtype."""
+        return torch.empty(shape, dtype=self.dtype, device=self.there).normal_(std=std)
 
     def copies(self, size_bytes: int) -> int:
         """Number of pieces of `size_bytes` that no cache holds together."""

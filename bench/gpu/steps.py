@@ -1,7 +1,6 @@
 """Steps as the engine gives them to a device: rows of requests, and their tensors."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -52,29 +51,15 @@ def deal_blocks(first: int, num_rows: int, per_row: int) -> list[list[int]]:
     return blocks
 
 
-@dataclass(frozen=True)
-class Step:
-    """A step's tensors on the device.
-
-    tables: kept because `inputs` holds addresses of their memory.
-    """
-
-    inputs: StepInputs
-    tables: Sequence[DeviceTables]
-
-
 def make_step(
-    machine: Machine,
-    form: PackedForm,
-    slabs: torch.Tensor,
-    rows: tuple[ScheduledRow, ...],
-    tables: Sequence[DeviceTables] = (),
-) -> Step:
-    """Make a step's tensors, laid out as in the engine; decodes as in a captured graph.
+    machine: Machine, form: PackedForm, slabs: torch.Tensor, rows: tuple[ScheduledRow, ...]
+) -> StepInputs:
+    """Make a step's tensors without adapters, laid out as in the engine; decodes as in a captured
+    graph.
 
     slabs: [.., slab_bytes] uint8, the arena.
     """
-    by_digest: Mapping[str, DeviceTables] = {t.digest: t for t in tables}
+    no_adapters: dict[str, tuple[int, DeviceTables]] = {}
     shape = form.layout.shape
     limits = StepLimits(
         max_num_seqs=len(rows),
@@ -84,8 +69,8 @@ def make_step(
             shape.num_heads, shape.num_kv_heads, shape.head_dim, machine.dtype, machine.there
         ),
     )
-    builder = StepBuilder(limits, form, slabs, lambda key: (0, by_digest[key]), lambda shape: shape)
+    builder = StepBuilder(limits, form, slabs, no_adapters.__getitem__, lambda shape: shape)
     memory = np.zeros(builder.most_ints, dtype=np.int32)
     plan = builder.build(Batch(1, rows), memory, {})
     ints = torch.from_numpy(memory).to(machine.there)
-    return Step(builder.views(plan.shape, ints), tables)
+    return builder.views(plan.shape, ints)

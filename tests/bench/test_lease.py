@@ -235,5 +235,5 @@ def test_the_product_is_rehearsed_on_the_cpu(tmp_path):
 @pytest.mark.timeout(1800)  # the test takes two minutes of a processor
 def test_the_first_command_runs_dry_to_its_last_line(tmp_path):
     rows, files = rehearse("first", tmp_path)
-    assert {"gpu.engine_kernels", "gpu.engine_prefill", "gpu.lora_decode"} <= rows
+    assert {"gpu.engine_kernels", "gpu.engine_prefill", "gpu.decode_attention"} <= rows
     assert files == {"log.txt", "first.jsonl"}

@@ -65,7 +65,7 @@ def first_parts(lease: Lease) -> list[Part]:
         Part("checks", 190, partial(_check, lease, lease.seed, _CHECKS_FIRST)),
         Part("launches", 198, partial(_measure, lease, "launches")),
         Part("engine", 270, partial(_measure, lease, "engine")),
-        Part("lora", 315, partial(_measure, lease, "lora")),
+        Part("overlap", 315, partial(_measure, lease, "engine", lora_overlap="none")),
         Part("attention", 345, partial(_measure, lease, "attention")),
         Part("kernels", 370, partial(_measure, lease, "kernels")),
         Part("long checks", 410, partial(_check, lease, lease.seed, _CHECKS_LAST)),
@@ -111,8 +111,8 @@ def find_ptxas() -> dict[str, str]:
     }
 
 
-def _measure(lease: Lease, part: str) -> None:
-    assert command.measure([part], lease.is_dry, lease.rows, {}), "see above"
+def _measure(lease: Lease, part: str, **switches: str) -> None:
+    assert command.measure([part], lease.is_dry, lease.rows, switches), "see above"
 
 
 def _check(
