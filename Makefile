@@ -6,7 +6,7 @@ MODEL ?=
 # Another base model gets another data directory.
 DATA_DIR ?= .chorale$(if $(MODEL),-$(MODEL))
 ARGS ?=
-BENCH_ARGS ?= --set stack=demo --set requests=16 --set prompt_tokens=32:64 --set output_tokens=32
+BENCH_ARGS ?= --set model=demo --set requests=16 --set prompt_tokens=32:64 --set output_tokens=32
 
 VENV ?= .venv
 BIN := $(VENV)/bin

@@ -17,7 +17,10 @@ _PROJECTIONS = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
-_RANKS = (8, 16)
+RANKS = (8, 16)
+"""Ranks of a checkpoint's adapters, in turn."""
+THREADS = 1
+"""Threads that each measured system computes on."""
 
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {
@@ -87,7 +90,7 @@ def make_checkpoint(stack: str, folder: Path, num_adapters: int) -> Checkpoint:
     for number in range(num_adapters):
         name = f"adapter-{number:03}"
         adapters[name] = folder / "adapters" / name
-        save_adapter(stack, adapters[name], _RANKS[number % len(_RANKS)], seed=number)
+        save_adapter(stack, adapters[name], RANKS[number % len(RANKS)], seed=number)
     return Checkpoint(model_dir, adapters, config.vocab_size)
 
 

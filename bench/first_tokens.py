@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from bench.checkpoint import Checkpoint
+from bench.checkpoint import THREADS, Checkpoint
 from bench.peft_generate import BASE, load_model
 from bench.workload import BenchRequest
 
@@ -22,8 +22,8 @@ _NEAR = 0.01  # share of the vocabulary
 class FirstTokens:
     """The reference model with all adapters loaded; the same request is computed only once."""
 
-    def __init__(self, checkpoint: Checkpoint, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        torch.set_num_threads(THREADS)
         self._base_model = checkpoint.base_model
         self._model = load_model(checkpoint)
         self._num_near = max(1, int(_NEAR * checkpoint.vocab_size))

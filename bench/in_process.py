@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from bench.checkpoint import make_checkpoint
+from bench.checkpoint import THREADS, Checkpoint, make_checkpoint
 from bench.measurement import Figures, Measurement
 from bench.session import Ask, run
 from engine.build import build_core
@@ -19,7 +19,7 @@ from engine.models.config import DecoderConfig
 from engine.weights import load_config
 from lora.layout import Layout
 
-DEVICE, DTYPE, THREADS = "cpu", torch.float32, 1
+DEVICE, DTYPE = "cpu", torch.float32
 BASE_REVISION = "bench"
 DTYPE_NAME = str(DTYPE).removeprefix("torch.")
 _WARM_UP = 16  # tokens of the prompt, and as many of the answer
@@ -28,28 +28,25 @@ _WARM_UP = 16  # tokens of the prompt, and as many of the answer
 class EngineFactory:
     """Makes engines of one random model, each as `python -m engine` makes it, with cold caches.
 
-    stack: a shape of bench.checkpoint.   folder: holds all files.
+    folder: holds all files.
     """
 
-    def __init__(self, stack: str, folder: Path) -> None:
-        transformers.utils.logging.disable_progress_bar()
+    def __init__(self, checkpoint: Checkpoint, folder: Path) -> None:
         torch.set_num_threads(THREADS)
-        self.stack = stack
         self.folder = folder
-        checkpoint = make_checkpoint(stack, folder / "checkpoint", num_adapters=0)
         self.model_dir = checkpoint.model_dir
         self.vocab_size = checkpoint.vocab_size
         config = DecoderConfig.parse(load_config(self.model_dir))
         self.layout = Layout.of(config.shape, DTYPE.itemsize)
         self._num_engines = 0
 
-    def make(
-        self,
-        *,
-        arena_tokens: int,
-        swap_tokens: int = 0,
-        **settings: Any,
-    ) -> EngineCore:
+    @classmethod
+    def of(cls, stack: str, folder: Path) -> "EngineFactory":
+        """Make a factory and its model.   stack: a shape of bench.checkpoint."""
+        transformers.utils.logging.disable_progress_bar()
+        return cls(make_checkpoint(stack, folder / "checkpoint", num_adapters=0), folder)
+
+    def make(self, *, arena_tokens: int, swap_tokens: int = 0, **settings: Any) -> EngineCore:
         """Make an engine and warm it up with one short request. settings: of EngineConfig."""
         core = self.make_cold(
             arena_bytes=self._bytes(arena_tokens), swap_bytes=self._bytes(swap_tokens), **settings
@@ -99,7 +96,7 @@ class EngineMeasurement(Measurement):
         return super().setup() | {"device": DEVICE, "dtype": DTYPE_NAME, "threads": THREADS}
 
     def measure(self, folder: Path) -> Figures:
-        return self.run(EngineFactory(self.stack, folder))
+        return self.run(EngineFactory.of(self.stack, folder))
 
     @abstractmethod
     def run(self, factory: EngineFactory) -> Figures:

@@ -38,6 +38,11 @@ class Outcome:
         return self.end_s - self.due_s
 
     @property
+    def tpot_s(self) -> float:
+        """Time from the first token to the last, divided by the number of further tokens."""
+        return (self.chunk_s[-1] - self.chunk_s[0]) / max(len(self.token_ids) - 1, 1)
+
+    @property
     def gaps_s(self) -> list[float]:
         """Times between successive chunks."""
         return [b - a for a, b in pairwise(self.chunk_s)]

@@ -15,7 +15,7 @@ import torch
 from peft import PeftModel
 from transformers import LlamaForCausalLM, StoppingCriteria
 
-from bench.checkpoint import Checkpoint
+from bench.checkpoint import THREADS, Checkpoint
 from bench.outcome import Outcome
 from bench.workload import BenchRequest
 
@@ -26,8 +26,8 @@ _WARM_UP_TOKENS = 4
 class PeftPeer:
     """The base model in float32 with all adapters loaded."""
 
-    def __init__(self, checkpoint: Checkpoint, threads: int) -> None:
-        torch.set_num_threads(threads)
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        torch.set_num_threads(THREADS)
         self.base_model = checkpoint.base_model
         self._model = load_model(checkpoint)
 

@@ -43,7 +43,7 @@ class Upload(EngineMeasurement):
         }  # fmt: skip
         adapters = [factory.folder / f"adapter-{number}" for number in range(self.repeats + 1)]
         for seed, adapter in enumerate(adapters):
-            save_adapter(factory.stack, adapter, self.rank if seed else 1, seed)
+            save_adapter(self.stack, adapter, self.rank if seed else 1, seed)
         with (
             slow_s3(delay_s=0.0) as server,
             serving(settings, factory.folder, server.environment) as product,

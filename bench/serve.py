@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 import peft
 import transformers
 
-from bench.bound import Products
-from bench.checkpoint import Checkpoint, make_checkpoint
+from bench.checkpoint import THREADS, Checkpoint, make_checkpoint
 from bench.load import run_load
 from bench.measurement import Figures, Measurement, Row, main
 from bench.outcome import Outcome
@@ -27,10 +26,8 @@ from bench.product import Product, serving
 from bench.report import first_token_share, match_share, rate, rounded, summarize
 from bench.workload import BenchRequest, Lengths, Workload, make_requests
 
-ARENA_BYTES = 2 << 30
+_ARENA_BYTES = 2 << 30
 _BLOCK_SIZE = 16
-_MAX_NUM_SEQS = 64  # the default of chorale serve on a CPU
-_CHUNK_TOKENS = 128  # tokens of a step on a CPU, by default
 _REQUEST_TIMEOUT_S = 900  # a burst on one core queues for longer than a client would wait
 _WARM_UP_PROMPT = tuple(range(1, 33))
 _WARM_UP_TOKENS = 4
@@ -41,13 +38,13 @@ _ANY_BATCH = 1 << 30
 class Serve(Measurement):
     """The product's figures at one load.
 
-    stack: smollm2-135m, tiny or demo.   rate: requests per second, Poisson; inf: all at once.
-    threads: of either side.   server: settings of `chorale serve`, which win over those here.
+    model: smollm2-135m, tiny or demo.   rate: requests per second, Poisson; inf: all at once.
+    server: settings of `chorale serve`, which win over those here.
     """
 
     told_apart: ClassVar = ("model", "popularity", "rate", "requests")
 
-    stack: str = "smollm2-135m"
+    model: str = "smollm2-135m"
     adapters: int = 16
     popularity: str = "uniform"
     rate: float = math.inf
@@ -55,40 +52,26 @@ class Serve(Measurement):
     prompt_tokens: str = "64:256"
     output_tokens: str = "64"
     seed: int = 0
-    tenants: int = 1
-    threads: int = 1
     against_peft: bool = False
     server: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def rows(self, bench: str, folder: Path) -> Iterator[Row]:
         transformers.utils.logging.disable_progress_bar()
-        checkpoint = make_checkpoint(self.stack, folder / "checkpoint", self.adapters)
-        requests = self.make_requests(checkpoint)
+        checkpoint = make_checkpoint(self.model, folder / "checkpoint", self.adapters)
+        requests = self._make_requests(checkpoint)
         settings = self._settings(checkpoint)
         with serving(settings, folder) as product:
-            keys = self._fill(product, checkpoint)
+            keys = _fill(product, checkpoint)
             _send(product, keys, [_warm_up(index, model) for index, model in enumerate(keys)])
             outcomes, result = _measure(product, keys, requests, checkpoint.base_model)
-        if self.rate == math.inf:
-            result["bound"] = self._bound(checkpoint, result)
         if self.against_peft:
-            result |= _compare(PeftPeer(checkpoint, self.threads), requests, outcomes, result)
+            result |= _compare(PeftPeer(checkpoint), requests, outcomes, result)
         del settings["model"]  # a temporary folder
-        setup = {
-            "model": checkpoint.base_model,
-            "adapters": len(checkpoint.adapters),
-            "popularity": self.popularity,
-            "rate": str(self.rate) if self.rate == math.inf else self.rate,
-            "requests": self.requests,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "seed": self.seed,
-            "tenants": self.tenants,
-            "server": settings,
-        }
+        setup = self.setup() | {"adapters": len(checkpoint.adapters), "server": settings}
+        setup["rate"] = str(self.rate) if self.rate == math.inf else self.rate
         yield bench, setup, result
 
-    def make_requests(self, checkpoint: Checkpoint) -> list[BenchRequest]:
+    def _make_requests(self, checkpoint: Checkpoint) -> list[BenchRequest]:
         return make_requests(
             Workload(
                 base_model=checkpoint.base_model,
@@ -110,34 +93,21 @@ class Serve(Measurement):
             "model": str(checkpoint.model_dir),
             "device": "cpu",
             "dtype": "float32",
-            "threads": self.threads,
+            "threads": THREADS,
             "max_model_len": _BLOCK_SIZE * (longest // _BLOCK_SIZE + 1),
-            "arena_bytes": ARENA_BYTES,
+            "arena_bytes": _ARENA_BYTES,
             "request_timeout_s": _REQUEST_TIMEOUT_S,
             "first_token_timeout_s": _REQUEST_TIMEOUT_S,
             "speculation": "off",  # random models repeat themselves
         } | dict(self.server)
 
-    def _fill(self, product: Product, checkpoint: Checkpoint) -> dict[str, str]:
-        """Create tenants and share the adapters out among them. Returns the key for each model."""
-        tenants = [product.create_tenant(f"tenant-{number}") for number in range(self.tenants)]
-        keys = {checkpoint.base_model: tenants[0]}
-        for number, (name, folder) in enumerate(checkpoint.adapters.items()):
-            keys[name] = tenants[number % self.tenants]
-            product.push_adapter(keys[name], name, folder)
-        return keys
 
-    def _bound(self, checkpoint: Checkpoint, result: Figures) -> dict[str, float | None]:
-        """Return the time of the matrix products alone if all requests decoded together, and its
-        share of the engine's time.
-        """
-        batch = min(self.requests, int(self.server.get("max_num_seqs", _MAX_NUM_SEQS)))
-        num_steps = math.ceil(result["output_tokens"] / batch)
-        chunks = math.ceil(result["prompt_tokens"] / _CHUNK_TOKENS)
-        steps = [(_CHUNK_TOKENS, 0)] * chunks + [(batch, batch)] * num_steps
-        products_s = Products(checkpoint.model_dir, self.threads).seconds(steps)
-        share = rate(products_s, result["cpu_s"].get("engine", 0.0))
-        return {"products_cpu_s": rounded(products_s), "share_of_engine": share}
+def _fill(product: Product, checkpoint: Checkpoint) -> dict[str, str]:
+    """Create a tenant and its adapters. Returns the key for each model."""
+    key = product.create_tenant("tenant")
+    for name, folder in checkpoint.adapters.items():
+        product.push_adapter(key, name, folder)
+    return dict.fromkeys((checkpoint.base_model, *checkpoint.adapters), key)
 
 
 def _warm_up(index: int, model: str) -> BenchRequest:

@@ -20,8 +20,9 @@ from typing import Any, ClassVar
 from jinja2 import Template
 from tokenizers import Tokenizer
 
+from bench.checkpoint import THREADS
 from bench.grammar import json_grammar, object_of
-from bench.in_process import THREADS, EngineFactory
+from bench.in_process import EngineFactory
 from bench.measurement import Figures, Measurement, Row, in_turns, main
 from bench.report import percentiles_ms, ratio, rounded
 from bench.session import Ask, Session
@@ -104,7 +105,7 @@ class Speculation(Measurement):
     quantization: str | None = None
 
     def rows(self, bench: str, folder: Path) -> Iterator[Row]:
-        factory = EngineFactory(self.model, folder)
+        factory = EngineFactory.of(self.model, folder)
         core = factory.make(
             arena_tokens=_ARENA_TOKENS,
             max_model_len=2048,

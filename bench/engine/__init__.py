@@ -1,1 +1,1 @@
-"""Chorale's engine on the burst of `bench.multi_lora`, by kernels and precision."""
+"""Chorale's engine with a burst of requests to many adapters, by kernels and precision."""

@@ -1,4 +1,4 @@
-"""`python -m bench.engine`: our engine on the burst of bench.multi_lora, by kernels, precision,
+"""`python -m bench.engine`: our engine with a burst for many adapters, by kernels, precision,
 number of distinct adapters, and `batch_invariant`.
 
 `bound`: only the matrix products of the same steps, by the fastest library, on one thread. Exit
@@ -6,13 +6,14 @@ status 1: a row is not valid (`bench.peers` says when).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.bound import Products
+from bench.checkpoint import THREADS
 from bench.engine.chorale import Chorale
 from bench.measurement import Row, main
-from bench.peers.measure import BurstMeasurement, measure
+from bench.peers.measure import BurstMeasurement
 from bench.report import rate, rounded
 
 _SYSTEMS = {
@@ -30,13 +31,13 @@ class Engine(BurstMeasurement):
     """Systems: the keys of _SYSTEMS."""
 
     def rows(self, bench: str, folder: Path) -> Iterator[Row]:
-        plan = self.plan(folder)
-        products = Products(plan.checkpoint.model_dir, threads=1)
+        burst = self.bench(folder)
+        products = Products(burst.checkpoint.model_dir, THREADS)
         for name in self.systems or _SYSTEMS:
             system = _SYSTEMS[name]
-            counts = _COST_OF_INVARIANCE if system.is_invariant else plan.num_adapters
-            for row, setup, result in measure(system, replace(plan, num_adapters=counts)):
-                if setup["precision"] == "float32":
+            counts = _COST_OF_INVARIANCE if system.is_invariant else None
+            for row, setup, result in burst.rows(system, counts):
+                if setup["precision"] == "float32" and "failed" not in result:
                     products_s = products.seconds(system.steps)
                     result["bound"] = {
                         "products_cpu_s": rounded(products_s),

@@ -1,1 +1,1 @@
-"""Other systems on the burst of `bench.multi_lora`, each in its own processes."""
+"""Other systems with a burst of requests to many adapters, each in its own processes."""

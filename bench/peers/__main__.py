@@ -1,4 +1,4 @@
-"""`python -m bench.peers`: other systems on the burst of bench.multi_lora, on one thread each.
+"""`python -m bench.peers`: other systems with the same burst for many adapters, on one thread each.
 
 A system that is not given or not installed is left out, which is said on standard error. Exit
 status 1: a peer failed, or answered as if adapters were dropped or swapped (`"valid": false`).
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.measurement import Row, main
 from bench.peers.llama_cpp import LlamaCpp
-from bench.peers.measure import BurstMeasurement, measure
+from bench.peers.measure import BurstMeasurement
 from bench.peers.openvino_peer import OpenVINO
 from bench.peers.peer import Peer
 from bench.peers.transformers_peft import TransformersPeft
@@ -35,13 +35,13 @@ class Peers(BurstMeasurement):
             "openvino": OpenVINO(self.openvino),
             "llama": LlamaCpp(Path(self.llama_server), Path(self.llama_convert)),
         }
-        plan = None
+        burst = None
         for name in self.systems or peers:
             if missing := peers[name].missing():
                 sys.stderr.write(f"{name} is left out: {missing}\n")
                 continue
-            plan = plan or self.plan(folder)
-            yield from measure(peers[name], plan)
+            burst = burst or self.bench(folder)
+            yield from burst.rows(peers[name])
 
 
 if __name__ == "__main__":

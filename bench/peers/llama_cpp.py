@@ -6,17 +6,15 @@ reference.
 """
 
 import asyncio
-import json
 import re
 import subprocess
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
-
+from bench.checkpoint import THREADS
+from bench.load import run_load
 from bench.outcome import Outcome
 from bench.peers.gguf_files import convert_adapter, convert_model
 from bench.peers.peer import PeerFailed, Setting
@@ -68,7 +66,7 @@ class LlamaCpp:
         model = convert_model(self._scripts, model_dir, form, setting.folder)
         command = [
             str(self._server), "--model", str(model), "--no-webui",
-            "--threads", str(setting.threads), "--threads-batch", str(setting.threads),
+            "--threads", str(THREADS), "--threads-batch", str(THREADS),
             "--parallel", str(_SLOTS), "--ctx-size", str(_SLOTS * _SLOT_TOKENS),
         ]  # fmt: skip
         adapters = [
@@ -107,47 +105,11 @@ class LlamaServer:
         )
 
     def serve(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
-        return asyncio.run(self._serve(requests))
+        keys = dict.fromkeys((self._base_model, *self._adapters), "none")
+        load = run_load(self._url, keys, requests, _CHUNK_TIMEOUT_S, self._body, "/completion")
+        return asyncio.run(load)
 
-    async def _serve(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(
-            base_url=self._url, limits=limits, timeout=_CHUNK_TIMEOUT_S, trust_env=False
-        ) as client:
-            start = time.perf_counter()
-            return await asyncio.gather(*(self._send(client, r, start) for r in requests))
-
-    async def _send(
-        self, client: httpx.AsyncClient, request: BenchRequest, start: float
-    ) -> Outcome:
-        token_ids: list[int] = []
-        token_s: list[float] = []
-        error: str | None = None
-        sent_s = time.perf_counter() - start
-        try:
-            async with client.stream("POST", "/completion", json=self.body(request)) as answer:
-                answer.raise_for_status()
-                async for line in answer.aiter_lines():
-                    if new := token_ids_of(line):
-                        token_ids += new
-                        token_s += [time.perf_counter() - start] * len(new)
-            if len(token_ids) != request.max_tokens:
-                error = "wrong_length"
-        except httpx.HTTPError as failed:
-            error = type(failed).__name__
-        return Outcome(
-            index=request.index,
-            model=request.model,
-            num_prompt_tokens=len(request.prompt_token_ids),
-            due_s=request.due_s,
-            sent_s=sent_s,
-            end_s=time.perf_counter() - start,
-            chunk_s=tuple(token_s),
-            token_ids=tuple(token_ids),
-            error=error,
-        )
-
-    def body(self, request: BenchRequest) -> dict[str, Any]:
+    def _body(self, request: BenchRequest) -> dict[str, Any]:
         body = {
             "prompt": request.prompt_token_ids,
             "n_predict": request.max_tokens,
@@ -163,8 +125,3 @@ class LlamaServer:
         # server was started with.
         scales = [(i, float(name == request.model)) for i, name in enumerate(self._adapters)]
         return body | {"lora": [{"id": i, "scale": scale} for i, scale in scales]}
-
-
-def token_ids_of(line: str) -> list[int]:
-    """Return the token ids of one event."""
-    return json.loads(line[5:]).get("tokens", []) if line.startswith("data:") else []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from bench.checkpoint import THREADS
 from bench.peers.peer import PeerFailed, Setting, log_tail
 from bench.peers.worker import Worker, working
 
@@ -53,7 +54,7 @@ class OpenVINO:
         )  # fmt: skip
         log = setting.folder / "openvino-export.log"
         with log.open("w") as file:
-            environment = os.environ | {"OMP_NUM_THREADS": str(setting.threads)}
+            environment = os.environ | {"OMP_NUM_THREADS": str(THREADS)}
             done = subprocess.run(
                 command, env=environment, stdout=file, stderr=file, timeout=_EXPORT_TIMEOUT_S
             )

@@ -15,7 +15,7 @@ class PeerFailed(Exception):
     """A peer did not convert, start or answer; str() ends with the end of its log."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """Settings that a peer is started with.
 
@@ -25,7 +25,6 @@ class Setting:
 
     checkpoint: Checkpoint
     precision: str
-    threads: int
     folder: Path
 
 

@@ -49,7 +49,7 @@ def main() -> None:
     version = f"transformers {transformers.__version__}, peft {peft.__version__}"
     out.write(json.dumps({"version": version}) + "\n")
     for line in sys.stdin:
-        requests = [_request(fields) for fields in json.loads(line)["requests"]]
+        requests = [BenchRequest(**fields) for fields in json.loads(line)["requests"]]
         outcomes = peer.run(requests, _ANY_BATCH)
         answers = [{"token_ids": o.token_ids, "token_s": o.chunk_s} for o in outcomes]
         out.write(json.dumps({"answers": answers}) + "\n")
@@ -58,13 +58,9 @@ def main() -> None:
 def _load(job: dict[str, Any]) -> PeftPeer:
     adapters = {name: Path(folder) for name, folder in job["adapters"].items()}
     checkpoint = Checkpoint(Path(job["model_dir"]), adapters, vocab_size=0)
-    peer = PeftPeer(checkpoint, job["threads"])
+    peer = PeftPeer(checkpoint)
     peer.warm_up((checkpoint.base_model, *adapters))
     return peer
-
-
-def _request(fields: dict[str, Any]) -> BenchRequest:
-    return BenchRequest(**fields | {"prompt_token_ids": tuple(fields["prompt_token_ids"])})
 
 
 if __name__ == "__main__":

@@ -8,17 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.checkpoint import Checkpoint, make_checkpoint
-from bench.first_tokens import FirstTokens
-from bench.multi_lora import Burst
+from bench.checkpoint import Checkpoint
 from bench.outcome import Outcome
-from bench.peers.measure import Plan, measure
+from bench.peers.measure import BurstMeasurement
 from bench.peers.peer import Setting
 from bench.peft_generate import PeftPeer
-from bench.workload import BenchRequest, Lengths
+from bench.workload import BenchRequest
 
-BURST = Burst(
-    stack="tiny", num_requests=7, prompt_tokens=Lengths(3, 33), output_tokens=Lengths(2, 2)
+BURST = BurstMeasurement(
+    stack="tiny", requests=7, prompt_tokens="3:33", output_tokens="2", adapters=(0, 16), repeats=3
 )
 
 
@@ -45,7 +43,7 @@ class FakeServer:
 
     def __init__(self, checkpoint: Checkpoint, drops: bool) -> None:
         self.pid = os.getpid()
-        self._peer = PeftPeer(checkpoint, threads=1)
+        self._peer = PeftPeer(checkpoint)
         self._instead = {"model": checkpoint.base_model} if drops else {}
 
     def serve(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
@@ -54,17 +52,7 @@ class FakeServer:
 
 @pytest.mark.parametrize("drops", [False, True])
 def test_a_peer_that_drops_adapters_has_no_valid_row_for_them(tmp_path: Path, drops: bool) -> None:
-    checkpoint = make_checkpoint("tiny", tmp_path, num_adapters=16)
-    plan = Plan(
-        burst=BURST,
-        checkpoint=checkpoint,
-        first_tokens=FirstTokens(checkpoint, threads=1),
-        num_adapters=(0, 16),
-        threads=1,
-        repeats=3,
-        folder=tmp_path,
-    )
-    rows = list(measure(FakePeer(drops), plan))
+    rows = list(BURST.bench(tmp_path).rows(FakePeer(drops)))
     asked = [(bench, setup["adapters"], setup["requests"]) for bench, setup, _ in rows]
     assert asked == [("peers.single", 0, 1), ("peers", 0, 7), ("peers", 16, 7)]
     _, base, mixed = (result for _, _, result in rows)

@@ -58,7 +58,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def factory(tmp_path_factory: pytest.TempPathFactory) -> EngineFactory:
-    return EngineFactory("tiny", tmp_path_factory.mktemp("engines"))
+    return EngineFactory.of("tiny", tmp_path_factory.mktemp("engines"))
 
 
 @pytest.fixture(scope="module")
