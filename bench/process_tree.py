@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-_PARENT, _TIMES = 1, slice(11, 15)  # fields of a stat line after the name; reaped children count
+_TIMES = slice(11, 15)  # fields of a stat line after the name; reaped children count
 
 
 def cpu_seconds(root_pid: int) -> float:
@@ -45,28 +45,18 @@ def find_children(pid: int, mark: str = "") -> list[int]:
 
 def _tree(root_pid: int) -> Iterator[int]:
     """Yield the process and its living descendants."""
-    children: dict[int, list[int]] = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # the process ended meanwhile
-            pid = int(folder.name)
-            children.setdefault(int(_stat(pid)[_PARENT]), []).append(pid)
-    waiting = [root_pid]
-    while waiting:
-        pid = waiting.pop()
-        yield pid
-        waiting += children.get(pid, [])
+    yield root_pid
+    for child in find_children(root_pid):
+        yield from _tree(child)
 
 
 def _cpu_s(pid: int) -> float:
     try:
-        return sum(map(int, _stat(pid)[_TIMES])) / _TICKS_PER_S
+        # The second field, the name, may hold spaces.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:  # the process ended meanwhile
         return 0.0
-
-
-def _stat(pid: int) -> list[str]:
-    """Return the fields from the third on: the second, the name, may hold spaces."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[_TIMES])) / _TICKS_PER_S
 
 
 def _module(pid: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.databases import DATABASES
 from bench.gateway import litellm_proxy, ours
-from bench.gateway.client import Target, find_held_rate, run_rate, run_streams
+from bench.gateway.generator import Target, find_held_rate, run_rate, run_streams
 from bench.measurement import Figures, Measurement, main
 from bench.report import rounded
 

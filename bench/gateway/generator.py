@@ -1,33 +1,33 @@
-"""`python -m bench.gateway.generator`: sends load from a process of its own; JSON in, JSON out.
-
-    {"target": {...}, "kind": "rate", "rate", "duration_s"}     whole answers, each sent when due
-    {"target": {...}, "kind": "streams", "count", "window_s"}   streams at once, all of one length
-
-A target is {"port", "path", "body", "key"} for HTTP, or {"socket", "prompt_tokens", "max_tokens"}
-for the engine itself. The loop is open: a request leaves when it is due, however many are still
-under way.
+"""Sends load from a process of its own. The loop is open: a request leaves when it is due, however
+many are still under way.
 """
 
 import asyncio
 import contextlib
-import json
-import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Protocol
 
 import uvloop
 
-from bench.gateway.http_client import HttpClient
+from bench.gateway.http_client import HttpTarget
+from bench.measurement import Figures
+from bench.process_tree import cpu_seconds, peak_mb
 from bench.report import percentiles_ms, rate, rounded
 from engine.client import EngineClient
 from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError
 from engine.messages import AddRequest, SamplingParams
 
+_HELD_P99_MS = 1000.0
+"""Highest P99 of a rate that is held; besides, no request may fail."""
+_REFINEMENTS = 3
 _WARM_UP = 20
 _POLL_S = 0.02
 _READY_S = 60.0
@@ -35,27 +35,37 @@ _DRAIN_S = 0.25
 _RECORDS = 1024
 
 
-class Target(Protocol):
+class Client(Protocol):
     async def ask(self, on_event: Callable[[int], None] = lambda _: None) -> str | None: ...
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
 class EngineTarget:
-    """The engine's socket, without HTTP.
+    """The engine's socket, without HTTP."""
 
-    The engine's journal is read, since it would fill up otherwise, and dropped.
+    socket: Path
+    prompt_tokens: int
+    max_tokens: int
+
+    async def open(self) -> "_OwnClient":
+        client = EngineClient(Endpoint.of_socket(self.socket))
+        await client.start()
+        welcome = await client.wait_ready(_READY_S)
+        return _OwnClient(self, client, welcome.engine_id)
+
+
+class _OwnClient:
+    """A client of the engine. The engine's journal is read, since it would fill up otherwise, and
+    dropped.
     """
 
-    def __init__(self, socket: Path, prompt_tokens: int, max_tokens: int) -> None:
-        self._client = EngineClient(Endpoint.of_socket(socket))
-        self._prompt = tuple(100 + i % 100 for i in range(prompt_tokens))
-        self._max_tokens = max_tokens
+    def __init__(self, target: EngineTarget, client: EngineClient, engine_id: str) -> None:
+        self._client = client
+        self._prompt = tuple(100 + i % 100 for i in range(target.prompt_tokens))
+        self._max_tokens = target.max_tokens
         self._is_closed = False
-
-    async def start(self) -> None:
-        await self._client.start()
-        welcome = await self._client.wait_ready(_READY_S)
-        self._draining = asyncio.create_task(self._drain(welcome.engine_id))
+        self._draining = asyncio.create_task(self._drain(engine_id))
 
     async def ask(self, on_event: Callable[[int], None] = lambda _: None) -> str | None:
         request = AddRequest(
@@ -86,19 +96,78 @@ class EngineTarget:
             await asyncio.sleep(_DRAIN_S)
 
 
-async def run_rate(target: Target, per_s: float, duration_s: float) -> dict[str, Any]:
-    """Send requests at a rate. Latencies count from when a request was due: a generator that is
-    late must not look like a fast server.
+Target = HttpTarget | EngineTarget
+
+
+def run_rate(
+    target: Target, per_s: float, duration_s: float, server_pid: int | None = None
+) -> Figures:
+    """Run whole answers at a rate. server_pid: process whose time per request is measured.
+
+    Latencies count from when a request was due: a generator that is late must not look like a fast
+    server.
     """
+    return _in_child(_rate, target, per_s, duration_s, server_pid)
+
+
+def run_streams(
+    target: Target, count: int, window_s: float, server_pid: int | None = None
+) -> Figures:
+    """Return the tokens per second of all streams, counted in a window in which each has begun and
+    none has ended. server_pid: process whose processor time per token and memory are measured.
+    """
+    return _in_child(_streams, target, count, window_s, server_pid)
+
+
+def find_held_rate(target: Target, first_per_s: float, duration_s: float) -> Figures:
+    """Find the highest rate held, by doubling and then bisection. Returns all attempts, too."""
+    attempts: list[Figures] = []
+
+    def is_held(per_s: float) -> bool:
+        result = run_rate(target, per_s, duration_s)
+        p99 = result["latency_ms"]["p99"]
+        held = not result["errors"] and p99 is not None and p99 <= _HELD_P99_MS
+        attempts.append({"rate": rounded(per_s), "p99_ms": p99, "held": held})
+        return held
+
+    low, high = 0.0, first_per_s
+    while is_held(high):
+        low, high = high, 2 * high
+    for _ in range(_REFINEMENTS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_held(middle) else (low, middle)
+    return {"held_per_s": rounded(low), "attempts": attempts}
+
+
+def _in_child(run: Callable[..., Coroutine[Any, Any, Figures]], *arguments: Any) -> Figures:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_run, run, *arguments).result()
+
+
+def _run(
+    run: Callable[..., Coroutine[Any, Any, Figures]], target: Target, *arguments: Any
+) -> Figures:
+    async def on_client() -> Figures:
+        client = await target.open()
+        try:
+            return await run(client, *arguments)
+        finally:
+            await client.close()
+
+    return uvloop.run(on_client())
+
+
+async def _rate(client: Client, per_s: float, duration_s: float, server_pid: int | None) -> Figures:
     errors: Counter[str] = Counter()
     latencies_s: list[float] = []
     lags_s: list[float] = []
+    server_s = cpu_seconds(server_pid) if server_pid else 0.0
     for _ in range(_WARM_UP):
-        await target.ask()
+        await client.ask()
 
     async def send(due: float) -> None:
         lags_s.append(time.perf_counter() - due)
-        error = await target.ask()
+        error = await client.ask()
         latencies_s.append(time.perf_counter() - due)
         if error:
             errors[error] += 1
@@ -111,7 +180,7 @@ async def run_rate(target: Target, per_s: float, duration_s: float) -> dict[str,
         await asyncio.sleep(max(0.0, due - time.perf_counter()))
         tasks.append(asyncio.create_task(send(due)))
     await asyncio.gather(*tasks)
-    return {
+    result = {
         "requests": count,
         "errors": dict(errors),
         "done_per_s": rate(count, time.perf_counter() - start),
@@ -119,12 +188,13 @@ async def run_rate(target: Target, per_s: float, duration_s: float) -> dict[str,
         "lag_ms_p99": percentiles_ms(lags_s)["p99"],
         "generator_cpu_us_per_request": rounded(1e6 * (time.process_time() - cpu_s) / count),
     }
+    if server_pid:
+        server_s = cpu_seconds(server_pid) - server_s
+        result["server_cpu_us_per_request"] = rounded(1e6 * server_s / count)
+    return result
 
 
-async def run_streams(target: Target, count: int, window_s: float) -> dict[str, Any]:
-    """Return the tokens per second of all streams, counted in a window in which each has begun and
-    none has ended.
-    """
+async def _streams(client: Client, count: int, window_s: float, server_pid: int | None) -> Figures:
     events, started, errors = [0], [0], Counter[str]()
 
     async def one() -> None:
@@ -136,24 +206,25 @@ async def run_streams(target: Target, count: int, window_s: float) -> dict[str, 
             seen += number
             events[0] += number
 
-        if error := await target.ask(on_event):
+        if error := await client.ask(on_event):
             errors[error] += 1
+
+    def read() -> tuple[float, float, float, int]:
+        server_s = cpu_seconds(server_pid) if server_pid else 0.0
+        return server_s, time.process_time(), time.perf_counter(), events[0]
 
     tasks = [asyncio.create_task(one()) for _ in range(count)]
     while started[0] < count and not any(task.done() for task in tasks):
         await asyncio.sleep(_POLL_S)
-    start, before, cpu_s = time.perf_counter(), events[0], time.process_time()
-    _say({"window": "begins"})
-    while time.perf_counter() - start < window_s and not any(task.done() for task in tasks):
+    begun = read()
+    while time.perf_counter() - begun[2] < window_s and not any(task.done() for task in tasks):
         await asyncio.sleep(_POLL_S)
-    seconds, counted = time.perf_counter() - start, events[0] - before
-    cpu_s = time.process_time() - cpu_s
-    _say({"window": "ends"})
+    server_s, cpu_s, seconds, counted = (b - a for a, b in zip(begun, read(), strict=True))
     was_whole = not any(task.done() for task in tasks)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    return {
+    result = {
         "streams": count,
         "errors": dict(errors),
         "was_whole": was_whole,
@@ -162,33 +233,7 @@ async def run_streams(target: Target, count: int, window_s: float) -> dict[str, 
         "events_per_s": rate(counted, seconds),
         "generator_cpu_us_per_event": rounded(1e6 * cpu_s / max(1, counted)),
     }
-
-
-async def _run(job: dict[str, Any]) -> dict[str, Any]:
-    asked = job["target"]
-    if "socket" in asked:
-        engine = EngineTarget(Path(asked["socket"]), asked["prompt_tokens"], asked["max_tokens"])
-        await engine.start()
-        target: Target = engine
-    else:
-        body = asked["body"].encode()
-        target = HttpClient("127.0.0.1", asked["port"], asked["path"], body, asked["key"])
-    try:
-        if job["kind"] == "rate":
-            return await run_rate(target, job["rate"], job["duration_s"])
-        return await run_streams(target, job["count"], job["window_s"])
-    finally:
-        await target.close()
-
-
-def _say(message: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
-
-
-def main() -> None:
-    _say(uvloop.run(_run(json.loads(sys.stdin.readline()))))
-
-
-if __name__ == "__main__":
-    main()
+    if server_pid:
+        result["server_cpu_us_per_event"] = rounded(1e6 * server_s / max(1, counted))
+        result["server_peak_rss_mb"] = rounded(peak_mb(server_pid))
+    return result

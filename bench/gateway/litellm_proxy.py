@@ -16,7 +16,7 @@ from pathlib import Path
 
 import httpx
 
-from bench.gateway.client import Target, http_target
+from bench.gateway.http_client import HttpTarget
 from bench.product import free_port, started, wait_ready
 
 VERSION = "1.106.2"
@@ -85,7 +85,7 @@ def serving(command: Path, upstream_port: int, folder: Path) -> Iterator[tuple[i
         wait_ready(f"http://127.0.0.1:{port}", process, log, path="/health/liveliness")
         answer = httpx.post(
             f"http://127.0.0.1:{port}{_ROUTE}",
-            content=target(port, 1)["body"],
+            content=target(port, 1).body,
             headers={"authorization": f"Bearer {_KEY}", "content-type": "application/json"},
             timeout=60,
             trust_env=False,
@@ -95,6 +95,6 @@ def serving(command: Path, upstream_port: int, folder: Path) -> Iterator[tuple[i
         yield port, process.pid
 
 
-def target(port: int, max_tokens: int, *, stream: bool = False) -> Target:
+def target(port: int, max_tokens: int, *, stream: bool = False) -> HttpTarget:
     """Return the target for the proxy, or for its upstream, which ignores the key."""
-    return http_target(port, _KEY, _MODEL, max_tokens, stream=stream)
+    return HttpTarget(port, _KEY, _MODEL, max_tokens, stream)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.gateway.client import PROMPT, Target, http_target
+from bench.gateway.generator import EngineTarget
+from bench.gateway.http_client import PROMPT, HttpTarget
 from bench.process_tree import find_children
 from bench.product import Product, free_port, started, wait_ready
 from server.launch.plan import prepare, resolve_settings
@@ -34,8 +35,8 @@ class Ours:
     key: str
     pid: int
 
-    def target(self, max_tokens: int, *, stream: bool = False) -> Target:
-        return http_target(self.port, self.key, _MODEL, max_tokens, stream=stream)
+    def target(self, max_tokens: int, *, stream: bool = False) -> HttpTarget:
+        return HttpTarget(self.port, self.key, _MODEL, max_tokens, stream)
 
 
 @contextmanager
@@ -80,12 +81,12 @@ def engine_alone(folder: Path, *, step_s: float = 0.0) -> Iterator[Path]:
         yield data_dir / "engine" / "engine.sock"
 
 
-def engine_target(socket: Path, max_tokens: int) -> Target:
+def engine_target(socket: Path, max_tokens: int) -> EngineTarget:
     """Return the target for the engine alone, with as many prompt tokens as a chat request has."""
     tokenizer = Tokenizer(_MODEL_DIR)
     text = tokenizer.chat_template.render([{"role": "user", "content": PROMPT}])
     prompt_tokens = len(tokenizer.encode(text, add_special_tokens=False))
-    return {"socket": str(socket), "prompt_tokens": prompt_tokens, "max_tokens": max_tokens}
+    return EngineTarget(socket, prompt_tokens, max_tokens)
 
 
 def _settings(folder: Path) -> dict[str, Any]:

@@ -72,6 +72,13 @@ def test_a_streamed_answer_gives_its_tokens_and_a_time_for_every_chunk() -> None
     assert 0.0 <= outcome.sent_s <= outcome.chunk_s[0] <= outcome.chunk_s[1] <= outcome.end_s
 
 
+def test_an_answer_in_llama_cpps_own_form_is_read_too() -> None:
+    events = [{"tokens": [7], "stop": False}, {"tokens": [8], "stop": True}]
+    pieces = [f"data: {json.dumps(event)}\n\n" for event in events]
+    (outcome,) = run(SseServer(lambda _: (200, pieces)), make_request())
+    assert (outcome.error, outcome.token_ids) == (None, (7, 8))
+
+
 def test_every_model_is_asked_with_its_own_key_for_exactly_so_many_tokens() -> None:
     server = SseServer(lambda _: (200, [chunk(7, 8), DONE]))
     run(server, make_request(0), make_request(1, model="b"))
