@@ -1,21 +1,19 @@
-"""`python -m bench.scheduling`: prefix cache, chunked prefill, fairness, preemption, each with and
-without. Engines run in this process, on a random model.
+"""`python -m bench.scheduling`: prefix cache, chunked prefill and fairness, each with and without.
+Engines run in this process, on a random model.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import get_args
 
 from bench.in_process import EngineFactory, EngineMeasurement
-from bench.measurement import Figures, in_turns, main
+from bench.measurement import Figures, main
 from bench.outcome import Outcome, gaps_between
-from bench.report import percentiles_ms, ratio, rounded
+from bench.report import percentiles_ms, ratio
 from bench.session import Ask, Session, run
 from engine.fairness import DECODE_COST, PREFILL_COST, SchedulingPolicy
-from engine.messages import EngineStats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,68 +182,10 @@ def _service(outcomes: Sequence[Outcome], until_s: float) -> float:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preemption(EngineMeasurement):
-    """Tokens per second with swapping and with recomputation, in turns, each on a fresh engine.
-
-    arena_tokens: a quarter of the tokens of all requests.   swap_tokens: host memory for KV.
-    """
-
-    stack: str = "small-5m"
-    repeats: int = 5
-    requests: int = 32
-    prompt_tokens: int = 128
-    output_tokens: int = 128
-    max_model_len: int = 256
-    arena_tokens: int = 2048
-    swap_tokens: int = 8192
-    seed: int = 0
-
-    def run(self, factory: EngineFactory) -> Figures:
-        stream = random.Random(self.seed)
-        prompts = [factory.random_tokens(stream, self.prompt_tokens) for _ in range(self.requests)]
-        asks = [Ask(prompt, self.output_tokens) for prompt in prompts]
-        sides = [partial(self._run, factory, asks, swap) for swap in (self.swap_tokens, 0)]
-        swap, recompute = map(_summary, in_turns(self.repeats, *sides))
-        speed = "output_tokens_per_s"
-        return {
-            "swap": swap,
-            "recompute": recompute,
-            "swap_to_recompute": ratio(swap[speed], recompute[speed]),
-            "kv_bytes_per_token": factory.layout.kv_bytes_per_token,
-        }
-
-    def _run(
-        self, factory: EngineFactory, asks: Sequence[Ask], swap_tokens: int
-    ) -> tuple[float, EngineStats]:
-        """Return the generated tokens per second, and the engine's figures at the end."""
-        core = factory.make(
-            arena_tokens=self.arena_tokens,
-            swap_tokens=swap_tokens,
-            max_model_len=self.max_model_len,
-        )
-        outcomes = run(core, asks)
-        num_tokens = sum(len(o.token_ids) for o in outcomes)
-        return num_tokens / max(o.end_s for o in outcomes), core.take_stats()
-
-
-def _summary(runs: Sequence[tuple[float, EngineStats]]) -> Figures:
-    _, stats = runs[-1]
-    return {
-        "output_tokens_per_s": rounded(median(speed for speed, _ in runs)),
-        "output_tokens_per_s_of_each": [rounded(speed) for speed, _ in runs],
-        "preemptions": stats.preemptions,
-        "swapped": stats.swapped,
-        "prefill_tokens_per_s": rounded(stats.prefill_tokens_per_s),
-        "copy_bytes_per_s": rounded(stats.copy_bytes_per_s),
-    }
-
-
 MEASUREMENTS = {
     "scheduling.prefix": PrefixCache(),
     "scheduling.chunked": ChunkedPrefill(),
     "scheduling.fairness": Fairness(),
-    "scheduling.preemption": Preemption(),
 }
 
 if __name__ == "__main__":

@@ -2,18 +2,17 @@
 priority, that may be slow on purpose. It ends when its standard input does.
 """
 
-import http.client
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
-from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlsplit
+
+import httpx
 
 _BUCKET = "bucket"
 _NICE = 19
@@ -37,9 +36,9 @@ class S3Server:
             "AWS_ENDPOINT_URL": self.url,
         }  # fmt: skip
 
-    def put(self, key: str, data: bytes | None) -> None:
+    def put(self, key: str, data: bytes) -> None:
         """Store an object that anybody may read."""
-        self._ask("PUT", f"/{key}", data, {"x-amz-acl": "public-read"})
+        self._ask("PUT", f"/{key}", content=data, headers={"x-amz-acl": "public-read"})
 
     def get(self, key: str) -> bytes:
         """Read an object by plain HTTP, the fastest way to read this server."""
@@ -48,21 +47,10 @@ class S3Server:
     def make_bucket(self) -> None:
         self._ask("PUT", "")
 
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        headers: Mapping[str, str] = MappingProxyType({}),
-    ) -> bytes:
-        address = urlsplit(self.url).netloc
-        with closing(http.client.HTTPConnection(address, timeout=_TIMEOUT_S)) as server:
-            server.request(method, f"/{_BUCKET}{path}", body, headers)
-            answer = server.getresponse()
-            data = answer.read()
-        if answer.status != http.HTTPStatus.OK:
-            raise SystemExit(f"the S3 server answered {answer.status} to {method} {path}")
-        return data
+    def _ask(self, method: str, path: str, **options: Any) -> bytes:
+        url = f"{self.url}/{_BUCKET}{path}"
+        answer = httpx.request(method, url, timeout=_TIMEOUT_S, trust_env=False, **options)
+        return answer.raise_for_status().content
 
 
 @contextmanager
