@@ -2,21 +2,22 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM
+
+from engine.models.checkpoint import projection_name
+from engine.models.config import DecoderConfig
+from engine.weights import load_config
+from lora.layout import PROJECTIONS, ModelShape
 
 _ROOT = Path(__file__).parent.parent
-_PROJECTIONS = {
-    "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
-    "mlp": ("gate_proj", "up_proj", "down_proj"),
-}
 RANKS = (8, 16)
 """Ranks of a checkpoint's adapters, in turn."""
 THREADS = 1
@@ -78,6 +79,9 @@ def make_checkpoint(stack: str, folder: Path, num_adapters: int) -> Checkpoint:
         return _demo(folder)
     if stack == "smollm2":  # of `make model`
         return Checkpoint(_ROOT / "build" / stack, {}, SHAPES["smollm2-135m"]["vocab_size"])
+    # Imported here: a machine with a GPU may lack it, and does not make such a model.
+    from transformers import LlamaConfig
+
     config = LlamaConfig(
         **SHAPES[stack], tie_word_embeddings=True,
         eos_token_id=0, bos_token_id=None, pad_token_id=None,
@@ -86,36 +90,39 @@ def make_checkpoint(stack: str, folder: Path, num_adapters: int) -> Checkpoint:
     model_dir.mkdir(parents=True)
     _save_model(config, model_dir)
     _save_tokenizer(config.vocab_size, model_dir)
+    shape = DecoderConfig.parse(load_config(model_dir)).shape
     adapters = {}
     for number in range(num_adapters):
         name = f"adapter-{number:03}"
         adapters[name] = folder / "adapters" / name
-        save_adapter(stack, adapters[name], RANKS[number % len(RANKS)], seed=number)
+        randn = partial(torch.randn, generator=torch.Generator().manual_seed(number))
+        write_adapter(adapters[name], shape, RANKS[number % len(RANKS)], randn)
     return Checkpoint(model_dir, adapters, config.vocab_size)
 
 
-def save_adapter(stack: str, folder: Path, rank: int, seed: int) -> None:
-    """Writes an adapter with random A and B on all seven projections, large enough to change the
-    model's output.
+def write_adapter(
+    folder: Path, shape: ModelShape, rank: int, randn: Callable[..., torch.Tensor]
+) -> None:
+    """Write an adapter with random A and B on all seven projections, as PEFT does; it is large
+    enough to change the model's output.
+
+    randn: makes random numbers of a size, in the adapter's dtype.
     """
     folder.mkdir(parents=True)
-    shape = SHAPES[stack]
-    generator = torch.Generator().manual_seed(seed)
-    tensors = {}
-    for layer in range(shape["num_hidden_layers"]):
-        for block, names in _PROJECTIONS.items():
-            for name in names:
-                module = f"base_model.model.model.layers.{layer}.{block}.{name}"
-                width_in, width_out = _features(shape, name)
-                a = torch.randn(rank, width_in, generator=generator) * 0.5 / width_in**0.5
-                b = torch.randn(width_out, rank, generator=generator) * 0.5 / rank**0.5
-                tensors[f"{module}.lora_A.weight"] = a
-                tensors[f"{module}.lora_B.weight"] = b
+    tensors: dict[str, torch.Tensor] = {}
+    for layer in range(shape.num_layers):
+        for projection in shape.adapted:
+            width_in, width_out = shape.features(projection)
+            module = f"base_model.model.{projection_name(layer, projection)}"
+            a, b = randn(rank, width_in), randn(width_out, rank)
+            tensors[f"{module}.lora_A.weight"] = (a * 0.5 / width_in**0.5).cpu()
+            tensors[f"{module}.lora_B.weight"] = (b * 0.5 / rank**0.5).cpu()
     save_file(tensors, folder / "adapter_model.safetensors")
-    targets = [name for names in _PROJECTIONS.values() for name in names]
-    LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=targets, task_type="CAUSAL_LM"
-    ).save_pretrained(str(folder))
+    config = {
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": 2 * rank,
+        "target_modules": list(PROJECTIONS), "bias": "none",
+    }  # fmt: skip
+    (folder / "adapter_config.json").write_text(json.dumps(config))
 
 
 def _demo(folder: Path) -> Checkpoint:
@@ -127,7 +134,9 @@ def _demo(folder: Path) -> Checkpoint:
     return Checkpoint(model_dir, adapters, config["vocab_size"])
 
 
-def _save_model(config: LlamaConfig, folder: Path) -> None:
+def _save_model(config: Any, folder: Path) -> None:
+    from transformers import LlamaForCausalLM
+
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
     for name, parameter in model.named_parameters():
@@ -150,19 +159,3 @@ def _save_tokenizer(vocab_size: int, folder: Path) -> None:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
-
-
-def _features(shape: dict[str, Any], projection: str) -> tuple[int, int]:
-    """Return the (in, out) widths of a projection."""
-    q = shape["num_attention_heads"] * shape["head_dim"]
-    kv = shape["num_key_value_heads"] * shape["head_dim"]
-    hidden, intermediate = shape["hidden_size"], shape["intermediate_size"]
-    return {
-        "q_proj": (hidden, q),
-        "k_proj": (hidden, kv),
-        "v_proj": (hidden, kv),
-        "o_proj": (q, hidden),
-        "gate_proj": (hidden, intermediate),
-        "up_proj": (hidden, intermediate),
-        "down_proj": (intermediate, hidden),
-    }[projection]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from bench.adapters.s3_server import S3Server
+from engine.models.checkpoint import projection_name
 from lora.layout import PROJECTIONS, ModelShape
 from registry.peft_format import Header, ModuleScale, TensorInfo, canonical_header, lora_names
 from registry.ref import AdapterRef
 
-_MLP = ("gate_proj", "up_proj", "down_proj")
 _SIGN_AND_MANTISSA, _EXPONENT = 0x83FF, 0x2000
 """Bits of float16 that are kept and set: every value is finite, +-2**-7 to +-2**-6."""
 
@@ -23,10 +23,10 @@ class RandomObjects:
         tensors, scales = {}, {}
         for layer in range(shape.num_layers):
             for name in targets:
-                block = "mlp" if name in _MLP else "self_attn"
-                module = f"model.layers.{layer}.{block}.{name}"
+                projection = PROJECTIONS.index(name)
+                module = projection_name(layer, projection)
                 scales[module] = ModuleScale(rank, 2.0)
-                width_in, width_out = shape.features(PROJECTIONS.index(name))
+                width_in, width_out = shape.features(projection)
                 for tensor, size in zip(
                     lora_names(module), [(rank, width_in), (width_out, rank)], strict=True
                 ):

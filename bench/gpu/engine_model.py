@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from engine.gpu.backend import assemble
 from engine.gpu.runner import GpuRunner
 from engine.meter import TokenMeter
+from engine.models.checkpoint import projection_name
 from engine.models.config import DecoderConfig
 from engine.request import PENDING_TOKEN
 from kernels.gpu import ops
@@ -24,11 +25,6 @@ from lora.batch import DeviceTables
 from lora.layout import Layout, ModelShape
 
 _WARM_UP = 4
-MODULES = (
-    *(f"self_attn.{name}_proj" for name in "qkvo"),
-    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
-)
-"""Names of a layer's projections, in the order of lora.layout.PROJECTIONS."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +221,7 @@ def make_random_weights(machine: Machine, shape: ModelShape, vocab: int) -> dict
         prefix = f"model.layers.{layer}"
         for name in ("input_layernorm", "post_attention_layernorm"):
             weights[f"{prefix}.{name}.weight"] = weights["model.norm.weight"].clone()
-        for number, name in enumerate(MODULES):
-            inputs, outputs = shape.features(number)
-            weights[f"{prefix}.{name}.weight"] = machine.randn(outputs, inputs, std=inputs**-0.5)
+        for number in shape.adapted:
+            (inputs, outputs), name = shape.features(number), projection_name(layer, number)
+            weights[f"{name}.weight"] = machine.randn(outputs, inputs, std=inputs**-0.5)
     return weights

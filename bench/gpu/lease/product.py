@@ -15,8 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bench.checkpoint import write_adapter
 from bench.child import run_all, run_module
-from bench.gpu.lease.checkpoint import write_adapter, write_model
+from bench.gpu.lease.checkpoint import write_model
 from bench.gpu.lease.lease import Lease
 from bench.gpu.lease.pack import FOLDER
 from bench.gpu.machine import DryRun, Gpu, Machine
@@ -77,7 +78,7 @@ def _write(lease: Lease) -> None:
     vocab_size = machine.pick(machine.vocab_size, 2 * _TOKEN_IDS)
     write_model(machine, lease.large / _MODEL, shape, vocab_size)
     for name in _names(lease):
-        write_adapter(machine, _adapter(lease, name), shape, _RANK)
+        write_adapter(_adapter(lease, name), shape, _RANK, machine.randn)
 
 
 def show_product(lease: Lease) -> None:
