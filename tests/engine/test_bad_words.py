@@ -95,7 +95,6 @@ RUNNERS = {
 @torch.inference_mode()
 @pytest.mark.parametrize("runner", RUNNERS)
 def test_a_model_says_what_it_says_in_transformers_without_these_words(tmp_path, runner):
-    torch.set_num_threads(1)
     model_dir = save_model(tmp_path / "model", tied=False)
     model = merged_model(model_dir, None)
 

@@ -33,7 +33,6 @@ class World:
     """
 
     def __init__(self, folder):
-        torch.set_num_threads(1)
         self.model_dir = save_model(folder / "model")
         adapter_dir = save_adapter(self.model_dir, folder / "a1", seed=1, r=4, lora_alpha=16)
         self.objects = {}

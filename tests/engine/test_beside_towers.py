@@ -3,7 +3,6 @@ class, say what transformers and PEFT say.
 """
 
 import pytest
-import torch
 
 from tests.engine.fakes import make_message, tokens_of
 from tests.engine.real_core import add_adapter, build_core
@@ -29,7 +28,6 @@ NUM_TOKENS = 8
 def test_an_adapter_of_the_whole_class_says_what_the_merged_model_says(
     tmp_path, family, options, names, task
 ):
-    torch.set_num_threads(1)
     model_dir = save_model(tmp_path / "model", family=family, **options)
     rename_tensors(model_dir, names)
     folder = save_adapter(

@@ -48,11 +48,6 @@ FAMILIES = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def parse(config=LLAMA, max_model_len=256):
     model_config = DecoderConfig.parse(config)
     return model_config, attention_shape(model_config, 16, max_model_len, torch.float32)

@@ -4,7 +4,6 @@ import json
 import random
 
 import pytest
-import torch
 
 from engine.build import build_core as build_engine_core
 from engine.cpu.draft_model import draft_layout
@@ -23,11 +22,6 @@ from tests.oracle import greedy, merged_model
 from tests.tiny_models import save_model
 
 NUM_TOKENS = 33
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

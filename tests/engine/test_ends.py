@@ -36,7 +36,6 @@ class World:
     """A model with adapters, and what PEFT answers for each."""
 
     def __init__(self, folder, **options):
-        torch.set_num_threads(1)
         self.model_dir = save_model(folder / "model", **options)
         self.folder = folder
         self.dirs = {

@@ -38,11 +38,6 @@ ONE_FAMILY = pytest.mark.parametrize("world", ["llama"], indirect=True)
 PROMPTS = ((5, 6, 7, 17, 18, 19, 80), tuple(17 + i % 9 for i in range(40)))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module", params=[*FAMILIES, "untied, with a scaled rope"])
 def world(request, tmp_path_factory):
     """A model, and an ordinary and an activated adapter for it."""

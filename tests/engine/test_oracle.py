@@ -10,7 +10,6 @@ from functools import cache, partial
 from itertools import product
 
 import pytest
-import torch
 
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, tokens_of
@@ -48,11 +47,6 @@ FAMILIES = {
 INVOCATION = [17, 18, 19]
 NUM_TOKENS = 14
 NUM_REQUESTS = 24
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    torch.set_num_threads(1)
 
 
 def make_requests(chance, adapters):
@@ -174,7 +168,7 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world_of(one_thread, tmp_path_factory):
+def world_of(tmp_path_factory):
     """A function that makes one world for each family; its expected tokens are slow to compute."""
     return cache(lambda family: World(tmp_path_factory.mktemp("oracle"), FAMILIES[family]))
 

@@ -40,11 +40,6 @@ CPU_AND_DEVICE = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    torch.set_num_threads(1)
-
-
 class World:
     """A model, adapters, and prompts with the expected logprobs and answers."""
 
@@ -91,7 +86,7 @@ def logprobs(model, prompt):
 
 
 @pytest.fixture(scope="module")
-def world(one_thread, tmp_path_factory):
+def world(tmp_path_factory):
     return World(tmp_path_factory.mktemp("scored"))
 
 

@@ -29,11 +29,6 @@ LOSS = {"int8": 0.01, "int4": 0.01}
 AGREEMENT = {"int8": 0.99, "int4": 0.96}
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def rows():
     """Token ids [rows, tokens + 1] of concatenated documents; each row begins with a document."""

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
 from engine.grammar.llguidance_matcher import LlguidanceGrammars
 from engine.messages import ReasoningBudget
@@ -179,7 +178,6 @@ FORMS = {"shape": (None, SHAPE), "tools": (USE, None)}
 @pytest.mark.parametrize("options", [{}, {"make_backend": fake_backend}], ids=["cpu", "device"])
 def test_an_answer_thinks_as_long_as_it_may_and_then_has_its_form(tmp_path, kind, options):
     """The tokenizer is a model's own, in which a mark is several tokens."""
-    torch.set_num_threads(1)
     tokenizer, config = Tokenizer(DEMO), load_config(DEMO)
     eos, template = config["eos_token_id"], BUILT_IN["hermes"]
     closing = tuple(tokenizer.encode("</think>", add_special_tokens=False))

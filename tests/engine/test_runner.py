@@ -23,12 +23,6 @@ from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import LLAMA3_ROPE, save_adapter, save_model
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    torch.set_num_threads(1)
-
-
 RUNNERS = pytest.mark.parametrize(
     "runner", [{}, {"make_backend": fake_backend}], ids=["cpu", "device"]
 )

@@ -16,7 +16,6 @@ from pathlib import Path
 import jsonschema_rs
 import numpy as np
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
@@ -144,7 +143,6 @@ class World:
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory):
     """A function that returns a model's folder: random weights, the demo's or SmolLM2."""
-    torch.set_num_threads(1)
     folder = save_model(tmp_path_factory.mktemp("m") / "random", vocab_size=2048, eos_token_id=1)
     (folder / "tokenizer.json").write_bytes((DEMO / "tokenizer.json").read_bytes())
     return lambda kind: {"random": folder, "demo": DEMO}.get(kind) or needs.smollm2()

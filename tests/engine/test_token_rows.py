@@ -47,7 +47,6 @@ class World:
     """A model, and an engine that serves it."""
 
     def __init__(self, folder, tied, **options):
-        torch.set_num_threads(1)
         self.folder, self.objects = folder, {}
         self.model_dir = save_model(folder / "model", tied=tied)
         self.core = build_core(self.model_dir, folder / "engine", self.objects, **options)

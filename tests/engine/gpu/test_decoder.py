@@ -28,7 +28,6 @@ LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": SIZE
 
 @pytest.fixture(autouse=True)
 def inference():
-    torch.set_num_threads(1)
     with torch.inference_mode():
         yield
 

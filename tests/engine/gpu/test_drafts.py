@@ -11,7 +11,6 @@ NUM_ROWS = 8
 
 @pytest.fixture
 def make_world(tmp_path):
-    torch.set_num_threads(1)
     return lambda **limits: World(tmp_path, max_num_seqs=NUM_ROWS, **limits)
 
 

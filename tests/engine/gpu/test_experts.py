@@ -24,7 +24,6 @@ INT4 = Rounding(4, 32)
 @pytest.fixture(autouse=True)
 def numbers():
     torch.manual_seed(4)
-    torch.set_num_threads(1)
 
 
 def in_fp8(weight):

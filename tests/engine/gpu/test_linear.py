@@ -15,7 +15,6 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def numbers():
     torch.manual_seed(4)
-    torch.set_num_threads(1)
 
 
 def linears(quantization=None, dtype=torch.float32):

@@ -42,7 +42,6 @@ class SlowCopies(FakeDevice):
 @pytest.fixture
 def world(tmp_path):
     """A function that makes a `Churn`, a load of short-lived adapters, and its device."""
-    torch.set_num_threads(1)
     started = []
 
     def make(seed=1, eagerness=0.3, device_type=FakeDevice, **options):

@@ -43,11 +43,6 @@ KINDS = [
 ]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    torch.set_num_threads(1)
-
-
 class World:
     """A model of a family, and adapters for it as objects by digest and as refs."""
 

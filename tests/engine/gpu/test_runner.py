@@ -35,11 +35,6 @@ from tests.tiny_models import save_model
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     return save_model(tmp_path_factory.mktemp("runner") / "model")

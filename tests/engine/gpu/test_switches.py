@@ -5,7 +5,6 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
 
 from engine.errors import UnsupportedModel
 from engine.gpu.backend import SomeReferences
@@ -49,7 +48,6 @@ class Watched(FakeDevice):
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A function that returns the tokens of an engine with given switches on a given device."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("switches")
     model_dir, objects = save_model(folder / "model"), {}
     adapter = save_adapter(model_dir, folder / "adapter", seed=1, r=4, lora_alpha=16)
