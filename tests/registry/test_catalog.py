@@ -78,12 +78,6 @@ def test_a_version_for_another_base_model_is_not_served(connection, make_version
     assert not isinstance(caught.value, AdapterNotServable)
 
 
-def test_the_same_bytes_for_another_base_model_are_another_version(make_version, newer):
-    first = make_version()
-    second = make_version(at=newer)
-    assert (second.version, second.digest) == (2, first.digest)
-
-
 def test_adapters_are_listed_by_name_with_latest_and_aliases(catalog, connection, make_version):
     version = make_version(name="b", alias="prod")
     make_version(name="a")

@@ -77,15 +77,6 @@ def test_a_pin_follows_latest(connection):
     assert kinds(connection) == [("pinned", 1), ("unpinned", 1), ("pinned", 2)]
 
 
-def test_a_pin_ends_where_latest_means_nothing(connection):
-    add_version(connection)
-    pin(connection, now_ms=5)
-    pins.follow_latest(connection, adapter(connection), None, 7)
-    assert intervals(connection) == [(1, 5, 7)]
-    pins.follow_latest(connection, adapter(connection), 1, 8)
-    assert intervals(connection) == [(1, 5, 7)]
-
-
 def test_a_clock_that_goes_back_makes_no_negative_interval(connection):
     add_version(connection)
     pin(connection, now_ms=5)

@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from registry.errors import ObjectNotFound, StorageError
-from registry.storage import LocalStorage, PresignedStorage
 from registry.storage_url import open_storage
 from tests.registry.factories import keys
 
@@ -45,11 +44,6 @@ def altered(url, **query):
     values = {name: values[0] for name, values in parse_qs(parts.query).items()}
     assert values != values | query, "nothing altered"
     return urlunsplit(parts._replace(query=urlencode(values | query)))
-
-
-def test_a_bucket_takes_presigned_parts_and_a_folder_does_not(bucket, tmp_path):
-    assert isinstance(bucket, PresignedStorage)
-    assert not isinstance(LocalStorage(tmp_path), PresignedStorage)
 
 
 def test_parts_put_by_plain_http_become_the_object_in_the_order_of_their_numbers(bucket, upload):

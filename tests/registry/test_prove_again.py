@@ -9,7 +9,6 @@ from registry.catalog import Catalog
 from registry.errors import (
     AdapterNotFound,
     AdapterNotServable,
-    AlreadyProved,
     InvalidUpload,
     QuotaExceeded,
 )
@@ -90,11 +89,6 @@ def test_the_object_of_one_that_waits_is_not_swept(newer, database, version, sto
     assert sweep_objects(newer, database.begin) == 0
     assert keys(storage) == [version.object_key]
     assert sweep_uploads(newer, database.begin) >= 0
-
-
-def test_what_is_for_this_base_is_not_proved_again(uploads, database, version):
-    with database.begin() as conn, pytest.raises(AlreadyProved):
-        prove_again(uploads, conn, A, "key-1", "pirate", 1)
 
 
 @pytest.mark.parametrize("number", [0, 2, -1, 10**12])

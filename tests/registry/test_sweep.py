@@ -53,20 +53,6 @@ def test_an_old_object_without_a_row_is_swept_and_a_young_one_is_not(
     assert keys(storage) == []
 
 
-@pytest.mark.parametrize("state", ["proving", "ready", "deleted"])
-def test_an_object_that_a_row_means_is_kept(
-    uploads, catalog, database, storage, open_upload, state
-):
-    upload = build_upload(uploads, database.begin, A, open_upload().upload_id)
-    if state != "proving":
-        complete_and_prove(uploads, database, upload)
-    if state == "deleted":
-        with database.begin() as conn:
-            catalog.delete_adapter(conn, A, "pirate")
-    assert sweep(uploads, database) == 0
-    assert keys(storage, "tenants/") == [upload.built["object_key"]]
-
-
 def test_what_was_deleted_is_swept_when_it_can_no_longer_be_restored(
     uploads, catalog, database, storage, tmp_path, clock
 ):

@@ -9,7 +9,6 @@ from registry.catalog import Catalog
 from registry.errors import (
     InvalidAdapter,
     ObjectNotFound,
-    QuotaExceeded,
     StorageError,
     UploadNotComplete,
     UploadNotFound,
@@ -103,15 +102,6 @@ def test_a_complete_upload_is_a_version_whose_digest_is_its_objects(
     assert version.base_revision == base.base_revision
     assert version.object_key == f"tenants/{A}/{version.digest}"
     assert parse_canonical(raw).rank == version.rank == 4
-
-
-def test_an_upload_of_old_bytes_moves_the_aliases_back(catalog, uploads, database, send, base):
-    first = complete(uploads, database, send())
-    complete(uploads, database, send(sound_files(base, seed=2)))
-    complete(uploads, database, send(alias="prod"))
-    with database.begin() as conn:
-        assert catalog.resolve(conn, A, "pirate") == first.ref
-        assert catalog.resolve(conn, A, "pirate@prod") == first.ref
 
 
 def test_missing_bytes_are_named_and_the_upload_stays_open(uploads, database, base, tmp_path):
@@ -317,10 +307,3 @@ def test_no_transaction_is_open_while_bytes_move(base, database, storage, clock,
     complete(watched, database, upload)
     assert len(open_connections) > 4
     assert set(open_connections) == {0}
-
-
-def test_a_quota_counts_what_was_completed(uploads, database, send, base, tmp_path):
-    complete(uploads, database, send())
-    limits = uploads.limits.of_tenant(1, None)
-    with database.begin() as conn, pytest.raises(QuotaExceeded):
-        uploads.create_upload(conn, A, "key", "other", declare(sound_files(base)), limits=limits)
