@@ -9,7 +9,6 @@ import torch
 
 from engine.__main__ import serve
 from engine.build import build_core, resolve_device, resolve_max_model_len, resolve_sum_ranks
-from engine.config import EngineConfig
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
 from engine.wire import write_vocabulary
@@ -18,38 +17,19 @@ from lora.layout import Layout, ModelShape
 from registry.peft_format import MAX_ADDED_TOKENS
 from server.capacity.arena import Arena, Limits, sum_ranks
 from server.capacity.hardware import HARDWARE
+from tests.engine.gpu import backends
+from tests.engine.models.test_config import LLAMA
 from tests.tiny_models import save_model
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 64,
-    "max_position_embeddings": 2048,
-}
+MODEL = LLAMA | {"num_hidden_layers": 1, "max_position_embeddings": 2048}
 LLAMA_8B = ModelShape(32, 4096, 14336, 32, 8, 128)
 _HARDWARE = {"cuda": "h100-80gb", "cpu": "epyc-9r14"}
 
 
 def make_config(tmp_path, **values):
-    defaults = {
-        "data_dir": str(tmp_path),
-        "model_dir": str(tmp_path),
-        "base_revision": "r",
-        "vocabulary_path": "",
-        "eos_token_ids": (),
-        "adapter_cache_dir": "",
-        "fetcher_socket": "",
-        "device": "auto",
-        "dtype": "auto",
-        "arena_bytes": 1 << 20,
-        "threads": 1,
-        "max_model_len": None,
-    }
-    return EngineConfig(**{**defaults, **values})
+    unset = ("max_model_len", "max_num_batched_tokens", "max_num_seqs")
+    defaults = {"device": "auto", "dtype": "auto", "arena_bytes": 1 << 20, **dict.fromkeys(unset)}
+    return backends.make_config(tmp_path, **{**defaults, **values})
 
 
 def longest(tmp_path, num_tokens=160_000, asked=None, **model):

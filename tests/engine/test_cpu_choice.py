@@ -16,20 +16,10 @@ from kernels.cpu.native import NativeKernels
 from kernels.cpu.plain import PlainKernels
 from kernels.quantized import Rounding
 from tests.engine.gpu.backends import make_config
+from tests.engine.models import test_config
 from tests.tiny_models import GEMMA2, GRANITE, save_model
 
-LLAMA = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 64,
-    "intermediate_size": 160,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 300,
-    "max_position_embeddings": 512,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-}
+LLAMA = test_config.LLAMA | {"num_hidden_layers": 3, "vocab_size": 300}
 FAMILIES = {
     "llama": LLAMA,
     # Its hidden size, unlike the others', is not the size of the self-check's vocabulary.

@@ -14,6 +14,7 @@ from engine.weights import load_config
 from lora.layout import Layout
 from tests.engine.cpu_kernels import kernels_of
 from tests.engine.fakes import make_message, run_until_idle, tokens_of
+from tests.engine.models.test_config import LLAMA
 from tests.engine.real_core import build_core
 from tests.engine.test_build import make_config
 from tests.engine.test_draft_model import NoText
@@ -98,13 +99,9 @@ def test_any_model_with_the_vocabulary_may_draft(served, tmp_path, kernels, draf
 
 
 def test_a_slab_holds_as_many_tokens_as_fit():
-    config = {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
-    config |= {"num_attention_heads": 4, "max_position_embeddings": 64}
-    config |= {"architectures": ["LlamaForCausalLM"]}
-
     def shape(num_layers, num_kv_heads):
         sizes = {"num_hidden_layers": num_layers, "num_key_value_heads": num_kv_heads}
-        return DecoderConfig.parse({**config, **sizes}).shape
+        return DecoderConfig.parse(LLAMA | sizes).shape
 
     slab_bytes = Layout(shape(12, 4), 4, 16, 4).slab_bytes
     assert draft_layout(shape(12, 4), 4, slab_bytes).block_size == 16

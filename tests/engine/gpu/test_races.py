@@ -19,7 +19,7 @@ from registry.storage import LocalStorage
 from tests.engine.churn import CONFIG, LAYOUT, Churn, build_core, make_weights
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.gpu.fake_device import FakeDevice, Race
-from tests.engine.test_churn import ALLOWED
+from tests.engine.test_churn import ALLOWED, UnfencedArena
 from tests.lora.factories import FORM, FetcherProcess, make_object
 from tests.soak import soak
 from tests.tiny_models import packed_adapter
@@ -108,15 +108,6 @@ def is_found_out(churn, *errors):
     return bool(churn.wrong) or not set(churn.outcomes) <= ALLOWED
 
 
-class ForgetsSteps(Arena):
-    """An arena that hands out slabs at once though a running step still reads them."""
-
-    def retire(self, slabs):
-        self._fence_step = self._finished_step
-        super().retire(slabs)
-        self._fence_step = self._launched_step
-
-
 class ForgetsTheStepToCome(Arena):
     """An arena that hands out slabs that swap copies of the next step still have to read."""
 
@@ -124,7 +115,7 @@ class ForgetsTheStepToCome(Arena):
         pass
 
 
-@pytest.mark.parametrize("arena", [ForgetsSteps, ForgetsTheStepToCome])
+@pytest.mark.parametrize("arena", [UnfencedArena, ForgetsTheStepToCome])
 def test_an_arena_without_one_of_its_fences_is_found_out(world, arena):
     churn, _ = world(arena=arena(NUM_SLABS), eagerness=0.05)
     assert is_found_out(churn)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import sampler
-from engine.batch import BAD_LOGITS, ScheduledRow
+from engine.batch import BAD_LOGITS
 from engine.gpu.sampler import (
     MOST_GIVEN_LOGPROBS,
     MOST_TOP_LOGPROBS,
@@ -22,9 +22,8 @@ from engine.grammar.matcher import mask_bytes
 from engine.messages import SamplingParams
 from engine.request import PENDING_TOKEN
 from kernels import reference
-from tests.engine.test_sampler import make_mask
+from tests.engine.test_sampler import VOCAB, make_logits, make_mask, make_row
 
-VOCAB = 133
 MOST_ROWS = 9
 POISON = -(2**31)
 
@@ -34,19 +33,6 @@ def logprobs_of_two_rows_at_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.gpu.sampler._TOLD_BYTES", 2 * 4 * VOCAB)
         yield
-
-
-def make_row(*, prompt=(), output=(), seed=0, banned=(), **params) -> ScheduledRow:
-    return ScheduledRow(
-        request_id="r", token_ids=(1,), start=0, block_ids=(0,),
-        sampling=SamplingParams(max_tokens=9, **params), seed=seed,
-        num_output_tokens=len(output), prompt_token_ids=tuple(prompt),
-        output_token_ids=tuple(output), banned_token_ids=banned,
-    )  # fmt: skip
-
-
-def make_logits(rows, vocab=VOCAB, seed=0):
-    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * 3
 
 
 def chosen(logits, rows, masks=None, *, sources=None, previous=()):
