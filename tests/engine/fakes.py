@@ -538,6 +538,12 @@ def tokens_for(batch: Batch, token_id: int = 7) -> StepTokens:
     return StepTokens([token_id if row.sampling else None for row in batch.rows])
 
 
+def step(scheduler: Scheduler) -> Batch:
+    """A step of the scheduler alone, whose samples are all the same token."""
+    scheduler.update(batch := scheduler.schedule(), tokens_for(batch))
+    return batch
+
+
 def expected_tokens(
     message: AddRequest, window: int | None = None, invocation: Sequence[int] = ()
 ) -> list[int]:
@@ -595,9 +601,12 @@ def _adapter_of(message: AddRequest, invocation: Sequence[int]) -> tuple[str | N
     return digest, starts[-1] if invocation else 0
 
 
-def run_until_idle(core: EngineCore, max_steps: int = 2000) -> dict[str, list[RequestOutput]]:
+def run_until_idle(
+    core: EngineCore, max_steps: int = 2000, look: Callable[[], object] = lambda: None
+) -> dict[str, list[RequestOutput]]:
     """Step until no work is left, checking integrity each time; return the outputs by request.
 
+    look: called after each step.
     An answer waits in vain for a longer lease: the time passes at once.
     """
     outputs: dict[str, list[RequestOutput]] = {}
@@ -608,6 +617,7 @@ def run_until_idle(core: EngineCore, max_steps: int = 2000) -> dict[str, list[Re
             if isinstance(message, StepOutputs):
                 for output in message.outputs:
                     outputs.setdefault(output.request_id, []).append(output)
+        look()
         core.scheduler.check_integrity()
         for until in core.scheduler.outputs.unleased.values():
             core.scheduler.clock.now = until  # type: ignore[attr-defined]

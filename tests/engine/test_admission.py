@@ -14,7 +14,7 @@ from tests.engine.fakes import (
     make_message,
     make_scheduler,
     run_until_idle,
-    tokens_for,
+    step,
 )
 
 
@@ -170,8 +170,7 @@ def test_the_distinct_adapters_of_a_step_stay_within_the_sum_of_ranks():
         scheduler.add("gw", make_message(f"r{i}", max_tokens=50, adapter=make_adapter(f"a{i}", 8)))
     for _ in range(5):
         scheduler.adapters.poll()
-        batch = scheduler.schedule()
-        scheduler.update(batch, tokens_for(batch))
+        batch = step(scheduler)
     assert len(batch.adapters) == 3
     scheduler.add("gw", make_message("joins", adapter=make_adapter("a0", 8)))
     scheduler.add("gw", make_message("base"))
@@ -194,6 +193,5 @@ def test_a_request_without_room_is_passed_max_skips_times_and_no_more():
         if i >= 0:
             scheduler.add("gw", make_message(f"r{i}", max_tokens=50))
         scheduler.adapters.poll()
-        batch = scheduler.schedule()
-        scheduler.update(batch, tokens_for(batch))
+        batch = step(scheduler)
     assert {row.request_id for row in batch.rows} == {"runs", "r0", "r1"}

@@ -123,15 +123,16 @@ def test_beams_share_blocks_and_copy_those_that_they_write(tmp_path, lag):
     core = make_core(tmp_path, lag=lag, prefix_caching=False)
     message = beams_message(prompt_len=72, max_tokens=12)
     core.handle("gw", message)
-    pool, most, num_copies, outputs = core.scheduler.kv.pool, 0, 0, []
-    while core.scheduler.has_work:
-        outputs += [output for _, m in core.step() for output in m.outputs]
-        core.scheduler.check_integrity()
-        most = max(most, core.scheduler.arena.owned_by("kv") - pool.num_idle)
-        num_copies += len(core.runner.newest.copies)
+    pool, held, copies = core.scheduler.kv.pool, [], []
+
+    def look():
+        held.append(core.scheduler.arena.owned_by("kv") - pool.num_idle)
+        copies.extend(core.runner.newest.copies)
+
+    outputs = run_until_idle(core, look=look)["r1"]
     assert answers_of(outputs, 4) == [tokens for tokens, _ in expected_beams(message, 12)]
-    assert most <= 4 + 4 * 2
-    assert num_copies >= 3
+    assert max(held) <= 4 + 4 * 2
+    assert len(copies) >= 3
 
 
 def test_the_bill_is_the_tokens_of_the_answers(tmp_path):

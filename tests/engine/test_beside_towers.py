@@ -4,7 +4,7 @@ class, say what transformers and PEFT say.
 
 import pytest
 
-from tests.engine.fakes import make_message, tokens_of
+from tests.engine.fakes import make_message, run_until_idle, tokens_of
 from tests.engine.real_core import add_adapter, build_core
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import GEMMA3, MROPE, NEWER_NAMES, rename_tensors, save_adapter, save_model
@@ -49,12 +49,7 @@ def answer(core, request_id, prompt, adapter):
     core.handle(
         "gw", make_message(request_id, prompt=prompt, max_tokens=NUM_TOKENS, adapter=adapter)
     )
-    outputs = []
-    for _ in range(100):
-        outputs += [output for _, message in core.step() for output in message.outputs]
-        if not core.scheduler.has_work:
-            return tokens_of(outputs)
-    raise AssertionError("the request never ended")
+    return tokens_of(run_until_idle(core)[request_id])
 
 
 def expected(model_dir, adapter_dir):

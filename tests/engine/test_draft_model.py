@@ -40,28 +40,23 @@ def make(tmp_path, model_curve=None, curve=FLAT, block_size=48, idle_share=0.0, 
     return core, model, give_draft_model(core, model, curve, NoText(), idle_share)
 
 
-def answer(core, *messages):
-    """Run requests with checks after each step; outputs by request, and how many steps it took."""
+def answer(core, *messages, look=lambda: None):
+    """Run requests; their outputs, and what `look` returned after each step."""
     for message in messages:
         core.handle("gw", message)
-    outputs, num_steps = {m.request_id: [] for m in messages}, 0
-    while core.scheduler.has_work:
-        for _, step in core.step():
-            for output in step.outputs:
-                outputs[output.request_id].append(output)
-        core.scheduler.check_integrity()
-        num_steps += 1
+    steps = []
+    outputs = run_until_idle(core, look=lambda: steps.append(look()))
     for message in messages:
         assert tokens_of(outputs[message.request_id]) == expected_tokens(message)
-    return outputs, num_steps
+    return outputs, steps
 
 
 def test_a_model_that_is_always_right_makes_all_drafts_count(tmp_path):
     core, model, drafts = make(tmp_path)
-    outputs, num_steps = answer(core, make_message(max_tokens=41))
+    outputs, steps = answer(core, make_message(max_tokens=41))
     final = outputs["r1"][-1]
     assert final.num_rejected_tokens == 0
-    assert num_steps == 1 + 40 / (1 + MOST_DRAFTS)
+    assert len(steps) == 1 + 40 / (1 + MOST_DRAFTS)
     assert final.num_accepted_tokens == 40 - 40 / (1 + MOST_DRAFTS)
     assert drafts.num_slabs == 0
 
@@ -117,35 +112,25 @@ def test_its_slabs_are_only_those_that_nobody_needs(tmp_path):
     """Answers fill the arena: no draft takes a block from them, and none makes them wait."""
     core, model, drafts = make(tmp_path, num_slabs=18, block_size=16, max_num_seqs=4)
     messages = [make_message(f"r{i}", prompt_len=20, max_tokens=40) for i in range(4)]
-    for message in messages:
-        core.handle("gw", message)
-    outputs, most = {m.request_id: [] for m in messages}, 0
-    while core.scheduler.has_work:
-        most = max(most, drafts.num_slabs)
-        for _, step in core.step():
-            for output in step.outputs:
-                outputs[output.request_id].append(output)
-        core.scheduler.check_integrity()
-    assert most > 0
+    _, held = answer(core, *messages, look=lambda: drafts.num_slabs)
+    assert max(held) > 0
     assert drafts.num_slabs == 0
-    for message in messages:
-        assert tokens_of(outputs[message.request_id]) == expected_tokens(message)
 
 
 def test_evicted_slabs_are_read_again(tmp_path):
     core, model, drafts = make(tmp_path, num_slabs=16, block_size=16)
     core.handle("gw", make_message(prompt_len=40, max_tokens=100))
-    outputs, chance, arena = [], random.Random(1), core.scheduler.arena
-    num_evicted = 0
-    while core.scheduler.has_work:
-        for _, step in core.step():
-            outputs += step.outputs
+    chance, arena, num_evicted = random.Random(1), core.scheduler.arena, 0
+
+    def evict():
+        nonlocal num_evicted
         if drafts.num_slabs and chance.random() < 0.5:
             num_before = drafts.num_slabs
             assert arena.make_room(arena.num_free + 1)
             assert drafts.num_slabs == num_before - 1
             num_evicted += 1
-        core.scheduler.check_integrity()
+
+    [outputs] = run_until_idle(core, look=evict).values()
     assert num_evicted > 3
     assert tokens_of(outputs) == expected_tokens(make_message(prompt_len=40, max_tokens=100))
     assert outputs[-1].num_rejected_tokens == 0
@@ -202,8 +187,5 @@ def test_idle_items_give_up_no_more_slabs_than_a_share(tmp_path):
     for number in range(4):
         core.handle("gw", make_message(f"r{number}", prompt_len=20, max_tokens=60))
     seen = set()
-    while core.scheduler.has_work:
-        core.step()
-        core.scheduler.check_integrity()
-        seen.add(drafts.num_slabs)
+    run_until_idle(core, look=lambda: seen.add(drafts.num_slabs))
     assert 4 <= max(seen) <= 4 + num_free

@@ -15,7 +15,7 @@ from tests.engine.fakes import (
     make_core,
     make_message,
     make_scheduler,
-    tokens_for,
+    step,
 )
 
 
@@ -121,8 +121,7 @@ def test_service_is_one_for_a_prompt_token_and_two_for_a_generated_one():
     scheduler = make_scheduler(scheduling_policy="vtc")
     scheduler.add("gw", make_message("asked", 9, 4, tenant_id="asks"))
     for _ in range(4):
-        batch = scheduler.schedule()
-        scheduler.update(batch, tokens_for(batch))
+        step(scheduler)
     assert scheduler.policy.counters["asks"] == 9 * 1 + 4 * 2
 
 
@@ -131,8 +130,7 @@ def test_who_stayed_away_has_saved_nothing_up():
     for i in range(10):
         scheduler.add("gw", make_message(f"busy{i}", 9, 4, tenant_id="busy"))
     for _ in range(12):
-        batch = scheduler.schedule()
-        scheduler.update(batch, tokens_for(batch))
+        step(scheduler)
     for i in range(10):
         scheduler.add("gw", make_message(f"late{i}", 9, 4, tenant_id="late"))
     scheduler.schedule()
@@ -148,13 +146,12 @@ def test_a_tenant_that_only_waits_for_an_adapter_is_not_backlogged():
     for i in range(5):
         scheduler.add("gw", make_message(f"r{i}", tenant_id="warm"))
     for _ in range(20):
-        batch = scheduler.schedule()
-        scheduler.update(batch, tokens_for(batch))
+        step(scheduler)
     assert "cold" not in scheduler.policy.counters
     while not scheduler.adapters.is_ready(adapter.object_key):
         loader.finish()
         scheduler.adapters.poll()
-        scheduler.update(batch := scheduler.schedule(), tokens_for(batch))
+        step(scheduler)
     scheduler.schedule()
     assert scheduler.policy.counters["cold"] >= scheduler.policy.counters["warm"] - 30
 
@@ -166,8 +163,7 @@ def test_the_tenant_whose_request_started_a_load_pays_for_its_bytes():
         scheduler.add("gw", make_message(name, 9, adapter=adapter, tenant_id=name))
     while len(scheduler.queues.running) < 2:
         scheduler.adapters.poll()
-        batch = scheduler.schedule()
-        scheduler.update(batch, tokens_for(batch))
+        step(scheduler)
     load = adapter.size_bytes / LAYOUT.kv_bytes_per_token
     counters = scheduler.policy.counters
     assert counters["starter"] - counters["joiner"] == pytest.approx(load)
@@ -178,8 +174,7 @@ def test_the_shortest_expected_goes_first_and_learns_from_what_came():
     scheduler = make_scheduler(scheduling_policy="sjf", max_num_seqs=1, clock=clock)
     brief = make_message("brief0", 9, 100, tenant_id="brief", stop_token_ids=(7,))
     scheduler.add("gw", brief)
-    batch = scheduler.schedule()
-    scheduler.update(batch, tokens_for(batch))  # the answer had one token
+    step(scheduler)  # the answer had one token
     scheduler.add("gw", make_message("long", 9, 50, tenant_id="wordy"))
     scheduler.add("gw", make_message("brief1", 9, 100, tenant_id="brief"))
     assert [row.request_id for row in scheduler.schedule().rows] == ["brief1"]
@@ -190,8 +185,7 @@ def test_the_last_answer_is_a_tenth_of_how_long_the_next_is_expected_to_be():
     for name, max_tokens in (("first", 1), ("second", 11)):
         scheduler.add("gw", make_message(name, 9, max_tokens))
         while scheduler.has_work:
-            batch = scheduler.schedule()
-            scheduler.update(batch, tokens_for(batch))
+            step(scheduler)
     scheduler.add("gw", make_message("third", 9, 100))
     (third,) = scheduler.queues.waiting
     assert scheduler.policy.expected_tokens(third) == pytest.approx(9 + 0.9 * 1 + 0.1 * 11)

@@ -20,7 +20,7 @@ from tests.engine.fakes import (
     make_message,
     make_scheduler,
     run_until_idle,
-    tokens_for,
+    step,
 )
 
 PROMPT = [1 + i % 7 for i in range(70)]
@@ -139,8 +139,7 @@ def test_cached_tokens_are_no_service():
     for name, tenant in (("r1", "first"), ("r2", "second")):
         message = make_message(name, prompt=PROMPT, max_tokens=1, tenant_id=tenant)
         scheduler.add("gw", message)
-        batch = scheduler.schedule()
-        scheduler.update(batch, tokens_for(batch))
+        step(scheduler)
     assert scheduler.policy.counters == {"first": 72.0, "second": 72.0 + 8.0}
 
 
