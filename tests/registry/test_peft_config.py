@@ -8,7 +8,7 @@ from registry.peft_format import ModuleScale
 from tests.registry.factories import make_config
 
 Q0, Q1 = "model.layers.0.self_attn.q_proj", "model.layers.1.self_attn.q_proj"
-UP1 = "model.layers.1.mlp.up_proj"
+UP0, UP1 = "model.layers.0.mlp.up_proj", "model.layers.1.mlp.up_proj"
 
 
 def refused(raw):
@@ -26,16 +26,16 @@ def effect(config, module):
     return ModuleScale(rank, config.scale(module, rank))
 
 
-def test_the_scale_is_alpha_over_rank():
-    assert effect(parse(r=4, lora_alpha=8), Q0) == ModuleScale(4, 2.0)
-
-
-def test_rslora_divides_by_the_root_of_the_rank():
-    assert effect(parse(r=16, lora_alpha=8, use_rslora=True), Q0) == ModuleScale(16, 2.0)
-
-
-def test_the_scale_is_a_float32():
-    assert parse(r=3, lora_alpha=1).scale(Q0, 3) == 0.3333333432674408
+@pytest.mark.parametrize(
+    ("rank", "changes", "scale"),
+    [
+        (4, {"lora_alpha": 8}, 2.0),
+        (16, {"lora_alpha": 8, "use_rslora": True}, 2.0),
+        (3, {"lora_alpha": 1}, 0.3333333432674408),
+    ],
+)
+def test_the_scale_is_a_float32_of_alpha_over_the_rank_or_its_root(rank, changes, scale):
+    assert effect(parse(r=rank, **changes), Q0) == ModuleScale(rank, scale)
 
 
 def test_patterns_give_a_module_its_own_rank_and_alpha():
@@ -49,20 +49,25 @@ def test_the_first_pattern_that_matches_wins():
     assert parse(rank_pattern={Q0: 8, "q_proj": 2}).rank(Q0) == 8
 
 
-def test_targets_are_names_or_endings_at_a_dot():
-    config = parse(target_modules=["q_proj", "layers.1.mlp.up_proj", "roj"])
-    assert [config.targets(module) for module in (Q0, Q1, UP1)] == [True, True, True]
-    assert not config.targets("model.layers.0.mlp.up_proj")
-
-
-def test_targets_may_be_one_pattern():
-    config = parse(target_modules=r"model\.layers\.1\..*")
-    assert [config.targets(module) for module in (Q0, Q1, UP1)] == [False, True, True]
-
-
-def test_all_linear_targets_everything():
-    config = parse(target_modules="all-linear")
-    assert [config.targets(module) for module in (Q0, Q1, UP1)] == [True, True, True]
+@pytest.mark.parametrize(
+    ("changes", "targeted"),
+    [
+        ({"target_modules": ["q_proj", "layers.1.mlp.up_proj", "roj"]}, (True, True, False, True)),
+        ({"target_modules": r"model\.layers\.1\..*"}, (False, True, False, True)),
+        ({"target_modules": "all-linear"}, (True, True, True, True)),
+        ({"target_modules": "all-linear", "exclude_modules": ["q_proj"]},
+         (False, False, True, True)),
+        ({"target_modules": ["q_proj", "up_proj"], "layers_to_transform": [1]},
+         (False, True, False, True)),
+        ({"target_modules": ["q_proj", "up_proj"], "layers_to_transform": 1},
+         (False, True, False, True)),
+    ],
+)  # fmt: skip
+def test_targets_are_names_endings_or_a_pattern_but_for_excluded_modules_and_layers(
+    changes, targeted
+):
+    config = parse(**changes)
+    assert tuple(config.targets(module) for module in (Q0, Q1, UP0, UP1)) == targeted
 
 
 def test_the_ends_are_targeted_by_name_and_by_pattern_but_not_by_all_linear():
@@ -77,17 +82,6 @@ def test_the_ends_are_targeted_by_name_and_by_pattern_but_not_by_all_linear():
     names = ["embed_tokens", "lm_head", "q_proj"]
     assert ends(target_modules=names, layers_to_transform=[0]) == [False, True]
     assert ends(target_modules=".*", modules_to_save=["embed_tokens"]) == [False, True]
-
-
-def test_excluded_modules_are_not_targeted():
-    config = parse(target_modules="all-linear", exclude_modules=["q_proj"])
-    assert [config.targets(module) for module in (Q0, Q1, UP1)] == [False, False, True]
-
-
-@pytest.mark.parametrize("layers", [[1], 1])
-def test_layers_to_transform_keeps_the_other_layers_out(layers):
-    config = parse(target_modules=["q_proj", "up_proj"], layers_to_transform=layers)
-    assert [config.targets(module) for module in (Q0, Q1, UP1)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
