@@ -24,8 +24,9 @@ from lora.packing import pack
 from lora.shard import WHOLE, Shard
 from registry.base_model import BaseModel
 from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE, write_canonical
+from registry.peft_format import WEIGHTS_FILE
 from registry.validate import AdapterLimits, check_adapter
+from tests.registry.factories import write_checked
 
 ALL_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LLAMA3_ROPE = {
@@ -255,14 +256,7 @@ def canonical_bytes(adapter_dir: Path, base: BaseModel) -> bytes:
     )
     written = io.BytesIO()
     with weights.open("rb") as file:
-        write_canonical(
-            written,
-            file,
-            checked.header,
-            checked.modules,
-            checked.invocation_tokens,
-            checked.vocab_size,
-        )
+        write_checked(written, file, checked)
     return written.getvalue()
 
 

@@ -17,12 +17,9 @@ from tests.registry.factories import (
     Clock,
     InProcessValidator,
     declare,
-    encode,
-    make_adapter,
     make_base,
-    make_config,
-    make_files,
     send_all,
+    sound_files,
 )
 from tests.registry.publishing import publish
 from tests.signed_s3 import signed_s3
@@ -153,7 +150,7 @@ def open_upload(uploads, database, base, tmp_path):
     """
 
     def open_upload(files=None, *, seed=1, create=None, name="pirate", **options):
-        files = files or make_files(make_config(), encode(make_adapter(base, seed=seed)))
+        files = files or sound_files(base, seed=seed)
         with database.begin() as conn:
             if create is not None:
                 upload = create(conn, "tenant-a", "key-1", declare(files))

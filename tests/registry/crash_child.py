@@ -1,19 +1,11 @@
-"""`python -m tests.registry.crash_child`: a gateway's work on adapters, killed at a given point.
-
-Each line of JSON in gets one line out. Each line runs in a forked process, which saves the imports:
-
-    {"do": "run", "folder", "kill_at"}   continues the script where it stopped; SIGKILL ends it at
-                                         the kill_at-th boundary of a transaction or a store call
-    {"do": "look", "folder"}             reports the state as found, and after a sweep 2 days later
+"""A gateway's work on adapters, which a process of its own does and SIGKILL ends at a given point.
 
 Boundaries lie before, within and after a transaction, and before and after each write of the store.
 """
 
 import hashlib
-import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +17,7 @@ from sqlalchemy import Connection, select
 
 from registry import sweep, tables, upload_proof
 from registry.alias_rows import Canary, Target
+from registry.base_model import BaseModel
 from registry.base_models import BaseModels
 from registry.catalog import Catalog
 from registry.errors import AdapterNotFound, NotFound
@@ -39,12 +32,8 @@ from server.database.database import Database
 from tests.registry.factories import (
     InProcessValidator,
     declare,
-    encode,
-    make_adapter,
-    make_base,
-    make_config,
-    make_files,
     sha256,
+    sound_files,
 )
 
 TENANT = "tenant-a"
@@ -141,7 +130,7 @@ def _push(
     """A client that remembers its upload: creates it, sends the missing parts, completes it."""
 
     def do(world: World) -> None:
-        files = make_files(make_config(), encode(make_adapter(_BASES[0], seed=seed)))
+        files = sound_files(_BASES[0], seed=seed)
         memory = world.folder / f"memory-{name}-{seed}"
         if memory.exists():
             with world.begin() as conn:
@@ -237,8 +226,11 @@ SCRIPT = [
 ]
 
 
-def run(folder: Path, kill_at: int) -> dict[str, Any]:
-    """Run the script from its first step that was not acknowledged."""
+def run(folder: Path, kill_at: int = 0) -> int:
+    """Run the script from its first step that was not acknowledged; return its boundaries.
+
+    SIGKILL ends the process at the kill_at-th boundary.
+    """
     world, log = World(folder, Points(kill_at)), folder / "acknowledged"
     done = log.read_text().splitlines() if log.exists() else []
     # The first step that was not acknowledged may have been done before the kill.
@@ -251,7 +243,7 @@ def run(folder: Path, kill_at: int) -> dict[str, Any]:
         with log.open("a") as file:
             file.write(f"{step.name}\n")
     world.database.close()
-    return {"points": world.points.count}
+    return world.points.count
 
 
 def look(folder: Path) -> dict[str, Any]:
@@ -309,27 +301,9 @@ def _state(world: World) -> dict[str, Any]:
     }
 
 
-_BASES: list[Any] = []
+_BASES: list[BaseModel] = []
 
 
-def main() -> None:
-    _BASES.append(make_base(Path(sys.argv[1])))
-    for line in sys.stdin:
-        order = json.loads(line)
-        sys.stdout.flush()
-        if (child := os.fork()) == 0:
-            folder = Path(order["folder"])
-            answer = run(folder, order["kill_at"]) if order["do"] == "run" else look(folder)
-            sys.stdout.write(json.dumps(answer) + "\n")
-            sys.stdout.flush()
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if os.WIFSIGNALED(status):
-            sys.stdout.write(json.dumps({"killed": True}) + "\n")
-        elif status:
-            sys.stdout.write(json.dumps({"failed": True}) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+def use(base: BaseModel) -> None:
+    """Serve this base model in this process."""
+    _BASES.append(base)

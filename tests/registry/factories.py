@@ -3,10 +3,10 @@
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from sqlalchemy import Connection, Engine
@@ -19,6 +19,7 @@ from registry.peft_config import CONFIG_FILE
 from registry.peft_format import (
     WEIGHTS_FILE,
     CanonicalAdapter,
+    ObjectInfo,
     lora_names,
     read_canonical,
     write_canonical,
@@ -29,13 +30,19 @@ from registry.upload_build import build_upload
 from registry.upload_proof import finish_proof
 from registry.upload_rows import FileSpec, Upload
 from registry.uploads import Uploads
-from registry.validate import AdapterLimits, check_adapter
+from registry.validate import AdapterLimits, CheckedAdapter, check_adapter
 from registry.validator import ValidatedAdapter
 
 
 def parse_canonical(data: bytes) -> CanonicalAdapter:
     """Parse a canonical object in memory: data[tensor.start : tensor.end] is a tensor."""
     return read_canonical(io.BytesIO(data), len(data))
+
+
+def write_checked(out: BinaryIO, source: BinaryIO, checked: CheckedAdapter) -> ObjectInfo:
+    """Write the canonical object of an adapter that passed its check."""
+    tokens, vocab_size = checked.invocation_tokens, checked.vocab_size
+    return write_canonical(out, source, checked.header, checked.modules, tokens, vocab_size)
 
 
 class Clock:
@@ -166,6 +173,10 @@ def make_files(config: bytes, weights: bytes) -> dict[str, bytes]:
     return {CONFIG_FILE: config, WEIGHTS_FILE: weights}
 
 
+def sound_files(base: BaseModel, **changes: Any) -> dict[str, bytes]:
+    return make_files(make_config(), encode(make_adapter(base, **changes)))
+
+
 def declare(files: dict[str, bytes]) -> dict[str, FileSpec]:
     return {name: FileSpec(len(data), sha256(data)) for name, data in files.items()}
 
@@ -262,14 +273,7 @@ class InProcessValidator:
         with weights.open("rb") as source, target.open("wb") as out:
             base = choose_base(bases, config.read_bytes(), source, limits)
             checked = check_adapter(config.read_bytes(), source, base, limits)
-            written = write_canonical(
-                out,
-                source,
-                checked.header,
-                checked.modules,
-                checked.invocation_tokens,
-                checked.vocab_size,
-            )
+            written = write_checked(out, source, checked)
         passport = checked.passport.to_dict()
         return ValidatedAdapter(
             passport,
@@ -280,6 +284,36 @@ class InProcessValidator:
             # What the files say is all their own.
             tokenizer="".join(path.read_text() for path in tokenizer.values()) or None,
         )
+
+
+class ActingStorage:
+    """A store that calls `act` once, before or after its first call of the named method."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        before: str | None = None,
+        after: str | None = None,
+        act: Callable[[], object],
+    ) -> None:
+        self._storage, self._before, self._after, self._act = storage, before, after, act
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._storage, name)
+        if name not in (self._before, self._after):
+            return method
+
+        def acting(*arguments: Any) -> Any:
+            act, self._act = self._act, lambda: None
+            if name == self._before:
+                act()
+            answer = method(*arguments)
+            if name == self._after:
+                act()
+            return answer
+
+        return acting
 
 
 class PresignedFolder(LocalStorage):

@@ -20,10 +20,11 @@ from lora.packed import PackedForm, read_header
 from lora.packing import pack
 from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter, TooLarge
-from registry.peft_format import lora_names, write_canonical
+from registry.peft_format import lora_names
 from registry.tensor_names import peft_name
 from registry.validate import AdapterLimits, check_adapter
 from tests.lora.factories import FORM, SHAPE
+from tests.registry.factories import write_checked
 from tests.registry.mutants import mutant
 
 LIMITS = AdapterLimits()
@@ -49,15 +50,7 @@ def outcome(base, number):
     except (InvalidAdapter, TooLarge) as error:
         return error, None
     written = io.BytesIO()
-    source = io.BytesIO(weights)
-    write_canonical(
-        written,
-        source,
-        checked.header,
-        checked.modules,
-        checked.invocation_tokens,
-        checked.vocab_size,
-    )
+    write_checked(written, io.BytesIO(weights), checked)
     return written.getvalue(), checked
 
 

@@ -17,12 +17,10 @@ from tests.registry.factories import (
     PresignedFolder,
     complete_and_prove,
     declare,
-    encode,
     keys,
-    make_adapter,
     make_config,
-    make_files,
     send_part,
+    sound_files,
 )
 
 A = "tenant-a"
@@ -37,7 +35,7 @@ def store(uploads, tmp_path):
 
 @pytest.fixture
 def files(base):
-    return make_files(make_config(), encode(make_adapter(base)))
+    return sound_files(base)
 
 
 @pytest.fixture

@@ -19,11 +19,8 @@ from registry.upload_proof import claim_proofs, finish_proof, prove_again
 from registry.uploads import Uploads
 from registry.work_dir import WorkDir
 from tests.registry.factories import (
-    encode,
     keys,
-    make_adapter,
-    make_config,
-    make_files,
+    sound_files,
     upload_adapter,
 )
 
@@ -100,7 +97,7 @@ def test_there_must_be_such_a_version(newer, database, version, number):
 def test_a_tokenizer_of_its_own_is_compared_with_the_new_bases_first(
     uploads, newer, database, base, tmp_path
 ):
-    files = make_files(make_config(), encode(make_adapter(base))) | {CHAT_TEMPLATE: b"x"}
+    files = sound_files(base) | {CHAT_TEMPLATE: b"x"}
     upload_adapter(uploads, database, tmp_path, files=files)
     with database.begin() as conn, pytest.raises(InvalidUpload, match="upload its files again"):
         prove_again(newer, conn, A, "key-2", "pirate", 2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter
-from registry.peft_format import WEIGHTS_FILE, lora_names, write_canonical
+from registry.peft_format import WEIGHTS_FILE, lora_names
 from registry.tensor_values import decode, round_to
 from registry.validate import AdapterLimits, check_adapter
 from registry.validator import Validator
@@ -24,6 +24,7 @@ from tests.registry.factories import (
     parse_canonical,
     sha256,
     write_base,
+    write_checked,
 )
 
 LIMITS = AdapterLimits()
@@ -81,14 +82,7 @@ def served(base, tensors, **config):
     """The sums that the canonical object adds to the ends, [vocab, hidden], and its passport."""
     weights, checked = check(base, tensors, **config)
     written = io.BytesIO()
-    write_canonical(
-        written,
-        weights,
-        checked.header,
-        checked.modules,
-        checked.invocation_tokens,
-        checked.vocab_size,
-    )
+    write_checked(written, weights, checked)
     data = written.getvalue()
     assert len(data) == checked.passport.size_bytes
     adapter = parse_canonical(data)
@@ -294,7 +288,7 @@ def test_the_object_says_how_many_tokens_there_are_only_if_some_were_added(untie
     def told(tensors):
         weights, checked = check(untied, tensors)
         written = io.BytesIO()
-        write_canonical(written, weights, checked.header, checked.modules, None, checked.vocab_size)
+        write_checked(written, weights, checked)
         return parse_canonical(written.getvalue()).vocab_size
 
     assert told(copies()) == VOCAB + 3
@@ -370,7 +364,7 @@ def test_the_confined_process_reads_the_base_models_rows(untied, tied, tmp_path)
     validated = Validator(LIMITS).check(bases, "a", config, weights, target)
     file, checked = check(untied, copies())
     written = io.BytesIO()
-    write_canonical(written, file, checked.header, checked.modules, None, VOCAB + 3)
+    write_checked(written, file, checked)
     assert validated.base_model == "twin"
     assert validated.digest == sha256(written.getvalue()) == sha256(target.read_bytes())
 

@@ -20,6 +20,7 @@ from registry.sweep import sweep_objects, sweep_uploads
 from registry.upload_build import build_upload
 from registry.uploads import Uploads
 from tests.registry.factories import (
+    ActingStorage,
     InProcessValidator,
     complete_and_prove,
     declare,
@@ -33,6 +34,7 @@ from tests.registry.factories import (
     send_all,
     send_part,
     sha256,
+    sound_files,
 )
 
 # Other tests run the same statements on PostgreSQL.
@@ -62,22 +64,9 @@ def failing(uploads, storage):
     return failing
 
 
-@pytest.fixture
-def send(open_upload):
-    return open_upload
-
-
-def sound_files(base, **changes):
-    return make_files(make_config(), encode(make_adapter(base, **changes)))
-
-
 def files_left(tmp_path):
     folders = (tmp_path / "store", tmp_path / "work")
     return [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-
-
-def complete(uploads, database, upload):
-    return complete_and_prove(uploads, database, upload)
 
 
 def check_files(uploads, database, upload):
@@ -91,9 +80,9 @@ def find(uploads, database, upload):
 
 
 def test_a_complete_upload_is_a_version_whose_digest_is_its_objects(
-    uploads, database, send, storage, base, tmp_path
+    uploads, database, open_upload, storage, base, tmp_path
 ):
-    version = complete(uploads, database, send())
+    version = complete_and_prove(uploads, database, open_upload())
     assert keys(storage) == [version.object_key]
     assert len(files_left(tmp_path)) == 1, "only the object is left"
     raw = b"".join(storage.read(version.object_key))
@@ -110,15 +99,15 @@ def test_missing_bytes_are_named_and_the_upload_stays_open(uploads, database, ba
         upload = uploads.create_upload(conn, A, "key", "pirate", declare(files))
         send_part(uploads, conn, upload, CONFIG_FILE, 0, files[CONFIG_FILE], tmp_path)
     with pytest.raises(UploadNotComplete) as caught:
-        complete(uploads, database, upload)
+        complete_and_prove(uploads, database, upload)
     assert caught.value.missing_bytes == {WEIGHTS_FILE: len(files[WEIGHTS_FILE])}
     with database.begin() as conn:
         send_all(uploads, conn, upload, files, tmp_path)
-    assert complete(uploads, database, upload).version == 1
+    assert complete_and_prove(uploads, database, upload).version == 1
 
 
-def test_another_tenant_cannot_complete(uploads, database, send):
-    upload = send()
+def test_another_tenant_cannot_complete(uploads, database, open_upload):
+    upload = open_upload()
     with pytest.raises(UploadNotFound):
         build_upload(uploads, database.begin, "tenant-b", upload.upload_id)
 
@@ -136,14 +125,14 @@ def damaged(base, code):
 
 @pytest.mark.parametrize("code", ["unsupported_feature", "truncated_file", "not_finite"])
 def test_a_hostile_upload_is_refused_by_name_and_leaves_nothing(
-    catalog, uploads, database, send, base, tmp_path, code
+    catalog, uploads, database, open_upload, base, tmp_path, code
 ):
     files = damaged(base, code)
-    upload = send(files)
+    upload = open_upload(files)
     for _ in range(2):
         # A failed upload repeats its error when it is completed again.
         with pytest.raises(InvalidAdapter) as caught:
-            complete(uploads, database, upload)
+            complete_and_prove(uploads, database, upload)
         assert caught.value.code == code
         assert caught.value.param
     assert files_left(tmp_path) == []
@@ -167,43 +156,43 @@ def test_bytes_other_than_declared_are_refused_and_leave_nothing(
         upload = uploads.create_upload(conn, A, "key", "pirate", declared)
         send_all(uploads, conn, upload, files, tmp_path)
     with pytest.raises(InvalidAdapter) as caught:
-        complete(uploads, database, upload)
+        complete_and_prove(uploads, database, upload)
     assert (caught.value.code, caught.value.param) == ("digest_mismatch", filename)
     assert files_left(tmp_path) == []
 
 
 @pytest.mark.parametrize("method", ["read", "put"])
 def test_a_store_that_is_down_fails_the_request_and_not_the_upload(
-    uploads, database, send, tmp_path, failing, method
+    uploads, database, open_upload, tmp_path, failing, method
 ):
-    upload = send()
+    upload = open_upload()
     failing.broken = {method}
     with pytest.raises(StorageError):
-        complete(uploads, database, upload)
+        complete_and_prove(uploads, database, upload)
     assert list((tmp_path / "work").iterdir()) == []
     failing.broken = set()
-    assert complete(uploads, database, upload).version == 1
+    assert complete_and_prove(uploads, database, upload).version == 1
     assert len(files_left(tmp_path)) == 1
 
 
 def test_a_part_that_the_store_damaged_is_the_stores_fault(
-    uploads, database, send, storage, tmp_path
+    uploads, database, open_upload, storage, tmp_path
 ):
-    upload = send()
+    upload = open_upload()
     key = next(iter(keys(storage, "uploads/")))
     (tmp_path / "other").write_bytes(b"other")
     storage.put(key, tmp_path / "other")
     with pytest.raises(StorageError) as caught:
-        complete(uploads, database, upload)
+        complete_and_prove(uploads, database, upload)
     assert caught.value.key == key
 
 
 def test_parts_that_could_not_be_discarded_are_swept_later(
-    uploads, database, send, tmp_path, failing
+    uploads, database, open_upload, tmp_path, failing
 ):
-    upload = send()
+    upload = open_upload()
     failing.broken = {"delete"}
-    version = complete(uploads, database, upload)
+    version = complete_and_prove(uploads, database, upload)
     assert len(files_left(tmp_path)) > 1
     assert sweep_uploads(uploads, database.begin) == 0
     failing.broken = set()
@@ -212,33 +201,10 @@ def test_parts_that_could_not_be_discarded_are_swept_later(
     assert keys(failing) == [version.object_key]
 
 
-class ActingStorage:
-    """A store that calls `act` once, before or after its first call of the named method."""
-
-    def __init__(self, storage, *, before=None, after=None, act):
-        self._storage, self._before, self._after, self._act = storage, before, after, act
-
-    def __getattr__(self, name):
-        method = getattr(self._storage, name)
-        if name not in (self._before, self._after):
-            return method
-
-        def acting(*arguments):
-            act, self._act = self._act, lambda: None
-            if name == self._before:
-                act()
-            answer = method(*arguments)
-            if name == self._after:
-                act()
-            return answer
-
-        return acting
-
-
 def test_an_upload_that_expires_while_it_is_checked_leaves_an_orphan_that_is_swept(
-    uploads, database, send, tmp_path, storage, clock
+    uploads, database, open_upload, tmp_path, storage, clock
 ):
-    upload = send()
+    upload = open_upload()
 
     def expire():
         clock.now_s = time.time() + 25 * 3600
@@ -253,34 +219,36 @@ def test_an_upload_that_expires_while_it_is_checked_leaves_an_orphan_that_is_swe
 
 
 def test_the_same_upload_completed_twice_at_once_is_one_version(
-    uploads, database, send, storage, catalog
+    uploads, database, open_upload, storage, catalog
 ):
-    upload = send()
+    upload = open_upload()
     uploads.storage = ActingStorage(
-        storage, after="put", act=lambda: complete(uploads, database, upload)
+        storage, after="put", act=lambda: complete_and_prove(uploads, database, upload)
     )
-    version = complete(uploads, database, upload)
+    version = complete_and_prove(uploads, database, upload)
     with database.begin() as conn:
         assert catalog.list_versions(conn, A, "pirate") == [version]
 
 
-def test_the_slower_of_two_completes_gets_what_the_faster_made(uploads, database, send, storage):
+def test_the_slower_of_two_completes_gets_what_the_faster_made(
+    uploads, database, open_upload, storage
+):
     """The faster gateway completes and discards the parts before the slower one reads them."""
-    upload = send()
+    upload = open_upload()
     uploads.storage = ActingStorage(
-        storage, before="read", act=lambda: complete(uploads, database, upload)
+        storage, before="read", act=lambda: complete_and_prove(uploads, database, upload)
     )
-    assert complete(uploads, database, upload).version == 1
+    assert complete_and_prove(uploads, database, upload).version == 1
 
 
 def test_parts_that_vanish_from_an_open_upload_are_the_stores_fault(
-    uploads, database, send, storage
+    uploads, database, open_upload, storage
 ):
-    upload = send()
+    upload = open_upload()
     for key in keys(storage, "uploads/"):
         storage.delete(key)
     with pytest.raises(ObjectNotFound):
-        complete(uploads, database, upload)
+        complete_and_prove(uploads, database, upload)
 
 
 def test_no_transaction_is_open_while_bytes_move(base, database, storage, clock, tmp_path):
@@ -304,6 +272,6 @@ def test_no_transaction_is_open_while_bytes_move(base, database, storage, clock,
         watched.put_part(
             database.begin, A, upload.upload_id, filename, 0, path, size, sha256(data), size
         )
-    complete(watched, database, upload)
+    complete_and_prove(watched, database, upload)
     assert len(open_connections) > 4
     assert set(open_connections) == {0}

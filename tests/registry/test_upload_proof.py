@@ -17,6 +17,7 @@ from registry.sweep import sweep_uploads
 from registry.upload_build import build_upload
 from registry.upload_proof import claim_proofs, finish_proof, renew_claim
 from tests.registry.factories import (
+    ActingStorage,
     complete_and_prove,
     keys,
 )
@@ -100,15 +101,11 @@ def test_an_object_that_is_gone_when_the_row_is_to_mean_it_leaves_the_upload_ope
 ):
     upload = open_upload()
 
-    class ForgettingStorage:
-        def __getattr__(self, name):
-            return getattr(storage, name)
-
-        def put(self, key, path):
-            storage.put(key, path)
+    def forget():
+        for key in keys(storage, "tenants/"):
             storage.delete(key)
 
-    uploads.storage = ForgettingStorage()
+    uploads.storage = ActingStorage(storage, after="put", act=forget)
     with pytest.raises(StorageError):
         build_upload(uploads, database.begin, A, upload.upload_id)
     uploads.storage = storage

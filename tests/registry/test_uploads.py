@@ -23,25 +23,20 @@ from registry.tables import metadata
 from registry.upload_rows import FileSpec
 from registry.uploads import Uploads
 from tests.registry.factories import (
+    ActingStorage,
     declare,
-    encode,
     keys,
-    make_adapter,
     make_config,
-    make_files,
     send_part,
+    sound_files,
     upload_adapter,
 )
 
 A, B = "tenant-a", "tenant-b"
 
 
-def make_upload_files(base, **changes):
-    return make_files(make_config(), encode(make_adapter(base, **changes)))
-
-
 def seeded(base, seed):
-    return make_upload_files(base, seed=seed)
+    return sound_files(base, seed=seed)
 
 
 @pytest.fixture
@@ -54,7 +49,7 @@ def make_version(uploads, database, tmp_path):
 
 @pytest.fixture
 def upload(uploads, connection, base):
-    return uploads.create_upload(connection, A, "key-1", "pirate", declare(make_upload_files(base)))
+    return uploads.create_upload(connection, A, "key-1", "pirate", declare(sound_files(base)))
 
 
 # Declarations
@@ -63,7 +58,7 @@ def upload(uploads, connection, base):
 @pytest.mark.parametrize("name", ["", "A", "-a", ".a", "a b", "a/b", "a@b", "a" * 65, "a\n", "é"])
 def test_a_name_that_is_no_name_is_refused(uploads, connection, base, name):
     with pytest.raises(InvalidName):
-        uploads.create_upload(connection, A, "key", name, declare(make_upload_files(base)))
+        uploads.create_upload(connection, A, "key", name, declare(sound_files(base)))
 
 
 @pytest.mark.parametrize(
@@ -108,7 +103,7 @@ def test_a_declared_size_over_the_limit_is_too_large(uploads, connection, name, 
 
 
 def create(uploads, connection, name, base, **quotas):
-    files = declare(make_upload_files(base))
+    files = declare(sound_files(base))
     return uploads.create_upload(connection, A, "key", name, files, **quotas)
 
 
@@ -134,7 +129,7 @@ def test_adapters_are_limited_and_open_uploads_count(uploads, connection, base, 
 def test_bytes_are_limited_and_equal_objects_count_once(uploads, connection, base, make_version):
     version = make_version(name="one")
     make_version(name="two")
-    new_bytes = sum(len(data) for data in make_upload_files(base).values())
+    new_bytes = sum(len(data) for data in sound_files(base).values())
     limit = version.size_bytes + new_bytes
     create(uploads, connection, "three", base, limits=uploads.limits.of_tenant(None, limit))
     with pytest.raises(QuotaExceeded) as caught:
@@ -166,7 +161,7 @@ def test_uploads_are_limited_in_any_hour_and_the_answer_says_how_long_to_wait(
         create(uploads, connection, "pirate", base)
     assert (caught.value.quota, caught.value.retry_after_s) == ("max_uploads_per_hour", 2400)
     with pytest.raises(QuotaExceeded):
-        uploads.create_dry_run(connection, A, "key", declare(make_upload_files(base)))
+        uploads.create_dry_run(connection, A, "key", declare(sound_files(base)))
     clock.now_s += 2400
     create(uploads, connection, "pirate", base)
     with pytest.raises(QuotaExceeded) as caught:
@@ -175,7 +170,7 @@ def test_uploads_are_limited_in_any_hour_and_the_answer_says_how_long_to_wait(
 
 
 def test_a_dry_run_counts_as_an_open_upload_and_not_as_an_adapter(uploads, connection, base):
-    files = declare(make_upload_files(base))
+    files = declare(sound_files(base))
     for _ in range(2):
         uploads.create_dry_run(connection, A, "key", files)
     limits = uploads.limits.of_tenant(1, sum(file.size_bytes for file in files.values()))
@@ -188,12 +183,12 @@ def test_a_dry_run_counts_as_an_open_upload_and_not_as_an_adapter(uploads, conne
 def test_a_dry_run_needs_no_room(uploads, connection, base, make_version):
     make_version()
     uploads.limits = replace(uploads.limits, max_adapters=1, max_adapter_bytes_total=1)
-    files = declare(make_upload_files(base))
+    files = declare(sound_files(base))
     assert uploads.create_dry_run(connection, A, "key", files).state == "open"
 
 
 def test_presigned_parts_are_refused_where_the_store_takes_none(uploads, connection, base):
-    files = declare(make_upload_files(base))
+    files = declare(sound_files(base))
     with pytest.raises(InvalidUpload) as caught:
         uploads.create_upload(connection, A, "key", "pirate", files, transfer="presigned")
     assert (caught.value.code, caught.value.param) == ("presigned_not_supported", "transfer")
@@ -254,7 +249,7 @@ def test_files_of_a_version_that_is_deleted_meanwhile_are_asked_for(
     uploads, database, base, make_version
 ):
     make_version()
-    files = declare(make_upload_files(base))
+    files = declare(sound_files(base))
     with database.begin() as conn:
         known = uploads.find_known(conn, A, "pirate", files)
         uploads.catalog.delete_adapter(conn, A, "pirate")
@@ -279,7 +274,7 @@ def test_known_files_need_no_room(uploads, database, base, make_version):
     make_version()
     full = uploads.limits.of_tenant(1, 1)
     with database.begin() as conn:
-        known = create_known(uploads, conn, make_upload_files(base), limits=full)
+        known = create_known(uploads, conn, sound_files(base), limits=full)
     assert known.state == "complete"
 
 
@@ -289,7 +284,7 @@ def test_a_part_of_known_files_is_answered_and_dropped(
     make_version()
     before = keys(storage)
     with database.begin() as conn:
-        upload = create_known(uploads, conn, make_upload_files(base))
+        upload = create_known(uploads, conn, sound_files(base))
         size = upload.files[CONFIG_FILE].size_bytes
         received = send_part(uploads, conn, upload, CONFIG_FILE, 0, make_config(), tmp_path)
     assert (received, keys(storage)) == (size, before)
@@ -357,18 +352,13 @@ def test_an_upload_that_is_not_there_is_not_found(uploads, connection, upload_id
 def test_a_part_that_arrives_as_the_upload_ends_is_taken_back(
     base, database, clock, tmp_path, storage
 ):
-    class EndingStorage:
+    def expire():
         """Another gateway expires the upload while this one's part is on its way to the store."""
+        clock.now_s += 24 * 3600
+        sweep_uploads(uploads, database.begin)
 
-        def __getattr__(self, name):
-            return getattr(storage, name)
-
-        def put(self, key, path):
-            storage.put(key, path)
-            clock.now_s += 24 * 3600
-            sweep_uploads(uploads, database.begin)
-
-    uploads = Uploads(Catalog(BaseModels(base), clock), EndingStorage(), clock=clock)
+    ending = ActingStorage(storage, after="put", act=expire)
+    uploads = Uploads(Catalog(BaseModels(base), clock), ending, clock=clock)
     with database.begin() as conn:
         upload = create(uploads, conn, "pirate", base)
     config = make_config()
@@ -378,25 +368,18 @@ def test_a_part_that_arrives_as_the_upload_ends_is_taken_back(
 
 
 def test_two_senders_of_one_part_are_both_right(base, database, clock, tmp_path, storage):
-    class RacingStorage:
+    def race():
         """Another gateway takes the same part while this one's is on its way to the store."""
+        with database.begin() as conn:
+            send_part(faster, conn, upload, CONFIG_FILE, 0, make_config(), tmp_path / "other")
 
-        def __getattr__(self, name):
-            return getattr(storage, name)
-
-        def put(self, key, path):
-            storage.put(key, path)
-            with database.begin() as conn:
-                send_part(
-                    faster, conn, upload, CONFIG_FILE, 0, make_config(), path.parent / "other"
-                )
-
+    racing = ActingStorage(storage, after="put", act=race)
     faster = Uploads(Catalog(BaseModels(base), clock), storage, clock=clock)
     (tmp_path / "other").mkdir()
     with database.begin() as conn:
         upload = create(faster, conn, "pirate", base)
     with database.connect() as conn:
-        slower = Uploads(Catalog(BaseModels(base), clock), RacingStorage(), clock=clock)
+        slower = Uploads(Catalog(BaseModels(base), clock), racing, clock=clock)
         received = send_part(slower, conn, upload, CONFIG_FILE, 0, make_config(), tmp_path)
     assert received == len(make_config())
 
