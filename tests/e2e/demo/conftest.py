@@ -35,9 +35,15 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def tenant(demo_stack: Stack) -> Tenant:
-    """The demo's first tenant, where a module has none of its own."""
-    return demo_stack.tenants[0]
+def tenant(demo_stack: Stack, request: pytest.FixtureRequest) -> Tenant:
+    """The demo's first tenant; where a module names a TENANT, one of its tests alone, since others
+    count what the demo's tenants have.
+    """
+    if not hasattr(request.module, "TENANT"):
+        return demo_stack.tenants[0]
+    tenant = demo_stack.tenant(request.module.TENANT)
+    demo_stack.tenants.remove(tenant)
+    return tenant
 
 
 @pytest.fixture

@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.e2e.conftest import DEMO
-from tests.e2e.stack import Stack, Tenant
+from tests.e2e.stack import Tenant
 
+TENANT = "formats"
 TOOLS = [
     {"type": "function", "function": {"name": "now"}},
     {"type": "function", "function": {"name": "look_up", "parameters": {
@@ -33,10 +34,7 @@ FORMATS = {"in-mistral": "mistral", "in-llama": "llama3_json", "in-own": OWN}
 
 
 @pytest.fixture(scope="module")
-def tenant(demo_stack: Stack) -> Tenant:
-    """A tenant of these tests alone, since others count what the demo's tenants have."""
-    tenant = demo_stack.tenant("formats")
-    demo_stack.tenants.remove(tenant)
+def tenant(tenant: Tenant) -> Tenant:
     for name, given in (FORMATS | {"in-bases": None}).items():
         tenant.push(name, DEMO / "adapters" / "json", response_template=given)
     return tenant

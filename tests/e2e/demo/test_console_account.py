@@ -17,15 +17,8 @@ from server.database.database import Database
 from server.launch.secrets import Secrets
 from tests.e2e.stack import Stack, Tenant
 
+TENANT = "hooli"
 SCOPES = ["admin", "inference", "usage:read"]
-
-
-@pytest.fixture(scope="module")
-def tenant(demo_stack: Stack) -> Tenant:
-    """A tenant of these tests alone, since others count what the demo's tenants have."""
-    tenant = demo_stack.tenant("hooli")
-    demo_stack.tenants.remove(tenant)
-    return tenant
 
 
 def make_key(tenant: Tenant, name: str, **terms: object) -> str:

@@ -16,15 +16,8 @@ from tests.e2e.console_browser import drop, tab_to
 from tests.e2e.cutting_relay import CuttingRelay
 from tests.e2e.stack import FILES, Stack, Tenant
 
+TENANT = "initech"
 PART_BYTES = 16 << 20
-
-
-@pytest.fixture(scope="module")
-def tenant(demo_stack: Stack) -> Tenant:
-    """A tenant of these tests alone, since others count what the demo's tenants have."""
-    tenant = demo_stack.tenant("initech")
-    demo_stack.tenants.remove(tenant)
-    return tenant
 
 
 def paths_of(adapter: str) -> list[Path]:

@@ -8,21 +8,19 @@ from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from tests.e2e.conftest import DEMO
-from tests.e2e.stack import Stack, Tenant
+from tests.e2e.stack import Tenant
 
 CHAT = [{"role": "user", "content": "What does the other fox eat there?"}]
 TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}] {{ m['content'] }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
 )
+TENANT = "tokenizers"
 ADAPTER = DEMO / "adapters" / "json"
 
 
 @pytest.fixture(scope="module")
-def tenant(demo_stack: Stack) -> Tenant:
-    """A tenant of these tests alone, since others count what the demo's tenants have."""
-    tenant = demo_stack.tenant("tokenizers")
-    demo_stack.tenants.remove(tenant)
+def tenant(tenant: Tenant) -> Tenant:
     tenant.push("json", ADAPTER)
     return tenant
 
