@@ -18,16 +18,6 @@ from tests.engine.fakes import (
 )
 
 
-def test_the_queue_has_a_limit():
-    scheduler = make_scheduler(max_waiting=2)
-    answers = [scheduler.add("gw", make_message(f"r{i}")) for i in range(3)]
-    assert answers == [None, None, "queue_full"]
-
-
-def test_a_prompt_beyond_the_context_is_refused():
-    assert make_scheduler().add("gw", make_message(prompt_len=256)) == "prompt_too_long"
-
-
 def test_a_request_whose_adapter_loads_is_skipped_not_waited_for():
     loader = FakeLoader(at_once=False)
     scheduler = make_scheduler(loader=loader)

@@ -13,13 +13,6 @@ any_pieces = lists(lists(few_bytes, max_size=4).map(bytes), max_size=20) | lists
 any_stops = lists(lists(few_bytes, min_size=1, max_size=5).map(bytes), min_size=1, max_size=4)
 
 
-def test_a_stop_string_across_tokens_is_found():
-    matcher = StopMatcher([b"END"])
-    assert matcher.push(1, b"x E") == ([], None)
-    assert matcher.push(2, b"N") == ([], None)
-    assert matcher.push(3, b"D!") == ([1, 2, 3], 4)
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_each_of_many_is_found_in_whatever_order_they_are_given(order):
     stops = [bytes(letters) for letters in product(b"abc", repeat=3)][::order]

@@ -123,29 +123,12 @@ def test_room_that_others_have_reserved_is_not_taken_from_them(make_cache):
             assert names(cache) == set()
 
 
-def test_a_failed_download_leaves_neither_file_nor_reservation(make_cache):
-    cache = make_cache()
-    with contextlib.suppress(AdapterError), cache.reserve() as room:
-        room.allocate(100)
-        room.allocate(50)
-        raise AdapterError("incompatible", "as packing may find")
-    assert cache.used_bytes == bytes_on_disk(cache) == 0
-
-
 def test_a_draft_that_a_read_still_has_open_holds_no_room(make_cache):
     cache = make_cache()
     with cache.reserve() as room:
         hanging = room.allocate(100).open("r+b")
     with hanging:
         assert os.fstat(hanging.fileno()).st_blocks == 0
-
-
-def test_at_the_start_files_are_counted_and_leftovers_removed(make_cache, tmp_path):
-    (tmp_path / "x.draft").write_bytes(bytes(70))
-    packed_path(tmp_path, "a", "f" * 64).write_bytes(bytes(100))
-    cache = make_cache()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", f"a.{'f' * 16}.packed"]
-    assert cache.used_bytes == 100
 
 
 def test_a_smaller_quota_holds_from_the_start(make_cache):
