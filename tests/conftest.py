@@ -27,6 +27,12 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """What runs tests that are coroutines."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
 def postgres_url(may_start_servers: None) -> Iterator[str]:
     """URL of this test run's own PostgreSQL server, on a Unix socket."""
     with postgres_server() as server:

@@ -51,22 +51,19 @@ class Running:
         await send({"type": "http.response.body", "body": body})
 
 
-def test_an_idle_connection_has_one_more_answer_before_requests_are_refused() -> None:
-    async def run() -> Running:
-        async with Running(Beat()) as running:
-            reader, writer = await asyncio.open_connection(*running.address)
-            writer.write(REQUEST)
-            assert b"connection: close" not in await reader.readuntil(b"good")
-            running.server.should_exit = True
-            while running.listens:
-                await asyncio.sleep(0)
-            writer.write(REQUEST)
-            assert b"connection: close" in await reader.readuntil(b"good")
-            assert await reader.read() == b""
-            writer.close()
-        return running
-
-    assert asyncio.run(run()).drain.has_begun
+async def test_an_idle_connection_has_one_more_answer_before_requests_are_refused() -> None:
+    async with Running(Beat()) as running:
+        reader, writer = await asyncio.open_connection(*running.address)
+        writer.write(REQUEST)
+        assert b"connection: close" not in await reader.readuntil(b"good")
+        running.server.should_exit = True
+        while running.listens:
+            await asyncio.sleep(0)
+        writer.write(REQUEST)
+        assert b"connection: close" in await reader.readuntil(b"good")
+        assert await reader.read() == b""
+        writer.close()
+    assert running.drain.has_begun
 
 
 def test_the_loop_of_a_gateway_beats() -> None:

@@ -130,12 +130,9 @@ async def running(*provers):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def prove_all(prover, *found):
-    async def run():
-        async with running(prover):
-            return [await prover.wait_proved(upload, 20) for upload in found]
-
-    return asyncio.run(run())
+async def prove_all(prover, *found):
+    async with running(prover):
+        return [await prover.wait_proved(upload, 20) for upload in found]
 
 
 async def until(condition):
@@ -143,12 +140,12 @@ async def until(condition):
         await asyncio.sleep(0.001)
 
 
-def test_the_engine_reads_the_object_and_what_passed_is_a_version(
+async def test_the_engine_reads_the_object_and_what_passed_is_a_version(
     make_proving, make_prover, base, tmp_path
 ):
     engine = FakeEngine(Proof(verdict="passed", max_effect=1.5))
     upload = make_proving()
-    (proved,) = prove_all(make_prover(engine), upload)
+    (proved,) = await prove_all(make_prover(engine), upload)
     assert (proved.state, proved.version) == ("complete", 1)
     assert proved.built["passport"]["canary"]["max_effect"] == 1.5
     (adapter, path) = engine.asked[0]
@@ -158,30 +155,30 @@ def test_the_engine_reads_the_object_and_what_passed_is_a_version(
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_what_did_not_pass_has_failed_with_the_engines_words(make_proving, make_prover):
+async def test_what_did_not_pass_has_failed_with_the_engines_words(make_proving, make_prover):
     engine = FakeEngine(Proof(verdict="mismatch", message="It differs."))
-    (proved,) = prove_all(make_prover(engine), make_proving())
+    (proved,) = await prove_all(make_prover(engine), make_proving())
     assert (proved.state, proved.error_code, proved.error) == ("failed", "mismatch", "It differs.")
 
 
-def test_an_engine_that_says_it_cannot_now_is_asked_again(make_proving, make_prover):
+async def test_an_engine_that_says_it_cannot_now_is_asked_again(make_proving, make_prover):
     engine = FakeEngine(Proof(verdict="unavailable"), EngineDeadError("killed"))
-    (proved,) = prove_all(make_prover(engine), make_proving())
+    (proved,) = await prove_all(make_prover(engine), make_proving())
     assert (proved.state, len(engine.asked)) == ("complete", 3)
 
 
-def test_after_an_engine_died_it_is_tried_alone_and_then_no_more_and_nobody_blames_the_adapter(
+async def test_after_an_engine_died_it_is_tried_alone_and_no_more_and_nobody_blames_the_adapter(
     make_proving, make_prover
 ):
     engine = FakeEngine(*[EngineDeadError("killed")] * 9)
-    (proved,) = prove_all(make_prover(engine), make_proving())
+    (proved,) = await prove_all(make_prover(engine), make_proving())
     assert (proved.state, proved.error_code) == ("failed", "proof_failed")
     assert engine.were_alone == [False, True]
     with pytest.raises(ProofFailed, match="not of the adapter"):
         ended(proved)
 
 
-def test_an_engine_that_was_not_there_did_not_die_of_the_adapter(
+async def test_an_engine_that_was_not_there_did_not_die_of_the_adapter(
     make_proving, make_prover, uploads
 ):
     """The engine is up when the upload is claimed, down when its object is read, then up again."""
@@ -202,72 +199,63 @@ def test_an_engine_that_was_not_there_did_not_die_of_the_adapter(
 
     engine = RestartingEngine(*[EngineAwayError("the engine is starting")] * 4)
     uploads.storage = EndingStorage()
-    (proved,) = prove_all(make_prover(engine), upload)
+    (proved,) = await prove_all(make_prover(engine), upload)
     assert (proved.state, len(engine.asked)) == ("complete", 5)
 
 
-def test_without_an_engine_nothing_is_claimed_and_the_answer_does_not_wait_for_ever(
+async def test_without_an_engine_nothing_is_claimed_and_the_answer_does_not_wait_for_ever(
     make_proving, make_prover
 ):
     engine = FakeEngine()
     engine.is_ready = False
     prover, upload = make_prover(engine), make_proving()
-
-    async def run():
-        async with running(prover):
-            return await prover.wait_proved(upload, 0.05)
-
-    assert asyncio.run(run()).state == "proving"
+    async with running(prover):
+        found = await prover.wait_proved(upload, 0.05)
+    assert found.state == "proving"
     assert engine.asked == []
     engine.is_ready = True
-    assert prove_all(make_prover(engine), upload)[0].state == "complete"
+    (proved,) = await prove_all(make_prover(engine), upload)
+    assert proved.state == "complete"
 
 
-def test_two_gateways_prove_each_upload_once(make_proving, make_prover):
+async def test_two_gateways_prove_each_upload_once(make_proving, make_prover):
     found = [make_proving(seed) for seed in range(1, 6)]
     engine = FakeEngine()
     provers = [make_prover(engine) for _ in range(2)]
-
-    async def run():
-        async with running(*provers):
-            return [await provers[0].wait_proved(upload, 20) for upload in found]
-
-    assert {upload.state for upload in asyncio.run(run())} == {"complete"}
+    async with running(*provers):
+        proved = [await provers[0].wait_proved(upload, 20) for upload in found]
+    assert {upload.state for upload in proved} == {"complete"}
     digests = [adapter.digest for adapter, _ in engine.asked]
     assert sorted(digests) == sorted(upload.built["digest"] for upload in found)
 
 
-def test_an_upload_whose_base_model_is_at_rest_waits_while_the_others_serve(
+async def test_an_upload_whose_base_model_is_at_rest_waits_while_the_others_serve(
     make_proving, make_prover
 ):
     """The gateway is ready, since other base models are: nobody died of the adapter."""
     engine = FakeEngine(*[EngineAwayError("the base model is at rest")] * 4)
-    (proved,) = prove_all(make_prover(engine), make_proving())
+    (proved,) = await prove_all(make_prover(engine), make_proving())
     assert (proved.state, len(engine.asked)) == ("complete", 5)
 
 
-def test_an_engine_is_asked_one_at_a_time_and_no_more_are_taken_than_there_is_room_for(
+async def test_an_engine_is_asked_one_at_a_time_and_no_more_are_taken_than_there_is_room_for(
     make_proving, make_prover, tmp_path
 ):
     found = [make_proving(seed) for seed in range(1, 6)]
     engine = FakeEngine()
     engine.go.clear()
     prover = make_prover(engine, max_running=2)
-
-    async def run():
-        async with running(prover):
-            await until(lambda: len(list((tmp_path / "work").iterdir())) == 2)
-            await prover.step()
-            fetched = len(list((tmp_path / "work").iterdir()))
-            engine.go.set()
-            return fetched, [await prover.wait_proved(upload, 20) for upload in found]
-
-    fetched, proved = asyncio.run(run())
+    async with running(prover):
+        await until(lambda: len(list((tmp_path / "work").iterdir())) == 2)
+        await prover.step()
+        fetched = len(list((tmp_path / "work").iterdir()))
+        engine.go.set()
+        proved = [await prover.wait_proved(upload, 20) for upload in found]
     assert (fetched, engine.most_inside) == (2, 1)
     assert {upload.state for upload in proved} == {"complete"}
 
 
-def test_a_long_proof_keeps_its_claim_and_a_stopped_gateway_gives_it_back(
+async def test_a_long_proof_keeps_its_claim_and_a_stopped_gateway_gives_it_back(
     make_proving, make_prover, uploads, sqlite_database, clock
 ):
     make_proving()
@@ -279,19 +267,16 @@ def test_a_long_proof_keeps_its_claim_and_a_stopped_gateway_gives_it_back(
         with sqlite_database.begin() as conn:
             return claim_proofs(uploads, conn, limit=9, claim_s=10)
 
-    async def run():
-        async with running(prover):
-            await until(lambda: slow.asked)
-            for _ in range(3):
-                clock.now_s += 8
-                await prover.step()
-                assert claim() == []
-
-    asyncio.run(run())
+    async with running(prover):
+        await until(lambda: slow.asked)
+        for _ in range(3):
+            clock.now_s += 8
+            await prover.step()
+            assert claim() == []
     assert len(claim()) == 1
 
 
-def test_a_killed_gateways_upload_is_proved_when_its_claim_has_run_out(
+async def test_a_killed_gateways_upload_is_proved_when_its_claim_has_run_out(
     make_proving, make_prover, uploads, sqlite_database, clock
 ):
     upload = make_proving()
@@ -299,18 +284,14 @@ def test_a_killed_gateways_upload_is_proved_when_its_claim_has_run_out(
         assert claim_proofs(uploads, conn, limit=1, claim_s=10)
     engine = FakeEngine()
     prover = make_prover(engine)
-
-    async def run():
-        async with running(prover):
-            early = await prover.wait_proved(upload, 0.05)
-            clock.now_s += 10
-            return early, await prover.wait_proved(upload, 20)
-
-    early, late = asyncio.run(run())
+    async with running(prover):
+        early = await prover.wait_proved(upload, 0.05)
+        clock.now_s += 10
+        late = await prover.wait_proved(upload, 20)
     assert (early.state, late.state) == ("proving", "complete")
 
 
-def test_an_object_that_the_store_damaged_is_not_the_adapters_fault(
+async def test_an_object_that_the_store_damaged_is_not_the_adapters_fault(
     make_proving, make_prover, uploads, tmp_path
 ):
     upload, engine = make_proving(), FakeEngine()
@@ -318,22 +299,18 @@ def test_an_object_that_the_store_damaged_is_not_the_adapters_fault(
     whole = path.read_bytes()
     path.write_bytes(b"x" + whole[1:])
     prover = make_prover(engine)
-
-    async def run():
-        async with running(prover):
-            damaged = await prover.wait_proved(upload, 0.1)
-            path.write_bytes(whole)
-            return damaged, await prover.wait_proved(upload, 20)
-
-    damaged, mended = asyncio.run(run())
+    async with running(prover):
+        damaged = await prover.wait_proved(upload, 0.1)
+        path.write_bytes(whole)
+        mended = await prover.wait_proved(upload, 20)
     assert (damaged.state, mended.state) == ("proving", "complete")
     assert len(engine.asked) == 1
 
 
-def test_what_was_checked_against_another_base_model_is_not_proved_against_this_one(
+async def test_what_was_checked_against_another_base_model_is_not_proved_against_this_one(
     make_proving, make_prover, uploads, base
 ):
     upload, engine = make_proving(), FakeEngine()
     uploads.catalog.bases.replace(replace(base, base_revision="0" * 64))
-    (proved,) = prove_all(make_prover(engine), upload)
+    (proved,) = await prove_all(make_prover(engine), upload)
     assert (proved.state, proved.error_code, engine.asked) == ("failed", "not_served", [])

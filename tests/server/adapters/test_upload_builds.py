@@ -43,93 +43,69 @@ async def settled():
         await asyncio.sleep(0)
 
 
-def test_an_upload_that_is_asked_for_often_is_completed_once():
+async def test_an_upload_that_is_asked_for_often_is_completed_once():
     checks = Checks()
-
-    async def run():
-        builds = UploadBuilds(checks.complete)
-        asked = ask(builds, *[("a", "up_1")] * (MAX_RUNNING + MAX_WAITING + 9))
-        await settled()
-        asked.pop().cancel()
-        checks.go.set()
-        return await asyncio.gather(*asked, return_exceptions=True)
-
-    answers = asyncio.run(run())
+    builds = UploadBuilds(checks.complete)
+    asked = ask(builds, *[("a", "up_1")] * (MAX_RUNNING + MAX_WAITING + 9))
+    await settled()
+    asked.pop().cancel()
+    checks.go.set()
+    answers = await asyncio.gather(*asked, return_exceptions=True)
     assert (set(answers), checks.calls) == ({"up_1"}, ["up_1"])
 
 
-def test_one_that_nobody_waits_for_any_more_goes_on():
+async def test_one_that_nobody_waits_for_any_more_goes_on():
     checks = Checks()
-
-    async def run():
-        builds = UploadBuilds(checks.complete)
-        (asked,) = ask(builds, ("a", "up_1"))
-        await settled()
-        asked.cancel()
-        await settled()
-        again = ask(builds, ("a", "up_1"))
-        await settled()
-        checks.go.set()
-        return await asyncio.gather(*again)
-
-    assert asyncio.run(run()) == ["up_1"]
+    builds = UploadBuilds(checks.complete)
+    (asked,) = ask(builds, ("a", "up_1"))
+    await settled()
+    asked.cancel()
+    await settled()
+    again = ask(builds, ("a", "up_1"))
+    await settled()
+    checks.go.set()
+    assert await asyncio.gather(*again) == ["up_1"]
     assert checks.calls == ["up_1"]
 
 
-def test_few_run_at_once_and_of_one_tenant_one():
+async def test_few_run_at_once_and_of_one_tenant_one():
     checks = Checks()
     checks.go.set()
     uploads = [(tenant, f"up_{i}") for i in range(6) for tenant in "abcdef"]
-
-    async def run():
-        return await asyncio.gather(*ask(UploadBuilds(checks.complete), *uploads))
-
-    assert len(asyncio.run(run())) == len(uploads)
+    assert len(await asyncio.gather(*ask(UploadBuilds(checks.complete), *uploads))) == len(uploads)
     assert checks.most_inside <= MAX_RUNNING
     assert all(len(set(tenants)) == len(tenants) for tenants in checks.beside)
 
 
-def test_one_tenants_many_leave_places_for_the_others():
+async def test_one_tenants_many_leave_places_for_the_others():
     checks = Checks()
-
-    async def run():
-        builds = UploadBuilds(checks.complete)
-        many = ask(builds, *[("a", f"up_{i}") for i in range(9)])
-        other = ask(builds, ("b", "up_b"))
-        while len(checks.calls) < 2:
-            await asyncio.sleep(0.001)
-        inside = sorted(checks.inside)
-        checks.go.set()
-        await asyncio.gather(*many, *other)
-        return inside
-
-    assert asyncio.run(run()) == ["a", "b"]
+    builds = UploadBuilds(checks.complete)
+    many = ask(builds, *[("a", f"up_{i}") for i in range(9)])
+    other = ask(builds, ("b", "up_b"))
+    while len(checks.calls) < 2:
+        await asyncio.sleep(0.001)
+    inside = sorted(checks.inside)
+    checks.go.set()
+    await asyncio.gather(*many, *other)
+    assert inside == ["a", "b"]
 
 
-def test_more_than_may_wait_are_refused_and_told_when_to_ask_again():
+async def test_more_than_may_wait_are_refused_and_told_when_to_ask_again():
     checks = Checks()
-
-    async def run():
-        builds = UploadBuilds(checks.complete)
-        asked = ask(builds, *[("a", f"up_{i}") for i in range(MAX_RUNNING + MAX_WAITING)])
-        await settled()
-        with pytest.raises(Fault) as caught:
-            await builds.build("b", "up_b")
-        told = from_fault(caught.value)
-        assert (told.status, told.headers["retry-after"]) == (503, "2")
-        checks.go.set()
-        await asyncio.gather(*asked)
-        assert await builds.build("b", "up_b") == "up_b"
-
-    asyncio.run(run())
+    builds = UploadBuilds(checks.complete)
+    asked = ask(builds, *[("a", f"up_{i}") for i in range(MAX_RUNNING + MAX_WAITING)])
+    await settled()
+    with pytest.raises(Fault) as caught:
+        await builds.build("b", "up_b")
+    told = from_fault(caught.value)
+    assert (told.status, told.headers["retry-after"]) == (503, "2")
+    checks.go.set()
+    await asyncio.gather(*asked)
+    assert await builds.build("b", "up_b") == "up_b"
 
 
-def test_another_tenants_completion_is_not_joined():
+async def test_another_tenants_completion_is_not_joined():
     checks = Checks()
     checks.go.set()
-
-    async def run():
-        await asyncio.gather(*ask(UploadBuilds(checks.complete), ("a", "up_1"), ("b", "up_1")))
-
-    asyncio.run(run())
+    await asyncio.gather(*ask(UploadBuilds(checks.complete), ("a", "up_1"), ("b", "up_1")))
     assert len(checks.calls) == 2

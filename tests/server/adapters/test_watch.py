@@ -108,7 +108,7 @@ def gateways(empty_postgres, tmp_path):
         database.close()
 
 
-def test_an_alias_moved_through_one_gateway_is_what_the_other_serves_and_tells_its_engine(
+async def test_an_alias_moved_through_one_gateway_is_what_the_other_serves_and_tells_its_engine(
     gateways, catalog, base, engines, clock
 ):
     here, there = gateways
@@ -124,14 +124,11 @@ def test_an_alias_moved_through_one_gateway_is_what_the_other_serves_and_tells_i
             lambda conn: resolve_adapter(conn, catalog, identity, "pirate", request_key="r")
         )
 
-    async def story():
-        await watch.tick()
-        assert (await served()).ref.version == 2
-        await here.write(lambda conn: catalog.set_alias(conn, A, "pirate", "latest", 1))
-        assert (await served()).ref.version == 1
-        await watch.tick()
-
-    asyncio.run(story())
+    await watch.tick()
+    assert (await served()).ref.version == 2
+    await here.write(lambda conn: catalog.set_alias(conn, A, "pirate", "latest", 1))
+    assert (await served()).ref.version == 1
+    await watch.tick()
     assert engines.prefetched == [(A, ref(here, version=1))]
 
 

@@ -229,17 +229,13 @@ def test_a_connection_is_told_whose_key_was_shown_and_may_refuse(product: InProc
 
 
 @pytest.mark.parametrize("second", ["good", "nobodys", ""])
-def test_two_authorization_headers_are_a_400_whatever_they_hold(
+async def test_two_authorization_headers_are_a_400_whatever_they_hold(
     product: InProcess, second: str
 ) -> None:
     both = [("authorization", f"Bearer {ADMIN_KEY}"), ("Authorization", second)]
-
-    async def call() -> httpx.Response:
-        transport = httpx.ASGITransport(product.app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            return await client.get("/admin/v1/tenants", headers=both)
-
-    answer = asyncio.run(call())
+    transport = httpx.ASGITransport(product.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        answer = await client.get("/admin/v1/tenants", headers=both)
     assert answer.status_code == 400
     assert "'Authorization'" in answer.json()["error"]["message"]
 

@@ -141,7 +141,7 @@ def test_a_failure_is_no_first_token(scripted: Product) -> None:
     assert observed() == ["1.0"]
 
 
-def test_a_request_whose_client_leaves_is_counted_as_aborted(scripted: Product) -> None:
+async def test_a_request_whose_client_leaves_is_counted_as_aborted(scripted: Product) -> None:
     begun = asyncio.Event()
 
     class Silent(FakeEngines):
@@ -149,18 +149,15 @@ def test_a_request_whose_client_leaves_is_counted_as_aborted(scripted: Product) 
             begun.set()
             await asyncio.Event().wait()
 
-    async def leave() -> None:
-        transport = httpx.ASGITransport(make_app(scripted.gateway))
-        headers = {"authorization": f"Bearer {scripted.api_key}"}
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            asked = client.post("/v1/chat/completions", json=CHAT, headers=headers)
-            asking = asyncio.create_task(asked)
-            await begun.wait()
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-
     change_base(scripted.gateway, engines=Silent())
-    asyncio.run(leave())
+    transport = httpx.ASGITransport(make_app(scripted.gateway))
+    headers = {"authorization": f"Bearer {scripted.api_key}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+        asked = client.post("/v1/chat/completions", json=CHAT, headers=headers)
+        asking = asyncio.create_task(asked)
+        await begun.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
     lines = scripted.gateway.metrics.render().decode().splitlines()
     assert 'chorale_requests_total{base="base",cause="",outcome="abort"} 1.0' in lines
 

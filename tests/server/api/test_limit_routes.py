@@ -392,20 +392,17 @@ class BusyDatabase:
         ([256, 256, 300], [("r1", 300)]),
     ],
 )
-def test_a_lease_is_asked_for_again_while_nobody_can_say_or_others_hold_what_is_left(
+async def test_a_lease_is_asked_for_again_while_nobody_can_say_or_others_hold_what_is_left(
     answers: list[int | Exception], extended: list[tuple[str, int]]
 ) -> None:
-    async def extend() -> None:
-        database = BusyDatabase(answers, running := Running())
-        running.add(RunningRequest("r1", "ten_1", 1, 480, is_cold=False))
-        leases = TokenLeases(database, running, retry_waits_s=(0, 0, 0))  # type: ignore[arg-type]
-        low = LeaseLow(request_id="r1", num_completion_tokens=192, token_lease=256)
-        leases.extend_soon(engines, low)
-        await asyncio.gather(*leases._asking.values())
-        assert not answers, "every answer was asked for"
-
     engines = FakeEngines()
-    asyncio.run(extend())
+    database = BusyDatabase(answers, running := Running())
+    running.add(RunningRequest("r1", "ten_1", 1, 480, is_cold=False))
+    leases = TokenLeases(database, running, retry_waits_s=(0, 0, 0))  # type: ignore[arg-type]
+    low = LeaseLow(request_id="r1", num_completion_tokens=192, token_lease=256)
+    leases.extend_soon(engines, low)
+    await asyncio.gather(*leases._asking.values())
+    assert not answers, "every answer was asked for"
     assert engines.extended == extended
 
 

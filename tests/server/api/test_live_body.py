@@ -35,34 +35,28 @@ class Client:
 
 
 @given(st.lists(st.sampled_from(["write", "fall behind", "catch up", "wait"])), st.booleans())
-def test_a_client_gets_every_piece_once_and_in_order(steps, has_connection):
-    async def run():
-        client, written = Client(), b""
-        body = LiveBody({"state": {"connection": client}} if has_connection else {}, client.send)
-        for number, step in enumerate(steps):
-            if step == "write":
-                written += b"%d," % number
-                body.write(b"%d," % number)
-            elif step == "wait":
-                await asyncio.sleep(0)
-            elif step == "catch up":
-                client.catch_up()
-            else:
-                client.is_behind = True
-        client.catch_up()
-        await body.end()
-        assert client.got == written
-        assert client.has_all
-
-    asyncio.run(run())
+async def test_a_client_gets_every_piece_once_and_in_order(steps, has_connection):
+    client, written = Client(), b""
+    body = LiveBody({"state": {"connection": client}} if has_connection else {}, client.send)
+    for number, step in enumerate(steps):
+        if step == "write":
+            written += b"%d," % number
+            body.write(b"%d," % number)
+        elif step == "wait":
+            await asyncio.sleep(0)
+        elif step == "catch up":
+            client.catch_up()
+        else:
+            client.is_behind = True
+    client.catch_up()
+    await body.end()
+    assert client.got == written
+    assert client.has_all
 
 
-def test_who_reads_pays_no_switch_of_tasks():
-    async def run():
-        client = Client()
-        body = LiveBody({"state": {"connection": client}}, client.send)
-        body.write(b"now")
-        assert client.got == b"now"
-        body.close()
-
-    asyncio.run(run())
+async def test_who_reads_pays_no_switch_of_tasks():
+    client = Client()
+    body = LiveBody({"state": {"connection": client}}, client.send)
+    body.write(b"now")
+    assert client.got == b"now"
+    body.close()

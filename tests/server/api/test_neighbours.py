@@ -1,4 +1,3 @@
-import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -22,20 +21,16 @@ def folder(tmp_path, monkeypatch):
     return tmp_path.relative_to(tmp_path)
 
 
-def test_each_tells_the_figures_of_all_and_how_many_are_missing(folder):
+async def test_each_tells_the_figures_of_all_and_how_many_are_missing(folder):
     gateways = [Neighbours(folder, number, 3, make_metrics(number)) for number in (1, 2)]
-
-    async def scrape():
-        for gateway in gateways:
-            await gateway.start()
-        gateway_socket(folder, 3).touch()  # of one that was killed
-        texts = [(await gateway.render()).decode() for gateway in gateways]
-        await gateways[1].close()
-        texts.append((await gateways[0].render()).decode())
-        await gateways[0].close()
-        return texts
-
-    *both, alone = asyncio.run(scrape())
+    for gateway in gateways:
+        await gateway.start()
+    gateway_socket(folder, 3).touch()  # of one that was killed
+    texts = [(await gateway.render()).decode() for gateway in gateways]
+    await gateways[1].close()
+    texts.append((await gateways[0].render()).decode())
+    await gateways[0].close()
+    *both, alone = texts
     rest = 'method="GET",route="/ready",status="200"}'
     first = f'chorale_http_requests_total{{gateway="gateway",{rest} 1.0'
     second = f'chorale_http_requests_total{{gateway="gateway-2",{rest} 2.0'

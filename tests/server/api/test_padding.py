@@ -248,7 +248,7 @@ class Wire(asyncio.Transport):
         return None
 
 
-def test_each_event_is_one_write_with_the_frame_of_its_chunk() -> None:
+async def test_each_event_is_one_write_with_the_frame_of_its_chunk() -> None:
     events = [Padding(512).part(event({"text": "x" * count})) for count in (1, 8, 300)]
 
     async def stream(scope: Scope, receive: Receive, send: Send) -> None:
@@ -257,18 +257,15 @@ def test_each_event_is_one_write_with_the_frame_of_its_chunk() -> None:
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
-    async def story() -> list[bytes]:
-        config = Config(stream, http=protocol(HttpLimits(), Connections(9, 9)))
-        config.load()
-        http: Any = config.http_protocol_class
-        connection = http(config=config, server_state=ServerState(), app_state={})
-        wire = Wire()
-        connection.connection_made(wire)
-        connection.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        while not wire.written or not wire.written[-1].endswith(b"0\r\n\r\n"):
-            await asyncio.sleep(0)
-        return wire.written
-
-    written = asyncio.run(story())
+    config = Config(stream, http=protocol(HttpLimits(), Connections(9, 9)))
+    config.load()
+    http: Any = config.http_protocol_class
+    connection = http(config=config, server_state=ServerState(), app_state={})
+    wire = Wire()
+    connection.connection_made(wire)
+    connection.data_received(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+    while not wire.written or not wire.written[-1].endswith(b"0\r\n\r\n"):
+        await asyncio.sleep(0)
+    written = wire.written
     frames = [b"200\r\n" + data + b"\r\n" for data in events]
     assert [data for data in written if b"data: " in data] == frames

@@ -130,38 +130,32 @@ def test_a_failure_of_a_request_that_never_had_a_hold_is_nothing(held, note):
     assert receipts(held) == []
 
 
-def test_what_the_ledger_could_not_take_down_it_gets_when_it_is_back(held, unanswered, monkeypatch):
+async def test_what_the_ledger_could_not_take_down_it_gets_when_it_is_back(
+    held, unanswered, monkeypatch
+):
     monkeypatch.setattr(failures, "_RETRY_S", 0)
     database = Away(held)
-
-    async def run():
-        noting = Failures(database, SIGNER, unanswered, take_over_key)
-        await noting.note("r1")
-        trying = asyncio.create_task(noting.run())
+    noting = Failures(database, SIGNER, unanswered, take_over_key)
+    await noting.note("r1")
+    trying = asyncio.create_task(noting.run())
+    await asyncio.sleep(0)
+    database.is_away = False
+    while held.read_sync(lambda c: get_hold(c, "r1")).failed_at_ms is None:
         await asyncio.sleep(0)
-        database.is_away = False
-        while held.read_sync(lambda c: get_hold(c, "r1")).failed_at_ms is None:
-            await asyncio.sleep(0)
-        trying.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await trying
-
-    asyncio.run(run())
+    trying.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await trying
     settle(held, make_end(1))
     assert receipts(held)[0]["is_failed"]
 
 
-def test_no_more_than_a_bounded_number_is_remembered(
+async def test_no_more_than_a_bounded_number_is_remembered(
     sqlite_database, unanswered, monkeypatch, caplog
 ):
     monkeypatch.setattr(failures, "MAX_REMEMBERED", 2)
-
-    async def run():
-        noting = Failures(Away(sqlite_database), SIGNER, unanswered, take_over_key)
-        for name in ("a", "b", "c"):
-            await noting.note(name)
-
-    asyncio.run(run())
+    noting = Failures(Away(sqlite_database), SIGNER, unanswered, take_over_key)
+    for name in ("a", "b", "c"):
+        await noting.note(name)
     assert "request a failed and will be billed" in caplog.text
 
 

@@ -126,20 +126,18 @@ def test_the_lag_of_an_engine_that_another_gateway_settles_is_not_known(sqlite_d
     assert settler.lags[ENGINE] == EngineLag()
 
 
-def test_an_engine_is_settled_by_one_gateway_while_that_one_holds_the_lease(postgres_database):
+async def test_an_engine_is_settled_by_one_gateway_while_that_one_holds_the_lease(
+    postgres_database,
+):
     engine = FakeEngine()
     engine.end("stray")
     first, second = (make_settler(postgres_database, engine) for _ in range(2))
-
-    async def run():
-        await first.settle()
-        num_reads = len(engine.reads)
-        engine.end("another")
-        await second.settle()
-        assert len(engine.reads) == num_reads, "a read would acknowledge records"
-        await first.settle()
-
-    asyncio.run(run())
+    await first.settle()
+    num_reads = len(engine.reads)
+    engine.end("another")
+    await second.settle()
+    assert len(engine.reads) == num_reads, "a read would acknowledge records"
+    await first.settle()
     assert posted(postgres_database) == ["stray", "another"]
 
 
@@ -374,51 +372,40 @@ def test_a_journal_that_could_not_be_read_is_not_left_until_the_next_poll(databa
     assert posted(database) == ["stray"]
 
 
-def test_who_waits_for_the_first_pass_gets_it_when_all_is_posted(sqlite_database):
+async def test_who_waits_for_the_first_pass_gets_it_when_all_is_posted(sqlite_database):
     engine = FakeEngine()
     engine.end("stray")
     engine.failures = [EngineDeadError()]
-
-    async def run():
-        settler = make_settler(sqlite_database, engine)
-        await settler.settle()
-        assert not await settler.wait_settled(0)
-        await settler.settle(patient=False)
-        assert await settler.wait_settled(0)
-
-    asyncio.run(run())
+    settler = make_settler(sqlite_database, engine)
+    await settler.settle()
+    assert not await settler.wait_settled(0)
+    await settler.settle(patient=False)
+    assert await settler.wait_settled(0)
     assert posted(sqlite_database) == ["stray"]
 
 
-def test_draining_posts_what_is_readable_even_after_failures(database):
+async def test_draining_posts_what_is_readable_even_after_failures(database):
     engine = FakeEngine()
     engine.end("stray")
     engine.failures = [EngineDeadError()]
-
-    async def run():
-        settler = make_settler(database, engine)
-        assert not await settler.settle()
-        return await settler.drain(5)
-
-    assert asyncio.run(run())
+    settler = make_settler(database, engine)
+    assert not await settler.settle()
+    assert await settler.drain(5)
     assert posted(database) == ["stray"]
 
 
-def test_draining_gives_up_in_time(sqlite_database):
+async def test_draining_gives_up_in_time(sqlite_database):
     async def read_journal(engine_id, settled_seq, limit):
         await asyncio.Event().wait()
 
-    async def run():
-        settler = Settler(
-            sqlite_database,
-            SIGNER,
-            Leases(sqlite_database),
-            read_journal,
-            engine_ids=lambda: [ENGINE],
-        )
-        return await settler.drain(0.01)
-
-    assert asyncio.run(run()) is False
+    settler = Settler(
+        sqlite_database,
+        SIGNER,
+        Leases(sqlite_database),
+        read_journal,
+        engine_ids=lambda: [ENGINE],
+    )
+    assert await settler.drain(0.01) is False
 
 
 def test_cancelling_in_the_middle_loses_nothing_and_posts_nothing_twice(database):

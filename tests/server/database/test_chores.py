@@ -30,47 +30,40 @@ async def look(chores: Chores) -> None:
     await asyncio.sleep(0)  # a turn begins when its task runs
 
 
-def test_a_chore_is_done_at_once_and_then_an_interval_after_its_last_turn(sqlite_database):
-    async def run():
-        clock, job = _Clock(), _Job()
-        chores = Chores(Leases(sqlite_database), [("a", job, 60.0)], clock=clock)
+async def test_a_chore_is_done_at_once_and_then_an_interval_after_its_last_turn(sqlite_database):
+    clock, job = _Clock(), _Job()
+    chores = Chores(Leases(sqlite_database), [("a", job, 60.0)], clock=clock)
+    await look(chores)
+    assert job.turns == 1
+    await look(chores)  # notices that it ended, at 0
+    clock.now = 59.0
+    await look(chores)
+    assert job.turns == 1
+    clock.now = 60.0
+    await look(chores)
+    assert job.turns == 2
+
+
+async def test_a_failing_chore_stops_no_other_and_comes_again(sqlite_database, caplog):
+    clock, broken, sound = _Clock(), _Job(ValueError("why")), _Job()
+    jobs = [("broken", broken, 1.0), ("sound", sound, 1.0)]
+    chores = Chores(Leases(sqlite_database), jobs, clock=clock)
+    for _ in range(6):
         await look(chores)
-        assert job.turns == 1
-        await look(chores)  # notices that it ended, at 0
-        clock.now = 59.0
-        await look(chores)
-        assert job.turns == 1
-        clock.now = 60.0
-        await look(chores)
-        assert job.turns == 2
-
-    asyncio.run(run())
-
-
-def test_a_failing_chore_stops_no_other_and_comes_again(sqlite_database, caplog):
-    async def run():
-        clock, broken, sound = _Clock(), _Job(ValueError("why")), _Job()
-        jobs = [("broken", broken, 1.0), ("sound", sound, 1.0)]
-        chores = Chores(Leases(sqlite_database), jobs, clock=clock)
-        for _ in range(6):
-            await look(chores)
-            clock.now += 1.0
-        assert broken.turns == sound.turns == 3
-
-    asyncio.run(run())
+        clock.now += 1.0
+    assert broken.turns == sound.turns == 3
     assert "chore broken failed" in caplog.text
     assert "why" in caplog.text
 
 
-def test_a_chore_that_found_the_ledger_away_asks_again_at_the_next_look(sqlite_database, caplog):
-    async def run():
-        job = _Job(LedgerUnavailable("gone"), LedgerUnavailable("gone"))
-        chores = Chores(Leases(sqlite_database), [("a", job, 3600.0)], clock=_Clock())
-        for _ in range(5):
-            await look(chores)
-        assert job.turns == 3
-
-    asyncio.run(run())
+async def test_a_chore_that_found_the_ledger_away_asks_again_at_the_next_look(
+    sqlite_database, caplog
+):
+    job = _Job(LedgerUnavailable("gone"), LedgerUnavailable("gone"))
+    chores = Chores(Leases(sqlite_database), [("a", job, 3600.0)], clock=_Clock())
+    for _ in range(5):
+        await look(chores)
+    assert job.turns == 3
     assert not caplog.records
 
 
@@ -100,14 +93,9 @@ def test_a_chore_does_not_wait_for_another_nor_begin_twice(sqlite_database):
     asyncio.run(run())
 
 
-def test_of_two_gateways_one_does_the_chore(postgres_database):
-    async def run():
-        jobs = [_Job(), _Job()]
-        loops = [
-            Chores(Leases(postgres_database), [("a", job, 0.0)], clock=_Clock()) for job in jobs
-        ]
-        for chores in loops * 4:
-            await look(chores)
-        assert [job.turns for job in jobs] == [4, 0]
-
-    asyncio.run(run())
+async def test_of_two_gateways_one_does_the_chore(postgres_database):
+    jobs = [_Job(), _Job()]
+    loops = [Chores(Leases(postgres_database), [("a", job, 0.0)], clock=_Clock()) for job in jobs]
+    for chores in loops * 4:
+        await look(chores)
+    assert [job.turns for job in jobs] == [4, 0]

@@ -44,12 +44,9 @@ def block_writer(database):
     return future, release
 
 
-def test_what_is_written_is_there_to_read(each_database):
-    async def run():
-        await each_database.write(note("one"))
-        return await each_database.read(targets)
-
-    assert asyncio.run(run()) == ["one"]
+async def test_what_is_written_is_there_to_read(each_database):
+    await each_database.write(note("one"))
+    assert await each_database.read(targets) == ["one"]
 
 
 @pytest.mark.parametrize("mode", [None, 0o644])
@@ -141,63 +138,52 @@ def test_a_full_queue_refuses_at_once(database_url, tmp_path):
     database.close()
 
 
-def test_what_waited_too_long_for_its_turn_is_refused_and_not_done(sqlite_database, tmp_path):
+async def test_what_waited_too_long_for_its_turn_is_refused_and_not_done(sqlite_database, tmp_path):
     now_s = [0.0]
     config = DatabaseConfig(read_threads=1, queue_timeout_s=5.0)
     database = Database(data_dir=tmp_path, exclusive=False, config=config, clock=lambda: now_s[0])
     first, release = block_writer(database)
-
-    async def run():
-        asking = [
-            asyncio.create_task(ask)
-            for ask in (
-                database.read(lambda _: first.result()),
-                database.read(lambda _: pytest.fail("late reads are not done")),
-                database.write(note("late")),
-            )
-        ]
-        await asyncio.sleep(0)
-        now_s[0] = 5.1
-        release.set()
-        return await asyncio.gather(*asking, return_exceptions=True)
-
-    _, *late = asyncio.run(run())
+    asking = [
+        asyncio.create_task(ask)
+        for ask in (
+            database.read(lambda _: first.result()),
+            database.read(lambda _: pytest.fail("late reads are not done")),
+            database.write(note("late")),
+        )
+    ]
+    await asyncio.sleep(0)
+    now_s[0] = 5.1
+    release.set()
+    _, *late = await asyncio.gather(*asking, return_exceptions=True)
     assert [type(error) for error in late] == [LedgerUnavailable] * 2
     assert database.read_sync(targets) == []
     database.write_sync(note("in time"))
     database.close()
 
 
-def test_reads_in_flight_have_a_bound(sqlite_database, tmp_path):
+async def test_reads_in_flight_have_a_bound(sqlite_database, tmp_path):
     config = DatabaseConfig(max_queued_reads=1)
     database = Database(data_dir=tmp_path, exclusive=False, config=config)
     release = threading.Event()
-
-    async def run():
-        held = asyncio.create_task(database.read(lambda _: release.wait()))
-        await asyncio.sleep(0)
-        with pytest.raises(LedgerUnavailable):
-            await database.read(targets)
-        release.set()
-        await held
-        return await database.read(targets)
-
-    assert asyncio.run(run()) == []
+    held = asyncio.create_task(database.read(lambda _: release.wait()))
+    await asyncio.sleep(0)
+    with pytest.raises(LedgerUnavailable):
+        await database.read(targets)
+    release.set()
+    await held
+    assert await database.read(targets) == []
     database.close()
 
 
-def test_a_caller_that_leaves_before_its_turn_writes_nothing(each_database):
-    async def run():
-        _, release = block_writer(each_database)
-        leaving = asyncio.create_task(each_database.write(note("left")))
-        await asyncio.sleep(0)
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-        release.set()
-        await each_database.write(note("stayed"))
-        return await each_database.read(targets)
-
-    assert asyncio.run(run()) == ["stayed"]
+async def test_a_caller_that_leaves_before_its_turn_writes_nothing(each_database):
+    _, release = block_writer(each_database)
+    leaving = asyncio.create_task(each_database.write(note("left")))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    release.set()
+    await each_database.write(note("stayed"))
+    assert await each_database.read(targets) == ["stayed"]
 
 
 def test_closing_finishes_what_is_queued_and_refuses_what_comes_after(database_url, tmp_path):

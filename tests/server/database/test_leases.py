@@ -19,16 +19,13 @@ def test_a_lease_is_ones_until_it_runs_out(postgres_database):
     assert not take("a")
 
 
-def test_what_is_given_back_need_not_be_waited_for(postgres_database):
-    async def run():
-        first, second = Leases(postgres_database), Leases(postgres_database)
-        assert await first.hold("chore/x")
-        assert not await second.hold("chore/x")
-        await first.release()
-        assert await second.hold("chore/x")
-        assert not await first.hold("chore/x")
-
-    asyncio.run(run())
+async def test_what_is_given_back_need_not_be_waited_for(postgres_database):
+    first, second = Leases(postgres_database), Leases(postgres_database)
+    assert await first.hold("chore/x")
+    assert not await second.hold("chore/x")
+    await first.release()
+    assert await second.hold("chore/x")
+    assert not await first.hold("chore/x")
 
 
 def test_the_one_gateway_on_sqlite_has_every_lease(sqlite_database):

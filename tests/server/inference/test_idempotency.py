@@ -145,14 +145,10 @@ def test_a_tenant_has_so_many_keys_and_no_more(sqlite_database: Database, monkey
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 3_000_000])
-def test_a_body_is_replayed_in_pieces_and_whole(size: int) -> None:
+async def test_a_body_is_replayed_in_pieces_and_whole(size: int) -> None:
     body = bytes(number % 251 for number in range(size))
     stored = replace(ANSWER, body=zlib.compress(body))
-
-    async def read() -> list[bytes]:
-        return [chunk async for chunk in stored.chunks()]
-
-    chunks = asyncio.run(read())
+    chunks = [chunk async for chunk in stored.chunks()]
     assert b"".join(chunks) == body
     assert max(map(len, chunks)) <= 1 << 17
 
@@ -494,7 +490,7 @@ class WatchedKeys:
 
 @pytest.mark.parametrize("is_broken", [False, True], ids=["complete", "broken off"])
 @pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
-def test_who_has_the_end_of_an_answer_may_repeat_the_request_at_once(
+async def test_who_has_the_end_of_an_answer_may_repeat_the_request_at_once(
     user: User, monkeypatch, body: dict[str, Any], is_broken: bool
 ) -> None:
     """The answer is stored before its last piece leaves, be that an answer, [DONE] or an error."""
@@ -503,12 +499,8 @@ def test_who_has_the_end_of_an_answer_may_repeat_the_request_at_once(
     caller, recorder = Caller(user, body), user.product.gateway.recorder
     watched = WatchedKeys(recorder._keys, caller)
     monkeypatch.setattr(recorder, "_keys", watched)
-
-    async def run() -> None:
-        await caller.call()
-        await until_idle(user.product)
-
-    asyncio.run(run())
+    await caller.call()
+    await until_idle(user.product)
     assert watched.received is not None
     received = b"".join(caller.received)
     if body is TEXT:
@@ -520,99 +512,81 @@ def test_who_has_the_end_of_an_answer_may_repeat_the_request_at_once(
 
 @pytest.mark.parametrize("leave_after", [-1, 0, 1, 2])
 @pytest.mark.parametrize("body", [TEXT, STREAM], ids=["whole", "stream"])
-def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_repeat(
+async def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_repeat(
     user: User, body: dict[str, Any], leave_after: int
 ) -> None:
     """The client leaves at each point of the answer.
 
     leave_after: -1 is before there is an answer, 0 at its status, else after so many pieces.
     """
-
-    async def run() -> None:
-        engines = user.product.engines
-        engines.gate = asyncio.Event()
-        caller = Caller(user, body, leave_after=leave_after)
-        calling = asyncio.create_task(caller.call())
-        if leave_after == -1 or body is STREAM:
-            await asyncio.wait([calling], timeout=10)
-            assert calling.done(), "the client's call ends before the request"
-        engines.gate.set()
+    engines = user.product.engines
+    engines.gate = asyncio.Event()
+    caller = Caller(user, body, leave_after=leave_after)
+    calling = asyncio.create_task(caller.call())
+    if leave_after == -1 or body is STREAM:
         await asyncio.wait([calling], timeout=10)
-        await until_idle(user.product)
-        assert engines.num_left == 0, "the engine was not told to stop"
-        repeat = Caller(user, body)
-        await repeat.call()
-        assert repeat.headers["idempotent-replayed"] == "true"
-        whole = b"".join(repeat.received)
-        assert whole.startswith(b"".join(caller.received))
-        assert b'"completion_tokens":3' in whole
-        assert len(engines.asked) == 1
-
-    asyncio.run(run())
+        assert calling.done(), "the client's call ends before the request"
+    engines.gate.set()
+    await asyncio.wait([calling], timeout=10)
+    await until_idle(user.product)
+    assert engines.num_left == 0, "the engine was not told to stop"
+    repeat = Caller(user, body)
+    await repeat.call()
+    assert repeat.headers["idempotent-replayed"] == "true"
+    whole = b"".join(repeat.received)
+    assert whole.startswith(b"".join(caller.received))
+    assert b'"completion_tokens":3' in whole
+    assert len(engines.asked) == 1
     assert num_holds(user) == 1
     assert not user.product.gateway.bases.default.running
 
 
-def test_without_a_key_the_request_of_a_client_that_left_is_aborted(
+async def test_without_a_key_the_request_of_a_client_that_left_is_aborted(
     user: User, monkeypatch
 ) -> None:
     monkeypatch.setattr("tests.server.inference.test_idempotency.KEY", "x-no-key")
-
-    async def run() -> None:
-        user.product.engines.gate = asyncio.Event()
-        await Caller(user, STREAM, leave_after=1).call()
-        assert user.product.engines.num_left == 1
-
-    asyncio.run(run())
+    user.product.engines.gate = asyncio.Event()
+    await Caller(user, STREAM, leave_after=1).call()
+    assert user.product.engines.num_left == 1
     assert not user.product.gateway.bases.default.running
 
 
-def test_while_a_request_runs_its_repeats_are_told_to_wait(user: User) -> None:
-    async def run() -> None:
-        user.product.engines.gate = asyncio.Event()
-        first = Caller(user, STREAM)
-        calling = asyncio.create_task(first.call())
-        await first.got.wait()
-        second = Caller(user, STREAM)
-        await second.call()
-        assert (second.status, second.headers["x-should-retry"]) == (409, "true")
-        assert int(second.headers["retry-after"]) >= 1
-        error = json.loads(second.received[0])["error"]
-        assert (error["type"], error["code"]) == ("idempotency_error", "idempotency_key_in_use")
-        user.product.engines.gate.set()
-        await calling
-        third = Caller(user, STREAM)
-        await third.call()
-        assert third.received, "a complete answer is replayed at once"
-        assert b"".join(third.received) == b"".join(first.received)
-
-    asyncio.run(run())
+async def test_while_a_request_runs_its_repeats_are_told_to_wait(user: User) -> None:
+    user.product.engines.gate = asyncio.Event()
+    first = Caller(user, STREAM)
+    calling = asyncio.create_task(first.call())
+    await first.got.wait()
+    second = Caller(user, STREAM)
+    await second.call()
+    assert (second.status, second.headers["x-should-retry"]) == (409, "true")
+    assert int(second.headers["retry-after"]) >= 1
+    error = json.loads(second.received[0])["error"]
+    assert (error["type"], error["code"]) == ("idempotency_error", "idempotency_key_in_use")
+    user.product.engines.gate.set()
+    await calling
+    third = Caller(user, STREAM)
+    await third.call()
+    assert third.received, "a complete answer is replayed at once"
+    assert b"".join(third.received) == b"".join(first.received)
 
 
-def test_of_many_at_the_same_moment_one_runs(user: User) -> None:
-    async def run() -> list[int | None]:
-        callers = [Caller(user, TEXT) for _ in range(8)]
-        await asyncio.gather(*(caller.call() for caller in callers))
-        return sorted(caller.status or 0 for caller in callers)
-
-    statuses = asyncio.run(run())
+async def test_of_many_at_the_same_moment_one_runs(user: User) -> None:
+    callers = [Caller(user, TEXT) for _ in range(8)]
+    await asyncio.gather(*(caller.call() for caller in callers))
+    statuses = sorted(caller.status or 0 for caller in callers)
     assert statuses[0] == 200
     assert set(statuses) <= {200, 409}
     assert (num_holds(user), len(user.product.engines.asked)) == (1, 1)
 
 
-def test_a_gateway_that_stops_lets_go_and_nobody_pays_for_half_an_answer(
+async def test_a_gateway_that_stops_lets_go_and_nobody_pays_for_half_an_answer(
     user: User, monkeypatch
 ) -> None:
     monkeypatch.setattr(recordings, "_CLOSE_S", 0.0)
-
-    async def run() -> None:
-        user.product.engines.gate = asyncio.Event()
-        caller = Caller(user, STREAM, leave_after=1)
-        await caller.call()
-        await user.product.gateway.recorder.close()
-
-    asyncio.run(run())
+    user.product.engines.gate = asyncio.Event()
+    caller = Caller(user, STREAM, leave_after=1)
+    await caller.call()
+    await user.product.gateway.recorder.close()
     request_id = user.product.engines.asked[0].request_id
     hold = sa.select(holds.c.failed_at_ms).where(holds.c.request_id == request_id)
     assert user.product.gateway.database.read_sync(lambda conn: conn.scalar(hold)) is not None
@@ -640,82 +614,66 @@ class FakeKeys:
         raise LedgerUnavailable("gone")
 
 
-def test_an_answer_is_stored_when_the_ledger_is_back_and_its_reader_does_not_wait(
+async def test_an_answer_is_stored_when_the_ledger_is_back_and_its_reader_does_not_wait(
     monkeypatch,
 ) -> None:
     monkeypatch.setattr(recordings, "_RETRY_S", 0.0)
+    keys, answered = FakeKeys(num_outages=3), []
+    recorder = recordings.Recorder(keys, SimpleNamespace(note_answered=answered.append))
 
-    async def run() -> None:
-        keys, answered = FakeKeys(num_outages=3), []
-        recorder = recordings.Recorder(keys, SimpleNamespace(note_answered=answered.append))
+    async def make(recording: recordings.Recording) -> None:
+        recording.hold({})
+        await recording.answer(200, {}, b"all of it")
 
-        async def make(recording: recordings.Recording) -> None:
-            recording.hold({})
-            await recording.answer(200, {}, b"all of it")
-
-        recording = recorder.start(claim := make_claim(), make)
-        assert [chunk async for chunk in recording.body()] == [b"all of it"]
-        assert keys.stored == []
-        await asyncio.wait(recorder._tasks)
-        (stored,) = keys.stored
-        assert answered == [claim.request_id], (
-            "if its gateway dies before, nobody can have the answer"
-        )
-        assert b"".join([chunk async for chunk in stored.chunks()]) == b"all of it"
-
-    asyncio.run(run())
+    recording = recorder.start(claim := make_claim(), make)
+    assert [chunk async for chunk in recording.body()] == [b"all of it"]
+    assert keys.stored == []
+    await asyncio.wait(recorder._tasks)
+    (stored,) = keys.stored
+    assert answered == [claim.request_id], "if its gateway dies before, nobody can have the answer"
+    assert b"".join([chunk async for chunk in stored.chunks()]) == b"all of it"
 
 
-def test_a_failure_reaches_the_client_also_when_the_key_cannot_be_let_go() -> None:
-    async def run() -> None:
-        async def make(_: recordings.Recording) -> None:
-            raise LedgerUnavailable("gone")
+async def test_a_failure_reaches_the_client_also_when_the_key_cannot_be_let_go() -> None:
+    async def make(_: recordings.Recording) -> None:
+        raise LedgerUnavailable("gone")
 
-        recording = recordings.Recorder(FakeKeys(), failures=None).start(make_claim(), make)
-        with pytest.raises(LedgerUnavailable):
-            await recording.head()
-
-    asyncio.run(run())
+    recording = recordings.Recorder(FakeKeys(), failures=None).start(make_claim(), make)
+    with pytest.raises(LedgerUnavailable):
+        await recording.head()
 
 
-def test_a_reader_that_does_not_read_holds_up_its_request_and_no_memory() -> None:
-    async def run() -> None:
-        recording = recordings.Recording(make_claim())
-        num_put = 0
+async def test_a_reader_that_does_not_read_holds_up_its_request_and_no_memory() -> None:
+    recording = recordings.Recording(make_claim())
+    num_put = 0
 
-        async def fill() -> None:
-            nonlocal num_put
-            for _ in range(500):
-                await recording.put(b"event")
-                num_put += 1
-
-        filling = asyncio.create_task(fill())
+    async def fill() -> None:
+        nonlocal num_put
         for _ in range(500):
-            await asyncio.sleep(0)
-        assert num_put == recordings.MAX_BUFFERED
-        body = recording.body()
-        await anext(body)
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert num_put == recordings.MAX_BUFFERED + 1
-        await body.aclose()
-        await asyncio.wait_for(filling, 10)
-        assert num_put == 500, "the request runs on once the reader left"
+            await recording.put(b"event")
+            num_put += 1
 
-    asyncio.run(run())
+    filling = asyncio.create_task(fill())
+    for _ in range(500):
+        await asyncio.sleep(0)
+    assert num_put == recordings.MAX_BUFFERED
+    body = recording.body()
+    await anext(body)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert num_put == recordings.MAX_BUFFERED + 1
+    await body.aclose()
+    await asyncio.wait_for(filling, 10)
+    assert num_put == 500, "the request runs on once the reader left"
 
 
-def test_of_an_answer_that_is_too_long_nothing_is_kept_in_memory(monkeypatch) -> None:
+async def test_of_an_answer_that_is_too_long_nothing_is_kept_in_memory(monkeypatch) -> None:
     monkeypatch.setattr(recordings, "MAX_STORED_BYTES", 5000)
-
-    async def run() -> None:
-        recording = recordings.Recording(make_claim())
-        await recording.leave()
-        for seed in range(20):
-            await recording.put(random.Random(seed).randbytes(1000))
-        assert recording._kept == []
-
-    asyncio.run(run())
+    recording = recordings.Recording(make_claim())
+    await recording.leave()
+    for seed in range(20):
+        await recording.put(random.Random(seed).randbytes(1000))
+    assert recording._kept == []
 
 
 @settings(max_examples=50, deadline=None)

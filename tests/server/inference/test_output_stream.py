@@ -34,29 +34,25 @@ class Run:
 
 
 @given(st.integers(1, 6), st.integers(0, 9), st.booleans())
-def test_who_follows_gets_every_output_once_and_in_order_however_late(count, wait, asks_first):
-    async def run():
-        outputs, taken = OutputStream(Run(count)), []
-        if asks_first:
-            assert await outputs.first() == said(0)
-        for _ in range(wait):
-            await asyncio.sleep(0)
-        outputs.follow(taken.append)
-        await outputs.end()
-        assert taken == [said(number) for number in range(count)]
-
-    asyncio.run(run())
-
-
-def test_a_request_that_fails_before_its_first_output_raises_there():
-    async def run():
-        with pytest.raises(ValueError, match="late"):
-            await OutputStream(Run(0, ValueError("late"))).first()
-
-    asyncio.run(run())
+async def test_who_follows_gets_every_output_once_and_in_order_however_late(
+    count, wait, asks_first
+):
+    outputs, taken = OutputStream(Run(count)), []
+    if asks_first:
+        assert await outputs.first() == said(0)
+    for _ in range(wait):
+        await asyncio.sleep(0)
+    outputs.follow(taken.append)
+    await outputs.end()
+    assert taken == [said(number) for number in range(count)]
 
 
-def test_logprobs_of_the_prompt_begin_no_answer_which_may_still_be_late():
+async def test_a_request_that_fails_before_its_first_output_raises_there():
+    with pytest.raises(ValueError, match="late"):
+        await OutputStream(Run(0, ValueError("late"))).first()
+
+
+async def test_logprobs_of_the_prompt_begin_no_answer_which_may_still_be_late():
     scored = [RequestOutput("r", seq, prompt_logprobs=()) for seq in range(2)]
 
     async def run(take):
@@ -65,23 +61,17 @@ def test_logprobs_of_the_prompt_begin_no_answer_which_may_still_be_late():
             await asyncio.sleep(0)
         raise ValueError("late")
 
-    async def begin_late():
-        with pytest.raises(ValueError, match="late"):
-            await OutputStream(run).first()
-
-    asyncio.run(begin_late())
+    with pytest.raises(ValueError, match="late"):
+        await OutputStream(run).first()
 
 
-def test_a_request_that_fails_later_raises_at_the_end():
-    async def run():
-        outputs, taken = OutputStream(Run(2, ValueError("broken"))), []
-        await outputs.first()
-        outputs.follow(taken.append)
-        with pytest.raises(ValueError, match="broken"):
-            await outputs.end()
-        assert taken == [said(0), said(1)]
-
-    asyncio.run(run())
+async def test_a_request_that_fails_later_raises_at_the_end():
+    outputs, taken = OutputStream(Run(2, ValueError("broken"))), []
+    await outputs.first()
+    outputs.follow(taken.append)
+    with pytest.raises(ValueError, match="broken"):
+        await outputs.end()
+    assert taken == [said(0), said(1)]
 
 
 def test_an_output_that_cannot_be_taken_ends_the_request():
@@ -99,23 +89,20 @@ def test_an_output_that_cannot_be_taken_ends_the_request():
 
 
 @pytest.mark.parametrize("is_waiting", [True, False])
-def test_who_leaves_ends_the_request(is_waiting):
-    async def run():
-        work = Run(10**9)
-        outputs = OutputStream(work)
-        if is_waiting:
-            work.count = 0
-            outputs = OutputStream(lambda _: asyncio.Event().wait())
-            waiting = asyncio.create_task(outputs.first())
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-        else:
-            await outputs.first()
-            await outputs.aclose()
-            assert work.was_cancelled
+async def test_who_leaves_ends_the_request(is_waiting):
+    work = Run(10**9)
+    outputs = OutputStream(work)
+    if is_waiting:
+        work.count = 0
+        outputs = OutputStream(lambda _: asyncio.Event().wait())
+        waiting = asyncio.create_task(outputs.first())
+        await asyncio.sleep(0)
+        waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await outputs.end()
-
-    asyncio.run(run())
+            await waiting
+    else:
+        await outputs.first()
+        await outputs.aclose()
+        assert work.was_cancelled
+    with pytest.raises(asyncio.CancelledError):
+        await outputs.end()

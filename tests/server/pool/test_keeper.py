@@ -157,41 +157,33 @@ def test_a_waiting_request_goes_on_when_an_engine_is_there_and_the_next_is_told_
     assert refused.value.retry_after_s == 4.0
 
 
-def test_a_request_waits_for_a_model_that_was_closed_and_opened_as_for_one_that_woke(world):
+async def test_a_request_waits_for_a_model_that_was_closed_and_opened_as_for_one_that_woke(world):
     world.keeper.close()
     world.pass_time(1)
     world.engines.is_ready = False
     world.keeper.open()
-
-    async def ask():
-        waiting = asyncio.create_task(world.keeper.wake("ten"))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-        world.now_s += 4
-        world.engines.is_ready = True
-        await waiting
-
-    asyncio.run(ask())
+    waiting = asyncio.create_task(world.keeper.wake("ten"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    world.now_s += 4
+    world.engines.is_ready = True
+    await waiting
 
 
 @pytest.mark.parametrize("goes", [True, False])
-def test_an_engine_that_may_have_been_told_to_go_is_doubted_for_a_moment(world, goes):
+async def test_an_engine_that_may_have_been_told_to_go_is_doubted_for_a_moment(world, goes):
     world.pass_time(60)
     assert world.wanted == 0
-
-    async def ask():
-        waiting = asyncio.create_task(world.keeper.wake("ten"))
-        await asyncio.sleep(0)
+    waiting = asyncio.create_task(world.keeper.wake("ten"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    world.engines.is_ready = not goes
+    world.now_s += 1
+    if goes:
+        await asyncio.sleep(0.1)
         assert not waiting.done()
-        world.engines.is_ready = not goes
-        world.now_s += 1
-        if goes:
-            await asyncio.sleep(0.1)
-            assert not waiting.done()
-            world.engines.is_ready = True
-        await waiting
-
-    asyncio.run(ask())
+        world.engines.is_ready = True
+    await waiting
 
 
 def test_how_long_a_start_took_is_known_although_nobody_waited_for_it(world):
@@ -210,24 +202,20 @@ def test_how_long_a_start_took_is_known_although_nobody_waited_for_it(world):
     assert refused.value.retry_after_s == 6.0
 
 
-def test_a_tenant_has_its_share_of_those_that_wait(world):
+async def test_a_tenant_has_its_share_of_those_that_wait(world):
     world.pass_time(60)
     world.engines.is_ready = False
-
-    async def ask():
-        waiting = [asyncio.create_task(world.keeper.wake("greedy")) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(TooManyWait):
-            await world.keeper.wake("greedy")
-        waiting += [asyncio.create_task(world.keeper.wake("other")) for _ in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(TooManyWait):
-            await world.keeper.wake("third")
-        world.engines.is_ready = True
-        await asyncio.gather(*waiting)
+    waiting = [asyncio.create_task(world.keeper.wake("greedy")) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyWait):
         await world.keeper.wake("greedy")
-
-    asyncio.run(ask())
+    waiting += [asyncio.create_task(world.keeper.wake("other")) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyWait):
+        await world.keeper.wake("third")
+    world.engines.is_ready = True
+    await asyncio.gather(*waiting)
+    await world.keeper.wake("greedy")
 
 
 def test_a_closed_pool_keeps_its_engines_until_its_last_request_has_ended(world):
