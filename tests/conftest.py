@@ -28,7 +28,7 @@ def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
-    """What runs tests that are coroutines."""
+    """Name the event loop that runs tests which are coroutines."""
     return "asyncio"
 
 

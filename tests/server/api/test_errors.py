@@ -118,10 +118,6 @@ def test_an_adapter_that_will_not_come_is_not_asked_for_again():
         assert error.headers == {"x-should-retry": "false"}
 
 
-def test_a_401_challenges():
-    assert errors.missing_api_key().headers == {"www-authenticate": "Bearer"}
-
-
 def test_a_rate_limit_names_itself_and_says_when_to_come_back():
     limit = Limit("tokens", "key", "k", 600)
     standing = Standing(limit=limit, remaining=12, reset_ms=58_800)

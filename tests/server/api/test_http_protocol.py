@@ -299,9 +299,3 @@ def test_a_connection_that_is_wound_down_is_told_so_by_one_more_answer_and_then_
 def test_what_is_no_http_that_is_spoken_here_is_a_400_in_our_shape(sent: bytes) -> None:
     with serving() as address:
         assert refusal(address, sent) == (400, None)
-
-
-def test_http_1_0_is_served() -> None:
-    with serving() as address, socket.create_connection(address) as connection:
-        connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        assert b" 200 " in received(connection)

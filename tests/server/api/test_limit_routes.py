@@ -10,7 +10,6 @@ import pytest
 from engine.delivery import Take
 from engine.messages import AddRequest, LeaseLow
 from server.accounts.auth import SCOPES
-from server.accounts.keys import create_key
 from server.billing.base_revisions import name_base
 from server.billing.budgets import Budget, set_budget
 from server.billing.holds import get_hold
@@ -239,14 +238,6 @@ def test_a_key_sees_and_is_refused_by_the_limit_of_the_key_that_made_it(product:
     ]
 
 
-def test_a_limit_that_is_reached_by_one_is_not_anothers(product: InProcess) -> None:
-    one = user_of(product, requests_per_minute=1)
-    other = user_of(product, requests_per_minute=1)
-    assert one.complete("base").status_code == 200
-    assert one.complete("base").status_code == 429
-    assert other.complete("base").status_code == 200
-
-
 def test_refusals_are_counted_by_the_kind_of_limit(product: InProcess) -> None:
     def counted() -> dict[str, float]:
         metric = product.gateway.metrics.refusals
@@ -404,17 +395,6 @@ async def test_a_lease_is_asked_for_again_while_nobody_can_say_or_others_hold_wh
     await asyncio.gather(*leases._asking.values())
     assert not answers, "every answer was asked for"
     assert engines.extended == extended
-
-
-def test_a_keys_own_limit_is_of_that_key_alone(product: InProcess) -> None:
-    user = user_of(product, key={"requests_per_minute": 1})
-    pepper = product.gateway.pepper
-    other = product.gateway.database.write_sync(
-        lambda c: create_key(c, user.tenant_id, "another", pepper, now_ms=NOW_MS)
-    )[1]
-    assert user.complete("base").status_code == 200
-    assert user.complete("base").status_code == 429
-    assert replace(user, api_key=other).complete("base").status_code == 200
 
 
 # ---- counted tokens ----

@@ -120,14 +120,6 @@ def test_what_is_not_shared_answers_exactly_as_what_is_not_there(acme, globex):
         assert list(answers(model)) == absent, model
 
 
-def test_a_revoked_grant_is_refused_at_the_next_request(acme, globex):
-    share(acme, globex)
-    assert globex.complete("acme/pirate").status_code == 200
-    acme.call(DELETE, "/v1/adapters/pirate/grants/globex")
-    assert globex.complete("acme/pirate").status_code == 404
-    assert acme.complete("pirate").status_code == 200
-
-
 def test_a_deleted_adapter_is_refused_and_comes_back_unshared(acme, globex):
     share(acme, globex)
     acme.call(DELETE, "/v1/adapters/pirate")

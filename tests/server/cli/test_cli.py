@@ -357,17 +357,6 @@ def test_settings_that_cannot_be_are_one_line_and_exit_2(run, command):
     assert is_one_line(result.stderr, "Error: ")
 
 
-def test_an_unknown_setting_is_one_line_and_exit_2(run, tmp_path):
-    config = tmp_path / "chorale.toml"
-    config.write_text("max_loras = 4\n")
-    result = run("serve", "--config", str(config))
-    assert result.exit_code == 2
-    assert is_one_line(result.stderr, "max_loras", "chorale.toml")
-    config.write_text("not toml")
-    assert run("serve", "--config", str(config)).exit_code == 2
-    assert run("serve", "--config", "/nowhere.toml").exit_code == 2
-
-
 def test_a_chorale_toml_that_is_not_read_is_pointed_out(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "chorale.toml" not in run("serve").stderr

@@ -101,9 +101,6 @@ def test_a_wrong_call_is_one_line(tmp_path):
     assert f"There is no {tmp_path / 'chorale.db'}" in err.replace("\n", "")
     assert not list(tmp_path.iterdir()), "an audit makes no files"
     assert run("--data-dir", tmp_path, "--since", "soon")[0] == 2
-    (tmp_path / "chorale.db").touch()
-    exit_code, _, err = run("--data-dir", tmp_path)
-    assert (exit_code, "no such table" in err) == (1, True)
 
 
 def test_the_operator_reads_the_gateways_last_audit(sqlite_database, tmp_path, monkeypatch):

@@ -5,11 +5,7 @@ import pytest
 
 from server.client.http import ApiRefused, Client
 from server.client.paths import adapter_path
-
-
-def refusal(status, code="some_code", message="No.", **headers):
-    error = {"message": message, "type": "t", "param": "p", "code": code}
-    return httpx.Response(status, json={"error": error}, headers=headers)
+from tests.server.fake_uploads import refusal
 
 
 def make_client(handler):
@@ -34,18 +30,6 @@ def test_an_error_of_another_shape_is_still_one_sentence(content):
         pytest.raises(ApiRefused, match=r"^The server answered 502\.$"),
     ):
         client.request("GET", "/v1/models")
-
-
-def test_the_key_goes_with_every_request():
-    seen = []
-
-    def serve(request):
-        seen.append(request.headers["authorization"])
-        return httpx.Response(200, json={})
-
-    with make_client(serve) as client:
-        client.request("GET", "/v1/models")
-    assert seen == ["Bearer key"]
 
 
 def stream_of(*events):

@@ -147,14 +147,6 @@ def test_after_signing_out_the_old_cookie_opens_nothing(acme: User, signed_in: S
     assert visitor.get("/console").status_code == 303
 
 
-def test_a_session_ends_when_its_key_is_revoked(acme: User, signed_in: SignIn) -> None:
-    made = acme.call("POST", "/v1/keys", {"name": "gone", "scopes": ["usage:read"]}).json()
-    visitor = signed_in(User(acme.product, acme.tenant_id, acme.name, made["api_key"]))
-    assert visitor.get("/console").status_code == 200
-    acme.call("DELETE", f"/v1/keys/{made['key_id']}")
-    assert visitor.get("/console").status_code == 303
-
-
 def test_the_api_takes_a_session_in_place_of_a_key_with_its_csrf_token_alone(
     acme: User, signed_in: SignIn
 ) -> None:

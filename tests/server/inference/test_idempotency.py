@@ -338,13 +338,6 @@ def test_what_fails_before_it_is_paid_for_lets_go_of_the_key(
     assert send(user, TEXT).status_code == 200, "another body is accepted: nothing was stored"
 
 
-def test_an_engine_that_is_away_lets_go_of_the_key(user: User) -> None:
-    user.product.engines.is_ready = False
-    assert send(user, TEXT).status_code == 503
-    user.product.engines.is_ready = True
-    assert send(user, TEXT).status_code == 200
-
-
 def _has_key(user: User) -> bool:
     query = sa.select(idempotency_keys).where(idempotency_keys.c.tenant_id == user.tenant_id)
     return (

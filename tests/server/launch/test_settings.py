@@ -253,13 +253,6 @@ def test_all_engines_that_may_run_share_the_cores_but_one(monkeypatch, cores, gi
     assert load_settings({"model": "m", **given}).threads == threads
 
 
-def test_numbers_in_the_environment_are_numbers(monkeypatch):
-    for name, value in {"ENGINES": "2", "MAX_ENGINES": "3", "TENSOR_PARALLEL_SIZE": "4"}.items():
-        monkeypatch.setenv(f"CHORALE_{name}", value)
-    settings = load_settings({"model": "m"})
-    assert (settings.engines, settings.max_engines, settings.tensor_parallel_size) == (2, 3, 4)
-
-
 @pytest.mark.parametrize(
     ("given", "wrong"),
     [

@@ -102,45 +102,6 @@ def test_unused_tokens_come_back_and_overrun_is_owed():
     assert caught.value.retry_after_ms == 30_100
 
 
-def test_a_late_refund_is_worth_nothing_once_the_bucket_was_full():
-    caller = Caller()
-    slow = caller.acquire(TOKENS, tokens=600)
-    caller.now += 60_000
-    caller.acquire(TOKENS, tokens=600)
-    caller.limiter.release(slow, 0)
-    assert caller.standing(TOKENS).remaining == 0
-
-
-def test_two_late_refunds_do_not_count_the_same_refill_twice():
-    caller = Caller()
-    slow = [caller.acquire(TOKENS, tokens=tokens) for tokens in (100, 500)]
-    caller.now += 55_000
-    caller.acquire(TOKENS, tokens=550)
-    for grant in slow:
-        caller.limiter.release(grant, 0)
-    assert caller.standing(TOKENS).remaining == 50
-
-
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_late_refunds_come_out_the_same_in_any_order(order):
-    caller = Caller()
-    slow = [caller.acquire(TOKENS, tokens=tokens) for tokens in (300, 200)]
-    caller.now += 45_000
-    caller.acquire(TOKENS, tokens=400)
-    for which in order:
-        caller.limiter.release(slow[which], 0)
-    assert caller.standing(TOKENS).remaining == 200
-
-
-def test_an_older_request_gets_no_more_back_because_of_a_newer_ones_refund():
-    caller = Caller()
-    slow = caller.acquire(TOKENS, tokens=500)
-    caller.now += 45_000
-    caller.limiter.release(caller.acquire(TOKENS, tokens=100), 50)
-    caller.limiter.release(slow, 0)
-    assert caller.standing(TOKENS).remaining == 550
-
-
 def test_a_request_for_more_than_the_limit_passes_an_idle_limit():
     caller = Caller()
     caller.acquire(TOKENS, tokens=100_000)
