@@ -15,6 +15,16 @@ ENGINE = "engine-1"
 SIGNER = Signer(bytes(range(32)))
 
 
+class Clock:
+    """A clock that moves only when the test sets `now`, in the unit of whoever reads it."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def make_tenant(
     database: Database, name: str = "acme", plan: str = STANDARD, **limits: int | float
 ) -> Tenant:

@@ -75,6 +75,11 @@ def fixed(answers):
     return handle
 
 
+def list_of(*items):
+    """An answer that lists these objects, on one page."""
+    return 200, {"object": "list", "data": list(items), "has_more": False}
+
+
 def make_run(url, monkeypatch, tmp_path):
     """A function that runs the command line in tmp_path, without this machine's settings."""
     for name in [name for name in os.environ if name.startswith("CHORALE_")]:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import httpx
@@ -72,11 +72,15 @@ class InProcess:
     _app: FastAPI | None = None
 
     @classmethod
-    def build(cls, data_dir: Path, database_url: str, model_name: str = "base") -> "InProcess":
-        """Build a gateway and its application. database_url: of a migrated database."""
-        settings = Settings(
-            model=str(DEMO), model_name=model_name, data_dir=data_dir, database_url=database_url
-        )
+    def build(
+        cls, data_dir: Path, database_url: str, model_name: str = "base", **options: Any
+    ) -> Self:
+        """Build a gateway and its application.
+
+        database_url: of a migrated database.   options: further settings.
+        """
+        named = {"model": str(DEMO), "model_name": model_name, "database_url": database_url}
+        settings = Settings(data_dir=data_dir, **named, **options)
         engines = FakeEngines()
         built = assemble_fast(settings, demo_entries(settings), AdminKey(ADMIN_KEY))
         asyncio.run(built.bases.default.engines.close())
@@ -89,11 +93,11 @@ class InProcess:
     @classmethod
     @contextlib.contextmanager
     def running(
-        cls, migrated: Path, folder: Path, model_name: str = "base"
-    ) -> "Iterator[InProcess]":
+        cls, migrated: Path, folder: Path, model_name: str = "base", **options: Any
+    ) -> "Iterator[Self]":
         """Build a gateway on a copy of a migrated SQLite database, and close it at the end."""
         shutil.copy(migrated, folder / DEFAULT_FILE)
-        product = cls.build(folder, f"sqlite:///{folder / DEFAULT_FILE}", model_name)
+        product = cls.build(folder, f"sqlite:///{folder / DEFAULT_FILE}", model_name, **options)
         yield product
         product.close()
 

@@ -1,9 +1,7 @@
 """The gateway's application around an engine whose outputs the test scripts."""
 
-import asyncio
 import contextlib
 import json
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,18 +11,12 @@ import httpx
 import sqlalchemy as sa
 
 from engine.messages import AddRequest, RequestOutput, TokenLogprobs
-from server.accounts.admin_key import AdminKey
 from server.accounts.keys import create_key
-from server.api.gateway import Gateway
-from server.billing.prices import ensure_price
 from server.billing.tables import holds
-from server.database.database import DEFAULT_FILE
-from server.launch.settings import Settings
 from server.limits.memory import MemoryLimiter
-from tests.server.bases import change_base, demo_entries
 from tests.server.factories import NOW_MS, make_tenant
-from tests.server.fake_engines import FakeEngines, Script
-from tests.server.in_process import DEMO, assemble_fast, make_app
+from tests.server.fake_engines import Script
+from tests.server.in_process import InProcess, User
 
 CHAT = {"model": "base", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}
 TEXT = {"model": "base", "prompt": "Hello there", "max_tokens": 9}
@@ -85,30 +77,18 @@ def end_at_once(**fields: Any) -> Script:
 
 
 @dataclass
-class Product:
+class Product(InProcess):
     """The gateway's application with one tenant, called without a socket."""
 
-    gateway: Gateway
-    engines: FakeEngines
-    tenant_id: str
-    api_key: str
+    tenant_id: str = ""
+    api_key: str = ""
 
     def post(
         self, path: str, body: dict[str, Any], headers: dict[str, str] | None = None
     ) -> httpx.Response:
         """Post to a path under /v1, or to one that begins with a slash."""
-
-        async def call() -> httpx.Response:
-            transport = httpx.ASGITransport(make_app(self.gateway))
-            sent = {"authorization": f"Bearer {self.api_key}"} | (headers or {})
-            async with httpx.AsyncClient(
-                transport=transport, base_url="http://gateway/v1/", headers=sent
-            ) as client:
-                return await client.post(
-                    f"http://gateway{path}" if path[0] == "/" else path, json=body
-                )
-
-        return asyncio.run(call())
+        user = User(self, self.tenant_id, "acme", self.api_key)
+        return user.call("POST", path if path[0] == "/" else f"/v1/{path}", body, headers)
 
     def chat(self, headers: dict[str, str] | None = None, **changes: Any) -> httpx.Response:
         return self.post("chat/completions", CHAT | changes, headers)
@@ -129,23 +109,17 @@ class Product:
 @contextlib.contextmanager
 def scripted_product(migrated: Path, data_dir: Path) -> Iterator[Product]:
     """Make the product on a copy of a migrated SQLite database, and close it at the end."""
-    shutil.copy(migrated, data_dir / DEFAULT_FILE)
-    settings = Settings(
-        model=str(DEMO), model_name="base", data_dir=data_dir, first_token_timeout_s=12
-    )
-    engines = FakeEngines(answer_all)
-    built = assemble_fast(settings, demo_entries(settings), AdminKey("admin"))
-    # The limiter's clock stands still, so that no limit refills while a test runs.
-    gateway = replace(built, limiter=MemoryLimiter(lambda: NOW_MS))
-    change_base(gateway, engines=engines)
-    gateway.database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
-    tenant = make_tenant(gateway.database, tokens_per_minute=1000)
-    api_key = gateway.database.write_sync(
-        lambda conn: create_key(conn, tenant.tenant_id, "a key", gateway.pepper, now_ms=NOW_MS)[1]
-    )
-    yield Product(gateway, engines, tenant.tenant_id, api_key)
-    gateway.database.close()
-    asyncio.run(built.bases.default.engines.close())
+    with Product.running(migrated, data_dir, first_token_timeout_s=12) as product:
+        product.engines.script = answer_all
+        # The limiter's clock stands still, so that no limit refills while a test runs.
+        product.gateway = replace(product.gateway, limiter=MemoryLimiter(lambda: NOW_MS))
+        database, pepper = product.gateway.database, product.gateway.pepper
+        tenant = make_tenant(database, tokens_per_minute=1000)
+        product.tenant_id = tenant.tenant_id
+        product.api_key = database.write_sync(
+            lambda conn: create_key(conn, tenant.tenant_id, "a key", pepper, now_ms=NOW_MS)[1]
+        )
+        yield product
 
 
 def events(answer: httpx.Response) -> list[dict[str, Any]]:

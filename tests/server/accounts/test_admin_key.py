@@ -5,14 +5,7 @@ import pytest
 
 from server.accounts.admin_key import AdminKey
 from server.launch.secrets import load_admin_key, replace_secret
-
-
-class Clock:
-    def __init__(self):
-        self.s = 100.0
-
-    def __call__(self):
-        return self.s
+from tests.server.factories import Clock
 
 
 def test_the_admin_key_is_made_once_and_kept_from_others(tmp_path, monkeypatch):
@@ -37,9 +30,9 @@ def test_a_running_gateway_takes_a_new_key_from_the_file_within_a_second(tmp_pat
     key = AdminKey(old, path, monotonic=clock)
     new = replace_secret(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    clock.s += 0.99
+    clock.now += 0.99
     assert key.is_it(old)
-    clock.s += 0.01
+    clock.now += 0.01
     assert key.is_it(new)
     assert not key.is_it(old)
 
@@ -50,11 +43,11 @@ def test_without_a_key_in_the_file_the_last_one_stays(tmp_path, spoil):
     key = AdminKey(replace_secret(path), path, monotonic=clock)
     last = key.key
     spoil(path)
-    clock.s += 5
+    clock.now += 5
     assert key.is_it(last)
     assert not key.is_it("")
     new = replace_secret(path)
-    clock.s += 5
+    clock.now += 5
     assert key.is_it(new)
 
 

@@ -22,19 +22,10 @@ from server.adapters.watch import AdapterWatch
 from server.database.database import Database
 from tests.registry.factories import make_base
 from tests.registry.rows import add_version
-from tests.server.factories import NOW_MS, make_tenant
+from tests.server.factories import NOW_MS, Clock, make_tenant
 from tests.server.fake_engines import FakeEngines, make_welcome
 
 A, B = "tenant-a", "tenant-b"
-
-
-class Clock:
-    """A clock in Unix milliseconds that the test sets."""
-
-    now_ms = NOW_MS
-
-    def __call__(self):
-        return self.now_ms
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +45,7 @@ def engines():
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(NOW_MS)
 
 
 @pytest.fixture
@@ -263,7 +254,7 @@ def test_once_a_minute_pins_are_told_again_and_old_events_go(
     )
     tick(watch)
     assert engines.pinned == []
-    clock.now_ms += 60_000
+    clock.now += 60_000
     tick(watch)
     assert engines.pinned == [()]
     count = sa.select(sa.func.count()).select_from(adapter_events)

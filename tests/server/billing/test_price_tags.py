@@ -8,16 +8,9 @@ import pytest
 from server.billing.price_tags import PriceTags
 from server.billing.prices import DEFAULT_PRICES, Price, Scope, add_price
 from server.database.database import Database
-from tests.server.factories import NOW_MS, make_price, make_tenant
+from tests.server.factories import NOW_MS, Clock, make_price, make_tenant
 
 Add = Callable[..., Price]
-
-
-class Clock:
-    now_ms = NOW_MS
-
-    def __call__(self) -> int:
-        return self.now_ms
 
 
 @pytest.fixture
@@ -45,7 +38,7 @@ def versions(
 
     async def ask() -> list[int]:
         found = []
-        for clock.now_ms in times:
+        for clock.now in times:
             found.append((await tags.of(tenant_id, base_model)).price_version)
         return found
 
@@ -55,7 +48,7 @@ def versions(
 def test_a_price_that_was_made_before_begins_and_ends_to_the_millisecond(
     sqlite_database: Database, tenant_id: str
 ) -> None:
-    clock = Clock()
+    clock = Clock(NOW_MS)
     of_plan = add(sqlite_database, "plan", "gold", NOW_MS + 500, NOW_MS + 900).price_version
     tags = PriceTags(sqlite_database, now_ms=clock)
     times = [NOW_MS, NOW_MS + 499, NOW_MS + 500, NOW_MS + 899, NOW_MS + 900]
@@ -65,7 +58,7 @@ def test_a_price_that_was_made_before_begins_and_ends_to_the_millisecond(
 def test_a_new_price_applies_here_once_it_is_made(
     sqlite_database: Database, tenant_id: str
 ) -> None:
-    clock = Clock()
+    clock = Clock(NOW_MS)
     tags = PriceTags(sqlite_database, now_ms=clock)
     assert versions(tags, clock, tenant_id, [NOW_MS]) == [1]
     newer = add(sqlite_database, "tenant", tenant_id, NOW_MS).price_version
@@ -77,7 +70,7 @@ def test_a_new_price_applies_here_once_it_is_made(
 def test_a_tenant_has_a_price_for_each_base_model_that_has_one(
     sqlite_database: Database, tenant_id: str
 ) -> None:
-    clock = Clock()
+    clock = Clock(NOW_MS)
     large = add(sqlite_database, "default", "", NOW_MS, NOW_MS + 5, "org/large").price_version
     tags = PriceTags(sqlite_database, now_ms=clock)
     times = [NOW_MS, NOW_MS + 5, NOW_MS]

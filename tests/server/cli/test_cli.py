@@ -12,14 +12,10 @@ from typer.testing import CliRunner
 from server.cli.terminal import OneLineErrors
 from server.database.database import Database
 from server.version import VERSION
-from tests.server.fake_api import is_one_line
+from tests.server.fake_api import is_one_line, list_of
 
 TENANT = {"tenant_id": "ten_1", "name": "acme", "status": "active", "weight": 1.0}
 SENTENCE = "There is no tenant 'nobody'."
-
-
-def list_of(*items):
-    return 200, {"object": "list", "data": list(items), "has_more": False}
 
 
 def used(dimension, value, count):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from tests.server.fake_api import is_one_line
+from tests.server.fake_api import is_one_line, list_of
 from tests.server.fake_uploads import version_of
 
 PIN = {
@@ -43,10 +43,6 @@ MOVES = [
      "moved_by": "key:k1"},
     {"id": 4, "version": None, "canary": None, "moved_at": 1_750_000_000, "moved_by": "key:k2"},
 ]  # fmt: skip
-
-
-def list_of(*items):
-    return 200, {"object": "list", "data": list(items), "has_more": False}
 
 
 ANSWERS = {

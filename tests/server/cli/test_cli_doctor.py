@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from server.cli.figures import NAMES
 from server.cli.main import app
 from server.launch.secrets import Secrets
-from tests.server.fake_api import Api
 from tests.server.in_process import ADMIN_KEY, DEMO, InProcess
 
 
@@ -38,16 +37,14 @@ def product(sqlite_database, tmp_path):
 
 
 @pytest.fixture
-def url(product):
+def url(make_api, product):
     def handle(request):
         path, headers = request.url.raw_path.decode(), dict(request.headers)
         answer = product.operator.call(request.method, path, None, headers, request.content)
         kept = {name: answer.headers[name] for name in ("content-type",)}
         return httpx.Response(answer.status_code, headers=kept, content=answer.content)
 
-    api = Api(handle)
-    yield api.url
-    api.close()
+    return make_api(handle).url
 
 
 def test_before_the_first_start_nothing_is_wrong_and_nothing_is_made(run, tmp_path):

@@ -2,9 +2,7 @@
 
 import json
 
-import pytest
-
-from tests.server.fake_api import Api, fixed, make_run
+from tests.server.fake_api import list_of
 
 READY = {
     "object": "engine",
@@ -24,22 +22,22 @@ AWAY = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def run(monkeypatch, tmp_path):
-    apis = []
-
-    def run(data, *arguments):
-        answer = {"object": "list", "data": data, "has_more": False}
-        apis.append(Api(fixed({("GET", "/admin/v1/engines"): (200, answer)})))
-        return make_run(apis[-1].url, monkeypatch, tmp_path)("engines", "list", *arguments)
-
-    yield run
-    for api in apis:
-        api.close()
+SUSPECT = {
+    "object": "engine.suspect", "fingerprint": "6f1c", "tenant_id": "ten_9", "base_model": "b",
+    "state": "held", "deaths": 3, "expires_at": 1_798_761_600,
+}  # fmt: skip
+VOIDED = {"object": "engine.lost", "engine_id": "eng-9", "num_voided": 3, "num_open": 2}
+PLACE = "/admin/v1/engines"
+ANSWERS = {
+    ("GET", PLACE): list_of(READY, AWAY),
+    ("POST", f"{PLACE}/eng-9/lost"): (200, VOIDED),
+    ("GET", f"{PLACE}/suspects"): list_of(SUSPECT),
+    ("DELETE", f"{PLACE}/suspects/6f1c"): list_of(),
+}
 
 
 def test_an_engine_is_a_line_with_what_it_does(run):
-    header, *lines = run([READY, AWAY]).stdout.splitlines()
+    header, *lines = run("engines", "list").stdout.splitlines()
     assert header.split() == [
         "machine", "name", "state", "seen_s", "running", "waiting", "seats", "unsettled", "starts",
         "engine_id",
@@ -49,40 +47,26 @@ def test_an_engine_is_a_line_with_what_it_does(run):
 
 
 def test_json_is_what_the_gateway_said(run):
-    assert json.loads(run([READY, AWAY], "--json").stdout) == [READY, AWAY]
+    assert json.loads(run("engines", "list", "--json").stdout) == [READY, AWAY]
 
 
-def test_what_was_voided_of_a_lost_engine_is_said_and_what_is_still_to_come(monkeypatch, tmp_path):
-    voided = {"object": "engine.lost", "engine_id": "eng-9", "num_voided": 3, "num_open": 2}
-    api = Api(fixed({("POST", "/admin/v1/engines/eng-9/lost"): (200, voided)}))
-    run = make_run(api.url, monkeypatch, tmp_path)
+def test_what_was_voided_of_a_lost_engine_is_said_and_what_is_still_to_come(run):
     said = run("engines", "lost", "eng-9").stderr
     assert "3 holds of eng-9" in said
     assert "2 more have not expired" in said
-    assert json.loads(run("engines", "lost", "eng-9", "--json").stdout) == voided
-    api.close()
+    assert json.loads(run("engines", "lost", "eng-9", "--json").stdout) == VOIDED
 
 
-def test_suspects_are_listed_and_cleared(monkeypatch, tmp_path):
-    suspect = {
-        "object": "engine.suspect", "fingerprint": "6f1c", "tenant_id": "ten_9", "base_model": "b",
-        "state": "held", "deaths": 3, "expires_at": 1_798_761_600,
-    }  # fmt: skip
-    place = "/admin/v1/engines/suspects"
-    lists = [{"object": "list", "data": data, "has_more": False} for data in ([suspect], [])]
-    api = Api(
-        fixed({("GET", place): (200, lists[0]), ("DELETE", f"{place}/6f1c"): (200, lists[1])})
-    )
-    run = make_run(api.url, monkeypatch, tmp_path)
+def test_suspects_are_listed_and_cleared(run):
     header, line = run("engines", "suspects").stdout.splitlines()
     assert header.split()[:3] == ["fingerprint", "tenant_id", "base_model"]
     assert line.split() == ["6f1c", "ten_9", "b", "held", "3", "2027-01-01", "00:00:00Z"]
-    assert json.loads(run("engines", "suspects", "--json").stdout) == [suspect]
+    assert json.loads(run("engines", "suspects", "--json").stdout) == [SUSPECT]
     assert "suspects no request" in run("engines", "suspects", "--clear", "6f1c").stderr
-    api.close()
 
 
-def test_no_engine_is_said(run):
-    result = run([])
+def test_no_engine_is_said(run, monkeypatch):
+    monkeypatch.setitem(ANSWERS, ("GET", PLACE), list_of())
+    result = run("engines", "list")
     assert result.exit_code == 0
     assert "no engine yet" in result.stderr

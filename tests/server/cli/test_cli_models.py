@@ -5,7 +5,7 @@ import json
 import httpx
 import pytest
 
-from tests.server.fake_api import Api, make_run
+from tests.server.fake_api import list_of, make_run
 
 PATH = "/admin/v1/models"
 
@@ -21,25 +21,23 @@ def shown(name="qwen", state="serving", home="/data/bases/qwen-1", **fields):
 class Server:
     """Base models whose states a test scripts: one list for each time that it is asked."""
 
-    def __init__(self, monkeypatch, tmp_path):
+    def __init__(self, make_api, monkeypatch, tmp_path):
         self.lists = [[shown()]]
         self.is_changed = True
-        self.api = Api(self.answer)
+        self.api = make_api(self.answer)
         self.run = make_run(self.api.url, monkeypatch, tmp_path)
 
     def answer(self, request):
         if request.method == "GET":
             data = self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
-            return httpx.Response(200, json={"object": "list", "data": data, "has_more": False})
+            return httpx.Response(200, json=list_of(*data)[1])
         return httpx.Response(200, json={"name": "qwen", "is_changed": self.is_changed})
 
 
 @pytest.fixture
-def server(monkeypatch, tmp_path):
+def server(make_api, monkeypatch, tmp_path):
     monkeypatch.setattr("server.cli.models._LOOK_S", 0)
-    server = Server(monkeypatch, tmp_path)
-    yield server
-    server.api.close()
+    return Server(make_api, monkeypatch, tmp_path)
 
 
 def test_a_model_is_a_line_with_what_it_does(server):

@@ -6,7 +6,7 @@ import pytest
 from safetensors.numpy import load, save_file
 
 from server.client.files import CONFIG_FILE, WEIGHTS_FILE
-from tests.server.fake_api import Api, is_one_line
+from tests.server.fake_api import is_one_line
 from tests.server.fake_uploads import FakeUploads, make_adapter, refusal
 
 
@@ -16,10 +16,8 @@ def server():
 
 
 @pytest.fixture
-def api(server):
-    api = Api(server)
-    yield api
-    api.close()
+def api(make_api, server):
+    return make_api(server)
 
 
 @pytest.fixture
@@ -173,13 +171,10 @@ def test_a_version_for_another_base_is_proved_again_and_nothing_is_sent(run, ser
     assert (result.exit_code, result.stdout) == (1, "")
 
 
-def test_a_direct_push_sends_no_bytes_through_the_gateway(run, folder, server, api):
-    store = Api(server.store)
+def test_a_direct_push_sends_no_bytes_through_the_gateway(run, folder, server, make_api):
+    store = make_api(server.store)
     server.store_url = store.url
-    try:
-        result = run("push", str(folder / "alpha"), "--name", "mine", "--direct")
-    finally:
-        store.close()
+    result = run("push", str(folder / "alpha"), "--name", "mine", "--direct")
     assert result.exit_code == 0
     assert len(store.requests) == 2
     assert server.num_calls("PUT", "") == 0

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from server.cli.top import draw, poll, watch
 from server.client.http import Client, ClientError, ServerUnreachable
-from tests.server.fake_api import Api, fixed, make_run
+from tests.server.fake_api import fixed, list_of, make_run
 
 FIGURES = {
     "running": 3, "waiting": 5, "batch_tokens": 41, "prompt_tokens": 200, "completion_tokens": 100,
@@ -27,10 +27,6 @@ def used(tenant, tokens):
     return {"tenant": tenant, "prompt_tokens": 2, **counts}
 
 
-def list_of(*items):
-    return 200, {"object": "list", "data": list(items), "has_more": False}
-
-
 ANSWERS = {
     ("GET", "/admin/v1/engines"): list_of(ENGINE, AWAY),
     ("GET", "/admin/v1/models"): list_of(MODEL),
@@ -41,11 +37,9 @@ ANSWERS = {
 
 
 @pytest.fixture
-def look(monkeypatch, tmp_path):
+def look(run):
     """One look, as --json prints it."""
-    api = Api(fixed(ANSWERS))
-    result = make_run(api.url, monkeypatch, tmp_path)("top", "--json")
-    api.close()
+    result = run("top", "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     return json.loads(result.stdout)
 
@@ -120,11 +114,10 @@ def test_a_gateway_that_is_away_is_said_and_asked_again_until_ctrl_c(look):
     ]
 
 
-def test_a_key_that_is_refused_ends_it():
-    api = Api(fixed({("GET", "/x"): (401, {"error": {"message": "Wrong key."}})}))
+def test_a_key_that_is_refused_ends_it(make_api):
+    api = make_api(fixed({("GET", "/x"): (401, {"error": {"message": "Wrong key."}})}))
     with Client(api.url, "key") as client, pytest.raises(ClientError, match="Wrong key"):
         watch(lambda: client.request("GET", "/x"), print, print, lambda: None)
-    api.close()
 
 
 def test_without_a_terminal_it_asks_for_json(monkeypatch, tmp_path):
@@ -132,9 +125,8 @@ def test_without_a_terminal_it_asks_for_json(monkeypatch, tmp_path):
     assert (result.exit_code, "--json" in result.stderr) == (2, True)
 
 
-def test_an_engine_that_only_has_its_journal_settled_has_no_arena():
+def test_an_engine_that_only_has_its_journal_settled_has_no_arena(api, monkeypatch):
     retired = {**ENGINE, "figures": dict.fromkeys(FIGURES, 0) | {"tiers": []}}
-    api = Api(fixed({**ANSWERS, ("GET", "/admin/v1/engines"): list_of(retired)}))
+    monkeypatch.setitem(ANSWERS, ("GET", "/admin/v1/engines"), list_of(retired))
     with Client(api.url, "a key") as client:
         assert poll(client, str)["engines"][0]["arena"] is None
-    api.close()

@@ -3,6 +3,7 @@ import asyncio
 from server.database.chores import Chores
 from server.database.database import LedgerUnavailable
 from server.database.leases import Leases
+from tests.server.factories import Clock
 
 
 class _Job:
@@ -18,20 +19,13 @@ class _Job:
             raise error
 
 
-class _Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 async def look(chores: Chores) -> None:
     await chores.look()
     await asyncio.sleep(0)  # a turn begins when its task runs
 
 
 async def test_a_chore_is_done_at_once_and_then_an_interval_after_its_last_turn(sqlite_database):
-    clock, job = _Clock(), _Job()
+    clock, job = Clock(), _Job()
     chores = Chores(Leases(sqlite_database), [("a", job, 60.0)], clock=clock)
     await look(chores)
     assert job.turns == 1
@@ -45,7 +39,7 @@ async def test_a_chore_is_done_at_once_and_then_an_interval_after_its_last_turn(
 
 
 async def test_a_failing_chore_stops_no_other_and_comes_again(sqlite_database, caplog):
-    clock, broken, sound = _Clock(), _Job(ValueError("why")), _Job()
+    clock, broken, sound = Clock(), _Job(ValueError("why")), _Job()
     jobs = [("broken", broken, 1.0), ("sound", sound, 1.0)]
     chores = Chores(Leases(sqlite_database), jobs, clock=clock)
     for _ in range(6):
@@ -60,7 +54,7 @@ async def test_a_chore_that_found_the_ledger_away_asks_again_at_the_next_look(
     sqlite_database, caplog
 ):
     job = _Job(LedgerUnavailable("gone"), LedgerUnavailable("gone"))
-    chores = Chores(Leases(sqlite_database), [("a", job, 3600.0)], clock=_Clock())
+    chores = Chores(Leases(sqlite_database), [("a", job, 3600.0)], clock=Clock())
     for _ in range(5):
         await look(chores)
     assert job.turns == 3
@@ -76,7 +70,7 @@ def test_a_chore_does_not_wait_for_another_nor_begin_twice(sqlite_database):
             begun.append(1)
             await never.wait()
 
-        clock = _Clock()
+        clock = Clock()
         chores = Chores(
             Leases(sqlite_database), [("long", long, 1.0), ("a", job, 1.0)], clock=clock
         )
@@ -95,7 +89,7 @@ def test_a_chore_does_not_wait_for_another_nor_begin_twice(sqlite_database):
 
 async def test_of_two_gateways_one_does_the_chore(postgres_database):
     jobs = [_Job(), _Job()]
-    loops = [Chores(Leases(postgres_database), [("a", job, 0.0)], clock=_Clock()) for job in jobs]
+    loops = [Chores(Leases(postgres_database), [("a", job, 0.0)], clock=Clock()) for job in jobs]
     for chores in loops * 4:
         await look(chores)
     assert [job.turns for job in jobs] == [4, 0]

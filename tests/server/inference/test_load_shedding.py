@@ -11,19 +11,13 @@ from server.api.foreign_errors import from_fault
 from server.faults import Fault
 from server.inference.load_shedding import LoadShedder
 from server.pool.running import Running, RunningRequest
+from tests.server.factories import Clock
 
 
 @dataclass
 class Caller:
     tenant_id: str = "ten_1"
     max_queue_share: float | None = None
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class World:

@@ -4,16 +4,9 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from, tuples
 
 from server.inference.tenant_tokens import OTHER, TenantTokens
+from tests.server.factories import Clock
 
 HOUR_S = 3600.0
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_the_first_tenants_have_names_and_the_rest_is_other() -> None:

@@ -16,21 +16,17 @@ from server.cli.checks.gateway import (
 from server.cli.figures import read_figures
 from server.cli.terminal import CommandFailed
 from server.version import VERSION, build
-from tests.server.fake_api import Api, fixed
+from tests.server.fake_api import fixed
 
 
 @pytest.fixture
-def serve():
+def serve(make_api):
     """A function of fixed answers to GET by path, which returns the URL."""
-    apis = []
 
     def start(answers):
-        apis.append(Api(fixed({("GET", path): answer for path, answer in answers.items()})))
-        return apis[-1].url
+        return make_api(fixed({("GET", path): answer for path, answer in answers.items()})).url
 
-    yield start
-    for api in apis:
-        api.close()
+    return start
 
 
 def test_only_a_gateway_has_a_release(serve):

@@ -17,7 +17,6 @@ from server.cli.checks.services import (
 )
 from server.database.database import Database, DatabaseDamaged
 from server.launch.settings import Settings
-from tests.server.fake_api import Api
 from tests.server.in_process import DEMO
 from tests.server.next_migration import make_next_release
 
@@ -86,20 +85,17 @@ def test_a_store_that_takes_no_object_is_wrong(tmp_path):
 
 
 @pytest.fixture
-def bucket(monkeypatch):
+def bucket(make_api, monkeypatch):
     """A function of a refusal, which returns the URL of a bucket that refuses everything so."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
-    apis = []
 
     def refusing(status, code):
         body = f"<Error><Code>{code}</Code><Message>no</Message></Error>".encode()
-        apis.append(Api(lambda _: httpx.Response(status, content=body)))
-        return f"s3://bucket?endpoint_url={apis[-1].url}&region=eu-west-1"
+        url = make_api(lambda _: httpx.Response(status, content=body)).url
+        return f"s3://bucket?endpoint_url={url}&region=eu-west-1"
 
-    yield refusing
-    for api in apis:
-        api.close()
+    return refusing
 
 
 @pytest.mark.parametrize(
