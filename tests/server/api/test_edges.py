@@ -119,7 +119,7 @@ def test_a_compressed_body_is_refused_unread(encoding: str) -> None:
     assert (refused.status, refused.code) == (415, "compressed_body")
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"{}"), b"\x28\xb5\x2f\xfd"])
+@pytest.mark.parametrize("content", [gzip.compress(b"{}", mtime=0), b"\x28\xb5\x2f\xfd"])
 def test_a_body_that_is_compressed_in_silence_is_told_so(content: bytes) -> None:
     with pytest.raises(ApiError) as refused:
         check_json(content)
