@@ -138,7 +138,7 @@ Read = Callable[[int, int, Sequence[Dimension], Which], sa.Select[Any]]
 
 def _sources(group_by: Sequence[Dimension], which: Which) -> list[tuple[int, Read]]:
     """The sources of sums, each with the milliseconds of a part; the longest first."""
-    sources: list[tuple[int, Read]] = [(1, _entry_rows)]
+    sources: list[tuple[int, Read]] = [(1, entry_rows)]
     if "minute" not in group_by:
         sources.insert(0, (HOUR_MS, _rollup_rows))
         if "hour" not in group_by and _day_dimension(group_by, which) is not None:
@@ -208,9 +208,10 @@ def _rollup_rows(
     return _filter(query, dimensions, which)
 
 
-def _entry_rows(
+def entry_rows(
     start_ms: int, end_ms: int, group_by: Sequence[Dimension], which: Which
 ) -> sa.Select[Any]:
+    """Select a row for each entry, with its dimensions and what it adds to the sums."""
     entry, usage, kept, price = entries.c, usage_events.c, kept_events.c, price_versions.c
     digest = sa.func.coalesce(usage.adapter_digest, kept.adapter_digest, "")
     dimensions = {

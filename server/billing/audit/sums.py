@@ -11,23 +11,20 @@ from server.billing.audit.entries import id_windows
 from server.billing.audit.report import UNREADABLE, Finding, Scope, differences
 from server.billing.months import month_of
 from server.billing.receipts.receipt import SPEND_KINDS
-from server.billing.receipts.rows import KEPT_KINDS, PAGE_SIZE, SIGNED_AMOUNT
+from server.billing.receipts.rows import PAGE_SIZE, SIGNED_AMOUNT
 from server.billing.tables import (
     ROLLUP_SUMS,
+    USAGE_SUMS,
     entries,
-    kept_events,
     ledger_head,
     monthly_spend,
-    price_versions,
     tenant_accounts,
     usage_days,
-    usage_events,
     usage_rollups,
 )
+from server.billing.usage import WIDTH_MS, Dimension, Which, entry_rows
 
-_HOUR_MS = 3_600_000
-_DAY_MS = 24 * _HOUR_MS
-_MB_S = 10**6 * 1000
+_DAY_MS = WIDTH_MS["day"]
 _DIMENSIONS_OF_DAYS = ("kind", "key", "model")
 _DIMENSIONS = ("hour_ms", "kind", "key_id", "model", "adapter_digest")
 
@@ -178,37 +175,12 @@ def _next_day(scope: Scope, tenant_id: str, begin: int) -> int | None:
 
 
 def _sums_of_entries(scope: Scope, tenant_id: str, begin: int, end: int) -> _Sums:
-    entry, usage, kept, price = entries.c, usage_events.c, kept_events.c, price_versions.c
-    # The constant is a literal: PostgreSQL takes two parameters for two different groups.
-    hour = entry.at_ms - entry.at_ms % sa.literal_column(str(_HOUR_MS))
-    key = (
-        hour, entry.kind, usage.key_id, usage.model,
-        sa.func.coalesce(usage.adapter_digest, kept.adapter_digest),
-    )  # fmt: skip
-    is_paid = sa.and_(entry.kind == "usage", entry.amount_nanousd > 0)
-    is_kept = entry.kind.in_(KEPT_KINDS)
-    values = (
-        sa.case((usage.is_failed, 1), else_=0),
-        usage.prompt_tokens,
-        usage.cached_tokens,
-        usage.completion_tokens,
-        # `op` is used because `//` becomes a division of floats on SQLite.
-        sa.case((is_kept, (kept.size_bytes * kept.duration_ms).op("/")(_MB_S))),
-        sa.case((is_paid, usage.cached_tokens * price.cached_nanousd)),
-        sa.case((is_paid, usage.completion_tokens * price.completion_nanousd)),
-        SIGNED_AMOUNT,
-    )
-    joined = entries.outerjoin(usage_events, usage.event_id == entry.entry_id)
-    joined = joined.outerjoin(kept_events, kept.event_id == entry.entry_id)
-    joined = joined.outerjoin(price_versions, price.price_version == entry.price_version)
-    query = sa.select(*key, sa.func.count(), *map(integer_sum, values)).select_from(joined)
-    query = query.where(entry.tenant_id == tenant_id, entry.at_ms >= begin, entry.at_ms < end)
-    sums: _Sums = {}
-    for row in scope.conn.execute(query.group_by(*key)):
-        dimensions = tuple(value if value is not None else "" for value in row[:5])
-        before = sums.get(dimensions, (0,) * len(ROLLUP_SUMS))
-        sums[dimensions] = tuple(a + (b or 0) for a, b in zip(before, row[5:], strict=True))
-    return sums
+    keys: tuple[Dimension, ...] = ("hour", "kind", "key", "model", "adapter_digest")
+    rows = entry_rows(begin, end, keys, Which(tenant_ids=[tenant_id])).subquery().c
+    key = [rows[name] for name in keys]
+    values = [integer_sum(sa.func.coalesce(rows[name], 0)) for name in USAGE_SUMS[1:]]
+    query = sa.select(*key, sa.func.count(), *values).group_by(*key)
+    return {tuple(row[:5]): tuple(row[5:]) for row in scope.conn.execute(query)}
 
 
 def _rollups(scope: Scope, tenant_id: str, begin: int, end: int) -> _Sums:
