@@ -78,28 +78,11 @@ def _write_accounts(dialect: str) -> sa.Executable:
 
 
 @functools.cache
-def _add_spend(dialect: str) -> sa.Executable:
-    insert = upsert(dialect, monthly_spend)
-    total = monthly_spend.c.amount_nanousd + insert.excluded.amount_nanousd
-    return insert.on_conflict_do_update(
-        index_elements=["tenant_id", "month"], set_={"amount_nanousd": total}
-    )
-
-
-@functools.cache
-def _add_rollups(dialect: str) -> sa.Executable:
-    return _add(dialect, usage_rollups, _ROLLUP_KEY, ROLLUP_SUMS)
-
-
-@functools.cache
-def _add_days(dialect: str) -> sa.Executable:
-    return _add(dialect, usage_days, _DAY_KEY, USAGE_SUMS)
-
-
-def _add(dialect: str, table: sa.Table, key: Sequence[str], sums: Sequence[str]) -> sa.Executable:
+def _add(dialect: str, table: sa.Table, *sums: str) -> sa.Executable:
+    """An INSERT of rows whose sums are added to those of the rows with their keys."""
     insert = upsert(dialect, table)
     return insert.on_conflict_do_update(
-        index_elements=list(key),
+        index_elements=list(table.primary_key),
         set_={name: table.c[name] + insert.excluded[name] for name in sums},
     )
 
@@ -150,10 +133,11 @@ def post_entries(
     """
     if not drafts:
         return []
-    last_id = _lock_head(conn, len(drafts))
+    last_id = lock_ledger(conn)
+    conn.execute(_MOVE_HEAD, {"last_id": last_id + len(drafts)})
     tenant_ids = sorted({draft.tenant_id for draft in drafts})
     chains = _chains(conn, tenant_ids)
-    names = _tenant_names(conn, tenant_ids)
+    names = {row.tenant_id: row.name for row in conn.execute(_NAMES, {"ids": tenant_ids})}
     period_of = _periods(conn, tenant_ids)
     receipts: list[Receipt] = []
     rows: list[dict[str, Any]] = []
@@ -237,13 +221,6 @@ def lock_ledger(conn: Connection) -> int:
     return last_id
 
 
-def _lock_head(conn: Connection, count: int) -> int:
-    """Reserve `count` entry numbers, and return the number before the first of them."""
-    last_id = lock_ledger(conn)
-    conn.execute(_MOVE_HEAD, {"last_id": last_id + count})
-    return last_id
-
-
 def _chains(conn: Connection, tenant_ids: list[str]) -> dict[str, _Chain]:
     chains = {tenant_id: _Chain() for tenant_id in tenant_ids}
     for row in conn.execute(_CHAINS, {"ids": tenant_ids}):
@@ -276,11 +253,7 @@ def _add_to_spend(conn: Connection, receipts: Sequence[Receipt], drafts: Sequenc
         if amount
     ]
     if rows:
-        conn.execute(_add_spend(conn.dialect.name), rows)
-
-
-def _tenant_names(conn: Connection, tenant_ids: list[str]) -> dict[str, str]:
-    return {row.tenant_id: row.name for row in conn.execute(_NAMES, {"ids": tenant_ids})}
+        conn.execute(_add(conn.dialect.name, monthly_spend, "amount_nanousd"), rows)
 
 
 def _periods(conn: Connection, tenant_ids: list[str]) -> Callable[[Draft], str]:
@@ -314,7 +287,7 @@ def add_to_rollups(conn: Connection, posted: Sequence[tuple[Receipt, Draft]]) ->
             sums[key][name] += value
     # The rows are sorted, so that posters lock them in the same order and cannot deadlock.
     rows = [dict(zip(_ROLLUP_KEY, key, strict=True)) | sums[key] for key in sorted(sums)]
-    conn.execute(_add_rollups(conn.dialect.name), rows)
+    conn.execute(_add(conn.dialect.name, usage_rollups, *ROLLUP_SUMS), rows)
     _add_to_days(conn, sums)
 
 
@@ -332,7 +305,7 @@ def _add_to_days(conn: Connection, rollups: Mapping[tuple[Any, ...], dict[str, i
             for column in USAGE_SUMS:
                 total[column] += added[column]
     rows = [dict(zip(_DAY_KEY, key, strict=True)) | days[key] for key in sorted(days)]
-    conn.execute(_add_days(conn.dialect.name), rows)
+    conn.execute(_add(conn.dialect.name, usage_days, *USAGE_SUMS), rows)
 
 
 def rollup_values(receipt: Receipt, parts: TokenAmounts) -> dict[str, int]:
