@@ -155,7 +155,7 @@ async def _open_encoder(format: ExportFormat) -> Encoder:
 def _check_resumption(query: ExportQuery) -> None:
     if query.after is None:
         return
-    if not INFO[query.format].is_resumable:
+    if INFO[query.format].encode is None:
         message = f"A file of {query.format} cannot be continued."
         raise errors.invalid_request(message, param="after")
     if query.through is None:

@@ -22,58 +22,59 @@ class Encoder(Protocol):
     def end(self) -> bytes: ...
 
 
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Encoder of a format with independent rows: a file can be cut after a row and continued."""
-
-    header: bytes
-    encode: Callable[[Sequence[Receipt]], bytes]
-
-    def begin(self) -> bytes:
-        return self.header
-
-    def add(self, receipts: Sequence[Receipt]) -> bytes:
-        return self.encode(receipts)
-
-    def end(self) -> bytes:
-        return b""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatInfo:
     """Properties of a format.
 
-    extension: end of a file's name, without the first dot.   is_resumable: see `resuming`.
+    extension: end of a file's name, without the first dot.
+    encode: makes the rows of receipts. In a format that has it rows are independent, so that a file
+    can be cut after a row and continued, see `resuming`.   header: comes before the rows.
     """
 
     media_type: str
     extension: str
-    is_resumable: bool = True
+    encode: Callable[[Sequence[Receipt]], bytes] | None = None
+    header: bytes = b""
 
 
 _CSV, _JSONL = "text/csv; charset=utf-8; header=present", "application/jsonl; charset=utf-8"
 
 INFO: dict[ExportFormat, FormatInfo] = {
-    "csv": FormatInfo(media_type=_CSV, extension="csv"),
-    "jsonl": FormatInfo(media_type=_JSONL, extension="jsonl"),
-    "parquet": FormatInfo(
-        media_type="application/vnd.apache.parquet", extension="parquet", is_resumable=False
+    "csv": FormatInfo(
+        media_type=_CSV, extension="csv", encode=csv_rows.encode, header=csv_rows.header()
     ),
-    "focus": FormatInfo(media_type=_CSV, extension="focus.csv"),
-    "cloudevents": FormatInfo(media_type=_JSONL, extension="cloudevents.jsonl"),
+    "jsonl": FormatInfo(media_type=_JSONL, extension="jsonl", encode=json_lines.encode),
+    "parquet": FormatInfo(media_type="application/vnd.apache.parquet", extension="parquet"),
+    "focus": FormatInfo(
+        media_type=_CSV, extension="focus.csv", encode=focus.encode, header=focus.header()
+    ),
+    "cloudevents": FormatInfo(
+        media_type=_JSONL, extension="cloudevents.jsonl", encode=cloud_events.encode
+    ),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Encoder of a format with independent rows."""
+
+    info: FormatInfo
+
+    def begin(self) -> bytes:
+        return self.info.header
+
+    def add(self, receipts: Sequence[Receipt]) -> bytes:
+        assert self.info.encode is not None
+        return self.info.encode(receipts)
+
+    def end(self) -> bytes:
+        return b""
 
 
 def open_encoder(format: ExportFormat) -> Encoder:
     """Return an encoder for a new file. Raises ExtraMissing."""
-    if format == "csv":
-        return _Rows(csv_rows.header(), csv_rows.encode)
-    if format == "focus":
-        return _Rows(focus.header(), focus.encode)
-    if format == "jsonl":
-        return _Rows(b"", json_lines.encode)
-    if format == "cloudevents":
-        return _Rows(b"", cloud_events.encode)
+    if INFO[format].encode:
+        return _Rows(INFO[format])
     require("The format parquet", "pyarrow")
     # Imported on demand: pyarrow takes 30 MB of memory, most of it its libraries.
     from server.billing.exports.parquet import ParquetEncoder

@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from server.billing.exports import csv_rows, focus
+from server.billing.exports import focus
 from server.billing.exports.formats import INFO, ExportFormat
-
-_HEADERS = {"csv": csv_rows.header(), "focus": focus.header()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ def whole_part(file: BinaryIO, format: ExportFormat) -> Whole:
     In FOCUS the last entry is dropped, since it may lack rows. A file that is no export is not
     continued.
     """
-    if not INFO[format].is_resumable:
+    if INFO[format].encode is None:
         return Whole()
     whole, row = Whole(), Whole()
     try:
@@ -46,7 +44,7 @@ def whole_part(file: BinaryIO, format: ExportFormat) -> Whole:
 
 def _rows(file: BinaryIO, format: ExportFormat) -> Iterator[tuple[int, bytes]]:
     """Yield (file size up to the end of the row, row) for each row after the header."""
-    header = _HEADERS.get(format, b"")
+    header = INFO[format].header
     if file.read(len(header)) != header:
         return
     size_bytes, row = len(header), b""
