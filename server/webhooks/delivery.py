@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 
 from server.database.clock import now_ms
 from server.database.database import Database
+from server.text.json_object import JsonObject
 from server.webhooks.events import Event, Webhook, prune_events
 from server.webhooks.sender import Sender
 from server.webhooks.tables import webhook_events, webhooks
@@ -150,23 +151,15 @@ def note_try(conn: Connection, event: Event, error: str | None, at_ms: int) -> E
     number = event.num_attempts + 1
     again_at_ms = at_ms + WAITS_MS[min(number, len(WAITS_MS)) - 1]
     is_last = error is None or again_at_ms > event.created_at_ms + GIVEN_UP_MS
-    after = replace(
-        event,
-        num_attempts=number,
-        next_at_ms=None if is_last else again_at_ms,
-        delivered_at_ms=at_ms if error is None else None,
-        error=error,
-    )
+    noted: JsonObject = {
+        "num_attempts": number,
+        "next_at_ms": None if is_last else again_at_ms,
+        "delivered_at_ms": at_ms if error is None else None,
+        "error": error,
+    }
     update = sa.update(webhook_events).filter_by(event_id=event.event_id)
-    conn.execute(
-        update.values(
-            num_attempts=after.num_attempts,
-            next_at_ms=after.next_at_ms,
-            delivered_at_ms=after.delivered_at_ms,
-            error=after.error,
-        )
-    )
-    return after
+    conn.execute(update.values(**noted))
+    return replace(event, **noted)
 
 
 def note_receiver(
