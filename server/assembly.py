@@ -75,7 +75,6 @@ from server.launch.secrets import Secrets
 from server.launch.settings import Settings
 from server.limits.inflow import Inflow
 from server.limits.memory import MemoryLimiter
-from server.limits.rules import Limiter
 from server.pool.base_files import BaseEntry
 from server.pool.files import numbered
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
@@ -265,7 +264,9 @@ def _own_folder(settings: Settings, shared: Path, number: int) -> Path:
     return _emptied(shared / hashlib.sha256(place.encode()).hexdigest()[:16])
 
 
-def _limiter(settings: Settings, number: int, pepper: str, refusals: LimitRefusals) -> Limiter:
+def _limiter(
+    settings: Settings, number: int, pepper: str, refusals: LimitRefusals
+) -> MemoryLimiter:
     """The limiter of one gateway, or the one that all gateways with the same Redis share."""
     if settings.redis_url is None:
         return MemoryLimiter(path=settings.data_dir / "limits.json", note_refusal=refusals.note)

@@ -19,12 +19,11 @@ from sqlalchemy.engine import Connection
 
 from server.accounts.lineage import (
     bounded_scopes,
-    limits_of,
     makers_of,
     parse_scopes,
 )
 from server.accounts.tables import api_keys, tenants
-from server.limits.amounts import LIMITS
+from server.limits.amounts import LIMITS, Amounts
 from server.limits.base_limits import limits_by_base, scope_id
 from server.limits.rules import Limit
 
@@ -92,20 +91,6 @@ class Identity:
         return scope in self.scopes
 
 
-def authenticate(
-    conn: Connection,
-    plaintext: str,
-    pepper: str,
-    now_ms: int,
-    has_hard_budget: sa.ColumnElement[bool],
-) -> Identity:
-    """The identity that a key gives. Raises InvalidApiKey, TenantSuspended.
-
-    has_hard_budget: SQL for whether a row of tenants has a hard budget; read in the same query.
-    """
-    return identify(conn, parse_key(plaintext), digest(pepper, plaintext), now_ms, has_hard_budget)
-
-
 def identify(
     conn: Connection,
     key_id: str,
@@ -113,7 +98,10 @@ def identify(
     now_ms: int,
     has_hard_budget: sa.ColumnElement[bool],
 ) -> Identity:
-    """The identity that the key of an id and an HMAC gives. Raises as `authenticate` does."""
+    """The identity that the key of an id and an HMAC gives. Raises InvalidApiKey, TenantSuspended.
+
+    has_hard_budget: SQL for whether a row of tenants has a hard budget; read in the same query.
+    """
     query = (
         sa.select(tenants, api_keys.c.key_id, api_keys.c.hmac, api_keys.c.scopes)
         .add_columns(api_keys.c.created_by, api_keys.c.expires_at_ms, api_keys.c.revoked_at_ms)
@@ -141,8 +129,8 @@ def identify(
         cache_salt=row.cache_salt,
         expires_at_ms=row.expires_at_ms,
         limits=(
-            *limits_of(row, "tenant", row.tenant_id),
-            *limits_of(row, "key", row.bucket_id, prefix="key_"),
+            *Amounts.read(row._mapping).limits("tenant", row.tenant_id),
+            *Amounts.read(row._mapping, "key_").limits("key", row.bucket_id),
             *(limit for maker in makers for limit in maker.limits),
         ),
         base_limits=limits_by_base(conn, row.tenant_id),

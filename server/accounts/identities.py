@@ -19,7 +19,7 @@ from server.database.expiring_cache import MAX_ENTRIES, ExpiringCache
 class Identities:
     """Identities by the whole HMAC of their key, since a part of it could be another key's as well.
 
-    has_hard_budget: see `auth.authenticate`.
+    has_hard_budget: see `auth.identify`.
     """
 
     def __init__(

@@ -6,14 +6,13 @@ rotated key is the same key with another secret: it counts in the same buckets o
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from server.accounts.tables import api_keys
-from server.limits.amounts import LIMITS
-from server.limits.rules import Limit, Scope
+from server.limits.amounts import Amounts
+from server.limits.rules import Limit
 
 MAX_CHAIN = 8
 """Most keys in a chain in which each key made the next, the first and the last counted. One request
@@ -41,7 +40,7 @@ def makers_of(conn: Connection, created_by: str | None) -> list[Maker]:
             Maker(
                 key_id=row.key_id,
                 scopes=parse_scopes(row.scopes),
-                limits=limits_of(row, "key", row.bucket_id),
+                limits=Amounts.read(row._mapping).limits("key", row.bucket_id),
                 is_revoked=row.revoked_at_ms is not None,
             )
         )
@@ -54,14 +53,6 @@ def bounded_scopes(scopes: frozenset[str], makers: list[Maker]) -> frozenset[str
     if len(makers) >= MAX_CHAIN:  # such a chain is never made
         return frozenset()
     return scopes.intersection(*(maker.scopes for maker in makers))
-
-
-def limits_of(row: sa.Row[Any], scope: Scope, scope_id: str, prefix: str = "") -> tuple[Limit, ...]:
-    """The limits that are set in `row`, whose columns have the names of LIMITS after `prefix`."""
-    amounts = ((metric, getattr(row, prefix + name)) for name, metric in LIMITS.items())
-    return tuple(
-        Limit(metric, scope, scope_id, amount) for metric, amount in amounts if amount is not None
-    )
 
 
 def came_of(bucket_id: str, among: sa.ColumnElement[bool]) -> sa.Select[tuple[str]]:

@@ -45,7 +45,7 @@ from server.inference.encoders import Encoders
 from server.inference.routes import Routes
 from server.launch.settings import Settings
 from server.limits.inflow import Inflow
-from server.limits.rules import Limiter
+from server.limits.memory import MemoryLimiter
 from server.webhooks.urls import UrlRules
 
 _bearer = HTTPBearer(auto_error=False)
@@ -83,7 +83,7 @@ EncodersDep = Annotated[Encoders, Depends(_Part(lambda gateway: gateway.encoders
 FollowerDep = Annotated[BaseFollower, Depends(_Part(lambda gateway: gateway.follower))]
 IdentitiesDep = Annotated[Identities, Depends(_Part(lambda gateway: gateway.identities))]
 LedgerProbeDep = Annotated[LedgerProbe, Depends(_Part(lambda gateway: gateway.ledger_probe))]
-LimiterDep = Annotated[Limiter, Depends(_Part(lambda gateway: gateway.limiter))]
+LimiterDep = Annotated[MemoryLimiter, Depends(_Part(lambda gateway: gateway.limiter))]
 MetricsDep = Annotated[Metrics, Depends(_Part(lambda gateway: gateway.metrics))]
 NeighboursDep = Annotated[Neighbours | None, Depends(_Part(lambda gateway: gateway.neighbours))]
 PepperDep = Annotated[str, Depends(_Part(lambda gateway: gateway.pepper))]

@@ -44,7 +44,7 @@ from server.inference.routes import Routes
 from server.launch.settings import Settings
 from server.limits.inflow import Inflow
 from server.limits.learned import LearnedTokens
-from server.limits.rules import Limiter
+from server.limits.memory import MemoryLimiter
 from server.shapes.compiled import CompiledGrammars
 from server.traces.spans import Tracer
 from server.webhooks.urls import UrlRules
@@ -67,7 +67,7 @@ class Gateway:
     identities: Identities
     sessions: Sessions
     key_uses: KeyUses
-    limiter: Limiter
+    limiter: MemoryLimiter
     limit_refusals: LimitRefusals
     # Adapters.
     catalog: Catalog

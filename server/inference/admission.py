@@ -43,9 +43,10 @@ from server.inference.limit_refusals import RefusingLimit
 from server.inference.sampling import sampling_of
 from server.inference.served_base import ServedBase
 from server.inference.texts import Text
-from server.limits.adapter_limits import limits_of_adapter
+from server.limits.adapter_limits import get_adapter_limits
 from server.limits.learned import LearnedTokens
-from server.limits.rules import SEAT_SLACK_S, Grant, Limit, Limiter
+from server.limits.memory import MemoryLimiter
+from server.limits.rules import SEAT_SLACK_S, Grant, Limit
 from server.pool.engines import Engines
 from server.pool.keeper import PoolClosed, StillAsleep, TooManyWait
 from server.pool.running import RunningRequest
@@ -122,7 +123,7 @@ class Admission:
     catalog: Catalog
     database: Database
     price_tags: PriceTags
-    limiter: Limiter
+    limiter: MemoryLimiter
     learned_tokens: LearnedTokens
     timeouts: Timeouts
     count_refusal: Callable[[RefusingLimit], None]
@@ -203,7 +204,7 @@ class Admission:
                 conn, now_ms(), tenant_id=tenant_id, adapter_id=adapter_id, base_model=base.model_id
             )
             of_base = identity.limits_on(base.model_id)
-            of_adapter = limits_of_adapter(conn, adapter_id)
+            of_adapter = get_adapter_limits(conn, adapter_id).limits("adapter", adapter_id)
             return _Resolved(base, named, price, (*of_base, *of_adapter))
 
         return await self.database.read(read)
@@ -544,7 +545,7 @@ def _covered(conn: Connection, hold: Hold, price: Price, num_answers: int) -> Ho
     return replace(hold, token_lease=lease, amount_nanousd=amount)
 
 
-async def count_request(limiter: Limiter, identity: Identity) -> Grant:
+async def count_request(limiter: MemoryLimiter, identity: Identity) -> Grant:
     """Charge the limits for a request that takes no tokens. Raises RateLimited."""
     limits = [limit for limit in identity.limits if limit.metric == "requests"]
     grant = await limiter.acquire(uuid.uuid4().hex, limits, tokens=0, lifetime_ms=1)

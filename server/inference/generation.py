@@ -28,7 +28,7 @@ from server.inference.output_stream import OutputStream
 from server.inference.progress import Progress
 from server.inference.request_metrics import RequestMetrics
 from server.limits.learned import LearnedTokens
-from server.limits.rules import Limiter
+from server.limits.memory import MemoryLimiter
 from server.pool.suspects import Suspected
 from server.traces import spans
 
@@ -45,7 +45,7 @@ class Generation:
     """
 
     database: Database
-    limiter: Limiter
+    limiter: MemoryLimiter
     learned_tokens: LearnedTokens
     failures: Failures
     hold_lifetime_s: float

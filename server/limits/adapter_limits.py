@@ -18,11 +18,6 @@ def get_adapter_limits(conn: Connection, adapter_id: str) -> Amounts:
     return Amounts.read(conn.execute(query).mappings().first())
 
 
-def limits_of_adapter(conn: Connection, adapter_id: str) -> tuple[Limit, ...]:
-    """The limits of an adapter, in the limiter's form."""
-    return get_adapter_limits(conn, adapter_id).limits("adapter", adapter_id)
-
-
 def set_adapter_limits(
     conn: Connection, adapter_id: str, amounts: Amounts, *, now_ms: int, actor: str
 ) -> None:

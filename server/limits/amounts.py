@@ -1,7 +1,7 @@
 """The three limits that tenants, keys, adapters and base models may have, and their amounts."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 from sqlalchemy import Table
 from sqlalchemy.engine import Connection, RowMapping
@@ -27,9 +27,12 @@ class Amounts:
     max_concurrency: int | None = None
 
     @classmethod
-    def read(cls, row: RowMapping | None) -> "Amounts":
-        """Read the amounts of a row that has a column for each; without a row there is no limit."""
-        return cls(**{field.name: row[field.name] for field in fields(cls)}) if row else cls()
+    def read(cls, row: RowMapping | None, prefix: str = "") -> "Amounts":
+        """Read the amounts of a row that has a column for each; without a row there is no limit.
+
+        prefix: what the columns' names begin with.
+        """
+        return cls(**{name: row[prefix + name] for name in LIMITS}) if row else cls()
 
     def limits(self, scope: Scope, scope_id: str) -> tuple[Limit, ...]:
         """The limits that are set, in the limiter's form."""

@@ -50,10 +50,11 @@ class MemoryLimiter:
 
     @property
     def is_degraded(self) -> bool:
-        """Whether the state was lost less than a minute ago."""
+        """Whether the limiter lost its state or counts a part only, and may refuse too early."""
         return self._clock() < self._states.born_ms + WINDOW_MS
 
     async def start(self) -> None:
+        """Get ready; called before anything else."""
         if self._path:
             self.load(self._path)
 
@@ -61,12 +62,17 @@ class MemoryLimiter:
         """Return at once, since nothing has to be done meanwhile."""
 
     async def close(self) -> None:
+        """Stop; called after everything else."""
         if self._path:
             self.save(self._path)
 
     async def acquire(
         self, request_id: str, limits: Sequence[Limit], *, tokens: int, lifetime_ms: int
     ) -> Grant:
+        """Charge one request, its tokens and its seat under every limit, or none under any.
+
+        lifetime_ms: time after which the request cannot be under way any more. Raises RateLimited.
+        """
         call = Call("acquire", tuple(limits), tokens, request_id, lifetime_ms)
         answer = await self._pass(call)
         return Grant(
@@ -78,12 +84,22 @@ class MemoryLimiter:
         )
 
     async def check(self, limits: Sequence[Limit], *, tokens: int = 1) -> None:
+        """Check that one request of so many tokens would pass now, without a charge.
+
+        Raises RateLimited.
+        """
         await self._pass(Call("check", tuple(limits), tokens))
 
     async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
+        """Each limit as it is now, with its holders."""
         return list((await self._pass(Call("standings", tuple(limits)))).standings)
 
     def release(self, grant: Grant, used_tokens: int | None) -> None:
+        """End a request's charge: refund unused tokens, charge those used beyond, free the seat.
+
+        used_tokens: None if the request never ran; then the request itself is refunded as well. A
+        second call does nothing. The method never waits.
+        """
         self._states.release(grant, used_tokens, self._clock())
 
     async def _pass(self, call: Call) -> Answer:

@@ -3,9 +3,8 @@
 Times are integer milliseconds on the limiter's own clock, which never runs backwards.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 Metric = Literal["requests", "tokens", "concurrency"]
 Scope = Literal["tenant", "key", "adapter", "base"]
@@ -107,44 +106,3 @@ class RateLimited(Exception):
             f"Rate limit reached for {whose[limit.scope]}: {limit.amount} {noun} {per}. "
             f"Try again in {max(1, -(-retry_after_ms // 1000))} s."
         )
-
-
-class Limiter(Protocol):
-    """Charges all limits of all requests."""
-
-    @property
-    def is_degraded(self) -> bool:
-        """Whether the limiter lost its state or counts a part only, and may refuse too early."""
-
-    async def start(self) -> None:
-        """Get ready; called before anything else."""
-
-    async def run(self) -> None:
-        """Do the work in the background until cancelled."""
-
-    async def close(self) -> None:
-        """Stop; called after everything else."""
-
-    async def acquire(
-        self, request_id: str, limits: Sequence[Limit], *, tokens: int, lifetime_ms: int
-    ) -> Grant:
-        """Charge one request, its tokens and its seat under every limit, or none under any.
-
-        lifetime_ms: time after which the request cannot be under way any more. Raises RateLimited.
-        """
-
-    async def check(self, limits: Sequence[Limit], *, tokens: int = 1) -> None:
-        """Check that one request of so many tokens would pass now, without a charge.
-
-        Raises RateLimited.
-        """
-
-    def release(self, grant: Grant, used_tokens: int | None) -> None:
-        """End a request's charge: refund unused tokens, charge those used beyond, free the seat.
-
-        used_tokens: None if the request never ran; then the request itself is refunded as well. A
-        second call does nothing. The method never waits.
-        """
-
-    async def standings(self, limits: Sequence[Limit]) -> list[Standing]:
-        """Each limit as it is now, with its holders."""
