@@ -15,12 +15,12 @@ from engine.errors import EngineDeadError, EngineDied, FirstTokenLate
 from engine.messages import (
     AbortRequests,
     AddRequest,
+    EngineStats,
     Heartbeat,
     RequestOutput,
     StepOutputs,
     Welcome,
 )
-from engine.retired import _NO_FIGURES
 from engine.wire import WIRE_VERSION, Numbering
 from tests.engine.fakes import make_message
 from tests.engine.pulled_outputs import outputs_of
@@ -61,7 +61,7 @@ class SilentEngine:
     async def greet(self, silence_s):
         self.gateway, frame = await self._socket.recv_multipart()
         self._numbering.decode(frame)
-        await self.say(WELCOME, replace(_NO_FIGURES, silence_s=silence_s))
+        await self.say(WELCOME, EngineStats(silence_s=silence_s))
 
 
 @contextlib.asynccontextmanager
@@ -146,7 +146,7 @@ def test_an_engine_that_announced_long_work_is_waited_for(tmp_path):
             for _ in range(30):
                 await engine.hear(Heartbeat)
             assert client.is_ready
-            await engine.say(replace(_NO_FIGURES, silence_s=0.2))
+            await engine.say(EngineStats(silence_s=0.2))
             while client.is_ready:
                 await asyncio.sleep(BEAT_S)
 
