@@ -195,7 +195,8 @@ class Catalog(Directory):
         aliases = [alias for alias, meant in adapter.aliases.items() if number in meant.versions]
         if aliases:
             raise VersionInUse(name=name, version=number, aliases=aliases)
-        deleted_rows.delete_version(conn, tenant_id, adapter.adapter_id, number, self._now_ms())
+        now_ms = self._now_ms()
+        deleted_rows.set_version(conn, tenant_id, adapter.adapter_id, number, DELETED, now_ms)
         self._record(conn, "removed", adapter, number, actor)
 
     def restore_version(
@@ -215,7 +216,7 @@ class Catalog(Directory):
             raise NotDeleted(what=what)
         if version.state == PURGED or not self._is_kept(version.deleted_at_ms):
             raise RetentionOver(what=what, retention_s=self.retention_s)
-        deleted_rows.restore_version(conn, tenant_id, adapter.adapter_id, number)
+        deleted_rows.set_version(conn, tenant_id, adapter.adapter_id, number, READY, None)
         self._record(conn, "restored", adapter, number, actor)
         return replace(version, state=READY, deleted_at_ms=None)
 
@@ -289,7 +290,7 @@ class Catalog(Directory):
             adapter_id = f"ad_{secrets.token_hex(16)}"
             adapter_rows.insert_adapter(conn, tenant_id, adapter_id, name, self._now_ms())
         elif adapter.deleted_at_ms is not None:
-            deleted_rows.revive_adapter(conn, tenant_id, adapter.adapter_id)
+            deleted_rows.set_adapter(conn, tenant_id, adapter.adapter_id, None)
             for alias in adapter.aliases:
                 self._move(conn, adapter, alias, None, actor)
         return self.get_adapter(conn, tenant_id, name)

@@ -8,7 +8,7 @@ from collections import defaultdict
 
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
-from registry.adapter_rows import DELETED, PURGED, READY, lock_tenant
+from registry.adapter_rows import DELETED, PURGED, READY, VersionState, lock_tenant
 from registry.tables import adapter_versions as versions
 from registry.tables import adapters
 
@@ -24,7 +24,7 @@ def delete_adapter(conn: Connection, tenant_id: str, adapter_id: str, now_ms: in
         .where(*is_its, versions.c.state == READY)
         .values(state=DELETED, deleted_at_ms=at_ms)
     )
-    _set_adapter(conn, tenant_id, adapter_id, at_ms)
+    set_adapter(conn, tenant_id, adapter_id, at_ms)
 
 
 def restore_adapter(conn: Connection, tenant_id: str, adapter_id: str, deleted_at_ms: int) -> bool:
@@ -34,7 +34,7 @@ def restore_adapter(conn: Connection, tenant_id: str, adapter_id: str, deleted_a
     if conn.execute(purged.limit(1)).first():
         return False
     conn.execute(update(versions).where(*with_it).values(state=READY, deleted_at_ms=None))
-    _set_adapter(conn, tenant_id, adapter_id, None)
+    set_adapter(conn, tenant_id, adapter_id, None)
     return True
 
 
@@ -47,21 +47,6 @@ def list_deleted(
     )
     rows = conn.execute(query.order_by(adapters.c.deleted_at_ms.desc()).limit(limit))
     return [(row.name, row.deleted_at_ms) for row in rows]
-
-
-def revive_adapter(conn: Connection, tenant_id: str, adapter_id: str) -> None:
-    """Undelete the adapter's row alone, for a new upload; its versions stay deleted."""
-    _set_adapter(conn, tenant_id, adapter_id, None)
-
-
-def delete_version(
-    conn: Connection, tenant_id: str, adapter_id: str, number: int, now_ms: int
-) -> None:
-    _set_version(conn, tenant_id, adapter_id, number, state=DELETED, deleted_at_ms=now_ms)
-
-
-def restore_version(conn: Connection, tenant_id: str, adapter_id: str, number: int) -> None:
-    _set_version(conn, tenant_id, adapter_id, number, state=READY, deleted_at_ms=None)
 
 
 def purge_versions(conn: Connection, until_ms: int, limit: int) -> int:
@@ -94,9 +79,10 @@ def _versions_of(tenant_id: str, adapter_id: str) -> tuple[ColumnElement[bool], 
     )
 
 
-def _set_adapter(
+def set_adapter(
     conn: Connection, tenant_id: str, adapter_id: str, deleted_at_ms: int | None
 ) -> None:
+    """Mark the adapter's row alone; its versions stay as they are."""
     conn.execute(
         update(adapters)
         .where(adapters.c.adapter_id == adapter_id, adapters.c.tenant_id == tenant_id)
@@ -104,11 +90,16 @@ def _set_adapter(
     )
 
 
-def _set_version(
-    conn: Connection, tenant_id: str, adapter_id: str, number: int, **columns: str | int | None
+def set_version(
+    conn: Connection,
+    tenant_id: str,
+    adapter_id: str,
+    number: int,
+    state: VersionState,
+    deleted_at_ms: int | None,
 ) -> None:
     conn.execute(
         update(versions)
         .where(*_versions_of(tenant_id, adapter_id), versions.c.version == number)
-        .values(columns)
+        .values(state=state, deleted_at_ms=deleted_at_ms)
     )

@@ -9,7 +9,7 @@ import json
 from sqlalchemy import ColumnElement, Connection, or_, select, true, update
 
 from registry.tables import uploads
-from registry.upload_rows import FAILED, PROVING, Upload, to_upload
+from registry.upload_rows import PROVING, Upload, to_upload
 
 
 def list_unclaimed(conn: Connection, now_ms: int, limit: int) -> list[Upload]:
@@ -59,16 +59,3 @@ def proving_object_keys(conn: Connection, tenant_id: str) -> set[str]:
         uploads.c.tenant_id == tenant_id, uploads.c.state == PROVING
     )
     return {json.loads(built)["object_key"] for built in conn.execute(query).scalars()}
-
-
-def give_up(conn: Connection, now_ms: int, *, error_code: str, error: str) -> None:
-    """Fail the uploads of all tenants that no engine proved in time."""
-    conn.execute(
-        update(uploads)
-        .where(
-            uploads.c.discarded_at_ms.is_(None),
-            uploads.c.expires_at_ms <= now_ms,
-            uploads.c.state == PROVING,
-        )
-        .values(state=FAILED, error_code=error_code, error=error)
-    )

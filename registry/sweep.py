@@ -16,7 +16,7 @@ from registry.events import prune_events
 from registry.offers import prune_offers
 from registry.storage import PresignedStorage, StoredObject
 from registry.transactions import Begin
-from registry.upload_rows import PRESIGNED, Upload
+from registry.upload_rows import EXPIRED, OPEN, PRESIGNED, Upload
 from registry.uploads import Uploads
 
 # Keys of one tenant in one query.
@@ -30,7 +30,7 @@ def sweep_uploads(uploads: Uploads, begin: Begin) -> int:
     Returns how many uploads were discarded.
     """
     with begin() as conn:
-        upload_rows.expire(conn, uploads.now_ms())
+        upload_rows.end_overdue(conn, uploads.now_ms(), OPEN, EXPIRED)
         upload_proof.give_up_proofs(uploads, conn)
         ended = upload_rows.list_undiscarded(conn, uploads.limits.max_discards_per_sweep)
     return sum(discard(uploads, begin, upload) for upload in ended)

@@ -199,9 +199,11 @@ def finish_proof(
 def give_up_proofs(uploads: Uploads, conn: Connection) -> None:
     """Fail the uploads that no engine proved in time; their files are not at fault."""
     hours = uploads.limits.proof_ttl_s / 3600
-    proof_claims.give_up(
+    upload_rows.end_overdue(
         conn,
         uploads.now_ms(),
+        PROVING,
+        FAILED,
         error_code=_UNAVAILABLE,
         error=f"No engine could prove the adapter within {hours:g} hours; upload it again.",
     )

@@ -277,16 +277,18 @@ def move_upload(
     return moved.rowcount == 1
 
 
-def expire(conn: Connection, now_ms: int) -> None:
-    """Expire the open uploads of all tenants whose time is over."""
+def end_overdue(
+    conn: Connection, now_ms: int, state: UploadState, ended: UploadState, **values: str
+) -> None:
+    """Move the uploads of all tenants whose time in `state` is over to the state `ended`."""
     conn.execute(
         update(uploads)
         .where(
             uploads.c.discarded_at_ms.is_(None),
             uploads.c.expires_at_ms <= now_ms,
-            uploads.c.state == OPEN,
+            uploads.c.state == state,
         )
-        .values(state=EXPIRED)
+        .values(state=ended, **values)
     )
 
 

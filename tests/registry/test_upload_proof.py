@@ -232,7 +232,8 @@ def test_one_that_gives_up_while_it_is_published_is_no_version(
     publish = catalog.publish
 
     def give_up_and_publish(conn, *arguments):
-        upload_proof.proof_claims.give_up(conn, 2**52, error_code="unavailable", error="Too late.")
+        values = {"error_code": "unavailable", "error": "Too late."}
+        upload_proof.upload_rows.end_overdue(conn, 2**52, "proving", "failed", **values)
         return publish(conn, *arguments)
 
     monkeypatch.setattr(catalog, "publish", give_up_and_publish)
