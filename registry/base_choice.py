@@ -31,9 +31,7 @@ def choose_base(
     if len(candidates) == 1:
         return candidates[0]
     trained_on = PeftConfig.parse(config).base_model_name
-    file_size = weights.seek(0, 2)
-    weights.seek(0)
-    header = read_weights_header(weights, file_size, limits)
+    header = read_weights_header(weights, limits)
     return choose(candidates, trained_on, name_tensors(header).header)
 
 

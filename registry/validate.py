@@ -5,10 +5,8 @@ No model is run or imported: the checks need only numpy and the files' bytes.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from registry.architecture import may_change
@@ -79,42 +77,34 @@ class CheckedAdapter:
     vocab_size: int | None
 
 
-def validate_adapter(
-    config_bytes: bytes, weights: Path | BinaryIO, base: BaseModel, limits: AdapterLimits
-) -> Passport:
-    """Check the two uploaded files; returns their passport. Raises InvalidAdapter, TooLarge."""
-    return check_adapter(config_bytes, weights, base, limits).passport
-
-
 def check_adapter(
-    config_bytes: bytes, weights: Path | BinaryIO, base: BaseModel, limits: AdapterLimits
+    config_bytes: bytes, file: BinaryIO, base: BaseModel, limits: AdapterLimits
 ) -> CheckedAdapter:
     """Check the two uploaded files; returns passport, header, and effective ranks and scales.
 
-    Raises InvalidAdapter, TooLarge.
+    file: the weights, open at any place. Raises InvalidAdapter, TooLarge.
     """
     config = PeftConfig.parse(config_bytes)
     _check_invocation_tokens(config, base)
-    with _opened(weights) as (file, file_size):
-        uploaded = name_tensors(read_weights_header(file, file_size, limits))
-        _check_towers(file, uploaded)
-        copies = find_copies(uploaded.header, base)
-        rows = find_rows(Upload(file, uploaded.header, base), copies, config, limits.max_rank)
-        others = {name: copied for name, copied in copies.items() if copied not in END_WEIGHTS}
-        _check_copies(file, uploaded, others, base)
-        uploaded = uploaded.without(copies.keys() | TOKEN_TENSORS)
-        header = uploaded.header
-        names = _paired_modules(uploaded, base)
-        targeted = _targeted(config, uploaded, base)
-        _check_targets(names, targeted)
-        _check_embedding(names, config)
-        features = _features(base, rows.vocab_size)
-        modules = _effects(names, config, uploaded, features, limits)
-        if _ties_ends(config, base) and HEAD in modules:
-            _check_tied(file, header)
-        upload = Upload(file, header, base)
-        header, with_rows = add_rows(upload, modules, rows, limits.max_rank)
-        values = {name: scan_tensor(file, name, tensor) for name, tensor in header.tensors.items()}
+    uploaded = name_tensors(read_weights_header(file, limits))
+    _check_towers(file, uploaded)
+    copies = find_copies(uploaded.header, base)
+    rows = find_rows(Upload(file, uploaded.header, base), copies, config, limits.max_rank)
+    others = {name: copied for name, copied in copies.items() if copied not in END_WEIGHTS}
+    _check_copies(file, uploaded, others, base)
+    uploaded = uploaded.without(copies.keys() | TOKEN_TENSORS)
+    header = uploaded.header
+    names = _paired_modules(uploaded, base)
+    targeted = _targeted(config, uploaded, base)
+    _check_targets(names, targeted)
+    _check_embedding(names, config)
+    features = _features(base, rows.vocab_size)
+    modules = _effects(names, config, uploaded, features, limits)
+    if _ties_ends(config, base) and HEAD in modules:
+        _check_tied(file, header)
+    upload = Upload(file, header, base)
+    header, with_rows = add_rows(upload, modules, rows, limits.max_rank)
+    values = {name: scan_tensor(file, name, tensor) for name, tensor in header.tensors.items()}
     norms = _norms(with_rows, values)
     warnings = [
         *config_warnings(config, uploaded, names, targeted, base),
@@ -128,11 +118,10 @@ def check_adapter(
     return CheckedAdapter(passport, *checked)
 
 
-def read_weights_header(file: BinaryIO, file_size: int, limits: AdapterLimits) -> Header:
-    """Read the header of the weights, at whose beginning the file is open.
-
-    Raises InvalidAdapter, TooLarge.
-    """
+def read_weights_header(file: BinaryIO, limits: AdapterLimits) -> Header:
+    """Read the header of the weights, open at any place. Raises InvalidAdapter, TooLarge."""
+    file_size = file.seek(0, 2)
+    file.seek(0)
     if file_size > limits.max_adapter_bytes:
         raise TooLarge(
             what=WEIGHTS_FILE, size_bytes=file_size, limit_bytes=limits.max_adapter_bytes
@@ -140,18 +129,6 @@ def read_weights_header(file: BinaryIO, file_size: int, limits: AdapterLimits) -
     return read_header(
         file, file_size, max_header_bytes=limits.max_header_bytes, max_tensors=limits.max_tensors
     )
-
-
-@contextmanager
-def _opened(weights: Path | BinaryIO) -> Iterator[tuple[BinaryIO, int]]:
-    """Open the weights; yields the file at its beginning, and its size in bytes."""
-    if isinstance(weights, Path):
-        with weights.open("rb") as file:
-            yield file, weights.stat().st_size
-    else:
-        size = weights.seek(0, 2)
-        weights.seek(0)
-        yield weights, size
 
 
 def _check_invocation_tokens(config: PeftConfig, base: BaseModel) -> None:

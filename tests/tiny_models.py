@@ -250,12 +250,9 @@ def _linear_modules(model: torch.nn.Module) -> list[str]:
 
 def canonical_bytes(adapter_dir: Path, base: BaseModel) -> bytes:
     """Return the canonical object that an upload of this folder becomes."""
-    weights = adapter_dir / WEIGHTS_FILE
-    checked = check_adapter(
-        (adapter_dir / CONFIG_FILE).read_bytes(), weights, base, AdapterLimits()
-    )
-    written = io.BytesIO()
-    with weights.open("rb") as file:
+    config, written = (adapter_dir / CONFIG_FILE).read_bytes(), io.BytesIO()
+    with (adapter_dir / WEIGHTS_FILE).open("rb") as file:
+        checked = check_adapter(config, file, base, AdapterLimits())
         write_checked(written, file, checked)
     return written.getvalue()
 

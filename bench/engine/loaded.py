@@ -78,11 +78,9 @@ def loaded_engine(
 def _register(checkpoint: Checkpoint, folder: Path, store: Path) -> AdapterRef:
     """Write a PEFT folder into the store as an upload does, and return its reference."""
     base = BaseModel.load(checkpoint.model_dir, checkpoint.base_model, store.parent / "base")
-    checked = check_adapter(
-        (folder / CONFIG_FILE).read_bytes(), folder / WEIGHTS_FILE, base, AdapterLimits()
-    )
-    written = io.BytesIO()
+    config, written = (folder / CONFIG_FILE).read_bytes(), io.BytesIO()
     with (folder / WEIGHTS_FILE).open("rb") as file:
+        checked = check_adapter(config, file, base, AdapterLimits())
         write_canonical(written, file, checked.header, checked.modules, checked.invocation_tokens)
     data = written.getvalue()
     digest = hashlib.sha256(data).hexdigest()

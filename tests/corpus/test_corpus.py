@@ -10,11 +10,12 @@ from peft import LoraConfig
 from registry.errors import InvalidAdapter
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
-from registry.validate import AdapterLimits, validate_adapter
+from registry.validate import AdapterLimits
 from server.cli.adapter_folder import AdapterFolder
 from tests.corpus.cases import BASES, CASES, Case, Refused, Served
 from tests.corpus.folders import Folder
 from tests.corpus.world import World, randomize
+from tests.registry.factories import validate_adapter
 from tests.tiny_models import ALL_TARGETS
 
 DEFAULTS = {"task_type": "CAUSAL_LM", "r": 4, "lora_alpha": 8, "target_modules": ALL_TARGETS}

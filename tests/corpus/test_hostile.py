@@ -8,8 +8,8 @@ import pytest
 from registry.errors import InvalidAdapter
 from registry.peft_config import MAX_CONFIG_BYTES
 from registry.peft_format import lora_names
-from registry.validate import AdapterLimits, validate_adapter
-from tests.registry.factories import encode, make_adapter, make_base, make_config
+from registry.validate import AdapterLimits
+from tests.registry.factories import encode, make_adapter, make_base, make_config, validate_adapter
 
 LIMITS = AdapterLimits()
 EXPRESSIONS = {

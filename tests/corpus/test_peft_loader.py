@@ -25,8 +25,9 @@ from registry.base_model import BaseModel
 from registry.errors import InvalidAdapter
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, lora_names, read_canonical
-from registry.validate import AdapterLimits, validate_adapter
+from registry.validate import AdapterLimits
 from tests.corpus.world import randomize
+from tests.registry.factories import validate_adapter
 from tests.tiny_models import canonical_bytes, save_model
 
 # PEFT warns of keys that match nothing; what is told here is the registry's to say.

@@ -16,10 +16,11 @@ from safetensors.torch import load_file, save_file
 from registry.errors import InvalidAdapter
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
-from registry.validate import AdapterLimits, validate_adapter
+from registry.validate import AdapterLimits
 from tests.corpus.world import INVOCATION, PROMPTS, World, randomize
 from tests.engine.real_core import add_adapter
 from tests.oracle import merged_model
+from tests.registry.factories import validate_adapter
 from tests.tiny_models import ALL_TARGETS
 
 UP_DOWN = r"model\.layers\.\d+\.mlp\.(up|down)_proj"

@@ -15,6 +15,7 @@ from registry.adapter_rows import Version
 from registry.base_choice import choose_base
 from registry.base_model import BaseModel
 from registry.errors import ObjectNotFound
+from registry.passport import Passport
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import (
     WEIGHTS_FILE,
@@ -43,6 +44,14 @@ def write_checked(out: BinaryIO, source: BinaryIO, checked: CheckedAdapter) -> O
     """Write the canonical object of an adapter that passed its check."""
     tokens, vocab_size = checked.invocation_tokens, checked.vocab_size
     return write_canonical(out, source, checked.header, checked.modules, tokens, vocab_size)
+
+
+def validate_adapter(
+    config: bytes, weights: Path | BinaryIO, base: BaseModel, limits: AdapterLimits
+) -> Passport:
+    """The passport of an adapter that passes the checks."""
+    file = io.BytesIO(weights.read_bytes()) if isinstance(weights, Path) else weights
+    return check_adapter(config, file, base, limits).passport
 
 
 class Clock:

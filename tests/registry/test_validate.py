@@ -8,8 +8,14 @@ from registry.base_model import BaseModel
 from registry.base_tensor import BaseTensor, digest_of
 from registry.errors import InvalidAdapter, TooLarge
 from registry.peft_format import ModuleScale, lora_names
-from registry.validate import AdapterLimits, check_adapter, validate_adapter
-from tests.registry.factories import encode, make_adapter, make_config, make_tensor
+from registry.validate import AdapterLimits, check_adapter
+from tests.registry.factories import (
+    encode,
+    make_adapter,
+    make_config,
+    make_tensor,
+    validate_adapter,
+)
 from tests.tiny_models import QWEN3_MOE, save_model
 
 LIMITS = AdapterLimits()

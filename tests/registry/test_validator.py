@@ -16,7 +16,7 @@ from registry.errors import InvalidAdapter, TooLarge, ValidatorUnavailable
 from registry.own_tokenizer import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from registry.peft_config import CONFIG_FILE, MAX_CONFIG_BYTES
 from registry.peft_format import WEIGHTS_FILE
-from registry.validate import AdapterLimits, validate_adapter
+from registry.validate import AdapterLimits
 from registry.validator import Validator, ValidatorLimits
 from tests.registry.factories import (
     encode,
@@ -26,6 +26,7 @@ from tests.registry.factories import (
     make_config,
     make_tensor,
     sha256,
+    validate_adapter,
 )
 from tests.tokenizer_families import make_tokenizer
 

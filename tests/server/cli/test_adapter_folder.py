@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM
 from registry.base_model import BaseModel
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE
-from registry.validate import AdapterLimits, validate_adapter
+from registry.validate import AdapterLimits
 from server.cli.adapter_folder import INDEX_FILE, AdapterFolder, NotSendable, locate
 from server.client.files import TOKENIZER_FILES, NotAnAdapter, sent_files
+from tests.registry.factories import validate_adapter
 from tests.tiny_models import save_model
 
 TWO = (CONFIG_FILE, WEIGHTS_FILE)

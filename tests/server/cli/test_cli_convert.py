@@ -18,9 +18,10 @@ from registry.architecture import text_name
 from registry.base_model import BaseModel
 from registry.peft_config import CONFIG_FILE
 from registry.peft_format import WEIGHTS_FILE, lora_names
-from registry.validate import AdapterLimits, validate_adapter
+from registry.validate import AdapterLimits
 from server.cli.main import app
 from tests.oracle import merged_model
+from tests.registry.factories import validate_adapter
 from tests.server.fake_api import is_one_line
 from tests.tiny_models import (
     MIXTRAL,
