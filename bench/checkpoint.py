@@ -72,6 +72,11 @@ class Checkpoint:
     def base_model(self) -> str:
         return self.model_dir.name
 
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names that a request may give: the base model's and the adapters'."""
+        return (self.base_model, *self.adapters)
+
 
 def make_checkpoint(stack: str, folder: Path, num_adapters: int) -> Checkpoint:
     """Writes the checkpoint of a stack under `folder`, with the same bytes every time."""

@@ -4,13 +4,15 @@
 current. A figure that no row has ends the command.
 """
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from bench import json_lines
+from bench.gpu.page import goal_table
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parent / "docs" / "developer" / "benchmarks.md"
@@ -31,7 +33,7 @@ def main(arguments: Sequence[str], page: Path = PAGE) -> int:
 def read_rows(folder: Path) -> list[Row]:
     """All rows of all files, in the order in which they were appended."""
     files = sorted(folder.glob("*.jsonl"))
-    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    return [row for file in files for row in json_lines.read(file)]
 
 
 def render(rows: Sequence[Row]) -> str:
@@ -43,7 +45,9 @@ def render(rows: Sequence[Row]) -> str:
     )
     environment.filters["sig"] = significant
     template = environment.get_template("page.md.jinja")
-    return template.render(result=lambda bench, **setup: result(rows, bench, setup))
+    return template.render(
+        result=lambda bench, **setup: result(rows, bench, setup), goals=goal_table(rows)
+    )
 
 
 def result(rows: Sequence[Row], bench: str, setup: Row) -> Row:

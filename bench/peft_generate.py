@@ -17,10 +17,9 @@ from transformers import LlamaForCausalLM, StoppingCriteria
 
 from bench.checkpoint import THREADS, Checkpoint
 from bench.outcome import Outcome
-from bench.workload import BenchRequest
+from bench.workload import BenchRequest, warm_up_requests
 
 BASE = "__base__"  # PEFT's word for no adapter
-_WARM_UP_TOKENS = 4
 
 
 class PeftPeer:
@@ -33,11 +32,9 @@ class PeftPeer:
 
     def warm_up(self, models: Sequence[str]) -> None:
         """Generate a few tokens with every model, as the server's warm-up does."""
-        prompt = tuple(range(1, 33))
-        requests = [BenchRequest(i, m, prompt, _WARM_UP_TOKENS, 0.0) for i, m in enumerate(models)]
-        self._generate(requests, time.perf_counter())
+        self._generate(warm_up_requests(models), time.perf_counter())
 
-    def run(self, requests: Sequence[BenchRequest], max_batch: int) -> list[Outcome]:
+    def run(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
         """Serve requests as they arrive; return outcomes in the order of the requests."""
         waiting = sorted(requests, key=lambda request: request.due_s)
         outcomes: list[Outcome] = []
@@ -45,7 +42,7 @@ class PeftPeer:
         while waiting:
             time.sleep(max(0.0, start + waiting[0].due_s - time.perf_counter()))
             now_s = time.perf_counter() - start
-            batch = [request for request in waiting if request.due_s <= now_s][:max_batch]
+            batch = [request for request in waiting if request.due_s <= now_s]
             waiting = waiting[len(batch) :]
             outcomes += self._generate(batch, start)
         return sorted(outcomes, key=lambda outcome: outcome.index)

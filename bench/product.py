@@ -1,5 +1,6 @@
 """The real product, started for a benchmark with its own command line and stopped after it."""
 
+import json
 import os
 import secrets
 import signal
@@ -18,9 +19,6 @@ import httpx
 from bench.process_tree import children_cpu_seconds
 from server.client.http import Client
 from server.client.uploads import Uploader
-
-Setting = str | int | float | Sequence[Mapping[str, str]]
-"""The value of a setting; the last form is a list of tables."""
 
 CHORALE = (sys.executable, "-m", "server.cli.main")
 
@@ -77,7 +75,7 @@ class Product:
 
 @contextmanager
 def serving(
-    settings: Mapping[str, Setting],
+    settings: Mapping[str, str | int | float],
     folder: Path,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Product]:
@@ -88,7 +86,9 @@ def serving(
     port, admin_key = free_port(), f"bench-{secrets.token_hex(16)}"
     config = folder / "chorale.toml"
     values = {**settings, "data_dir": str(folder / "data"), "port": port}
-    config.write_text("".join(f"{name} = {_toml(value)}\n" for name, value in values.items()))
+    # Plain strings and numbers are the same in JSON and in TOML.
+    lines = (f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+    config.write_text("".join(lines))
     secret = {"CHORALE_ADMIN_KEY": admin_key}
     command = (*CHORALE, "serve", "--config", str(config))
     with started(command, folder / "chorale.log", {**environment, **secret}) as process:
@@ -140,11 +140,3 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _toml(value: Setting) -> str:
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        tables = (", ".join(f"{name} = {_toml(of)}" for name, of in it.items()) for it in value)
-        return f"[{', '.join(f'{{{table}}}' for table in tables)}]"
-    # A plain string in single quotes is a TOML literal.
-    return f"'{value}'" if isinstance(value, str) else str(value)

@@ -69,12 +69,6 @@ def match_share(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> float:
     return rounded(sum(equal) / len(equal))
 
 
-def first_token_share(ours: Sequence[Outcome], theirs: Sequence[Outcome]) -> float:
-    """Return the share of requests whose first tokens are the same."""
-    equal = [a.token_ids[:1] == b.token_ids[:1] for a, b in zip(ours, theirs, strict=True)]
-    return rounded(sum(equal) / len(equal))
-
-
 def json_line(bench: str, device: str, setup: dict[str, Any], result: dict[str, Any]) -> str:
     """Return one row, in the form in which rows are committed under results/."""
     row = {
@@ -90,8 +84,9 @@ def json_line(bench: str, device: str, setup: dict[str, Any], result: dict[str, 
 
 def describe_machine() -> str:
     """Return number and kind of the processors that this process may use."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{count} vCPU {_processor()}"
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(os.sched_getaffinity(0))} vCPU {(names or [platform.machine()])[0]}"
 
 
 def commit() -> str:
@@ -100,15 +95,6 @@ def commit() -> str:
     if not short:
         return "unknown"
     return f"{short}-dirty" if _git("status", "--porcelain", "--", *_PRODUCT) else short
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _git(*arguments: str) -> str:

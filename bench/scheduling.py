@@ -169,7 +169,6 @@ class Fairness(EngineMeasurement):
             "both_backlogged_s": round(end_s, 3),
             "service_large_to_small": ratio(_service(large, end_s), _service(small, end_s)),
             "ttft_small_ms": percentiles_ms(o.ttft_s for o in small),
-            "ttft_large_ms": percentiles_ms(o.ttft_s for o in large),
         }
 
 

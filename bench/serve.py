@@ -23,15 +23,13 @@ from bench.measurement import Figures, Measurement, Row, main
 from bench.outcome import Outcome
 from bench.peft_generate import PeftPeer
 from bench.product import Product, serving
-from bench.report import first_token_share, match_share, rate, rounded, summarize
-from bench.workload import BenchRequest, Lengths, Workload, make_requests
+from bench.report import match_share, rate, ratio, rounded, summarize
+from bench.workload import BenchRequest, Lengths, Workload, make_requests, warm_up_requests
 
 _ARENA_BYTES = 2 << 30
 _BLOCK_SIZE = 16
+_WARM_UP_TOKENS = 48  # room for a request of warm_up_requests
 _REQUEST_TIMEOUT_S = 900  # a burst on one core queues for longer than a client would wait
-_WARM_UP_PROMPT = tuple(range(1, 33))
-_WARM_UP_TOKENS = 4
-_ANY_BATCH = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class Serve(Measurement):
         settings = self._settings(checkpoint)
         with serving(settings, folder) as product:
             keys = _fill(product, checkpoint)
-            _send(product, keys, [_warm_up(index, model) for index, model in enumerate(keys)])
+            _send(product, keys, warm_up_requests(keys))
             outcomes, result = _measure(product, keys, requests, checkpoint.base_model)
         if self.against_peft:
             result |= _compare(PeftPeer(checkpoint), requests, outcomes, result)
@@ -88,7 +86,7 @@ class Serve(Measurement):
 
     def _settings(self, checkpoint: Checkpoint) -> dict[str, str | int | float]:
         lengths = Lengths.parse(self.prompt_tokens), Lengths.parse(self.output_tokens)
-        longest = max(sum(each.high for each in lengths), len(_WARM_UP_PROMPT) + _WARM_UP_TOKENS)
+        longest = max(sum(each.high for each in lengths), _WARM_UP_TOKENS)
         return {
             "model": str(checkpoint.model_dir),
             "device": "cpu",
@@ -107,11 +105,7 @@ def _fill(product: Product, checkpoint: Checkpoint) -> dict[str, str]:
     key = product.create_tenant("tenant")
     for name, folder in checkpoint.adapters.items():
         product.push_adapter(key, name, folder)
-    return dict.fromkeys((checkpoint.base_model, *checkpoint.adapters), key)
-
-
-def _warm_up(index: int, model: str) -> BenchRequest:
-    return BenchRequest(index, model, _WARM_UP_PROMPT, _WARM_UP_TOKENS, 0.0)
+    return dict.fromkeys(checkpoint.models, key)
 
 
 def _send(
@@ -143,7 +137,7 @@ def _compare(
     """
     peer.warm_up(sorted({request.model for request in requests}))
     before = time.process_time()
-    theirs = peer.run(requests, _ANY_BATCH)
+    theirs = peer.run(requests)
     cpu_s = time.process_time() - before
     name = f"transformers {transformers.__version__} + peft {peft.__version__} generate"
     peers = {"name": name, **summarize(theirs, peer.base_model)}
@@ -152,14 +146,11 @@ def _compare(
     return {
         "peer": peers,
         "match": match_share(ours, theirs),
-        "first_token_match": first_token_share(ours, theirs),
-        "ratio": _ratio(result, peers, "output_tokens_per_s"),
-        "ratio_per_cpu_s": _ratio(result, peers, "output_tokens_per_cpu_s"),
+        "ratio": ratio(result["output_tokens_per_s"], peers["output_tokens_per_s"]),
+        "ratio_per_cpu_s": ratio(
+            result["output_tokens_per_cpu_s"], peers["output_tokens_per_cpu_s"]
+        ),
     }
-
-
-def _ratio(ours: Figures, theirs: Figures, name: str) -> float | None:
-    return round(ours[name] / theirs[name], 2) if ours[name] and theirs[name] else None
 
 
 if __name__ == "__main__":

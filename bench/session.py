@@ -4,7 +4,7 @@ returned it, by a clock: that of the wall, or the processor seconds of this proc
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bench.outcome import Outcome
@@ -114,15 +114,11 @@ class Session:
         while self.num_open:
             self.step()
 
-    def stop(self, indices: Iterable[int] | None = None) -> None:
-        """Abort these requests (None: all that are open); their outcomes have an error."""
-        named = self.open_requests() if indices is None else list(indices)
-        self.core.handle(GATEWAY, AbortRequests(request_ids=tuple(map(str, named))))
-        while any(map(self.is_open, named)):
-            self.step()
-
-    def open_requests(self) -> list[int]:
-        return [i for i, answer in enumerate(self._answers) if answer.end_s is None]
+    def stop(self) -> None:
+        """Abort all requests that are open; their outcomes have an error."""
+        named = tuple(str(i) for i in range(len(self._answers)) if self.is_open(i))
+        self.core.handle(GATEWAY, AbortRequests(request_ids=named))
+        self.finish()
 
     def num_tokens(self, index: int) -> int:
         """Number of tokens generated so far for request number `index`."""

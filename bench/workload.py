@@ -1,16 +1,14 @@
 """A benchmark's requests and their times: pure, and decided by the seed alone."""
 
-import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 # The lengths that `chorale plan` plans for, by the same name for all benchmarks.
 from server.capacity.traffic import Lengths as Lengths
 
 Popularity = Literal["none", "identical", "uniform", "zipf", "distinct"]
-POPULARITIES: tuple[str, ...] = get_args(Popularity)
 
 _ZIPF_EXPONENT = 1.5
 
@@ -66,10 +64,16 @@ def make_requests(workload: Workload) -> list[BenchRequest]:
     return requests
 
 
+def warm_up_requests(models: Iterable[str]) -> list[BenchRequest]:
+    """Return a short request for each model, so that nothing is cold after them."""
+    prompt = tuple(range(1, 33))
+    return [BenchRequest(i, model, prompt, 4, 0.0) for i, model in enumerate(models)]
+
+
 def _arrivals(rate: float, count: int, stream: random.Random) -> list[float]:
-    """Return times of a Poisson process that starts with a request at 0."""
-    if math.isinf(rate):
-        return [0.0] * count
+    """Return times of a Poisson process that starts with a request at 0; all are 0 if the rate is
+    infinite.
+    """
     due_s, now = [], 0.0
     for _ in range(count):
         due_s.append(now)

@@ -38,16 +38,14 @@ class S3Server:
 
     def put(self, key: str, data: bytes) -> None:
         """Store an object that anybody may read."""
-        self._ask("PUT", f"/{key}", content=data, headers={"x-amz-acl": "public-read"})
+        self.ask("PUT", f"/{key}", content=data, headers={"x-amz-acl": "public-read"})
 
     def get(self, key: str) -> bytes:
         """Read an object by plain HTTP, the fastest way to read this server."""
-        return self._ask("GET", f"/{key}")
+        return self.ask("GET", f"/{key}")
 
-    def make_bucket(self) -> None:
-        self._ask("PUT", "")
-
-    def _ask(self, method: str, path: str, **options: Any) -> bytes:
+    def ask(self, method: str, path: str, **options: Any) -> bytes:
+        """Send a request about an object, or with an empty path about the bucket."""
         url = f"{self.url}/{_BUCKET}{path}"
         answer = httpx.request(method, url, timeout=_TIMEOUT_S, trust_env=False, **options)
         return answer.raise_for_status().content
@@ -64,7 +62,7 @@ def slow_s3(delay_s: float) -> Iterator[S3Server]:
         server = S3Server(process.stdout.readline().strip())
         if not server.url:
             raise SystemExit("the S3 server did not start")
-        server.make_bucket()
+        server.ask("PUT", "")
         yield server
 
 

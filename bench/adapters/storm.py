@@ -74,7 +74,7 @@ class Storm(EngineMeasurement):
                 (phases.run(has_storm=False), phases.run(has_storm=True), phases.run(False))
                 for _ in range(self.rounds)
             ]
-        return {"prefetches": _summary(rounds), "quiet_spread": _spread(rounds)}
+        return {"prefetches": _summary(rounds)}
 
     def _make_core(self, factory: EngineFactory, tiers: Tiers) -> EngineCore:
         longest = self.prompt_tokens + self.stream_tokens
@@ -184,18 +184,9 @@ def _summary(rounds: Sequence[tuple[_Phase, _Phase, _Phase]]) -> Figures:
         "storm": _medians([storm.figures() for storm in storms]),
         "beside": _medians([quiet.figures() for quiet in beside]),
         "storm_to_beside": _medians(ratios),
-        "itl_p99_to_beside_of_each": [one["itl_p99_ms"] for one in ratios],
         "loads": loads,
         "loads_per_s": rate(loads, seconds),
     }
-
-
-def _spread(rounds: Sequence[tuple[_Phase, _Phase, _Phase]]) -> dict[str, float]:
-    """Difference between the two quiet phases of a round, as a share of their mean; medians."""
-    pairs = [(before.figures(), after.figures()) for before, _, after in rounds]
-    return _medians(
-        [{name: 2 * abs(a[name] - b[name]) / (a[name] + b[name]) for name in a} for a, b in pairs]
-    )
 
 
 def _medians(figures: Sequence[dict[str, float]]) -> dict[str, float]:

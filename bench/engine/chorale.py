@@ -20,7 +20,6 @@ class Chorale:
     precisions: tuple[str, ...]
     is_invariant: bool = False
     worker: Worker | None = None
-    co_batched = True
 
     @property
     def system(self) -> str:

@@ -155,7 +155,7 @@ def _decode(machine: Machine, ceilings: Ceilings, batch: int, context: int) -> d
     case = _make_case(machine, [(context - 1, 1)] * batch)
     seconds = _checked_decode_s(machine, case, context)
     kv_bytes = batch * context * _token_bytes(machine)
-    share = goals.floor_s(kv_bytes, ceilings.copied_per_s) / seconds
+    share = kv_bytes / ceilings.copied_per_s / seconds
     result: dict[str, Any] = {
         "us": rounded(1e6 * seconds),
         "kv_gb_per_s": rounded(kv_bytes / seconds / 1e9),

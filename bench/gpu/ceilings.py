@@ -17,19 +17,17 @@ ROW = "gpu.ceilings"
 @dataclass(frozen=True)
 class Ceilings:
     """Rates of the GPU per second: bytes that a copy on the GPU reads and writes, FLOPs of a large
-    product, bytes copied from pinned host memory. A rate that could not be measured is NaN.
+    product. A rate that could not be measured is NaN.
     """
 
     copied_per_s: float
     flops_per_s: float
-    pinned_per_s: float
 
     @classmethod
     def of(cls, result: Mapping[str, float]) -> "Ceilings":
         return cls(
             1e9 * result.get("copy_gb_per_s", math.nan),
             1e12 * result.get("matmul_tflops", math.nan),
-            1e9 * result.get("pinned_gb_per_s", math.nan),
         )
 
 

@@ -154,7 +154,7 @@ class _Bench:
         if not num_adapters:
             self._base[f"decode {batch}"] = times
             kv_bytes = batch * self.context * engine.layout.kv_bytes_per_token
-            floor = goals.floor_s(engine.weight_bytes + kv_bytes, copied_per_s)
+            floor = (engine.weight_bytes + kv_bytes) / copied_per_s
             result |= {"floor_ms": rounded(1e3 * floor), "to_floor": rounded(times.step / floor)}
             if batch == self.most_rows:
                 goal = goals.at_most(times.step / floor, goals.STEP_TO_FLOOR)

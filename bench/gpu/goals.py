@@ -24,15 +24,13 @@ GOALS = {
 }
 
 
-def floor_s(size_bytes: float, copied_per_s: float) -> float:
-    """Least time to read `size_bytes`.   copied_per_s: bytes read plus bytes written per second."""
-    return size_bytes / copied_per_s
-
-
 def lora_limit_s(adapter_bytes: float, copied_per_s: float, base_s: float) -> float:
-    """Time that adapters may add to a step of `base_s`, for their bytes and for some launches."""
-    floor = floor_s(adapter_bytes, copied_per_s)
-    return floor / LORA_SHARE_OF_COPY + LORA_SHARE_OF_BASE * base_s
+    """Time that adapters may add to a step of `base_s`, for their bytes and for some launches.
+
+    copied_per_s: bytes that a copy reads and writes per second.
+    """
+    floor_s = adapter_bytes / copied_per_s
+    return floor_s / LORA_SHARE_OF_COPY + LORA_SHARE_OF_BASE * base_s
 
 
 def causal_flops(heads: int, head_dim: int, num_queries: int, context: int) -> int:

@@ -1,36 +1,25 @@
-"""`python -m bench.gpu.page`: writes the results for each goal into bench/GPU.md, from results/."""
+"""The table of the goals of a GPU."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from bench import json_lines
 from bench.gpu.goals import GOALS
 
-_BENCH = Path(__file__).parent.parent
-_BEGIN, _END = "<!-- goals: python -m bench.gpu.page -->", "<!-- end of goals -->"
+Row = Mapping[str, Any]
 
 
-def main() -> None:
-    page = _BENCH / "GPU.md"
-    page.write_text(fill(page.read_text(), _BENCH / "results"))
+def goal_table(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the lines of every GPU, from the rows of its newest sources."""
+    measured = [row for row in rows if row["bench"].startswith("gpu.")]
+    newest = {row["device"]: row["sources"] for row in measured}
+    for device, sources in newest.items():
+        own = [row for row in measured if (row["device"], row["sources"]) == (device, sources)]
+        yield from goal_lines(device, own)
+    if not measured:
+        yield from goal_lines("none yet", ())
 
 
-def fill(text: str, results: Path) -> str:
-    """Return the page with a new table of goals, made from the rows of every GPU in `results`."""
-    before, _, rest = text.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    lines = ["| goal | GPU | rows | the row that is furthest from it |", "|---|---|---|---|"]
-    for path in sorted(results.glob("gpu-*.jsonl")):
-        rows = json_lines.read(path)
-        newest = [row for row in rows if row["sources"] == rows[-1]["sources"]]
-        lines += goal_lines(newest[-1]["device"], newest)
-    if len(lines) == 2:
-        lines += goal_lines("none yet", ())
-    return "\n".join([before + _BEGIN, *lines, _END + after])
-
-
-def goal_lines(device: str, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def goal_lines(device: str, rows: Sequence[Row]) -> Iterator[str]:
     """Yield a line of the table for each goal, from the rows of a device. Goals are for engines
     that run a shrink beside a product; rows of others are there to be compared.
     """
@@ -53,7 +42,3 @@ def _distance(goal: Mapping[str, Any]) -> float:
     if "at_most" in goal:
         return float(goal["value"]) / float(goal["at_most"])
     return float(goal["at_least"]) / float(goal["value"])
-
-
-if __name__ == "__main__":
-    main()

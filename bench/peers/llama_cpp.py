@@ -19,15 +19,13 @@ from bench.outcome import Outcome
 from bench.peers.gguf_files import convert_adapter, convert_model
 from bench.peers.peer import PeerFailed, Setting
 from bench.product import ProductFailed, free_port, started, wait_ready
-from bench.workload import BenchRequest
+from bench.workload import BenchRequest, warm_up_requests
 
 _WEIGHTS = {"float32": "f32", "q8_0": "q8_0"}
 """Forms of weights by precision."""
 _SLOTS = 32
 _SLOT_TOKENS = 512  # context of a slot
 _CHUNK_TIMEOUT_S = 900.0
-_WARM_UP_PROMPT = tuple(range(1, 33))
-_WARM_UP_TOKENS = 4
 
 
 class LlamaCpp:
@@ -35,7 +33,6 @@ class LlamaCpp:
 
     system = "llama.cpp server"
     precisions = tuple(_WEIGHTS)
-    co_batched = False
 
     def __init__(self, server: Path, scripts: Path) -> None:
         self._server = server
@@ -58,7 +55,7 @@ class LlamaCpp:
                 wait_ready(url, process, log, path="/health")
             except ProductFailed as failed:
                 raise PeerFailed(str(failed)) from None
-            server.warm_up()
+            server.serve(warm_up_requests(setting.checkpoint.models))
             yield server
 
     def _command(self, setting: Setting) -> list[str]:
@@ -92,20 +89,10 @@ class LlamaServer:
         self.pid = pid
         self.version = version
         self._url = url
-        self._adapters = list(setting.checkpoint.adapters)
-        self._base_model = setting.checkpoint.base_model
-
-    def warm_up(self) -> None:
-        models = (self._base_model, *self._adapters)
-        self.serve(
-            [
-                BenchRequest(index, model, _WARM_UP_PROMPT, _WARM_UP_TOKENS, 0.0)
-                for index, model in enumerate(models)
-            ]
-        )
+        self._checkpoint = setting.checkpoint
 
     def serve(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
-        keys = dict.fromkeys((self._base_model, *self._adapters), "none")
+        keys = dict.fromkeys(self._checkpoint.models, "none")
         load = run_load(self._url, keys, requests, _CHUNK_TIMEOUT_S, self._body, "/completion")
         return asyncio.run(load)
 
@@ -123,5 +110,5 @@ class LlamaServer:
         }
         # `lora` is always sent: a request without it gets every adapter at once, whatever the
         # server was started with.
-        scales = [(i, float(name == request.model)) for i, name in enumerate(self._adapters)]
-        return body | {"lora": [{"id": i, "scale": scale} for i, scale in scales]}
+        named = enumerate(self._checkpoint.adapters)
+        return body | {"lora": [{"id": i, "scale": float(n == request.model)} for i, n in named]}

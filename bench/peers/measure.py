@@ -64,10 +64,6 @@ class BurstMeasurement(Measurement):
         converted.mkdir(parents=True, exist_ok=True)
         return BurstBench(self, checkpoint, FirstTokens(checkpoint), converted)
 
-    def alone(self) -> "BurstMeasurement":
-        """Return a measurement of one request, to time its first token and decoding."""
-        return replace(self, requests=1, prompt_tokens="200")
-
     def make_requests(self, checkpoint: Checkpoint, num_adapters: int) -> list[BenchRequest]:
         """Make the requests; they name the first `num_adapters` adapters in turn."""
         return make_requests(
@@ -105,8 +101,8 @@ class BurstBench:
                 try:
                     with peer.serving(setting) as server:
                         # The row that needs less memory comes first: a peak does not go down again.
-                        if count == 0:
-                            alone = self.plan.alone()
+                        if count == 0:  # one request alone, for its first token and decoding
+                            alone = replace(self.plan, requests=1, prompt_tokens="200")
                             yield "peers.single", *self._row(peer, server, setting, alone)
                         yield "peers", *self._row(peer, server, setting, self.plan)
                 except PeerFailed as failed:
@@ -174,7 +170,6 @@ def _setup(peer: Peer, setting: Setting, plan: BurstMeasurement) -> Figures:
         "system": peer.system,
         "precision": setting.precision,
         "threads": THREADS,
-        "co_batched": peer.co_batched,
         "model": plan.stack,
         "adapters": len(setting.checkpoint.adapters),
         "requests": plan.requests,

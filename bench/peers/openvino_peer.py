@@ -2,8 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from bench.checkpoint import THREADS
@@ -22,7 +21,6 @@ class OpenVINO:
 
     system = "OpenVINO GenAI"
     precisions = tuple(_WEIGHTS)
-    co_batched = False
 
     def __init__(self, python: str) -> None:
         self._python = python
@@ -36,10 +34,8 @@ class OpenVINO:
             return str(error)
         return None if done.returncode == 0 else done.stderr.decode()[-200:]
 
-    @contextmanager
-    def serving(self, setting: Setting) -> Iterator[Worker]:
-        with working((self._python, str(_WORKER)), setting, self._export(setting)) as worker:
-            yield worker
+    def serving(self, setting: Setting) -> AbstractContextManager[Worker]:
+        return working((self._python, str(_WORKER)), setting, self._export(setting))
 
     def _export(self, setting: Setting) -> Path:
         """Export the model in OpenVINO's own form and return its folder."""

@@ -40,11 +40,10 @@ class Server(Protocol):
 
 
 class Peer(Protocol):
-    """A system to measure. co_batched: whether requests of several adapters share a batch."""
+    """A system to measure."""
 
     system: str
     precisions: tuple[str, ...]
-    co_batched: bool
 
     def missing(self) -> str | None:
         """Return what the peer lacks to be measured; None if it lacks nothing."""

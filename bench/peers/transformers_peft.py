@@ -6,8 +6,7 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,19 @@ from bench.peers.worker import Worker, working
 from bench.peft_generate import PeftPeer
 from bench.workload import BenchRequest
 
-_ANY_BATCH = 1 << 30
-
 
 class TransformersPeft:
     """Implements bench.peers.peer.Peer."""
 
     system = "transformers + PEFT"
     precisions = ("float32",)
-    co_batched = True
 
     def missing(self) -> str | None:
         return None
 
-    @contextmanager
-    def serving(self, setting: Setting) -> Iterator[Worker]:
+    def serving(self, setting: Setting) -> AbstractContextManager[Worker]:
         command = (sys.executable, "-m", "bench.peers.transformers_peft")
-        with working(command, setting, setting.checkpoint.model_dir) as worker:
-            yield worker
+        return working(command, setting, setting.checkpoint.model_dir)
 
 
 def main() -> None:
@@ -50,7 +44,7 @@ def main() -> None:
     out.write(json.dumps({"version": version}) + "\n")
     for line in sys.stdin:
         requests = [BenchRequest(**fields) for fields in json.loads(line)["requests"]]
-        outcomes = peer.run(requests, _ANY_BATCH)
+        outcomes = peer.run(requests)
         answers = [{"token_ids": o.token_ids, "token_s": o.chunk_s} for o in outcomes]
         out.write(json.dumps({"answers": answers}) + "\n")
 
@@ -59,7 +53,7 @@ def _load(job: dict[str, Any]) -> PeftPeer:
     adapters = {name: Path(folder) for name, folder in job["adapters"].items()}
     checkpoint = Checkpoint(Path(job["model_dir"]), adapters, vocab_size=0)
     peer = PeftPeer(checkpoint)
-    peer.warm_up((checkpoint.base_model, *adapters))
+    peer.warm_up(checkpoint.models)
     return peer
 
 

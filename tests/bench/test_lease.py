@@ -28,7 +28,7 @@ from tests.gpu.harness import Checks
 
 ROOT = Path(__file__).parent.parent.parent
 GPU_TRITON = Path(os.environ.get("GPU_TRITON", "no folder"))
-CEILINGS = Ceilings(1e12, 1e15, 1e11)
+CEILINGS = Ceilings(1e12, 1e15)
 
 
 def make_lease(folder, command="first", kept=None):

@@ -25,7 +25,6 @@ class FakePeer:
 
     system = "fake"
     precisions = ("float32",)
-    co_batched = True
 
     def __init__(self, drops: bool) -> None:
         self._drops = drops
@@ -47,7 +46,7 @@ class FakeServer:
         self._instead = {"model": checkpoint.base_model} if drops else {}
 
     def serve(self, requests: Sequence[BenchRequest]) -> list[Outcome]:
-        return self._peer.run([replace(r, **self._instead) for r in requests], max_batch=7)
+        return self._peer.run([replace(r, **self._instead) for r in requests])
 
 
 @pytest.mark.parametrize("drops", [False, True])

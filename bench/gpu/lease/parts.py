@@ -63,7 +63,6 @@ def first_parts(lease: Lease) -> list[Part]:
         Part("facts", 20, partial(facts.show_facts, lease.is_dry)),
         *([] if lease.is_dry else [Part("compile", 50, compiling)]),
         Part("checks", 190, partial(_check, lease, lease.seed, _CHECKS_FIRST)),
-        Part("launches", 198, partial(_measure, lease, "launches")),
         Part("engine", 270, partial(_measure, lease, "engine")),
         Part("overlap", 315, partial(_measure, lease, "engine", lora_overlap="none")),
         Part("attention", 345, partial(_measure, lease, "attention")),
