@@ -25,6 +25,7 @@ from engine.records import (
 )
 from tests.engine.fakes import make_core, make_message, run_until_idle
 from tests.engine.small_disk import make_journal
+from tests.engine.test_journal import segments
 
 ITEM = ResidencyItem(
     object_key="tenants/t/d",
@@ -47,10 +48,6 @@ def write_journal(directory, num_requests=3, settled_seq=0, **options):
         run_until_idle(core)
     core.journal.read(settled_seq, 1)
     return core
-
-
-def segments(directory):
-    return sorted((directory / "journal").glob("*.journal"))
 
 
 def content(directory):
