@@ -21,14 +21,11 @@ from lora.shard import Shard
 from registry.base_model import BaseModel
 from tests.cpu_decoder import make_decoder
 from tests.engine.cpu_kernels import kernels_of
+from tests.engine.models import test_decoder
 from tests.engine.thread_ranks import ThreadRanks, on_all
 from tests.tiny_models import (
-    GEMMA2,
-    GEMMA3,
-    GRANITE,
     MIXTRAL,
     PARTIAL_ROPE,
-    QWEN3_MOE,
     canonical_bytes,
     packed_adapter,
     save_adapter,
@@ -36,18 +33,11 @@ from tests.tiny_models import (
 )
 
 HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
-FAMILIES = {
-    "llama": {"attention_bias": True, "mlp_bias": True},
+FAMILIES = test_decoder.FAMILIES | {
     "mistral": {"sliding_window": 24, "tied": False},
-    "qwen2": {},
-    "qwen3": {"head_dim": 32},
-    "granite": GRANITE,
     "phi3": {"rope": PARTIAL_ROPE},
-    "gemma2": GEMMA2,
-    "gemma3_text": GEMMA3,
-    "qwen3_moe": QWEN3_MOE,
-    "mixtral": MIXTRAL,
 }
+del FAMILIES["olmo2"]
 PROMPTS = [[(7 * i * i + 3 * k) % 250 for i in range(33 + k)] for k in range(4)]
 ALL = (0, 1, 2, 3)
 NUM_SLABS = 96
