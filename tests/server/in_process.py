@@ -14,6 +14,7 @@ import httpx
 from fastapi import FastAPI
 
 from server.accounts.admin_key import AdminKey
+from server.accounts.auth import INFERENCE
 from server.accounts.keys import create_key
 from server.api.app import create_app
 from server.api.gateway import Gateway
@@ -157,6 +158,12 @@ class User:
                 return await client.request(method, path, json=body, content=content)
 
         return asyncio.run(call())
+
+    def with_new_key(self, **terms: Any) -> "User":
+        """The user with another key, which may ask for completions if `terms` do not say else."""
+        asked = {"name": "few", "scopes": [INFERENCE]} | terms
+        made = self.call("POST", "/v1/keys", asked).json()
+        return replace(self, api_key=made["api_key"])
 
     def complete(self, model: str, **changes: Any) -> httpx.Response:
         body = {"model": model, "prompt": "Hello there", "max_tokens": 9, **changes}

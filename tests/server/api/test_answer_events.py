@@ -55,14 +55,21 @@ def outputs_of(said: Said) -> list[RequestOutput]:
     ]
 
 
-def events_of(outputs: list[RequestOutput], *, is_chat: bool, has_usage: bool) -> list[bytes]:
+def events_of(
+    outputs: list[RequestOutput],
+    *,
+    is_chat: bool = True,
+    has_usage: bool = False,
+    is_counted: bool = False,
+    padded_to: int = 0,
+) -> list[bytes]:
     written: list[bytes] = []
     events = AnswerEvents(
         Answer("r", MODEL, is_chat, "abc", "default", 1),
         [Choice(index, VOCABULARY, is_chat, ShownPrompt()) for index in range(2)],
-        Padding(),
+        Padding(padded_to),
         written.append,
-        usage_so_far=None,
+        usage_so_far=answers.counts if is_counted else None,
         usage=answers.counts if has_usage else None,
     )
     for output in outputs:
@@ -105,17 +112,8 @@ def test_after_the_first_event_only_the_text_is_encoded(monkeypatch):
 
 @pytest.mark.parametrize("is_counted", [True, False])
 def test_events_with_counts_and_padded_ones_are_made_one_by_one(is_counted):
-    written: list[bytes] = []
-    events = AnswerEvents(
-        Answer("r", MODEL, True, "abc", "default", 1),
-        [Choice(index, VOCABULARY, True, ShownPrompt()) for index in range(2)],
-        Padding(0 if is_counted else 64),
-        written.append,
-        usage_so_far=answers.counts if is_counted else None,
-        usage=None,
-    )
-    for output in outputs_of([(0, [1], False)] * 3):
-        events.take(output)
+    outputs = outputs_of([(0, [1], False)] * 3)
+    written = events_of(outputs, is_counted=is_counted, padded_to=0 if is_counted else 64)
     assert is_counted or {len(event) % 64 for event in written} == {0}
     objects = [json.loads(event[6:]) for event in written[:-1]]
     counted = [each["usage"]["completion_tokens"] for each in objects if "usage" in each]

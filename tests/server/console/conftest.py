@@ -1,14 +1,11 @@
 """A gateway with the console, in this process, and visitors."""
 
 import itertools
-import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from server.accounts.auth import SCOPES
-from server.database.database import DEFAULT_FILE
 from tests.server.console.browsing import Visitor
 from tests.server.in_process import ADMIN_KEY, InProcess, User
 
@@ -16,12 +13,8 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def product(tmp_path_factory, migrated_sqlite: Path) -> Iterator[InProcess]:
-    folder = tmp_path_factory.mktemp("console")
-    shutil.copy(migrated_sqlite, folder / DEFAULT_FILE)
-    product = InProcess.build(folder, f"sqlite:///{folder / DEFAULT_FILE}")
-    yield product
-    product.close()
+def product(shared_product: InProcess) -> InProcess:
+    return shared_product
 
 
 @pytest.fixture

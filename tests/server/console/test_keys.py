@@ -15,11 +15,6 @@ METER = re.compile(r'<meter min="0" max="(\d+)".*? value="(\d+)"')
 SignIn = Callable[[User], Visitor]
 
 
-def with_new_key(user: User, **terms: object) -> User:
-    made = user.call("POST", "/v1/keys", {"name": "few", "scopes": [INFERENCE], **terms}).json()
-    return User(user.product, user.tenant_id, user.name, made["api_key"])
-
-
 def id_of(user: User) -> str:
     return user.api_key.split("-")[2]
 
@@ -27,8 +22,8 @@ def id_of(user: User) -> str:
 def test_a_key_without_the_scope_admin_sees_itself_alone_with_its_limits(
     acme: User, signed_in: SignIn
 ) -> None:
-    other = with_new_key(acme, name="another")
-    few = with_new_key(acme, tokens_per_minute=4321)
+    other = acme.with_new_key(name="another")
+    few = acme.with_new_key(tokens_per_minute=4321)
     page = signed_in(few).get("/console/keys").text
     assert id_of(few) in page
     assert "4,321 tokens per minute" in page
@@ -39,7 +34,7 @@ def test_a_key_without_the_scope_admin_sees_itself_alone_with_its_limits(
 def test_a_key_with_the_scope_admin_sees_all_keys_and_their_states(
     acme: User, signed_in: SignIn
 ) -> None:
-    gone = with_new_key(acme)
+    gone = acme.with_new_key()
     acme.call("DELETE", f"/v1/keys/{id_of(gone)}")
     ended = acme.call("POST", "/v1/keys", {"scopes": [INFERENCE], "expires_at": 1}).json()
     page = signed_in(acme).get("/console/keys").text
@@ -67,7 +62,7 @@ def test_a_page_of_keys_leads_to_the_next_one(acme: User, signed_in: SignIn) -> 
 
 
 def test_what_is_used_of_a_limit_is_shown(acme: User, signed_in: SignIn) -> None:
-    few = with_new_key(acme, requests_per_minute=7, max_concurrency=3)
+    few = acme.with_new_key(requests_per_minute=7, max_concurrency=3)
     visitor = signed_in(few)
     assert METER.findall(visitor.get("/console/keys").text)[:2] == [("7", "0"), ("3", "0")]
     assert few.complete("base").status_code == 200
@@ -83,7 +78,7 @@ def test_the_queue_is_shown_by_base_model(acme: User, signed_in: SignIn) -> None
 
 
 def test_what_a_key_is_called_is_text_on_a_page(acme: User, signed_in: SignIn) -> None:
-    named = with_new_key(acme, name="<b>bold</b>")
+    named = acme.with_new_key(name="<b>bold</b>")
     visitor = signed_in(acme)
     for path in ("/console/keys", f"/console/keys/{id_of(named)}"):
         page = visitor.get(path).text
@@ -92,7 +87,7 @@ def test_what_a_key_is_called_is_text_on_a_page(acme: User, signed_in: SignIn) -
 
 
 def test_the_page_of_a_key_says_its_terms(acme: User, signed_in: SignIn) -> None:
-    key = with_new_key(acme, name="batch", requests_per_minute=60, expires_at=1_830_297_600)
+    key = acme.with_new_key(name="batch", requests_per_minute=60, expires_at=1_830_297_600)
     page = signed_in(acme).get(f"/console/keys/{id_of(key)}").text
     assert 'value="2028-01-01T00:00:00"' in page
     assert f'<a class="mono" href="/console/keys/{id_of(acme)}">' in page
@@ -100,7 +95,7 @@ def test_the_page_of_a_key_says_its_terms(acme: User, signed_in: SignIn) -> None
 
 
 def test_a_key_that_has_ended_cannot_be_changed(acme: User, signed_in: SignIn) -> None:
-    gone = with_new_key(acme)
+    gone = acme.with_new_key()
     acme.call("DELETE", f"/v1/keys/{id_of(gone)}")
     page = signed_in(acme).get(f"/console/keys/{id_of(gone)}").text
     assert "revoked" in page

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from server.accounts.auth import parse_key
 from server.accounts.sessions import MAX_SIGN_INS, csrf_token
 from tests.server.console.browsing import Visitor
 from tests.server.in_process import InProcess, User
@@ -103,9 +104,8 @@ def test_a_key_that_signs_in_too_often_is_told_when_to_come_again(
 def test_a_key_begins_at_a_page_that_it_may_see(
     product: InProcess, acme: User, scope: str, home: str
 ) -> None:
-    made = acme.call("POST", "/v1/keys", {"name": "few", "scopes": [scope]}).json()
-    visitor = Visitor(product)
-    place = visitor.sign_in(made["api_key"], next="/console").headers["location"]
+    visitor, few = Visitor(product), acme.with_new_key(scopes=[scope])
+    place = visitor.sign_in(few.api_key, next="/console").headers["location"]
     while "location" in (answer := visitor.get(place)).headers:
         place = answer.headers["location"]
     assert place == home
@@ -114,15 +114,15 @@ def test_a_key_begins_at_a_page_that_it_may_see(
 
 
 def test_a_page_without_its_scope_names_the_scope(acme: User, signed_in: SignIn) -> None:
-    made = acme.call("POST", "/v1/keys", {"name": "few", "scopes": ["adapters:write"]}).json()
-    visitor = signed_in(User(acme.product, acme.tenant_id, acme.name, made["api_key"]))
+    few = acme.with_new_key(scopes=["adapters:write"])
+    visitor = signed_in(few)
     statement = "/console/bill/2021-01"
     for scope, pages in {
         "usage:read": ("/console/requests", "/console/bill", statement,
                        f"{statement}/statement.json", "/console/bill/export"),
         "adapters:read": ("/console/adapters", "/console/adapters/pirate", "/console/offers"),
         "inference": ("/console/playground",),
-        "admin": (f"/console/keys/{made['key_id']}", "/console/webhooks"),
+        "admin": (f"/console/keys/{parse_key(few.api_key)}", "/console/webhooks"),
     }.items():  # fmt: skip
         for page in pages:
             answer = visitor.get(page)

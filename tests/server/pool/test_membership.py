@@ -19,20 +19,16 @@ def test_who_comes_and_goes_is_known_at_the_next_look(membership, tmp_path):
         assert membership() == members
 
 
-def test_a_damaged_file_changes_nothing(membership, tmp_path, caplog):
+def make_unreadable(path):
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_text("{"), make_unreadable])
+def test_a_damaged_file_changes_nothing(membership, tmp_path, caplog, spoil):
     one = Member("engine", "ipc:///a")
     write_members(members_path(tmp_path), [one])
     assert membership() == (one,)
-    members_path(tmp_path).write_text("{")
+    spoil(members_path(tmp_path))
     assert membership() == membership() == (one,)
     assert len(caplog.records) == 1, "the fault is logged once"
-
-
-def test_what_cannot_be_read_changes_nothing(membership, tmp_path, caplog):
-    one = Member("engine", "ipc:///a")
-    write_members(members_path(tmp_path), [one])
-    assert membership() == (one,)
-    members_path(tmp_path).unlink()
-    members_path(tmp_path).mkdir()
-    assert membership() == (one,)
-    assert len(caplog.records) == 1
