@@ -254,14 +254,6 @@ def test_a_key_at_the_wrong_door_is_told_the_right_one(product: InProcess) -> No
         assert said(path, "nobodys") == "Incorrect API key provided."
 
 
-def test_a_malformed_body_without_a_key_is_told_of_the_key(product: InProcess) -> None:
-    user = product.user("malformed")
-    for key, status in (("nobodys", 401), (user.api_key, 400)):
-        user.api_key = key
-        answer = user.call("POST", "/v1/adapters/x/uploads", content=b'{"a": ')
-        assert answer.status_code == status
-
-
 @pytest.mark.parametrize(
     "body",
     [

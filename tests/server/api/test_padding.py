@@ -22,8 +22,9 @@ from server.api.answers import DONE, event
 from server.api.connections import Connections
 from server.api.http_protocol import HttpLimits, protocol
 from server.api.padding import ASKED_BYTES, Padding
+from tests.server.asgi_caller import Caller
 from tests.server.fake_engines import Script
-from tests.server.in_process import make_app
+from tests.server.in_process import User, make_app
 from tests.server.scripted_product import CHAT, TEXT, Product
 
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
@@ -64,35 +65,9 @@ def in_steps(ids: Sequence[int], counts: Sequence[int]) -> Script:
 
 def writes(scripted: Product, body: dict[str, Any], headers: dict[str, str] | None = None) -> Any:
     """Pieces in which the application hands the body of its answer over."""
-    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-    sent = json.dumps(body).encode()
-    named = {"authorization": f"Bearer {scripted.api_key}", "content-length": str(len(sent))}
-    named |= headers or {}
-    scope = {
-        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
-        "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
-        "scheme": "http", "server": ("gateway", 80), "client": ("127.0.0.1", 1), "state": {},
-        "headers": [(name.encode(), value.encode()) for name, value in named.items()],
-    }  # fmt: skip
-    pieces: list[bytes] = []
-
-    async def call() -> None:
-        messages = iter([{"type": "http.request", "body": sent, "more_body": False}])
-
-        async def receive() -> dict[str, Any]:
-            for message in messages:
-                return message
-            await asyncio.Event().wait()
-            raise AssertionError
-
-        async def send(message: Any) -> None:
-            if message["type"] == "http.response.body" and message.get("body"):
-                pieces.append(message["body"])
-
-        await make_app(scripted.gateway)(scope, receive, send)
-
-    asyncio.run(call())
-    return pieces
+    caller = Caller(User(scripted, "", "", scripted.api_key), body, headers or {})
+    asyncio.run(caller.call())
+    return caller.received
 
 
 @pytest.mark.parametrize("body", [CHAT, TEXT], ids=["chat", "text"])

@@ -1,7 +1,6 @@
 """Clients of routes that leave, cancel and repeat: which attempts there were, and the bill."""
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +13,7 @@ from engine.errors import EngineDeadError, RequestRefused
 from engine.messages import AddRequest, RequestOutput
 from server.api import recordings
 from server.inference.idempotency import take_over_key
+from tests.server.asgi_caller import Caller
 from tests.server.in_process import User
 from tests.server.routed_world import (
     HEADER,
@@ -41,38 +41,18 @@ def until_held(
 
     The client hangs up if `act` returns "leave".
     """
-    product = user.product
-    sent_headers = {"authorization": f"Bearer {user.api_key}", **headers}.items()
-    sent: list[dict[str, Any]] = [{"type": "http.request", "body": json.dumps(body).encode()}]
-    got: list[dict[str, Any]] = []
+    caller = Caller(user, body, headers)
 
     async def run() -> None:
-        leaving = asyncio.Event()
-
-        async def receive() -> dict[str, Any]:
-            if sent:
-                return sent.pop()
-            await leaving.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: dict[str, Any]) -> None:
-            got.append(message)
-
-        scope = {
-            "type": "http", "method": "POST", "path": "/v1/chat/completions", "query_string": b"",
-            "headers": [(name.lower().encode(), value.encode()) for name, value in sent_headers],
-            "asgi": {"spec_version": "2.3"},
-        }  # fmt: skip
-        calling = asyncio.create_task(product.app(scope, receive, send))
-        await asyncio.wait_for(product.engines.begun.wait(), 10)
+        calling = asyncio.create_task(caller.call())
+        await asyncio.wait_for(user.product.engines.begun.wait(), 10)
         if await act() == "leave":
-            leaving.set()
+            caller.leaving.set()
         await asyncio.wait_for(calling, 10)
 
     asyncio.run(run())
-    told = {k.decode(): v.decode() for k, v in got[0]["headers"]}
-    content = b"".join(message.get("body", b"") for message in got[1:])
-    return httpx.Response(got[0]["status"], headers=told, content=content)
+    content = b"".join(caller.received)
+    return httpx.Response(caller.status, headers=caller.headers, content=content)
 
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9}

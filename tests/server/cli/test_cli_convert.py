@@ -110,6 +110,15 @@ def convert(model_dir, folder, *arguments):
     return CliRunner().invoke(app, [*command, *arguments]), out
 
 
+def converted(model_dir, folder):
+    """Convert almost exactly, to an adapter that the server accepts; return its folder."""
+    result, out = convert(model_dir, folder, "--max-error", "1e-4")
+    assert result.exit_code == 0, result.stderr
+    base = BaseModel.load(model_dir, "tiny", out.with_name("cache"))
+    validate_adapter((out / CONFIG_FILE).read_bytes(), out / WEIGHTS_FILE, base, AdapterLimits())
+    return out
+
+
 @functools.cache
 def base_weights(model_dir):
     return fresh_model(model_dir).state_dict()
@@ -201,13 +210,7 @@ TRAINED = {
 def test_trained_tokens_and_heads_become_lora_of_the_ends(tmp_path, case, tied):
     model_dir = save_model(tmp_path / "model", num_hidden_layers=1, tied=tied)
     folder = write(model_dir, tmp_path / "adapter", TRAINED[case])
-    result, out = convert(model_dir, folder, "--max-error", "1e-4")
-    assert result.exit_code == 0, result.stderr
-    assert_same_logits(model_dir, folder, out)
-    base_model = BaseModel.load(model_dir, "tiny", tmp_path / "cache")
-    validate_adapter(
-        (out / CONFIG_FILE).read_bytes(), out / WEIGHTS_FILE, base_model, AdapterLimits()
-    )
+    assert_same_logits(model_dir, folder, converted(model_dir, folder))
 
 
 @pytest.mark.parametrize("form", ["shards", "pickle"])
@@ -224,8 +227,7 @@ def test_weights_in_another_form_in_a_subfolder_are_converted_too(model_dir, tmp
         for number in (0, 1):
             part = dict(list(tensors.items())[number::2])
             save_file(part, folder / f"adapter_model-0000{number + 1}-of-00002.safetensors")
-    result, out = convert(model_dir, folder.parent, "--max-error", "1e-4")
-    assert result.exit_code == 0, result.stderr
+    out = converted(model_dir, folder.parent)
     assert_same_logits(model_dir, whole, out)
     assert (out / "chat_template.jinja").read_text() == "{{ messages }}"
 
@@ -246,11 +248,7 @@ def mixture_dir(request, tmp_path_factory):
 def test_dora_on_a_mixtures_attention_becomes_a_plain_lora(mixture_dir, tmp_path):
     config = make_config("Lora", r=3, use_dora=True, target_modules=ATTENTION)
     folder = write(mixture_dir, tmp_path / "adapter", config)
-    result, out = convert(mixture_dir, folder, "--max-error", "1e-4")
-    assert result.exit_code == 0, result.stderr
-    assert_same_logits(mixture_dir, folder, out)
-    base = BaseModel.load(mixture_dir, "tiny", tmp_path / "cache")
-    validate_adapter((out / CONFIG_FILE).read_bytes(), out / WEIGHTS_FILE, base, AdapterLimits())
+    assert_same_logits(mixture_dir, folder, converted(mixture_dir, folder))
 
 
 BESIDE_ATTENTION = {
@@ -311,11 +309,8 @@ def test_an_adapter_of_the_text_beside_towers_becomes_a_lora_of_the_text_model(
     model_dir = save_model(tmp_path / "model", family=family, **options)
     rename_tensors(model_dir, names)
     folder = write(model_dir, tmp_path / "adapter", make_config("LoHa", target_modules=OF_TEXT))
-    result, out = convert(model_dir, folder, "--max-error", "1e-4")
-    assert result.exit_code == 0, result.stderr
-    base = BaseModel.load(model_dir, "tiny", tmp_path / "cache")
-    validate_adapter((out / CONFIG_FILE).read_bytes(), out / WEIGHTS_FILE, base, AdapterLimits())
-    tensors, theirs = load_file(out / WEIGHTS_FILE), merged_effects(model_dir, folder)
+    tensors = load_file(converted(model_dir, folder) / WEIGHTS_FILE)
+    theirs = merged_effects(model_dir, folder)
     assert len(theirs) == 4
     for name, effect in theirs.items():
         a, b = (tensors[each] for each in lora_names(text_name(name)))

@@ -36,6 +36,7 @@ from server.inference.idempotency import (
     store_answer,
 )
 from server.inference.tables import idempotency_keys
+from tests.server.asgi_caller import Caller
 from tests.server.factories import NOW_MS, make_tenant
 from tests.server.fake_engines import FakeEngines, make_welcome
 from tests.server.in_process import InProcess, User
@@ -415,47 +416,8 @@ def test_a_repeat_counts_as_a_request_and_takes_no_tokens(product: InProcess) ->
 # ---- clients that leave, and concurrent repeats ----
 
 
-@dataclass
-class Caller:
-    """A client that calls the application and leaves after `leave_after` pieces of the body."""
-
-    user: User
-    body: dict[str, Any]
-    leave_after: int | None = None
-    status: int | None = None
-    headers: dict[str, str] = field(default_factory=dict)
-    received: list[bytes] = field(default_factory=list)
-    got: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def call(self) -> None:
-        sent = [{"type": "http.request", "body": json.dumps(self.body).encode()}]
-        headers = {"authorization": f"Bearer {self.user.api_key}", KEY.lower(): "k"}
-        scope = {
-            "type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"",
-            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
-            "asgi": {"spec_version": "2.3"},
-        }  # fmt: skip
-        leaving = asyncio.Event()
-
-        async def receive() -> dict[str, Any]:
-            if sent:
-                return sent.pop()
-            if self.leave_after != -1:
-                await leaving.wait()
-            return {"type": "http.disconnect"}
-
-        async def hear(message: dict[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                self.status = message["status"]
-                self.headers = {k.decode(): v.decode() for k, v in message["headers"]}
-            elif message.get("body"):
-                self.received.append(message["body"])
-            self.got.set()
-            if self.leave_after is not None and 0 <= self.leave_after <= len(self.received):
-                leaving.set()
-                await asyncio.Event().wait()  # the client takes nothing more
-
-        await self.user.product.app(scope, receive, hear)
+def caller_of(user: User, body: dict[str, Any], leave_after: int | None = None) -> Caller:
+    return Caller(user, body, {KEY: "k"}, leave_after)
 
 
 async def until_idle(product: InProcess) -> None:
@@ -489,7 +451,7 @@ async def test_who_has_the_end_of_an_answer_may_repeat_the_request_at_once(
     """The answer is stored before its last piece leaves, be that an answer, [DONE] or an error."""
     if is_broken:
         user.product.engines.ending = {"finish_reason": "error", "stop_cause": "out_of_memory"}
-    caller, recorder = Caller(user, body), user.product.gateway.recorder
+    caller, recorder = caller_of(user, body), user.product.gateway.recorder
     watched = WatchedKeys(recorder._keys, caller)
     monkeypatch.setattr(recorder, "_keys", watched)
     await caller.call()
@@ -514,7 +476,7 @@ async def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_rep
     """
     engines = user.product.engines
     engines.gate = asyncio.Event()
-    caller = Caller(user, body, leave_after=leave_after)
+    caller = caller_of(user, body, leave_after=leave_after)
     calling = asyncio.create_task(caller.call())
     if leave_after == -1 or body is STREAM:
         await asyncio.wait([calling], timeout=10)
@@ -523,7 +485,7 @@ async def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_rep
     await asyncio.wait([calling], timeout=10)
     await until_idle(user.product)
     assert engines.num_left == 0, "the engine was not told to stop"
-    repeat = Caller(user, body)
+    repeat = caller_of(user, body)
     await repeat.call()
     assert repeat.headers["idempotent-replayed"] == "true"
     whole = b"".join(repeat.received)
@@ -534,10 +496,7 @@ async def test_a_request_whose_client_left_runs_to_its_end_and_waits_for_the_rep
     assert not user.product.gateway.bases.default.running
 
 
-async def test_without_a_key_the_request_of_a_client_that_left_is_aborted(
-    user: User, monkeypatch
-) -> None:
-    monkeypatch.setattr("tests.server.inference.test_idempotency.KEY", "x-no-key")
+async def test_without_a_key_the_request_of_a_client_that_left_is_aborted(user: User) -> None:
     user.product.engines.gate = asyncio.Event()
     await Caller(user, STREAM, leave_after=1).call()
     assert user.product.engines.num_left == 1
@@ -546,10 +505,10 @@ async def test_without_a_key_the_request_of_a_client_that_left_is_aborted(
 
 async def test_while_a_request_runs_its_repeats_are_told_to_wait(user: User) -> None:
     user.product.engines.gate = asyncio.Event()
-    first = Caller(user, STREAM)
+    first = caller_of(user, STREAM)
     calling = asyncio.create_task(first.call())
     await first.got.wait()
-    second = Caller(user, STREAM)
+    second = caller_of(user, STREAM)
     await second.call()
     assert (second.status, second.headers["x-should-retry"]) == (409, "true")
     assert int(second.headers["retry-after"]) >= 1
@@ -557,16 +516,16 @@ async def test_while_a_request_runs_its_repeats_are_told_to_wait(user: User) -> 
     assert (error["type"], error["code"]) == ("idempotency_error", "idempotency_key_in_use")
     user.product.engines.gate.set()
     await calling
-    third = Caller(user, STREAM)
+    third = caller_of(user, STREAM)
     await third.call()
     assert third.received, "a complete answer is replayed at once"
     assert b"".join(third.received) == b"".join(first.received)
 
 
 async def test_of_many_at_the_same_moment_one_runs(user: User) -> None:
-    callers = [Caller(user, TEXT) for _ in range(8)]
+    callers = [caller_of(user, TEXT) for _ in range(8)]
     await asyncio.gather(*(caller.call() for caller in callers))
-    statuses = sorted(caller.status or 0 for caller in callers)
+    statuses = sorted(caller.status for caller in callers)
     assert statuses[0] == 200
     assert set(statuses) <= {200, 409}
     assert (num_holds(user), len(user.product.engines.asked)) == (1, 1)
@@ -577,7 +536,7 @@ async def test_a_gateway_that_stops_lets_go_and_nobody_pays_for_half_an_answer(
 ) -> None:
     monkeypatch.setattr(recordings, "_CLOSE_S", 0.0)
     user.product.engines.gate = asyncio.Event()
-    caller = Caller(user, STREAM, leave_after=1)
+    caller = caller_of(user, STREAM, leave_after=1)
     await caller.call()
     await user.product.gateway.recorder.close()
     request_id = user.product.engines.asked[0].request_id
