@@ -65,17 +65,8 @@ def tenant(database):
 @pytest.fixture
 def gateways(counting, clock):
     """The identities of two gateways, called here and there."""
-    made = (
-        Identities(
-            counting,
-            PEPPER,
-            has_hard_budget=HAS_HARD_BUDGET,
-            now_ms=clock.now_ms,
-            monotonic=clock.monotonic,
-        )
-        for _ in range(2)
-    )
-    return tuple(made)
+    times = {"now_ms": clock.now_ms, "monotonic": clock.monotonic}
+    return make_identities(counting, **times), make_identities(counting, **times)
 
 
 async def is_refused(gateway, plaintext, error=InvalidApiKey):
@@ -204,13 +195,7 @@ async def test_no_more_are_remembered_than_the_limit_and_none_in_the_clear(
 ):
     tenants = [make_tenant(database, f"t{number}") for number in range(3)]
     plaintexts = [make_key(database, tenant)[1] for tenant in tenants]
-    gateway = Identities(
-        counting,
-        PEPPER,
-        has_hard_budget=HAS_HARD_BUDGET,
-        monotonic=clock.monotonic,
-        max_identities=2,
-    )
+    gateway = make_identities(counting, monotonic=clock.monotonic, max_identities=2)
     for plaintext in plaintexts:
         await gateway.of(plaintext)
     entries = gateway._identities._entries

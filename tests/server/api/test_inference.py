@@ -264,11 +264,6 @@ def test_without_max_tokens_every_answer_may_fill_the_context(scripted: Product)
     assert (message.sampling_params.max_tokens, message.token_lease) == (rest, 2 * rest)
 
 
-def test_logprobs_that_were_not_asked_for_are_null(scripted: Product) -> None:
-    assert scripted.chat().json()["choices"][0]["logprobs"] is None
-    assert {c["choices"][0]["logprobs"] for c in events(scripted.text(stream=True))} == {None}
-
-
 def test_an_echo_stands_before_each_answer_whole_and_streamed(scripted: Product) -> None:
     said = [scripted.words(token_ids(index)) for index in range(2)]
     whole = scripted.text(echo=True, n=2).json()["choices"]
