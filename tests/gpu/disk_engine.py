@@ -39,8 +39,8 @@ class PackedStore:
         root.mkdir()
 
     def put(self, key: str, path: Path) -> None:
-        with self._path(key).open("wb") as file:
-            pack(path, key.rpartition("/")[2], self.form, file)
+        (target := self._path(key)).touch()
+        pack(path, key.rpartition("/")[2], self.form, lambda _: target)
 
     def delete(self, key: str) -> None:
         self._path(key).unlink(missing_ok=True)

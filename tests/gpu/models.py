@@ -161,8 +161,8 @@ def pack_adapter(
     digest = hashlib.sha256(data).hexdigest()
     source, target = folder / digest, folder / f"{digest}.{form.form_id[:8]}"
     source.write_bytes(data)
-    with target.open("wb") as file:
-        pack(source, digest, form, file)
+    target.touch()
+    pack(source, digest, form, lambda _: target)
     return read_packed(target, digest, form, shard=shard)
 
 

@@ -146,8 +146,9 @@ def test_a_tenant_is_found_by_id_and_by_name(database):
     for name in (tenant.tenant_id, "acme"):
         assert database.read_sync(lambda c, name=name: get_tenant(c, name)) == tenant
     assert database.read_sync(list_tenants) == [tenant]
-    with pytest.raises(NotFound):
+    with pytest.raises(NotFound) as refused:
         database.read_sync(lambda c: get_tenant(c, "globex"))
+    assert refused.value.code == "tenant_not_found"
 
 
 def test_a_tenant_cannot_pass_for_another_by_taking_its_id_as_name(database):
@@ -158,8 +159,9 @@ def test_a_tenant_cannot_pass_for_another_by_taking_its_id_as_name(database):
 
 def test_two_tenants_cannot_have_one_name(each_database):
     make_tenant(each_database)
-    with pytest.raises(Conflict):
+    with pytest.raises(Conflict) as refused:
         make_tenant(each_database)
+    assert refused.value.code == "tenant_name_taken"
 
 
 @pytest.mark.parametrize("name", ["", "Acme", "-a", "a/b", "a" * 65, "a b", "ä"])

@@ -3,8 +3,6 @@ import pytest
 from registry import errors as registry_errors
 from registry.errors import RegistryError
 from server.accounts import auth
-from server.accounts.keys import KeyNotFound, TooManyKeys
-from server.accounts.tenants import TenantNameTaken, TenantNotFound
 from server.adapters.errors import uploads_busy
 from server.api import errors, foreign_errors
 from server.api.errors import ApiError, error_body
@@ -39,10 +37,6 @@ def make(cls):
         (errors.insufficient_permissions("usage"), 403, "permission_error",
          "insufficient_permissions"),
         (errors.request_too_large(1), 413, "invalid_request_error", "request_too_large"),
-        (told(TenantNotFound("globex")), 404, "invalid_request_error", "tenant_not_found"),
-        (told(TenantNameTaken("acme")), 409, "invalid_request_error", "tenant_name_taken"),
-        (told(KeyNotFound("x")), 404, "invalid_request_error", "key_not_found"),
-        (told(TooManyKeys()), 429, "insufficient_quota", "max_keys"),
         (told(of_inference.context_length_exceeded(limit=1, at_least=2, param="prompt")), 400,
          "invalid_request_error",
          "context_length_exceeded"),
