@@ -13,10 +13,10 @@ from server.billing.exports.formats import ExportFormat, open_encoder
 from server.billing.exports.pages import Range, last_entry_id, place_of_entry
 from server.billing.exports.stream import stream
 from server.billing.prices import ensure_price
-from server.billing.rating import kept_amount
 from server.billing.receipts.receipt import UNDOING, tenant_account
 from server.billing.receipts.rows import KEPT_KINDS, Place
-from server.billing.tables import entries, kept_events
+from server.billing.storage_stretches import Stretch, post_stretches
+from server.billing.tables import entries
 from server.database.database import Database
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, insert_holds, make_end, make_hold
 
@@ -75,32 +75,16 @@ def _use(database: Database, chance: random.Random, tenant_id: str) -> None:
 
 
 def _keep(database: Database, chance: random.Random, tenant_id: str) -> None:
-    kind: Any = chance.choice(KEPT_KINDS)
     size_bytes, duration_ms = chance.randrange(1, 10**10), chance.randrange(1, 10**7)
     at_ms = NOW_MS + chance.randrange(10**9)
-    event = {
-        "adapter_id": "ada_1", "adapter_version": 3, "adapter_digest": "d" * 64, "tier": "device",
-        "size_bytes": size_bytes, "slabs": 2, "started_at_ms": at_ms - duration_ms,
-        "duration_ms": duration_ms,
-    }  # fmt: skip
-
-    def write(conn: Connection) -> None:
-        price = ensure_price(conn, NOW_MS)
-        unit = getattr(price, f"{kind}_nanousd")
-        draft = Draft.charge(
-            kind,
-            tenant_id,
-            kept_amount(size_bytes, duration_ms, unit),
-            at_ms=at_ms,
-            price_version=price.price_version,
-            event=event | {f"{kind}_nanousd": unit},
-        )
-        [receipt] = post_entries(conn, SIGNER, [draft], NOW_MS)
-        entry_id = receipt["entry_id"]
-        values = event | {"event_id": entry_id, "source": "test", "source_id": str(entry_id)}
-        conn.execute(sa.insert(kept_events).values(tenant_id=tenant_id, **values))
-
-    database.write_sync(write)
+    stretch = Stretch(
+        kind=chance.choice(KEPT_KINDS), source="test", source_id=f"{tenant_id} {at_ms}",
+        tenant_id=tenant_id, adapter_id="ada_1", adapter_version=3, adapter_digest="d" * 64,
+        tier="device", size_bytes=size_bytes, slabs=2, started_at_ms=at_ms - duration_ms,
+        at_ms=at_ms, duration_ms=duration_ms,
+    )  # fmt: skip
+    database.write_sync(lambda conn: ensure_price(conn, NOW_MS))
+    database.write_sync(lambda conn: post_stretches(conn, SIGNER, [stretch], NOW_MS))
 
 
 def _give(database: Database, chance: random.Random, tenant_id: str) -> None:

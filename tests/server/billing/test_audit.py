@@ -404,12 +404,6 @@ def test_where_adapters_were_is_in_the_ledger_as_the_engine_wrote_it(ledger_of, 
     assert "journal files: stay 9/0 of engine another: is settled and has no event" in lost
 
 
-def test_a_wrong_amount_is_the_difference_to_the_nanodollar(ledger_of):
-    charged = {"amount_nanousd": entries.c.amount_nanousd + 7}
-    report = change(ledger_of, sa.update(entries).values(**charged).where(entries.c.entry_id == 4))
-    assert report.difference_nanousd == -7
-
-
 def test_the_same_is_found_on_postgresql(postgres_database, tmp_path):
     """The test makes one change of each kind; the tests on SQLite make all changes."""
     fill_ledger(postgres_database, ENDS)
@@ -571,16 +565,11 @@ def test_an_acknowledgement_books_what_the_finding_differs_by_and_was_not_booked
         assert not any("books" in line for line in shown(report)), "the new entry is in order"
     with pytest.raises(NotFound):
         accept(ledger_of, report, "0" * 12)
-
-
-def test_an_entry_that_books_a_difference_is_not_undone(ledger_of):
-    """The finding would stay acknowledged, although its difference is not booked any more."""
-    report = change(ledger_of, sa.update(entries).values(amount_nanousd=7).filter_by(entry_id=4))
-    [found] = [finding for finding in report.findings if finding.difference_nanousd]
-    entry_id = accept(ledger_of, report, found.finding_id)["entry_id"]
     asked = {"memo": None, "idempotency_key": "one", "now_ms": NOW_MS}
     with pytest.raises(Invalid, match="is a difference and stays"):
-        ledger_of.database.write_sync(lambda c: post_correction(c, SIGNER, entry_id, **asked))
+        ledger_of.database.write_sync(
+            lambda c: post_correction(c, SIGNER, receipt["entry_id"], **asked)
+        )
 
 
 # ---- in the gateway ----

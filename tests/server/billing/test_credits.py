@@ -1,18 +1,14 @@
 """Credits and corrections move a balance once, and a balance is the sum of its entries."""
 
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from registry.tables import audit_log
 from server.api.foreign_errors import from_fault
 from server.billing import credits, holds, ledger
 from server.billing.budgets import read_sums
-from server.billing.receipts.rows import iterate_receipts, select_receipts
 from server.billing.tables import entries, tenant_accounts
 from server.faults import Fault
 from tests.server.factories import ENGINE, NOW_MS, SIGNER, make_end, make_hold, make_price
@@ -38,51 +34,6 @@ def use(conn, price, number, **fields):
     record = make_end(number, f"r{number}", **fields)
     assert ledger.post(conn, SIGNER, ENGINE, [record], NOW_MS).posted == 1
     return conn.scalar(sa.select(sa.func.max(entries.c.entry_id)))
-
-
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    acts=st.lists(
-        st.tuples(
-            st.sampled_from(["use", "break", "fail", "credit", "payment", "correct", "hold"]),
-            st.integers(0, 9),
-        ),
-        max_size=20,
-    )
-)
-def test_a_balance_is_the_sum_of_its_entries_after_any_sequence(sqlite_database, acts):
-    price = make_price(sqlite_database)
-    held = 0
-    with sqlite_database.engine.execution_options(chorale_writes=True).connect() as conn:
-        for number, (act, chosen) in enumerate(acts, start=1):
-            match act:
-                case "use":
-                    use(conn, price, number)
-                case "break":
-                    use(conn, price, number, finish_reason="error", stop_cause="engine_failure")
-                case "fail":
-                    ledger.mark_failed(conn, SIGNER, f"r{chosen}", NOW_MS)
-                case "correct":
-                    with contextlib.suppress(Fault):  # some entries cannot be corrected
-                        correct(conn, chosen, f"key{number}")
-                case "hold":
-                    hold = make_hold(price, f"open{number}")
-                    holds.insert_hold(conn, hold)
-                    held += hold.amount_nanousd
-                case kind:
-                    credit(conn, f"key{number}", amount=chosen + 1, kind=kind)
-        receipts = list(iterate_receipts(conn, select_receipts()))
-        found = read_sums(conn, "ten_1", NOW_MS)
-        assert found.balance_nanousd == -sum(receipt["amount_nanousd"] for receipt in receipts)
-        assert (found.held_nanousd, found.available_nanousd) == (
-            held, found.balance_nanousd - held,
-        )  # fmt: skip
-        legs = sa.case((entries.c.credit_account == "tenant/ten_1", 1), else_=-1)
-        by_legs = conn.scalar(sa.select(sa.func.sum(legs * entries.c.amount_nanousd)))
-        assert found.balance_nanousd == (by_legs or 0)
-        conn.rollback()
 
 
 def test_one_key_posts_one_entry(each_database):

@@ -16,13 +16,10 @@ from server.billing.prices import (
     SCOPES,
     add_price,
     ensure_price,
-    get_price,
-    list_prices,
     price_for,
     prices_for,
 )
 from server.billing.rating import (
-    TokenPrices,
     amount_nanousd,
     format_usd,
     hourly_pin_nanousd,
@@ -31,27 +28,6 @@ from server.billing.rating import (
 from server.billing.storage_stretches import Stretch, drafts_of
 from tests.registry.rows import add_version
 from tests.server.factories import NOW_MS, make_price, make_tenant
-
-counts = st.integers(0, 2**31 - 1)
-rates = st.integers(0, 10**6)
-books = st.builds(TokenPrices, prompt_nanousd=rates, cached_nanousd=rates, completion_nanousd=rates)
-
-
-@given(counts, counts, counts, books)
-def test_the_amount_is_the_sum_of_its_components(uncached, cached, completion, price):
-    amount = amount_nanousd(uncached + cached, cached, completion, price)
-    parts = [
-        amount_nanousd(uncached, 0, 0, price),
-        amount_nanousd(cached, cached, 0, price),
-        amount_nanousd(0, 0, completion, price),
-    ]
-    assert amount == sum(parts)
-    dollars = (
-        Decimal(uncached) * Decimal(price.prompt_nanousd)
-        + Decimal(cached) * Decimal(price.cached_nanousd)
-        + Decimal(completion) * Decimal(price.completion_nanousd)
-    ) / Decimal(10**9)
-    assert Decimal(format_usd(amount)) == dollars
 
 
 @given(st.integers(-(2**63), 2**63))
@@ -70,19 +46,6 @@ def test_a_new_database_gets_one_default_price(each_database):
     again = each_database.write_sync(lambda c: ensure_price(c, NOW_MS + 1))
     assert first == again
     assert first.completion_nanousd == DEFAULT_PRICES.completion_nanousd
-
-
-def test_a_price_takes_effect_at_its_time_and_older_versions_stay(database):
-    old = database.write_sync(lambda c: ensure_price(c, NOW_MS))
-    dearer = replace(DEFAULT_PRICES, prompt_nanousd=1000, pinned_nanousd=7)
-    new = database.write_sync(
-        lambda c: add_price(c, dearer, effective_at_ms=NOW_MS + 10, now_ms=NOW_MS)
-    )
-    assert database.read_sync(lambda c: price_for(c, NOW_MS + 9)) == old
-    assert database.read_sync(lambda c: price_for(c, NOW_MS + 10)) == new
-    assert database.read_sync(lambda c: get_price(c, old.price_version)) == old
-    assert database.read_sync(lambda c: list_prices(c, 9)) == [new, old]
-    assert (new.pinned_nanousd, new.storage_nanousd) == (7, old.storage_nanousd)
 
 
 # ---- the price that applies ----
@@ -201,13 +164,6 @@ def test_a_price_of_each_scope_counts_on_both_databases(each_database):
     assert found == ["plan", "tenant", "adapter"]
     assert each_database.read_sync(lambda c: price_for(c, NOW_MS + 5, **asked)).scope == "default"
     assert each_database.read_sync(lambda c: price_for(c, NOW_MS, plan="gold")).scope == "plan"
-
-
-def test_a_price_of_the_past_cannot_be_added(database):
-    with pytest.raises(AssertionError):
-        database.write_sync(
-            lambda c: add_price(c, DEFAULT_PRICES, effective_at_ms=NOW_MS - 1, now_ms=NOW_MS)
-        )
 
 
 sizes = st.integers(0, 2**40)

@@ -24,13 +24,8 @@ from server.billing.receipts.signing_keys import record_key
 from server.billing.statement_figures import StatementFigures
 from server.billing.statements import GRACE_MS, MAX_GRACE_MS, Statements
 from server.billing.storage_charges import ACCOUNTS
-from server.billing.tables import (
-    entries,
-    journal_positions,
-    kept_events,
-    metadata,
-    tenant_accounts,
-)
+from server.billing.storage_stretches import Stretch, post_stretches
+from server.billing.tables import entries, journal_positions, metadata, tenant_accounts
 from server.database.database import Database
 from server.faults import Conflict
 from tests.server.factories import (
@@ -45,10 +40,6 @@ from tests.server.receipt_makers import make_rows, seal
 
 KEYS = {SIGNER.key_id: SIGNER.public}
 DAY_MS = 86_400_000
-EVENT = {
-    "adapter_id": "ada_1", "adapter_version": 3, "adapter_digest": "d" * 64, "tier": "store",
-    "size_bytes": 12_345_678, "slabs": 0, "duration_ms": 3_599_993,
-}  # fmt: skip
 
 
 def at(text):
@@ -90,21 +81,14 @@ class Book:
 
     def keep(self, at_ms=None, tenant_id="ten_1"):
         """Charge the storage of an adapter for an hour."""
-        at_ms, unit = at_ms or self.now_ms, self.price.storage_nanousd
-        event = EVENT | {"started_at_ms": at_ms - EVENT["duration_ms"]}
-        draft = Draft.charge(
-            "storage", tenant_id, kept_amount(event["size_bytes"], event["duration_ms"], unit),
-            at_ms=at_ms, price_version=self.price.price_version,
-            event=event | {"storage_nanousd": unit},
+        at_ms = at_ms or self.now_ms
+        stretch = Stretch(
+            kind="storage", source="test", source_id=str(next(self._numbers)), tenant_id=tenant_id,
+            adapter_id="ada_1", adapter_version=3, adapter_digest="d" * 64, tier="store",
+            size_bytes=12_345_678, started_at_ms=at_ms - 3_599_993, at_ms=at_ms,
+            duration_ms=3_599_993,
         )  # fmt: skip
-
-        def insert(conn):
-            [receipt] = post_entries(conn, SIGNER, [draft], self.now_ms)
-            values = event | {"event_id": receipt["entry_id"], "source_id": receipt["sha256"]}
-            values |= {"source": "test", "tenant_id": tenant_id}
-            conn.execute(sa.insert(kept_events).values(**values))
-
-        self.write(insert)
+        self.write(lambda conn: post_stretches(conn, SIGNER, [stretch], self.now_ms))
 
     def pay(self, amount_nanousd, at_ms=None, tenant_id="ten_1"):
         draft = Draft(
@@ -246,22 +230,6 @@ def test_a_month_that_is_not_over_has_none(sqlite_book):
     with pytest.raises(Conflict):
         sqlite_book.statements.issue("ten_1", "2026-11")
     assert sqlite_book.issued() == []
-
-
-def test_what_comes_late_is_on_the_next_statement(sqlite_book):
-    sqlite_book.use(at_ms=at("2026-11-05"))
-    sqlite_book.now_ms = at("2026-12-01")
-    sqlite_book.statements.issue("ten_1", "2026-11")
-    sqlite_book.use(at_ms=at("2026-11-30T23:59"), num_completion_tokens=9)
-    sqlite_book.use(at_ms=at("2026-12-01"), num_completion_tokens=2)
-    assert sqlite_book.open() == ["2026-12"]
-    sqlite_book.now_ms = at("2027-01-01")
-    second = sqlite_book.statements.issue("ten_1", "2026-12").values
-    assert (second["num_entries"], second["completion_tokens"]) == (2, 11)
-    first = sqlite_book.statement("2026-11")
-    assert second["opening_balance_nanousd"] == first.values["closing_balance_nanousd"]
-    assert sqlite_book.findings(first) == []
-    assert sqlite_book.findings(sqlite_book.statement("2026-12")) == []
 
 
 def test_months_are_due_an_hour_after_their_end_when_all_is_settled(book):

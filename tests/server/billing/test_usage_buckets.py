@@ -45,12 +45,6 @@ def test_pages_cut_any_time_into_buckets_without_gaps(width, start, length, limi
     assert all(0 < end - begin <= WIDTH_S[width] for begin, end in buckets)
 
 
-def test_the_first_and_the_last_bucket_end_where_the_query_does():
-    page = cut_page("1d", MIDNIGHT + 5, MIDNIGHT + DAY + 7, 7, None)
-    assert page.buckets == ((MIDNIGHT + 5, MIDNIGHT + DAY), (MIDNIGHT + DAY, MIDNIGHT + DAY + 7))
-    assert page.next_page is None
-
-
 def test_a_cursor_keeps_the_end_that_its_query_had():
     """The default end_time is the current time, which moves on between pages."""
     first = cut_page("1h", MIDNIGHT, MIDNIGHT + 7300, 2, None)
