@@ -12,7 +12,7 @@ from server.accounts.auth import (
     parse_key,
 )
 from server.accounts.key_uses import record_key_uses
-from server.accounts.keys import DEFAULT_SCOPES, create_key, list_keys, revoke_key
+from server.accounts.keys import DEFAULT_SCOPES, list_keys, revoke_key
 from server.accounts.tables import api_keys
 from server.accounts.tenants import (
     TenantLimits,
@@ -131,11 +131,6 @@ def test_last_use_never_moves_back(each_database):
 def test_text_that_is_no_key_never_reaches_the_database(text):
     with pytest.raises(InvalidApiKey):
         parse_key(text)
-
-
-def test_a_key_needs_a_tenant(database):
-    with pytest.raises(sa.exc.IntegrityError):
-        database.write_sync(lambda c: create_key(c, "ten_none", "k", PEPPER, now_ms=NOW_MS))
 
 
 # ---- tenants ----

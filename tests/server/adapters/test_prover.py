@@ -178,31 +178,6 @@ async def test_after_an_engine_died_it_is_tried_alone_and_no_more_and_nobody_bla
         ended(proved)
 
 
-async def test_an_engine_that_was_not_there_did_not_die_of_the_adapter(
-    make_proving, make_prover, uploads
-):
-    """The engine is up when the upload is claimed, down when its object is read, then up again."""
-    upload, storage = make_proving(), uploads.storage
-
-    class RestartingEngine(FakeEngine):
-        async def prove(self, *asked):
-            self.is_ready = True
-            return await super().prove(*asked)
-
-    class EndingStorage:
-        def __getattr__(self, name):
-            return getattr(storage, name)
-
-        def read(self, key):
-            engine.is_ready = False
-            return storage.read(key)
-
-    engine = RestartingEngine(*[EngineAwayError("the engine is starting")] * 4)
-    uploads.storage = EndingStorage()
-    (proved,) = await prove_all(make_prover(engine), upload)
-    assert (proved.state, len(engine.asked)) == ("complete", 5)
-
-
 async def test_without_an_engine_nothing_is_claimed_and_the_answer_does_not_wait_for_ever(
     make_proving, make_prover
 ):

@@ -2,7 +2,8 @@
 
 import shutil
 import threading
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 
 import pytest
 import sqlalchemy as sa
@@ -312,19 +313,14 @@ def test_four_gateways_at_once_never_go_over_a_tiny_budget(postgres_database, tm
     budget = Budget(tenant_id=tenant_id, kind="monthly", enforcement="hard", amount_nanousd=limit)
     postgres_database.write_sync(lambda c: budgets.set_budget(c, budget, now_ms=NOW_MS))
     url = postgres_database.url.render_as_string(False)
-    faults, refused, used = [], [], []
+    refused, used = [], []
     start = threading.Barrier(4)
 
     def gateway(number):
-        database = Database(url, data_dir=tmp_path)
-        try:
+        with closing(Database(url, data_dir=tmp_path)) as database:
             start.wait(30)
             for index in range(50):
                 request(database, f"g{number}-{index}", number * 50 + index + 1)
-        except Exception as error:
-            faults.append(error)
-        finally:
-            database.close()
 
     def request(database, request_id, seq):
         def open_one(conn):
@@ -356,12 +352,8 @@ def test_four_gateways_at_once_never_go_over_a_tiny_budget(postgres_database, tm
         sums = database.read_sync(lambda c: budgets.read_sums(c, tenant_id, NOW_MS))
         assert sums.remaining("monthly", limit) >= 0
 
-    threads = [threading.Thread(target=gateway, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not faults
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(gateway, range(4)))
     sums = postgres_database.read_sync(lambda c: budgets.read_sums(c, tenant_id, NOW_MS))
     assert sums.spent_nanousd == sum(used) <= limit
     assert sums.held_nanousd == 0

@@ -1,4 +1,4 @@
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -132,13 +132,8 @@ def test_posters_at_the_same_time_leave_numbers_without_gaps_and_whole_chains(
             with database.begin() as conn:
                 post_entries(conn, SIGNER, group[: 1 + i % 3], NOW_MS)
 
-    threads = [
-        threading.Thread(target=work, args=(databases[number % 2], number)) for number in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, databases * 2, range(4)))
     receipts = read(databases[0])
     assert sorted(r["entry_id"] for r in receipts) == list(range(1, 4 * 30 + 1))
     check_chains(receipts)

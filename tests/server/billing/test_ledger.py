@@ -2,6 +2,7 @@ import dataclasses
 import shutil
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
@@ -254,11 +255,8 @@ def test_two_settlers_on_one_database_post_every_record_once(
         for begin in range(0, 60, 7):
             post(database, *records[begin : begin + 7])
 
-    threads = [threading.Thread(target=settle, args=(database,)) for database in databases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(settle, databases))
     assert [event.request_id for event in events_of(databases[0])] == names
     assert incidents_of(databases[0]) == []
     for database in databases:

@@ -21,6 +21,7 @@ from tests.server.factories import (
     ENGINE,
     NOW_MS,
     SIGNER,
+    Clock,
     insert_holds,
     make_end,
     make_hold,
@@ -34,25 +35,18 @@ HOUR_MS = 3_600_000
 GB = 10**9
 
 
-class Clock:
-    def __init__(self):
-        self.now_ms = START + 12 * HOUR_MS
-
-    def __call__(self, _conn):
-        return self.now_ms
-
-    def pass_days(self, count):
-        self.now_ms += count * DAY_MS
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return Clock(START + 12 * HOUR_MS)
+
+
+def make_keeper(database, clock, **options):
+    return Kept(database, SIGNER, now_ms=lambda _: clock.now, **options)
 
 
 def turn(database, clock):
     """Run a turn; return the number of entries that it posted."""
-    return asyncio.run(Kept(database, SIGNER, now_ms=clock).turn())
+    return asyncio.run(make_keeper(database, clock).turn())
 
 
 def begin(database, clock):
@@ -108,9 +102,9 @@ def test_a_day_is_posted_once_when_it_is_over(each_database, clock):
     store(each_database, start=-100)
     begin(each_database, clock)
     assert turn(each_database, clock) == 0
-    clock.now_ms = START + DAY_MS + 59_999  # the day's last changes may not be committed yet
+    clock.now = START + DAY_MS + 59_999  # the day's last changes may not be committed yet
     assert turn(each_database, clock) == 0
-    clock.now_ms += 1
+    clock.now += 1
     assert turn(each_database, clock) == 1
     assert turn(each_database, clock) == 0
     [receipt] = receipts_of(each_database)
@@ -126,7 +120,7 @@ def test_a_gateway_that_was_away_posts_every_day_it_missed(each_database, clock)
     adapter_id = store(each_database, start=-1, end=60)
     pin(each_database, "p1", adapter_id, 6, 30)
     begin(each_database, clock)
-    clock.pass_days(4)
+    clock.now += 4 * DAY_MS
     turn(each_database, clock)
     assert hours_of(each_database) == {
         ("storage", 0): 24, ("storage", 1): 24, ("storage", 2): 12,
@@ -142,7 +136,7 @@ def test_equal_adapters_of_one_tenant_are_stored_once(sqlite_database, clock):
     store(database, "c", start=8, end=9, digest=same)
     store(database, "a", "ten_2", start=0, end=1, digest=same)
     begin(database, clock)
-    clock.pass_days(1)
+    clock.now += DAY_MS
     assert turn(database, clock) == 2
     mine, others = receipts_of(database)
     assert mine["duration_ms"] == 5 * HOUR_MS
@@ -156,7 +150,7 @@ def test_what_was_deleted_before_the_day_is_not_in_it(sqlite_database, clock):
     pin(database, "p1", adapter_id, -9, -1)
     pin(database, "p2", adapter_id, 3, 3)  # pinned for 0 hours
     begin(database, clock)
-    clock.pass_days(2)
+    clock.now += 2 * DAY_MS
     assert turn(database, clock) == 0
 
 
@@ -166,8 +160,8 @@ def test_a_turn_that_was_cut_off_is_taken_up_by_the_next(sqlite_database, clock)
         adapter_id = store(database, f"a{number}", start=0)
         pin(database, f"p{number}", adapter_id, 1)
     begin(database, clock)
-    clock.pass_days(1)
-    keeper = Kept(database, SIGNER, now_ms=clock, page_size=2)
+    clock.now += DAY_MS
+    keeper = make_keeper(database, clock, page_size=2)
     posted, place = database.write_sync(lambda c: keeper._post_page(c, "storage", DAY, ""))
     assert (posted, place is None) == (2, False)
     assert asyncio.run(keeper.turn()) == 3 + 5
@@ -190,7 +184,7 @@ def test_the_price_of_the_last_millisecond_counts(sqlite_database, clock):
                 c, dear, scope="adapter", scope_id=scope_id, effective_at_ms=at_ms, now_ms=0
             )
         )
-    clock.pass_days(2)
+    clock.now += 2 * DAY_MS
     turn(database, clock)
     amounts = [receipt["amount_nanousd"] for receipt in receipts_of(database)]
     assert amounts == [24 * DEFAULT_PRICES.storage_nanousd, 24 * 7 * GB]
@@ -305,7 +299,7 @@ def test_residency_without_a_price_is_an_entry_a_day_whatever_is_posted_again(ea
             each_database.write_sync(
                 lambda c, group=group: ledger.post(c, SIGNER, ENGINE, group, 0)
             )
-        clock.pass_days(days)
+        clock.now += days * DAY_MS
         turn(each_database, clock)
     kept = [(r["tier"], r["duration_ms"], r["kept_nanousd"]) for r in receipts_of(each_database)]
     assert sorted(kept) == [("device", 2 * HOUR_MS, 0), *[("disk", HOUR_MS, None)] * 2]

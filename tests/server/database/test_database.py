@@ -44,11 +44,6 @@ def block_writer(database):
     return future, release
 
 
-async def test_what_is_written_is_there_to_read(each_database):
-    await each_database.write(note("one"))
-    assert await each_database.read(targets) == ["one"]
-
-
 @pytest.mark.parametrize("mode", [None, 0o644])
 def test_nobody_else_may_read_the_files_of_the_database(tmp_path, mode):
     path = tmp_path / DEFAULT_FILE

@@ -35,13 +35,6 @@ def test_the_migrations_make_exactly_the_tables_of_the_code(each_database):
         assert compare_metadata(context, metadata) == []
 
 
-def test_migrating_twice_changes_nothing(each_database):
-    insert_holds(each_database, make_hold(make_price(each_database)))
-    each_database.migrate()
-    with each_database.engine.connect() as conn:
-        assert conn.scalar(sa.text("SELECT count(*) FROM holds")) == 1
-
-
 def test_the_next_release_adds_its_migration_and_keeps_the_rows(own_database, tmp_path):
     insert_holds(own_database, make_hold(make_price(own_database)))
     upgraded = next_release(own_database, make_next_release(tmp_path / "next"))

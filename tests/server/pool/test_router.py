@@ -47,11 +47,6 @@ def test_a_long_prompt_goes_where_it_is_cached():
     assert choose("k", [other, cached]) is cached
 
 
-def test_a_request_without_wishes_goes_to_the_emptiest_engine():
-    pool = [replace(IDLE, name=str(n), num_requests=n) for n in (5, 1, 7)]
-    assert choose("k", pool).num_requests == 1
-
-
 @given(pools, st.text(), st.randoms())
 def test_the_choice_is_as_good_as_any_and_does_not_depend_on_the_order(pool, key, random):
     chosen = choose(key, pool)
