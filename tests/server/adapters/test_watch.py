@@ -33,58 +33,59 @@ def base(tmp_path_factory):
     return make_base(tmp_path_factory.mktemp("base") / "model")
 
 
-@pytest.fixture
-def catalog(base):
-    return Catalog(BaseModels(base))
+class World:
+    """A gateway's watch, what it watches, and the engines of its base model, which it tells."""
+
+    def __init__(self, database, base):
+        self.database = database
+        self.base = base
+        self.catalog = Catalog(BaseModels(base))
+        self.engines = FakeEngines()
+        self.clock = Clock(NOW_MS)
+        self.watch = self.make_watch([(base, self.engines)])
+
+    def make_watch(self, told):
+        bases = {base.model_id: base for base, _ in told}.values()
+        return AdapterWatch(self.database, BaseModels(*bases), lambda: told, self.clock)
+
+    def tick(self):
+        asyncio.run(self.watch.tick())
+
+    def write(self, fn, *args, **options):
+        self.database.write_sync(lambda conn: fn(conn, *args, **options))
+
+    def publish(self, name="pirate", versions=1, base=None):
+        """Insert versions as rows, without events."""
+        base = base or self.base
+        it = BaseRef(base.base_revision, base.model_id, base.variant)
+        for version in range(1, versions + 1):
+            self.write(add_version, A, name, version, base=it)
+
+    def ref(self, name="pirate", version=1):
+        return self.database.read_sync(
+            lambda conn: adapter_rows.find_version(conn, A, name, version).ref
+        )
+
+    def adapter(self, name="pirate"):
+        return self.database.read_sync(lambda conn: adapter_rows.find_adapter(conn, A, name))
+
+    def move(self, version, name="pirate", alias="latest", *canary):
+        self.write(self.catalog.set_alias, A, name, alias, version, *canary)
+
+    def delete(self, name="pirate"):
+        self.write(self.catalog.delete_adapter, A, name)
+
+    def pin(self, name="pirate"):
+        self.write(pins.pin_adapter, self.adapter(name), actor="key:k1", now_ms=NOW_MS)
 
 
 @pytest.fixture
-def engines():
-    return FakeEngines()
-
-
-@pytest.fixture
-def clock():
-    return Clock(NOW_MS)
-
-
-@pytest.fixture
-def watch(sqlite_database, engines, base, clock):
-    """A watch that has ticked once, so that it sees only later events."""
-    watch = AdapterWatch(sqlite_database, BaseModels(base), lambda: [(base, engines)], clock)
-    tick(watch)
-    engines.pinned.clear()
-    return watch
-
-
-def tick(watch):
-    asyncio.run(watch.tick())
-
-
-def publish(database, base, name="pirate", versions=1, tenant_id=A):
-    """Insert versions as rows, without events."""
-    it = BaseRef(base.base_revision, base.model_id, base.variant)
-    for version in range(1, versions + 1):
-        database.write_sync(lambda c, v=version: add_version(c, tenant_id, name, v, base=it))
-
-
-def ref(database, name="pirate", version=1, tenant_id=A):
-    return database.read_sync(
-        lambda conn: adapter_rows.find_version(conn, tenant_id, name, version).ref
-    )
-
-
-def move(database, catalog, version, name="pirate", alias="latest"):
-    database.write_sync(lambda conn: catalog.set_alias(conn, A, name, alias, version))
-
-
-def change_pin(database, name="pirate", *, unpin=False):
-    def write(conn):
-        adapter = adapter_rows.find_adapter(conn, A, name)
-        change = pins.unpin_adapter if unpin else pins.pin_adapter
-        change(conn, adapter, actor="key:k1", now_ms=NOW_MS)
-
-    database.write_sync(write)
+def world(sqlite_database, base):
+    """A world whose watch has ticked once, so that it sees only later events."""
+    world = World(sqlite_database, base)
+    world.tick()
+    world.engines.pinned.clear()
+    return world
 
 
 # ---- two gateways ----
@@ -100,246 +101,209 @@ def gateways(empty_postgres, tmp_path):
 
 
 async def test_an_alias_moved_through_one_gateway_is_what_the_other_serves_and_tells_its_engine(
-    gateways, catalog, base, engines, clock
+    gateways, base
 ):
-    here, there = gateways
-    publish(here, base, versions=2)
+    here, there = (World(database, base) for database in gateways)
+    here.publish(versions=2)
     identity = Identity(
         tenant_id=A, tenant_name="acme", key_id="k1", scopes=frozenset(), weight=1, cache_salt=""
     )
-    watch = AdapterWatch(there, BaseModels(base), lambda: [(base, engines)], clock)
 
     async def served():
         """Resolve the name at the other gateway, as a request does, in this event loop."""
-        return await there.read(
-            lambda conn: resolve_adapter(conn, catalog, identity, "pirate", request_key="r")
+        return await there.database.read(
+            lambda conn: resolve_adapter(conn, there.catalog, identity, "pirate", request_key="r")
         )
 
-    await watch.tick()
+    await there.watch.tick()
     assert (await served()).ref.version == 2
-    await here.write(lambda conn: catalog.set_alias(conn, A, "pirate", "latest", 1))
+    here.move(1)
     assert (await served()).ref.version == 1
-    await watch.tick()
-    assert engines.prefetched == [(A, ref(here, version=1))]
+    await there.watch.tick()
+    assert there.engines.prefetched == [(A, here.ref(version=1))]
 
 
 # ---- prefetches ----
 
 
-def test_what_a_name_came_to_mean_is_prefetched_once_for_its_tenant(
-    watch, sqlite_database, catalog, base, engines
-):
-    publish(sqlite_database, base, versions=2)
-    move(sqlite_database, catalog, 1)
-    move(sqlite_database, catalog, 2, alias="beta")
-    move(sqlite_database, catalog, 1, alias="stable")
-    tick(watch)
-    tick(watch)
-    wanted = [(A, ref(sqlite_database, version=1)), (A, ref(sqlite_database, version=2))]
-    assert engines.prefetched == wanted
+def test_what_a_name_came_to_mean_is_prefetched_once_for_its_tenant(world):
+    world.publish(versions=2)
+    world.move(1)
+    world.move(2, alias="beta")
+    world.move(1, alias="stable")
+    world.tick()
+    world.tick()
+    wanted = [(A, world.ref(version=1)), (A, world.ref(version=2))]
+    assert world.engines.prefetched == wanted
 
 
-def test_both_versions_of_a_weighted_alias_are_prefetched(
-    watch, sqlite_database, catalog, base, engines
-):
-    publish(sqlite_database, base, versions=2)
-    sqlite_database.write_sync(
-        lambda conn: catalog.set_alias(conn, A, "pirate", "latest", 2, Canary(1, 10))
-    )
-    tick(watch)
-    assert {adapter.version for _, adapter in engines.prefetched} == {1, 2}
+def test_both_versions_of_a_weighted_alias_are_prefetched(world):
+    world.publish(versions=2)
+    world.move(2, "pirate", "latest", Canary(1, 10))
+    world.tick()
+    assert {adapter.version for _, adapter in world.engines.prefetched} == {1, 2}
 
 
-def test_what_is_deleted_or_for_another_base_model_is_not_prefetched(
-    watch, sqlite_database, catalog, base, engines
-):
-    publish(sqlite_database, base, "gone", versions=2)
-    publish(sqlite_database, replace(base, base_revision="0" * 64), "old", versions=2)
+def test_what_is_deleted_or_for_another_base_model_is_not_prefetched(world):
+    world.publish("gone", versions=2)
+    world.publish("old", 2, replace(world.base, base_revision="0" * 64))
     for name in ("gone", "old"):
-        move(sqlite_database, catalog, 1, name)
-    sqlite_database.write_sync(lambda conn: catalog.delete_adapter(conn, A, "gone"))
-    tick(watch)
-    assert engines.prefetched == []
+        world.move(1, name)
+    world.delete("gone")
+    world.tick()
+    assert world.engines.prefetched == []
 
 
-def test_only_the_engines_of_its_own_base_model_are_told_among_equal_weights(
-    sqlite_database, catalog, base, clock
-):
+def test_only_the_engines_of_its_own_base_model_are_told_among_equal_weights(world, base):
     """An engine of a replaced base model of the same name and weights is told as well."""
     twin = replace(base, model_id="twin", served_as="another template")
     told = [(model, FakeEngines()) for model in (base, twin, twin)]
-    watch = AdapterWatch(sqlite_database, BaseModels(base, twin), lambda: told, clock)
-    tick(watch)
-    its_own = BaseRef(twin.base_revision, "twin", twin.variant)
-    for number in (1, 2):
-        sqlite_database.write_sync(lambda c, n=number: add_version(c, A, version=n, base=its_own))
-    move(sqlite_database, catalog, 1)
-    change_pin(sqlite_database)
-    tick(watch)
-    wanted = ref(sqlite_database, version=1)
+    world.watch = world.make_watch(told)
+    world.tick()
+    world.publish(versions=2, base=twin)
+    world.move(1)
+    world.pin()
+    world.tick()
+    wanted = world.ref(version=1)
     assert [engines.prefetched for _, engines in told] == [[], [(A, wanted)], [(A, wanted)]]
     assert [engines.pinned[-1] for _, engines in told] == [(), (wanted,), (wanted,)]
 
 
-def test_an_import_of_many_adapters_prefetches_only_so_many(
-    watch, sqlite_database, catalog, base, engines
-):
+def test_an_import_of_many_adapters_prefetches_only_so_many(world):
     for number in range(70):
-        publish(sqlite_database, base, f"a{number}")
-        sqlite_database.write_sync(
-            lambda c, n=number: record_event(
-                c, "moved", A, adapter_rows.find_adapter(c, A, f"a{n}").adapter_id, 1, NOW_MS
-            )
-        )
-    tick(watch)
-    assert len(engines.prefetched) == 64
-    assert engines.prefetched[0] == (A, ref(sqlite_database, "a69"))
+        world.publish(f"a{number}")
+        world.write(record_event, "moved", A, world.adapter(f"a{number}").adapter_id, 1, NOW_MS)
+    world.tick()
+    assert len(world.engines.prefetched) == 64
+    assert world.engines.prefetched[0] == (A, world.ref("a69"))
 
 
 # ---- pins ----
 
 
-def test_pins_are_told_when_one_comes_follows_or_goes(
-    watch, sqlite_database, catalog, base, engines
-):
-    publish(sqlite_database, base, versions=2)
-    publish(sqlite_database, base, "beta")
-    change_pin(sqlite_database)
-    tick(watch)
-    change_pin(sqlite_database, "beta")
-    tick(watch)
-    move(sqlite_database, catalog, 1)
-    tick(watch)
-    tick(watch)  # no new events
-    first, second = (ref(sqlite_database, version=version) for version in (1, 2))
-    sqlite_database.write_sync(lambda conn: catalog.delete_adapter(conn, A, "pirate"))
-    tick(watch)
-    change_pin(sqlite_database, "beta", unpin=True)
-    tick(watch)
-    beta = ref(sqlite_database, "beta")
-    told = [set(each) for each in engines.pinned]
+def test_pins_are_told_when_one_comes_follows_or_goes(world):
+    world.publish(versions=2)
+    world.publish("beta")
+    world.pin()
+    world.tick()
+    world.pin("beta")
+    world.tick()
+    world.move(1)
+    world.tick()
+    world.tick()  # no new events
+    first, second = (world.ref(version=version) for version in (1, 2))
+    world.delete()
+    world.tick()
+    world.write(pins.unpin_adapter, world.adapter("beta"), actor="key:k1", now_ms=NOW_MS)
+    world.tick()
+    beta = world.ref("beta")
+    told = [set(each) for each in world.engines.pinned]
     assert told == [{second}, {second, beta}, {first, beta}, {beta}, set()]
 
 
-def test_every_start_of_an_engine_is_told_all_pins(watch, sqlite_database, base, engines):
-    publish(sqlite_database, base)
-    change_pin(sqlite_database)
-    tick(watch)
-    engines.is_ready = False
-    tick(watch)
-    engines.is_ready, engines.welcome = True, make_welcome(epoch=2)
-    tick(watch)
-    tick(watch)
-    assert engines.pinned == [(ref(sqlite_database),)] * 2
+def test_every_start_of_an_engine_is_told_all_pins(world):
+    world.publish()
+    world.pin()
+    world.tick()
+    world.engines.is_ready = False
+    world.tick()
+    world.engines.is_ready, world.engines.welcome = True, make_welcome(epoch=2)
+    world.tick()
+    world.tick()
+    assert world.engines.pinned == [(world.ref(),)] * 2
 
 
-def test_a_pin_that_came_while_no_engine_was_there_is_told_when_it_is(
-    watch, sqlite_database, base, engines
-):
-    engines.is_ready = False
-    publish(sqlite_database, base)
-    change_pin(sqlite_database)
-    tick(watch)
-    assert engines.pinned == []
-    engines.is_ready = True
-    tick(watch)
-    assert engines.pinned == [(ref(sqlite_database),)]
+def test_a_pin_that_came_while_no_engine_was_there_is_told_when_it_is(world):
+    world.engines.is_ready = False
+    world.publish()
+    world.pin()
+    world.tick()
+    assert world.engines.pinned == []
+    world.engines.is_ready = True
+    world.tick()
+    assert world.engines.pinned == [(world.ref(),)]
 
 
-def test_once_a_minute_pins_are_told_again_and_old_events_go(
-    watch, sqlite_database, base, engines, clock
-):
-    sqlite_database.write_sync(
-        lambda conn: record_event(conn, "granted", A, "ad_1", None, NOW_MS - KEPT_MS)
-    )
-    tick(watch)
-    assert engines.pinned == []
-    clock.now += 60_000
-    tick(watch)
-    assert engines.pinned == [()]
+def test_once_a_minute_pins_are_told_again_and_old_events_go(world):
+    world.write(record_event, "granted", A, "ad_1", None, NOW_MS - KEPT_MS)
+    world.tick()
+    assert world.engines.pinned == []
+    world.clock.now += 60_000
+    world.tick()
+    assert world.engines.pinned == [()]
     count = sa.select(sa.func.count()).select_from(adapter_events)
-    assert sqlite_database.read_sync(lambda conn: conn.execute(count).scalar()) == 0
+    assert world.database.read_sync(lambda conn: conn.execute(count).scalar()) == 0
 
 
 # ---- drafts ----
 
 
-def test_drafts_go_with_a_version_and_with_an_adapter(
-    watch, sqlite_database, catalog, base, engines
-):
-    publish(sqlite_database, base, versions=3)
-    publish(sqlite_database, base, "beta")
-    move(sqlite_database, catalog, 3)
-    digests = [ref(sqlite_database, version=number).digest for number in (1, 2, 3)]
-    sqlite_database.write_sync(lambda conn: catalog.delete_version(conn, A, "pirate", 2))
-    tick(watch)
-    tick(watch)
-    assert engines.forgotten == [(A, digests[1])]
-    engines.forgotten.clear()
-    sqlite_database.write_sync(lambda conn: catalog.delete_adapter(conn, A, "pirate"))
-    tick(watch)
-    assert sorted(engines.forgotten) == sorted((A, digest) for digest in digests)
+def test_drafts_go_with_a_version_and_with_an_adapter(world):
+    world.publish(versions=3)
+    world.publish("beta")
+    world.move(3)
+    digests = [world.ref(version=number).digest for number in (1, 2, 3)]
+    world.write(world.catalog.delete_version, A, "pirate", 2)
+    world.tick()
+    world.tick()
+    assert world.engines.forgotten == [(A, digests[1])]
+    world.engines.forgotten.clear()
+    world.delete()
+    world.tick()
+    assert sorted(world.engines.forgotten) == sorted((A, digest) for digest in digests)
 
 
-def test_drafts_go_from_whom_an_adapter_was_shared_with(
-    watch, sqlite_database, catalog, base, engines
-):
-    publish(sqlite_database, base)
-    digest = ref(sqlite_database).digest
-    adapter = sqlite_database.read_sync(lambda c: adapter_rows.find_adapter(c, A, "pirate"))
+def test_drafts_go_from_whom_an_adapter_was_shared_with(world):
+    world.publish()
+    digest = world.ref().digest
+    adapter = world.adapter()
     for tenant_id in (B, "tenant-c"):
-        sqlite_database.write_sync(
-            lambda c, t=tenant_id: grants.grant(c, adapter, t, granted_by="key:k1", now_ms=NOW_MS)
-        )
-    sqlite_database.write_sync(
-        lambda c: grants.revoke(c, adapter, B, actor="key:k1", now_ms=NOW_MS)
-    )
-    tick(watch)
-    assert engines.forgotten == [(B, digest)]
-    sqlite_database.write_sync(lambda c: catalog.delete_adapter(c, A, "pirate"))
-    tick(watch)
-    assert sorted(engines.forgotten[1:]) == [(A, digest), ("tenant-c", digest)]
+        world.write(grants.grant, adapter, tenant_id, granted_by="key:k1", now_ms=NOW_MS)
+    world.write(grants.revoke, adapter, B, actor="key:k1", now_ms=NOW_MS)
+    world.tick()
+    assert world.engines.forgotten == [(B, digest)]
+    world.delete()
+    world.tick()
+    assert sorted(world.engines.forgotten[1:]) == [(A, digest), ("tenant-c", digest)]
 
 
-def test_all_drafts_of_a_suspended_tenant_go(watch, sqlite_database, engines):
-    tenant = make_tenant(sqlite_database)
-    sqlite_database.write_sync(lambda c: suspend_tenant(c, tenant.tenant_id, now_ms=NOW_MS))
-    tick(watch)
-    tick(watch)
-    assert engines.forgotten == [(tenant.tenant_id, None)]
+def test_all_drafts_of_a_suspended_tenant_go(world):
+    tenant = make_tenant(world.database)
+    world.write(suspend_tenant, tenant.tenant_id, now_ms=NOW_MS)
+    world.tick()
+    world.tick()
+    assert world.engines.forgotten == [(tenant.tenant_id, None)]
 
 
 # ---- a failing database, and the cost of a tick ----
 
 
-def test_a_database_that_is_away_is_logged_once_and_nothing_is_lost(
-    watch, sqlite_database, catalog, base, engines, caplog
-):
-    publish(sqlite_database, base, versions=2)
-    move(sqlite_database, catalog, 1)
+def test_a_database_that_is_away_is_logged_once_and_nothing_is_lost(world, caplog):
+    world.publish(versions=2)
+    world.move(1)
 
     def refuse(conn, cursor, statement, *_):
         raise sa.exc.OperationalError(statement, None, Exception("the disk is away"))
 
     with caplog.at_level(logging.WARNING, "server.adapters.watch"):
-        event.listen(sqlite_database.engine, "before_cursor_execute", refuse)
-        tick(watch)
-        tick(watch)
-        event.remove(sqlite_database.engine, "before_cursor_execute", refuse)
+        event.listen(world.database.engine, "before_cursor_execute", refuse)
+        world.tick()
+        world.tick()
+        event.remove(world.database.engine, "before_cursor_execute", refuse)
     assert len(caplog.records) == 1
-    assert engines.prefetched == []
-    tick(watch)
-    assert engines.prefetched == [(A, ref(sqlite_database, version=1))]
+    assert world.engines.prefetched == []
+    world.tick()
+    assert world.engines.prefetched == [(A, world.ref(version=1))]
 
 
-def test_a_quiet_tick_is_one_query(watch, sqlite_database):
+def test_a_quiet_tick_is_one_query(world):
     statements = []
 
     def note(conn, cursor, statement, *_):
         if not statement.startswith("PRAGMA"):
             statements.append(statement)
 
-    event.listen(sqlite_database.engine, "before_cursor_execute", note)
-    tick(watch)
-    event.remove(sqlite_database.engine, "before_cursor_execute", note)
+    event.listen(world.database.engine, "before_cursor_execute", note)
+    world.tick()
+    event.remove(world.database.engine, "before_cursor_execute", note)
     assert len([each for each in statements if each.startswith("SELECT")]) == 1
