@@ -1,7 +1,6 @@
 """Two gateway processes of one machine on one port, with PostgreSQL and Redis and two engines."""
 
 import concurrent.futures
-import contextlib
 import itertools
 import json
 import os
@@ -160,20 +159,6 @@ def streams_on(tenant: Tenant, names: tuple[str, ...], max_tokens: int) -> dict[
     return found
 
 
-def client_at(stack: Stack, key: str, name: str) -> httpx.Client:
-    """A client whose connection a certain gateway has."""
-    while True:
-        client = httpx.Client(
-            base_url=stack.base_url, headers={"authorization": f"Bearer {key}"}, **PLAIN
-        )
-        with client.stream("GET", "/health") as answer:
-            found = holder(stack, answer)
-            answer.read()
-        if found == name:
-            return client
-        client.close()
-
-
 def test_both_take_part_in_one_limit_and_one_scrape_tells_of_both(
     machine: Machine, stack: Stack
 ) -> None:
@@ -217,19 +202,6 @@ def test_no_more_is_admitted_when_redis_is(fault: str, machine: Machine, stack: 
     machine.redis.thaw()
     answers += machine.run(tenant, 30)
     check(answers, 30, upsets=2 if fault == "frozen" else 0)
-
-
-def test_an_answer_is_cancelled_at_the_gateway_that_does_not_have_it(stack: Stack) -> None:
-    tenant = stack.tenant("cancels")
-    stream = Stream(tenant, 450)
-    (other,) = set(GATEWAYS) - {stream.gateway}
-    with contextlib.closing(client_at(stack, tenant.api_key, other)) as client:
-        answer = client.post(f"/v1/chat/completions/{stream.request_id}/cancel")
-    assert answer.json()["cancelled"] is True
-    stream.join(30)
-    assert stream.is_whole
-    assert stream.usage["x_chorale"]["stop_cause"] == "aborted"
-    assert stream.usage["completion_tokens"] < 450
 
 
 def test_a_killed_gateway_takes_nothing_from_its_neighbour_and_bills_nothing_of_its_own(

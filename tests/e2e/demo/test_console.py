@@ -117,28 +117,6 @@ def test_signing_in_and_out_is_for_everybody(browser: Browser, asked: Stack) -> 
     page.close()
 
 
-def test_a_key_for_questions_alone_has_its_pages_and_a_way_out(
-    browser: Browser, asked: Stack
-) -> None:
-    body = {"name": "of a program", "scopes": ["inference"]}
-    made = asked.operator.post("/admin/v1/tenants/acme/keys", json=body).json()
-    page = browser.new_page(viewport={"width": PHONE, "height": 900})
-    sign_in(page, asked, made["api_key"])
-    heading, links = page.get_by_role("heading", level=1), page.get_by_role("navigation")
-    expect(heading).to_have_text("Playground")
-    expect(links.get_by_role("link")).to_have_text(["Keys and limits", "Playground"])
-    page.screenshot(path=SCREENSHOTS / f"inference-{PHONE}-light.png")
-    links.get_by_role("link", name="Keys and limits").click()
-    expect(page.get_by_role("cell", name="of a program")).to_be_visible()
-    page.goto(f"{asked.base_url}/console/requests")
-    expect(page.get_by_role("alert")).to_contain_text("usage:read")
-    page.get_by_role("link", name="Back to the console").click()
-    expect(heading).to_have_text("Playground")
-    page.get_by_role("button", name="Sign out").click()
-    expect(heading).to_have_text("Sign in")
-    page.close()
-
-
 def test_a_phone_shows_what_a_request_cost_and_two_lines_of_navigation(
     browser: Browser, asked: Stack
 ) -> None:

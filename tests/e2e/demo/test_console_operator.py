@@ -30,28 +30,6 @@ def test_the_parts_of_the_arena_are_drawn_in_colours_of_their_own(
     assert len(set(fills)) == len(fills) >= 2
 
 
-def test_limits_and_a_budget_are_set_and_what_is_not_changed_is_kept(
-    page: Page, demo_stack: Stack
-) -> None:
-    tenant = demo_stack.tenant("limited-soon")
-    demo_stack.tenants.remove(tenant)
-    page.goto(f"{demo_stack.base_url}{HOME}/tenants/{tenant.name}")
-    page.get_by_role("spinbutton", name="Requests per minute").fill("7")
-    page.get_by_label("Weight").fill("2.5")
-    page.get_by_role("button", name="Set limits").click()
-    # The server writes the attribute, so the page is loaded again by then.
-    expect(page.get_by_label("Weight")).to_have_attribute("value", "2.5")
-    page.get_by_role("textbox", name="Dollars", exact=True).fill("12.5")
-    page.get_by_role("button", name="Set budget").click()
-    budgets = page.locator("section").filter(has=page.get_by_role("heading", name="Budgets"))
-    expect(budgets).to_contain_text("$12.50 left of $12.50")
-    operator = demo_stack.client(demo_stack.admin_key)
-    found = operator.get(f"/admin/v1/tenants/{tenant.name}").json()
-    assert (found["requests_per_minute"], found["weight"]) == (7, 2.5)
-    assert (found["tokens_per_minute"], found["plan"]) == (None, "standard")
-    assert found["monthly_budget"] == "12.500000000"
-
-
 def test_a_tenant_its_key_its_price_and_its_payment_are_made_on_the_pages(
     page: Page, demo_stack: Stack
 ) -> None:

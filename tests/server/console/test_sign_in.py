@@ -1,5 +1,6 @@
 """Signing in and out, and what a session may and may not do."""
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -93,23 +94,25 @@ def test_a_key_that_signs_in_too_often_is_told_when_to_come_again(
 
 
 @pytest.mark.parametrize(
-    ("scope", "home"),
+    ("scope", "home", "others"),
     [
-        ("usage:read", "/console"),
-        ("adapters:read", "/console/adapters"),
-        ("inference", "/console/playground"),
-        ("adapters:write", "/console/keys"),
+        ("usage:read", "", {"/requests", "/keys", "/bill"}),
+        ("adapters:read", "/adapters", {"/keys"}),
+        ("inference", "/playground", {"/keys"}),
+        ("adapters:write", "/keys", set()),
     ],
 )
-def test_a_key_begins_at_a_page_that_it_may_see(
-    product: InProcess, acme: User, scope: str, home: str
+def test_a_key_begins_at_a_page_that_it_may_see_and_finds_the_others(
+    product: InProcess, acme: User, scope: str, home: str, others: set[str]
 ) -> None:
     visitor, few = Visitor(product), acme.with_new_key(scopes=[scope])
     place = visitor.sign_in(few.api_key, next="/console").headers["location"]
     while "location" in (answer := visitor.get(place)).headers:
         place = answer.headers["location"]
-    assert place == home
-    assert f'href="{home}" aria-current="page"' in answer.text
+    assert place == f"/console{home}"
+    assert f'href="{place}" aria-current="page"' in answer.text
+    links = answer.text.partition("<nav")[2].partition("</nav>")[0]
+    assert set(re.findall(r'href="/console(.*?)"', links)) == {home, *others}
     assert "Sign out" in answer.text
 
 
@@ -130,6 +133,7 @@ def test_a_page_without_its_scope_names_the_scope(acme: User, signed_in: SignIn)
             assert scope in answer.text, page
             # The way to what it may see, and out.
             assert 'href="/console/keys"' in answer.text
+            assert ">Back to the console<" in answer.text
             assert "Sign out" in answer.text
 
 
