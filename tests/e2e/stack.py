@@ -95,7 +95,7 @@ class Stack:
         model: Path,
         *,
         fake_engine: bool = False,
-        module: str = "tests.e2e.serve_real",
+        module: str = "tests.e2e.serve",
         **settings: Any,
     ):
         self.data_dir = data_dir
@@ -117,7 +117,8 @@ class Stack:
         if "models" in settings:
             del self._settings["model"], self._settings["model_name"]
         self._shares = {"database_url", "redis_url"} & settings.keys()
-        self._module = "tests.e2e.serve_fake" if fake_engine else module
+        self._module = module
+        self._engine_module = "tests.engine.fake_engine" if fake_engine else "engine"
         self._process: subprocess.Popen[bytes] | None = None
 
     # ---- processes ----
@@ -128,7 +129,8 @@ class Stack:
         path.write_text(json.dumps(self._settings))
         env = os.environ | {"OMP_NUM_THREADS": "1", "CHORALE_ADMIN_KEY": ADMIN_KEY}
         env |= (SECRETS if self._shares else {}) | environment
-        self._process = subprocess.Popen([sys.executable, "-m", self._module, str(path)], env=env)
+        command = [sys.executable, "-m", self._module, str(path), self._engine_module]
+        self._process = subprocess.Popen(command, env=env)
         if wait:
             self.wait_ready()
         return self

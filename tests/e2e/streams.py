@@ -1,7 +1,8 @@
-"""Streams that run at once through the engines of a pool, and what became of each."""
+"""Streams that run at once, and what became of each."""
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import httpx
 
 from tests.e2e.stack import Stack, Tenant
+
+PLAIN: dict[str, Any] = {"verify": False, "timeout": 60}
+"""Options of clients that need no certificates, which take longer to read than a request."""
 
 
 def engines(stack: Stack) -> dict[str, Any]:
@@ -94,3 +98,45 @@ async def run_streams(
             assert not any(got.finish_reason for got in streams), "all are under way"
             await asyncio.to_thread(kill)
     return streams
+
+
+class StreamThread(threading.Thread):
+    """A stream under way on a connection and a thread of its own.
+
+    events: those that came, without the last line, "[DONE]".   is_whole: whether that one came.
+    """
+
+    def __init__(self, tenant: Tenant, **changes: Any) -> None:
+        super().__init__()
+        self.events: list[dict[str, Any]] = []
+        self.is_whole = False
+        self.answer: httpx.Response | None = None
+        self._tenant, self._changes = tenant, changes
+        self._has_begun = threading.Event()
+        self.start()
+        assert self._has_begun.wait(30)
+
+    def run(self) -> None:
+        body = {
+            "model": "base", "prompt": [5, 6, 7], "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True}, **self._changes,
+        }  # fmt: skip
+        headers = {"authorization": f"Bearer {self._tenant.api_key}"}
+        url = f"{self._tenant.stack.base_url}/v1/completions"
+        try:
+            with httpx.stream("POST", url, json=body, headers=headers, **PLAIN) as self.answer:
+                for line in filter(None, self.answer.iter_lines()):
+                    if line == "data: [DONE]":
+                        self.is_whole = True
+                    else:
+                        self.events.append(json.loads(line.removeprefix("data: ")))
+                        self._has_begun.set()
+        except httpx.TransportError:
+            self._has_begun.set()
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """The usage of the answer, once it has come to its end."""
+        self.join(60)
+        assert self.is_whole
+        return self.events[-1]["usage"]

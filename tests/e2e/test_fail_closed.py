@@ -4,58 +4,26 @@ The outage has the effects of an hour: all answers under way end meanwhile, and 
 past its expiry when the ledger is back.
 """
 
-import json
 import os
 import resource
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import sqlalchemy as sa
 
 from server.billing.audit.run import audit
 from server.billing.tables import holds, usage_events
 from server.database.database import Database
 from tests.e2e.stack import Stack, running
+from tests.e2e.streams import StreamThread
 from tests.postgres_server import postgres_server
 
 NUM_STREAMS = 8
 NUM_TOKENS = 150
 STEP_S = "0.01"
-
-
-@dataclass
-class Stream:
-    """A streamed completion, read on a thread of its own."""
-
-    stack: Stack
-    api_key: str
-    lines: list[str] = field(default_factory=list)
-    has_begun: threading.Event = field(default_factory=threading.Event)
-
-    def __post_init__(self) -> None:
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-
-    def wait(self) -> None:
-        self._thread.join()
-
-    def _read(self) -> None:
-        body = {"model": "base", "prompt": [7] * 30, "max_tokens": NUM_TOKENS, "stream": True}
-        headers = {"authorization": f"Bearer {self.api_key}"}
-        with httpx.stream(
-            "POST", f"{self.stack.base_url}/v1/completions", json=body | {"ignore_eos": True},
-            headers=headers, timeout=60,
-        ) as answer:  # fmt: skip
-            for line in answer.iter_lines():
-                if line.startswith("data: "):
-                    self.lines.append(line[6:])
-                    self.has_begun.set()
 
 
 Outage = Callable[[], AbstractContextManager[None]]
@@ -71,9 +39,9 @@ def check_outage(stack: Stack, database: Database, outage: Outage) -> None:
     http = tenant.http
     short = {"model": "base", "prompt": [7], "max_tokens": 1}
     assert http.post("/v1/completions", json=short).status_code == 200
-    streams = [Stream(stack, tenant.api_key) for _ in range(NUM_STREAMS)]
-    for stream in streams:
-        assert stream.has_begun.wait(30)
+    streams = [
+        StreamThread(tenant, prompt=[7] * 30, max_tokens=NUM_TOKENS) for _ in range(NUM_STREAMS)
+    ]
     expire_all_holds(database)
     with outage():
         for _ in range(2):
@@ -85,9 +53,8 @@ def check_outage(stack: Stack, database: Database, outage: Outage) -> None:
         parts = stack.operator.get("/ready").json()
         assert (parts["ledger"], parts["engine"]) == (False, True)
         for stream in streams:
-            stream.wait()
-            assert stream.lines[-1] == "[DONE]"
-            assert json.loads(stream.lines[-2])["choices"][0]["finish_reason"] == "length"
+            assert stream.usage["completion_tokens"] == NUM_TOKENS
+            assert stream.events[-2]["choices"][0]["finish_reason"] == "length"
         # There may be one more: the engine may not know yet that the first request is settled.
         stack.wait(lambda: (unsettled(stack) or 0) >= NUM_STREAMS)
     stack.wait_ready()

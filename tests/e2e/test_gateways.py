@@ -1,13 +1,11 @@
 """Two gateway processes of one machine on one port, with PostgreSQL and Redis and two engines."""
 
 import concurrent.futures
-import itertools
 import json
 import os
 import signal
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,16 +21,10 @@ from server.database.tables import leases
 from tests import needs
 from tests.e2e.limited import Machine, check, check_budget
 from tests.e2e.stack import Stack, Tenant
-from tests.e2e.streams import wait_until_ready
+from tests.e2e.streams import PLAIN, StreamThread, wait_until_ready
 from tests.redis_server import RedisServer
 
 GATEWAYS = ("gateway", "gateway-2")
-PLAIN: dict[str, Any] = {"verify": False, "timeout": 60}
-"""Options of clients that need no certificates, which take longer to read than a request."""
-BODY: dict[str, Any] = {
-    "model": "base", "prompt": [5, 6, 7], "ignore_eos": True, "stream": True,
-    "stream_options": {"include_usage": True},
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -83,51 +75,10 @@ def figures(stack: Stack, name: str) -> dict[str, float]:
     return found
 
 
-class Stream(threading.Thread):
-    """A stream under way on a connection of its own, and what came of it.
-
-    gateway: the process that has its connection.   is_whole: whether the answer came to its end.
-    """
-
-    def __init__(self, tenant: Tenant, max_tokens: int) -> None:
-        super().__init__()
-        self.is_whole, self.status, self.usage = False, 0, {}
-        self.gateway, self.request_id = "", ""
-        self._tenant, self._max_tokens = tenant, max_tokens
-        self._has_begun = threading.Event()
-        self.start()
-        assert self._has_begun.wait(30)
-
-    def run(self) -> None:
-        stack, headers = self._tenant.stack, {"authorization": f"Bearer {self._tenant.api_key}"}
-        body = BODY | {"max_tokens": self._max_tokens}
-        url = f"{stack.base_url}/v1/completions"
-        try:
-            with httpx.stream("POST", url, json=body, headers=headers, **PLAIN) as answer:
-                self.status = answer.status_code
-                self.gateway = holder(stack, answer)
-                lines = filter(None, answer.iter_lines())
-                self._read(itertools.chain([next(lines)], lines))
-        except httpx.TransportError:
-            pass
-        finally:
-            self._has_begun.set()
-
-    def _read(self, lines: Iterator[str]) -> None:
-        for line in lines:
-            if line == "data: [DONE]":
-                self.is_whole = True
-            elif line.startswith("data: "):
-                event = json.loads(line[6:])
-                self.request_id = event.get("id", self.request_id)
-                self.usage = event.get("usage") or self.usage
-                self._has_begun.set()
-
-
-def holder(stack: Stack, answer: httpx.Response) -> str:
-    """Name of the gateway that has an answer's connection."""
-    stream = answer.extensions["network_stream"]
-    port = stream.get_extra_info("client_addr")[1]
+def holder(stack: Stack, stream: StreamThread) -> str:
+    """Name of the gateway that has a stream's connection."""
+    connection = stream.answer.extensions["network_stream"]
+    port = connection.get_extra_info("client_addr")[1]
     for name in (*GATEWAYS, "gateway-3"):
         try:
             if has_connection(stack.pid(name), port):
@@ -150,12 +101,12 @@ def has_connection(pid: int, port: int) -> bool:
     return any(f"socket:[{inode}]" in links for inode in inodes)
 
 
-def streams_on(tenant: Tenant, names: tuple[str, ...], max_tokens: int) -> dict[str, Stream]:
+def streams_on(tenant: Tenant, names: tuple[str, ...], max_tokens: int) -> dict[str, StreamThread]:
     """A stream at each of these gateways, which have it by chance."""
-    found: dict[str, Stream] = {}
+    found: dict[str, StreamThread] = {}
     while set(found) < set(names):
-        stream = Stream(tenant, max_tokens)
-        found.setdefault(stream.gateway, stream)
+        stream = StreamThread(tenant, max_tokens=max_tokens)
+        found.setdefault(holder(tenant.stack, stream), stream)
     return found
 
 
@@ -211,15 +162,14 @@ def test_a_killed_gateway_takes_nothing_from_its_neighbour_and_bills_nothing_of_
     streams = streams_on(tenant, GATEWAYS, 150)
     stack.kill("gateway")
     assert httpx.get(f"{stack.base_url}/health").status_code == 200
-    streams["gateway-2"].join(30)
-    streams["gateway"].join(30)
-    assert streams["gateway-2"].is_whole
-    assert not streams["gateway"].is_whole
-    stack.wait(lambda: serving(stack) == set(GATEWAYS))
     kept = streams["gateway-2"].usage["x_chorale"]["cost_nanousd"]
     assert kept > 0
-    stack.wait(lambda: charged(stack, streams["gateway"].request_id) == 0)
-    stack.wait(lambda: charged(stack, streams["gateway-2"].request_id) == kept)
+    streams["gateway"].join(30)
+    assert not streams["gateway"].is_whole
+    stack.wait(lambda: serving(stack) == set(GATEWAYS))
+    ids = {name: stream.events[0]["id"] for name, stream in streams.items()}
+    stack.wait(lambda: charged(stack, ids["gateway"]) == 0)
+    stack.wait(lambda: charged(stack, ids["gateway-2"]) == kept)
 
 
 def charged(stack: Stack, request_id: str) -> int | None:
@@ -247,9 +197,6 @@ def test_gateways_are_replaced_one_after_another_and_no_answer_is_cut_off(stack:
         while not is_replaced(stack, before):
             asked = [pool.submit(ask) for ask in 4 * (new, partial(kept.post, url, json=body))]
             statuses += [each.result().status_code for each in asked]
-    for stream in streams.values():
-        stream.join(60)
-    assert all(stream.is_whole for stream in streams.values())
     assert {stream.usage["completion_tokens"] for stream in streams.values()} == {300}
     assert set(statuses) == {200}
     stack.wait(lambda: len(serving(stack)) == 2)
@@ -260,7 +207,7 @@ def is_replaced(stack: Stack, before: set[int]) -> bool:
 
 
 def test_the_port_refuses_connections_once_the_machine_stops(stack: Stack) -> None:
-    stream = Stream(stack.tenant("lasts"), 200)
+    stream = StreamThread(stack.tenant("lasts"), max_tokens=200)
     os.kill(stack.pids()[0], signal.SIGTERM)
 
     def is_refused() -> bool:
@@ -268,5 +215,4 @@ def test_the_port_refuses_connections_once_the_machine_stops(stack: Stack) -> No
             return probe.connect_ex(("127.0.0.1", stack.port)) != 0
 
     stack.wait(is_refused)
-    stream.join(60)
-    assert stream.is_whole
+    assert stream.usage

@@ -3,60 +3,25 @@
 import json
 import os
 import signal
-import threading
 from typing import Any
 
 import httpx
 
 from tests.e2e.stack import Stack, Tenant
+from tests.e2e.streams import StreamThread
 
-STREAM = {
-    "model": "base", "prompt": [5, 6, 7], "ignore_eos": True, "stream": True,
-    "stream_options": {"include_usage": True},
-}  # fmt: skip
 SHORT, LONG = 100, 480
-
-
-class Asked(threading.Thread):
-    """A stream under way, and its events."""
-
-    def __init__(self, tenant: Tenant, **changes: Any) -> None:
-        super().__init__()
-        self._tenant, self._body = tenant, STREAM | changes
-        self._has_begun = threading.Event()
-        self.events: list[dict[str, Any]] = []
-        self.has_ended = False
-        self.start()
-        assert self._has_begun.wait(30)
-
-    def run(self) -> None:
-        headers = {"authorization": f"Bearer {self._tenant.api_key}"}
-        url = f"{self._tenant.stack.base_url}/v1/completions"
-        with httpx.stream("POST", url, json=self._body, headers=headers, timeout=60) as answer:
-            for line in answer.iter_lines():
-                if line == "data: [DONE]":
-                    self.has_ended = True
-                elif line:
-                    self.events.append(json.loads(line.removeprefix("data: ")))
-                    self._has_begun.set()
-
-    def usage(self) -> dict[str, Any]:
-        """Return the usage, once the answer has come to its end."""
-        self.join(60)
-        assert self.has_ended
-        usage: dict[str, Any] = self.events[-1]["usage"]
-        return usage
 
 
 def test_all_answers_of_a_request_that_is_cancelled_end_and_one_usage_follows(
     scripted: Stack,
 ) -> None:
     tenant, other = scripted.tenant("cancels"), scripted.tenant("cannot-cancel")
-    asked = Asked(tenant, max_tokens=LONG, n=2)
+    asked = StreamThread(tenant, max_tokens=LONG, n=2)
     path = f"/v1/chat/completions/{asked.events[0]['id']}/cancel"
     assert other.http.post(path).status_code == 404
     assert tenant.http.post(path).json()["cancelled"] is True
-    usage = asked.usage()
+    usage = asked.usage
     assert tenant.http.post(path).status_code == 404, "it has ended"
     choices = [choice for event in asked.events for choice in event["choices"]]
     ends = [choice for choice in choices if choice["finish_reason"]]
@@ -69,11 +34,11 @@ def test_all_answers_of_a_request_that_is_cancelled_end_and_one_usage_follows(
 def test_at_sigterm_what_runs_ends_in_time_and_nobody_new_is_admitted(scripted: Stack) -> None:
     """The gateway also writes down when keys were last used."""
     tenant = scripted.tenant("drained")
-    short, long = (Asked(tenant, max_tokens=tokens) for tokens in (SHORT, LONG))
+    short, long = (StreamThread(tenant, max_tokens=tokens) for tokens in (SHORT, LONG))
     os.kill(scripted.pid("gateway"), signal.SIGTERM)
     scripted.wait(lambda: is_refused(scripted))
-    assert not long.has_ended, "it is under way meanwhile"
-    usages = [short.usage(), long.usage()]
+    assert not long.is_whole, "it is under way meanwhile"
+    usages = [short.usage, long.usage]
     causes = [usage["x_chorale"]["stop_cause"] for usage in usages]
     assert causes == ["max_tokens", "aborted"], "the second is ordered to end in time"
     assert SHORT < usages[1]["completion_tokens"] < LONG

@@ -1,4 +1,4 @@
-"""`python -m tests.e2e.serve_real SETTINGS.json`: `chorale serve` from a file of settings."""
+"""`python -m tests.e2e.serve SETTINGS.json MODULE`: `chorale serve` with this module's engines."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,8 @@ from server.launch.supervisor import Supervisor
 
 def main() -> None:
     settings = resolve_settings(Settings.model_validate_json(Path(sys.argv[1]).read_text()))
-    with Supervisor(prepare(settings)) as supervisor:
+    plan = prepare(settings, engine_module=sys.argv[2])
+    with Supervisor(plan, replace=plan.replace_gateways) as supervisor:
         supervisor.run()
 
 
