@@ -2,7 +2,7 @@
 
 import shutil
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -40,47 +40,6 @@ def members(data_dir):
     return [member.name for member in read_members(members_path(data_dir))]
 
 
-def test_one_engine_lives_where_it_always_did(tmp_path):
-    pool = make_pool(tmp_path)
-    assert planned(pool) == ["engine engine"]
-    (member,) = read_members(members_path(tmp_path))
-    assert member.address == f"ipc://{tmp_path}/engine/engine.sock"
-
-
-def test_the_pool_follows_what_is_wanted_within_its_bounds(tmp_path):
-    pool = make_pool(tmp_path, least=2, most=4)
-    assert planned(pool) == ["engine engine", "engine-2 engine"]
-    for wanted, number in ((3, 3), (4, 4), (9, 4), (1, 2), (3, 3)):
-        write_wanted(wanted_path(tmp_path), wanted)
-        assert len(planned(pool)) == number
-        assert members(tmp_path) == [engine_name(k) for k in range(1, number + 1)]
-    wanted_path(tmp_path).unlink()
-    assert len(planned(pool)) == 2
-
-
-def test_the_list_of_engines_is_written_again_if_it_is_deleted(tmp_path):
-    pool = make_pool(tmp_path, least=2)
-    pool()
-    shutil.rmtree(tmp_path / "pool")
-    pool()
-    assert members(tmp_path) == ["engine", "engine-2"]
-
-
-def test_of_a_pool_at_rest_nothing_is_left_but_journals_to_settle(tmp_path):
-    pool = make_pool(tmp_path, least=2, most=4)
-    assert len(planned(pool)) == 2
-    assert not pool.is_at_rest
-    leave_journal(tmp_path, 1)
-    write_wanted(wanted_path(tmp_path), 0)
-    assert planned(pool) == ["engine retired"]
-    assert not pool.is_at_rest
-    mark_settled(tmp_path / "engine")
-    assert planned(pool) == members(tmp_path) == []
-    assert pool.is_at_rest
-    write_wanted(wanted_path(tmp_path), 1)
-    assert planned(pool) == ["engine engine", "engine-2 engine"]
-
-
 def test_members_of_another_home_have_its_prefix_and_their_folders_have_not(tmp_path):
     pool = make_pool(tmp_path, least=2, prefix="slug.")
     pool()
@@ -97,20 +56,6 @@ def test_a_damaged_file_changes_nothing(tmp_path):
     assert len(planned(pool)) == 3
 
 
-def test_the_highest_goes_and_stays_a_member_until_its_journal_is_settled(tmp_path):
-    pool = make_pool(tmp_path, least=1, most=3)
-    write_wanted(wanted_path(tmp_path), 3)
-    pool()
-    for number in (1, 2, 3):
-        leave_journal(tmp_path, number)
-    write_wanted(wanted_path(tmp_path), 2)
-    assert planned(pool) == ["engine engine", "engine-2 engine", "engine-3 retired"]
-    assert members(tmp_path) == ["engine", "engine-2", "engine-3"]
-    mark_settled(tmp_path / "engine-3")
-    assert planned(pool) == ["engine engine", "engine-2 engine"]
-    assert members(tmp_path) == ["engine", "engine-2"]
-
-
 def test_what_an_earlier_start_left_is_settled_whatever_its_number(tmp_path):
     for number in (1, 2, 10, 99):
         leave_journal(tmp_path, number)
@@ -121,39 +66,45 @@ def test_what_an_earlier_start_left_is_settled_whatever_its_number(tmp_path):
     ]  # fmt: skip
 
 
-def test_the_members_are_written_only_when_they_change(tmp_path):
+def test_the_members_are_written_only_when_they_change_or_were_deleted(tmp_path):
     pool = make_pool(tmp_path, least=2)
     pool()
     written_at = changed_at(members_path(tmp_path))
     for _ in range(3):
         pool()
     assert changed_at(members_path(tmp_path)) == written_at
-    members_path(tmp_path).unlink()
-    make_pool(tmp_path, least=2)()
-    assert members(tmp_path) == ["engine", "engine-2"], "a new supervisor writes the file"
+    shutil.rmtree(tmp_path / "pool")
+    pool()
+    assert members(tmp_path) == ["engine", "engine-2"]
 
 
+@example(2, 4, [("want", 3), ("run", 3), ("want", 2), ("settle", 3), ("want", 0), ("want", None)])
 @hypothesis_settings(max_examples=25, deadline=None)
 @given(
+    least=st.integers(1, 3),
     most=st.integers(1, 6),
     steps=st.lists(
         st.one_of(
-            st.tuples(st.just("want"), st.integers(0, 8)),
+            st.tuples(st.just("want"), st.integers(0, 8) | st.none()),
             st.tuples(st.just("run"), st.integers(1, 6)),
             st.tuples(st.just("settle"), st.integers(1, 6)),
         ),
         max_size=20,
     ),
 )
-def test_whoever_has_something_to_settle_is_planned_and_known(tmp_path_factory, most, steps):
+def test_whoever_has_something_to_settle_is_planned_and_known(tmp_path_factory, least, most, steps):
     """Members, plan and journals agree after any sequence of steps."""
     data_dir = tmp_path_factory.mktemp("data")
-    pool, wanted = make_pool(data_dir, least=1, most=most), 1
+    most = max(least, most)
+    pool, wanted = make_pool(data_dir, least=least, most=most), least
     for what, number in steps:
-        folder = data_dir / engine_name(number)
-        if what == "want" and most > 1:
-            write_wanted(wanted_path(data_dir), number)
-            wanted = number
+        folder = data_dir / engine_name(number or 1)
+        if what == "want":
+            if number is None:
+                wanted_path(data_dir).unlink(missing_ok=True)
+            else:
+                write_wanted(wanted_path(data_dir), number)
+            wanted = least if number is None else number
         elif what == "run" and f"{folder.name} engine" in planned(pool):
             (folder / "journal").mkdir(parents=True, exist_ok=True)
             forget_settled(folder)
@@ -165,7 +116,7 @@ def test_whoever_has_something_to_settle_is_planned_and_known(tmp_path_factory, 
         assert len(set(names)) == len(names)
         running = [spec.name for spec in specs if spec.command == ("engine",)]
         assert running == [engine_name(k + 1) for k in range(len(running))]
-        assert len(running) == min(wanted, most)
+        assert len(running) == (min(max(wanted, least), most) if wanted else 0)
         assert pool.is_at_rest == (not specs)
         for k in range(1, 7):
             if not is_settled(data_dir / engine_name(k)):
