@@ -1,6 +1,10 @@
-"""Compares random sequences of parts, completions, verdicts, waits and sweeps with a model."""
+"""Compares random sequences of parts, completions, verdicts, waits and sweeps with a model.
 
-from contextlib import contextmanager
+A step may be killed at any boundary: before, within and after a transaction, and before and after
+each write of the store. It is then done again, by whoever repeats the request.
+"""
+
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -32,7 +36,7 @@ from registry.upload_rules import RegistryLimits
 from registry.uploads import Uploads
 from registry.validator import ValidatedAdapter
 from registry.work_dir import WorkDir
-from tests.registry.factories import Clock, declare, send_part, sha256
+from tests.registry.factories import Clock, declare, sha256
 from tests.registry.publishing import BASE
 
 A, NAME = "tenant-a", "pirate"
@@ -48,10 +52,8 @@ kinds = st.sampled_from(["first", "first", "second", "bad"])
 # Mostly the newest: a version needs three steps of one upload.
 indexes = st.sampled_from([0, 0, 0, 1, 2, 3])
 verdicts = st.sampled_from(["passed", "passed", "mismatch", "unavailable"])
-steps = st.one_of(
-    st.tuples(st.just("create"), kinds),
-    st.tuples(st.just("send_all"), indexes),
-    st.tuples(st.just("send_all"), indexes),
+complete = st.tuples(st.just("complete"), indexes)
+repeatable = st.one_of(
     st.tuples(
         st.just("send"),
         indexes,
@@ -59,24 +61,41 @@ steps = st.one_of(
         st.integers(0, 2),
         st.booleans(),
     ),
-    st.tuples(st.just("complete"), indexes),
-    st.tuples(st.just("complete"), indexes),
+    complete,
+    complete,
     st.tuples(st.just("prove"), indexes, verdicts),
-    st.tuples(st.just("wait"), st.sampled_from([1, 2, TTL_H])),
     st.tuples(st.just("sweep")),
+)
+steps = st.one_of(
+    st.tuples(st.just("create"), kinds),
+    st.tuples(st.just("send_all"), indexes),
+    st.tuples(st.just("send_all"), indexes),
+    repeatable,
+    st.tuples(st.just("killed"), st.integers(1, 37), repeatable),
+    st.tuples(st.just("wait"), st.sampled_from([1, 2, TTL_H])),
     st.tuples(st.just("delete")),
 )
 
 
-class MemoryStore:
-    """A store that keeps objects in memory and dates them by the test's clock."""
+class Killed(BaseException):
+    """The end of a process. After it, each boundary raises it again: no clean-up has an effect."""
 
-    def __init__(self, clock):
+
+class MemoryStore:
+    """A store that keeps objects in memory and dates them by the test's clock.
+
+    reach: called before and after each write.
+    """
+
+    def __init__(self, clock, reach):
         self.clock = clock
+        self.reach = reach
         self.objects = {}
 
     def put(self, key, path):
+        self.reach()
         self.objects[key] = (path.read_bytes(), self.clock())
+        self.reach()
 
     def read(self, key):
         yield self._found(key)[0]
@@ -85,7 +104,9 @@ class MemoryStore:
         return len(self._found(key)[0])
 
     def delete(self, key):
+        self.reach()
         self.objects.pop(key, None)
+        self.reach()
 
     def list(self, prefix):
         found = sorted(key for key in self.objects if key.startswith(prefix))
@@ -126,13 +147,17 @@ class ModelUpload:
 
 
 class Both:
-    """Uploads and their model. Each step derives from the model which error it expects, if any."""
+    """Uploads and their model. Each step derives from the model which error it expects, if any.
+
+    kill_in: number of boundaries until the process is killed; None: it lives.
+    """
 
     def __init__(self, folder):
         self.engine = create_engine("sqlite://", poolclass=StaticPool)
         metadata.create_all(self.engine)
         self.clock = Clock(1_000_000.0)
-        self.store = MemoryStore(self.clock)
+        self.store = MemoryStore(self.clock, self.reach)
+        self.kill_in = None
         self.folder = folder
         limits = RegistryLimits(part_bytes=PART_BYTES, max_open_uploads=MAX_OPEN)
         self.catalog = Catalog(BaseModels(BASE), self.clock)
@@ -144,6 +169,20 @@ class Both:
         self.num_versions = 0
         self.latest = None
         self.published = set()
+
+    def reach(self):
+        if self.kill_in is not None:
+            self.kill_in -= 1
+            if self.kill_in <= 0:
+                raise Killed
+
+    @contextmanager
+    def begin(self):
+        self.reach()
+        with self.engine.begin() as conn:
+            yield conn
+            self.reach()
+        self.reach()
 
     @contextmanager
     def expecting(self, error):
@@ -177,7 +216,7 @@ class Both:
         active = [m for m in self.made if self.state_of(m) in ("open", "proving")]
         is_known = self.number_of(kind) is not None
         is_full = len(active) >= MAX_OPEN and not is_known
-        with self.expecting(QuotaExceeded if is_full else None), self.engine.begin() as conn:
+        with self.expecting(QuotaExceeded if is_full else None), self.begin() as conn:
             files = declare(CONTENTS[kind])
             known = self.uploads.find_known(conn, A, NAME, files)
             upload = self.uploads.create_upload(conn, A, "key-1", NAME, files, known=known)
@@ -202,8 +241,11 @@ class Both:
                 error = UploadOffsetMismatch
             elif is_next:
                 model.sent.setdefault(filename, []).append(part)
-        with self.expecting(error), self.engine.begin() as conn:
-            send_part(self.uploads, conn, model.upload, filename, start, part, self.folder)
+        path = self.folder / "part"
+        path.write_bytes(part)
+        of_part = (start, path, len(part), sha256(part), len(whole))
+        with self.expecting(error):
+            self.uploads.put_part(self.begin, A, model.upload.upload_id, filename, *of_part)
 
     def send_all(self, model):
         for filename in CONTENTS[model.kind]:
@@ -230,7 +272,7 @@ class Both:
             else:
                 model.state, model.until_h = "proving", self.hour + TTL_H
         with self.expecting(error):
-            build_upload(self.uploads, self.engine.begin, A, model.upload.upload_id)
+            build_upload(self.uploads, self.begin, A, model.upload.upload_id)
 
     def prove(self, model, verdict):
         if model.state == "proving":
@@ -238,7 +280,7 @@ class Both:
                 self.publish(model)
             elif verdict != "unavailable":
                 model.state, model.fault = "failed", verdict
-        with self.engine.begin() as conn:
+        with self.begin() as conn:
             finish_proof(self.uploads, conn, model.upload, Proof(verdict=verdict), retry_s=0)
 
     def wait(self, hours):
@@ -250,16 +292,16 @@ class Both:
             model.state = self.state_of(model)
             if model.state == "proving" and model.until_h <= self.hour:
                 model.state, model.fault = "failed", "unavailable"
-        sweep_uploads(self.uploads, self.engine.begin)
-        purge(self.uploads, self.engine.begin)
-        sweep_objects(self.uploads, self.engine.begin)
+        sweep_uploads(self.uploads, self.begin)
+        purge(self.uploads, self.begin)
+        sweep_objects(self.uploads, self.begin)
         young = {k for k, (_, at) in self.store.objects.items() if at >= self.clock() - HOUR_S}
         left = set(self.store.objects) - young - self.needed() - self.restorable()
         assert left == set(), "the sweep left an orphan"
 
     def delete(self):
         error = None if self.versions else AdapterNotFound
-        with self.expecting(error), self.engine.begin() as conn:
+        with self.expecting(error), self.begin() as conn:
             self.catalog.delete_adapter(conn, A, NAME)
         self.versions, self.latest = {}, None
 
@@ -309,6 +351,13 @@ class Both:
 
 def run(both, step):
     name, *arguments = step
+    if name == "killed":
+        both.kill_in, step = arguments
+        with suppress(Killed):
+            run(both, step)
+        both.kill_in = None
+        run(both, step)
+        return
     if name in ("send", "send_all", "complete", "prove"):
         if not both.made:
             return
@@ -323,6 +372,26 @@ ORPHAN_BESIDE_A_PROOF = [
     *(("send_all", 0), ("complete", 0), ("prove", 0, "mismatch"), ("wait", 2)),
     *(("create", "second"), ("send_all", 0), ("complete", 0), ("sweep",)),
 ]
+
+
+@pytest.mark.parametrize("kill_in", range(1, 38))
+def test_steps_that_are_killed_at_any_boundary_and_done_again_leave_what_the_model_says(
+    tmp_path, kill_in
+):
+    """No step has more boundaries than 37."""
+    both = Both(tmp_path)
+    for kind in ("bad", "first", "second"):
+        run(both, ("create", kind))
+        run(both, ("killed", kill_in, ("send", 0, CONFIG_FILE, 0, True)))
+        run(both, ("send_all", 0))
+        run(both, ("killed", kill_in, ("complete", 0)))
+        run(both, ("killed", kill_in, ("prove", 0, "passed" if kind == "first" else "mismatch")))
+    run(both, ("create", "bad"))
+    run(both, ("send_all", 0))
+    for hours in (TTL_H, TTL_H + 2):
+        run(both, ("wait", hours))
+        run(both, ("killed", kill_in, ("sweep",)))
+    both.engine.dispose()
 
 
 @settings(max_examples=25, deadline=None)
