@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,14 @@ from lora.packing import pack
 from lora.shard import WHOLE, Shard
 from registry.base_model import BaseModel
 from registry.peft_config import CONFIG_FILE
-from registry.peft_format import WEIGHTS_FILE
+from registry.peft_format import (
+    WEIGHTS_FILE,
+    Header,
+    ModuleScale,
+    TensorInfo,
+    canonical_header,
+    lora_names,
+)
 from registry.validate import AdapterLimits, check_adapter
 from tests.registry.factories import write_checked
 
@@ -255,6 +263,20 @@ def canonical_bytes(adapter_dir: Path, base: BaseModel) -> bytes:
         checked = check_adapter(config, file, base, AdapterLimits())
         write_checked(written, file, checked)
     return written.getvalue()
+
+
+def canonical_object(
+    modules: Mapping[str, Sequence[torch.Tensor]], invocation_tokens: tuple[int, ...] | None = None
+) -> bytes:
+    """Return the canonical object of {module name: (A [rank, in], B [out, rank])}, scale 1."""
+    tensors: dict[str, torch.Tensor] = {}
+    for name, pair in modules.items():
+        tensors |= dict(zip(lora_names(name), pair, strict=True))
+    kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+    infos = {n: TensorInfo(kinds[t.dtype], tuple(t.shape), 0, t.nbytes) for n, t in tensors.items()}
+    scales = {name: ModuleScale(a.shape[0], 1.0) for name, (a, _) in modules.items()}
+    data = [tensors[n].contiguous().view(torch.uint8).numpy().tobytes() for n in sorted(tensors)]
+    return canonical_header(Header(infos, {}), scales, invocation_tokens) + b"".join(data)
 
 
 def packed_adapter(

@@ -7,7 +7,7 @@ import pytest
 from lora.arena import Arena
 from lora.manager import AdapterManager
 from tests.engine.fakes import FakeClock, FakeLoader, make_adapter
-from tests.lora.managers import bring_in, make_manager, make_waiter, tier
+from tests.lora.managers import bring_in, bring_to_host, make_manager, make_waiter, tier
 
 
 @pytest.mark.parametrize("arena_is_host", [True, False])
@@ -37,12 +37,10 @@ def test_an_adapter_larger_than_the_host_cache_is_refused_and_costs_nobody_anyth
     manager, _ = make_manager(host_cache_bytes=1500, arena_is_host=False)
     here, large = make_adapter("here"), replace(make_adapter("large"), size_bytes=1501)
     manager.join(here, make_waiter("here"))
-    for _ in range(3):
-        manager.poll()
+    bring_to_host(manager)
     manager.leave(here.object_key, "here")
     manager.join(large, make_waiter("large", arrival=1))
-    for _ in range(3):
-        manager.poll()
+    bring_to_host(manager)
     failure = manager.wait(large.object_key)
     assert failure.kind == "too_large"
     assert "set host_cache_bytes to 1501 at least" in failure.error
@@ -54,16 +52,13 @@ def test_an_urgent_request_takes_the_host_memory_of_one_that_waits_in_vain():
     manager, _ = make_manager(host_cache_bytes=1500, arena_is_host=False)
     patient, urgent = make_adapter("patient"), make_adapter("urgent")
     manager.join(patient, make_waiter("patient", arrival=0, priority=1))
-    for _ in range(3):
-        manager.poll()
+    bring_to_host(manager)
     assert tier(manager, patient) == "host"
     manager.join(urgent, make_waiter("urgent", arrival=1))
-    for _ in range(3):
-        manager.poll()
+    bring_to_host(manager)
     assert [tier(manager, ref) for ref in (patient, urgent)] == ["remote", "host"]
     manager.wait(patient.object_key)
-    for _ in range(3):
-        manager.poll()
+    bring_to_host(manager)
     assert [tier(manager, ref) for ref in (patient, urgent)] == ["disk", "host"]
 
 
@@ -71,13 +66,10 @@ def test_a_prefetch_pushes_nobody_elses_adapter_out_of_the_host():
     manager, _ = make_manager(host_cache_bytes=1500, arena_is_host=False)
     theirs, mine, more = (make_adapter(name) for name in ("theirs", "mine", "more"))
     manager.prefetch(theirs, "them")
-    for _ in range(3):
-        manager.poll()
+    bring_to_host(manager)
     manager.prefetch(mine, "me")
-    for _ in range(3):
-        manager.poll()
+    bring_to_host(manager)
     assert [tier(manager, ref) for ref in (theirs, mine)] == ["host", "disk"]
     manager.join(more, make_waiter())  # a request may evict another tenant's
-    for _ in range(3):
-        manager.poll()
+    bring_to_host(manager)
     assert [tier(manager, ref) for ref in (theirs, more)] == ["remote", "host"]

@@ -6,7 +6,7 @@ import pytest
 
 from lora.errors import Failure
 from tests.engine.fakes import make_adapter
-from tests.lora.managers import bring_in, finish, make_manager, make_waiter, tier
+from tests.lora.managers import bring_in, bring_to_host, finish, make_manager, make_waiter, tier
 
 # ---- from the store to the arena ----
 
@@ -75,8 +75,7 @@ def test_what_nobody_waits_for_any_more_is_not_kept_ready_for_an_arena_in_host_m
     manager, _ = make_manager()
     ref = make_adapter()
     manager.join(ref, make_waiter())
-    for _ in range(3):
-        manager.poll()
+    bring_to_host(manager)
     assert tier(manager, ref) == "host"
     manager.leave(ref.object_key, "r")
     assert tier(manager, ref) == "remote"
@@ -126,8 +125,7 @@ def test_what_is_lost_on_its_way_into_the_arena_gives_its_slabs_back_and_comes_a
     ref = make_adapter()
     loader.failures[ref.object_key, "device"] = Failure("lost", "its slabs are damaged")
     manager.join(ref, make_waiter())
-    for _ in range(3):
-        manager.poll()
+    bring_to_host(manager)
     manager.place(ref.object_key)
     manager.acquire(ref.object_key)
     manager.poll()
@@ -266,8 +264,7 @@ def test_a_failure_is_remembered_for_a_while(kind):
     ref = make_adapter()
     loader.failures[ref.object_key, "disk"] = Failure(kind, "why")
     manager.join(ref, make_waiter())
-    for _ in range(3):
-        manager.poll()
+    bring_to_host(manager)
     assert manager.wait(ref.object_key) == Failure(kind, "why")
     assert manager.retry_after_s(ref.object_key) == 1
     manager.clock.now += 0.9
@@ -276,8 +273,7 @@ def test_a_failure_is_remembered_for_a_while(kind):
     manager.clock.now += 0.2
     loader.failures.clear()
     assert manager.wait(ref.object_key) is None
-    for _ in range(3):
-        manager.poll()
+    bring_to_host(manager)
     assert tier(manager, ref) == "host"
 
 
@@ -288,8 +284,7 @@ def test_a_store_that_stays_away_is_asked_less_and_less_often():
     manager.join(ref, make_waiter())
     waits = []
     for _ in range(8):
-        for _ in range(3):
-            manager.poll()
+        bring_to_host(manager)
         waits.append(manager.retry_after_s(ref.object_key))
         manager.clock.now += waits[-1]
         manager.wait(ref.object_key)

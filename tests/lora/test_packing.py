@@ -20,17 +20,15 @@ from lora.packed import PackedForm
 from lora.packing import convert, pack
 from lora.shard import Shard
 from registry.base_model import BaseModel
-from registry.peft_format import (
-    EMBEDDING,
-    HEAD,
-    Header,
-    ModuleScale,
-    TensorInfo,
-    canonical_header,
-    lora_names,
-)
+from registry.peft_format import EMBEDDING, HEAD, lora_names
 from tests.registry.factories import parse_canonical
-from tests.tiny_models import canonical_bytes, packed_adapter, save_adapter, save_model
+from tests.tiny_models import (
+    canonical_bytes,
+    canonical_object,
+    packed_adapter,
+    save_adapter,
+    save_model,
+)
 
 SHAPE = ModelShape(2, 64, 160, 4, 2, 16)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -50,18 +48,6 @@ def world(tmp_path_factory):
     )
     base = BaseModel.load(model_dir, "tiny", folder / "cache")
     return adapter_dir, canonical_bytes(adapter_dir, base)
-
-
-def canonical_object(modules, invocation_tokens=None):
-    """The canonical object of {module name: (A [rank, in], B [out, rank])}, scale 1."""
-    tensors = {}
-    for name, pair in modules.items():
-        tensors |= dict(zip(lora_names(name), pair, strict=True))
-    kinds = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-    infos = {n: TensorInfo(kinds[t.dtype], tuple(t.shape), 0, t.nbytes) for n, t in tensors.items()}
-    scales = {name: ModuleScale(a.shape[0], 1.0) for name, (a, _) in modules.items()}
-    data = [tensors[n].contiguous().view(torch.uint8).numpy().tobytes() for n in sorted(tensors)]
-    return canonical_header(Header(infos, {}), scales, invocation_tokens) + b"".join(data)
 
 
 def pack_to(folder, data, form):

@@ -15,7 +15,7 @@ from lora.layout import CUT_BY_INPUTS, PROJECTIONS, Layout, ModelShape
 from lora.packed import PackedForm
 from lora.packing import pack
 from lora.shard import Shard
-from registry.peft_format import Header, ModuleScale, TensorInfo, canonical_header, lora_names
+from tests.tiny_models import canonical_object
 
 SHAPE = ModelShape(2, 64, 160, 8, 8, 16)
 RANKS = dictionaries(tuples(integers(0, 1), integers(0, 6)), integers(1, 40), min_size=1)
@@ -44,17 +44,6 @@ def make_modules(ranks):
     return modules
 
 
-def canonical(modules):
-    tensors, scales = {}, {}
-    for place, pair in modules.items():
-        name = name_of(*place)
-        tensors |= dict(zip(lora_names(name), pair, strict=True))
-        scales[name] = ModuleScale(pair[0].shape[0], 0.5)
-    infos = {n: TensorInfo("F32", tuple(t.shape), 0, t.nbytes) for n, t in tensors.items()}
-    data = b"".join(tensors[n].contiguous().numpy().tobytes() for n in sorted(tensors))
-    return canonical_header(Header(infos, {}), scales) + data
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("shards")
@@ -62,7 +51,7 @@ def folder(tmp_path_factory):
 
 def packed_shards(folder, modules, form):
     """Shards of one packed file, as each rank reads its own."""
-    data = canonical(modules)
+    data = canonical_object({name_of(*place): pair for place, pair in modules.items()})
     digest = hashlib.sha256(data).hexdigest()
     source, target = folder / "object", folder / "packed"
     source.write_bytes(data)
