@@ -7,7 +7,6 @@ import pytest
 
 from registry.errors import InvalidAdapter
 from registry.peft_config import MAX_CONFIG_BYTES
-from registry.peft_format import lora_names
 from registry.validate import AdapterLimits
 from tests.registry.factories import encode, make_adapter, make_base, make_config, validate_adapter
 
@@ -69,25 +68,3 @@ def test_many_hostile_expressions_in_one_config_are_told(base):
     config = make_config(rank_pattern=patterns, alpha_pattern=patterns)
     assert len(config) < MAX_CONFIG_BYTES
     assert "rank_pattern has" in answer(config, base)
-
-
-SECOND_NAMES = {
-    "with the adapter's name": lambda name: name.replace(".weight", ".default.weight"),
-    "compiled": lambda name: f"_orig_mod.{name}",
-    "sharded": lambda name: name.replace("layers.0.", "layers.0._fsdp_wrapped_module."),
-    "without a prefix": lambda name: name.removeprefix("base_model.model."),
-    "of a model with images": lambda name: name.replace(".layers.", ".language_model.layers."),
-    "of a model without a head": lambda name: name.replace("model.model.", "model."),
-}
-
-
-@pytest.mark.parametrize("form", SECOND_NAMES)
-def test_a_second_tensor_for_one_side_is_refused_with_both_names(base, form):
-    first = lora_names("model.layers.0.self_attn.q_proj")[1]
-    second = SECOND_NAMES[form](first)
-    weights = encode(make_adapter(base) | {second: make_adapter(base, seed=2)[first]})
-    with pytest.raises(InvalidAdapter) as caught:
-        validate_adapter(make_config(), io.BytesIO(weights), base, LIMITS)
-    assert caught.value.code == "duplicate_tensor"
-    assert first in str(caught.value)
-    assert second in str(caught.value)

@@ -128,16 +128,6 @@ def test_the_lora_turns_exactly_the_changed_rows_into_the_uploaded_ones(
     assert passport.warnings == []
 
 
-@pytest.mark.parametrize("dtype", ["F32", "BF16"])
-def test_trained_tokens_are_their_new_rows(untied, dtype):
-    new = rows_of(5, 2)
-    tensor = make_tensor(new, dtype)
-    added, _ = served(untied, {TOKENS[EMBEDDING]: tensor}, trainable_token_indices=[6, 2])
-    assert added.keys() == {EMBEDDING}
-    found = (OLD[EMBEDDING] + added[EMBEDDING])[[6, 2]]
-    np.testing.assert_allclose(found, decode(tensor[2], dtype).reshape(2, -1), rtol=0, atol=2e-6)
-
-
 def test_trained_tokens_override_the_rows_of_the_weight_that_they_are_put_into(untied):
     new = trained(OLD[EMBEDDING], [1, 2])
     tokens = np.stack([OLD[EMBEDDING][2], rows_of(5, 1)[0]])
@@ -148,33 +138,6 @@ def test_trained_tokens_override_the_rows_of_the_weight_that_they_are_put_into(u
 
 
 ONE_ROW = trained(OLD[EMBEDDING], [3])
-
-
-@pytest.mark.parametrize(
-    ("tensors", "config", "ends"),
-    [
-        ({TOKENS[EMBEDDING]: ONE_ROW[3:4]}, {"trainable_token_indices": [3]}, {EMBEDDING, HEAD}),
-        (
-            {TOKENS[HEAD]: ONE_ROW[3:4]}, {"trainable_token_indices": {"lm_head": [3]}},
-            {HEAD},
-        ),
-        ({COPY[EMBEDDING]: ONE_ROW}, {"modules_to_save": ["embed_tokens"]}, {EMBEDDING}),
-        ({COPY[HEAD]: ONE_ROW}, {"modules_to_save": ["lm_head"]}, {HEAD}),
-        ({COPY[EMBEDDING]: ONE_ROW}, {}, {EMBEDDING, HEAD}),
-        (
-            {COPY[EMBEDDING]: ONE_ROW, COPY[HEAD]: ONE_ROW},
-            {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}, {EMBEDDING, HEAD},
-        ),
-    ],
-)  # fmt: skip
-def test_a_tied_head_changes_with_the_embedding_unless_it_was_saved_apart(
-    tied, tensors, config, ends
-):
-    tensors = {name: make_tensor(rows) for name, rows in tensors.items()}
-    added, _ = served(tied, tensors, **config)
-    assert added.keys() == ends
-    for rows in added.values():
-        np.testing.assert_allclose(rows[3], ONE_ROW[3] - OLD[EMBEDDING][3], rtol=0, atol=2e-6)
 
 
 def test_two_copies_of_one_weight_that_differ_are_refused_by_name(tied):
