@@ -101,21 +101,6 @@ def check(world, folder, runner):
             torch.testing.assert_close(found, wanted, atol=2e-3, rtol=0)
 
 
-def test_rows_without_such_adapters_keep_their_bits(world, tmp_path):
-    def run(names, folder):
-        core = build_core(
-            world.model_dir, tmp_path / folder, world.objects,
-            make_kernels=kernels_of("native"),
-        )  # fmt: skip
-        for name in names:
-            core.handle("gw", make_message(name, prompt=PROMPTS[0], adapter=world.refs[name],
-                                           logprobs=20))  # fmt: skip
-        outputs = run_until_idle(core)
-        return {name: [o.logprobs for o in outputs[name]] for name in ("base", "plain")}
-
-    assert run(["base", "plain"], "alone") == run(["both", "base", "head", "plain"], "beside")
-
-
 @pytest.mark.parametrize("name", ["both", "head", "embedding", "invoked head"])
 def test_a_proof_covers_the_ends(world, tmp_path, name):
     proof = prove(world, tmp_path, world.refs[name], world.objects)
