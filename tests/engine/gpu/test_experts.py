@@ -13,8 +13,9 @@ from engine.models.checkpoint import ExpertWeights
 from engine.models.experts import Experts
 from kernels import reference
 from kernels.packed import pack
-from kernels.quantized import Fp8Weight, Rounding, as_numbers, quantize
+from kernels.quantized import Rounding, as_numbers
 from kernels.routing import choose_experts
+from tests.engine.gpu.test_linear import in_form, in_fp8
 
 ABOUT = Experts(count=5, per_token=2, width=32, norms_weights=True)
 HIDDEN = 64
@@ -24,14 +25,6 @@ INT4 = Rounding(4, 32)
 @pytest.fixture(autouse=True)
 def numbers():
     torch.manual_seed(4)
-
-
-def in_fp8(weight):
-    return Fp8Weight(*reference.quantize_fp8(weight))
-
-
-def in_form(weight, form):
-    return quantize(weight, form) if isinstance(form, Rounding) else form(weight)
 
 
 def random_experts(forms):
