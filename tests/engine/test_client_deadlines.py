@@ -171,22 +171,6 @@ def test_a_request_whose_first_token_is_late_is_ended_by_the_gateway_if_the_engi
     run(test())
 
 
-def test_a_request_that_has_its_first_token_may_take_longer_than_the_limit_for_it(tmp_path):
-    async def test():
-        async with silent_engine(tmp_path, silence_s=600.0) as (engine, client):
-            message = replace(make_message("r1"), first_token_timeout_s=IN_TIME_S)
-            reading = asyncio.create_task(read(client, message))
-            await engine.hear(AddRequest)
-            await engine.say(first_output("r1", new_token_ids=(7,)))
-            for _ in range(15):
-                await engine.hear(Heartbeat)
-            last = RequestOutput(request_id="r1", seq=1, finish_reason="length", is_last=True)
-            await engine.say(StepOutputs(outputs=(last,)))
-            assert [output.new_token_ids for output in await reading] == [(7,), ()]
-
-    run(test())
-
-
 def test_a_gateway_that_is_behind_takes_all_that_an_engine_had_sent_before_it_died(tmp_path):
     num_outputs = 100
     taken = []
