@@ -10,30 +10,6 @@ from engine.messages import ExtendLease, LeaseLow, TokenLogprobs
 from tests.engine.fakes import FakeClock, make_message, make_scheduler
 
 
-@pytest.mark.parametrize(
-    ("sampling", "cause", "count"),
-    [
-        ({}, "max_tokens", 8),
-        ({"max_tokens": 2}, "max_tokens", 2),
-        ({"token_lease": 3}, "budget", 3),
-        ({"stop_token_ids": (105,)}, "stop_token", 6),
-    ],
-)
-def test_a_request_ends_at_the_first_limit_it_meets(sampling, cause, count):
-    clock = FakeClock()
-    scheduler = make_scheduler(clock=clock)
-    scheduler.add("gw", make_message(**sampling))
-    ended = []
-    for token in range(100, 120):
-        batch = scheduler.schedule()
-        ended = scheduler.update(batch, StepTokens([token] * len(batch.rows))).ended
-        clock.now += not batch.rows
-        if ended:
-            break
-    assert ended[0].stop_cause == cause
-    assert len(ended[0].output_token_ids) == count
-
-
 @pytest.mark.parametrize("eos", [0, 77])
 def test_eos_ends_a_request_unless_it_is_ignored(eos):
     """The model's own, and the request's."""
@@ -133,26 +109,15 @@ def test_drafts_behind_a_pending_token_end_no_answer_whatever_that_token_is():
     assert most == 4, "of six tokens one is known, and the last one is not drafted"
 
 
-def test_what_was_held_back_for_a_stop_string_leaves_with_the_end():
-    scheduler = make_scheduler()
-    scheduler.add("gw", make_message(stop=(b"BC",), max_tokens=2))
-    outputs = []
-    for token in b"AB":
-        result = scheduler.update(scheduler.schedule(), StepTokens([token]))
-        outputs += [output for _, output in result.outputs]
-    assert [o.new_token_ids for o in outputs] == [(65,), (66,)]
-    assert outputs[-1].stop_cause == "max_tokens"
-
-
-def test_logprobs_leave_with_their_tokens():
+def test_logprobs_leave_with_their_tokens_and_what_was_held_back_with_the_end():
     scheduler = make_scheduler()
     scheduler.add("gw", make_message(stop=(b"BC",), logprobs=0, max_tokens=4))
     outputs = []
-    for number, token in enumerate(b"ABAD"):
+    for number, token in enumerate(b"ABAB"):
         named = {0: [TokenLogprobs(logprob=-float(number))]}
         result = scheduler.update(scheduler.schedule(), StepTokens([token], named))
         outputs += [output for _, output in result.outputs]
-    assert [o.new_token_ids for o in outputs] == [(65,), (66, 65), (68,)]
+    assert [o.new_token_ids for o in outputs] == [(65,), (66, 65), (66,)]
     assert [[entry.logprob for entry in o.logprobs] for o in outputs] == [
         [0.0],
         [-1.0, -2.0],
