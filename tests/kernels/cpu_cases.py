@@ -7,7 +7,7 @@ import torch
 
 from kernels.cpu.interface import AttentionShape, CpuKernels
 from kernels.cpu.work import AdapterRuns, StepWork
-from kernels.work import HeadNorms, Site
+from kernels.work import HeadNorms
 from tests.kernels.lora_cases import LoRACase
 
 LAYERS, LAYER = 2, 1
@@ -121,19 +121,6 @@ class Formula:
 
 def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight.to(x.dtype)
-
-
-def with_adapters(case: LoRACase, y: torch.Tensor, x: torch.Tensor, site: Site) -> torch.Tensor:
-    """y + scale * x @ A.T @ B in the dtype of x and y, token by token."""
-    total = y.clone()
-    for token, slot in enumerate(case.slots):
-        parts = total[token].split(site.out_features)
-        for projection, part in zip(site.projections, parts, strict=True):
-            module = case.modules[slot].get((site.layer, projection)) if slot >= 0 else None
-            if module is not None:
-                h = x[token] @ module.a.to(x.dtype).T * module.scale
-                part += h @ module.b.to(x.dtype)
-    return total
 
 
 def runs_of(case: LoRACase) -> AdapterRuns:

@@ -69,16 +69,19 @@ class LoRACase:
         return replace(self, work=work, tile_tables=tables, scales=scales)
 
     def exact(self, y: torch.Tensor, x: torch.Tensor, site: Site) -> torch.Tensor:
-        """y + scale * x @ A.T @ B in float64, without rounding in between."""
-        total = y.double()
+        """The sum of `added` in float64, without rounding in between."""
+        return self.added(y.double(), x.double(), site)
+
+    def added(self, y: torch.Tensor, x: torch.Tensor, site: Site) -> torch.Tensor:
+        """y + scale * x @ A.T @ B in the dtype of x and y, token by token."""
+        total = y.clone()
         for token, slot in enumerate(self.slots):
-            begin = 0
-            for projection, width in zip(site.projections, site.out_features, strict=True):
+            parts = total[token].split(site.out_features)
+            for projection, part in zip(site.projections, parts, strict=True):
                 module = self.modules[slot].get((site.layer, projection)) if slot >= 0 else None
                 if module is not None:
-                    h = x[token].double() @ module.a.double().T * module.scale
-                    total[token, begin : begin + width] += h @ module.b.double()
-                begin += width
+                    h = x[token] @ module.a.to(x.dtype).T * module.scale
+                    part += h @ module.b.to(x.dtype)
         return total
 
 

@@ -25,7 +25,6 @@ from tests.kernels.cpu_cases import (
     make_shape,
     randn,
     runs_of,
-    with_adapters,
 )
 from tests.kernels.lora_cases import MIXES, assert_loses_no_more, make_case, rank_patterns
 from tests.soak import soak
@@ -176,8 +175,8 @@ def test_adapters_are_added_to_their_tokens_and_to_no_others(kernels, name):
         found = before.clone()
         kernels.add_lora(found, x, site, runs)
         assert torch.equal(found[on_base], before[on_base])
-        torchs = with_adapters(case, before, x, site)
-        exact = with_adapters(case, before.double(), x.double(), site)
+        torchs = case.added(before, x, site)
+        exact = case.exact(before, x, site)
         if not on_base.all():
             assert_loses_no_more(found[~on_base], torchs[~on_base], exact[~on_base])
 
