@@ -300,16 +300,6 @@ def test_of_many_tenants_a_message_tells_some_and_the_next_ones_the_rest():
     }
 
 
-def test_only_what_changed_is_told_and_as_a_total():
-    given = GivenService()
-    given.add("a", 1.0)
-    given.add("b", 2.0)
-    assert given.take() == (("a", 1.0), ("b", 2.0))
-    given.add("b", 0.5)
-    assert given.take() == (("b", 2.5),)
-    assert given.take() == ()
-
-
 def test_what_is_remembered_has_a_limit_and_forgetting_charges_nobody(monkeypatch):
     monkeypatch.setattr(shared_service, "_MAX_TOTALS", 10)
     monkeypatch.setattr(shared_service, "_MAX_HEARD", 10)
