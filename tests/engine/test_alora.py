@@ -8,14 +8,11 @@ from hypothesis import given, settings
 from hypothesis.strategies import lists, sampled_from
 from peft.tuners.lora.variants import calculate_alora_offsets
 
-from engine.batch import Batch, ScheduledRow
-from engine.cpu.inputs import InputBuilder
+from engine.batch import ScheduledRow
 from engine.request import find_adapter_start
+from engine.segments import find_firsts, find_segments
 from lora.batch import DeviceTables
-from lora.layout import Layout
-from lora.packed import PackedForm
 from tests.engine.fakes import (
-    SHAPE,
     FakeLoader,
     expected_tokens,
     make_adapter,
@@ -29,7 +26,6 @@ from tests.engine.fakes import (
 INVOCATION = (201, 202, 203)
 TEXT = [1 + i % 7 for i in range(70)]
 ALORA, OTHER = make_adapter("activated"), make_adapter("another")
-TINY = Layout.of(SHAPE, itemsize=4)
 
 
 def start_in(message, invocation):
@@ -158,50 +154,23 @@ def test_a_prompt_that_does_not_invoke_its_adapter_is_refused(tmp_path, n, prefi
         assert tokens_of(outputs[name]) == expected
 
 
-def test_a_prompt_is_refused_whether_its_adapter_is_in_the_arena_or_on_its_way(tmp_path):
-    core = make_alora_core(tmp_path)
-    served(core, make_message("warms", prompt=[*TEXT, *INVOCATION], adapter=ALORA))
-    assert core.adapters.is_ready(ALORA.object_key)
-    final = served(core, make_message("r2", prompt=TEXT, adapter=ALORA))[-1]
-    assert final.stop_cause == "adapter_not_invoked"
-    assert not core.adapters.entries[ALORA.object_key].users
-
-
 # ---- the step ----
 
 
-def tables(digest):
-    return DeviceTables(digest, "", torch.zeros(0), torch.zeros(0))
-
-
-def row(name, start, length, adapter_start, adapter="a"):
-    blocks = tuple(range(TINY.num_blocks(start + length)))
-    tokens = (1,) * length
-    return ScheduledRow(
-        name, tokens, start, blocks, adapter, adapter, 1, None, 0, 0, adapter_start=adapter_start
-    )
-
-
-def build(*rows):
-    placed = {name: (1, tables(name)) for name in "ab"}
-    slabs = torch.zeros(8, TINY.slab_bytes, dtype=torch.uint8)
-    builder = InputBuilder(slabs, PackedForm(TINY, "float32", ""), placed.__getitem__)
-    inputs = builder.build(Batch(1, rows))
-    runs = inputs.work.adapters
-    digests = {id(tables.tile_table): name for name, (_, tables) in placed.items()}
-    names = [digests[id(table)] for table in runs.tile_tables]
-    segments = [(*bounds, n) for bounds, n in zip(runs.bounds.tolist(), names, strict=True)]
-    return segments, dict(inputs.adapter_digests)
+def row(start, length, adapter_start, adapter="a"):
+    tokens, named = (1,) * length, (adapter, adapter, 1)
+    return ScheduledRow("r", tokens, start, (), *named, None, 0, 0, adapter_start=adapter_start)
 
 
 def test_rows_of_one_adapter_are_one_segment_only_where_they_touch():
-    segments, digests = build(
-        row("base", 0, 3, 3, adapter=None),
-        row("r1", 0, 10, adapter_start=4),
-        row("r2", 20, 1, adapter_start=4),
-        row("r3", 0, 8, adapter_start=8),
-        row("r4", 0, 8, adapter_start=6),
-        row("r5", 0, 2, adapter_start=0, adapter="b"),
-    )
-    assert segments == [(7, 14, "a"), (28, 30, "a"), (30, 32, "b")]
+    no_tiles = torch.zeros(0), torch.zeros(0)
+    placed = {name: (1, DeviceTables(name, "base-1", *no_tiles)) for name in "ab"}
+    rows = [
+        row(0, 3, 3, adapter=None), row(0, 10, 4), row(20, 1, 4), row(0, 8, 8), row(0, 8, 6),
+        row(0, 2, 0, adapter="b"),
+    ]  # fmt: skip
+    firsts = find_firsts(rows)[:-1]
+    segments, digests = find_segments(rows, firsts, placed.__getitem__, "base-1")
+    found = [(each.start, each.end, each.tables.digest) for each in segments]
+    assert found == [(7, 14, "a"), (28, 30, "a"), (30, 32, "b")]
     assert digests == {1: "a", 2: "a", 4: "a", 5: "b"}
