@@ -75,21 +75,6 @@ def test_backlogged_tenants_get_equal_weighted_service_within_the_bound(
     assert max(differences) - min(differences) <= bound(num_slabs, 60, weights)
 
 
-@pytest.mark.parametrize("weight", [1.0, 4.0])
-def test_in_the_long_run_service_is_as_the_weights_are(weight):
-    weights = {"one": 1.0, "other": weight}
-    scheduler = make_scheduler(
-        40, scheduling_policy="vtc", max_num_seqs=8, prefix_caching=False, max_waiting=500
-    )
-    for i in range(250):
-        for tenant in weights:
-            message = make_message(f"{tenant}{i}", 20, 10, tenant_id=tenant, weight=weights[tenant])
-            scheduler.add("gw", message)
-    service = Service({"one": 1.0, "other": 1.0})
-    run_while_backlogged(scheduler, service, FakeRunner())
-    assert service.given["other"] / service.given["one"] == pytest.approx(weight, rel=0.05)
-
-
 def adversary(policy):
     """(difference, bound) if one tenant fills the arena just before the other's requests come."""
     num_slabs, num_seqs = 32, 16
@@ -115,14 +100,6 @@ def test_an_adversary_that_fills_the_arena_gains_little_and_first_come_breaks_th
     assert reached <= 0.25 * limit
     reached, limit = adversary("fcfs")
     assert reached > limit
-
-
-def test_service_is_one_for_a_prompt_token_and_two_for_a_generated_one():
-    scheduler = make_scheduler(scheduling_policy="vtc")
-    scheduler.add("gw", make_message("asked", 9, 4, tenant_id="asks"))
-    for _ in range(4):
-        step(scheduler)
-    assert scheduler.policy.counters["asks"] == 9 * 1 + 4 * 2
 
 
 def test_who_stayed_away_has_saved_nothing_up():
