@@ -51,6 +51,19 @@ class FakeEngine:
         )
 
 
+class Silent(FakeEngine):
+    """An engine that never answers, beside another one that does."""
+
+    def __init__(self, other=None):
+        super().__init__()
+        self.other = other
+
+    async def read_journal(self, engine_id, settled_seq, limit):
+        if engine_id == ENGINE:
+            await asyncio.Event().wait()
+        return await self.other.read_journal(engine_id, settled_seq, limit)
+
+
 class FakeTracer:
     def __init__(self):
         self.exported = []
@@ -59,13 +72,15 @@ class FakeTracer:
         self.exported.append((name, traceparents))
 
 
-def make_settler(database, engine, *, leases=None, clock_ms=lambda: NOW_MS, tracer=None, **config):
+def make_settler(
+    database, engine, *, ids=(ENGINE,), leases=None, clock_ms=lambda: NOW_MS, tracer=None, **config
+):
     return Settler(
         database,
         SIGNER,
         leases or Leases(database),
         engine.read_journal,
-        engine_ids=lambda: [ENGINE],
+        engine_ids=lambda: ids,
         now_ms=lambda conn: clock_ms(),
         config=SettlerConfig(**config),
         tracer=tracer,
@@ -180,20 +195,8 @@ def test_the_time_that_a_dead_engine_sits_out_is_bounded(sqlite_database):
 def test_an_engine_that_never_answers_does_not_hold_up_another(sqlite_database):
     alive = FakeEngine("engine-2")
     alive.end("stray")
-
-    async def read_journal(engine_id, settled_seq, limit):
-        if engine_id == ENGINE:
-            await asyncio.Event().wait()
-        return await alive.read_journal(engine_id, settled_seq, limit)
-
-    settler = Settler(
-        sqlite_database,
-        SIGNER,
-        Leases(sqlite_database),
-        read_journal,
-        engine_ids=lambda: [ENGINE, "engine-2"],
-        now_ms=lambda conn: NOW_MS,
-        config=SettlerConfig(read_timeout_s=0.01),
+    settler = make_settler(
+        sqlite_database, Silent(alive), ids=(ENGINE, "engine-2"), read_timeout_s=0.01
     )
     assert not settle(settler)
     assert posted(sqlite_database) == ["stray"]
@@ -395,16 +398,7 @@ async def test_draining_posts_what_is_readable_even_after_failures(database):
 
 
 async def test_draining_gives_up_in_time(sqlite_database):
-    async def read_journal(engine_id, settled_seq, limit):
-        await asyncio.Event().wait()
-
-    settler = Settler(
-        sqlite_database,
-        SIGNER,
-        Leases(sqlite_database),
-        read_journal,
-        engine_ids=lambda: [ENGINE],
-    )
+    settler = make_settler(sqlite_database, Silent())
     assert await settler.drain(0.01) is False
 
 
