@@ -44,9 +44,6 @@ def test_an_engine_is_a_line_with_what_it_does(run):
     ]  # fmt: skip
     assert lines[0].split() == ["m1", "engine", "ready", "0", "5", "7", "64", "11", "2", "eng-1"]
     assert lines[1].split() == ["m1", "engine-2", "starting", "0", "-", "-", "-", "-", "2", "-"]
-
-
-def test_json_is_what_the_gateway_said(run):
     assert json.loads(run("engines", "list", "--json").stdout) == [READY, AWAY]
 
 

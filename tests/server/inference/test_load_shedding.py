@@ -212,7 +212,14 @@ def test_the_counts_are_those_of_the_requests_there_are(steps: list[tuple[str, i
     removed: set[str] = set()
     for number, (what, which) in enumerate(steps):
         if what in ("add", "cold"):
-            request = RunningRequest(f"r{number}", f"ten_{which % 2}", 1 + which, 1, what == "cold")
+            request = RunningRequest(
+                f"r{number}",
+                f"ten_{which % 2}",
+                1 + which,
+                1,
+                what == "cold",
+                engine=f"{which % 3}",
+            )
             requests.append(request)
             running.add(request)
         elif which < len(requests):
@@ -228,20 +235,9 @@ def test_the_counts_are_those_of_the_requests_there_are(steps: list[tuple[str, i
         assert running.num_queued == sum(left)
         for request in requests:
             assert (running.find(request.request_id) is not None) == (request in there)
+        for engine in "012":
+            at_engine = [r.num_answers for r in there if r.engine == engine]
+            assert running.num_at(engine) == sum(at_engine)
         for tenant in ("ten_0", "ten_1"):
             left = [r.num_answers - len(r.begun) for r in there if r.tenant_id == tenant]
             assert running.num_waiting(tenant) == sum(left)
-
-
-def test_an_engines_answers_are_counted_from_admission_to_the_end() -> None:
-    running = Running()
-    one = RunningRequest("r1", "ten_1", 3, 10, is_cold=False, engine="a")
-    other = RunningRequest("r2", "ten_1", 1, 10, is_cold=False, engine="b")
-    running.add(one)
-    running.add(other)
-    assert (running.num_at("a"), running.num_at("b"), running.num_at("c")) == (3, 1, 0)
-    running.begin(one, 0)
-    assert running.num_at("a") == 3, "the request still runs"
-    running.remove(one)
-    running.remove(one)
-    assert (running.num_at("a"), running.num_at("b")) == (0, 1)

@@ -111,10 +111,6 @@ def test_a_port_in_use_is_said_before_anything_starts(tmp_path):
             make_settings(tmp_path, port=port)
 
 
-def test_port_0_takes_a_free_one(tmp_path):
-    assert make_settings(tmp_path).port > 0
-
-
 def test_a_path_too_long_for_its_sockets_is_refused(tmp_path):
     with pytest.raises(ServeError, match="too long for the sockets"):
         make_settings(tmp_path, data_dir=tmp_path / ("x" * 100))
@@ -211,17 +207,6 @@ def test_each_engine_has_a_folder_a_configuration_and_a_name_of_its_own(tmp_path
     assert [member.name for member in members] == list(configs)
 
 
-def test_a_plan_grows_and_shrinks_by_what_is_wanted(tmp_path):
-    plan = prepare(make_settings(tmp_path, engines=1, max_engines=3))
-    assert [spec.name for spec in plan()] == ["fetcher", "engine", "gateway"]
-    write_wanted(wanted_path(tmp_path / "data"), 3)
-    assert [spec.name for spec in plan()] == [
-        "fetcher", "engine", "engine-2", "engine-3", "gateway",
-    ]  # fmt: skip
-    write_wanted(wanted_path(tmp_path / "data"), 2)
-    assert [spec.name for spec in plan()] == ["fetcher", "engine", "engine-2", "gateway"]
-
-
 def test_the_reserve_and_the_spools_folder_reach_the_processes(tmp_path):
     settings, specs = prepare_all(
         tmp_path, disk_reserve_bytes=7, spool_dir=tmp_path / "a" / ".." / "spool"
@@ -279,9 +264,3 @@ def test_engines_of_one_machine_share_its_gpus(tmp_path, monkeypatch):
         prepare_all(tmp_path, engines=3, tensor_parallel_size=2)
     on_cpus = prepare_all(tmp_path, engines=3, tensor_parallel_size=2, device="cpu")[1]
     assert on_cpus["engine-3"].environment["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
-
-
-def test_a_single_engine_takes_the_gpus_that_it_finds(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    _, specs = prepare_all(tmp_path)
-    assert specs["engine"].environment["CUDA_VISIBLE_DEVICES"] == "4,5"

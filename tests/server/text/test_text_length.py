@@ -1,7 +1,6 @@
 """Texts whose bytes alone say that they have more tokens than a model takes."""
 
 import json
-import unicodedata
 
 import pytest
 from hypothesis import given, settings
@@ -45,14 +44,6 @@ def test_no_text_has_fewer_tokens_than_its_bytes_say(family):
         assert len(text.encode()) <= num_tokens * most
 
     check()
-
-
-@pytest.mark.soak  # it is of Unicode, not of our code
-def test_nfc_shortens_no_text_to_less_than_a_third():
-    decomposed = {c: unicodedata.normalize("NFD", c) for c in map(chr, range(0x110000))}
-    composed = [c for c in decomposed if unicodedata.normalize("NFC", c) == c]
-    letters = [c for c in composed if not 0xD800 <= ord(c) < 0xE000]
-    assert max(len(decomposed[c].encode()) / len(c.encode()) for c in letters) == 3
 
 
 def drops_accents(hf):
