@@ -19,6 +19,7 @@ from server.billing.statement_figures import SCHEMA, StatementFigures, sha256_of
 from server.cli.main import app
 from tests.server.factories import SIGNER
 from tests.server.receipt_makers import make_rows, make_usage, reverse, seal
+from tests.soak import soak
 
 KEY = SIGNER.public.raw.hex()
 TEXTS = ("csv", "jsonl", "cloudevents", "focus")
@@ -133,7 +134,27 @@ def flipped(content, position, digit):
 ALPHANUMERIC = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def check_flips(files, name, max_examples):
+def is_named(result, at, content, places):
+    """Whether the output names the row; headers and documents have no rows."""
+    rows = [place for place in places if place]
+    row = next((row for row, place in enumerate(rows, start=1) if at in place), None)
+    if row is None:
+        return True
+    if result.exit_code == 1:
+        return f"row {row}," in result.stdout
+    lines = [content.count(b"\n", 0, end) + 1 for end in (rows[row - 1][0], rows[row - 1][-1])]
+    line = int(re.search(r"Line (\d+) cannot be read", result.stderr)[1])
+    return lines[0] <= line <= lines[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "max_examples"),
+    [
+        *((name, 20) for name in ("csv", "reversed", "statement")),
+        *soak(*((name, 1000) for name in (*TEXTS, "receipt", "reversed", "statement"))),
+    ],
+)
+def test_a_digit_or_letter_that_is_another_is_found_and_its_row_named(files, name, max_examples):
     folder, made = files
     content, places = made[name]
     path = folder / name
@@ -153,30 +174,6 @@ def check_flips(files, name, max_examples):
         assert is_named(result, at, content, places), (at, result.output)
 
     flip()
-
-
-def is_named(result, at, content, places):
-    """Whether the output names the row; headers and documents have no rows."""
-    rows = [place for place in places if place]
-    row = next((row for row, place in enumerate(rows, start=1) if at in place), None)
-    if row is None:
-        return True
-    if result.exit_code == 1:
-        return f"row {row}," in result.stdout
-    lines = [content.count(b"\n", 0, end) + 1 for end in (rows[row - 1][0], rows[row - 1][-1])]
-    line = int(re.search(r"Line (\d+) cannot be read", result.stderr)[1])
-    return lines[0] <= line <= lines[1]
-
-
-@pytest.mark.parametrize("name", ["csv", "reversed", "statement"])
-def test_a_digit_or_letter_that_is_another_is_found_and_its_row_named(files, name):
-    check_flips(files, name, max_examples=20)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("name", [*TEXTS, "receipt", "reversed", "statement"])
-def test_a_digit_or_letter_that_is_another_is_found_wherever_it_is(files, name):
-    check_flips(files, name, max_examples=1000)
 
 
 def test_a_byte_of_a_parquet_file_is_found_unless_it_says_nothing_of_a_receipt(tmp_path):
