@@ -33,6 +33,7 @@ OPERATORS_PAGES = [
     "/console/operator",
     "/console/operator/tenants",
     "/console/operator/tenants/{tenant}",
+    "/console/operator/tenants/{tenant}#suspended",
     "/console/operator/prices",
     "/console/operator/incidents",
     "/console/operator/audit",
@@ -56,6 +57,10 @@ class World(NamedTuple):
             make_versions(self.user, "pirate", 2)
         if state == "deleted":
             self.user.call("DELETE", "/v1/adapters/pirate")
+        if state == "suspended":
+            tenant, call = f"/admin/v1/tenants/{self.user.name}", self.user.product.operator.call
+            assert call("PUT", f"{tenant}/budgets/monthly/hard", {"amount": "12.5"}).is_success
+            assert call("POST", f"{tenant}/suspend").is_success
         if path == "/console/bill":
             self.user.call("PUT", "/v1/usage/exports/csv", {"interval": "day"})
         return path.format(key_id=self.key_id, tenant=self.user.name)
