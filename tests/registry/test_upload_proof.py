@@ -1,19 +1,15 @@
 """Checked uploads until their end: the effect of a verdict, and claims on proving an upload."""
 
-from dataclasses import replace
-
 import pytest
 
 from registry import upload_proof
 from registry.errors import (
     InvalidAdapter,
-    ProofUnavailable,
     QuotaExceeded,
     StorageError,
     UploadNotOpen,
 )
 from registry.proof import Proof
-from registry.sweep import sweep_uploads
 from registry.upload_build import build_upload
 from registry.upload_proof import claim_proofs, finish_proof, renew_claim
 from tests.registry.factories import (
@@ -189,12 +185,6 @@ def test_the_oldest_are_claimed_first_and_no_more_than_asked_for(
     assert claim(uploads, database, limit=2) == made[2:]
 
 
-def test_only_proving_uploads_are_claimed(uploads, database, open_upload, make_proving):
-    open_upload()
-    finish(uploads, database, make_proving(seed=2))
-    assert claim(uploads, database) == []
-
-
 def test_one_that_could_not_be_proved_is_tried_again_later(uploads, database, make_proving, clock):
     upload = make_proving()
     claim(uploads, database)
@@ -203,25 +193,6 @@ def test_one_that_could_not_be_proved_is_tried_again_later(uploads, database, ma
     assert claim(uploads, database) == []
     clock.now_s += 1
     assert claim(uploads, database) == [upload.upload_id]
-
-
-def test_one_that_nobody_proves_gives_up_in_the_end_and_not_as_its_files_fault(
-    uploads, database, open_upload, clock
-):
-    upload = open_upload()
-    clock.now_s += 23 * 3600
-    build_upload(uploads, database.begin, A, upload.upload_id)
-    clock.now_s += 24 * 3600 - 1
-    sweep_uploads(uploads, database.begin)
-    with database.begin() as conn:
-        assert uploads.get_upload(conn, A, upload.upload_id).state == "proving"
-    clock.now_s += 1
-    sweep_uploads(uploads, database.begin)
-    with database.begin() as conn:
-        upload = uploads.get_upload(conn, A, upload.upload_id)
-    assert (upload.state, upload.error_code) == ("failed", "unavailable")
-    with pytest.raises(ProofUnavailable):
-        build_upload(uploads, database.begin, A, upload.upload_id)
 
 
 def test_one_that_gives_up_while_it_is_published_is_no_version(
@@ -241,11 +212,3 @@ def test_one_that_gives_up_while_it_is_published_is_no_version(
         finish(uploads, database, upload)
     with database.begin() as conn:
         assert catalog.list_adapters(conn, A) == []
-
-
-def test_uploads_that_wait_for_their_proof_count_as_open_ones(uploads, make_proving, open_upload):
-    uploads.limits = replace(uploads.limits, max_open_uploads=2)
-    make_proving(seed=1)
-    make_proving(seed=2)
-    with pytest.raises(QuotaExceeded):
-        open_upload(seed=3)

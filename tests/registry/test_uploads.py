@@ -107,16 +107,6 @@ def create(uploads, connection, name, base, **quotas):
     return uploads.create_upload(connection, A, "key", name, files, **quotas)
 
 
-def test_open_uploads_are_limited_until_they_expire(uploads, connection, base, clock):
-    for _ in range(3):
-        create(uploads, connection, "pirate", base)
-    with pytest.raises(QuotaExceeded) as caught:
-        create(uploads, connection, "pirate", base)
-    assert (caught.value.code, caught.value.quota) == ("quota_exceeded", "max_open_uploads")
-    clock.now_s += 24 * 3600
-    create(uploads, connection, "pirate", base)
-
-
 def test_adapters_are_limited_and_open_uploads_count(uploads, connection, base, make_version):
     make_version(name="one")
     create(uploads, connection, "two", base, limits=uploads.limits.of_tenant(2, None))

@@ -373,6 +373,14 @@ ORPHAN_BESIDE_A_PROOF = [
     *(("create", "second"), ("send_all", 0), ("complete", 0), ("sweep",)),
 ]
 
+A_PROOF_THAT_NOBODY_GIVES = [
+    *(("send_all", 0), ("wait", TTL_H - 1), ("complete", 0)),
+    *(("create", "second"), ("create", "second"), ("create", "second")),
+    *(("wait", TTL_H - 1), ("sweep",), ("create", "second"), ("wait", 1), ("create", "second")),
+    *(("sweep",), ("complete", 3)),
+]
+"""It takes one of three places. Its time begins with it, and the others' with their creation."""
+
 
 @pytest.mark.parametrize("kill_in", range(1, 38))
 def test_steps_that_are_killed_at_any_boundary_and_done_again_leave_what_the_model_says(
@@ -396,6 +404,7 @@ def test_steps_that_are_killed_at_any_boundary_and_done_again_leave_what_the_mod
 
 @settings(max_examples=25, deadline=None)
 @example(ORPHAN_BESIDE_A_PROOF)
+@example(A_PROOF_THAT_NOBODY_GIVES)
 @given(sequence=st.lists(steps, min_size=15, max_size=30))
 def test_any_sequence_leaves_what_the_model_says(tmp_path_factory, sequence):
     note(str(sequence))
