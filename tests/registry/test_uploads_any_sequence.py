@@ -379,7 +379,7 @@ A_PROOF_THAT_NOBODY_GIVES = [
     *(("wait", TTL_H - 1), ("sweep",), ("create", "second"), ("wait", 1), ("create", "second")),
     *(("sweep",), ("complete", 3)),
 ]
-"""It takes one of three places. Its time begins with it, and the others' with their creation."""
+"""Steps in which a proof, whose time begins when it does, takes one of the places of uploads."""
 
 
 @pytest.mark.parametrize("kill_in", range(1, 38))
