@@ -48,24 +48,6 @@ def test_the_cheaper_way_is_taken_and_the_tokens_are_the_same(
         assert outputs[f"r{i}"][-1].num_prompt_tokens == 20
 
 
-def test_what_does_not_fit_into_the_swap_space_is_computed_again(tmp_path):
-    core = crowded_core(tmp_path, num_swap_slots=2, prefill_tokens_per_s=1)
-    run_until_idle(core)
-    stats = core.take_stats()
-    assert stats.preemptions > stats.swapped
-
-
-def test_a_request_that_ends_while_swapped_frees_its_slots(tmp_path):
-    core = crowded_core(tmp_path, num_swap_slots=32, prefill_tokens_per_s=1)
-    swap = core.scheduler.kv.swap
-    while not core.scheduler.queues.num_swaps:
-        core.step()
-    core.scheduler.abort([f"r{i}" for i in range(4)])
-    core.step()
-    core.scheduler.check_integrity()
-    swap.check_integrity(used=[])
-
-
 def test_swapped_blocks_are_not_handed_out_before_the_step_that_copies_them():
     """Tiles may be written to a free slab at any moment, but the copy runs with the next step."""
     scheduler = make_scheduler(8, num_swap_slots=8, prefix_caching=False, max_model_len=128)
