@@ -50,7 +50,7 @@ def test_one_answers_bad_logits_fail_its_request():
     result = scheduler.update(batch, StepTokens([7, BAD_LOGITS]))
     finals = [o for _, o in result.outputs if o.finish_reason]
     assert [o.finish_reason for o in finals] == ["error", "error"]
-    assert finals[-1].is_last
+    assert (finals[-1].is_last, finals[-1].error) == (True, "the logits are not finite")
     (ended,) = result.ended
     assert (ended.finish_reason, ended.num_completion_tokens) == ("error", 1)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import booleans, composite, integers, sampled_from
 
-from engine.batch import BAD_LOGITS, StepTokens
+from engine.batch import StepTokens
 from engine.request import PENDING_TOKEN
 from tests.engine.fake_draft_model import FakeDraftModel, give_draft_model
 from tests.engine.fakes import (
@@ -305,18 +305,6 @@ def test_the_digest_that_is_reported_is_the_steps_not_the_requests(tmp_path):
         batch = scheduler.schedule()
         outputs += scheduler.update(batch, tokens_for(batch)).outputs
     assert {output.adapter_digest for _, output in outputs} == {None}
-
-
-def test_bad_logits_fail_their_own_request_only():
-    scheduler = make_scheduler()
-    scheduler.add("gw", make_message("bad"))
-    scheduler.add("gw", make_message("good"))
-    batch = scheduler.schedule()
-    tokens = [BAD_LOGITS if row.request_id == "bad" else 7 for row in batch.rows]
-    outputs = {o.request_id: o for _, o in scheduler.update(batch, StepTokens(tokens)).outputs}
-    assert outputs["bad"].finish_reason == "error"
-    assert outputs["bad"].error == "the logits are not finite"
-    assert outputs["good"].finish_reason is None
 
 
 def test_an_arena_too_small_for_one_request_is_refused_at_start():
