@@ -56,10 +56,6 @@ def test_without_a_wish_all_sequences_have_the_frequencies_of_short_ones(tmp_pat
     assert longest(tmp_path, asked=4096, **longrope) == 4096
 
 
-def test_a_wish_is_kept(tmp_path):
-    assert longest(tmp_path, asked=100) == 100
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="auto is this machine's GPU")
 def test_auto_is_float32_on_the_cpu_where_there_is_no_gpu(tmp_path):
     config = resolve_device(make_config(tmp_path))

@@ -154,17 +154,6 @@ def test_draft_kv_goes_before_prefixes_and_adapters(tmp_path):
     assert after.prefix_evictions == stats.prefix_evictions
 
 
-def test_an_ended_answers_slabs_are_given_back_at_once(tmp_path):
-    core, model, drafts = make(tmp_path)
-    core.handle("gw", make_message(max_tokens=100))
-    while not drafts.num_slabs:
-        core.step()
-    core.scheduler.abort(["r1"])
-    assert drafts.num_slabs == 0
-    run_until_idle(core)
-    core.scheduler.check_integrity()
-
-
 @pytest.mark.parametrize(("idle_share", "least", "most"), [(0.0, 0, 20), (0.25, 95, 106)])
 def test_where_prefixes_fill_the_arena_drafts_need_some_of_their_slabs(
     tmp_path, idle_share, least, most

@@ -233,10 +233,6 @@ def test_more_logprobs_than_the_vocabulary_has_are_all_of_them():
     assert sorted(token for token, _ in logprobs[0].top) == [0, 1, 2, 3]
 
 
-def test_no_rows_are_no_tokens():
-    assert choose(make_logits(0), []) == ([], {})
-
-
 def test_half_precision_logits_are_penalized_in_full_precision():
     logits = torch.tensor([[64.0, 64.0]], dtype=torch.bfloat16)
     row = make_row(temperature=0.0, output=(0,), presence_penalty=0.01)

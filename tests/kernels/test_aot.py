@@ -217,15 +217,6 @@ def test_wide_loads_are_told_from_narrow_ones(compiled_all: Results) -> None:
     assert reads_wide({16: 4, 8: 9, 4: 8})
 
 
-def test_kernels_that_others_call_are_not_launched(tmp_path: Path) -> None:
-    (tmp_path / "some.py").write_text(
-        "@triton.jit\ndef _called(x):\n    pass\n"
-        "@triton.jit(do_not_specialize=['x'])\ndef _launched(x):\n    _called(x)\n"
-        "def host(x):\n    _launched[(1,)](x)\n"
-    )
-    assert launched_kernels(tmp_path) == {"_launched"}
-
-
 # ---- defects of a kernel ----
 
 

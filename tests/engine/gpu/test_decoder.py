@@ -10,7 +10,6 @@ from torch.overrides import TorchFunctionMode
 
 from engine.batch import Batch
 from engine.gpu import graphs
-from engine.request import PENDING_TOKEN
 from kernels import reference
 from lora.layout import Layout
 from lora.packed import PackedForm
@@ -175,20 +174,6 @@ def test_a_row_has_the_same_bits_in_a_graph_whoever_is_beside_it(graph_world):
 # ---- special rows ----
 
 
-def test_a_pending_token_is_read_where_the_step_before_chose_it(tmp_path):
-    world = World(tmp_path)
-    mine, other = world.take(3), world.take(3)
-    first = world.row("b", [5, 6], 0, other), world.row("a", [1, 2, 3], 0, mine, "a0")
-    chosen = world.stage.run(Batch(1, first))[0].token_ids[1]
-    known, _ = world.step(world.row("a", [chosen], 3, mine, "a0"))
-    pending = world.row("a", [PENDING_TOKEN], 3, mine, "a0")
-    world.step(*first)
-    assert torch.equal(world.step(pending)[0], known)
-    world.step(*first)
-    world.runner.out.tokens[1] = -1
-    assert world.step(pending)[1] == [1], "a failed row's -1 does not make the next step fail"
-
-
 def test_a_row_that_is_not_finite_says_so_and_spoils_nobody(tmp_path):
     embedding = Script(SETTING, "llama").weights["model.embed_tokens.weight"]
     embedding[13] = torch.inf
@@ -206,20 +191,6 @@ def test_what_is_not_finite_only_after_the_last_layer_is_told_too(tmp_path):
     down[3] = torch.inf
     world = World(tmp_path, weights={"model.layers.1.mlp.down_proj.weight": down})
     assert world.step(world.row("a", [1, 2, 5], 0, world.take(1)))[1] == [0, 0, 0]
-
-
-def test_padding_rows_write_nothing_and_change_nothing(tmp_path):
-    world = World(tmp_path)
-    blocks = [world.take(2) for _ in range(3)]
-    for number, own in enumerate(blocks):
-        world.step(world.row(f"s{number}", [3, 1, 4, 1, 5], 0, own, "a2"))
-    before = world.stage.arena.clone()
-    rows = [world.row(f"s{n}", [9], 5, own, "a2") for n, own in enumerate(blocks)]
-    logits, _ = world.step(*rows)
-    assert world.runner.graphs.decode_sizes[2] == 4, "one row is padding"
-    changed = (world.stage.arena != before).any(dim=1).nonzero().flatten().tolist()
-    assert sorted(changed) == sorted({own[5 // world.layout.block_size] for own in blocks})
-    assert (logits - logits[0]).abs().max() < 1e-5
 
 
 def test_steps_of_padding_which_graphs_are_captured_with_touch_no_slab(tmp_path):

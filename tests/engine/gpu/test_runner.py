@@ -290,11 +290,3 @@ def test_a_model_that_is_too_wide_for_the_kernels_is_refused(model_dir):
     with pytest.raises(UnsupportedModel, match=f"hidden_size {hidden_size}: .* take device cpu"):
         check_width(config, most=hidden_size - 1)
     check_width(config, most=hidden_size)
-
-
-def test_fp8_on_a_cpu_is_refused_before_anything_is_loaded(model_dir, tmp_path):
-    from engine.build import build_core as build
-
-    config = make_config(tmp_path, device="cpu", quantization="fp8", model_dir=str(model_dir))
-    with pytest.raises(UnsupportedModel, match="take device cuda"):
-        build(config, "eng-1", [])
