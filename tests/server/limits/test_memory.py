@@ -131,6 +131,15 @@ def test_no_window_admits_more_than_a_minutes_worth_and_its_refill(script, rando
 # ---- bounds ----
 
 
+def test_an_older_request_gets_no_more_back_because_of_a_newer_ones_refund():
+    caller = Caller()
+    slow = caller.acquire(TOKENS, tokens=500)
+    caller.now += 45_000
+    caller.limiter.release(caller.acquire(TOKENS, tokens=100), 50)
+    caller.limiter.release(slow, 0)
+    assert caller.standing(TOKENS).remaining == 550
+
+
 def test_only_idle_limits_are_forgotten():
     caller = Caller(max_states=2)
     one = [Limit("requests", "tenant", name, 1) for name in ("idle", "busy", "new", "later")]
