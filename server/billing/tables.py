@@ -119,7 +119,7 @@ usage_events = Table(
     Column("event_id", RowId, primary_key=True, autoincrement=False),
     Column("engine_id", String(64), nullable=False),
     Column("journal_seq", BigInteger, nullable=False),
-    Column("number", BigInteger),
+    Column("number", BigInteger, nullable=False),
     Column("request_id", String(64), nullable=False, unique=True),
     Column("tenant_id", String(64), nullable=False),
     Column("key_id", String(32)),
