@@ -119,8 +119,8 @@ class Admission:
         group.loading_until = self._clock()
         if group.load_tier != "store":
             return
-        if self.adapters.is_fetched(key := group.adapter.object_key):
-            group.load_tier = "disk" if self.adapters.was_on_disk(key) else "store"
+        if found := self.adapters.fetched_from(group.adapter.object_key):
+            group.load_tier = found
         else:
             group.fetching_until = group.loading_until
 

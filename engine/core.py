@@ -261,11 +261,11 @@ class EngineCore:
 
     def take_residency(self) -> list[Residency]:
         """Take the adapters that moved since the last call."""
-        return self.adapters.tiers.take_moves()
+        return self.adapters.machine.take_moves()
 
     def all_residency(self) -> list[Residency]:
         """Current tier of every adapter, for a gateway that has just connected."""
-        return self.adapters.tiers.locations()
+        return self.adapters.machine.locations()
 
     def take_stats(self) -> EngineStats:
         """Take the current figures; the search for the largest batch begins anew."""
@@ -281,7 +281,7 @@ class EngineCore:
             batch_adapters=len(batch.adapters),
             free_slabs=scheduler.arena.num_free + num_spare,
             total_slabs=scheduler.arena.num_slabs,
-            adapter_slabs=self.adapters.num_slabs_used,
+            adapter_slabs=self.adapters.machine.num_slabs,
             steps=self.num_steps,
             prompt_tokens=self.num_prompt_tokens,
             completion_tokens=self.num_completion_tokens,
@@ -292,7 +292,7 @@ class EngineCore:
             prefix_evictions=scheduler.kv.pool.num_evictions,
             prefill_tokens_per_s=costs.prefill_tokens_per_s,
             copy_bytes_per_s=costs.copy_bytes_per_s,
-            adapter_evictions=self.adapters.num_evictions,
+            adapter_evictions=self.adapters.machine.num_evictions,
             pinned_slabs=self.adapters.num_slabs_pinned,
             unsettled_records=self.journal.num_unsettled,
             tiers=self._tiers(),
@@ -312,9 +312,9 @@ class EngineCore:
     def _tiers(self) -> tuple[TierStats, ...]:
         layout, counts = self.scheduler.layout, self.adapters.counts
         slab_bytes = layout.num_shards * layout.slab_bytes  # on all ranks together
-        counts.device.used_bytes = self.adapters.num_slabs_used * slab_bytes
+        counts.device.used_bytes = self.adapters.machine.num_slabs * slab_bytes
         counts.device.limit_bytes = self.scheduler.arena.num_slabs * slab_bytes
-        counts.host.used_bytes = self.adapters.host_bytes
+        counts.host.used_bytes = self.adapters.machine.host.used_bytes
         return tuple(map(replace, (counts.device, counts.host, counts.disk, counts.store)))
 
     def _read_journal(self, message: ReadJournal) -> JournalRecords:
@@ -344,7 +344,8 @@ class EngineCore:
         if not self._can_meter:
             return
         self._residency_due = self.scheduler.clock() + self.residency_interval_s
-        items = [_item(stay, duration_ms) for stay, duration_ms in self.adapters.residency.take()]
+        stays = self.adapters.machine.meter.take()
+        items = [_item(stay, duration_ms) for stay, duration_ms in stays]
         self.journal.note_residency(self._residency_since, items)
         self._residency_since = self.journal.clock()
 

@@ -3,10 +3,17 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from lora.errors import Failure
+from lora.errors import Failure, FailureKind
 from lora.eviction import Claim
 from lora.tiers import LoadTier, Tier
+from lora.transitions import State
 from registry.ref import AdapterRef
+
+_FIRST_RETRY_S = 1.0
+_LONGEST_RETRY_S = 30.0
+_MOST_DOUBLINGS = 5
+_MOST_LOST: dict[FailureKind, int] = {"lost": 1, "evicted": 8}
+"""Losses in a row that a new fetch may mend; more mean a faulty disk or far too small a cache."""
 
 
 class Packed(Protocol):
@@ -63,13 +70,13 @@ class Entry:
     num_failures: failures in a row.   num_lost: how often its packed file was missing or damaged
     since the last placement or failure.   retry_at: no new attempt before this time.
     was_on_disk: whether its last fetch found it on disk.
-    host_bytes: known once it was fetched, 0 before.
+    host_bytes: bytes it takes in host memory outside the arena, known once it was fetched.
     packed_bytes, num_slabs: known once it was read, 0 before.
     """
 
     ref: AdapterRef
     claim: Claim
-    tier: Tier = "remote"
+    state: State = "remote"
     waiters: dict[str, Waiter] = field(default_factory=dict)
     users: int = 0
     prefetched_by: str | None = None
@@ -93,9 +100,13 @@ class Entry:
         return self.ref.object_key
 
     @property
+    def tier(self) -> Tier:
+        return "disk" if self.state == "reading" else self.state
+
+    @property
     def load_tier(self) -> LoadTier | None:
         """Tier that a load would begin at; None if the adapter is in the arena."""
-        if self.tier == "device":
+        if self.state == "device":
             return None
         if self.packed is not None:
             return "host"
@@ -109,9 +120,55 @@ class Entry:
     @property
     def is_idle(self) -> bool:
         """Whether the adapter is in the arena, unused and not pinned: it may be evicted."""
-        return self.tier == "device" and not self.users and not self.is_pinned
+        return self.state == "device" and not self.users and not self.is_pinned
 
     @property
     def urgency(self) -> Urgency:
         """Urgency of the most urgent waiter; a mere prefetch comes last."""
         return min((waiter.urgency for waiter in self.waiters.values()), default=_LAST)
+
+    @property
+    def newest_urgency(self) -> Urgency:
+        """Urgency of the newest waiter."""
+        return next((waiter.urgency for waiter in reversed(self.waiters.values())), _LAST)
+
+    def hold(self, packed: Packed) -> None:
+        """Note the copy in host memory, and what is known of the adapter since it was read."""
+        self.packed, self.packed_bytes = packed, packed.size_bytes
+        self.host_bytes, self.num_slabs = packed.host_bytes, packed.num_slabs
+        self.invocation_tokens = packed.invocation_tokens
+
+    # ---- failures ----
+
+    def lose(self, failure: Failure) -> bool:
+        """Whether another fetch may mend this failure to use the packed file; then it counts."""
+        if self.num_lost >= _MOST_LOST.get(failure.kind, 0):
+            return False
+        self.num_lost += 1
+        return True
+
+    def fail(self, failure: Failure, now: float) -> None:
+        """Note why the adapter is not available; until `retry_at` its requests fail at once.
+
+        A missing or damaged object may be uploaded again, so it is retried; an adapter that does
+        not fit never will.
+        """
+        self.failure, self.num_lost = failure, 0
+        if failure.kind in ("incompatible", "too_large"):
+            self.retry_at = float("inf")
+        else:
+            wait_s = _FIRST_RETRY_S * 2 ** min(self.num_failures, _MOST_DOUBLINGS)
+            self.retry_at = now + min(wait_s, _LONGEST_RETRY_S)
+        self.num_failures += 1
+
+    def is_due(self, now: float) -> bool:
+        """Whether the adapter has failed, and may be tried again."""
+        return self.state == "failed" and now >= self.retry_at
+
+    def retry_after_s(self, now: float) -> float:
+        """Seconds after which a request for an adapter that failed may be repeated."""
+        return max(_FIRST_RETRY_S, self.retry_at - now)
+
+    def forgive(self) -> None:
+        """Forget the adapter's failures, since it has reached the arena."""
+        self.failure, self.num_failures, self.num_lost = None, 0, 0

@@ -2,10 +2,10 @@
 
 import heapq
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-from lora.entry import Entry, Urgency, Waiter
+from lora.entry import Entry, Urgency
 
 _MOST_STALE = 64
 
@@ -17,6 +17,11 @@ class _Turn:
     entry: Entry
     tenant_id: str
     urgency: Urgency
+
+    def rank(self, num_under_way: int) -> tuple[int, int, int]:
+        """Key of the order of moves. num_under_way: moves of the tenant."""
+        priority, arrival = self.urgency
+        return priority, num_under_way, arrival
 
 
 class LoadQueue:
@@ -32,28 +37,16 @@ class LoadQueue:
         # By tenant, a heap of (urgency, key); outdated entries are skipped.
         self._lines: dict[str, list[tuple[Urgency, str]]] = {}
         self._under_way: dict[str, str] = {}  # key -> the tenant it counts for
-        self._num_by_tenant: Counter[str] = Counter()
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._waiting or key in self._under_way
-
-    def is_waiting(self, key: str) -> bool:
-        return key in self._waiting
-
-    def is_under_way(self, key: str) -> bool:
-        return key in self._under_way
 
     def add(self, entry: Entry) -> None:
-        """Queue an adapter; an adapter that is waiting or under way stays as it is."""
-        if entry.key not in self:
+        """Queue an adapter, or move it up for its newest waiter, who may be another tenant's."""
+        turn = self._waiting.get(entry.key)
+        if turn is None:
             self._stand(entry, entry.urgency)
-
-    def hasten(self, entry: Entry, waiter: Waiter) -> None:
-        """Move a waiting adapter up for one more waiter, maybe of another tenant or more urgent."""
-        if (turn := self._waiting.get(entry.key)) is not None:
-            urgency = min(turn.urgency, waiter.urgency)
-            if (urgency, entry.claim.tenant_id) != (turn.urgency, turn.tenant_id):
-                self._stand(entry, urgency)
+            return
+        urgency = min(turn.urgency, entry.newest_urgency)
+        if (urgency, entry.claim.tenant_id) != (turn.urgency, turn.tenant_id):
+            self._stand(entry, urgency)
 
     def discard(self, key: str) -> None:
         """Remove an adapter that nothing wants any more; a move under way goes on."""
@@ -63,26 +56,24 @@ class LoadQueue:
         """Mark the most urgent adapter as under way and return it; None if no adapter waits, if it
         may not start, or if `max_under_way` moves are under way.
         """
-        if len(self._under_way) >= self.max_under_way:
+        if not self._waiting or len(self._under_way) >= self.max_under_way:
             return None
-        turn = min(self._heads(), key=self._rank, default=None)
-        if turn is None or not may_start(turn.entry):
+        busy = Counter(self._under_way.values())
+        turn = min(self._heads(), key=lambda turn: turn.rank(busy[turn.tenant_id]))
+        if not may_start(turn.entry):
             return None
         del self._waiting[turn.entry.key]
         self._under_way[turn.entry.key] = turn.tenant_id
-        self._num_by_tenant[turn.tenant_id] += 1
         return turn.entry
 
     def done(self, key: str) -> None:
-        tenant_id = self._under_way.pop(key)
-        self._num_by_tenant[tenant_id] -= 1
-        if not self._num_by_tenant[tenant_id]:
-            del self._num_by_tenant[tenant_id]
+        del self._under_way[key]
 
-    def check_integrity(self) -> None:
-        assert not self._waiting.keys() & self._under_way.keys()
+    def check_integrity(self, waiting: Set[str], under_way: Set[str]) -> None:
+        """Assert that exactly these adapters wait, and that these moves are under way."""
+        assert self._waiting.keys() == waiting
+        assert self._under_way.keys() == under_way
         assert len(self._under_way) <= self.max_under_way
-        assert self._num_by_tenant == Counter(self._under_way.values())
         for key, turn in self._waiting.items():
             assert (turn.urgency, key) in self._lines[turn.tenant_id], "it is in no line"
 
@@ -121,7 +112,3 @@ class LoadQueue:
             turn.urgency = now  # the most urgent waiter has left
             heapq.heapreplace(line, (now, key))
         return None
-
-    def _rank(self, turn: _Turn) -> tuple[int, int, int]:
-        priority, arrival = turn.urgency
-        return priority, self._num_by_tenant[turn.tenant_id], arrival

@@ -1,9 +1,9 @@
-"""The engine's adapters: which requests want and use them, and the tables that steps need.
+"""The engine's adapters: what wants them (requests, pins, prefetches), and which requests use them.
 
-The manager is polled once a step and never waits. It decides on moves; the loader (threads, and
-behind them the fetcher process) carries them out and reports. An adapter in use is never evicted.
-An adapter that cannot be loaded fails its own requests, and is tried again later if that can help.
-`lora.transitions` has the moves between the tiers, `lora.tier_map` each adapter's tier.
+The manager is polled once a step and never waits. It turns wishes into events; `lora.residency`
+decides from them on moves, and the loader (threads, and behind them the fetcher process) carries
+the moves out and reports. An adapter in use is never evicted. An adapter that cannot be loaded
+fails its own requests, and is tried again later if that can help.
 """
 
 import time
@@ -11,17 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Generic
 
 from lora.arena import Arena
-from lora.entry import Waiter
+from lora.entry import Entry, Waiter
 from lora.errors import Failure
-from lora.eviction import Claim
+from lora.eviction import EVERYBODY, Claim
 from lora.loads import Loader, TablesT_co
-from lora.pins import Pins
-from lora.prefetches import Prefetches
-from lora.residency_meter import ResidencyMeter
-from lora.retries import Retries
+from lora.residency import ResidencyMachine
 from lora.tier_counts import TierCounts
 from lora.tiers import LoadTier
-from lora.transitions import Transitions
 from registry.ref import AdapterRef
 
 
@@ -56,90 +52,97 @@ class AdapterManager(Generic[TablesT_co]):
         self.loader = loader
         self.clock = clock
         self.counts = TierCounts(0 if arena_is_host else host_cache_bytes, disk_cache_bytes)
-        self.residency = ResidencyMeter(clock)
-        self._retries = Retries(clock)
-        self.transitions = Transitions(
+        self.machine = ResidencyMachine(
             arena,
             loader,
+            clock,
             self.counts,
-            self.residency,
-            self._retries,
-            Prefetches(prefetch_per_tenant),
             host_cache_bytes=host_cache_bytes,
             arena_is_host=arena_is_host,
             max_fetches=max_fetches,
             max_entries=max_entries,
         )
-        self.tiers = self.transitions.tiers
-        self.entries = self.tiers.entries
-        self._tables = self.transitions.tables
-        max_pinned_slabs = int(max_pinned_share * arena.num_slabs)
-        self._pins = Pins(self.tiers, self.transitions, max_pinned_slabs)
+        self.entries = self.machine.entries
+        self._prefetch_per_tenant = prefetch_per_tenant
+        self._max_pinned_slabs = int(max_pinned_share * arena.num_slabs)
+        self._pins: dict[str, Entry] = {}  # those that fit the limit are `is_pinned`
 
-    # ---- for requests ----
+    # ---- wishes ----
 
     def prefetch(self, ref: AdapterRef, tenant_id: str) -> None:
-        """Bring `ref` to the tier before the arena, without taking slabs or evicting others'."""
-        self.transitions.prefetch(ref, tenant_id)
+        """Bring `ref` to the tier before the arena, without taking slabs or evicting others'.
+
+        Nothing happens if the adapter is on its way, or if this tenant has enough under way.
+        """
+        if self.machine.prefetches[tenant_id] >= self._prefetch_per_tenant:
+            return
+        entry = self.machine.touch(ref, tenant_id)
+        is_far = entry.state in ("remote", "disk") or entry.is_due(self.clock())
+        if is_far and not entry.is_wanted:
+            entry.prefetched_by = tenant_id
+            self.machine.prefetches[tenant_id] += 1
+            self.machine.note_wish(entry, "prefetched")
 
     def join(self, ref: AdapterRef, waiter: Waiter) -> LoadTier | None:
         """Register a request that needs `ref` until it leaves; starts or joins the load.
 
         Returns where the adapter has to come from, as far as is known yet; None if it is in the
-        arena. A fetch from the store may find it on disk: then `was_on_disk`.
+        arena. A fetch from the store may find it on disk: then `fetched_from` says so.
         """
-        entry = self.transitions.touch(ref, waiter.tenant_id)
+        entry = self.machine.touch(ref, waiter.tenant_id)
         entry.claim = Claim(waiter.tenant_id, waiter.weight)
         self.counts.asked(entry)
-        if entry.tier == "device":
+        if entry.state == "device":
             entry.num_hits += 1
         entry.waiters[waiter.request_id] = waiter
         load_tier = entry.load_tier
-        self.transitions.hasten(entry, waiter)
+        self.machine.end_prefetch(entry)
+        self.machine.note_wish(entry)
         return load_tier
 
     def leave(self, key: str, request_id: str) -> None:
         """Remove a request that has ended; a load that no request waits for is dropped."""
         entry = self.entries[key]
         del entry.waiters[request_id]
-        self.transitions.drop_if_unwanted(entry)
+        self.machine.note_wish(entry)
 
     def pin(self, refs: Sequence[AdapterRef]) -> None:
         """Keep exactly these in the arena, in this order, as far as the limit for pins allows."""
-        self._pins.replace(refs)
+        before, self._pins = self._pins, {}
+        for ref in refs:
+            entry = self._pins[ref.object_key] = self.machine.touch(ref, EVERYBODY)
+            self._set_pinned(entry, True)
+        for key in before.keys() - self._pins.keys():
+            self._set_pinned(before[key], False)
+        self._bring_in_pins()
 
     def wait(self, key: str) -> Failure | None:
-        """Queue the adapter's next move, if any; returns its failure if it has failed."""
+        """Retry an adapter that failed long enough ago; returns its failure if it has failed."""
         entry = self.entries[key]
-        self.transitions.advance(entry)
-        return entry.failure if entry.tier == "failed" else None
+        if entry.state == "failed":
+            self.machine.note_wish(entry)
+        return entry.failure if entry.state == "failed" else None
+
+    # ---- the way into the arena ----
 
     def retry_after_s(self, key: str) -> float:
         """Seconds after which a request for an adapter that failed may be repeated."""
-        return self._retries.retry_after_s(self.entries[key])
+        return self.entries[key].retry_after_s(self.clock())
 
     def is_ready(self, key: str) -> bool:
-        return self.entries[key].tier == "device"
+        return self.entries[key].state == "device"
 
-    def is_fetched(self, key: str) -> bool:
-        """Whether the adapter is on disk, or further on its way to the arena."""
-        return self.entries[key].tier in ("disk", "host", "loading", "device")
-
-    def was_on_disk(self, key: str) -> bool:
-        """Whether the fetch of an adapter that is fetched found it on disk."""
-        return self.entries[key].was_on_disk
-
-    def acquire(self, key: str) -> None:
-        """Count one more request that holds the adapter in the arena until it is released."""
-        self.tiers.acquire(self.entries[key])
-
-    def release(self, key: str) -> None:
-        self.tiers.release(self.entries[key])
+    def fetched_from(self, key: str) -> LoadTier | None:
+        """The tier where the fetch found an adapter that is on disk or further; else None."""
+        entry = self.entries[key]
+        if entry.state in ("remote", "fetching", "failed"):
+            return None
+        return "disk" if entry.was_on_disk else "store"
 
     def slabs_needed(self, key: str) -> int | None:
         """Slabs that placing it takes now: 0 if it has its slabs, None if it is not read yet."""
         entry = self.entries[key]
-        if entry.tier in ("loading", "device"):
+        if entry.state in ("loading", "device"):
             return 0
         return entry.packed.num_slabs if entry.packed is not None else None
 
@@ -148,11 +151,23 @@ class AdapterManager(Generic[TablesT_co]):
 
         Returns the bytes to copy. Raises ArenaFull.
         """
-        return self.transitions.place(self.entries[key])
+        return self.machine.place(self.entries[key])
+
+    def acquire(self, key: str) -> None:
+        """Count one more request that holds the adapter in the arena until it is released."""
+        entry = self.entries[key]
+        entry.users += 1
+        self.machine.note_idle(entry)
+
+    def release(self, key: str) -> None:
+        entry = self.entries[key]
+        assert entry.users > 0, "released more often than acquired"
+        entry.users -= 1
+        self.machine.note_idle(entry)
 
     def tables(self, key: str) -> tuple[int, TablesT_co]:
         """Generation and tables of an adapter in the arena."""
-        return self._tables[key]
+        return self.machine.tables[key]
 
     def invocation_tokens(self, key: str) -> tuple[int, ...] | None:
         """Prompt tokens from which an activated LoRA applies; None for others, or before a read."""
@@ -163,26 +178,34 @@ class AdapterManager(Generic[TablesT_co]):
     def poll(self) -> None:
         """Process the loader's reports since the last step, and give it more work."""
         for done in self.loader.poll():
-            self.transitions.take_in(done)
-        self._pins.bring_in()
-        self.transitions.start_next()
+            self.machine.take_in(done)
+        self._bring_in_pins()
+        self.machine.start_next()
 
-    @property
-    def num_slabs_used(self) -> int:
-        return self.tiers.num_slabs
+    def _bring_in_pins(self) -> None:
+        """Pin the adapters that fit the limit, in order, and bring them in."""
+        left = self._max_pinned_slabs
+        for entry in self._pins.values():
+            self._set_pinned(entry, entry.num_slabs <= left)
+            if not entry.is_pinned:
+                continue
+            left -= entry.num_slabs
+            if entry.state == "failed":
+                self.machine.note_wish(entry)
+            elif entry.state == "host" and self.arena.make_room(entry.num_slabs):
+                self.machine.place(entry)
+
+    def _set_pinned(self, entry: Entry, is_pinned: bool) -> None:
+        if entry.is_pinned != is_pinned:
+            entry.is_pinned = is_pinned
+            self.machine.meter.note(entry)
+            self.machine.note_idle(entry)
+            self.machine.note_wish(entry)
 
     @property
     def num_slabs_pinned(self) -> int:
-        return self._pins.num_slabs
-
-    @property
-    def num_evictions(self) -> int:
-        return self.transitions.num_evictions
-
-    @property
-    def host_bytes(self) -> int:
-        return self.transitions.host.used_bytes
+        return sum(len(entry.slabs) for entry in self._pins.values() if entry.is_pinned)
 
     def check_integrity(self) -> None:
-        self.transitions.check_integrity()
-        self._pins.check_integrity()
+        self.machine.check_integrity()
+        assert self.num_slabs_pinned <= self._max_pinned_slabs

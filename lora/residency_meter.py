@@ -31,8 +31,7 @@ class Stay:
             case "device" | "loading":
                 return cls(entry.ref, "device", entry.packed_bytes, len(entry.slabs), pinned)
             case "host":
-                assert entry.packed is not None
-                return cls(entry.ref, "host", entry.packed.host_bytes, 0, pinned)
+                return cls(entry.ref, "host", entry.host_bytes, 0, pinned)
             case "disk":
                 return cls(entry.ref, "disk", entry.ref.size_bytes, 0, pinned)
         return None

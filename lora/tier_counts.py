@@ -3,6 +3,7 @@
 from typing import Literal
 
 from lora.entry import Entry
+from lora.loads import Fetched
 from lora.tiers import TierStats
 
 _NEW_SAMPLE = 0.2
@@ -30,15 +31,16 @@ class TierCounts:
         else:
             self.host.misses += 1
 
-    def fetched(self, entry: Entry, seconds: float, size_bytes: int, *, was_there: bool) -> None:
+    def fetched(self, entry: Entry, done: Fetched) -> None:
         """Count a fetch that has brought the adapter to disk, or found it there."""
-        if was_there:
+        if done.was_there:
             self.disk.hits += 1
         else:
             self.disk.misses += 1
             self.store.hits += 1
-            self.disk.note_load(size_bytes, seconds)
-        self._note_cost("disk", size_bytes or entry.ref.size_bytes, 0.0 if was_there else seconds)
+            self.disk.note_load(done.size_bytes, done.seconds)
+        seconds = 0.0 if done.was_there else done.seconds
+        self._note_cost("disk", done.size_bytes or entry.ref.size_bytes, seconds)
 
     def moved(
         self, stage: Literal["host", "device"], entry: Entry, seconds: float, size_bytes: int

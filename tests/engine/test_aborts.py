@@ -8,7 +8,7 @@ from tests.engine.fakes import make_adapter, make_core, make_message
 
 def is_empty(core) -> bool:
     arena, pool = core.scheduler.arena, core.scheduler.kv.pool
-    kept = core.adapters.num_slabs_used + pool.num_idle
+    kept = core.adapters.machine.num_slabs + pool.num_idle
     return not core.scheduler.groups and arena.num_free + kept == arena.num_slabs
 
 

@@ -41,7 +41,7 @@ def check(churn, num_requests, deadline_s):
     assert churn.outcomes["max_tokens"] > 0.8 * num_requests
     # Each event that could cause a wrong token has occurred.
     core = churn.core
-    assert core.adapters.num_evictions > num_requests / 10
+    assert core.adapters.machine.num_evictions > num_requests / 10
     assert core.scheduler.queues.num_preemptions > 0
     assert core.num_cached_tokens > 0
     assert churn.outcomes["aborted"] > 0

@@ -86,7 +86,7 @@ def test_kv_of_an_adapter_that_is_evicted_goes_first(tmp_path):
     served(core, make_message("r2", prompt=PROMPT, max_tokens=1, adapter=adapter))
     arena = core.scheduler.arena
     arena.idle.take(adapter.object_key)
-    core.adapters.transitions.evict(adapter.object_key)
+    core.adapters.machine.evict(adapter.object_key)
     assert arena.make_room(arena.num_free + 4)
     assert served(core, make_message("r3", prompt=PROMPT)).num_cached_tokens == 64
     assert served(core, make_message("r4", prompt=PROMPT, adapter=adapter)).num_cached_tokens == 0

@@ -169,7 +169,7 @@ def check_mix(
     for message in messages:
         check_answers(message, outputs[message.request_id], window, scheduler.config.max_model_len)
     arena = scheduler.arena
-    used = scheduler.adapters.num_slabs_used + scheduler.kv.pool.num_idle
+    used = scheduler.adapters.machine.num_slabs + scheduler.kv.pool.num_idle
     assert arena.num_free + used == num_slabs
 
 

@@ -48,4 +48,4 @@ def _check(setting: Setting) -> None:
 
 def _has_seen_all(core: EngineCore) -> bool:
     queues = core.scheduler.queues
-    return bool(core.adapters.num_evictions and queues.num_preemptions and queues.num_swaps)
+    return bool(core.adapters.machine.num_evictions and queues.num_preemptions and queues.num_swaps)

@@ -14,7 +14,7 @@ from tests.lora.managers import bring_in, bring_to_host, make_manager, make_wait
 def test_where_the_arena_is_host_memory_a_placed_adapter_keeps_no_second_copy(arena_is_host):
     manager, _ = make_manager(arena_is_host=arena_is_host)
     bring_in(manager, make_adapter())
-    assert manager.host_bytes == (0 if arena_is_host else 1000)
+    assert manager.machine.host.used_bytes == (0 if arena_is_host else 1000)
 
 
 class MixedUpLoader(FakeLoader):
@@ -56,8 +56,7 @@ def test_an_urgent_request_takes_the_host_memory_of_one_that_waits_in_vain():
     assert tier(manager, patient) == "host"
     manager.join(urgent, make_waiter("urgent", arrival=1))
     bring_to_host(manager)
-    assert [tier(manager, ref) for ref in (patient, urgent)] == ["remote", "host"]
-    manager.wait(patient.object_key)
+    assert [tier(manager, ref) for ref in (patient, urgent)] == ["fetching", "host"]
     bring_to_host(manager)
     assert [tier(manager, ref) for ref in (patient, urgent)] == ["disk", "host"]
 

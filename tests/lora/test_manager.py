@@ -20,7 +20,7 @@ def test_an_adapter_passes_every_tier_on_its_way():
         finish(manager, loader)
     manager.place(ref.object_key)
     finish(manager, loader)
-    tiers = [move.tier for move in manager.tiers.take_moves()]
+    tiers = [move.tier for move in manager.machine.take_moves()]
     assert tiers == ["fetching", "disk", "host", "loading", "device"]
 
 
@@ -129,7 +129,7 @@ def test_what_is_lost_on_its_way_into_the_arena_gives_its_slabs_back_and_comes_a
     manager.place(ref.object_key)
     manager.acquire(ref.object_key)
     manager.poll()
-    assert tier(manager, ref) == "remote"
+    assert tier(manager, ref) == "fetching"
     assert manager.arena.num_free == 8
     manager.check_integrity()
     loader.failures.clear()

@@ -111,7 +111,7 @@ class ManagerMachine(RuleBasedStateMachine):
 
     @rule()
     def take_residency(self):
-        for stay, duration_ms in self.manager.residency.take():
+        for stay, duration_ms in self.manager.machine.meter.take():
             key = stay.adapter.object_key
             self.metered_ms[key, stay.tier, stay.slabs, stay.is_pinned] += duration_ms
 
@@ -155,7 +155,7 @@ class DeviceManagerMachine(ManagerMachine):
         held = [e.packed.region_slabs for e in manager.entries.values() if e.packed is not None]
         slabs = [slab for places in held for slab in places]
         assert len(slabs) == len(set(slabs))
-        assert 1000 * len(slabs) <= manager.host_bytes <= 3999
+        assert 1000 * len(slabs) <= manager.machine.host.used_bytes <= 3999
 
 
 TestManagerMachine = ManagerMachine.TestCase

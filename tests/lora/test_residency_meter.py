@@ -29,9 +29,8 @@ def test_the_durations_of_an_adapter_add_up_to_the_time_it_existed(moves):
     clock = FakeClock(123.4567)
     meter, entry = ResidencyMeter(clock), make_entry()
     taken = []
-    for tier, entry.is_pinned, seconds, is_time in moves:
-        entry.tier = tier
-        entry.slabs = [1, 2] if tier in ("loading", "device") else []
+    for entry.state, entry.is_pinned, seconds, is_time in moves:
+        entry.slabs = [1, 2] if entry.state in ("loading", "device") else []
         meter.note(entry)
         clock.now += seconds
         if is_time:
@@ -44,8 +43,8 @@ def test_the_durations_of_an_adapter_add_up_to_the_time_it_existed(moves):
 
 def test_what_an_adapter_takes_is_what_its_tier_stores_of_it():
     entry = make_entry()
-    entry.packed_bytes, entry.slabs = 4096, [7]
+    entry.packed_bytes, entry.host_bytes, entry.slabs = 4096, 5000, [7]
     sizes = {}
-    for entry.tier in ("disk", "host", "device"):
-        sizes[entry.tier] = Stay.of(entry).size_bytes
+    for entry.state in ("disk", "host", "device"):
+        sizes[entry.state] = Stay.of(entry).size_bytes
     assert sizes == {"disk": entry.ref.size_bytes, "host": 5000, "device": 4096}

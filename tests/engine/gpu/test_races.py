@@ -90,7 +90,7 @@ def test_nothing_meets_in_a_slab_without_an_event_between_and_no_memory_is_pinne
 
 def has_seen_all(core):
     queues = core.scheduler.queues
-    return core.adapters.num_evictions > 20 and queues.num_preemptions and queues.num_swaps
+    return core.adapters.machine.num_evictions > 20 and queues.num_preemptions and queues.num_swaps
 
 
 # ---- races are detected when a guard is removed ----
