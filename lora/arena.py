@@ -47,25 +47,17 @@ class Arena:
         """Slabs that are free, or become free as steps finish and idle items are evicted."""
         return len(self._free) + self._num_retired + self.idle.num_slabs
 
-    def make_room(self, num_slabs: int) -> bool:
+    def make_room(self, num_slabs: int, *, spares: bool = True) -> bool:
         """Evict idle items as needed; returns whether `num_slabs` are free now.
 
         Nothing is evicted if all idle slabs would be too few, or if retired slabs will be enough.
+        spares: false for slabs that will be spare, to which spare ones do not give way.
         """
-        if num_slabs > self.num_available:
-            return False
         missing = num_slabs - len(self._free) - self._num_retired
-        if missing > 0:
-            self.idle.evict(missing)
-        return len(self._free) >= num_slabs
-
-    def make_spare_room(self, num_slabs: int) -> bool:
-        """Same as `make_room`, for slabs that will be spare: spare ones do not give way to them."""
-        missing = num_slabs - len(self._free) - self._num_retired
-        if missing > self.idle.num_slabs - self.idle.num_spare:
+        if missing > self.idle.num_slabs - (0 if spares else self.idle.num_spare):
             return False
         if missing > 0:
-            self.idle.evict_items(missing)
+            self.idle.evict(missing, spares=spares)
         return len(self._free) >= num_slabs
 
     def allocate(self, num_slabs: int, owner: str) -> list[int]:

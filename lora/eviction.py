@@ -139,9 +139,7 @@ class EvictionOrder:
 
     def take(self, key: Key) -> None:
         """Remove an item that is used again."""
-        item = self._remove(key)
-        if not item.was_used:
-            self._learn(item.source, 1.0)
+        self._remove(key, came_back=1.0)
 
     def adapter_left(self, adapter: str) -> None:
         """Move items that need this adapter to the front; they are usable again if it returns."""
@@ -150,22 +148,17 @@ class EvictionOrder:
             item.priority = 0.0
             self._push(self._shares[item.claim.tenant_id], item, key)
 
-    def evict(self, num_slabs: int) -> None:
+    def evict(self, num_slabs: int, *, spares: bool = True) -> None:
         """Evict until this many slabs are given back: spare ones, the newest first, then items.
 
-        At least as many must be idle.
+        At least as many must be idle.   spares: no spare ones are evicted if it is false.
         """
-        assert num_slabs <= self.num_slabs
-        num_spare = min(num_slabs, len(self._spare))
+        num_spare = min(num_slabs, len(self._spare)) if spares else 0
         for _ in range(num_spare):
             key, source = self._spare.popitem()
             source.evict(key)
-        self.evict_items(num_slabs - num_spare)
-
-    def evict_items(self, num_slabs: int) -> None:
-        """Evict items, and no spare slabs, until this many slabs are given back."""
-        assert num_slabs <= self._num_slabs
-        target = self._num_slabs - num_slabs
+        target = self._num_slabs - (num_slabs - num_spare)
+        assert target >= 0
         while self._num_slabs > target:
             victims = self._above_share()
             heads = [(self._head(share), share) for share in victims or self._shares.values()]
@@ -229,7 +222,17 @@ class EvictionOrder:
         self._num_slabs += num_slabs
         return share
 
-    def _shrink(self, share: _Share, num_slabs: int) -> None:
+    # ---- items ----
+
+    def _evict(self, key: Key) -> None:
+        item = self._remove(key, came_back=0.0)
+        self._clock = max(self._clock, item.priority)
+        item.source.evict(key)
+
+    def _remove(self, key: Key, came_back: float) -> _Item:
+        """Remove an item; if no request had found it, learn from it whether such ones come back."""
+        item = self._items.pop(key)
+        share, num_slabs = self._shares[item.claim.tenant_id], item.num_slabs
         share.num_slabs -= num_slabs
         share.num_items -= 1
         self._num_slabs -= num_slabs
@@ -239,28 +242,14 @@ class EvictionOrder:
             self._tenants_slabs -= num_slabs
             if not share.num_items:
                 self._tenants_weight -= share.weight
-
-    # ---- items ----
-
-    def _evict(self, key: Key) -> None:
-        item = self._remove(key)
-        if not item.was_used:
-            self._learn(item.source, 0.0)
-        self._clock = max(self._clock, item.priority)
-        item.source.evict(key)
-
-    def _remove(self, key: Key) -> _Item:
-        item = self._items.pop(key)
-        self._shrink(self._shares[item.claim.tenant_id], item.num_slabs)
         if (adapter := item.claim.adapter) is not None:
             self._by_adapter[adapter].discard(key)
             if not self._by_adapter[adapter]:
                 del self._by_adapter[adapter]
+        if not item.was_used:
+            chance = self._chances.get(item.source, _FIRST_CHANCE)
+            self._chances[item.source] = chance + (came_back - chance) * _CHANCE_WEIGHT
         return item
-
-    def _learn(self, source: Source, came_back: float) -> None:
-        chance = self._chances.get(source, _FIRST_CHANCE)
-        self._chances[source] = chance + (came_back - chance) * _CHANCE_WEIGHT
 
     def _push(self, share: _Share, item: _Item, key: Key) -> None:
         heapq.heappush(share.heap, (item.priority, item.number, key))

@@ -167,7 +167,7 @@ class ModelDrafter:
         left = MOST_CATCH_UP
         num_kept_free = len(requests)  # for the drafts that the step verifies
         if self._most_from_idle:
-            self._arena.make_spare_room(num_kept_free)
+            self._arena.make_room(num_kept_free, spares=False)
         for request in requests:
             kv = self._kvs.setdefault(request, _Kv())
             kv.read_drafts(request)
@@ -189,8 +189,8 @@ class ModelDrafter:
         kv = self._kvs[request]
         num_missing = self._num_missing(kv, num_tokens)
         if num_missing and num_missing + num_kept_free > self._arena.num_free:
-            may_evict = self._may_evict(num_missing)
-            if not may_evict or not self._arena.make_spare_room(num_missing + num_kept_free):
+            may_evict, needed = self._may_evict(num_missing), num_missing + num_kept_free
+            if not may_evict or not self._arena.make_room(needed, spares=False):
                 return False
         for slab in self._arena.allocate(num_missing, _OWNER):
             kv.slabs.append(slab)

@@ -90,7 +90,7 @@ def test_spare_slabs_go_before_all_items_the_newest_first_and_count_in_no_share(
     assert (order.num_slabs, order.num_spare, order.num_slabs_of("t")) == (4, 3, 1)
     order.evict(2)
     assert shelf.evicted == [3, 2]
-    order.evict_items(1)
+    order.evict(1, spares=False)
     assert shelf.evicted == [3, 2, "worthless"]
     order.evict(1)
     assert shelf.evicted == [3, 2, "worthless", 0]
