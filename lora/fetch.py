@@ -28,14 +28,13 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from lora import log_lines
 from lora.beat import Beat
 from lora.disk_cache import CacheInUse, DiskCache, packed_path
 from lora.download import Downloader
 from lora.errors import DROPPED, AdapterError, Failure
-from lora.fetch_lines import EngineLine, FetchLine
 from lora.loads import Fetched
 from lora.packed import PackedForm, PackedHeader, slabs_bytes
 from lora.packing import pack
@@ -72,7 +71,7 @@ class Order:
     future: Future[None] | None = None
 
     @classmethod
-    def of(cls, line: FetchLine) -> "Order":
+    def of(cls, line: dict[str, Any]) -> "Order":
         """Read an order from an engine's line. Raises KeyError, TypeError, ValueError."""
         digest, size_bytes = line["digest"], int(line["size_bytes"])
         if not _DIGEST.fullmatch(digest) or size_bytes <= 0:
@@ -159,7 +158,7 @@ class Connection:
     def _read(self, lines: BinaryIO) -> None:
         form: PackedForm | None = None
         while raw := lines.readline(_MAX_LINE_BYTES):
-            line: EngineLine = json.loads(raw)
+            line = json.loads(raw)
             if line["op"] == "hello":
                 form = PackedForm.from_json(line["form"])
             elif line["op"] == "fetch" and form is not None:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from lora.errors import DROPPED, Failure
-from lora.fetch_lines import EngineLine
 from lora.loads import Fetched
 from lora.packed import PackedForm
 from registry.ref import AdapterRef
@@ -149,7 +148,7 @@ class FetchClient:
             }
         )
 
-    def _send(self, line: EngineLine) -> None:
+    def _send(self, line: dict[str, Any]) -> None:
         """Send a line, if connected; unsent orders are repeated on the next connection."""
         if self._connection is None:
             return
