@@ -34,10 +34,11 @@ from engine.weights import ServedNumbers, load_config
 from lora.arena import Arena
 from lora.batch import DeviceTables
 from lora.filling import SlabFiller
-from lora.layout import Layout
+from lora.layout import Layout, default_sum_ranks
 from lora.loader import ThreadLoader
 from lora.manager import AdapterManager
 from lora.packed import PackedForm
+from lora.residency import ResidencyConfig
 from registry.peft_format import MAX_ADDED_TOKENS
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def resolve_sum_ranks(
     if config.max_sum_ranks_per_step is not None:
         return config
     step_tokens = config.max_num_batched_tokens if config.device == "cuda" else None
-    sum_ranks = layout.default_sum_ranks(weight_bytes, step_tokens, used_share)
+    sum_ranks = default_sum_ranks(layout, weight_bytes, step_tokens, used_share)
     return replace(config, max_sum_ranks_per_step=sum_ranks)
 
 
@@ -361,10 +362,12 @@ def _adapters(
     return AdapterManager(
         Arena(len(backend.slabs)),
         loader,
-        host_cache_bytes=config.host_cache_bytes,
-        disk_cache_bytes=config.disk_cache_bytes,
-        arena_is_host=backend.device is None,
-        max_fetches=config.max_fetches,
-        prefetch_per_tenant=config.prefetch_per_tenant,
-        max_pinned_share=config.max_pinned_share,
+        ResidencyConfig(
+            host_cache_bytes=config.host_cache_bytes,
+            disk_cache_bytes=config.disk_cache_bytes,
+            arena_is_host=backend.device is None,
+            max_fetches=config.max_fetches,
+            prefetch_per_tenant=config.prefetch_per_tenant,
+            max_pinned_share=config.max_pinned_share,
+        ),
     )

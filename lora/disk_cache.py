@@ -10,7 +10,6 @@ file torn by a power loss is recognized by its checksum.
 
 import contextlib
 import fcntl
-import heapq
 import os
 import threading
 import uuid
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lora.errors import AdapterError, LoraError
+from lora.heap_dict import HeapDict
 from registry.errors import NoRoom
 from registry.free_space import FreeSpace
 
@@ -142,9 +142,8 @@ class DiskCache:
         """Make the folder if it is missing, lock it, and count what is in it. Raises CacheInUse."""
         self.root.mkdir(parents=True, exist_ok=True)
         self._held = _lock(self.root)
-        self._files: dict[Path, tuple[int, int]] = {}  # (last use seen, bytes)
+        self._files: HeapDict[Path, tuple[int, int]] = HeapDict()  # (last use seen, bytes)
         self._kept_bytes = 0
-        self._by_use: list[tuple[int, Path]] = []  # a heap; valid where it agrees with `_files`
         for path in self.root.iterdir():
             if path.suffix == _DRAFT:
                 path.unlink(missing_ok=True)
@@ -155,7 +154,6 @@ class DiskCache:
     def _note(self, path: Path, stat: os.stat_result) -> None:
         self._files[path] = (stat.st_mtime_ns, stat.st_size)
         self._kept_bytes += stat.st_size
-        heapq.heappush(self._by_use, (stat.st_mtime_ns, path))
 
     def _forget(self, path: Path) -> None:
         _, size_bytes = self._files.pop(path, (0, 0))
@@ -163,10 +161,9 @@ class DiskCache:
 
     def _evict_down_to(self, size_bytes: int) -> None:
         """Evict until at most `size_bytes` are used, or no file is left to evict."""
-        while self.used_bytes > size_bytes and self._by_use:
-            used_at, path = heapq.heappop(self._by_use)
-            if self._files.get(path, (None, 0))[0] != used_at:
-                continue  # an outdated heap entry: the file was used since
+        while self.used_bytes > size_bytes and self._files:
+            path = self._files.first()
+            used_at, _ = self._files[path]
             self._forget(path)
             with contextlib.suppress(FileNotFoundError):
                 stat = path.stat()

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from lora.errors import Failure, FailureKind
 from lora.eviction import Claim
+from lora.heap_dict import HeapDict
 from lora.tiers import LoadTier, Tier
 from lora.transitions import State
 from registry.ref import AdapterRef
@@ -17,10 +18,7 @@ _MOST_LOST: dict[FailureKind, int] = {"lost": 1, "evicted": 8}
 
 
 class Packed(Protocol):
-    """An adapter that is ready for the arena.
-
-    size_bytes: bytes it takes in the arena.   host_bytes: bytes it takes in host memory outside it.
-    """
+    """An adapter that is ready for the arena.   size_bytes: bytes it takes there."""
 
     @property
     def digest(self) -> str: ...
@@ -28,8 +26,6 @@ class Packed(Protocol):
     def num_slabs(self) -> int: ...
     @property
     def size_bytes(self) -> int: ...
-    @property
-    def host_bytes(self) -> int: ...
     @property
     def invocation_tokens(self) -> tuple[int, ...] | None: ...
 
@@ -53,18 +49,15 @@ class Waiter:
     priority: int = 0
     weight: float = 1.0
 
-    @property
-    def urgency(self) -> Urgency:
-        return self.priority, self.arrival
-
 
 @dataclass(slots=True, eq=False)
 class Entry:
     """Everything that the manager knows about one adapter.
 
     ref: the adapter's object.   claim: the tenant that it is kept for, the last one that asked.
-    waiters: requests that need it and have not ended, by id.   users: how many of them hold it in
-    the arena.   prefetched_by: the tenant of a prefetch, while no request wants the adapter.
+    waiters: urgencies of the requests that need it and have not ended, by id.
+    users: how many of them hold it in the arena.
+    prefetched_by: the tenant of a prefetch, while no request wants the adapter.
     generation: counts its placements, so that stale tables are recognized.
     num_hits: requests that found it in the arena since it was placed.
     num_failures: failures in a row.   num_lost: how often its packed file was missing or damaged
@@ -77,7 +70,7 @@ class Entry:
     ref: AdapterRef
     claim: Claim
     state: State = "remote"
-    waiters: dict[str, Waiter] = field(default_factory=dict)
+    waiters: HeapDict[str, Urgency] = field(default_factory=HeapDict)
     users: int = 0
     prefetched_by: str | None = None
     is_pinned: bool = False
@@ -125,17 +118,12 @@ class Entry:
     @property
     def urgency(self) -> Urgency:
         """Urgency of the most urgent waiter; a mere prefetch comes last."""
-        return min((waiter.urgency for waiter in self.waiters.values()), default=_LAST)
-
-    @property
-    def newest_urgency(self) -> Urgency:
-        """Urgency of the newest waiter."""
-        return next((waiter.urgency for waiter in reversed(self.waiters.values())), _LAST)
+        return self.waiters[self.waiters.first()] if self.waiters else _LAST
 
     def hold(self, packed: Packed) -> None:
         """Note the copy in host memory, and what is known of the adapter since it was read."""
         self.packed, self.packed_bytes = packed, packed.size_bytes
-        self.host_bytes, self.num_slabs = packed.host_bytes, packed.num_slabs
+        self.num_slabs = packed.num_slabs
         self.invocation_tokens = packed.invocation_tokens
 
     # ---- failures ----

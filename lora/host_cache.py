@@ -36,26 +36,16 @@ class HostCache:
         self._entries[entry.key] = entry
         self.used_bytes += entry.host_bytes
 
-    def arrived(self, entry: Entry, packed: Packed | None) -> None:
-        """Keep an expected adapter that was read; `packed` is None if it could not be read."""
-        self.used_bytes -= entry.host_bytes
-        if packed is None:
-            del self._entries[entry.key]
-        else:
-            entry.hold(packed)
-            self.used_bytes += entry.host_bytes
-
     def touch(self, entry: Entry) -> None:
         """Mark an adapter as the most recently used."""
         if self._entries.pop(entry.key, None):
             self._entries[entry.key] = entry
 
     def drop(self, entry: Entry) -> Packed | None:
-        """Remove and return the adapter's copy, if there is one."""
-        if (packed := entry.packed) is not None:
-            del self._entries[entry.key]
+        """Remove and return the adapter's copy, if there is one, or give up the room for it."""
+        if self._entries.pop(entry.key, None):
             self.used_bytes -= entry.host_bytes
-            entry.packed = None
+        packed, entry.packed = entry.packed, None
         return packed
 
     def check_integrity(self) -> None:

@@ -162,7 +162,7 @@ class Layout:
         """Make a layout whose slabs hold the largest tile. kv_itemsize: itemsize by default."""
         kv_itemsize = kv_itemsize or itemsize
         layout = cls(shape, itemsize, block_size, kv_itemsize, num_shards, vocab_size)
-        largest = max([layout._largest_tile_bytes, *map(layout._bytes_at, layout.added_places)])
+        largest = max(map(layout.tile_bytes, [*layout._adapted_places, *layout.added_places]))
         if largest <= layout.slab_bytes:
             return layout
         return cls.of(shape, itemsize, 2 * block_size, kv_itemsize, num_shards, vocab_size)
@@ -173,15 +173,16 @@ class Layout:
         return self.shape.shard(self.num_shards)
 
     @property
-    def _largest_tile_bytes(self) -> int:
-        return max(self.tile_bytes(p) for p in self.shape.adapted)
+    def _adapted_places(self) -> list[Place]:
+        """Places of the first layer's projections that adapters may change."""
+        return [(0, projection) for projection in self.shape.adapted]
 
     @cached_property
     def chunks(self) -> tuple[range, ...]:
         """Tokens of each chunk of the vocabulary; none if adapters may not change the ends."""
         if not self.vocab_size:
             return ()
-        most_bytes = max(self.slab_bytes // 2, self._largest_tile_bytes)
+        most_bytes = max(self.slab_bytes // 2, *map(self.tile_bytes, self._adapted_places))
         room = most_bytes // (RANK_ROWS * self.itemsize) - self.shape.hidden_size
         unit = min(_CHUNK_TOKENS, room)
         num_chunks = -(-self.vocab_size // (room // unit * unit))
@@ -251,49 +252,28 @@ class Layout:
     @property
     def bytes_per_rank(self) -> int:
         """Bytes of one rank row of an adapter on all projections that it may change."""
-        tiles = sum(self.tile_bytes(p) for p in self.shape.adapted)
-        return self.shape.num_layers * tiles // RANK_ROWS
-
-    def default_sum_ranks(
-        self, weight_bytes: int, step_tokens: int | None, used_share: float
-    ) -> int:
-        """Sum of the ranks of the distinct adapters that share a step, unless an operator sets it.
-
-        weight_bytes: of the base model, which every step reads.   step_tokens: most tokens of a
-        step on a GPU; None on a CPU.   used_share: of the weights, that a token computes with; a
-        token of a mixture of experts uses few.
-        Adapters may add a tenth to the bytes of a step. On a GPU they may also make a step of
-        decodes as long as one full of a prompt's tokens: its products take as long as reading the
-        weights that a token uses step_tokens / 512 times (docs/decisions/ranks-per-step.md).
-        """
-        share = _ADDED_SHARE
-        if step_tokens is not None:
-            share = max(share, used_share * step_tokens / _READ_TOKENS - 1)
-        return max(_LEAST_SUM_RANKS, int(share * weight_bytes / self.bytes_per_rank))
+        tile_bytes = sum(map(self.tile_bytes, self._adapted_places))
+        return self.shape.num_layers * tile_bytes // RANK_ROWS
 
     @property
     def most_adapter_bytes(self) -> int:
         """Upper bound of the bytes of an adapter's slabs, as if projections never shared a slab."""
-        num_tiles = self.shape.num_layers * MAX_RANK // RANK_ROWS
-        in_slab = [self.slab_bytes // self.tile_bytes(p) for p in self.shape.adapted]
-        of_ends = [self.slab_bytes // self._bytes_at(place) for place in self.embedding_places]
-        num_slabs = sum(-(-num_tiles // count) for count in in_slab)
-        num_slabs += 2 * sum(-(-MAX_RANK // RANK_ROWS // count) for count in of_ends)
-        of_added = [self.slab_bytes // self._bytes_at(place) for place in self.added_places]
-        num_slabs += sum(-(-MAX_RANK // RANK_ROWS // count) for count in of_added)
+        num_tiles = MAX_RANK // RANK_ROWS
+        ends = [*self.embedding_places, *self.embedding_places, *self.added_places]
+        num_slabs = sum(
+            -(-num_tiles * num_modules // (self.slab_bytes // self.tile_bytes(place)))
+            for num_modules, places in ((self.shape.num_layers, self._adapted_places), (1, ends))
+            for place in places
+        )
         return self.slab_bytes * num_slabs
 
     @property
     def units_per_slab(self) -> int:
         return self.slab_bytes // ADDRESS_UNIT_BYTES
 
-    def tile_bytes(self, projection: int) -> int:
-        """Bytes of a tile of a projection."""
-        return self._bytes_at((0, projection))
-
-    def _bytes_at(self, place: Place) -> int:
-        num_inputs, num_outputs = self.features(place)
-        values = RANK_ROWS * (num_inputs + num_outputs)
+    def tile_bytes(self, place: Place) -> int:
+        """Bytes of a tile of a projection or chunk."""
+        values = RANK_ROWS * sum(self.features(place))
         return _round_up(values * self.itemsize, ADDRESS_UNIT_BYTES)
 
     def num_blocks(self, num_tokens: int) -> int:
@@ -305,12 +285,19 @@ class Layout:
         Returns the tiles and the number of slabs. Tiles of one projection in one slab lie next to
         each other, by layer and index.
         """
+
+        def kind(place: Place) -> tuple[int, int]:
+            # Tiles of one projection lie side by side, and so do chunks of one size.
+            layer, number = place
+            is_end = layer >= self.shape.num_layers
+            return -self.tile_bytes(place), len(PROJECTIONS) if is_end else number
+
         tiles: list[Tile] = []
         used: list[int] = []  # bytes taken of each slab
-        for _, places in groupby(sorted(ranks, key=self._order), key=self._kind):
+        for _, places in groupby(sorted(ranks, key=lambda place: (kind(place), place)), kind):
             slab = 0  # the slabs before this one have no room for a tile of this size
             for place in places:
-                size = self._bytes_at(place)
+                size = self.tile_bytes(place)
                 for index in range(-(-ranks[place] // RANK_ROWS)):
                     while slab < len(used) and used[slab] + size > self.slab_bytes:
                         slab += 1
@@ -320,12 +307,20 @@ class Layout:
                     used[slab] += size
         return tiles, len(used)
 
-    def _kind(self, place: Place) -> tuple[int, int]:
-        """Tiles of a kind lie side by side: all of one projection, or chunks of one size."""
-        layer, number = place
-        is_end = layer >= self.shape.num_layers
-        return -self._bytes_at(place), len(PROJECTIONS) if is_end else number
 
-    def _order(self, place: Place) -> tuple[tuple[int, int], Place]:
-        """Order of packing: the largest tiles first."""
-        return self._kind(place), place
+def default_sum_ranks(
+    layout: Layout, weight_bytes: int, step_tokens: int | None, used_share: float
+) -> int:
+    """Sum of the ranks of the distinct adapters that share a step, unless an operator sets it.
+
+    weight_bytes: of the base model, which every step reads.   step_tokens: most tokens of a step on
+    a GPU; None on a CPU.   used_share: of the weights, that a token computes with; a token of a
+    mixture of experts uses few.
+    Adapters may add a tenth to the bytes of a step. On a GPU they may also make a step of decodes
+    as long as one full of a prompt's tokens: its products take as long as reading the weights that
+    a token uses step_tokens / 512 times (docs/decisions/ranks-per-step.md).
+    """
+    share = _ADDED_SHARE
+    if step_tokens is not None:
+        share = max(share, used_share * step_tokens / _READ_TOKENS - 1)
+    return max(_LEAST_SUM_RANKS, int(share * weight_bytes / layout.bytes_per_rank))

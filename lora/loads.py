@@ -11,6 +11,8 @@ from registry.ref import AdapterRef
 TablesT_co = TypeVar("TablesT_co", covariant=True)
 """Data by which steps apply an adapter in the arena; residency stores it without reading it."""
 
+OutcomeT_co = TypeVar("OutcomeT_co", covariant=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
@@ -31,14 +33,11 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
-    """The adapter under `key` is ready for the arena, or could not be read.
-
-    seconds, size_bytes: time and size of the read.
-    """
+class _Moved(Generic[OutcomeT_co]):
+    """An adapter was moved, or could not be. seconds, size_bytes: time and size of the move."""
 
     key: str
-    outcome: Packed | Failure
+    outcome: OutcomeT_co | Failure
     seconds: float = 0.0
     size_bytes: int = 0
 
@@ -47,21 +46,15 @@ class Read:
         return self.outcome if isinstance(self.outcome, Failure) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Placed(Generic[TablesT_co]):
+class Read(_Moved[Packed]):
+    """The adapter under `key` is ready for the arena, or could not be read."""
+
+
+class Placed(_Moved[TablesT_co]):
     """The adapter under `key` is in its slabs of the arena, or could not be copied there.
 
-    outcome: its tables.   seconds, size_bytes: time and size of the copy.
+    outcome: its tables.
     """
-
-    key: str
-    outcome: TablesT_co | Failure
-    seconds: float = 0.0
-    size_bytes: int = 0
-
-    @property
-    def failure(self) -> Failure | None:
-        return self.outcome if isinstance(self.outcome, Failure) else None
 
 
 Loaded = Fetched | Read | Placed[TablesT_co]

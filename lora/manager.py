@@ -15,10 +15,11 @@ from lora.entry import Entry, Waiter
 from lora.errors import Failure
 from lora.eviction import EVERYBODY, Claim
 from lora.loads import Loader, TablesT_co
-from lora.residency import ResidencyMachine
-from lora.tier_counts import TierCounts
+from lora.residency import ResidencyConfig, ResidencyMachine
 from lora.tiers import LoadTier
 from registry.ref import AdapterRef
+
+_DEFAULTS = ResidencyConfig()
 
 
 class AdapterManager(Generic[TablesT_co]):
@@ -26,45 +27,23 @@ class AdapterManager(Generic[TablesT_co]):
 
     The key of its object identifies an adapter, so equal files of two tenants are two adapters:
     what happens to one tenant's object does not affect the other.
-    host_cache_bytes: limit of packed adapters in host memory, including those on their way to the
-    arena.   disk_cache_bytes: the fetcher's quota, only reported in the figures.
-    arena_is_host: the arena is host memory (CPU), so adapters have no second copy there.
-    max_fetches: fetches under way.   prefetch_per_tenant: adapters of one tenant that only a
-    prefetch wants.   max_pinned_share: share of the arena's slabs that pinned adapters may take.
-    max_entries: adapters remembered; beyond it the oldest unwanted adapter is forgotten.
     """
 
     def __init__(
         self,
         arena: Arena,
         loader: Loader[TablesT_co],
-        *,
-        host_cache_bytes: int = 256 << 20,
-        disk_cache_bytes: int = 0,
-        arena_is_host: bool = True,
-        max_fetches: int = 8,
-        prefetch_per_tenant: int = 4,
-        max_pinned_share: float = 0.5,
-        max_entries: int = 100_000,
+        config: ResidencyConfig = _DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.arena = arena
         self.loader = loader
         self.clock = clock
-        self.counts = TierCounts(0 if arena_is_host else host_cache_bytes, disk_cache_bytes)
-        self.machine = ResidencyMachine(
-            arena,
-            loader,
-            clock,
-            self.counts,
-            host_cache_bytes=host_cache_bytes,
-            arena_is_host=arena_is_host,
-            max_fetches=max_fetches,
-            max_entries=max_entries,
-        )
+        self.machine = ResidencyMachine(arena, loader, config, clock)
+        self.counts = self.machine.counts
         self.entries = self.machine.entries
-        self._prefetch_per_tenant = prefetch_per_tenant
-        self._max_pinned_slabs = int(max_pinned_share * arena.num_slabs)
+        self._max_prefetches = config.prefetch_per_tenant
+        self._max_pinned_slabs = int(config.max_pinned_share * arena.num_slabs)
         self._pins: dict[str, Entry] = {}  # those that fit the limit are `is_pinned`
 
     # ---- wishes ----
@@ -74,7 +53,7 @@ class AdapterManager(Generic[TablesT_co]):
 
         Nothing happens if the adapter is on its way, or if this tenant has enough under way.
         """
-        if self.machine.prefetches[tenant_id] >= self._prefetch_per_tenant:
+        if self.machine.prefetches[tenant_id] >= self._max_prefetches:
             return
         entry = self.machine.touch(ref, tenant_id)
         is_far = entry.state in ("remote", "disk") or entry.is_due(self.clock())
@@ -94,7 +73,7 @@ class AdapterManager(Generic[TablesT_co]):
         self.counts.asked(entry)
         if entry.state == "device":
             entry.num_hits += 1
-        entry.waiters[waiter.request_id] = waiter
+        entry.waiters[waiter.request_id] = waiter.priority, waiter.arrival
         load_tier = entry.load_tier
         self.machine.end_prefetch(entry)
         self.machine.note_wish(entry)

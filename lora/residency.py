@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, assert_never
 
 from lora.arena import Arena
@@ -21,8 +22,29 @@ _MAX_READS = 2
 """Reads given to the loader at once, one running and one next; the others wait in a queue."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidencyConfig:
+    """Limits of one engine's adapters.
+
+    host_cache_bytes: limit of packed adapters in host memory, including those on their way to the
+    arena.   disk_cache_bytes: the fetcher's quota, only reported in the figures.
+    arena_is_host: the arena is host memory (CPU), so adapters have no second copy there.
+    max_fetches: fetches under way.   prefetch_per_tenant: adapters of one tenant that only a
+    prefetch wants.   max_pinned_share: share of the arena's slabs that pinned adapters may take.
+    max_entries: adapters remembered; beyond it the oldest unwanted adapter is forgotten.
+    """
+
+    host_cache_bytes: int = 256 << 20
+    disk_cache_bytes: int = 0
+    arena_is_host: bool = True
+    max_fetches: int = 8
+    prefetch_per_tenant: int = 4
+    max_pinned_share: float = 0.5
+    max_entries: int = 100_000
+
+
 class ResidencyMachine(Generic[TablesT_co]):
-    """Applies events to adapters and carries out the effects. AdapterManager documents arguments.
+    """Applies events to adapters as the table has it, and carries out the effects.
 
     entries: in order of use, oldest first.   prefetches: how many are under way, by tenant.
     tables: (generation, tables) of every adapter in the arena, by key.
@@ -33,26 +55,22 @@ class ResidencyMachine(Generic[TablesT_co]):
         self,
         arena: Arena,
         loader: Loader[TablesT_co],
+        config: ResidencyConfig,
         clock: Callable[[], float],
-        counts: TierCounts,
-        *,
-        host_cache_bytes: int,
-        arena_is_host: bool,
-        max_fetches: int,
-        max_entries: int,
     ) -> None:
         self.entries: dict[str, Entry] = {}
         self.prefetches: Counter[str] = Counter()
         self.tables: dict[str, tuple[int, TablesT_co]] = {}
-        self.host = HostCache(host_cache_bytes)
+        self.host = HostCache(config.host_cache_bytes)
+        self.counts = TierCounts(
+            0 if config.arena_is_host else config.host_cache_bytes, config.disk_cache_bytes
+        )
         self.meter = ResidencyMeter(clock)
         self.num_slabs = 0
         self.num_evictions = 0
-        self._arena, self._loader, self._clock, self._counts = arena, loader, clock, counts
-        self._arena_is_host = arena_is_host
-        self._table = HOST_TABLE if arena_is_host else DEVICE_TABLE
-        self._max_entries = max_entries
-        self._fetches, self._reads = LoadQueue(max_fetches), LoadQueue(_MAX_READS)
+        self._arena, self._loader, self._config, self._clock = arena, loader, config, clock
+        self._table = HOST_TABLE if config.arena_is_host else DEVICE_TABLE
+        self._fetches, self._reads = LoadQueue(config.max_fetches), LoadQueue(_MAX_READS)
         self._lines = {"remote": self._fetches, "disk": self._reads}  # by the state of who waits
         self._moves: list[Residency] = []
 
@@ -61,7 +79,7 @@ class ResidencyMachine(Generic[TablesT_co]):
         entry = self.entries.pop(ref.object_key, None)
         if entry is None:
             entry = Entry(ref, Claim(tenant_id))
-            if len(self.entries) >= self._max_entries:
+            if len(self.entries) >= self._config.max_entries:
                 self._forget_oldest()
         self.entries[entry.key] = entry
         self.host.touch(entry)
@@ -105,7 +123,7 @@ class ResidencyMachine(Generic[TablesT_co]):
                 if isinstance(done.outcome, Failure):
                     self._lose(entry, done.outcome)
                     return
-                self._counts.moved("device", entry, done.seconds, done.size_bytes)
+                self.counts.moved("device", entry, done.seconds, done.size_bytes)
                 entry.forgive()
                 self.tables[entry.key] = entry.generation, done.outcome
                 self.happen(entry, "placed")
@@ -135,12 +153,12 @@ class ResidencyMachine(Generic[TablesT_co]):
 
     def _fetched(self, entry: Entry, done: Fetched) -> None:
         self._fetches.done(entry.key)
-        self._counts.disk.used_bytes = done.used_bytes or self._counts.disk.used_bytes
+        self.counts.disk.used_bytes = done.used_bytes or self.counts.disk.used_bytes
         if done.failure is None:
-            self._counts.fetched(entry, done)
+            self.counts.fetched(entry, done)
             entry.was_on_disk = done.was_there
             # An arena in host memory is filled straight from the file, so it takes nothing else.
-            entry.host_bytes = 0 if self._arena_is_host else done.host_bytes
+            entry.host_bytes = 0 if self._config.arena_is_host else done.host_bytes
             if entry.host_bytes > self.host.limit_bytes:
                 self._fail(entry, _too_large(entry.host_bytes, self.host.limit_bytes))
             else:
@@ -148,18 +166,17 @@ class ResidencyMachine(Generic[TablesT_co]):
         elif done.failure.kind == "dropped":
             self.happen(entry, "dropped")
         else:
-            self._counts.store.misses += done.failure.kind == "missing"
+            self.counts.store.misses += done.failure.kind == "missing"
             self._fail(entry, done.failure)
 
     def _read(self, entry: Entry, done: Read) -> None:
         self._reads.done(entry.key)
         if isinstance(done.outcome, Failure):
-            self.host.arrived(entry, None)
             self._lose(entry, done.outcome)
             return
         assert done.outcome.digest == entry.ref.digest, "another adapter was read"
-        self.host.arrived(entry, done.outcome)
-        self._counts.moved("host", entry, done.seconds, done.size_bytes)
+        entry.hold(done.outcome)
+        self.counts.moved("host", entry, done.seconds, done.size_bytes)
         self.happen(entry, "read")
 
     def _lose(self, entry: Entry, failure: Failure) -> None:
@@ -200,6 +217,8 @@ class ResidencyMachine(Generic[TablesT_co]):
             case "free_copy":
                 if packed := self.host.drop(entry):
                     self._loader.release(packed)
+            case "expect_copy":
+                self.host.expect(entry)
             case "end_prefetch":
                 self.end_prefetch(entry)
             case _:
@@ -227,17 +246,16 @@ class ResidencyMachine(Generic[TablesT_co]):
             entry.claim,
             num_slabs=len(entry.slabs),
             num_hits=entry.num_hits,
-            reload_s=self._counts.reload_s(entry),
+            reload_s=self.counts.reload_s(entry),
         )
 
     def _make_host_room(self, entry: Entry) -> bool:
-        """Reserve host memory for a read; returns whether it may start."""
+        """Make room in host memory for a read; returns whether it may start."""
         victims = self.host.victims(entry)
         if victims is None:
             return False
         for victim in victims:
             self.happen(victim, "displaced")
-        self.host.expect(entry)
         return True
 
     def _forget_oldest(self) -> None:

@@ -28,11 +28,11 @@ in host memory or with one.
 """
 
 Effect = Literal[
-    "line_up", "leave_line", "fetch", "drop_fetch", "read", "copy",
+    "line_up", "leave_line", "fetch", "drop_fetch", "expect_copy", "read", "copy",
     "free_slabs", "free_copy", "end_prefetch",
 ]  # fmt: skip
 """line_up: wait for the next fetch or read, if anything wants the adapter.   copy: into its slabs.
-free_slabs: give back its slabs of the arena.   free_copy: free its host memory.
+expect_copy: reserve host memory.   free_copy: free it.   free_slabs: give back those of the arena.
 """
 
 Table = Mapping[tuple[State, Event], tuple[State, tuple[Effect, ...]]]
@@ -50,10 +50,10 @@ DEVICE_TABLE: Table = {
     ("disk",     "wanted"):          ("disk",     ("line_up",)),
     ("disk",     "prefetched"):      ("disk",     ("line_up",)),
     ("disk",     "unwanted"):        ("disk",     ("leave_line",)),
-    ("disk",     "begun"):           ("reading",  ("read",)),
+    ("disk",     "begun"):           ("reading",  ("expect_copy", "read")),
     ("reading",  "read"):            ("host",     ("end_prefetch",)),
-    ("reading",  "lost"):            ("remote",   ("end_prefetch", "line_up")),
-    ("reading",  "failed"):          ("failed",   ("end_prefetch",)),
+    ("reading",  "lost"):            ("remote",   ("end_prefetch", "free_copy", "line_up")),
+    ("reading",  "failed"):          ("failed",   ("end_prefetch", "free_copy")),
     ("host",     "displaced"):       ("remote",   ("free_copy", "line_up")),
     ("host",     "given_slabs"):     ("loading",  ("copy",)),
     ("loading",  "placed"):          ("device",   ()),

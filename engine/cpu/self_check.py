@@ -145,7 +145,7 @@ class _Trial:
         for projection in self.config.shape.adapted:
             for tile in range(_TILES):
                 table[0, projection, tile] = unit
-                unit += self.layout.tile_bytes(projection) // ADDRESS_UNIT_BYTES
+                unit += self.layout.tile_bytes((0, projection)) // ADDRESS_UNIT_BYTES
         scales = torch.full((1, len(PROJECTIONS)), 0.5)
         tables = DeviceTables(_REVISION, _REVISION, table, scales)
         return tables, -(-unit // self.layout.units_per_slab)

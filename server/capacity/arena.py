@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from lora.layout import Layout
+from lora.layout import Layout, default_sum_ranks
 from server.capacity.hardware import Hardware
 from server.capacity.sizes import ModelSizes, Quantization
 
@@ -99,7 +99,7 @@ def sum_ranks(limits: Limits, hardware: Hardware, arena: Arena, used_share: floa
     if limits.max_sum_ranks_per_step is not None:
         return limits.max_sum_ranks_per_step
     step_tokens = limits.max_num_batched_tokens if hardware.kind == "gpu" else None
-    return arena.layout.default_sum_ranks(arena.weight_bytes, step_tokens, used_share)
+    return default_sum_ranks(arena.layout, arena.weight_bytes, step_tokens, used_share)
 
 
 def _step_bytes(sizes: ModelSizes, hardware: Hardware, num_shards: int, limits: Limits) -> int:

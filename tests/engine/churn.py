@@ -34,6 +34,7 @@ from lora.layout import Layout
 from lora.loader import ThreadLoader
 from lora.manager import AdapterManager
 from lora.packed import PackedForm
+from lora.residency import ResidencyConfig
 from registry.peft_format import ModuleScale, lora_names, read_header, write_canonical
 from registry.ref import AdapterRef
 from registry.storage import LocalStorage
@@ -287,8 +288,9 @@ def build_core(
     adapters = AdapterManager(
         arena or Arena(num_slabs),
         loader,
-        host_cache_bytes=host_cache_bytes,
-        arena_is_host=arena_is_host and not backend,
+        ResidencyConfig(
+            host_cache_bytes=host_cache_bytes, arena_is_host=arena_is_host and not backend
+        ),
     )
     limits = SchedulerConfig(max_model_len=256, max_num_seqs=16, max_num_batched_tokens=96)
     costs = PreemptionCosts(copy_bytes_per_s=1e15)

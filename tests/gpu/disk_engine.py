@@ -27,6 +27,7 @@ from lora.loads import Fetched
 from lora.manager import AdapterManager
 from lora.packed import PackedForm, slabs_bytes
 from lora.packing import pack
+from lora.residency import ResidencyConfig
 from registry.ref import AdapterRef
 from tests.gpu.stage import make_engine_config
 
@@ -90,9 +91,8 @@ def make_disk_engine(
         folder / "cache", folder / "no.sock", form, backend.slabs, device=device,
         host_cache_bytes=host_cache_bytes,
     )  # fmt: skip
-    adapters = AdapterManager(
-        Arena(len(backend.slabs)), loader, host_cache_bytes=host_cache_bytes, arena_is_host=False
-    )
+    residency = ResidencyConfig(host_cache_bytes=host_cache_bytes, arena_is_host=False)
+    adapters = AdapterManager(Arena(len(backend.slabs)), loader, residency)
     costs = PreemptionCosts(copy_bytes_per_s=1e15)
     costs.note_prefill(1, 1.0)
     swap = SwapSpace(num_swap_slots, layout.slab_bytes, costs)

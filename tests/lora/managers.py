@@ -3,12 +3,14 @@
 from lora.arena import Arena
 from lora.entry import Waiter
 from lora.manager import AdapterManager
+from lora.residency import ResidencyConfig
 from tests.engine.fakes import FakeClock, FakeLoader
 
 
 def make_manager(num_slabs=8, at_once=True, **options):
     loader = FakeLoader(at_once=at_once)
-    manager = AdapterManager(Arena(num_slabs), loader, clock=FakeClock(), **options)
+    config = ResidencyConfig(**options)
+    manager = AdapterManager(Arena(num_slabs), loader, config, clock=FakeClock())
     return manager, loader
 
 

@@ -26,7 +26,7 @@ def test_blocks_grow_until_the_largest_tile_fits():
     tiny_kv = ModelShape(2, 64, 256, 4, 1, 16)
     layout = Layout.of(tiny_kv, itemsize=4)
     assert layout.block_size > 16
-    assert all(layout.tile_bytes(p) <= layout.slab_bytes for p in range(len(PROJECTIONS)))
+    assert all(layout.tile_bytes((0, p)) <= layout.slab_bytes for p in range(len(PROJECTIONS)))
 
 
 def test_experts_cost_adapters_and_slabs_nothing():
@@ -55,7 +55,7 @@ def test_tiles_of_a_projection_in_one_slab_are_neighbours():
     tiles, _ = layout.pack(mixed)
     for (_, projection), run in groupby(tiles, lambda t: (t.slab, t.projection)):
         offsets = [tile.offset_bytes for tile in run]
-        size = layout.tile_bytes(projection)
+        size = layout.tile_bytes((0, projection))
         assert offsets == [offsets[0] + i * size for i in range(len(offsets))]
 
 
@@ -67,7 +67,7 @@ def test_tiles_cover_every_rank_row_once_and_never_overlap(wanted):
         (*place, index) for place, rank in wanted.items() for index in range(-(-rank // RANK_ROWS))
     }
     assert len({t.slab for t in tiles}) == num_slabs
-    by_slab = sorted((t.slab, t.offset_bytes, LAYOUT.tile_bytes(t.projection)) for t in tiles)
+    by_slab = sorted((t.slab, t.offset_bytes, LAYOUT.tile_bytes((0, t.projection))) for t in tiles)
     for (slab, start, size), (next_slab, next_start, _) in zip(by_slab, by_slab[1:], strict=False):
         assert slab != next_slab or start + size <= next_start
     for _, start, size in by_slab:

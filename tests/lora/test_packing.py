@@ -198,7 +198,7 @@ def test_packing_holds_one_slab_and_one_tile_at_a_time(tmp_path):
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    tile_bytes = form.layout.tile_bytes(PROJECTIONS.index("up_proj"))
+    tile_bytes = form.layout.tile_bytes((0, PROJECTIONS.index("up_proj")))
     assert peak < 2 * form.layout.slab_bytes + 2 * tile_bytes + 200_000
 
 
