@@ -9,14 +9,11 @@ On a full disk nothing of the step leaves, every open request ends as `engine_fa
 was reserved for this, and no request is accepted until the space can be reserved again.
 """
 
-import hashlib
 import logging
-import struct
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -25,22 +22,19 @@ from engine.batch import StepResult
 from engine.journal_files import Disk, DiskFull, JournalFiles
 from engine.journal_records import (
     SET_ASIDE,
-    Position,
     Record,
     SegmentDamaged,
     encode,
-    follow,
     read_segment,
     readable_records,
     segment_paths,
 )
-from engine.messages import PROOF_TENANT, FinishReason, StopCause, Timings
+from engine.journal_state import Ending, JournalState
+from engine.messages import PROOF_TENANT
 from engine.records import (
-    CheckpointRecord,
     EndRecord,
     JournalRecords,
     ProgressRecord,
-    RequestProgress,
     ResidencyItem,
     ResidencyRecord,
     StartRecord,
@@ -69,37 +63,6 @@ class JournalFull(Exception):
         super().__init__("the journal's disk is full: make room, and the engine serves again")
 
 
-@dataclass(slots=True)
-class _Open:
-    """A request that has started and not ended, as the journal knows it."""
-
-    start: StartRecord
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    outputs: dict[int, list[int]] = field(default_factory=dict)
-    first_token_at: float | None = None
-
-    @property
-    def output_token_ids(self) -> list[int]:
-        """Token ids of all answers, one after the other."""
-        return [token for _, tokens in sorted(self.outputs.items()) for token in tokens]
-
-    def add(self, progress: RequestProgress, at: float) -> None:
-        self.num_prompt_tokens = progress.num_prompt_tokens
-        self.num_cached_tokens = progress.num_cached_tokens
-        self.outputs.setdefault(progress.index, []).extend(progress.new_token_ids)
-        if progress.new_token_ids and self.first_token_at is None:
-            self.first_token_at = at
-
-
-_Ending = tuple[_Open, FinishReason, StopCause, Timings | None]
-
-
-def output_sha256(token_ids: list[int]) -> str:
-    """Hex digest of output ids as uint32, little-endian."""
-    return hashlib.sha256(struct.pack(f"<{len(token_ids)}I", *token_ids)).hexdigest()
-
-
 class Journal:
     """One engine's journal in `directory`; opening it ends the requests that a crash left open.
 
@@ -122,51 +85,44 @@ class Journal:
         damaged: Literal["set_aside", "stop"] = "stop",
     ) -> None:
         self.engine_id = engine_id
-        self.base_revision = base_revision
         self.clock = clock
         self.max_open = max_open
         self.is_full = False
-        self.files = JournalFiles(
-            directory,
-            segment_bytes=segment_bytes,
-            reserve_bytes=max(
-                _LEAST_RESERVE_BYTES, max_open * END_RECORD_BYTES + _CHECKPOINT_BYTES
-            ),
-            disk=disk or Disk(),
-        )
-        self._position: Position | None = None
-        self._open: dict[str, _Open] = {}
-        self._unsettled: deque[EndRecord | ResidencyRecord] = deque()
+        reserve_bytes = max(_LEAST_RESERVE_BYTES, max_open * END_RECORD_BYTES + _CHECKPOINT_BYTES)
+        self.files = JournalFiles(directory, segment_bytes, reserve_bytes, disk or Disk())
+        self._state = JournalState(base_revision)
         self._accepted: dict[str, StartRecord] = {}  # to be written with the next step
         self._residencies: list[ResidencyRecord] = []  # likewise
         self._tried_at = 0.0
-        self._damaged = damaged
-        self._gap: SegmentDamaged | None = None  # the damage behind the last whole segment
-        self._recover()
+        _read_segments(self.files, self._state, damaged)
+        try:
+            self._reserve()
+        except DiskFull as full:
+            self._note_full(full)
 
     @property
     def num_unsettled(self) -> int:
-        return len(self._unsettled)
+        return len(self._state.unsettled)
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is open, apart from those of proofs, which nobody pays for."""
-        starts = [*(opened.start for opened in self._open.values()), *self._accepted.values()]
+        starts = [*(each.start for each in self._state.open.values()), *self._accepted.values()]
         return all(start.tenant_id == PROOF_TENANT for start in starts)
 
     @property
     def is_settled(self) -> bool:
         """Whether no request is open, and every record is posted."""
-        return self.is_idle and not self._unsettled and not self._residencies
+        return self.is_idle and not self._state.unsettled and not self._residencies
 
     @property
     def last_seq(self) -> int:
-        return self._now.seq
+        return self._state.now.seq
 
     @property
     def has_place(self) -> bool:
         """Whether the reserve has room for the end of one more request."""
-        return len(self._open) + len(self._accepted) < self.max_open
+        return len(self._state.open) + len(self._accepted) < self.max_open
 
     # ---- writing ----
 
@@ -217,60 +173,23 @@ class Journal:
                 ProgressRecord(seq=0, at=self.clock(), step=result.step, requests=requests)
             )
         # Residency is synced: the settler may read it at once, and must not be ahead of the disk.
-        self._write(records, sync=bool(self._residencies))
+        self._append(records, sync=bool(self._residencies))
         self._accepted.clear()
         self._residencies.clear()
         if result.ended:
-            self._write(self._ends(map(self._ending, result.ended)), sync=True)
+            endings = map(self._ending, result.ended)
+            self._append(self._state.ends(endings, self.clock()), sync=True)
 
-    def _ending(self, request: RequestGroup) -> _Ending:
+    def _ending(self, request: RequestGroup) -> Ending:
         assert request.finish_reason is not None
         assert request.stop_cause is not None
-        opened = self._open[request.request_id]
-        assert opened.output_token_ids == request.output_token_ids, "journal and engine disagree"
-        return opened, request.finish_reason, request.stop_cause, request.timings
-
-    def _ends(self, endings: Iterable[_Ending]) -> list[EndRecord]:
-        """End records of these requests, numbered as the next records."""
-        ends, position = [], self._now
-        for opened, reason, cause, timings in endings:
-            start, ids = opened.start, opened.output_token_ids
-            position = position.ended(opened.num_prompt_tokens, opened.num_cached_tokens, len(ids))
-            end = EndRecord(
-                seq=position.seq,
-                at=self.clock(),
-                number=position.number,
-                total_prompt_tokens=position.prompt_tokens,
-                total_cached_tokens=position.cached_tokens,
-                total_completion_tokens=position.completion_tokens,
-                request_id=start.request_id,
-                tenant_id=start.tenant_id,
-                adapter_digest=start.adapter_digest,
-                base_revision=self.base_revision,
-                num_prompt_tokens=opened.num_prompt_tokens,
-                num_cached_tokens=opened.num_cached_tokens,
-                num_completion_tokens=len(ids),
-                finish_reason=reason,
-                stop_cause=cause,
-                output_sha256=output_sha256(ids),
-                started_at=start.at,
-                first_token_at=opened.first_token_at,
-                load_s=_rounded(timings.load_s) if timings else None,
-                load_tier=timings.load_tier if timings else None,
-                queue_s=_rounded(timings.queue_s) if timings else None,
-            )
-            ends.append(end)
-        return ends
-
-    def _fail_open(self) -> list[EndRecord]:
-        """End every open request as `engine_failure`, in the reserve's space. Raises DiskFull."""
-        ends = self._ends(
-            (opened, "error", "engine_failure", None) for opened in self._open.values()
+        counted = self._state.open[request.request_id].output_token_ids
+        assert counted == request.output_token_ids, "journal and engine disagree"
+        return Ending(
+            request.request_id, request.finish_reason, request.stop_cause, request.timings
         )
-        self._begin_segment(ends, in_reserve=True)
-        return ends
 
-    def _write(self, records: Sequence[Record], *, sync: bool) -> None:
+    def _append(self, records: Sequence[Record], *, sync: bool) -> None:
         """Number records and append them, all or none. Raises DiskFull."""
         if not records:
             return
@@ -278,23 +197,13 @@ class Journal:
             self._begin_segment()
         numbered = [replace(r, seq=seq) for seq, r in enumerate(records, self.last_seq + 1)]
         self.files.append(b"".join(map(encode, numbered)), sync=sync)
-        for record in numbered:
-            self._apply(record)
+        self._state.apply(numbered)
 
     def _begin_segment(self, ends: Sequence[EndRecord] = (), *, in_reserve: bool = False) -> None:
-        now = self._now
-        checkpoint = CheckpointRecord(
-            seq=now.seq,
-            at=self.clock(),
-            number=now.number,
-            total_prompt_tokens=now.prompt_tokens,
-            total_cached_tokens=now.cached_tokens,
-            total_completion_tokens=now.completion_tokens,
-        )
-        records: list[Record] = [checkpoint, *ends]
-        self.files.begin(now.seq + 1, b"".join(map(encode, records)), in_reserve=in_reserve)
-        for record in records:
-            self._apply(record)
+        records: list[Record] = [self._state.now.checkpoint(self.clock()), *ends]
+        data = b"".join(map(encode, records))
+        self.files.begin(self.last_seq + 1, data, in_reserve=in_reserve)
+        self._state.apply(records)
 
     # ---- a full disk ----
 
@@ -308,6 +217,14 @@ class Journal:
                 self._reserve()
                 logger.info("the journal has room again: serving")
 
+    def _reserve(self) -> None:
+        """Allocate the reserve, and end open requests, which nobody continues. Raises DiskFull."""
+        self.files.allocate_reserve()
+        if self._state.open or self._state.has_gap:
+            self._fail_open()
+            self.files.allocate_reserve()
+        self.is_full = False
+
     def _note_full(self, full: DiskFull) -> None:
         self.is_full = True
         logger.error(
@@ -315,110 +232,53 @@ class Journal:
             self.files.directory, full, self.files.reserve_bytes,
         )  # fmt: skip
 
-    def _reserve(self) -> None:
-        """Allocate the reserve, and end open requests, which nobody continues. Raises DiskFull."""
-        self.files.allocate_reserve()
-        if self._open or self._gap or not self.files.has_segment:
-            self._fail_open()
-            self._gap = None
-            self.files.allocate_reserve()
-        self.is_full = False
+    def _fail_open(self) -> list[EndRecord]:
+        """End every open request as `engine_failure`, in the reserve's space. Raises DiskFull."""
+        endings = (Ending(name, "error", "engine_failure") for name in self._state.open)
+        ends = self._state.ends(endings, self.clock())
+        self._begin_segment(ends, in_reserve=True)
+        return ends
 
     # ---- the settler's side ----
 
     def read(self, settled_seq: int, limit: int) -> JournalRecords:
         """Read the next records to post after `settled_seq`, and delete what is settled."""
-        while self._unsettled and self._unsettled[0].seq <= settled_seq:
-            self._unsettled.popleft()
-        # A segment stays while a request that began in it is open.
-        oldest_open = min((o.start.seq for o in self._open.values()), default=self.last_seq + 1)
-        self.files.delete_through(min(settled_seq, oldest_open - 1))
-        records = list(islice(self._unsettled, limit))
+        self.files.delete_through(self._state.forget_settled(settled_seq))
+        records = list(islice(self._state.unsettled, limit))
         return JournalRecords(
             engine_id=self.engine_id,
             ends=tuple(record for record in records if isinstance(record, EndRecord)),
             residencies=tuple(record for record in records if isinstance(record, ResidencyRecord)),
             last_seq=self.last_seq,
-            complete=len(records) == len(self._unsettled),
-            open_request_ids=(*self._open, *self._accepted),
+            complete=len(records) == self.num_unsettled,
+            open_request_ids=(*self._state.open, *self._accepted),
         )
-
-    # ---- recovery ----
-
-    def _recover(self) -> None:
-        """Read an earlier run's segments, and end its open requests; without room, become full."""
-        for path in segment_paths(self.files.directory):
-            try:
-                records = list(read_segment(path.read_bytes(), path.name))
-            except SegmentDamaged as damage:
-                self._pass_over(path, damage)
-                continue
-            before = self.last_seq
-            if self._gap:
-                self._position, self._gap = None, None
-            for record, _ in records:
-                self._apply(record)
-            self.files.found(path, records[-1][1], before)
-        if self._gap and self._position is None:
-            raise self._gap  # Nothing says which numbers were given.
-        try:
-            self._reserve()
-        except DiskFull as full:
-            self._note_full(full)
-
-    def _pass_over(self, path: Path, damage: SegmentDamaged) -> None:
-        """Take over what can be read of a damaged segment, and set it aside, or raise `damage`."""
-        is_new = path.suffix != SET_ASIDE
-        if is_new and self._damaged == "stop":
-            raise damage
-        data, position, num_lost = path.read_bytes(), self._position, 0
-        for record in readable_records(data):
-            if isinstance(record, CheckpointRecord | EndRecord):
-                known = position.number if position else record.number
-                num_lost += max(0, record.number - known - isinstance(record, EndRecord))
-                position = Position.of(record)
-            # Later on, requests that began in it have ended, maybe in segments that are deleted.
-            if is_new or isinstance(record, EndRecord | ResidencyRecord):
-                self._note(record)
-        # Numbers that may have been given, at most one for each byte, are not given again.
-        self._position = position and replace(position, seq=position.seq + len(data))
-        self._gap = damage
-        if is_new:
-            path.rename(path.with_suffix(SET_ASIDE))
-            logger.error(
-                "%s; the segment is set aside as *%s, and all but damaged lines is used: they held "
-                "%d ends or more, which are free if they were not settled before",
-                damage, SET_ASIDE, num_lost,
-            )  # fmt: skip
-
-    def _apply(self, record: Record) -> None:
-        """Update open requests and unsettled records by a record. Raises JournalCorrupt."""
-        self._position = follow(self._position, record)
-        self._note(record)
-
-    def _note(self, record: Record) -> None:
-        match record:
-            case StartRecord():
-                self._open[record.request_id] = _Open(record)
-            case ProgressRecord():
-                for progress in record.requests:
-                    # A request that has ended may have its start in a settled, deleted segment.
-                    if opened := self._open.get(progress.request_id):
-                        opened.add(progress, record.at)
-            case EndRecord():
-                self._open.pop(record.request_id, None)
-                self._unsettled.append(record)
-            case ResidencyRecord():
-                self._unsettled.append(record)
-
-    @property
-    def _now(self) -> Position:
-        return self._position or Position()
 
     def close(self) -> None:
         self.files.close()
 
 
-def _rounded(seconds: float | None) -> float | None:
-    """The time in whole microseconds, so that the record stays short."""
-    return None if seconds is None else round(seconds, 6)
+def _read_segments(
+    files: JournalFiles, state: JournalState, damaged: Literal["set_aside", "stop"]
+) -> None:
+    """Apply an earlier run's records to `state`, and take over its files. Raises JournalCorrupt."""
+    damage = None
+    for path in segment_paths(files.directory):
+        data, before = path.read_bytes(), state.now.seq
+        try:
+            state.apply(list(read_segment(data, path.name)))
+            files.found(path, data.rindex(b"\n") + 1, before)
+        except SegmentDamaged as error:
+            damage, is_new = error, path.suffix != SET_ASIDE
+            if is_new and damaged == "stop":
+                raise
+            num_lost = state.pass_over(readable_records(data), len(data), is_new=is_new)
+            if is_new:
+                path.rename(path.with_suffix(SET_ASIDE))
+                logger.error(
+                    "%s; the segment is set aside as *%s, and all but damaged lines is used: they "
+                    "held %d ends or more, which are free if they were not settled before",
+                    damage, SET_ASIDE, num_lost,
+                )  # fmt: skip
+    if damage and state.position is None:
+        raise damage  # Nothing says which numbers were given.

@@ -49,9 +49,7 @@ class JournalFiles:
     Methods that write raise OSError if the disk fails in another way than being full.
     """
 
-    def __init__(
-        self, directory: Path, *, segment_bytes: int, reserve_bytes: int, disk: Disk
-    ) -> None:
+    def __init__(self, directory: Path, segment_bytes: int, reserve_bytes: int, disk: Disk) -> None:
         self.directory = directory
         self.segment_bytes = segment_bytes
         self.reserve_bytes = reserve_bytes
@@ -61,10 +59,6 @@ class JournalFiles:
         self._file = -1
         self._size_bytes = 0
         directory.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def has_segment(self) -> bool:
-        return self._path is not None
 
     @property
     def is_long(self) -> bool:
@@ -86,8 +80,8 @@ class JournalFiles:
 
         Raises DiskFull, and with sync JournalGone.
         """
-        if sync and not self._is_named():
-            raise JournalGone(self.directory)
+        if sync and not os.fstat(self._file).st_nlink:
+            raise JournalGone(self.directory)  # A restarted engine would not find the file.
         with _naming_full():
             try:
                 self._write(self._file, data, self._size_bytes)
@@ -111,7 +105,7 @@ class JournalFiles:
                 self._write(file, data, 0)
                 os.ftruncate(file, len(data))
                 os.fdatasync(file)
-                if self.has_segment:
+                if self._path:
                     os.fdatasync(self._file)
                 source.rename(path)
                 self._sync_directory()
@@ -143,10 +137,6 @@ class JournalFiles:
     def close(self) -> None:
         if self._file >= 0:
             os.close(self._file)
-
-    def _is_named(self) -> bool:
-        """Whether the newest segment still has a name, so that a restarted engine finds it."""
-        return os.fstat(self._file).st_nlink > 0
 
     def _use(self, path: Path, file: int, size_bytes: int, last_before: int) -> None:
         """Make this segment the newest; one of the same name had no records, and was replaced."""

@@ -101,8 +101,7 @@ class EndRecord:
     queue_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResidencyItem:
+class ResidencyItem(NamedTuple):
     """Total time that one adapter was in one tier since the last record, either pinned or not.
 
     slabs: its slabs of the arena, so that slab-seconds are `slabs * duration_ms / 1000`; 0 in the

@@ -9,7 +9,8 @@ from hypothesis.strategies import booleans, composite, floats, integers, sampled
 
 from engine.batch import BAD_LOGITS, StepTokens
 from engine.beam_search import BeamSearch
-from engine.journal import Journal, output_sha256
+from engine.journal import Journal
+from engine.journal_state import output_sha256
 from engine.messages import ExtendLease, LeaseLow, SamplingParams, TokenLogprobs
 from engine.outputs import Ending
 from tests.engine.beams import vllm_beams

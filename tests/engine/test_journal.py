@@ -7,17 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import integers
 
-from engine.journal import Journal, output_sha256
+from engine.journal import Journal
 from engine.journal_files import JournalGone
 from engine.journal_records import SegmentDamaged, read_records
+from engine.journal_state import output_sha256
 from engine.messages import ReadJournal
 from tests.engine.fakes import (
-    FakeClock,
-    FakeLoader,
-    make_adapter,
     make_core,
     make_message,
-    make_scheduler,
     run_until_idle,
     tokens_of,
 )
@@ -41,22 +38,6 @@ def test_an_end_record_says_all_that_a_bill_needs(tmp_path):
     assert (record.finish_reason, record.stop_cause) == ("length", "max_tokens")
     assert record.output_sha256 == output_sha256(tokens_of(outputs))
     assert record.started_at <= record.first_token_at <= record.at
-
-
-def test_an_end_record_says_what_its_request_waited_for(tmp_path):
-    clock, loader = FakeClock(), FakeLoader(at_once=False)
-    core = make_core(tmp_path, make_scheduler(loader=loader, clock=clock))
-    core.handle("gw", make_message(adapter=make_adapter()))
-    core.handle("gw", make_message("base"))
-    core.step()
-    clock.now += 1 / 3
-    while loader.under_way:
-        loader.finish()
-        core.step()
-    run_until_idle(core)
-    ends = {record.request_id: record for record in core.journal.read(0, 10).records}
-    waits = {name: (end.load_s, end.load_tier, end.queue_s) for name, end in ends.items()}
-    assert waits == {"r1": (0.333333, "store", 0.0), "base": (None, None, 0.0)}
 
 
 @pytest.mark.parametrize("is_made_again", [False, True])
@@ -134,21 +115,6 @@ def test_a_damaged_segment_is_set_aside_and_only_its_damaged_line_is_lost(tmp_pa
     assert {end.stop_cause for end in set(kept) - set(whole)} <= {"engine_failure"}
 
 
-def test_a_segment_stays_while_a_request_that_began_in_it_is_open(tmp_path):
-    core = make_core(tmp_path)
-    core.journal.files.segment_bytes = 400
-    core.handle("gw", make_message("long", max_tokens=200))
-    for i in range(5):
-        core.handle("gw", make_message(f"r{i}", max_tokens=2))
-        for _ in range(4):
-            core.step()
-    core.journal.read(core.journal.last_seq, 10)
-    assert reopen(tmp_path).read(0, 100).open_request_ids == ()
-    ends = {r.request_id: r for r in reopen(tmp_path).read(0, 100).records}
-    assert ends["long"].stop_cause == "engine_failure"
-    assert ends["long"].num_completion_tokens == 20
-
-
 def test_an_end_outlives_the_deleted_segment_that_its_request_began_in(tmp_path):
     core = make_core(tmp_path)
     core.handle("gw", make_message(max_tokens=50))
@@ -220,19 +186,3 @@ def test_another_engines_settled_position_deletes_nothing_here(tmp_path):
     ((_, answer),) = core.handle("gw", stranger)
     assert (answer.engine_id, answer.records, answer.complete) == ("eng-1", (), False)
     assert len(core.journal.read(0, 10).records) == 1
-
-
-@pytest.mark.parametrize("is_killed", [False, True])
-def test_several_answers_are_hashed_one_after_the_other(tmp_path, is_killed):
-    core = make_core(tmp_path)
-    core.handle("gw", make_message("warm", prompt=list(range(1, 41)), max_tokens=1))
-    run_until_idle(core)
-    core.handle("gw", make_message("r1", prompt=list(range(1, 51)), max_tokens=5, n=3))
-    received = [o for _ in range(4) for _, m in core.step() for o in m.outputs]
-    if not is_killed:
-        received += run_until_idle(core)["r1"]
-    record = (reopen(tmp_path) if is_killed else core.journal).read(0, 10).records[-1]
-    answers = [tokens_of([o for o in received if o.index == i]) for i in range(3)]
-    assert record.num_completion_tokens == sum(len(answer) for answer in answers)
-    assert record.output_sha256 == output_sha256([token for answer in answers for token in answer])
-    assert (record.num_prompt_tokens, record.num_cached_tokens) == (50, 32)

@@ -1,6 +1,5 @@
 """A journal read without its engine gives all whole records in order and stays unchanged."""
 
-import json
 import os
 import zlib
 
@@ -13,6 +12,7 @@ from engine.journal_records import (
     OtherJournalVersion,
     encode,
     read_records,
+    read_segment,
 )
 from engine.records import (
     CheckpointRecord,
@@ -157,8 +157,6 @@ PROGRESS = builds(
 
 
 @given(floats(allow_nan=False, allow_infinity=False), lists(PROGRESS, max_size=3).map(tuple))
-def test_a_steps_progress_is_the_json_of_its_fields(at, requests):
+def test_a_steps_progress_is_the_same_when_it_is_read_again(at, requests):
     record = ProgressRecord(seq=3, at=at, step=9, requests=requests)
-    fields = {"seq": 3, "at": at, "step": 9, "requests": [part._asdict() for part in requests]}
-    body = json.dumps(["progress", fields], separators=(",", ":")).encode()
-    assert encode(record) == b"%08x %s\n" % (zlib.crc32(body), body)
+    assert list(read_segment(encode(record), "a segment")) == [record]

@@ -6,7 +6,6 @@ The meter shares no code with the journal or the ledger.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,7 @@ def check_journals(scope: Scope) -> Iterator[Finding]:
     for engine_id in sorted(positions.keys() | scope.starts.keys()):
         events = sums.pop(engine_id, dict.fromkeys(("seq", *_TOTALS), 0))
         position, start = (at.get(engine_id, Position()) for at in (positions, scope.starts))
-        _, *totals = astuple(max(position, start, key=lambda at: at.seq))
+        _, *totals = max(position, start, key=lambda at: at.seq)
         missing = tuple(n - events[name] for n, name in zip(totals, _TOTALS, strict=True))
         pairs: dict[str, tuple[Any, Any]] = {_MISSING: ((0, 0, 0, 0), missing)}
         if not any(missing) and start.seq > position.seq:
