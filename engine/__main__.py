@@ -23,7 +23,6 @@ from engine.leaving import Leaving
 from engine.messages import Welcome
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.scheduler import ArenaTooSmall
-from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
 from lora import log_lines
 from lora.beat import Beat
@@ -82,16 +81,7 @@ def serve(config: EngineConfig, beat: Beat) -> None:
             tensor_parallel_size=config.tensor_parallel_size,
             block_size=core.scheduler.layout.block_size,
         )
-        process = EngineProcess(
-            core,
-            welcome,
-            data_dir / "engine.sock",
-            tcp=TcpListener.of(config),
-            gateway_timeout_s=config.gateway_timeout_s,
-            leaving=Leaving(config.leave_timeout_s),
-            beat=beat,
-        )
-        process.run()
+        EngineProcess(core, welcome, config, Leaving(config.leave_timeout_s), beat).run()
 
 
 if __name__ == "__main__":

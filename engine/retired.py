@@ -19,10 +19,9 @@ from engine.core import Busy, FromGateway
 from engine.journal import Journal
 from engine.journal_records import JournalCorrupt
 from engine.leaving import Leaving, mark_settled
-from engine.messages import EngineStats, ReadJournal, Residency, TenantService, Welcome
-from engine.process import EngineProcess, engine_identity, lock_directory
+from engine.messages import EngineStats, ReadJournal, Welcome
+from engine.process import Core, EngineProcess, engine_identity, lock_directory
 from engine.records import JournalRecords
-from engine.tcp import TcpListener
 from lora import log_lines
 from lora.beat import Beat
 
@@ -33,7 +32,7 @@ VOIDING_S = 15.0
 _READING_S = 600.0
 
 
-class RetiredCore:
+class RetiredCore(Core):
     """A journal without an engine; see engine.process.Core.
 
     holds_end_s: seconds until every hold on this engine has expired and can be voided. A gateway
@@ -42,7 +41,7 @@ class RetiredCore:
     """
 
     num_steps = 0
-    has_work = False
+    has_work = is_settled = False
 
     def __init__(
         self, journal: Journal, holds_end_s: float, clock: Callable[[], float] = time.monotonic
@@ -50,7 +49,6 @@ class RetiredCore:
         self.journal = journal
         self._clock = clock
         self._holds_end_at = clock() + holds_end_s
-        self.is_settled = False
 
     def step(self, busy: Busy) -> list[tuple[str, JournalRecords]]:
         self.journal.make_room()
@@ -71,24 +69,6 @@ class RetiredCore:
 
     def take_stats(self) -> EngineStats:
         return EngineStats(unsettled_records=self.journal.num_unsettled)
-
-    def take_service(self, epoch: int) -> list[TenantService]:
-        return []
-
-    def take_residency(self) -> list[Residency]:
-        return []
-
-    def all_residency(self) -> list[Residency]:
-        return []
-
-    def abort_gateway(self, gateway_id: str) -> None:
-        """Do nothing, since no gateway has a request here."""
-
-    def check_integrity(self) -> None:
-        """Do nothing, since there are no queues and no arena."""
-
-    def finish(self) -> None:
-        """Do nothing, since there are no requests to wait for."""
 
 
 class Retirement(Leaving):
@@ -138,15 +118,7 @@ def main() -> None:
             device="none",
             dtype="none",
         )
-        EngineProcess(
-            core,
-            welcome,
-            data_dir / "engine.sock",
-            tcp=TcpListener.of(config),
-            gateway_timeout_s=config.gateway_timeout_s,
-            leaving=Retirement(),
-            beat=beat,
-        ).run()
+        EngineProcess(core, welcome, config, Retirement(), beat).run()
         if core.is_settled:
             logger.info("all of %s is settled", engine_id)
             mark_settled(data_dir)

@@ -23,7 +23,6 @@ from engine.meter import TokenMeter
 from engine.process import EngineProcess, engine_identity, lock_directory
 from engine.scheduler import Scheduler
 from engine.speculation import Drafter, Speculation
-from engine.tcp import TcpListener
 from engine.wire import read_vocabulary
 from lora.arena import Arena
 from lora.beat import SILENCE_S, Beat
@@ -98,13 +97,7 @@ def serve(
             dtype="float32",
         )
         EngineProcess(
-            core,
-            welcome,
-            data_dir / "engine.sock",
-            tcp=TcpListener.of(config),
-            gateway_timeout_s=config.gateway_timeout_s,
-            leaving=Leaving(config.leave_timeout_s),
-            beat=Beat.inherited(silence_s),
+            core, welcome, config, Leaving(config.leave_timeout_s), Beat.inherited(silence_s)
         ).run()
 
 

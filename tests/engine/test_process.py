@@ -22,9 +22,9 @@ from engine.config import EngineConfig
 from engine.endpoint import Endpoint
 from engine.errors import EngineDeadError
 from engine.fairness import DECODE_COST
+from engine.gateways import Gateways
 from engine.journal_files import JournalGone
 from engine.messages import (
-    AbortRequests,
     EngineStats,
     Heartbeat,
     Hello,
@@ -33,10 +33,10 @@ from engine.messages import (
     Welcome,
 )
 from engine.meter import TokenMeter
-from engine.process import EngineProcess, engine_identity, lock_directory
+from engine.process import engine_identity, lock_directory
 from engine.step_times import MOST_S
 from engine.wire import decode, encode, write_vocabulary
-from tests.engine.fakes import VOCABULARY, expected_tokens, make_adapter, make_core, make_message
+from tests.engine.fakes import VOCABULARY, expected_tokens, make_adapter, make_message
 from tests.engine.pulled_outputs import outputs_of
 
 START_S = 60.0
@@ -290,22 +290,16 @@ def test_frames_that_are_no_messages_hurt_nobody_but_their_sender(engine, tmp_pa
 
 
 def test_a_message_that_cannot_be_sent_ends_its_gateways_connection_and_not_the_process(tmp_path):
-    core, ended = make_core(tmp_path), []
-    core.abort_gateway = ended.append
-    core.handle = lambda gateway_id, _: [(gateway_id, Hello(gateway_id=object()))]
-    welcome = Welcome(engine_id="eng-1", epoch=1, base_revision="base-1", max_model_len=9,
-                      max_num_seqs=9, device="cpu", dtype="float32")  # fmt: skip
-    process = EngineProcess(core, welcome, tmp_path / "engine.sock")
+    ended = []
+    gateways = Gateways(tmp_path / "engine.sock", None, 10.0, ended.append)
     with zmq.Context() as context, context.socket(zmq.DEALER) as gateway:
-        gateway.setsockopt(zmq.IDENTITY, b"gw")
         gateway.connect(f"ipc://{tmp_path / 'engine.sock'}")
         gateway.send(encode(0, Hello(gateway_id="gw")))
-        gateway.send(encode(1, AbortRequests(request_ids=())))
-        while not ended:
-            process._receive(1000)
+        ((gateway_id, _),) = gateways.receive(10_000)
+        gateways.send(gateway_id, Hello(gateway_id=object()))
         gateway.close(linger=0)
-    process._context.destroy(linger=0)
-    assert ended == ["gw"]
+    gateways.close()
+    assert (ended, len(gateways)) == ([gateway_id], 0)
 
 
 def test_an_identity_lasts_and_its_file_stays_where_it_is(tmp_path):
