@@ -36,7 +36,7 @@ from engine.meter import TokenMeter
 from engine.scoring import ScoredTokens
 from engine.segments import Tables
 from engine.verification import Choices
-from lora.device import Event
+from lora.device import Device, Event
 from lora.packed import PackedForm
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,18 @@ class _Slot:
     logprobs: Logprobs
     prompt_logprobs: Logprobs
     masks: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, device: Device, limits: StepLimits, num_ints: int, num_results: int, mask: torch.Size
+    ) -> "_Slot":
+        return cls(
+            device.pinned(num_ints, dtype=torch.int32),
+            device.pinned(num_results, dtype=torch.int32),
+            Logprobs.empty(limits.most_choices, device.pinned, MOST_GIVEN_LOGPROBS),
+            Logprobs.empty(limits.max_num_batched_tokens, device.pinned),
+            device.pinned(*mask, dtype=torch.uint8),
+        )
 
     @property
     def memory(self) -> Ints:
@@ -138,7 +150,8 @@ class GpuRunner:
         self._prompt_logprobs = Logprobs.empty(limits.max_num_batched_tokens, make)
         mask_shape = most_choices, 8 + mask_bytes(vocab)
         self._masks = torch.zeros(mask_shape, dtype=torch.uint8, device=there)
-        self._slots = deque(self._make_slot(num_ints, num_results) for _ in range(self.lag + 1))
+        sizes = num_ints, num_results, self._masks.shape
+        self._slots = deque(_Slot.of(self.device, limits, *sizes) for _ in range(self.lag + 1))
         self._launched: deque[_Step] = deque()
         # (request_id, index) -> place of its token among those that the newest step chooses. Rows
         # with drafts are left out: only the host will know which token is their last one.
@@ -153,15 +166,6 @@ class GpuRunner:
         # Running beams may copy a block each and be preempted, and started ones then as well.
         copies = aligned(2 * 2 * self.limits.max_num_seqs)
         return self.builder.most_ints + copies + 4 * num_swap_slots + scoring + sampling
-
-    def _make_slot(self, num_ints: int, num_results: int) -> _Slot:
-        return _Slot(
-            self.device.pinned(num_ints, dtype=torch.int32),
-            self.device.pinned(num_results, dtype=torch.int32),
-            Logprobs.empty(self.limits.most_choices, self.device.pinned, MOST_GIVEN_LOGPROBS),
-            Logprobs.empty(self.limits.max_num_batched_tokens, self.device.pinned),
-            self.device.pinned(*self._masks.shape, dtype=torch.uint8),
-        )
 
     def _measure_copies(self) -> float:
         """Measure bytes a second between arena and swap space, there and back."""
@@ -219,8 +223,8 @@ class GpuRunner:
         assert not _names(batch.rows) & self._unverified(), "nobody knows yet where they go on"
         slot = self._slots.popleft()
         plan = self.builder.build(batch, slot.memory, self._chosen_at)
-        sampling, scoring = self._sampling(plan), self._scoring(plan)
-        moves = list(self._moves(batch))
+        sampling, scoring = self._wanted(plan)
+        moves = list(_moves(batch, self.arena, self.swap))
         packed = [*(ids for *_, ids in moves), scoring.tokens]
         packed += [sampling.pack()] if sampling.num_rows else []
         places = _append(slot.memory, plan.num_ints, packed)
@@ -296,15 +300,14 @@ class GpuRunner:
         rows = (step.batch.rows[number] for step, number in numbers)
         return _names(row for row in rows if row.num_drafts)
 
-    def _sampling(self, plan: StepPlan) -> SamplingInputs:
-        """Sampling inputs of a step; of no tokens on ranks other than the first."""
-        rows, sources = (plan.choosing, plan.sources) if self.model.is_first else ((), ())
-        return SamplingInputs.of(rows, sources, self.model.config.vocab_size)
-
-    def _scoring(self, plan: StepPlan) -> ScoringInputs:
-        """Scoring inputs of a batch; without rows on ranks other than the first."""
-        scored = plan.scored if self.model.is_first else ScoredTokens.of((), ())
-        return ScoringInputs.of(scored, self.model.config.vocab_size)
+    def _wanted(self, plan: StepPlan) -> tuple[SamplingInputs, ScoringInputs]:
+        """The inputs of a step's sampling and scoring, which are empty on ranks but the first."""
+        vocab_size = self.model.config.vocab_size
+        if self.model.is_first:
+            sampling = SamplingInputs.of(plan.choosing, plan.sources, vocab_size)
+            return sampling, ScoringInputs.of(plan.scored, vocab_size)
+        nothing = ScoredTokens.of((), ())
+        return SamplingInputs.of((), (), vocab_size), ScoringInputs.of(nothing, vocab_size)
 
     def _score(self, scoring: ScoringInputs, ints: torch.Tensor, x: torch.Tensor) -> None:
         if (head := self.model.lm_head) is not None:
@@ -312,43 +315,15 @@ class GpuRunner:
             vocab_size, softcap = self.model.config.vocab_size, self.model.config.soft_caps.logits
             score(x, head, vocab_size, ints, scoring.told.depth, there, finite, softcap)
 
-    def _moves(self, batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor, Ints]]:
-        """Yield (target, source, [2, n] slabs there and here) for the copies of blocks, then for
-        each run of transfers of one direction.
-        """
-        if batch.copies:
-            yield self.arena, self.arena, np.asarray(batch.copies, dtype=np.int32).T[::-1]
-        for is_out, run in groupby(batch.transfers, lambda transfer: transfer.is_out):
-            pairs = [(transfer.block_id, transfer.slot) for transfer in run]
-            blocks_and_slots = np.asarray(pairs, dtype=np.int32).T
-            if is_out:
-                yield self.swap, self.arena, blocks_and_slots[::-1]
-            else:
-                yield self.arena, self.swap, blocks_and_slots
-
     def _copy_slabs(self, *work: torch.Tensor) -> None:
         self.device.submit(self.device.compute, partial(self.kernels.copy_slabs, *work))
 
     def _choose(self, step: _Step, masked: Masked) -> None:
-        sampling, ints = step.sampling, step.ints
+        sampling, ints, tokens = step.sampling, step.ints, self.out.tokens
         logits = self.out.logits[: sampling.num_rows]
-        work, penalties = sampling.unpack(ints, self.out.tokens)
-        compute = self.device.compute
-
-        def choose_tokens() -> None:
-            choose(
-                self.kernels,
-                logits,
-                work,
-                penalties,
-                sampling,
-                ints,
-                self.out.tokens,
-                self._logprobs,
-                masked,
-            )
-
-        self.device.submit(compute, choose_tokens)
+        work = sampling.unpack(ints, tokens)
+        given = logits, *work, sampling, ints, tokens, self._logprobs, masked
+        self.device.submit(self.device.compute, partial(choose, self.kernels, *given))
         self._tell(sampling.told, step.slot.logprobs, self._logprobs)
 
     def _tell(self, told: Told, target: Logprobs, source: Logprobs) -> None:
@@ -394,6 +369,23 @@ def _logprobs(
         for number, own in kept.items()
         if choices.places[own[0]] in by_place
     }
+
+
+def _moves(
+    batch: Batch, arena: torch.Tensor, swap: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, Ints]]:
+    """Yield (target, source, [2, n] slabs there and here) for the copies of blocks, then for each
+    run of transfers of one direction.
+    """
+    if batch.copies:
+        yield arena, arena, np.asarray(batch.copies, dtype=np.int32).T[::-1]
+    for is_out, run in groupby(batch.transfers, lambda transfer: transfer.is_out):
+        pairs = [(transfer.block_id, transfer.slot) for transfer in run]
+        blocks_and_slots = np.asarray(pairs, dtype=np.int32).T
+        if is_out:
+            yield swap, arena, blocks_and_slots[::-1]
+        else:
+            yield arena, swap, blocks_and_slots
 
 
 def _names(rows: Iterable[ScheduledRow]) -> set[tuple[str, int]]:
