@@ -146,7 +146,7 @@ class Journal:
                 ResidencyRecord(seq=0, at=self.clock(), started_at=started_at, items=page)
             )
 
-    def commit(self, result: StepResult) -> StepResult:
+    def commit(self, result: StepResult) -> None:
         """Write a step. When this returns, its outputs may leave.
 
         Raises JournalFull: its outputs must not leave, and every open request has ended. A request
@@ -155,14 +155,13 @@ class Journal:
         """
         if self.is_full:
             assert not result.progress, "it ran what it could not count"
-            return result
+            return
         try:
             self._write_step(result)
         except DiskFull as full:
             self._note_full(full)
             self._accepted.clear()
             raise JournalFull(self._fail_open()) from full
-        return result
 
     def _write_step(self, result: StepResult) -> None:
         """Write a step's records. Raises DiskFull; those written by then are whole and applied."""

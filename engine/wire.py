@@ -11,25 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine.messages import (
-    AbortRequests,
-    AddRequest,
-    EngineStats,
-    ExtendLease,
-    ForgetDrafts,
-    Heartbeat,
-    Hello,
-    LeaseLow,
-    PinAdapters,
-    Prefetch,
-    ProofResult,
-    ProveAdapter,
-    ReadJournal,
-    Residency,
-    StepOutputs,
-    TenantService,
-    Welcome,
-)
+from engine import messages
 from engine.records import JournalRecords
 
 UNEXPECTED_NUMBER = (1 << 64) - 1
@@ -41,24 +23,24 @@ _HEADER = struct.Struct("<BQB")
 
 
 MESSAGES: tuple[type, ...] = (
-    Hello,
-    Welcome,
-    AddRequest,
-    ExtendLease,
-    AbortRequests,
-    Prefetch,
-    PinAdapters,
-    ReadJournal,
-    Heartbeat,
-    StepOutputs,
-    LeaseLow,
-    Residency,
+    messages.Hello,
+    messages.Welcome,
+    messages.AddRequest,
+    messages.ExtendLease,
+    messages.AbortRequests,
+    messages.Prefetch,
+    messages.PinAdapters,
+    messages.ReadJournal,
+    messages.Heartbeat,
+    messages.StepOutputs,
+    messages.LeaseLow,
+    messages.Residency,
     JournalRecords,
-    EngineStats,
-    ProveAdapter,
-    ProofResult,
-    TenantService,
-    ForgetDrafts,
+    messages.EngineStats,
+    messages.ProveAdapter,
+    messages.ProofResult,
+    messages.TenantService,
+    messages.ForgetDrafts,
 )
 _KINDS = {message_type: kind for kind, message_type in enumerate(MESSAGES)}
 _DECODERS = tuple(msgspec.msgpack.Decoder[object](each) for each in MESSAGES)

@@ -32,11 +32,6 @@ from tests.engine.test_process import (
 )
 
 
-def make_leaving(timeout_s=100.0):
-    clock = FakeClock()
-    return clock, Leaving(timeout_s, clock)
-
-
 @pytest.fixture
 def engine(tmp_path):
     with starting_engines(tmp_path) as start:
@@ -77,45 +72,31 @@ async def wait_until(condition):
 # ---- when an engine may leave ----
 
 
-def test_who_was_not_asked_to_leave_stays():
-    _, leaving = make_leaving()
-    assert not leaving.has_begun
-    assert not leaving.refuses
-    assert not leaving.is_over(has_gateways=False, is_settled=True)
-
-
-def test_what_was_on_its_way_is_taken_and_what_comes_later_refused():
-    clock, leaving = make_leaving()
-    leaving.begin()
-    assert leaving.has_begun
-    assert not leaving.refuses
-    assert not leaving.is_over(has_gateways=True, is_settled=True), "a request may still arrive"
-    clock.now += GRACE_S
-    assert leaving.refuses
-
-
-def test_it_is_over_when_all_has_ended_and_is_settled():
-    clock, leaving = make_leaving()
-    leaving.begin()
-    clock.now += GRACE_S
-    assert not leaving.is_over(has_gateways=True, is_settled=False)
-    assert leaving.is_over(has_gateways=True, is_settled=True)
-
-
-def test_without_a_gateway_it_is_over_at_once():
-    _, leaving = make_leaving()
-    leaving.begin()
-    assert leaving.is_over(has_gateways=False, is_settled=False)
-
-
-def test_it_does_not_take_for_ever_however_often_it_is_asked():
-    clock, leaving = make_leaving(timeout_s=100.0)
-    leaving.begin()
-    clock.now += 60.0
-    leaving.begin()
-    assert not leaving.is_over(has_gateways=True, is_settled=False)
-    clock.now += 40.0
-    assert leaving.is_over(has_gateways=True, is_settled=False)
+@pytest.mark.parametrize(
+    ("asked_s_ago", "refuses", "over_for"),
+    [
+        ([], False, set()),
+        ([0.0], False, {"nobody", "nobody settled"}),  # a request may still be on its way
+        ([GRACE_S], True, {"nobody", "nobody settled", "settled"}),
+        ([99.9, 40.0], True, {"nobody", "nobody settled", "settled"}),
+        ([100.0, 40.0], True, {"nobody", "nobody settled", "settled", "unsettled"}),
+    ],
+)
+def test_it_refuses_after_a_while_and_is_over_when_nobody_needs_it_or_its_time_is_up(
+    asked_s_ago, refuses, over_for
+):
+    clock = FakeClock()
+    leaving, now = Leaving(100.0, clock), clock.now
+    for ago_s in asked_s_ago:
+        clock.now = now - ago_s
+        leaving.begin()
+    clock.now = now
+    assert (leaving.has_begun, leaving.refuses) == (bool(asked_s_ago), refuses)
+    whom = {"nobody": (False, False), "nobody settled": (False, True), "settled": (True, True),
+            "unsettled": (True, False)}  # fmt: skip
+    over = {who for who, state in whom.items()
+            if leaving.is_over(has_gateways=state[0], is_settled=state[1])}  # fmt: skip
+    assert over == over_for
 
 
 def test_a_folder_is_settled_until_an_engine_runs_there_again(tmp_path):
