@@ -138,11 +138,12 @@ class StepTokens:
 class StepResult:
     """The outputs of a step by gateway, and what the journal must know before they leave.
 
+    ended: requests whose last output is among them.
     num_forced: tokens among the progress that no row chose: those that grammars left no choice
     about, and those that several answers of a beam search share.
     """
 
-    step: int
+    step: int = 0
     outputs: list[tuple[str, RequestOutput]] = field(default_factory=list)
     leases_low: list[tuple[str, LeaseLow]] = field(default_factory=list)
     progress: list[RequestProgress] = field(default_factory=list)

@@ -197,10 +197,10 @@ def _speculation(
     layout: Layout,
     backend: Backend,
     arena: Arena,
-) -> Speculation | None:
+) -> Speculation:
     """Drafts, where they are wanted. Raises UnsupportedModel."""
     if config.speculation == "off":
-        return None
+        return Speculation.off()
     assert config.max_num_batched_tokens is not None, "not resolved yet"
     assert config.max_model_len is not None, "not resolved yet"
     curve = measure_steps(

@@ -16,7 +16,6 @@ from engine.messages import (
     SILENCE_S,
     AbortRequests,
     AddRequest,
-    DraftStats,
     EngineStats,
     ExtendLease,
     ForgetDrafts,
@@ -133,12 +132,12 @@ class EngineCore:
         phases.end("schedule")
         finished, tokens = self._compute(batch, busy)
         phases.end("compute")
-        result = self.scheduler.update(finished, tokens)
+        self.scheduler.update(finished, tokens)
         phases.end("update")
         if self.runner.lag:
             self._choose(batch)
             phases.end("choose")
-            self.scheduler.hand_over(result)
+        result = self.scheduler.take_result(finished.step)
         if result.num_forced:
             self.runner.count_forced(result.num_forced)
         if self.scheduler.clock() >= self._residency_due:
@@ -164,7 +163,7 @@ class EngineCore:
 
     def _compute(self, batch: Batch, busy: Busy) -> tuple[Batch, StepTokens]:
         """Launch a step unless it is empty, and collect the oldest one if it is due."""
-        sizes = {size_of(launched.batch) for launched in self.scheduler.launched}
+        sizes = {size_of(launched.batch) for launched in self.scheduler.in_flight.steps}
         begun_at = self.scheduler.clock()
         with busy("computing a step", self._step_times.limit_s(sizes)):
             if not batch.is_empty:
@@ -182,14 +181,14 @@ class EngineCore:
         while this step ran.
         """
         if batch.is_constrained:
-            self.runner.choose(self.scheduler.constrain(batch))
+            self.runner.choose(self.scheduler.constrain())
 
     def _collect(self, *, must_wait: bool) -> tuple[Batch, StepTokens]:
         """Collect the oldest step if more than `lag` are launched, or if `must_wait`.
 
         Otherwise the result is an empty step.
         """
-        launched = self.scheduler.launched
+        launched = self.scheduler.in_flight.steps
         if not launched or (len(launched) <= self.runner.lag and not must_wait):
             return Batch(0, ()), StepTokens(())
         return launched[0].batch, self.runner.collect()
@@ -272,14 +271,13 @@ class EngineCore:
         scheduler, batch = self.scheduler, self.largest_batch
         self.largest_batch = Batch(0, ())
         costs = scheduler.kv.swap.costs
-        num_spare = scheduler.speculation.num_slabs if scheduler.speculation else 0
         return EngineStats(
             running=len(scheduler.queues.running),
             waiting=len(scheduler.queues.waiting),
             batch_requests=len(batch.rows),
             batch_tokens=batch.num_tokens,
             batch_adapters=len(batch.adapters),
-            free_slabs=scheduler.arena.num_free + num_spare,
+            free_slabs=scheduler.arena.num_free + scheduler.speculation.num_slabs,
             total_slabs=scheduler.arena.num_slabs,
             adapter_slabs=self.adapters.machine.num_slabs,
             steps=self.num_steps,
@@ -297,13 +295,9 @@ class EngineCore:
             unsettled_records=self.journal.num_unsettled,
             tiers=self._tiers(),
             grammars=self._grammars(),
-            drafts=self._drafts(),
+            drafts=scheduler.speculation.figures(),
             step_seconds=self._phases.seconds,
         )
-
-    def _drafts(self) -> DraftStats:
-        speculation = self.scheduler.speculation
-        return speculation.figures() if speculation else DraftStats()
 
     def _grammars(self) -> GrammarStats:
         lanes = self.scheduler.constraints.lanes
@@ -357,7 +351,7 @@ class EngineCore:
         for _, output in result.outputs:
             num_sent[output.request_id] -= 1
         scheduler.abort(list(scheduler.groups), "engine_failure")
-        scheduler.update(Batch(0, ()), StepTokens(()))  # drops the outputs of the abort
+        scheduler.take_result(result.step)  # drops the outputs of the abort
         by_id = {end.request_id: end for end in ends}
         failed = [
             (g.gateway_id, _failed(g, num_sent[g.request_id], by_id.get(g.request_id)))

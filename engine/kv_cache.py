@@ -135,7 +135,6 @@ class KVCache:
         request.block_ids, request.num_published_blocks = [], 0
         if not request.swapped:
             request.num_computed_tokens = request.num_dead_blocks = 0
-            request.num_restarts += 1
 
     def forget(self, request: Request) -> None:
         """Give back the blocks and swap places of a request that has ended, or lost its beam."""

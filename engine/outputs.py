@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from engine.batch import StepResult
 from engine.grammar.constraint import allows, also, without
 from engine.grammar.matcher import Mask, mask_bytes
 from engine.messages import (
@@ -18,6 +19,7 @@ from engine.messages import (
     TokenLogprobs,
 )
 from engine.reasoning import Reasoning
+from engine.records import RequestProgress
 from engine.request import Request, RequestGroup
 
 _LEASE_LOW_TOKENS = 64
@@ -41,9 +43,10 @@ class Ending:
 
 
 class Outputs:
-    """Collects the messages of the current step, in order; `take` hands them over.
+    """Collects what answers get, in order; `take` hands it over.
 
     vocabulary: token id -> bytes, for stop strings.   clock: seconds.
+    result: what has been collected since then.
     unleased: answers that have used up their lease, and until when they wait for a longer one.
     """
 
@@ -58,15 +61,26 @@ class Outputs:
         self._vocabulary = vocabulary
         self._eos_token_ids = frozenset(eos_token_ids)
         self._clock = clock
-        self._outputs: list[tuple[str, RequestOutput]] = []
-        self._leases_low: list[tuple[str, LeaseLow]] = []
+        self.result = StepResult()
         self.unleased: dict[Request, float] = {}
 
-    def take(self) -> tuple[list[tuple[str, RequestOutput]], list[tuple[str, LeaseLow]]]:
-        """Take the outputs and low leases since the last call, each with its gateway."""
-        taken = self._outputs, self._leases_low
-        self._outputs, self._leases_low = [], []
+    def take(self, step: int) -> StepResult:
+        """Take what was collected since the last call, as the result of this step."""
+        taken, self.result = self.result, StepResult()
+        taken.step = step
         return taken
+
+    def note_progress(self, request: Request, new_token_ids: tuple[int, ...]) -> None:
+        """Note for the journal how far an answer has come."""
+        group = request.group
+        progress = RequestProgress(
+            request.request_id,
+            group.num_prompt_tokens_done,
+            new_token_ids,
+            request.index,
+            group.num_cached_tokens,
+        )
+        self.result.progress.append(progress)
 
     def add_tokens(
         self, request: Request, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()
@@ -269,13 +283,14 @@ class Outputs:
         if ending:
             output = self._ended(group, output, ending)
         group.num_outputs_sent += 1
-        self._outputs.append((group.gateway_id, output))
+        self.result.outputs.append((group.gateway_id, output))
 
     def _ended(self, group: RequestGroup, output: RequestOutput, ending: Ending) -> RequestOutput:
         """The last output of an answer, and of the request if no other answer goes on."""
         is_last = group.is_over
         if is_last:
             group.end(self._clock())
+            self.result.ended.append(group)
         return output._replace(
             error=ending.error,
             num_stop_bytes=ending.num_stop_bytes,
@@ -298,10 +313,10 @@ class Outputs:
         if request.announced_lease == lease:
             return
         request.announced_lease = lease
-        group: RequestGroup = request.group
+        group = request.group
         low = LeaseLow(
             request_id=group.request_id,
             num_completion_tokens=group.num_completion_tokens,
             token_lease=group.message.token_lease,
         )
-        self._leases_low.append((group.gateway_id, low))
+        self.result.leases_low.append((group.gateway_id, low))

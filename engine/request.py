@@ -1,8 +1,9 @@
 """Requests in the engine: mutable records that the scheduler and its parts share.
 
-The scheduler writes what is launched and computed, `engine.admission` and `engine.queues` write
-turns, adapters and charges, `engine.kv_cache` writes blocks, `engine.outputs` writes tokens and
-ends. No other module writes to a request.
+`engine.in_flight` writes what is launched and computed, `engine.admission` and `engine.queues`
+write turns and adapters, `engine.step_plan` charges, `engine.kv_cache` blocks, `engine.outputs`
+tokens and ends, `engine.beam_searches` which answer computes which beam, and `engine.speculation`
+what became of drafts. No other module writes to a request.
 """
 
 from collections import deque
@@ -184,7 +185,6 @@ class Request:
 
     base_scope, scope: hash scopes of blocks before the adapter's start, and of all other blocks.
     arrival: number that orders answers by age.   swapped: swap slots of its blocks.
-    num_restarts: how often its computed tokens were lost, so that they are computed again.
     num_dead_blocks: its first blocks, which are behind the sliding window and given back for good.
     num_found_tokens: tokens found in the prefix cache when it was last admitted.
     num_scored_tokens: prompt tokens whose logprobs have been sent.
@@ -231,7 +231,6 @@ class Request:
     finish_reason: FinishReason | None = None
     stop_cause: StopCause | None = None
     needs_only_room: bool = False
-    num_restarts: int = 0
     num_skips: int = 0
     # Prompt tokens charged to its tenant; tokens that are computed again are not charged again.
     num_charged_tokens: int = 0

@@ -51,6 +51,16 @@ class Drafter(Protocol):
         ...
 
 
+class NoDrafter:
+    """Guesses nothing."""
+
+    def drafts(self, requests: Sequence[Request], most: int) -> Mapping[Request, Draft]:
+        return {}
+
+    def end(self, request: Request) -> None:
+        pass
+
+
 @dataclass(slots=True)
 class _Record:
     """Knowledge of one answer's drafts.
@@ -117,6 +127,11 @@ class Speculation:
         self._records: dict[Request, _Record] = {}
         self._drafted = self._accepted = self._verified = 0
 
+    @classmethod
+    def off(cls) -> "Speculation":
+        """Speculation of an engine that drafts nothing, as no step has places for drafts."""
+        return cls(StepCurve(((1, 0.0), (2, 0.0))), NoDrafter(), most_choices=0)
+
     def choose(
         self, plan: Mapping[Request, int], budget: int, before_end: BeforeEnd
     ) -> dict[Request, tuple[int, ...]]:
@@ -124,12 +139,14 @@ class Speculation:
 
         plan: tokens that the step has to compute, by request.   budget: how many more it may.
         """
+        num_away, self._num_away = self._num_away, 0
+        if self._most_choices is not None:
+            budget = min(budget, self._most_choices - len(plan))
+        if budget <= 0:
+            return {}
         deciding = [r for r, count in plan.items() if r.samples_after(count)]
         most = min(budget, MOST_DRAFTS * len(deciding))
-        if self._most_choices is not None:
-            most = min(most, self._most_choices - len(plan))
-        step = _Step(sum(plan.values()), deciding, most, self._num_away)
-        self._num_away = 0
+        step = _Step(sum(plan.values()), deciding, most, num_away)
         if not self._can_gain(step):
             return {}
         requests = [r for r in deciding if _may_draft(r)]
@@ -154,6 +171,8 @@ class Speculation:
 
     def note(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Note that a row with drafts was verified, before the answer gets what it chose."""
+        request.group.num_accepted_tokens += num_accepted
+        request.group.num_rejected_tokens += num_drafts - num_accepted
         self._verified += 1
         self._drafted += num_drafts
         self._accepted += num_accepted

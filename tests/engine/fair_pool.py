@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from engine.fairness import DECODE_COST, PREFILL_COST
 from engine.messages import TenantService
-from tests.engine.fakes import FakeClock, make_message, make_scheduler, tokens_for
+from tests.engine.fakes import FakeClock, make_message, make_scheduler, tokens_for, update
 
 STEP_S = 0.01
 
@@ -107,7 +107,7 @@ class FairPool:
             batch = scheduler.schedule()
             self.service.count(batch, scheduler)
             assert not self._has_empty_seat(scheduler), "a request waits beside an empty seat"
-            scheduler.update(batch, tokens_for(batch))
+            update(scheduler, batch, tokens_for(batch))
         if self.every and self.num_steps % self.every == 0:
             self._exchange(self.num_steps // self.every)
         self._totals.append(sum(self.service.given.values()))

@@ -14,12 +14,13 @@ _MARK = "draft"
 class FakeDraftModel:
     """Says the token that follows what it finds in its KV.
 
-    slabs: FakeRunner's memory, in which it writes its own mark in place of an adapter's digest.
+    slabs: memory of the FakeRunner too, in which it writes its own mark in place of an adapter's
+    digest.
     sizes: tokens of each step.
     """
 
-    def __init__(self, slabs, block_size=48, curve=CHEAP, window=None):
-        self.slabs, self.block_size, self.curve, self.window = slabs, block_size, curve, window
+    def __init__(self, block_size=48, curve=CHEAP, window=None):
+        self.slabs, self.block_size, self.curve, self.window = {}, block_size, curve, window
         self.sizes = []
         self.seen = set()
 
@@ -45,10 +46,11 @@ class FakeDraftModel:
         return row.block_ids[position // self.block_size], position % self.block_size
 
 
-def give_draft_model(core, model, curve=FLAT, drafter=None, idle_share=0.0):
-    """Have an engine core draft by a model where `drafter` has no drafts; returns the drafts."""
-    scheduler = core.scheduler
-    drafts = ModelDrafter(model, scheduler.arena, scheduler.config.max_model_len, idle_share)
-    drafter = drafter or TextDrafter(DraftPools(0))
-    scheduler.speculation = Speculation(curve, drafter, model=drafts)
-    return drafts
+def speculating(model, curve=FLAT, drafter=None, idle_share=0.0):
+    """Drafts of a model where `drafter` has none, as make_scheduler takes them."""
+
+    def speculate(arena, max_model_len):
+        drafts = ModelDrafter(model, arena, max_model_len, idle_share)
+        return Speculation(curve, drafter or TextDrafter(DraftPools(0)), model=drafts)
+
+    return speculate

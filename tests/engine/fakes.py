@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.batch import Batch, ScheduledRow, StepTokens
+from engine.batch import Batch, ScheduledRow, StepResult, StepTokens
 from engine.config import SchedulerConfig
 from engine.core import EngineCore
 from engine.drafts.ngrams import Draft
@@ -490,26 +490,25 @@ def make_scheduler(
     clock: FakeClock | None = None,
     num_swap_slots: int = 0,
     drafter: Drafter | None = None,
+    speculate: Callable[[Arena, int], Speculation] | None = None,
     **limits: object,
 ) -> Scheduler:
+    """A scheduler whose drafts, if any, are the drafter's, or by what `speculate` makes of its
+    arena and the longest request.
+    """
     longest = min(256, num_slabs * LAYOUT.block_size)
     defaults = {"max_model_len": longest, "max_num_seqs": 8, "max_num_batched_tokens": 64}
     clock = clock or FakeClock()
-    adapters = AdapterManager(Arena(num_slabs), loader or FakeLoader(), clock=clock)
+    arena = Arena(num_slabs)
+    adapters = AdapterManager(arena, loader or FakeLoader(), clock=clock)
     config = SchedulerConfig(**{"scheduling_policy": "fcfs", **defaults, **limits})  # type: ignore[arg-type]
     costs = PreemptionCosts(FakeRunner.copy_bytes_per_s, clock)
     swap = SwapSpace(num_swap_slots, LAYOUT.slab_bytes, costs)
-    return Scheduler(
-        config,
-        LAYOUT,
-        adapters,
-        VOCABULARY,
-        [EOS],
-        swap,
-        clock,
-        grammars=FakeGrammars(),
-        speculation=Speculation(FLAT, drafter) if drafter else None,
-    )
+    speculation = Speculation(FLAT, drafter) if drafter else None
+    if speculate:
+        speculation = speculate(arena, config.max_model_len)
+    words, grammars = VOCABULARY, FakeGrammars()
+    return Scheduler(config, LAYOUT, adapters, words, [EOS], swap, clock, grammars, speculation)
 
 
 def make_core(
@@ -540,8 +539,14 @@ def tokens_for(batch: Batch, token_id: int = 7) -> StepTokens:
 
 def step(scheduler: Scheduler) -> Batch:
     """A step of the scheduler alone, whose samples are all the same token."""
-    scheduler.update(batch := scheduler.schedule(), tokens_for(batch))
+    update(scheduler, batch := scheduler.schedule(), tokens_for(batch))
     return batch
+
+
+def update(scheduler: Scheduler, batch: Batch, tokens: StepTokens) -> StepResult:
+    """Have the scheduler take in a step; return what answers got."""
+    scheduler.update(batch, tokens)
+    return scheduler.take_result(batch.step)
 
 
 def expected_tokens(

@@ -24,6 +24,7 @@ from tests.engine.fakes import (
     make_scheduler,
     run_until_idle,
     tokens_of,
+    update,
 )
 
 NUM_TOKENS = 9
@@ -185,10 +186,10 @@ def test_a_search_fails_as_a_whole_where_a_beams_logits_are_not_finite():
     scheduler = make_scheduler()
     scheduler.add("gw", make_message(n=2, beam_search=True))
     told = TokenLogprobs(logprob=-0.1, top=((EOS, -0.1), (7, -2.0), (8, -3.0)))
-    scheduler.update(first := scheduler.schedule(), StepTokens([7], {0: [told]}))
+    update(scheduler, first := scheduler.schedule(), StepTokens([7], {0: [told]}))
     assert len(first.rows) == 1
     second = scheduler.schedule()
-    result = scheduler.update(second, StepTokens([7, BAD_LOGITS], {0: [told]}))
+    result = update(scheduler, second, StepTokens([7, BAD_LOGITS], {0: [told]}))
     assert [(o.index, o.finish_reason) for _, o in result.outputs] == [(0, "error"), (1, "error")]
     assert not scheduler.has_work
     scheduler.check_integrity()

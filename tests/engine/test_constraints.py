@@ -55,7 +55,7 @@ class Script:
 @pytest.fixture
 def patient(monkeypatch):
     """Steps wait for masks, so that their number does not depend on this machine's load."""
-    monkeypatch.setattr("engine.scheduler._LEAST_PATIENCE_S", 60.0)
+    monkeypatch.setattr("engine.forced._LEAST_PATIENCE_S", 60.0)
 
 
 def make_core_of(grammars, folder, lag=0, **limits):
@@ -72,7 +72,7 @@ def run_slowly(core, outputs, until):
         for _, message in core.step():
             for output in getattr(message, "outputs", ()):  # a low lease has none
                 outputs.setdefault(output.request_id, []).append(output)
-        assert not core.scheduler._added, "a step keeps back tokens that it has added"
+        assert not core.scheduler.outputs.result.progress, "a step keeps tokens back"
         time.sleep(1e-4)
 
 

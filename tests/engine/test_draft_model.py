@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from engine.drafts.model import MOST_CATCH_UP
-from engine.speculation import MOST_DRAFTS
+from engine.speculation import MOST_DRAFTS, NoDrafter
 from engine.step_curve import StepCurve
-from tests.engine.fake_draft_model import FakeDraftModel, give_draft_model
+from tests.engine.fake_draft_model import CHEAP, FakeDraftModel, speculating
 from tests.engine.fakes import (
     FLAT,
     FakeLoader,
@@ -21,23 +21,13 @@ from tests.engine.fakes import (
 )
 
 
-class NoText:
-    """A drafter that never has a draft."""
-
-    def drafts(self, requests, most):
-        return {}
-
-    def end(self, request):
-        pass
-
-
 def make(tmp_path, model_curve=None, curve=FLAT, block_size=48, idle_share=0.0, **limits):
     """A core whose only drafts are a model's; its model, and its ModelDrafter."""
-    core = make_core(tmp_path, **limits)
-    model = FakeDraftModel(core.runner.slabs, block_size)
-    if model_curve is not None:
-        model.curve = model_curve
-    return core, model, give_draft_model(core, model, curve, NoText(), idle_share)
+    model = FakeDraftModel(block_size, model_curve or CHEAP)
+    speculate = speculating(model, curve, NoDrafter(), idle_share)
+    core = make_core(tmp_path, speculate=speculate, **limits)
+    core.runner.slabs = model.slabs
+    return core, model, core.scheduler.speculation._model
 
 
 def answer(core, *messages, look=lambda: None):

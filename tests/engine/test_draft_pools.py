@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine.drafts.ngrams import NO_DRAFT
 from engine.drafts.pools import _BYTES_PER_TOKEN, DraftPools
 from engine.drafts.text import TextDrafter
-from engine.messages import ForgetDrafts
+from engine.messages import DraftStats, ForgetDrafts
 from engine.speculation import Speculation
 from tests.engine.fakes import (
     FLAT,
@@ -19,7 +19,6 @@ from tests.engine.fakes import (
     make_adapter,
     make_core,
     make_message,
-    make_scheduler,
     run_until_idle,
     tokens_of,
 )
@@ -110,9 +109,8 @@ def test_pools_of_no_bytes_keep_nothing():
 def test_an_answer_is_drafted_from_the_tenants_own_answers_with_the_same_adapter(tmp_path):
     """Only where both requests say so, and until the adapter's answers are forgotten."""
     pools = DraftPools(16 << 20)
-    scheduler = make_scheduler()
-    scheduler.speculation = Speculation(FLAT, TextDrafter(pools), pools)
-    core = make_core(tmp_path, scheduler)
+    speculation = Speculation(FLAT, TextDrafter(pools), pools)
+    core = make_core(tmp_path, speculate=lambda *_: speculation)
     adapter, prompt = make_adapter(), list(range(1, 10))
 
     def accepted(name, tenant_id="t1", shares_drafts=True, **options):
@@ -128,18 +126,17 @@ def test_an_answer_is_drafted_from_the_tenants_own_answers_with_the_same_adapter
     assert accepted("without", adapter=adapter, shares_drafts=False) == few
     assert accepted("other tenant", "t2", adapter=adapter) == few
     assert accepted("base model") < 10
-    scheduler.speculation.forget_drafts("t1", adapter.digest)
+    speculation.forget_drafts("t1", adapter.digest)
     assert accepted("after", adapter=adapter) == few
     assert core.take_stats().drafts.pools == 3
-    scheduler.speculation.forget_drafts("t1", None)
+    speculation.forget_drafts("t1", None)
     assert core.take_stats().drafts.pools == 1
 
 
 def test_an_answer_under_way_is_not_kept_once_its_adapter_is_forgotten(tmp_path):
     pools = DraftPools(16 << 20)
-    scheduler = make_scheduler()
-    scheduler.speculation = Speculation(FLAT, TextDrafter(pools), pools)
-    core, adapter = make_core(tmp_path, scheduler), make_adapter()
+    speculation = Speculation(FLAT, TextDrafter(pools), pools)
+    core, adapter = make_core(tmp_path, speculate=lambda *_: speculation), make_adapter()
     for name, own in (("r1", adapter), ("r2", None)):
         message = make_message(name, max_tokens=9, adapter=own)
         core.handle("gw", dataclasses.replace(message, shares_drafts=True))
@@ -149,5 +146,11 @@ def test_an_answer_under_way_is_not_kept_once_its_adapter_is_forgotten(tmp_path)
     assert len(pools) == 1
     core.handle("gw", ForgetDrafts(tenant_id="t1", adapter_digest=None))
     assert len(pools) == 0
-    core.scheduler.speculation = None  # an engine without drafts has none to forget
+
+
+def test_an_engine_without_drafts_tells_of_none_and_has_none_to_forget(tmp_path):
+    core = make_core(tmp_path)
     assert core.handle("gw", ForgetDrafts(tenant_id="t1")) == []
+    core.handle("gw", make_message(max_tokens=9))
+    run_until_idle(core)
+    assert core.take_stats().drafts == DraftStats()

@@ -16,6 +16,7 @@ from tests.engine.fakes import (
     make_message,
     make_scheduler,
     step,
+    update,
 )
 
 
@@ -34,7 +35,7 @@ def run_while_backlogged(scheduler, service, runner):
             runner.launch(batch)
             launched.append(batch)
         if len(launched) > runner.lag or (launched and batch.is_empty):
-            scheduler.update(launched.pop(0), runner.collect())
+            update(scheduler, launched.pop(0), runner.collect())
     raise AssertionError("a tenant's requests never ended")
 
 
@@ -87,7 +88,7 @@ def adversary(policy):
         scheduler.add("gw", make_message(f"one{i}", 1, 31, tenant_id="one"))
     service, runner = Service(weights), FakeRunner()
     batch = scheduler.schedule()
-    scheduler.update(batch, runner.run(batch))
+    update(scheduler, batch, runner.run(batch))
     for i in range(60):
         scheduler.add("gw", make_message(f"other{i}", 1, 31, tenant_id="other"))
     differences = [0.0, *run_while_backlogged(scheduler, service, runner)]

@@ -7,7 +7,7 @@ import pytest
 
 from engine.batch import StepTokens
 from engine.messages import ExtendLease, LeaseLow, TokenLogprobs
-from tests.engine.fakes import FakeClock, make_message, make_scheduler
+from tests.engine.fakes import FakeClock, make_message, make_scheduler, update
 
 
 @pytest.mark.parametrize("eos", [0, 77])
@@ -16,7 +16,7 @@ def test_eos_ends_a_request_unless_it_is_ignored(eos):
     for ignore, reason in ((False, "stop"), (True, None)):
         scheduler = make_scheduler()
         scheduler.add("gw", make_message(ignore_eos=ignore, eos_token_ids=(77,)))
-        (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([eos])).outputs
+        (_, output), *_ = update(scheduler, scheduler.schedule(), StepTokens([eos])).outputs
         assert (output.finish_reason, output.stop_cause) == (reason, reason and "eos")
 
 
@@ -43,7 +43,7 @@ def test_a_stop_string_ends_the_request_and_says_how_much_text_to_cut(is_text, n
     for token in b"ABCD":
         batch = scheduler.schedule()
         if batch.rows:
-            finals += [o for _, o in scheduler.update(batch, StepTokens([token])).outputs]
+            finals += [o for _, o in update(scheduler, batch, StepTokens([token])).outputs]
     assert [o.new_token_ids for o in finals] == [(65,), (66, 67)]
     assert (finals[-1].stop_cause, finals[-1].num_stop_bytes) == ("stop_string", num_stop_bytes)
     assert finals[-1].num_completion_tokens == 3
@@ -55,7 +55,7 @@ def test_a_stop_string_is_found_in_the_bytes_that_a_request_gives_its_tokens():
     outputs = []
     for token in b"ABDC":
         outputs += [
-            o for _, o in scheduler.update(scheduler.schedule(), StepTokens([token])).outputs
+            o for _, o in update(scheduler, scheduler.schedule(), StepTokens([token])).outputs
         ]
     (final,) = outputs
     assert final.new_token_ids == tuple(b"ABDC")
@@ -69,7 +69,7 @@ def test_a_stop_string_is_looked_for_behind_the_least_tokens():
     for token in b"BCDABC":
         batch = scheduler.schedule()
         banned.append(set(batch.rows[0].banned_token_ids))
-        outputs += scheduler.update(batch, StepTokens([token])).outputs
+        outputs += update(scheduler, batch, StepTokens([token])).outputs
     _, final = outputs[-1]
     assert (final.stop_cause, final.num_completion_tokens) == ("stop_string", 6)
     assert banned == [{0, 9}] * 3 + [set()] * 3
@@ -84,7 +84,7 @@ def test_an_answer_of_tokens_that_all_would_end_it_may_end_before_the_least_toke
 def test_a_stop_token_that_completes_a_stop_string_is_cut_like_one():
     scheduler = make_scheduler()
     scheduler.add("gw", make_message(stop=(b"B",), stop_token_ids=(66,)))
-    (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([66])).outputs
+    (_, output), *_ = update(scheduler, scheduler.schedule(), StepTokens([66])).outputs
     assert (output.stop_cause, output.num_stop_bytes) == ("stop_token", 1)
 
 
@@ -93,7 +93,7 @@ def test_drafts_behind_a_pending_token_end_no_answer_whatever_that_token_is():
     scheduler.add(
         "gw", make_message(max_tokens=6, stop=(b"BC", b"AAB"), stop_token_ids=(ord("D"),))
     )
-    scheduler.update(scheduler.schedule(), StepTokens([ord("A")]))
+    update(scheduler, scheduler.schedule(), StepTokens([ord("A")]))
     scheduler.schedule()  # whose token is pending
     (request,) = scheduler.queues.running
     most = 0
@@ -115,7 +115,7 @@ def test_logprobs_leave_with_their_tokens_and_what_was_held_back_with_the_end():
     outputs = []
     for number, token in enumerate(b"ABAB"):
         named = {0: [TokenLogprobs(logprob=-float(number))]}
-        result = scheduler.update(scheduler.schedule(), StepTokens([token], named))
+        result = update(scheduler, scheduler.schedule(), StepTokens([token], named))
         outputs += [output for _, output in result.outputs]
     assert [o.new_token_ids for o in outputs] == [(65,), (66, 65), (66,)]
     assert [[entry.logprob for entry in o.logprobs] for o in outputs] == [
@@ -130,7 +130,7 @@ def run_leased(scheduler, num_tokens):
     low: list[LeaseLow] = []
     [request] = scheduler.groups["r1"].requests
     while len(request.output_token_ids) < num_tokens:
-        result = scheduler.update(scheduler.schedule(), StepTokens([7]))
+        result = update(scheduler, scheduler.schedule(), StepTokens([7]))
         low += [message for _, message in result.leases_low]
     return [message.num_completion_tokens for message in low]
 
@@ -161,7 +161,7 @@ def test_an_answer_waits_at_the_end_of_its_lease_and_goes_on_if_it_grows_in_time
     assert scheduler.schedule().is_empty
     scheduler.check_integrity()
     clock.now += 0.2
-    [ended] = scheduler.update(scheduler.schedule(), StepTokens([])).ended
+    [ended] = update(scheduler, scheduler.schedule(), StepTokens([])).ended
     assert (ended.stop_cause, ended.num_completion_tokens) == ("budget", 5)
     assert not scheduler.has_work
 
@@ -182,5 +182,5 @@ def test_a_request_past_its_deadline_is_ended():
     scheduler = make_scheduler(clock=clock)
     scheduler.add("gw", make_message(deadline_s=5.0))
     clock.now += 5.0
-    (_, output), *_ = scheduler.update(scheduler.schedule(), StepTokens([])).outputs
+    (_, output), *_ = update(scheduler, scheduler.schedule(), StepTokens([])).outputs
     assert output.stop_cause == "deadline"

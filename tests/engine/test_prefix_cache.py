@@ -20,6 +20,7 @@ from tests.engine.fakes import (
     make_scheduler,
     run_until_idle,
     step,
+    update,
 )
 
 PROMPT = [1 + i % 7 for i in range(70)]
@@ -62,7 +63,7 @@ def test_requests_at_the_same_time_come_to_share_their_blocks():
     for name in ("r1", "r2"):
         scheduler.add("gw", make_message(name, prompt=PROMPT))
     batch = scheduler.schedule()
-    scheduler.update(batch, runner.run(batch))
+    update(scheduler, batch, runner.run(batch))
     one, other = scheduler.queues.running
     assert one.block_ids[:4] == other.block_ids[:4]
     assert one.block_ids[4] != other.block_ids[4]
@@ -112,7 +113,7 @@ def test_without_prefix_caching_nothing_is_kept(tmp_path):
 def test_what_is_not_finite_is_never_found():
     scheduler = make_scheduler()
     scheduler.add("gw", make_message("r1", prompt=PROMPT[:40]))
-    scheduler.update(scheduler.schedule(), StepTokens([BAD_LOGITS]))
+    update(scheduler, scheduler.schedule(), StepTokens([BAD_LOGITS]))
     scheduler.add("gw", make_message("r2", prompt=PROMPT[:40]))
     assert scheduler.schedule().rows[0].start == 0
 

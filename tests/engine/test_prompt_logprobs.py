@@ -17,6 +17,7 @@ from tests.engine.fakes import (
     prompt_logprobs_of,
     run_until_idle,
     tokens_of,
+    update,
 )
 from tests.engine.gpu.backends import fake_backend
 from tests.engine.gpu.device_team import DeviceTeam
@@ -208,10 +209,10 @@ def test_what_is_computed_again_is_not_scored_again_and_may_be_found():
         scheduler.add("gw", make_message("r", prompt=PROMPT, prompt_logprobs=0, priority=1))
         for _ in range(num_steps):
             batch = scheduler.schedule()
-            scheduler.update(batch, runner.run(batch))
+            update(scheduler, batch, runner.run(batch))
         scheduler.add("gw", make_message("urgent", max_tokens=1))
         batch = scheduler.schedule()
-        scheduler.update(batch, runner.run(batch))
+        update(scheduler, batch, runner.run(batch))
         assert [row.request_id for row in batch.rows] == ["urgent"]
         (row,) = scheduler.schedule().rows
         assert row.start == start

@@ -11,6 +11,7 @@ from tests.engine.fakes import (
     make_scheduler,
     run_until_idle,
     tokens_of,
+    update,
 )
 
 PROMPTS = [list(range(1, length + 1)) for length in (40, 7, 33)]
@@ -47,7 +48,7 @@ def test_one_answers_bad_logits_fail_its_request():
     scheduler = make_scheduler(prefix_caching=False)
     scheduler.add("gw", make_message("r1", n=2))
     batch = scheduler.schedule()
-    result = scheduler.update(batch, StepTokens([7, BAD_LOGITS]))
+    result = update(scheduler, batch, StepTokens([7, BAD_LOGITS]))
     finals = [o for _, o in result.outputs if o.finish_reason]
     assert [o.finish_reason for o in finals] == ["error", "error"]
     assert (finals[-1].is_last, finals[-1].error) == (True, "the logits are not finite")

@@ -11,7 +11,7 @@ from hypothesis.strategies import booleans, composite, integers, sampled_from
 
 from engine.batch import StepTokens
 from engine.request import PENDING_TOKEN
-from tests.engine.fake_draft_model import FakeDraftModel, give_draft_model
+from tests.engine.fake_draft_model import FakeDraftModel, speculating
 from tests.engine.fakes import (
     FakeDrafter,
     FakeLoader,
@@ -27,6 +27,7 @@ from tests.engine.fakes import (
     step,
     tokens_for,
     tokens_of,
+    update,
 )
 
 ADAPTERS = [None, *(make_adapter(f"a{i}", rank=8 * (i + 1)) for i in range(4))]
@@ -123,11 +124,16 @@ def check_mix(
     drafter = None
     if share_wrong is not None:
         drafter = FakeDrafter(seed, share_wrong, window)
+    model = speculate = None
+    if draft_block_size and not lag:
+        model = FakeDraftModel(draft_block_size, window=window)
+        speculate = speculating(model, drafter=drafter, idle_share=idle_share)
     scheduler = make_scheduler(
         num_slabs,
         loader,
         num_swap_slots=num_swap_slots,
         drafter=drafter,
+        speculate=speculate,
         max_num_batched_tokens=budget,
         max_num_seqs=num_seqs,
         max_sum_ranks_per_step=MAX_SUM_RANKS,
@@ -138,9 +144,8 @@ def check_mix(
     )
     scheduler.kv.swap.costs.note_prefill(1, 1.0)
     core = make_core(folder, scheduler, lag)
-    if draft_block_size and not lag:
-        model = FakeDraftModel(core.runner.slabs, draft_block_size, window=window)
-        give_draft_model(core, model, drafter=drafter, idle_share=idle_share)
+    if model:
+        core.runner.slabs = model.slabs
     chance = random.Random(seed)
     outputs: dict[str, list] = {}
     pending = list(messages)
@@ -288,7 +293,7 @@ def test_a_long_prefill_does_not_stop_decodes():
         batch = scheduler.schedule()
         assert "short" in {row.request_id for row in batch.rows}
         assert batch.num_tokens == 16
-        scheduler.update(batch, tokens_for(batch))
+        update(scheduler, batch, tokens_for(batch))
 
 
 def test_the_digest_that_is_reported_is_the_steps_not_the_requests(tmp_path):
@@ -303,7 +308,7 @@ def test_the_digest_that_is_reported_is_the_steps_not_the_requests(tmp_path):
     while scheduler.has_work:
         scheduler.adapters.poll()
         batch = scheduler.schedule()
-        outputs += scheduler.update(batch, tokens_for(batch)).outputs
+        outputs += update(scheduler, batch, tokens_for(batch)).outputs
     assert {output.adapter_digest for _, output in outputs} == {None}
 
 
@@ -331,8 +336,8 @@ def test_a_step_may_be_scheduled_before_the_last_ones_tokens_are_known():
     second = scheduler.schedule()
     assert second.rows[0].token_ids == second.rows[0].output_token_ids == (PENDING_TOKEN,)
     assert scheduler.schedule().is_empty, "the pending token is the last one"
-    scheduler.update(first, tokens_for(first))
-    (ended,) = scheduler.update(second, tokens_for(second)).ended
+    update(scheduler, first, tokens_for(first))
+    (ended,) = update(scheduler, second, tokens_for(second)).ended
     assert ended.output_token_ids == [7, 7]
 
 
@@ -340,10 +345,10 @@ def test_what_was_scheduled_past_an_end_is_dropped():
     scheduler = make_scheduler()
     scheduler.add("gw", make_message(max_tokens=50))
     first, second = scheduler.schedule(), scheduler.schedule()
-    (ended,) = scheduler.update(first, StepTokens([0])).ended
+    (ended,) = update(scheduler, first, StepTokens([0])).ended
     assert ended.stop_cause == "eos"
     assert scheduler.arena.num_free < scheduler.arena.num_slabs, "a running step writes the blocks"
-    result = scheduler.update(second, tokens_for(second))
+    result = update(scheduler, second, tokens_for(second))
     assert not result.outputs
     assert not result.progress
     assert scheduler.arena.num_free == scheduler.arena.num_slabs

@@ -11,7 +11,14 @@ from engine.fairness import DECODE_COST, VirtualTokenCounters
 from engine.messages import TenantService
 from engine.shared_service import GivenService, HeardService
 from tests.engine.fair_pool import STEP_S, Demand, FairPool, Network
-from tests.engine.fakes import FakeClock, make_core, make_message, make_scheduler, tokens_for
+from tests.engine.fakes import (
+    FakeClock,
+    make_core,
+    make_message,
+    make_scheduler,
+    tokens_for,
+    update,
+)
 
 EVERYWHERE = (0, 1, 2)
 PATIENCE_S = 5.0
@@ -371,6 +378,6 @@ def test_one_engine_alone_schedules_as_if_there_were_no_exchange():
         while scheduler.has_work:
             batch = scheduler.schedule()
             seen += [row.request_id for row in batch.rows if row.start == 0]
-            scheduler.update(batch, tokens_for(batch))
+            update(scheduler, batch, tokens_for(batch))
         orders.append(seen)
     assert orders[0] == orders[1]

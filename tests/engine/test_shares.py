@@ -15,6 +15,7 @@ from tests.engine.fakes import (
     make_adapter,
     make_message,
     make_scheduler,
+    update,
 )
 
 LONG = 400
@@ -45,7 +46,7 @@ class Engine:
             self.runner.launch(batch)
             self.launched.append(batch)
         if len(self.launched) > self.lag or (self.launched and batch.is_empty):
-            self.scheduler.update(self.launched.pop(0), self.runner.collect())
+            update(self.scheduler, self.launched.pop(0), self.runner.collect())
         self.scheduler.check_integrity()
         return {row.request_id for row in batch.rows}
 
@@ -247,7 +248,7 @@ def test_tenants_are_charged_for_what_steps_compute_and_for_nothing_that_gave_wa
         batch = engine.scheduler.schedule()
         service.count(batch, engine.scheduler)
         engine.runner.launch(batch)
-        engine.scheduler.update(batch, engine.runner.collect())
+        update(engine.scheduler, batch, engine.runner.collect())
     assert not engine.scheduler.has_work
     charged = dict(engine.scheduler.policy.take_service())
     assert {t: charged.get(t, 0.0) for t in "abc"} == pytest.approx(service.given)

@@ -26,6 +26,7 @@ from tests.engine.fakes import (
     run_until_idle,
     tokens_for,
     tokens_of,
+    update,
 )
 
 BOUND_BY_BYTES = StepCurve(((1, 1.0), (8, 1.0), (16, 2.0)))
@@ -222,8 +223,8 @@ def seconds_of(folder, num_answers, share_wrong, has_drafts, curve=GPU, host_s=1
     folder.mkdir()
     clock, drafter = FakeClock(0.0), FakeDrafter(1, share_wrong, is_brief=False)
     limits = {"max_num_seqs": 256, "max_num_batched_tokens": 2048}
-    scheduler = make_scheduler(num_slabs=1000, clock=clock, **limits)
-    scheduler.speculation = Speculation(curve, drafter, lag=1, most_choices=256)
+    speculation = Speculation(curve, drafter, lag=1, most_choices=256)
+    scheduler = make_scheduler(1000, clock=clock, speculate=lambda *_: speculation, **limits)
     core = make_core(folder, scheduler, lag=1)
     core.runner = TimedRunner(core.runner.meter, clock, curve, host_s)
     messages = [make_message(f"r{i}", max_tokens=max_tokens) for i in range(num_answers)]
@@ -232,7 +233,7 @@ def seconds_of(folder, num_answers, share_wrong, has_drafts, curve=GPU, host_s=1
     outputs = run_until_idle(core)
     for message in messages:
         assert tokens_of(outputs[message.request_id]) == expected_tokens(message)
-    return clock.now, scheduler.speculation.figures().drafted_tokens
+    return clock.now, speculation.figures().drafted_tokens
 
 
 def test_a_step_behind_a_row_with_drafts_is_missed_in_the_next_step():
@@ -282,7 +283,7 @@ def test_a_guess_at_a_pending_token_is_learned_from_like_a_draft(said, expected)
 @pytest.mark.parametrize("lag", [0, 1])
 def test_masks_behind_drafts_are_looked_for_once(tmp_path, monkeypatch, lag):
     """Behind a pending token, when it is known."""
-    monkeypatch.setattr("engine.scheduler._LEAST_PATIENCE_S", 60.0)
+    monkeypatch.setattr("engine.forced._LEAST_PATIENCE_S", 60.0)
     looked, launched, look_ahead = [], [], Constraint.look_ahead
 
     def note(constraint, drafts):
@@ -446,16 +447,16 @@ def test_drafts_that_are_rejected_after_a_swap_take_no_place_there():
     scheduler.speculation.choose = lambda plan, *_: {r: drafts for r in plan if r.output_token_ids}
     scheduler.add("gw", make_message(prompt_len=14, max_tokens=30))
     first = scheduler.schedule()
-    scheduler.update(first, tokens_for(first))
+    update(scheduler, first, tokens_for(first))
     second = scheduler.schedule()
     assert second.rows[0].num_drafts == 7
     (request,) = scheduler.queues.running
     scheduler.queues.preempt([request])
     assert len(request.swapped) == 2
-    scheduler.update(second, tokens_for(second))
+    update(scheduler, second, tokens_for(second))
     assert len(request.swapped) == LAYOUT.num_blocks(request.num_tokens)
     for batch in iter(scheduler.schedule, None):
         scheduler.check_integrity()
-        scheduler.update(batch, tokens_for(batch))
+        update(scheduler, batch, tokens_for(batch))
         if not scheduler.has_work:
             return

@@ -13,6 +13,7 @@ from tests.engine.fakes import (
     run_until_idle,
     tokens_for,
     tokens_of,
+    update,
 )
 
 
@@ -58,11 +59,11 @@ def test_swapped_blocks_are_not_handed_out_before_the_step_that_copies_them():
         batch = scheduler.schedule()
         num_free = scheduler.arena.num_free
         if not scheduler.queues.num_swaps:
-            scheduler.update(batch, tokens_for(batch))
+            update(scheduler, batch, tokens_for(batch))
     moved = [transfer.block_id for transfer in batch.transfers]
     assert num_free == 0
     assert len(moved) == 4
-    scheduler.update(batch, tokens_for(batch))
+    update(scheduler, batch, tokens_for(batch))
     assert scheduler.arena.num_free == 4
 
 
@@ -89,9 +90,9 @@ def test_prefill_speed_is_measured_from_steps_that_are_mostly_prefill():
     scheduler.add("gw", make_message(prompt_len=50))
     batch = scheduler.schedule()
     clock.now += 2.0
-    scheduler.update(batch, tokens_for(batch))
+    update(scheduler, batch, tokens_for(batch))
     batch = scheduler.schedule()  # a decode
     clock.now += 5.0
-    scheduler.update(batch, tokens_for(batch))
+    update(scheduler, batch, tokens_for(batch))
     assert scheduler.kv.swap.costs.prefill_tokens_per_s == 25.0
     assert LAYOUT.slab_bytes == scheduler.kv.swap.slab_bytes
