@@ -146,7 +146,7 @@ class EngineCore:
             with busy("writing the journal", _DISK_S):
                 self.journal.commit(result)
         except JournalFull as full:
-            result = self._fail_all(result, full.ends)
+            result = _fail_all(self.scheduler, result, full.ends)
         self.journal.make_room()
         phases.end("journal")
         answers = self._deliver(finished, result)
@@ -162,17 +162,22 @@ class EngineCore:
         return self.scheduler.has_work or self.proofs.has_work
 
     def _compute(self, batch: Batch, busy: Busy) -> tuple[Batch, StepTokens]:
-        """Launch a step unless it is empty, and collect the oldest one if it is due."""
-        sizes = {size_of(launched.batch) for launched in self.scheduler.in_flight.steps}
+        """Launch a step unless it is empty, and collect the oldest one if more than the runner's lag
+        are in flight or none was launched. Otherwise the result is an empty step.
+        """
+        launched = self.scheduler.in_flight.steps
+        finished, tokens = Batch(0, ()), StepTokens(())
+        sizes = {size_of(step.batch) for step in launched}
         begun_at = self.scheduler.clock()
         with busy("computing a step", self._step_times.limit_s(sizes)):
             if not batch.is_empty:
                 self.runner.launch(batch)
             if not self.runner.lag:
                 self._choose(batch)
-            collected = self._collect(must_wait=batch.is_empty)
+            if len(launched) > (0 if batch.is_empty else self.runner.lag):
+                finished, tokens = launched[0].batch, self.runner.collect()
         self._step_times.note(sizes, self.scheduler.clock() - begun_at)
-        return collected
+        return finished, tokens
 
     def _choose(self, batch: Batch) -> None:
         """Have the tokens of a constrained step chosen.
@@ -183,21 +188,12 @@ class EngineCore:
         if batch.is_constrained:
             self.runner.choose(self.scheduler.constrain())
 
-    def _collect(self, *, must_wait: bool) -> tuple[Batch, StepTokens]:
-        """Collect the oldest step if more than `lag` are launched, or if `must_wait`.
-
-        Otherwise the result is an empty step.
-        """
-        launched = self.scheduler.in_flight.steps
-        if not launched or (len(launched) <= self.runner.lag and not must_wait):
-            return Batch(0, ()), StepTokens(())
-        return launched[0].batch, self.runner.collect()
-
     def handle(self, gateway_id: str, message: FromGateway) -> list[tuple[str, ToGateway]]:
         """Handle one message, and return the immediate answers to it."""
         match message:
             case AddRequest():
-                return self._add(gateway_id, message)
+                reason = PROVING if self.proofs.is_alone else self._accept(message, gateway_id)
+                return [(gateway_id, refusal(message, reason))] if reason else []
             case AbortRequests():
                 self.scheduler.abort(message.request_ids)
             case ExtendLease():
@@ -212,7 +208,12 @@ class EngineCore:
             case ForgetDrafts():
                 self.scheduler.forget_drafts(message.tenant_id, message.adapter_digest)
             case ReadJournal():
-                return [(gateway_id, self._read_journal(message))]
+                records = JournalRecords(
+                    engine_id=self.journal.engine_id, last_seq=0, complete=False
+                )
+                if message.engine_id == self.journal.engine_id:
+                    records = self.journal.read(message.settled_seq, message.limit)
+                return [(gateway_id, records)]
             case TenantService():
                 if message.engine_id != self.journal.engine_id:
                     self.scheduler.policy.note_elsewhere(message)
@@ -220,7 +221,9 @@ class EngineCore:
 
     def abort_gateway(self, gateway_id: str) -> None:
         """End a gateway's requests, since nobody reads their outputs any more."""
-        self.scheduler.abort_gateway(gateway_id)
+        groups = self.scheduler.groups.values()
+        lost = [group.request_id for group in groups if group.gateway_id == gateway_id]
+        self.scheduler.abort(lost, "gateway_lost")
 
     def check_integrity(self) -> None:
         """Assert that all bookkeeping agrees, in time proportional to the number of blocks."""
@@ -231,9 +234,7 @@ class EngineCore:
         if self._is_finished or not self.journal.is_idle:
             return
         self._is_finished = True
-        self._note_residency()
-        with suppress(JournalFull):
-            self.journal.commit(StepResult(0))
+        self._write_last()
 
     @property
     def is_settled(self) -> bool:
@@ -243,10 +244,13 @@ class EngineCore:
     def close(self) -> None:
         """Close the journal after the last step, with the residency since its last record."""
         if not self._is_finished:
-            self._note_residency()
-            with suppress(JournalFull):
-                self.journal.commit(StepResult(0))
+            self._write_last()
         self.journal.close()
+
+    def _write_last(self) -> None:
+        self._note_residency()
+        with suppress(JournalFull):
+            self.journal.commit(StepResult())
 
     def take_service(self, epoch: int) -> list[TenantService]:
         """Take the changed service totals, for other engines; a policy without totals gives none.
@@ -270,7 +274,7 @@ class EngineCore:
         """Take the current figures; the search for the largest batch begins anew."""
         scheduler, batch = self.scheduler, self.largest_batch
         self.largest_batch = Batch(0, ())
-        costs = scheduler.kv.swap.costs
+        costs, lanes = scheduler.kv.swap.costs, scheduler.constraints.lanes
         return EngineStats(
             running=len(scheduler.queues.running),
             waiting=len(scheduler.queues.waiting),
@@ -293,32 +297,11 @@ class EngineCore:
             adapter_evictions=self.adapters.machine.num_evictions,
             pinned_slabs=self.adapters.num_slabs_pinned,
             unsettled_records=self.journal.num_unsettled,
-            tiers=self._tiers(),
-            grammars=self._grammars(),
+            tiers=_tiers(scheduler),
+            grammars=GrammarStats(**asdict(lanes.figures), tenants=lanes.busiest(_MOST_TENANTS)),
             drafts=scheduler.speculation.figures(),
             step_seconds=self._phases.seconds,
         )
-
-    def _grammars(self) -> GrammarStats:
-        lanes = self.scheduler.constraints.lanes
-        return GrammarStats(**asdict(lanes.figures), tenants=lanes.busiest(_MOST_TENANTS))
-
-    def _tiers(self) -> tuple[TierStats, ...]:
-        layout, counts = self.scheduler.layout, self.adapters.counts
-        slab_bytes = layout.num_shards * layout.slab_bytes  # on all ranks together
-        counts.device.used_bytes = self.adapters.machine.num_slabs * slab_bytes
-        counts.device.limit_bytes = self.scheduler.arena.num_slabs * slab_bytes
-        counts.host.used_bytes = self.adapters.machine.host.used_bytes
-        return tuple(map(replace, (counts.device, counts.host, counts.disk, counts.store)))
-
-    def _read_journal(self, message: ReadJournal) -> JournalRecords:
-        if message.engine_id == self.journal.engine_id:
-            return self.journal.read(message.settled_seq, message.limit)
-        return JournalRecords(engine_id=self.journal.engine_id, last_seq=0, complete=False)
-
-    def _add(self, gateway_id: str, message: AddRequest) -> list[tuple[str, ToGateway]]:
-        reason = PROVING if self.proofs.is_alone else self._accept(message, gateway_id)
-        return [(gateway_id, refusal(message, reason))] if reason else []
 
     def _accept(self, message: AddRequest, gateway_id: str = PROOF_TENANT) -> str | None:
         """Queue a request and journal it, or return the reason of its refusal in a word."""
@@ -343,22 +326,6 @@ class EngineCore:
         self.journal.note_residency(self._residency_since, items)
         self._residency_since = self.journal.clock()
 
-    def _fail_all(self, result: StepResult, ends: Sequence[EndRecord]) -> StepResult:
-        """Replace the result of a step that found the journal full: all requests end by `ends`."""
-        scheduler = self.scheduler
-        groups = [*result.ended, *scheduler.groups.values()]
-        num_sent = {group.request_id: group.num_outputs_sent for group in groups}
-        for _, output in result.outputs:
-            num_sent[output.request_id] -= 1
-        scheduler.abort(list(scheduler.groups), "engine_failure")
-        scheduler.take_result(result.step)  # drops the outputs of the abort
-        by_id = {end.request_id: end for end in ends}
-        failed = [
-            (g.gateway_id, _failed(g, num_sent[g.request_id], by_id.get(g.request_id)))
-            for g in groups
-        ]
-        return StepResult(result.step, failed)
-
     def _deliver(self, batch: Batch, result: StepResult) -> list[tuple[str, ToGateway]]:
         if batch.rows:
             self.num_steps += 1
@@ -378,6 +345,21 @@ class EngineCore:
         ]
 
 
+def _fail_all(scheduler: Scheduler, result: StepResult, ends: Sequence[EndRecord]) -> StepResult:
+    """Replace the result of a step that found the journal full: all requests end by `ends`."""
+    groups = [*result.ended, *scheduler.groups.values()]
+    num_sent = {group.request_id: group.num_outputs_sent for group in groups}
+    for _, output in result.outputs:
+        num_sent[output.request_id] -= 1
+    scheduler.abort(list(scheduler.groups), "engine_failure")
+    scheduler.take_result(result.step)  # drops the outputs of the abort
+    by_id = {end.request_id: end for end in ends}
+    failed = [
+        (g.gateway_id, _failed(g, num_sent[g.request_id], by_id.get(g.request_id))) for g in groups
+    ]
+    return StepResult(result.step, failed)
+
+
 def _failed(group: RequestGroup, seq: int, end: EndRecord | None) -> RequestOutput:
     """The one last output of a request that failed; without an end it was never accepted."""
     return RequestOutput(
@@ -392,6 +374,16 @@ def _failed(group: RequestGroup, seq: int, end: EndRecord | None) -> RequestOutp
         adapter_digest=group.applied_digest,
         is_last=True,
     )
+
+
+def _tiers(scheduler: Scheduler) -> tuple[TierStats, ...]:
+    layout, adapters = scheduler.layout, scheduler.adapters
+    counts = adapters.counts
+    slab_bytes = layout.num_shards * layout.slab_bytes  # on all ranks together
+    counts.device.used_bytes = adapters.machine.num_slabs * slab_bytes
+    counts.device.limit_bytes = scheduler.arena.num_slabs * slab_bytes
+    counts.host.used_bytes = adapters.machine.host.used_bytes
+    return tuple(map(replace, (counts.device, counts.host, counts.disk, counts.store)))
 
 
 def _item(stay: Stay, duration_ms: int) -> ResidencyItem:

@@ -174,11 +174,6 @@ class Scheduler:
                 group.message = replace(group.message, shares_drafts=False)
         self.speculation.forget_drafts(tenant_id, adapter_digest)
 
-    def abort_gateway(self, gateway_id: str) -> None:
-        """End the requests of a gateway that is gone, since nobody reads them any more."""
-        lost = [g.request_id for g in self.groups.values() if g.gateway_id == gateway_id]
-        self.abort(lost, "gateway_lost")
-
     @property
     def has_work(self) -> bool:
         return bool(self.groups or self.outputs.result.ended or self.in_flight.steps)

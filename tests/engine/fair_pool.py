@@ -141,7 +141,7 @@ class FairPool:
     def _has_empty_seat(scheduler):
         queues = scheduler.queues
         has_seat = len(queues.running) < scheduler.config.max_num_seqs
-        return bool(has_seat and queues.budget > 0 and queues.waiting)
+        return bool(has_seat and queues.plan.budget > 0 and queues.waiting)
 
     def _exchange(self, now):
         for number, sender in enumerate(self.engines):

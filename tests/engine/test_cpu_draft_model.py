@@ -9,7 +9,7 @@ from engine.build import build_core as build_engine_core
 from engine.cpu.draft_model import draft_layout
 from engine.errors import UnsupportedModel
 from engine.models.config import DecoderConfig
-from engine.speculation import MOST_DRAFTS
+from engine.speculation import MOST_DRAFTS, NoDrafter
 from engine.weights import load_config
 from lora.layout import Layout
 from tests.engine.cpu_kernels import kernels_of
@@ -17,7 +17,6 @@ from tests.engine.fakes import make_message, run_until_idle, tokens_of
 from tests.engine.models.test_config import LLAMA
 from tests.engine.real_core import build_core
 from tests.engine.test_build import make_config
-from tests.engine.test_draft_model import NoText
 from tests.engine.test_oracle import run
 from tests.oracle import greedy, merged_model
 from tests.tiny_models import save_model
@@ -57,7 +56,7 @@ def test_a_model_foresees_all_of_its_own_answers_whatever_happens(
     folder, prompts, expected = served
     core = build_core(
         folder, tmp_path, {}, num_slabs=18, budget=40, num_swap_slots=num_swap_slots,
-        draft_model_dir=folder, drafter=NoText(), make_kernels=kernels_of(kernels),
+        draft_model_dir=folder, drafter=NoDrafter(), make_kernels=kernels_of(kernels),
     )  # fmt: skip
     messages = [
         make_message(f"r{i}", prompt=prompts[i % 6], max_tokens=NUM_TOKENS, n=1 + i % 2)
@@ -91,7 +90,7 @@ def test_any_model_with_the_vocabulary_may_draft(served, tmp_path, kernels, draf
     folder, prompts, expected = served
     draft_dir = save_model(tmp_path / "draft", **draft)
     core = build_core(
-        folder, tmp_path / "engine", {}, draft_model_dir=draft_dir, drafter=NoText(),
+        folder, tmp_path / "engine", {}, draft_model_dir=draft_dir, drafter=NoDrafter(),
         make_kernels=kernels_of(kernels),
     )  # fmt: skip
     finals = check_answers(core, prompts, expected)
@@ -178,7 +177,7 @@ def test_a_model_whose_kv_is_too_large_for_slabs_is_refused(served, tmp_path):
 def test_no_answer_is_drafted_for_behind_the_positions_that_the_model_has(served, tmp_path):
     """Drafts end where a step of them might pass max_model_len, and the answer goes on."""
     folder, _, _ = served
-    core = build_core(folder, tmp_path, {}, draft_model_dir=folder, drafter=NoText())
+    core = build_core(folder, tmp_path, {}, draft_model_dir=folder, drafter=NoDrafter())
     longest = core.scheduler.config.max_model_len
     message = make_message(prompt=list(range(1, longest - 30)), max_tokens=100)
     core.handle("gw", message)

@@ -59,7 +59,7 @@ def test_a_lost_gateways_requests_are_counted_up_to_the_last_token_generated(tmp
     core.handle("silent", make_message("r1", max_tokens=50))
     core.handle("other", make_message("r2", max_tokens=50))
     received = [o for _ in range(4) for _, m in core.step() for o in m.outputs]
-    core.scheduler.abort_gateway("silent")
+    core.abort_gateway("silent")
     core.step()
     (record,) = core.journal.read(0, 10).records
     tokens = tokens_of([output for output in received if output.request_id == "r1"])

@@ -132,14 +132,15 @@ def test_so_they_do_with_drafts_behind_known_tokens_and_pending_ones(tmp_path, m
     make_backend = partial(fake_backend, max_num_drafts=20)
     core = build_core(model_dir, tmp_path, {}, make_backend=make_backend, drafter=drafter)
     _, eager = note_shapes(core.runner)
-    take, accepted = core.scheduler._note_drafts, Counter()
+    speculation, accepted = core.scheduler.speculation, Counter()
+    take = speculation.note
 
     def note(request, num_drafts, num_accepted):
-        is_guess = core.scheduler.speculation._records[request].guess is not None
+        is_guess = speculation._records[request].guess is not None
         accepted[is_guess, bool(request.constraint)] += num_accepted
         take(request, num_drafts, num_accepted)
 
-    core.scheduler._note_drafts = note
+    speculation.note = note
     check(ask(core), cpu)
     assert counts(tmp_path) == cpu[2]
     assert all(accepted[kind] for kind in product((False, True), repeat=2)), "of each kind"
