@@ -162,7 +162,7 @@ class EngineCore:
         return self.scheduler.has_work or self.proofs.has_work
 
     def _compute(self, batch: Batch, busy: Busy) -> tuple[Batch, StepTokens]:
-        """Launch a step unless it is empty, and collect the oldest one if more than the runner's lag
+        """Launch a step unless it is empty, and collect the oldest one if more than the lag
         are in flight or none was launched. Otherwise the result is an empty step.
         """
         launched = self.scheduler.in_flight.steps
