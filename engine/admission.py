@@ -140,8 +140,7 @@ class Admission:
         if compilation is None or request.constraint is not None:
             return True
         if compilation.error is not None:
-            ending = Ending("error", "constraint_too_slow", compilation.error)
-            self._hopeless.append((request.group, ending))
+            self._give_up(request, "constraint_too_slow", compilation.error)
         elif compilation.matcher is not None:
             request.constraint = self.constraints.begin(compilation)
         return request.constraint is not None
@@ -158,8 +157,7 @@ class Admission:
             cause = _CAUSES[failure.kind]
             may_come = cause == "adapter_loading"
             retry_after_s = self.adapters.retry_after_s(key) if may_come else None
-            ending = Ending("error", cause, failure.error, retry_after_s)
-            self._hopeless.append((request.group, ending))
+            self._give_up(request, cause, failure.error, retry_after_s)
             return False
         needed = self.adapters.slabs_needed(key)
         if needed is None or not self._is_invoked(request) or not self._may_fit(request):
@@ -179,9 +177,8 @@ class Admission:
             prompt.adapter_start = find_adapter_start(request.adapter, prompt.token_ids, tokens)
         if prompt.adapter_start is None:
             error = "the prompt does not hold the adapter's invocation tokens"
-            self._hopeless.append((request.group, Ending("error", "adapter_not_invoked", error)))
-            return False
-        return True
+            self._give_up(request, "adapter_not_invoked", error)
+        return prompt.adapter_start is not None
 
     def _may_fit(self, request: Request) -> bool:
         """Whether the request fits into the arena beside its adapter, however long it gets.
@@ -196,12 +193,18 @@ class Admission:
         num_slabs = self.adapters.entries[request.adapter_key].num_slabs
         if num_slabs + most_blocks <= arena.num_slabs:
             return True
-        ending = Ending("error", "request_too_long", "its adapter leaves too little of the arena")
         if num_slabs >= arena.num_slabs:
-            error = "the adapter does not fit into the arena"
-            ending = Ending("error", "adapter_too_large", error)
-        self._hopeless.append((request.group, ending))
+            self._give_up(request, "adapter_too_large", "the adapter does not fit into the arena")
+        else:
+            error = "its adapter leaves too little of the arena"
+            self._give_up(request, "request_too_long", error)
         return False
+
+    def _give_up(
+        self, request: Request, cause: StopCause, error: str, retry_after_s: float | None = None
+    ) -> None:
+        ending = Ending("error", cause, error, retry_after_s)
+        self._hopeless.append((request.group, ending))
 
     def _place(self, request: Request, num_slabs: int) -> None:
         """Allocate the adapter's slabs and the request's first chunk, or neither of them."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Protocol
 
 from engine.batch import Batch, StepResult, StepTokens
@@ -19,7 +19,6 @@ from engine.messages import (
     EngineStats,
     ExtendLease,
     ForgetDrafts,
-    GrammarStats,
     LeaseLow,
     PinAdapters,
     Prefetch,
@@ -137,7 +136,7 @@ class EngineCore:
         if self.runner.lag:
             self._choose(batch)
             phases.end("choose")
-        result = self.scheduler.take_result(finished.step)
+        result = self.scheduler.outputs.take(finished.step)
         if result.num_forced:
             self.runner.count_forced(result.num_forced)
         if self.scheduler.clock() >= self._residency_due:
@@ -174,7 +173,8 @@ class EngineCore:
                 self.runner.launch(batch)
             if not self.runner.lag:
                 self._choose(batch)
-            if len(launched) > (0 if batch.is_empty else self.runner.lag):
+            most_in_flight = 0 if batch.is_empty else self.runner.lag
+            if len(launched) > most_in_flight:
                 finished, tokens = launched[0].batch, self.runner.collect()
         self._step_times.note(sizes, self.scheduler.clock() - begun_at)
         return finished, tokens
@@ -298,7 +298,7 @@ class EngineCore:
             pinned_slabs=self.adapters.num_slabs_pinned,
             unsettled_records=self.journal.num_unsettled,
             tiers=_tiers(scheduler),
-            grammars=GrammarStats(**asdict(lanes.figures), tenants=lanes.busiest(_MOST_TENANTS)),
+            grammars=replace(lanes.figures, tenants=lanes.busiest(_MOST_TENANTS)),
             drafts=scheduler.speculation.figures(),
             step_seconds=self._phases.seconds,
         )
@@ -352,7 +352,7 @@ def _fail_all(scheduler: Scheduler, result: StepResult, ends: Sequence[EndRecord
     for _, output in result.outputs:
         num_sent[output.request_id] -= 1
     scheduler.abort(list(scheduler.groups), "engine_failure")
-    scheduler.take_result(result.step)  # drops the outputs of the abort
+    scheduler.outputs.take(result.step)  # drops the outputs of the abort
     by_id = {end.request_id: end for end in ends}
     failed = [
         (g.gateway_id, _failed(g, num_sent[g.request_id], by_id.get(g.request_id))) for g in groups

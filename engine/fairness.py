@@ -166,7 +166,9 @@ class VirtualTokenCounters(Policy):
 
     def note_elsewhere(self, message: TenantService) -> None:
         news = self._heard.take_in(message)
-        for tenant_id, service in news if self._backlogged else ():
+        if not self._backlogged:
+            return  # it keeps nobody waiting
+        for tenant_id, service in news:
             counter = self.counters.get(tenant_id, 0.0)
             if counter <= self._level:
                 self._elsewhere.pop(tenant_id, None)

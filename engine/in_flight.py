@@ -8,7 +8,7 @@ from engine.batch import Batch, ScheduledRow, Scoring
 from engine.kv_cache import KVCache
 from engine.outputs import Outputs
 from engine.request import PENDING_TOKEN, Request
-from engine.speculation import Speculation
+from engine.step_estimate import StepEstimate
 from engine.step_plan import StepPlan
 from lora.manager import AdapterManager
 
@@ -75,7 +75,7 @@ class InFlight:
         adapters: AdapterManager[object],
         kv: KVCache,
         outputs: Outputs,
-        speculation: Speculation,
+        estimate: StepEstimate,
         clock: Callable[[], float],
     ) -> None:
         self.steps: deque[Launched] = deque()
@@ -83,7 +83,7 @@ class InFlight:
         self._adapters = adapters
         self._kv = kv
         self._outputs = outputs
-        self._speculation = speculation
+        self._estimate = estimate
         self._clock = clock
         self._num_launched = 0
         self._finished_at = 0.0
@@ -175,9 +175,9 @@ class InFlight:
         if batch.rows and not num_prefill:
             num_tokens, num_drafts = sum(counts), batch.num_tokens - sum(counts)
             if launched.is_after_pause:
-                self._speculation.note_after_pause(num_tokens, num_drafts, since_last_s)
+                self._estimate.note_after_pause(num_tokens, num_drafts, since_last_s)
             else:
-                self._speculation.note_step(num_tokens, num_drafts, self.step_s)
+                self._estimate.note(num_tokens, num_drafts, self.step_s)
 
 
 def _scoring(request: Request, start: int, end: int) -> Scoring | None:

@@ -10,7 +10,7 @@ Only `engine.wire` encodes messages. A failure is a value in `RequestOutput`; no
 the wire.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal, NamedTuple
 
@@ -395,7 +395,7 @@ class ProofResult:
     proof: Proof
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GrammarStats:
     """Work for grammars since the engine started; seconds are processor time beside the steps.
 
@@ -416,7 +416,7 @@ class GrammarStats:
     tenants: tuple[tuple[str, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class DraftStats:
     """Drafted tokens since the engine started, and the tenants' pools of drafts.
 
@@ -463,8 +463,8 @@ class EngineStats:
     pinned_slabs: int = 0
     unsettled_records: int = 0
     tiers: tuple[TierStats, ...] = ()
-    grammars: GrammarStats = GrammarStats()
-    drafts: DraftStats = DraftStats()
+    grammars: GrammarStats = field(default_factory=GrammarStats)
+    drafts: DraftStats = field(default_factory=DraftStats)
     step_seconds: tuple[tuple[str, float], ...] = ()
     is_leaving: bool = False
     silence_s: float = SILENCE_S

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from engine.admission import Admission
-from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepResult, StepTokens
+from engine.batch import BAD_LOGITS, Batch, ScheduledRow, StepTokens
 from engine.beam_searches import BeamSearches
 from engine.block_hash import BlockHasher
 from engine.config import SchedulerConfig
@@ -98,7 +98,8 @@ class Scheduler:
         self.endings = Endings(self.queues, self.outputs, self.searches, self.speculation)
         self.groups = self.endings.groups
         self.forced = Forced(self.constraints, self.outputs, self.policy, self.endings)
-        self.in_flight = InFlight(adapters, self.kv, self.outputs, self.speculation, clock)
+        estimate = self.speculation.estimate
+        self.in_flight = InFlight(adapters, self.kv, self.outputs, estimate, clock)
         self._num_arrivals = 0
 
     # ---- what the gateway says ----
@@ -218,7 +219,10 @@ class Scheduler:
                 request.constraint.look_ahead(token_ids)
 
     def update(self, batch: Batch, tokens: StepTokens) -> None:
-        """Apply the results of the oldest launched step, unless it is an empty one."""
+        """Apply the results of the oldest launched step, unless it is an empty one.
+
+        `outputs` has what answers get.
+        """
         if batch.is_empty:
             return
         launched = self.in_flight.finish(batch)
@@ -230,10 +234,6 @@ class Scheduler:
                 assert request.group.applied_digest == request.group.digest, "another adapter"
             if request.finish_reason is None:
                 self._take(request, row, number, tokens)
-
-    def take_result(self, step: int) -> StepResult:
-        """Take everything that answers got since the last call, as the result of this step."""
-        return self.outputs.take(step)
 
     def check_integrity(self) -> None:
         """Assert that queues, arena and adapters agree; runs when idle and in every test."""

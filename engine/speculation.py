@@ -12,7 +12,7 @@ weighed there: with drafts a row gets 1 and the accepted ones in them, without d
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from engine.drafts.acceptance import Acceptance
@@ -43,7 +43,7 @@ class Drafter(Protocol):
     """Guesses what answers will say."""
 
     def drafts(self, requests: Sequence[Request], most: int) -> Mapping[Request, Draft]:
-        """Up to `most` tokens that may follow each answer's last one; some may have no draft."""
+        """Guess up to `most` tokens after the last one of each answer; answers may be left out."""
         ...
 
     def end(self, request: Request) -> None:
@@ -106,6 +106,7 @@ class Speculation:
     curve: times of its steps.   drafter: one whose drafts cost next to no time.   pools: those that
     it uses.   model: drafts where the drafter is not sure; None without a draft model, which is for
     runners without lag.   lag: see engine.core.Runner.   most_choices: rows and drafts of a step.
+    estimate: learns from the steps that run.
     """
 
     def __init__(
@@ -117,15 +118,14 @@ class Speculation:
         lag: int = 0,
         most_choices: int | None = None,
     ) -> None:
-        self._curve = curve
-        self._estimate = StepEstimate(curve)
+        self.estimate = StepEstimate(curve)
         self._drafter = drafter
         self._model = model
         self._pools = DraftPools(0) if pools is None else pools
         self._lag, self._most_choices = lag, most_choices
         self._num_away = 0
         self._records: dict[Request, _Record] = {}
-        self._drafted = self._accepted = self._verified = 0
+        self._figures = DraftStats()
 
     @classmethod
     def off(cls) -> "Speculation":
@@ -173,9 +173,9 @@ class Speculation:
         """Note that a row with drafts was verified, before the answer gets what it chose."""
         request.group.num_accepted_tokens += num_accepted
         request.group.num_rejected_tokens += num_drafts - num_accepted
-        self._verified += 1
-        self._drafted += num_drafts
-        self._accepted += num_accepted
+        self._figures.verified_rows += 1
+        self._figures.drafted_tokens += num_drafts
+        self._figures.accepted_tokens += num_accepted
         if (record := self._records.get(request)) is None:
             return
         if record.guess is not None:
@@ -183,14 +183,6 @@ class Speculation:
             is_right = record.guess == request.output_token_ids[-1]
             num_drafts, num_accepted = num_drafts + 1, num_accepted + 1 if is_right else 0
         record.acceptance.note(record.match, num_drafts, num_accepted)
-
-    def note_step(self, num_tokens: int, num_drafts: int, seconds: float) -> None:
-        """Note how long a step took whose rows all decoded.   num_tokens: without the drafts."""
-        self._estimate.note(num_tokens, num_drafts, seconds)
-
-    def note_after_pause(self, num_tokens: int, num_drafts: int, seconds: float) -> None:
-        """Note such a step that was planned when the one before it had ended, `seconds` ago."""
-        self._estimate.note_after_pause(num_tokens, num_drafts, seconds)
 
     def end(self, request: Request) -> None:
         """Note that an answer has ended."""
@@ -218,23 +210,17 @@ class Speculation:
         self._pools.forget(tenant_id, adapter_digest)
 
     def figures(self) -> DraftStats:
-        return DraftStats(
-            drafted_tokens=self._drafted,
-            accepted_tokens=self._accepted,
-            verified_rows=self._verified,
-            pools=len(self._pools),
-            pool_bytes=self._pools.size_bytes,
-        )
+        return replace(self._figures, pools=len(self._pools), pool_bytes=self._pools.size_bytes)
 
     def _can_gain(self, step: _Step) -> bool:
         """Whether drafts would pay if all of them were accepted: not in a step that is full."""
-        base_s, num_deciding = self._estimate.seconds(step.num_tokens), len(step.deciding)
+        base_s, num_deciding = self.estimate.seconds(step.num_tokens), len(step.deciding)
         next_tokens, next_s = self._next(step, 0)
         least = _LEAST_GAIN * (num_deciding + next_tokens)
         for before in range(0, step.most, MOST_DRAFTS):
             more_tokens, more_s = self._next(step, before // MOST_DRAFTS + 1)
             for count in range(before + 1, min(before + MOST_DRAFTS, step.most) + 1):
-                seconds = self._estimate.seconds(step.num_tokens, count) + more_s
+                seconds = self.estimate.seconds(step.num_tokens, count) + more_s
                 if (num_deciding + count + more_tokens) * (base_s + next_s) > least * seconds:
                     return True
         return False
@@ -247,7 +233,7 @@ class Speculation:
             return 0, 0.0
         num_coming = step.num_away - num_drafting
         num_tokens = step.num_tokens + num_coming
-        seconds = self._estimate.seconds(num_tokens) if num_tokens else self._estimate.pause_s
+        seconds = self.estimate.seconds(num_tokens) if num_tokens else self.estimate.pause_s
         return len(step.deciding) + num_coming, seconds
 
     def _have_modelled(
@@ -262,8 +248,10 @@ class Speculation:
             return {}, 0.0
         unsure = [r for r in requests if drafts.get(r, NO_DRAFT).match < _SURE_MATCH]
         unsure = self._model.candidates(unsure, MOST_DRAFTS)
+        if not unsure:
+            return {}, 0.0
         best_rate, best, spent_s = self._best(step, drafts)[0], 0, 0.0
-        for count in range(1, MOST_DRAFTS + 1) if unsure else ():
+        for count in range(1, MOST_DRAFTS + 1):
             seconds = self._model.seconds(unsure, count)
             modelled = dict.fromkeys(unsure, Draft((0,) * count, BY_MODEL))
             rate, _ = self._best(step, {**drafts, **modelled}, seconds)
@@ -276,7 +264,7 @@ class Speculation:
             chance = self._records[request].acceptance.chance(draft.match)
             if chance < _LEAST_CHANCE:
                 continue
-            cost_s = self._curve.key_s * request.num_tokens
+            cost_s = self.estimate.curve.key_s * request.num_tokens
             for place in range(request.num_pending_tokens + 1, len(draft.token_ids) + 1):
                 yield _Candidate(request, chance**place, cost_s)
 
@@ -293,7 +281,7 @@ class Speculation:
         drafting_s: time that drafts cost before it.   spent_s: how much of it is spent already.
         """
         candidates = sorted(self._candidates(drafts), key=lambda c: -c.chance)[: step.most]
-        base_s = self._estimate.seconds(step.num_tokens) + spent_s
+        base_s = self.estimate.seconds(step.num_tokens) + spent_s
         next_tokens, next_s = self._next(step, 0)
         best_rate = _LEAST_GAIN * (len(step.deciding) + next_tokens) / (base_s + next_s)
         best = 0
@@ -305,7 +293,7 @@ class Speculation:
             extra_s += candidate.cost_s
             drafting.add(candidate.request)
             others.discard(candidate.request)
-            seconds = self._estimate.seconds(step.num_tokens, count) + extra_s
+            seconds = self.estimate.seconds(step.num_tokens, count) + extra_s
             if seconds > _MOST_DELAY * base_s and _slows_others(drafting, others):
                 continue
             next_tokens, next_s = self._next(step, len(drafting))

@@ -164,7 +164,7 @@ class ModelDrafter:
         """Rows of the tokens that are to be read, and the answers that all was read of then."""
         rows: list[ScheduledRow] = []
         ready: list[Request] = []
-        left = MOST_CATCH_UP
+        num_left = MOST_CATCH_UP
         num_kept_free = len(requests)  # for the drafts that the step verifies
         if self._most_from_idle:
             self._arena.make_room(num_kept_free, spares=False)
@@ -172,11 +172,12 @@ class ModelDrafter:
             kv = self._kvs.setdefault(request, _Kv())
             kv.read_drafts(request)
             start = min(kv.num_computed, request.num_tokens - 1)
-            is_ready = request.num_tokens - start <= left + 1
-            end = request.num_tokens if is_ready else start + left
+            num_before_last = request.num_tokens - 1 - start
+            is_ready = num_before_last <= num_left
+            end = request.num_tokens if is_ready else start + num_left
             if start == end or not self._grow(request, request.num_tokens + most, num_kept_free):
                 continue
-            left -= end - start - is_ready
+            num_left -= min(num_before_last, num_left)
             token_ids = request.tokens(start, end)
             rows.append(self._row(request, start, token_ids, samples=is_ready))
             kv.num_computed = end

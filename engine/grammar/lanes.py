@@ -2,34 +2,23 @@
 
 import threading
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
 
 from engine.grammar.lane import Lane
+from engine.messages import GrammarStats
 
 _MAX_TENANTS = 1000
 
 
-@dataclass(slots=True)
-class GrammarFigures:
-    """Counters since the engine started. Seconds are of the lanes' processor time."""
-
-    compiles: int = 0
-    compiles_failed: int = 0
-    compile_seconds: float = 0.0
-    masks: int = 0
-    mask_seconds: float = 0.0
-    forced_tokens: int = 0
-    masks_late: int = 0
-    masks_failed: int = 0
-
-
 class Lanes:
-    """A fast lane for masks, and a slow one for compilations and for the masks of slow grammars."""
+    """A fast lane for masks, and a slow one for compilations and for the masks of slow grammars.
+
+    figures: counters without the tenants.
+    """
 
     def __init__(self) -> None:
         self.fast = Lane("grammar-fast")
         self.slow = Lane("grammar-slow", rests=True)
-        self.figures = GrammarFigures()
+        self.figures = GrammarStats()
         self._lock = threading.Lock()
         self._seconds: OrderedDict[str, float] = OrderedDict()
 

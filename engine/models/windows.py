@@ -59,8 +59,9 @@ def _if_used(config: ConfigJson) -> ConfigJson:
 
 
 def _windows(config: ConfigJson, slides: Sequence[bool]) -> Windows:
+    """The model's window for each layer that slides.   slides: whether each layer does."""
     window: int | None = config.get("sliding_window", _DEFAULT_WINDOW)
-    return tuple(window if does else None for does in slides)
+    return tuple(window if is_sliding else None for is_sliding in slides)
 
 
 def _slides(config: ConfigJson, rule: Callable[[int], bool]) -> list[bool]:

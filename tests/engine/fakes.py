@@ -546,7 +546,7 @@ def step(scheduler: Scheduler) -> Batch:
 def update(scheduler: Scheduler, batch: Batch, tokens: StepTokens) -> StepResult:
     """Have the scheduler take in a step; return what answers got."""
     scheduler.update(batch, tokens)
-    return scheduler.take_result(batch.step)
+    return scheduler.outputs.take(batch.step)
 
 
 def expected_tokens(

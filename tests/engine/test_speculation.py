@@ -182,7 +182,7 @@ def test_verified_drafts_tell_nothing_about_the_speed_of_prompts(tmp_path):
 def test_only_steps_without_prompts_tell_how_long_steps_with_drafts_take(tmp_path):
     scheduler = make_scheduler(clock=TickingClock(), drafter=FakeDrafter(share_wrong=0.0))
     core, noted = make_core(tmp_path, scheduler), []
-    scheduler.speculation.note_step = lambda *step: noted.append(step[:2])
+    scheduler.speculation.estimate.note = lambda *step: noted.append(step[:2])
     core.handle("gw", make_message("r1", prompt_len=40, max_tokens=30))
     core.step()
     core.handle("gw", make_message("r2", prompt_len=40, max_tokens=30))
@@ -355,11 +355,11 @@ def test_drafts_that_cost_more_than_the_curve_says_are_made_less_often():
     speculation = Speculation(StepCurve(((1, 1.0), (8, 3.0))), CertainDrafter())
     before = choose_alone(speculation)
     for _ in range(50):
-        speculation.note_step(1, 0, 1.0)
-        speculation.note_step(1, 7, 20.0)
+        speculation.estimate.note(1, 0, 1.0)
+        speculation.estimate.note(1, 7, 20.0)
     assert before > choose_alone(speculation) == 0
     for _ in range(500):
-        speculation.note_step(1, 0, 1.0)
+        speculation.estimate.note(1, 0, 1.0)
     assert choose_alone(speculation) == before
 
 
