@@ -44,14 +44,14 @@ class Launched:
         Rejected drafts are taken back.
         """
         row, request = self.batch.rows[number], self.requests[number]
-        num_tokens = len(row.token_ids)
-        if number in self.left_out:
-            num_tokens -= self.left_out[number]
-            request.num_in_flight_tokens -= num_tokens
-        else:
-            request.num_in_flight_tokens -= num_tokens
-            request.num_pending_tokens -= row.sampling is not None
-            num_tokens -= row.num_drafts - num_accepted
+        num_again = self.left_out.get(number)
+        if num_again is None:
+            num_again = row.num_drafts - num_accepted
+            request.num_in_flight_tokens -= num_again
+            if row.sampling is not None:
+                request.num_pending_tokens -= 1
+        num_tokens = len(row.token_ids) - num_again
+        request.num_in_flight_tokens -= num_tokens
         if request.block_ids or request.swapped:
             request.num_computed_tokens += num_tokens
         prompt = request.prompt
@@ -103,7 +103,8 @@ class InFlight:
             self._kv.arena.launch_step(batch.step)
             for request, row in zip(requests, batch.rows, strict=True):
                 request.num_in_flight_tokens += len(row.token_ids)
-                request.num_pending_tokens += row.sampling is not None
+                if row.sampling is not None:
+                    request.num_pending_tokens += 1
             self.steps.append(Launched(batch, requests, self._clock(), self._is_waiting))
         self._is_waiting = batch.is_empty and bool(self.steps)
         return batch

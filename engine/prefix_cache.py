@@ -41,7 +41,7 @@ class BlockPool:
         self.num_evictions = 0
         self._blocks: dict[int, _Block] = {}
         self._by_hash: dict[bytes, int] = {}
-        self._num_idle = 0
+        self.num_idle = 0
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Allocate empty blocks with one user each. Raises ArenaFull."""
@@ -65,7 +65,7 @@ class BlockPool:
             block = self._blocks[block_id]
             if block.users == 0:
                 self.arena.idle.take(block_id)
-                self._num_idle -= 1
+                self.num_idle -= 1
             block.users += 1
             block.hits += 1
 
@@ -86,7 +86,7 @@ class BlockPool:
                 del self._blocks[block_id]
                 retired.append(block_id)
             elif block.users == 0:
-                self._num_idle += 1
+                self.num_idle += 1
                 self.arena.idle.add(
                     self, block_id, claim, num_slabs=1, num_hits=block.hits, reload_s=reload_s
                 )
@@ -106,17 +106,13 @@ class BlockPool:
         self._blocks[block_id].hash = block_hash
         return block_id
 
-    @property
-    def num_idle(self) -> int:
-        return self._num_idle
-
     def evict(self, key: Key) -> None:
         """Evict an idle block; see lora.eviction.Source."""
         assert isinstance(key, int)
         block = self._blocks.pop(key)
         assert block.hash is not None
         del self._by_hash[block.hash]
-        self._num_idle -= 1
+        self.num_idle -= 1
         self.num_evictions += 1
         self.arena.retire([key])
 
@@ -125,7 +121,7 @@ class BlockPool:
         assert self.arena.owned_by(_OWNER) == len(self._blocks)
         assert {b: block.users for b, block in self._blocks.items() if block.users} == held
         idle = [b for b, block in self._blocks.items() if not block.users]
-        assert self._num_idle == len(idle)
+        assert self.num_idle == len(idle)
         assert all(block_id in self.arena.idle for block_id in idle)
         published = {b.hash: i for i, b in self._blocks.items() if b.hash is not None}
         assert self._by_hash == published

@@ -28,8 +28,8 @@ class Reasoning:
         if not self.is_open:
             self._text = self._text.lstrip()
             self.is_open = self._text.startswith(budget.opens)
-            self.is_over = not any(mark.startswith(self._text) for mark in budget.opens)
-            self.is_over &= not self.is_open
+            may_open = any(mark.startswith(self._text) for mark in budget.opens)
+            self.is_over = not self.is_open and not may_open
             return
         is_forced = token_id == self.forced
         self._num_forced = (self._num_forced + 1) % len(budget.closing) if is_forced else 0

@@ -144,6 +144,7 @@ class RequestGroup:
     def end(self, now: float) -> None:
         """Note its timings, as its last answer ends."""
         loading_until, first_at = self.loading_until, self.first_token_at
+        fetching_until = self.fetching_until if self.load_tier == "store" else None
         queued_at = self.arrived_at if loading_until is None else loading_until
         started_at = now if self.started_at is None else self.started_at
         self.timings = Timings(
@@ -152,14 +153,8 @@ class RequestGroup:
             queue_s=started_at - queued_at,
             prefill_s=None if first_at is None else first_at - started_at,
             decode_s=None if first_at is None else now - first_at,
-            fetch_s=self._fetch_s,
+            fetch_s=None if fetching_until is None else fetching_until - self.arrived_at,
         )
-
-    @property
-    def _fetch_s(self) -> float | None:
-        if self.load_tier != "store" or self.fetching_until is None:
-            return None
-        return self.fetching_until - self.arrived_at
 
     @property
     def is_over(self) -> bool:

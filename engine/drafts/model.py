@@ -101,7 +101,9 @@ class ModelDrafter:
         if not rows:
             return {}
         drafted = {r: [t] for r, t in zip(ready, self._model.next_tokens(rows), strict=True)}
-        for place in range(most - 1 if ready else 0):
+        if not ready:
+            return {}  # it has read parts of answers only
+        for place in range(most - 1):
             rows = [self._row(r, r.num_tokens + place, drafted[r][-1:]) for r in ready]
             for request, token_id in zip(ready, self._model.next_tokens(rows), strict=True):
                 drafted[request].append(token_id)

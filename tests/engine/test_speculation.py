@@ -49,12 +49,6 @@ class CertainDrafter:
         pass
 
 
-class TickingClock(FakeClock):
-    def __call__(self):
-        self.now += 1e-3
-        return self.now
-
-
 def decoding(*tenants, curve=BOUND_BY_BYTES, drafter=None, speculation=None, is_pending=False):
     """Drafts per tenant of a step in which each of these tenants has an answer under way.
 
@@ -166,30 +160,6 @@ def test_blocks_behind_rejected_drafts_are_given_back(tmp_path):
         core.step()
         for request in core.scheduler.queues.running:
             assert len(request.block_ids) == LAYOUT.num_blocks(request.num_tokens)
-
-
-def test_verified_drafts_tell_nothing_about_the_speed_of_prompts(tmp_path):
-    scheduler = make_scheduler(clock=TickingClock(), drafter=FakeDrafter(share_wrong=0.0))
-    core, costs = make_core(tmp_path, scheduler), scheduler.kv.swap.costs
-    core.handle("gw", make_message(prompt_len=40, max_tokens=30))
-    core.step()
-    learned = costs.prefill_tokens_per_s
-    run_until_idle(core)
-    assert core.take_stats().drafts.accepted_tokens > 10
-    assert costs.prefill_tokens_per_s == learned > 0
-
-
-def test_only_steps_without_prompts_tell_how_long_steps_with_drafts_take(tmp_path):
-    scheduler = make_scheduler(clock=TickingClock(), drafter=FakeDrafter(share_wrong=0.0))
-    core, noted = make_core(tmp_path, scheduler), []
-    scheduler.speculation.estimate.note = lambda *step: noted.append(step[:2])
-    core.handle("gw", make_message("r1", prompt_len=40, max_tokens=30))
-    core.step()
-    core.handle("gw", make_message("r2", prompt_len=40, max_tokens=30))
-    core.step()
-    assert noted == []
-    core.step()
-    assert noted == [(2, core.runner.newest.num_tokens - 2)]
 
 
 class TimedRunner(FakeRunner):

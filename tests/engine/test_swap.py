@@ -4,7 +4,6 @@ import pytest
 
 from engine.swap import PreemptionCosts
 from tests.engine.fakes import (
-    LAYOUT,
     FakeClock,
     expected_tokens,
     make_core,
@@ -82,17 +81,3 @@ def test_costs_are_what_the_issue_of_preemption_says():
     assert costs.prefill_tokens_per_s == 100.0
     clock.now += 600
     assert costs.prefill_tokens_per_s == 100.0, "the last measured speed"
-
-
-def test_prefill_speed_is_measured_from_steps_that_are_mostly_prefill():
-    clock = FakeClock()
-    scheduler = make_scheduler(clock=clock)
-    scheduler.add("gw", make_message(prompt_len=50))
-    batch = scheduler.schedule()
-    clock.now += 2.0
-    update(scheduler, batch, tokens_for(batch))
-    batch = scheduler.schedule()  # a decode
-    clock.now += 5.0
-    update(scheduler, batch, tokens_for(batch))
-    assert scheduler.kv.swap.costs.prefill_tokens_per_s == 25.0
-    assert LAYOUT.slab_bytes == scheduler.kv.swap.slab_bytes
