@@ -28,10 +28,6 @@ class BeamSearches:
         for answer in prompt.answers[1:]:
             answer.is_parked = True
 
-    def num_rows(self, prompt: Prompt) -> int:
-        """How many rows of steps have chosen a token for the search."""
-        return self._searches[prompt].num_rows
-
     def take(self, request: Request, told: TokenLogprobs) -> bool:
         """Note what follows a beam, and have the next beams computed if this was the last; return
         whether the search is over.
@@ -56,14 +52,14 @@ class BeamSearches:
             self._outputs.announce_beam(answers[beam.place])
         return False
 
-    def end(
-        self, prompt: Prompt, ending: Ending | None
-    ) -> Iterator[tuple[Request, tuple[int, ...]]]:
-        """End the answers with the best beams, one by one; yield each with its tokens.
+    def end(self, prompt: Prompt, ending: Ending | None) -> Iterator[Request]:
+        """End the answers with the best beams, and yield each once it has ended. They are paid for
+        token by token.
 
         ending: of a search that is cut off. Where it has too few beams, answers stay empty.
         """
-        best = self._searches.pop(prompt).best()
+        search = self._searches.pop(prompt)
+        best, num_shared = search.best(), -search.num_rows
         empty = Beam(ending=ending or best[-1].ending)
         best += [empty] * (len(prompt.answers) - len(best))
         for answer, beam in zip(prompt.answers, best, strict=True):
@@ -73,4 +69,7 @@ class BeamSearches:
             own = beam.ending if is_whole and beam.ending else ending
             assert own is not None, "the search goes on"
             self._outputs.finish(answer, own, beam.token_ids)
-            yield answer, beam.token_ids
+            self._outputs.note_progress(answer, beam.token_ids)
+            num_shared += len(beam.token_ids)
+            yield answer
+        self._outputs.result.num_forced += max(0, num_shared)

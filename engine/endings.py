@@ -38,16 +38,9 @@ class Endings:
                 self.put_away(request)
 
     def end_search(self, prompt: Prompt, ending: Ending | None) -> None:
-        """End the answers to a prompt with the best beams; they are paid for token by token.
-
-        ending: of a search that is cut off.
-        """
-        num_shared = -self._searches.num_rows(prompt)
-        for answer, token_ids in self._searches.end(prompt, ending):
+        """End the answers to a prompt with the best beams.   ending: if the search is cut off."""
+        for answer in self._searches.end(prompt, ending):
             self.put_away(answer)
-            self._outputs.note_progress(answer, token_ids)
-            num_shared += len(token_ids)
-        self._outputs.result.num_forced += max(0, num_shared)
 
     def put_away(self, request: Request) -> None:
         """Give back everything that an ended answer held."""

@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 
 from engine.fairness import DECODE_COST, PREFILL_COST
 from engine.messages import TenantService
-from tests.engine.fakes import FakeClock, make_message, make_scheduler, tokens_for, update
+from tests.engine.fakes import (
+    FakeClock,
+    FakeRunner,
+    make_message,
+    make_scheduler,
+    tokens_for,
+    update,
+)
 
 STEP_S = 0.01
 
@@ -29,6 +36,27 @@ class Service:
             self.computed[row.request_id] = max(before, end)
             service = PREFILL_COST * max(end - before, 0) + DECODE_COST * bool(row.sampling)
             self.given[message.tenant_id] += service / self.weights[message.tenant_id]
+
+
+class Steps:
+    """A scheduler with a fake runner `lag` steps behind it.   service: counts the steps' tokens."""
+
+    def __init__(self, scheduler, lag=0, service=None):
+        self.scheduler, self.service = scheduler, service
+        self.runner = FakeRunner(lag=lag)
+        self.launched = []
+
+    def step(self):
+        """Take a step, and return it."""
+        batch = self.scheduler.schedule()
+        if self.service:
+            self.service.count(batch, self.scheduler)
+        if not batch.is_empty:
+            self.runner.launch(batch)
+            self.launched.append(batch)
+        if len(self.launched) > self.runner.lag or (self.launched and batch.is_empty):
+            update(self.scheduler, self.launched.pop(0), self.runner.collect())
+        return batch
 
 
 class Network:

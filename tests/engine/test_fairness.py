@@ -5,37 +5,29 @@ from hypothesis import example, given, settings
 from hypothesis.strategies import integers, lists, sampled_from, tuples
 
 from engine.fairness import DECODE_COST, PREFILL_COST
-from tests.engine.fair_pool import Service
+from tests.engine.fair_pool import Service, Steps
 from tests.engine.fakes import (
     LAYOUT,
     FakeClock,
     FakeLoader,
-    FakeRunner,
     make_adapter,
     make_core,
     make_message,
     make_scheduler,
     step,
-    update,
 )
 
 
-def run_while_backlogged(scheduler, service, runner):
+def run_while_backlogged(steps):
     """The difference of two tenants' service after each step, while both have requests waiting."""
-    one, other = service.weights
-    launched, differences = [], []
+    given, differences = steps.service.given, [0.0]
+    one, other = given
     for _ in range(5000):
-        waiting = {request.tenant_id for request in scheduler.queues.waiting}
+        waiting = {request.tenant_id for request in steps.scheduler.queues.waiting}
         if waiting != {one, other}:
             return differences
-        batch = scheduler.schedule()
-        service.count(batch, scheduler)
-        differences.append(service.given[one] - service.given[other])
-        if not batch.is_empty:
-            runner.launch(batch)
-            launched.append(batch)
-        if len(launched) > runner.lag or (launched and batch.is_empty):
-            update(scheduler, launched.pop(0), runner.collect())
+        steps.step()
+        differences.append(given[one] - given[other])
     raise AssertionError("a tenant's requests never ended")
 
 
@@ -62,17 +54,9 @@ def test_backlogged_tenants_get_equal_weighted_service_within_the_bound(
     )
     for tenant, requests in (("one", first), ("other", second)):
         for i, (prompt_len, max_tokens) in enumerate(requests):
-            scheduler.add(
-                "gw",
-                make_message(
-                    f"{tenant}{i}",
-                    prompt_len,
-                    max_tokens,
-                    tenant_id=tenant,
-                    weight=weights[tenant],
-                ),
-            )
-    differences = [0.0, *run_while_backlogged(scheduler, Service(weights), FakeRunner(lag=lag))]
+            options = {"tenant_id": tenant, "weight": weights[tenant]}
+            scheduler.add("gw", make_message(f"{tenant}{i}", prompt_len, max_tokens, **options))
+    differences = run_while_backlogged(Steps(scheduler, lag, Service(weights)))
     assert max(differences) - min(differences) <= bound(num_slabs, 60, weights)
 
 
@@ -86,12 +70,12 @@ def adversary(policy):
     # 16 answers of 1 + 31 tokens are exactly the arena's 512.
     for i in range(400):
         scheduler.add("gw", make_message(f"one{i}", 1, 31, tenant_id="one"))
-    service, runner = Service(weights), FakeRunner()
-    batch = scheduler.schedule()
-    update(scheduler, batch, runner.run(batch))
+    steps = Steps(scheduler)
+    steps.step()
+    steps.service = Service(weights)
     for i in range(60):
         scheduler.add("gw", make_message(f"other{i}", 1, 31, tenant_id="other"))
-    differences = [0.0, *run_while_backlogged(scheduler, service, runner)]
+    differences = run_while_backlogged(steps)
     return max(differences) - min(differences), bound(num_slabs, 1, weights)
 
 

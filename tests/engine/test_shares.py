@@ -1,38 +1,25 @@
 """Seats, KV and ranks go by service: a tenant below its share gets room in a few steps."""
 
-from dataclasses import dataclass, field
-
 import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import booleans, integers, lists, sampled_from, tuples
 
 from engine.messages import Priority
-from tests.engine.fair_pool import Service
+from tests.engine.fair_pool import Service, Steps
 from tests.engine.fakes import (
     LAYOUT,
     FakeLoader,
-    FakeRunner,
     make_adapter,
     make_message,
     make_scheduler,
-    update,
 )
 
 LONG = 400
 """Tokens of a hog's answers, longer than any test runs."""
 
 
-@dataclass
-class Engine:
+class Engine(Steps):
     """A scheduler with a fake runner."""
-
-    scheduler: object
-    lag: int = 0
-    runner: FakeRunner = field(init=False)
-    launched: list = field(default_factory=list)
-
-    def __post_init__(self):
-        self.runner = FakeRunner(lag=self.lag)
 
     def send(self, name, tenant, prompt_len=9, max_tokens=LONG, **fields):
         fields = {"tenant_id": tenant, **fields}
@@ -41,12 +28,7 @@ class Engine:
     def step(self):
         """Run a step; return the ids of the requests in it."""
         self.scheduler.adapters.poll()
-        batch = self.scheduler.schedule()
-        if not batch.is_empty:
-            self.runner.launch(batch)
-            self.launched.append(batch)
-        if len(self.launched) > self.lag or (self.launched and batch.is_empty):
-            update(self.scheduler, self.launched.pop(0), self.runner.collect())
+        batch = super().step()
         self.scheduler.check_integrity()
         return {row.request_id for row in batch.rows}
 
@@ -239,16 +221,13 @@ def test_tenants_are_charged_for_what_steps_compute_and_for_nothing_that_gave_wa
     shapes, num_seqs, num_slabs
 ):
     engine = make_engine(num_slabs, max_num_seqs=num_seqs, max_num_batched_tokens=16)
-    service = Service(dict.fromkeys("abc", 1.0))
+    engine.service = Service(dict.fromkeys("abc", 1.0))
     arrivals = list(shapes)
     for step in range(600):
         if arrivals and step % 2:
             tenant, prompt_len, max_tokens = arrivals.pop(0)
             engine.send(f"r{step}", tenant, prompt_len, max_tokens)
-        batch = engine.scheduler.schedule()
-        service.count(batch, engine.scheduler)
-        engine.runner.launch(batch)
-        update(engine.scheduler, batch, engine.runner.collect())
+        engine.step()
     assert not engine.scheduler.has_work
     charged = dict(engine.scheduler.policy.take_service())
-    assert {t: charged.get(t, 0.0) for t in "abc"} == pytest.approx(service.given)
+    assert {t: charged.get(t, 0.0) for t in "abc"} == pytest.approx(engine.service.given)
