@@ -10,13 +10,19 @@ from engine.messages import ExtendLease, LeaseLow, TokenLogprobs
 from tests.engine.fakes import FakeClock, make_message, make_scheduler, update
 
 
+def outputs_of(scheduler, token_ids):
+    """The outputs of an answer that gets these tokens, one in each step."""
+    results = [update(scheduler, scheduler.schedule(), StepTokens([t])) for t in token_ids]
+    return [output for result in results for _, output in result.outputs]
+
+
 @pytest.mark.parametrize("eos", [0, 77])
 def test_eos_ends_a_request_unless_it_is_ignored(eos):
     """The model's own, and the request's."""
     for ignore, reason in ((False, "stop"), (True, None)):
         scheduler = make_scheduler()
         scheduler.add("gw", make_message(ignore_eos=ignore, eos_token_ids=(77,)))
-        (_, output), *_ = update(scheduler, scheduler.schedule(), StepTokens([eos])).outputs
+        (output,) = outputs_of(scheduler, [eos])
         assert (output.finish_reason, output.stop_cause) == (reason, reason and "eos")
 
 
@@ -39,11 +45,7 @@ def test_a_stop_string_ends_the_request_and_says_how_much_text_to_cut(is_text, n
     scheduler = make_scheduler()
     message = make_message(stop=(b"BC", b"CD"), include_stop_str_in_output=is_text)
     scheduler.add("gw", message)
-    finals = []
-    for token in b"ABCD":
-        batch = scheduler.schedule()
-        if batch.rows:
-            finals += [o for _, o in update(scheduler, batch, StepTokens([token])).outputs]
+    finals = outputs_of(scheduler, b"ABCD")
     assert [o.new_token_ids for o in finals] == [(65,), (66, 67)]
     assert (finals[-1].stop_cause, finals[-1].num_stop_bytes) == ("stop_string", num_stop_bytes)
     assert finals[-1].num_completion_tokens == 3
@@ -52,12 +54,7 @@ def test_a_stop_string_ends_the_request_and_says_how_much_text_to_cut(is_text, n
 def test_a_stop_string_is_found_in_the_bytes_that_a_request_gives_its_tokens():
     scheduler = make_scheduler()
     scheduler.add("gw", make_message(stop=(b"<x>C",), words=((65, b"a<"), (66, b"x>"), (68, b""))))
-    outputs = []
-    for token in b"ABDC":
-        outputs += [
-            o for _, o in update(scheduler, scheduler.schedule(), StepTokens([token])).outputs
-        ]
-    (final,) = outputs
+    (final,) = outputs_of(scheduler, b"ABDC")
     assert final.new_token_ids == tuple(b"ABDC")
     assert (final.stop_cause, final.num_stop_bytes) == ("stop_string", 4)
 
@@ -84,7 +81,7 @@ def test_an_answer_of_tokens_that_all_would_end_it_may_end_before_the_least_toke
 def test_a_stop_token_that_completes_a_stop_string_is_cut_like_one():
     scheduler = make_scheduler()
     scheduler.add("gw", make_message(stop=(b"B",), stop_token_ids=(66,)))
-    (_, output), *_ = update(scheduler, scheduler.schedule(), StepTokens([66])).outputs
+    (output,) = outputs_of(scheduler, [66])
     assert (output.stop_cause, output.num_stop_bytes) == ("stop_token", 1)
 
 
@@ -93,7 +90,7 @@ def test_drafts_behind_a_pending_token_end_no_answer_whatever_that_token_is():
     scheduler.add(
         "gw", make_message(max_tokens=6, stop=(b"BC", b"AAB"), stop_token_ids=(ord("D"),))
     )
-    update(scheduler, scheduler.schedule(), StepTokens([ord("A")]))
+    outputs_of(scheduler, b"A")
     scheduler.schedule()  # whose token is pending
     (request,) = scheduler.queues.running
     most = 0
@@ -182,5 +179,5 @@ def test_a_request_past_its_deadline_is_ended():
     scheduler = make_scheduler(clock=clock)
     scheduler.add("gw", make_message(deadline_s=5.0))
     clock.now += 5.0
-    (_, output), *_ = update(scheduler, scheduler.schedule(), StepTokens([])).outputs
+    (output,) = outputs_of(scheduler, [7])
     assert output.stop_cause == "deadline"
