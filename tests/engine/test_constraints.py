@@ -81,7 +81,7 @@ def test_forced_tokens_take_no_step_of_their_own_and_are_metered_like_others(
     tmp_path, lag, patient
 ):
     script = Script([5, 6], [7], [8], [9], range(1, 200), [11], [EOS])
-    core = make_core_of(script, tmp_path, lag)
+    core = make_core_of(script, tmp_path, lag, scheduling_policy="vtc")
     outputs = {}
     core.handle("gw", make_message("r", prompt_len=9, max_tokens=50, grammar="g"))
     run_slowly(core, outputs, lambda: not core.scheduler.has_work)
@@ -91,6 +91,8 @@ def test_forced_tokens_take_no_step_of_their_own_and_are_metered_like_others(
     assert core.runner.meter.sampled_tokens == answer[-1].num_completion_tokens == 7
     assert core.scheduler.constraints.lanes.figures.forced_tokens == 5
     assert [len(o.new_token_ids) for o in answer if o.new_token_ids] == [1, 3, 1, 2]
+    # Of 9 prompt tokens, 2 chosen and 5 forced ones, and with a lag 2 rows that chose none.
+    assert core.scheduler.policy.counters == {"t1": 9 + 2 * 2 + 5 + 4 * lag}
 
 
 @pytest.mark.parametrize("lag", [0, 1])
